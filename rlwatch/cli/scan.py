@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, progress_bar, reading, say
+from rlwatch.cli.console import print_json, progress_bar, reading, say, warn
+from rlwatch.cli.fetching import fetched
 from rlwatch.cli.options import (
     ConfigOption,
-    Format,
-    FormatOption,
-    LogArgument,
     ReadAsOption,
     RunOfLogOption,
     TrainerOption,
@@ -41,11 +40,31 @@ EPILOG = examples(
     "rlwatch scan train.log",
     "rlwatch scan trainer_state.json --format json | jq .alarms",
     "rlwatch scan runs.csv --run seed3 || echo 'critical alarm'",
+    "rlwatch scan outputs/ --format markdown",
+    "kubectl logs trainer-0 | rlwatch scan -",
 )
 
 
+class Output(StrEnum):
+    """Form in which a scan prints."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+    JUNIT = "junit"
+    MARKDOWN = "markdown"
+
+
 def scan(
-    log: LogArgument,
+    logs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG...",
+            help="Logs of any trainer rlwatch reads: console text, JSON lines, trainer_state.json, CSV, Parquet, a "
+            "wandb file, TensorBoard's event files, a database of trackio or MLflow, packed or not; a directory of "
+            "logs; a URL (http, https); - for stdin.",
+        ),
+    ],
     *,
     run: RunOfLogOption = None,
     read_as: ReadAsOption = None,
@@ -54,36 +73,76 @@ def scan(
     everything: Annotated[
         bool, typer.Option("--all", help="All advice, and each detector that could not judge, with what it needs.")
     ] = False,
-    output: FormatOption = Format.TEXT,
+    output: Annotated[
+        Output,
+        typer.Option(
+            "--format",
+            help="text for people; json for scripts; github: annotations of a workflow; junit: a report that CI "
+            "systems show; markdown: a table for a pull request.",
+        ),
+    ] = Output.TEXT,
 ) -> None:
-    """Replay a log through the detectors and alert rules; each judgement uses only the steps before it.
+    """Replay logs through the detectors and alert rules; each judgement uses only the steps before it.
 
-    Exit code 0: no critical alarm, 1: a critical alarm, 2: the log cannot be read. With --format json a log
-    of one run gives one object, a log of several a list.
+    Exit code 0: no critical alarm, 1: a critical alarm, 2: no log could be read (of several, each that could not is
+    named on stderr). With --format json a log of one run gives one object, more runs a list.
     """
-    reports = scanned(log, run, read_as, source, config)
-    if output is Format.JSON:
+    found = scanned(logs, run, read_as, source, config)
+    reports = [report for _, report in found]
+    if output is Output.TEXT:
+        for report in reports:
+            print_report(report, everything=everything)
+    elif output is Output.JSON:
         documents = [report.to_dict() for report in reports]
         print_json(documents[0] if len(documents) == 1 else documents)
     else:
-        for report in reports:
-            print_report(report, everything=everything)
+        from rlwatch.cli import continuous
+
+        written = {
+            Output.GITHUB: continuous.workflow_commands,
+            Output.JUNIT: continuous.junit,
+            Output.MARKDOWN: continuous.table,
+        }
+        typer.echo(written[output](found))
     if not all(report.ok for report in reports):
         raise typer.Exit(1)
 
 
-def scanned(log: Path, run: str | None, read_as: str | None, source: str, config: Path | None) -> list[Report]:
-    """One report for each run of the log, or for ``run`` only."""
+def scanned(
+    given: Sequence[str], run: str | None, read_as: str | None, source: str, config: Path | None
+) -> list[tuple[str, Report]]:
+    """Log and report of each run of the logs, or of ``run`` only.
+
+    Raises ``ImportFormatError`` where none can be read; where some can, the others are named on stderr.
+    """
     from rlwatch.errors import ImportFormatError
-    from rlwatch.importers import read_log
+    from rlwatch.importers import logs_in, read_log
     from rlwatch.scanner import replay
 
-    with reading(log):
-        runs = read_log(log, run=run, format=read_as)
-    if not runs:
-        raise ImportFormatError(str(log), "holds no run")
     rules = rules_of(config)
-    return [replay(imported, source=source, rules=rules, progress=progress_bar) for imported in runs]
+    found: list[tuple[str, Report]] = []
+    problems: list[ImportFormatError] = []
+    for named in given:
+        with fetched(named) as path:
+            logs = logs_in(path)
+            for log in logs:
+                try:
+                    with reading(log):
+                        runs = read_log(log, run=run, format=read_as)
+                except ImportFormatError as error:
+                    problems.append(error)
+                    continue
+                name = str(log) if log != path else named
+                found += [(name, replay(one, source=source, rules=rules, progress=progress_bar)) for one in runs]
+            if not logs:
+                problems.append(ImportFormatError(named, "is a directory without a log"))
+    if not found and len(problems) == 1:
+        raise problems[0]
+    for problem in problems:
+        warn(f"left out: {problem}")
+    if not found:
+        raise ImportFormatError(", ".join(given), f"none of {len(problems)} files could be read")
+    return found
 
 
 def print_report(report: Report, *, everything: bool = False) -> None:

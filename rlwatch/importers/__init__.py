@@ -2,7 +2,7 @@
 
 from rlwatch.importers.base import ImportedRun, Importer, Skipped
 from rlwatch.importers.follow import Position
-from rlwatch.importers.registry import formats, read_data, read_log, sniff
+from rlwatch.importers.registry import formats, logs_in, read_data, read_log, sniff
 from rlwatch.importers.tail import LogTail, Tail
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Skipped",
     "Tail",
     "formats",
+    "logs_in",
     "read_data",
     "read_log",
     "sniff",

@@ -1,4 +1,4 @@
-"""From bytes to pieces of lines, within bounds: encodings, gzip, carriage returns, colours, log wrappers.
+"""From bytes to pieces of lines, within bounds: encodings, packing, carriage returns, colours, log wrappers.
 
 A progress bar redraws itself with carriage returns, so one physical line of a console log may hold hundreds of
 states. A :class:`Segment` is one such state: the text between two line ends of either kind.
@@ -10,14 +10,19 @@ meaningless.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import json
+import lzma
 import os
 import re
 import stat
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -32,7 +37,7 @@ LARGEST_DOCUMENT = 256 << 20
 """Bytes of a file that can only be read as a whole."""
 UNPACKED_FREELY = 256 << 20
 MOST_UNPACKED = 200
-"""A gzip file may unpack to so many bytes and, beyond that, to so many times its size: progress bars reach 100."""
+"""A packed file may unpack to so many bytes and, beyond that, to so many times its size: progress bars reach 100."""
 LONGEST_NAME = 500
 """Characters of a metric's name."""
 MOST_NAMES = 20_000
@@ -93,7 +98,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 BLOCK = 1 << 20
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-GZIP = b"\x1f\x8b"
+_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _RAY = re.compile(r"^\s*\((?:[^()]{0,200}\s)?pid=\d+(?:,[^()]{0,200})?\)\s?")
 _WRAPPED = re.compile(r'^[\[,]?\s*\{"(?:stream_name|log)":')
@@ -241,31 +246,77 @@ def _unwrap(text: str) -> str | None:
     return data if isinstance(data, str) else None
 
 
+def _zstd(raw: IO[bytes], path: Path) -> IO[bytes]:
+    """A stream of a zstd file: by Python's own module, from 3.14 on, or by pyarrow (extra ``export``)."""
+    try:
+        return cast("IO[bytes]", import_module("compression.zstd").ZstdFile(raw))
+    except ImportError:
+        pass
+    try:
+        pyarrow = import_module("pyarrow")
+    except ImportError:
+        problem = "is a zstd archive: pip install 'rlwatch-monitor[export]', or unpack it first"
+        raise ImportFormatError(str(path), problem) from None
+    return cast("IO[bytes]", pyarrow.CompressedInputStream(raw, "zstd"))
+
+
+Unpacker = Callable[[IO[bytes], Path], IO[bytes]]
+_UNPACKERS: Mapping[bytes, Unpacker] = {
+    _GZIP: lambda raw, _: cast("IO[bytes]", gzip.open(raw)),  # noqa: SIM115  (blocks() closes what it wraps)
+    _BZIP2: lambda raw, _: cast("IO[bytes]", bz2.open(raw)),  # noqa: SIM115
+    _XZ: lambda raw, _: cast("IO[bytes]", lzma.open(raw)),  # noqa: SIM115
+    _ZSTD: _zstd,
+}
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+
+
+def unpacker(head: bytes) -> Unpacker | None:
+    """The unpacker of a file that begins so; None where it is not packed. The name of the file says nothing."""
+    return next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
+
+
 def is_packed(path: Path) -> bool:
-    """True if the file is gzipped, by its first bytes."""
+    """True if the file is packed (gzip, bzip2, xz, zstd), by its first bytes."""
     with open_regular(path) as stream:
-        return stream.read(2) == GZIP
+        return unpacker(stream.read(6)) is not None
 
 
 def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
-    """The bytes of a log, unpacked, ``size`` at a time. Raises ``ImportFormatError`` if it cannot be read.
-
-    Gzip is recognised by its first bytes, whatever the name says.
-    """
+    """The bytes of a log, unpacked, ``size`` at a time. Raises ``ImportFormatError`` if it cannot be read."""
     try:
         with open_regular(path) as raw:
-            packed = raw.read(2) == GZIP
+            unpack = unpacker(raw.read(6))
             raw.seek(0)
-            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
+            stream = raw if unpack is None else unpack(raw, path)
             given = 0
             while block := stream.read(size):
                 given += len(block)
-                if packed and given > max(UNPACKED_FREELY, MOST_UNPACKED * raw.tell()):
+                if unpack is not None and given > max(UNPACKED_FREELY, MOST_UNPACKED * raw.tell()):
                     problem = f"unpacks to more than {MOST_UNPACKED} times its size, as no log does; if it is one, "
                     raise ImportFormatError(str(path), problem + "unpack it and give that")
                 yield block
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        problem = f"the gzip file is damaged or still being written ({error}); unpack what is there with `zcat` first"
-        raise ImportFormatError(str(path), problem) from error
+    except _DAMAGED as error:
+        raise _half_packed(path, error) from error
     except OSError as error:
+        if error.errno is None:  # bzip2 and zstd tell damage so
+            raise _half_packed(path, error) from error
         raise ImportFormatError(str(path), f"cannot be read: {error.strerror or error}") from error
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """``path``, or a copy of it that is not packed, for readers that need a file. Raises ``ImportFormatError``."""
+    if not is_packed(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="rlwatch-") as home:
+        copy = Path(home) / path.stem
+        with copy.open("wb") as file:
+            for block in blocks(path):
+                file.write(block)
+        yield copy
+
+
+def _half_packed(path: Path, error: Exception) -> ImportFormatError:
+    problem = f"the packed file is damaged or still being written ({error}); unpack what is there first (zcat, zstdcat)"
+    return ImportFormatError(str(path), problem)

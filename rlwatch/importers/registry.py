@@ -15,12 +15,14 @@ from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import ImportedRun, Importer, Reading, Row, Verdict
 from rlwatch.importers.csv_table import LongTable, WideTable
 from rlwatch.importers.data_frame import is_table, plain, tables_of
+from rlwatch.importers.databases import RunDatabase
 from rlwatch.importers.json_document import JsonDocument, JsonDocumentReading
 from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
 from rlwatch.importers.lines import MOST_RUNS, UTF16, blocks, shown
 from rlwatch.importers.loop_console import LoopConsole
 from rlwatch.importers.notebook import Notebook
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
+from rlwatch.importers.parquet import ParquetTable
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
 from rlwatch.importers.trl_console import TrlConsole
 from rlwatch.importers.verl_console import VerlConsole
@@ -40,13 +42,8 @@ RUNS_NOT_STEPS = (
 HARDLY = 0.2
 _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b":SWL", "a SwanLab run (.swanlab)", _EXPORT),
-    (b"SQLite format 3\x00", "an SQLite database (trackio, MLflow, or a run of rlwatch: see `rlwatch runs`)", _EXPORT),
-    (b"PAR1", "a Parquet file", _EXPORT),
     (b"\x89HDF", "an HDF5 file", _EXPORT),
     (b"PK\x03\x04", "a zip archive", _UNPACK),
-    (b"BZh", "a bzip2 archive", _UNPACK),
-    (b"\xfd7zXZ", "an xz archive", _UNPACK),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive", _UNPACK),
     (b"%PDF", "a PDF", _EXPORT),
 )
 _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
@@ -96,6 +93,7 @@ PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb")
 """Names of logs, unless somebody says otherwise."""
 DEEPEST = 12
 """Levels of directories that are looked through."""
+_PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)$")
 _STATES = ("trainer_state.json", "*/trainer_state.json")
 _CHECKPOINT = "checkpoint-"
 _WANDB = "*.wandb"
@@ -133,6 +131,31 @@ def boards_below(directory: Path) -> list[Path]:
         return []
     logs = list(islice(logs_below(directory), MOST_RUNS))
     return logs if all(log.is_dir() for log in logs) else []
+
+
+def newest_states(directory: Path) -> list[Path]:
+    """The newest ``trainer_state.json`` of each training below ``directory``: of its last checkpoint, or its own."""
+    newest: dict[Path, Path] = {}
+    for state in sorted(directory.rglob("trainer_state.json"), key=_how_far):
+        home = state.parent.parent if state.parent.name.startswith(_CHECKPOINT) else state.parent
+        newest[home] = state
+    return [newest[home] for home in sorted(newest)]
+
+
+def _how_far(state: Path) -> tuple[int, int]:
+    """Order of the states of one training: by the number of the checkpoint; one that is in none is of the end."""
+    digits = state.parent.name.removeprefix(_CHECKPOINT)
+    return (0, int(digits)) if digits.isdecimal() and state.parent.name.startswith(_CHECKPOINT) else (1, 0)
+
+
+def logs_in(path: Path) -> list[Path]:
+    """The logs that ``path`` stands for: itself, or, of a directory that is no run, those in it and below it.
+
+    Of checkpoints of one training only the newest state counts, which holds all before.
+    """
+    if not path.is_dir() or run_directory(path) is not None or boards_below(path):
+        return [path]
+    return [*logs_below(path, (*PATTERNS, "*.parquet")), *newest_states(path)]
 
 
 Refused = Callable[[Path, OSError], None]
@@ -189,7 +212,7 @@ def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
 
 TENSORBOARD = TensorBoardEvents()
 JSON_DOCUMENT = JsonDocument()
-BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline())
+BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline(), ParquetTable(), RunDatabase())
 IMPORTERS: tuple[Importer, ...] = (
     *BINARY,
     TrainerState(),
@@ -321,7 +344,7 @@ def run_name(path: Path) -> str:
     if path.is_dir():
         return path.resolve().name or "run"
     if not path.name.startswith("trainer_state.json"):
-        return path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name
+        return _PACKED.sub("", path.name).rsplit(".", 1)[0] or path.name
     parents = [parent.name for parent in path.resolve().parents if not parent.name.startswith("checkpoint-")]
     return parents[0] or "run"
 

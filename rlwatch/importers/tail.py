@@ -12,7 +12,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import Importer, Row, Skipped, Skips, StreamImporter
 from rlwatch.importers.follow import DirectoryFollower, Follower, Position, StreamFollower, WholeFollower
-from rlwatch.importers.lines import A_LOOK, GZIP, is_packed, open_regular, shown
+from rlwatch.importers.lines import A_LOOK, is_packed, open_regular, shown, unpacker
 from rlwatch.importers.registry import (
     TENSORBOARD,
     WINDOW,
@@ -247,7 +247,7 @@ class LogTail:
         if self._follower is not None:
             return
         with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
-            if stream.read(2) == GZIP:
+            if unpacker(stream.read(6)) is not None:
                 self._unpack(os.fstat(stream.fileno()))
             else:
                 self._look_through(stream, final=final)

@@ -1,14 +1,20 @@
-"""Files of TensorBoard and wandb, made with their own libraries' messages."""
+"""Files of TensorBoard, wandb, Parquet and databases of trackers, made with their own libraries or tables."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
+import sqlite3
 import struct
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.record_writer import RecordWriter
 from wandb.proto import wandb_internal_pb2 as wandb
@@ -84,3 +90,66 @@ def _append(out: bytearray, data: bytes) -> None:
 def nonfinite(step: int) -> float:
     """NaN, Inf and -Inf in turn."""
     return (math.nan, math.inf, -math.inf)[step % 3]
+
+
+def parquet(rows: Rows, names: Sequence[str]) -> bytes:
+    """A table with a column for each metric, null where it was not measured."""
+    columns = {"step": [step for step, _ in rows]}
+    columns |= {name: [metrics.get(name) for _, metrics in rows] for name in names}
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def trackio(rows: Rows) -> bytes:
+    """The database of a project, as trackio 0.43 makes it: JSON in a text, what is not finite as a word."""
+    words = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute(
+            "CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, timestamp TEXT NOT NULL,"
+            " run_name TEXT NOT NULL, step INTEGER NOT NULL, metrics TEXT NOT NULL, log_id TEXT, space_id TEXT)"
+        )
+        for step, metrics in rows:
+            plain = {name: words.get(repr(float(value)), value) for name, value in metrics.items()}
+            at = datetime.fromtimestamp(START + step, UTC).isoformat()
+            said = json.dumps(plain).encode()  # a BLOB, as trackio's orjson gives it
+            database.execute(
+                "INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES ('bb8998', ?, 'r1', ?, ?)",
+                (at, step, said),
+            )
+        database.commit()
+        return database.serialize()
+
+
+def mlflow(runs: Mapping[str, Rows], params: Mapping[str, str]) -> bytes:
+    """The tables of MLflow 3 that hold metrics: NaN as a flag, infinities as the largest float."""
+    largest = {math.inf: sys.float_info.max, -math.inf: -sys.float_info.max}
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(
+            "CREATE TABLE runs (run_uuid VARCHAR(32) NOT NULL, name VARCHAR(250), start_time BIGINT,"
+            " lifecycle_stage VARCHAR(20));"
+            "CREATE TABLE metrics (key VARCHAR(250) NOT NULL, value FLOAT NOT NULL, timestamp BIGINT NOT NULL,"
+            " run_uuid VARCHAR(32) NOT NULL, step BIGINT DEFAULT '0' NOT NULL, is_nan BOOLEAN DEFAULT '0' NOT NULL);"
+            "CREATE TABLE params (key VARCHAR(250) NOT NULL, value VARCHAR(8000) NOT NULL, run_uuid VARCHAR(32));"
+        )
+        for number, (name, rows) in enumerate(runs.items()):
+            run = f"{number:08d}"
+            database.execute("INSERT INTO runs VALUES (?, ?, ?, 'active')", (run, name.rstrip("*"), number))
+            database.executemany("INSERT INTO params VALUES (?, ?, ?)", [(k, v, run) for k, v in params.items()])
+            database.executemany(
+                "INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        key,
+                        0.0 if math.isnan(value) else largest.get(value, value),
+                        step * 1000,
+                        run,
+                        step,
+                        value != value,
+                    )
+                    for step, metrics in rows
+                    for key, value in metrics.items()
+                ],
+            )
+        database.commit()
+        return database.serialize()

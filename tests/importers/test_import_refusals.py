@@ -74,9 +74,8 @@ def test_nul_bytes_at_the_end_of_a_log_do_not_make_it_binary(tmp_path):
     ("name", "content", "kind"),
     [
         ("run-x.swanlab", b":SWL\xe1\xd6\x00", "SwanLab"),
-        ("table.parquet", b"PAR1\x15\x04", "Parquet"),
         ("logs.zip", b"PK\x03\x04\x14", "zip"),
-        ("run.log.zst", b"\x28\xb5\x2f\xfd\x04", "zstd"),
+        ("table.h5", b"\x89HDF\r\n", "HDF5"),
         ("nb.ipynb", json.dumps({"cells": [{"cell_type": "code"}]}).encode(), "notebook"),
         ("page.html", b"<!DOCTYPE html><html><body>loss</body>", "web page"),
         ("megatron.log", b" iteration        7/    2174 | loss: -2.3E-06 | grad norm: 0.016 |\n", "Megatron"),

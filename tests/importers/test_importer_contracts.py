@@ -126,6 +126,24 @@ class TestWandbOffline(ImporterContract):
         return binary_logs.wandb_file(rows)
 
 
+class TestParquet(ImporterContract):
+    format = "parquet"
+    names = ("grad_norm", "reward")
+    filename = "history.parquet"
+
+    def write(self, rows: Sample) -> bytes:
+        return binary_logs.parquet(rows, self.names)
+
+
+class TestRunDatabase(ImporterContract):
+    format = "sqlite"
+    names = ("grad_norm", "reward")
+    filename = "project.db"
+
+    def write(self, rows: Sample) -> bytes:
+        return binary_logs.trackio(rows)
+
+
 def test_every_registered_importer_has_its_contract_here() -> None:
     """Registering one is enough to be asked for a sample of it."""
     covered = {contract.format for contract in ImporterContract.__subclasses__()}

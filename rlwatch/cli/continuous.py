@@ -1,0 +1,96 @@
+"""A scan as continuous integration takes it: annotations of GitHub, JUnit's XML, a table in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from rlwatch.records import Severity
+from rlwatch.wording import cut, for_markdown, one_line
+
+if TYPE_CHECKING:
+    from rlwatch.scanner import Alarm, Report
+
+Found = Sequence[tuple[str, "Report"]]
+"""Log and report of each run."""
+_LEVELS = {Severity.CRITICAL: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+LONGEST = 600
+_WITHIN_XML = str.maketrans({code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in (9, 10, 13)})
+"""Characters that no XML document may hold."""
+
+
+def workflow_commands(found: Found) -> str:
+    """A line of workflow commands for each alarm, and one for the verdict of each run.
+
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    """
+    lines = []
+    for log, report in found:
+        for alarm in worst(report.alarms):
+            title = f"{report.run}: {alarm.kind} at step {alarm.step}"
+            lines.append(_command(_LEVELS[alarm.severity], log, title, alarm.reason))
+        lines.append(_command("notice", log, f"{report.run}: verdict", report.view.verdict.text))
+    return "\n".join(lines)
+
+
+def _command(level: str, log: str, title: str, message: str) -> str:
+    return f"::{level} file={_property(log)},title={_property(one_line(title))}::{_data(cut(message, LONGEST))}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def junit(found: Found) -> str:
+    """A suite for each run: a case for the verdict, and one for each kind of alarm, failed where it was critical."""
+    root = ET.Element("testsuites", name="rlwatch")
+    for log, report in found:
+        alarms = worst(report.alarms)
+        failed = [alarm for alarm in alarms if alarm.severity is Severity.CRITICAL]
+        suite = ET.SubElement(
+            root, "testsuite", name=_xml(report.run), file=_xml(log), tests=str(len(alarms) + 1),
+            failures=str(len(failed) + (not report.ok)), errors="0", skipped="0",
+        )  # fmt: skip
+        _case(suite, report.run, "verdict", "" if report.ok else report.view.verdict.text, report.view.verdict.text)
+        for alarm in alarms:
+            said = f"step {alarm.step}: {alarm.reason}"
+            _case(suite, report.run, alarm.kind, said if alarm in failed else "", said)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _case(suite: ET.Element, run: str, name: str, failure: str, said: str) -> None:
+    case = ET.SubElement(suite, "testcase", classname=_xml(run), name=_xml(name))
+    if failure:
+        ET.SubElement(case, "failure", message=_xml(cut(failure, LONGEST)))
+    ET.SubElement(case, "system-out").text = _xml(said)
+
+
+def _xml(text: str) -> str:
+    return text.translate(_WITHIN_XML)
+
+
+def table(found: Found) -> str:
+    """A table of Markdown: log, run, steps, verdict, and the alarms at their worst."""
+    lines = ["| run | steps | verdict | alarms |", "|---|---|---|---|"]
+    for log, report in found:
+        name = report.run if report.run in log else f"{report.run} ({log})"
+        alarms = ", ".join(f"{alarm.kind} {alarm.severity.value} at {alarm.step}" for alarm in worst(report.alarms))
+        cells = (name, str(report.steps), cut(report.view.verdict.text, LONGEST), alarms or "none")
+        lines.append("| " + " | ".join(for_markdown(one_line(cell, LONGEST)) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def worst(alarms: Iterable[Alarm]) -> list[Alarm]:
+    """Of each kind the first alarm of its worst severity, in order of their steps."""
+    kept: dict[str, Alarm] = {}
+    for alarm in alarms:
+        known = kept.get(alarm.kind)
+        if known is None or alarm.severity.rank < known.severity.rank:
+            kept[alarm.kind] = alarm
+    return sorted(kept.values(), key=lambda alarm: alarm.step)

@@ -1,0 +1,168 @@
+"""SQLite databases of trackers: trackio's, one a project, and MLflow's, with all its experiments.
+
+Both hold many runs; each is one here, with its configuration. They are read through SQLite, read only, also while a
+trainer writes to them. "Lines" are numbers of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import Reading, Row, Verdict, metrics_of
+from rlwatch.importers.lines import unpacked
+from rlwatch.importers.own_rows import flattened
+from rlwatch.records import JSON
+
+_MAGIC = b"SQLite format 3\x00"
+PATIENCE_S = 10.0
+"""How long to wait for a trainer that writes."""
+_TRACKIO = "SELECT id, run_id, run_name, step, timestamp, metrics FROM metrics ORDER BY run_id, id"
+_TRACKIO_CONFIGS = "SELECT run_id, run_name, config FROM configs"
+_OLD_TRACKIO = "SELECT id, run_name, run_name, step, timestamp, metrics FROM metrics ORDER BY run_name, id"
+_OLD_TRACKIO_CONFIGS = "SELECT run_name, run_name, config FROM configs"
+"""Before runs had ids."""
+_MLFLOW = (
+    "SELECT m.run_uuid, r.name, m.step, m.timestamp, m.key, m.value, m.is_nan FROM metrics m "
+    "JOIN runs r ON r.run_uuid = m.run_uuid WHERE r.lifecycle_stage = 'active' "
+    "ORDER BY r.start_time, m.run_uuid, m.step, m.timestamp"
+)
+_OWN_HINT = "is a run of rlwatch itself: see `rlwatch runs --store DIR`, with the directory of its runs"
+
+
+class DatabaseReading(Reading):
+    """Of the database of a tracker."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._configs: dict[str, dict[str, JSON]] = {}
+        self._names: dict[str, str] = {}
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The rows of every run, one run after another. Raises ``ImportFormatError``."""
+        try:
+            with unpacked(path) as file, closing(_opened(file)) as database:
+                columns = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('metrics')")}
+                if {"key", "value", "run_uuid", "step"} <= columns:
+                    yield from self._mlflow(database)
+                elif {"run_name", "step", "metrics"} <= columns:
+                    new = "run_id" in columns
+                    queries = (_TRACKIO, _TRACKIO_CONFIGS) if new else (_OLD_TRACKIO, _OLD_TRACKIO_CONFIGS)
+                    yield from self._trackio(database, *queries)
+                else:
+                    raise ImportFormatError(self.path, _other(database))
+        except (sqlite3.Error, OverflowError) as error:
+            raise ImportFormatError(self.path, f"is an SQLite database that cannot be read ({error})") from error
+
+    def config(self) -> Mapping[str, JSON]:
+        """Settings, where the database holds one run."""
+        return next(iter(self._configs.values())) if len(self._configs) == len(self._names) == 1 else {}
+
+    def _trackio(self, database: sqlite3.Connection, rows: str, configs: str) -> Iterator[Row]:
+        self.recognised = True
+        for run_id, _, config in _asked(database, configs):
+            found = _parsed(config)
+            self._configs[run_id] = {name: value for name, value in found.items() if not name.startswith("_")}
+        for number, run_id, name, step, at, said in database.execute(rows):
+            entry = _parsed(said)
+            if not entry:
+                self.skips.add("metrics that are no JSON object, or an empty one", number)
+            metrics = metrics_of(flattened(entry), self.skips, number)
+            if metrics:
+                yield Row(int(step), metrics, number, self._named(run_id, name), _moment(at))
+
+    def _mlflow(self, database: sqlite3.Connection) -> Iterator[Row]:
+        self.recognised = True
+        for run_id, name, value in _asked(database, "SELECT run_uuid, key, value FROM params"):
+            self._configs.setdefault(run_id, {})[name] = value
+        number = 0
+        for (run_id, name, step), values in groupby(database.execute(_MLFLOW), key=lambda row: row[:3]):
+            metrics: dict[str, float] = {}
+            at = 0.0
+            for _, _, _, moment, metric, value, is_nan in values:
+                number += 1
+                if metric in metrics:  # logged again at the same step, or without one
+                    yield Row(int(step), metrics, number, self._named(run_id, name), at)
+                    metrics = {}
+                metrics[metric], at = _value(value, nan=bool(is_nan)), moment / 1000
+            yield Row(int(step), metrics, number, self._named(run_id, name), at)
+
+    def _named(self, run_id: str, name: str | None) -> str:
+        """Name of a run; with the beginning of its id where another run has the name."""
+        if run_id not in self._names:
+            taken = set(self._names.values())
+            plain = name or run_id
+            self._names[run_id] = f"{plain}-{run_id[:8]}" if plain in taken else plain
+        return self._names[run_id]
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, timeout=PATIENCE_S)
+
+
+def _parsed(text: str | bytes) -> dict[str, JSON]:
+    """The JSON object that ``text`` is; an empty one for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _asked(database: sqlite3.Connection, query: str) -> list[tuple[str, str, str]]:
+    """The rows of a query; none where its table is not there."""
+    try:
+        return list(database.execute(query))
+    except sqlite3.OperationalError:
+        return []
+
+
+def _other(database: sqlite3.Connection) -> str:
+    tables = [str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    if {"run", "attempt", "metric_set"} <= set(tables):
+        return _OWN_HINT
+    listed = ", ".join(tables[:8]) or "none"
+    return f"is an SQLite database of neither trackio nor MLflow (tables: {listed}); export the metrics to a CSV"
+
+
+def _value(value: float, *, nan: bool) -> float:
+    """A value as MLflow keeps it: NaN beside a flag, infinities as the largest float there is."""
+    if nan:
+        return math.nan
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else float(value)
+
+
+def _moment(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+class RunDatabase:
+    """The SQLite database of trackio or MLflow."""
+
+    name: ClassVar[str] = "sqlite"
+    expects: ClassVar[str] = "SQLite database of trackio or MLflow"
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+        """Sure by the bytes that each begins with."""
+        found = head.startswith(_MAGIC)
+        return Verdict(0.99 if found else 0.0, f"{'found an' if found else 'no'} {self.expects}")
+
+    def reading(self, path: str) -> DatabaseReading:
+        """A fresh reading."""
+        return DatabaseReading(path)
