@@ -36,7 +36,7 @@ def lock_patiently(db: Connection, address: Address, run_id: str) -> None:
     while not locked(db, lock_of(address, run_id)):
         row = db.execute("SELECT writer, host, pid FROM run WHERE run_id = %s", (run_id,)).fetchone()
         waited = time.monotonic() - began
-        amended = _is_held(db, amending(address, run_id)) and waited < AMENDED_S
+        amended = holder_of(db, amending(address, run_id)) is not None and waited < AMENDED_S
         gone = (row is None or is_gone(row[0].partition("#")[0])) and waited < LET_GO_S
         if not amended and not gone:
             raise _refused(run_id, row)
@@ -51,11 +51,12 @@ def _refused(run_id: str, row: Row | None) -> RunLockedError:
     )
 
 
-def _is_held(db: Connection, key: int) -> bool:
+def holder_of(db: Connection, key: int) -> int | None:
+    """Process of the server whose client has the lock; None: nobody has it."""
     row = db.execute(
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
         "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
         "AND classid::bigint = %s AND objid::bigint = %s",
         ((key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF),
     ).fetchone()
-    return bool(row and row[0])
+    return None if row is None else int(row[0])

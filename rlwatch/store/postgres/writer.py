@@ -17,7 +17,7 @@ from rlwatch.records import RunInfo, RunState
 from rlwatch.store.postgres import runrow, spool
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.failures import UnreachableError, explained
-from rlwatch.store.postgres.ownership import amending, lock_of, lock_patiently, locked
+from rlwatch.store.postgres.ownership import amending, holder_of, lock_of, lock_patiently, locked
 from rlwatch.store.postgres.reading import metric_sets
 from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers, plain
 from rlwatch.store.postgres.server import Server
@@ -186,11 +186,11 @@ class PostgresWriter:
 
     def _take_again(self, db: Connection) -> None:
         """Lock, see that nobody took over, and whether the last write is in."""
-        if not locked(db, lock_of(self._server.address, self.run.run_id)):
-            with suppress(psycopg.Error):  # our own cut connection, most likely, that the server still waits for
-                db.execute("SELECT pg_terminate_backend(%s) FROM run WHERE run_id = %s AND writer = %s",
-                           (self._backend, self.run.run_id, self._name))  # fmt: skip
-            raise UnreachableError(f"run {self.run.run_id!r} is held by a connection that was cut: trying again")
+        key = lock_of(self._server.address, self.run.run_id)
+        if not locked(db, key):
+            if holder_of(db, key) == self._backend:  # our own cut connection, whose end the server has not noticed
+                db.execute("SELECT pg_terminate_backend(%s)", (self._backend,))
+            raise UnreachableError(f"run {self.run.run_id!r} is held by another connection, or one that was cut")
         row = db.execute(
             "SELECT writes FROM run WHERE run_id = %s AND writer = %s", (self.run.run_id, self._name)
         ).fetchone()
