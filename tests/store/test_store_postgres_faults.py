@@ -5,20 +5,21 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from postgres_server import PostgresServer, new_schema, sql
 
-from rlwatch.errors import StoreError
+from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Progress
-from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, SpikeBatch
+from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, SpikeBatch, StepRecord
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.postgres.shipping import sync
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_run_contract import forecast, steps
+from rlwatch.testing.store_run_contract import fill, forecast, steps
 
 TRAINER = """
 import logging, random, rlwatch
@@ -178,6 +179,53 @@ def test_a_writer_that_was_replaced_may_not_go_on(own_server, store_url):
         with pytest.raises(StoreError, match="by another process"):
             first.write([])
     first.close()
+
+
+def test_a_run_begins_while_the_server_is_away(own_server, store_url, child, tmp_path):
+    """Training does not wait for a database; the server hears of it later, or of a killed one by ``rlwatch sync``."""
+    own_server.stop(signal.SIGQUIT)
+    try:
+        first, killed = child(TRAINER, store_url, 400), child(TRAINER.replace('"run"', '"other"'), store_url, 100_000)
+        for trainer in (first, killed):
+            reached(trainer, 50)
+        killed.kill()
+        killed.wait()
+    finally:
+        own_server.start()
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+
+    shipped(tmp_path / "local")
+    assert written(store_url) == list(range(400))
+    assert open_store(store_url).run("run").state is RunState.FINISHED
+    other = [record.step for record in open_store(store_url).records("other")]
+    assert other == list(range(len(other)))
+    assert len(other) > 50
+
+
+def test_a_resume_that_begins_while_the_server_is_away_is_the_next_attempt(own_server, store_url):
+    """Numbers and attempts are those of the run, whatever its trainer was told meanwhile."""
+    fill(open_store(store_url), steps(1, 2))
+    own_server.stop(signal.SIGQUIT)
+    try:
+        writer = open_store(store_url, control_timeout_s=0.0).open_run(RunInfo("run"))
+        with pytest.raises(StoreError, match="cannot be reached"):
+            writer.write(steps(3))
+    finally:
+        own_server.start()
+    bad = StepRecord(4, {"kl": "high"}, seq=2)
+    time.sleep(1.0)  # the pause after a refusal
+    with pytest.raises(UnstorableError) as failure:
+        writer.write([*steps(3), bad])
+    assert failure.value.item is bad
+    writer.write(
+        [replace(steps(3)[0], seq=1), Finding("d", "kl_drift", Severity.INFO, 3, 3, "m", seq=1)], Progress((), 1)
+    )
+    writer.close()
+
+    store = open_store(store_url)
+    assert [(r.seq, r.attempt, r.step) for r in store.records("run")] == [(1, 1, 1), (2, 1, 2), (3, 2, 3)]
+    assert ([f.seq for f in store.findings("run")], store.judged("run")) == ([3], (3, 3))
 
 
 class Cut(threading.Thread):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rlwatch.ports import Storable
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.sqlite.rows import Batch, dumps
 from rlwatch.store.sqlite.rows import plain as _utf8
@@ -73,6 +74,11 @@ class CopiedBatch(Batch):
     """Rows ready to copy. ``numbers`` become true, like ``last_seq`` and ``new_sets``, once that has committed."""
 
     numbers = Numbers()
+    place: Callable[[Storable], Storable] | None = None
+    """Puts an item under other numbers before it is taken."""
+
+    def _add(self, item: Storable) -> None:
+        super()._add(item if self.place is None else self.place(item))
 
     def copy(self, db: Connection, run_id: str, numbers: Numbers) -> None:
         """Copy the rows in; the caller holds the transaction."""

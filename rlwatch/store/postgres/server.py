@@ -51,7 +51,7 @@ class Server:
         self.address = address
         self.patience_s = patience_s
         self._lock_wait_s = lock_wait_s
-        self._hurried = hurried
+        self.hurried = hurried
         self._idle: deque[tuple[float, Connection]] = deque()
         self._pid = os.getpid()
         self._guard = threading.Lock()
@@ -62,7 +62,7 @@ class Server:
 
         ``checked``: that the tables, if there are any, are in this program's format.
         """
-        if self._hurried and time.monotonic() < self._away_until:
+        if self.hurried and time.monotonic() < self._away_until:
             raise UnreachableError(self._away_because)
         settings: dict[str, Any] = self.address.settings
         try:

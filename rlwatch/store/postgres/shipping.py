@@ -19,6 +19,7 @@ from rlwatch.store.postgres.reading import metric_sets
 from rlwatch.store.postgres.rows import CopiedBatch, last_numbers, plain
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.journal import Mark, entries, files_in
+from rlwatch.store.sqlite.layout import writing_to
 from rlwatch.store.sqlite.rows import packing
 
 logger = logging.getLogger("rlwatch")
@@ -28,6 +29,8 @@ _AT_ONCE = 1000  # items of a journal
 def ship(db: Connection, run_id: str, directory: Path) -> int:
     """Store what is in the spool and not on the server, then remove it; how many items. The caller holds the lock."""
     note = spool.read_note(directory)
+    if note.attempt == 0 and note.run_id == run_id:
+        note = begun(db, directory, note)
     if note.run_id != run_id or runrow.load(db, run_id) is None:
         raise StoreError(f"{directory} is of run {note.run_id!r}, which this store does not hold; it is left alone")
     shipped = 0
@@ -43,6 +46,16 @@ def ship(db: Connection, run_id: str, directory: Path) -> int:
     _end(db, note, spool.ending_in(directory))
     spool.remove(directory)
     return shipped
+
+
+def begun(db: Connection, directory: Path, note: spool.Note, name: str = "") -> spool.Note:
+    """Begin the attempt that a trainer began while the server was away; ``name``: of its writer, if it lives."""
+    with db.transaction():
+        run = runrow.begin(db, note.run, note.run.created_at, name)
+    note = replace(note, attempt=run.attempt)
+    with writing_to(directory):
+        spool.write_note(directory, note)
+    return note
 
 
 def _append(db: Connection, run_id: str, items: Sequence[Item], mark: Mark) -> None:
@@ -83,6 +96,7 @@ def sync(directory: Path, server_of: Callable[[str], Server]) -> tuple[int, dict
             db = server.connect()
             try:
                 with explained(server.address):
+                    server.make(db)
                     lock_patiently(db, server.address, note.run_id)
                     shipped += ship(db, note.run_id, each)
             finally:

@@ -12,29 +12,41 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlwatch.errors import RunLockedError, StoreError
-from rlwatch.records import RunState
+from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.postgres.address import Address
 from rlwatch.store.sqlite.journal import Journal, end_in, files_in
 from rlwatch.store.sqlite.layout import make_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock
+from rlwatch.store.sqlite.rows import dumps
 from rlwatch.store.sqlite.shared import node_directory, refuse_foreign
 
 logger = logging.getLogger("rlwatch")
 NOTE = "spool.json"
+_BEGUN = ("project", "name", "source", "created_at", "config", "tags", "host", "pid")
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Origin of a spool. ``store``: the URL, without a password."""
+    """Origin of a spool. ``store``: the URL, without a password. ``attempt``: 0 while the server has not heard of it.
+
+    ``begun``: the run as its trainer began it, for the server to be told.
+    """
 
     store: str
     run_id: str
     attempt: int
+    begun: Mapping[str, JSON]
+
+    @property
+    def run(self) -> RunInfo:
+        """The run as it was begun."""
+        return RunInfo(self.run_id, **{**self.begun, "tags": tuple(self.begun["tags"])})
 
 
 @dataclass(slots=True)
@@ -63,9 +75,14 @@ def place_of(address: Address) -> Path:
     return node_directory(address.url)
 
 
-def begin(address: Address, run_id: str, attempt: int) -> Spool | None:
+def note_of(address: Address, run: RunInfo, attempt: int) -> Note:
+    """The note of a spool of ``run``."""
+    return Note(address.url, run.run_id, attempt, {name: getattr(run, name) for name in _BEGUN})
+
+
+def begin(address: Address, run: RunInfo, attempt: int) -> Spool | None:
     """A new spool; None, with a warning, where this node's directory cannot be written."""
-    directory = place_of(address) / run_id / f"{os.getpid()}-{secrets.token_hex(4)}"
+    directory = place_of(address) / run.run_id / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
         for parent in reversed(directory.parents[:3]):
             make_private(parent)
@@ -73,7 +90,7 @@ def begin(address: Address, run_id: str, attempt: int) -> Spool | None:
         make_private(directory)
         lock = RunLock(directory / "run.lock")
         with writing_to(directory):
-            _write(directory / NOTE, asdict(Note(address.url, run_id, attempt)))
+            write_note(directory, note_of(address, run, attempt))
             return Spool(directory, Journal(directory), lock)
     except StoreError as error:
         logger.warning(
@@ -120,7 +137,8 @@ def _is_left(directory: Path) -> bool:
     return True
 
 
-def _write(path: Path, fields: dict[str, object]) -> None:
-    arriving = path.with_name(f".{path.name}")
-    arriving.write_text(json.dumps(fields) + "\n")
-    arriving.replace(path)
+def write_note(directory: Path, note: Note) -> None:
+    """Put the note in place, whole. Raises ``OSError``."""
+    arriving = directory / f".{NOTE}"
+    arriving.write_text(dumps(asdict(note)) + "\n")
+    arriving.replace(directory / NOTE)

@@ -13,9 +13,11 @@ from rlwatch.store import check_run_id
 from rlwatch.store.postgres import writer
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.alerts import Alerts
+from rlwatch.store.postgres.away import begin_away
 from rlwatch.store.postgres.commands import Commands
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.curating import Curating
+from rlwatch.store.postgres.failures import UnreachableError
 from rlwatch.store.postgres.reading import Runs
 from rlwatch.store.postgres.server import Server
 
@@ -52,9 +54,17 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
         )
 
     def open_run(self, run: RunInfo) -> RunWriter:
-        """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
+        """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives.
+
+        A trainer's begins on this node alone while the server is away.
+        """
         check_run_id(run.run_id)
-        return writer.open_run(self.server, run, self._clock.now())
+        try:
+            return writer.open_run(self.server, run, self._clock.now())
+        except UnreachableError as error:
+            if not self.server.hurried:
+                raise
+            return begin_away(self.server, run, error)
 
     def amend_run(self, run_id: str) -> RunWriter | None:
         """The writer of a run whose process is gone; None if somebody writes it, or this role may not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
@@ -44,7 +44,7 @@ class PostgresWriter:
     server
         Where to connect again.
     db
-        The connection that holds the run's lock.
+        The connection that holds the run's lock; None while the server has not heard of this attempt.
     run
         The run as it stands.
     name
@@ -54,30 +54,34 @@ class PostgresWriter:
     """
 
     def __init__(
-        self, server: Server, db: Connection, run: RunInfo, name: str, kept: spool.Spool | None = None
+        self, server: Server, db: Connection | None, run: RunInfo, name: str, kept: spool.Spool | None = None
     ) -> None:
         self.run = run
         self.journal: JournalPort | None = kept.journal if kept is not None else None
         self._server, self._db, self._name, self._spool = server, db, name, kept
-        self._backend = db.info.backend_pid
+        self._backend = 0 if db is None else db.info.backend_pid
         self._pid, self._ended, self._told = os.getpid(), "", False
         self._writes = 0
         self._sent: _Sent | None = None
         self._stored: dict[int, Storable] = {}
-        self._load(db)
+        self._place: Callable[[Storable], Storable] | None = None
+        self._numbers, self.last_seq, self._sets = Numbers(), 0, MetricSets()
+        if db is not None:
+            self._load(db)
         belongs_here(self)
 
     def _load(self, db: Connection) -> None:
-        self._numbers: Numbers = last_numbers(db, self.run.run_id)
+        self._numbers = last_numbers(db, self.run.run_id)
         self.last_seq = runrow.judged(db, self.run.run_id)[1]
         known = metric_sets(db, self.run.run_id)
-        self._sets: MetricSets = {names: (number, packing(names)) for number, names in known.items()}
+        self._sets = {names: (number, packing(names)) for number, names in known.items()}
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
         db = self._connected()
-        fresh = [item for item in items if self._stored.pop(id(item), None) is None] if self._stored else list(items)
+        fresh = [item for item in items if id(item) not in self._stored] if self._stored else list(items)
         batch = CopiedBatch(self.last_seq, self._sets)
+        batch.place = self._place
         for item in fresh:
             batch.add(item)
         mark = self._marked(progress)
@@ -91,6 +95,8 @@ class PostgresWriter:
                 self._sent = None
             raise
         self._is_in(self._sent)
+        for item in items if self._stored else ():
+            self._stored.pop(id(item), None)
 
     def _marked(self, progress: Progress | None) -> Mark | None:
         if self._spool is None or progress is None or not progress.journaled:
@@ -155,7 +161,7 @@ class PostgresWriter:
         kept, self._spool = self._spool, None
         if kept is not None:
             kept.close(told=self._told)
-        if not self._db.closed and self._ended != "closed":
+        if self._db is not None and not self._db.closed and self._ended != "closed":
             with suppress(psycopg.Error):
                 self._db.execute("SELECT pg_advisory_unlock_all()")
                 self._server.give_back(self._db)
@@ -163,7 +169,7 @@ class PostgresWriter:
 
     def disown(self) -> None:
         """In a forked child: close our copy of the socket, so that the lock dies with the parent."""
-        if not self._db.closed:
+        if self._db is not None and not self._db.closed:
             keep_forever(self._db)
             with suppress(OSError, psycopg.Error):
                 os.close(self._db.fileno())
@@ -173,7 +179,7 @@ class PostgresWriter:
         """The connection that holds the lock; a new one where it was cut. Raises ``StoreError`` where there is none."""
         if self._ended:
             raise StoreError(f"run {self.run.run_id!r} is {self._ended}; open_run() begins its next attempt")
-        if not self._db.closed:
+        if self._db is not None and not self._db.closed:
             return self._db
         with ExitStack() as undo:
             db = self._server.connect()
@@ -212,15 +218,25 @@ def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
         with explained(server.address):
             server.make(db)
             lock_patiently(db, server.address, run.run_id)
-            for directory in spool.left_behind(spool.place_of(server.address) / run.run_id):
-                ship(db, run.run_id, directory)
-            name = f"{this_process()}#{secrets.token_hex(8)}"
+            ship_left(server, db, run.run_id)
+            name = new_name()
             with db.transaction():
                 begun = runrow.begin(db, run, now, name)
-            kept = spool.begin(server.address, run.run_id, begun.attempt)
+            kept = spool.begin(server.address, run, begun.attempt)
             writer = PostgresWriter(server, db, begun, name, kept)
         undo.pop_all()
         return writer
+
+
+def ship_left(server: Server, db: Connection, run_id: str) -> None:
+    """Ship what earlier processes left of the run on this node."""
+    for directory in spool.left_behind(spool.place_of(server.address) / run_id):
+        ship(db, run_id, directory)
+
+
+def new_name() -> str:
+    """A name for a writer of this process."""
+    return f"{this_process()}#{secrets.token_hex(8)}"
 
 
 def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
@@ -229,13 +245,21 @@ def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
         db = server.take()
         undo.callback(db.close)
         with explained(server.address):
-            if not server.is_made(db):
-                return None
-            may = db.execute("SELECT has_table_privilege('run', 'UPDATE')").fetchone()
-            run = runrow.load(db, run_id)
-            if run is None or may is None or not may[0] or not locked(db, lock_of(server.address, run_id)):
-                return None
-            locked(db, amending(server.address, run_id))
-            writer = PostgresWriter(server, db, run, "")
+            run = _amendable(server, db, run_id)
+            if run is not None:
+                locked(db, amending(server.address, run_id))
+                writer = PostgresWriter(server, db, run, "")
         undo.pop_all()
-        return writer
+    if run is None:
+        server.give_back(db)
+        return None
+    return writer
+
+
+def _amendable(server: Server, db: Connection, run_id: str) -> RunInfo | None:
+    """The run, locked; None where it may not be written by us, or is by somebody."""
+    if not server.is_made(db):
+        return None
+    may = db.execute("SELECT has_table_privilege('run', 'UPDATE')").fetchone()
+    run = runrow.load(db, run_id) if may is not None and may[0] else None
+    return run if run is not None and locked(db, lock_of(server.address, run_id)) else None

@@ -1,0 +1,70 @@
+"""Begin a run while the server is away: in the journal on the node's own disk, and on the server when it is back."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from rlwatch.ports import Progress, Storable
+from rlwatch.records import CompletionBatch, RunInfo, RunState, SpikeBatch
+from rlwatch.store.postgres import spool
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.failures import UnreachableError
+from rlwatch.store.postgres.ownership import lock_of, locked
+from rlwatch.store.postgres.rows import CopiedBatch
+from rlwatch.store.postgres.server import Server
+from rlwatch.store.postgres.shipping import begun
+from rlwatch.store.postgres.writer import PostgresWriter, new_name, ship_left
+from rlwatch.store.sqlite.journal import Mark
+
+logger = logging.getLogger("rlwatch")
+
+
+class AwayWriter(PostgresWriter):
+    """The writer of an attempt that the server has yet to hear of.
+
+    Until then the run seems to be a new one. If it turns out to be known, attempts and numbers are moved on by what it
+    had: its trainer goes on with those it was given.
+    """
+
+    def __init__(self, server: Server, run: RunInfo, kept: spool.Spool) -> None:
+        super().__init__(server, None, replace(run, attempt=1, state=RunState.RUNNING), new_name(), kept)
+        self._kept, self._born = kept, False
+        self._attempt, self._base = 1, 0
+
+    def _take_again(self, db: Connection) -> None:
+        if self._born:
+            super()._take_again(db)
+            return
+        self._server.make(db)
+        if not locked(db, lock_of(self._server.address, self.run.run_id)):
+            raise UnreachableError(f"run {self.run.run_id!r} is written by another process: what is logged waits here")
+        ship_left(self._server, db, self.run.run_id)
+        note = begun(db, self._kept.directory, spool.note_of(self._server.address, self.run, 0), self._name)
+        self._load(db)
+        self._attempt, self._base, self._born = note.attempt, self.last_seq, True
+        self._place = self._moved if self._attempt != 1 or self._base else None
+
+    def _moved(self, item: Storable) -> Storable:
+        """The item under the numbers of the server."""
+        if isinstance(item, SpikeBatch | CompletionBatch):
+            return replace(item, attempt=self._attempt)
+        return replace(item, attempt=self._attempt, seq=item.seq + self._base if item.seq else 0)
+
+    def _note(self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: Mark | None) -> None:
+        kept = None if progress is None else progress.checkpoint
+        if progress is not None and self._place is not None:
+            judged = None if progress.judged is None else progress.judged + self._base
+            kept = None if kept is None else replace(kept, attempt=self._attempt, seq=kept.seq + self._base)
+            progress = replace(progress, judged=judged, checkpoint=kept)
+        super()._note(db, batch, progress, mark)
+
+
+def begin_away(server: Server, run: RunInfo, why: UnreachableError) -> AwayWriter:
+    """Begin an attempt in the journal alone. Raises ``why`` where this node's disk cannot keep one."""
+    kept = spool.begin(server.address, run, 0)
+    if kept is None:
+        raise why
+    said = "%s: the run begins without it; what is logged is kept in %s and shipped when it is back"
+    logger.warning(said, why, kept.directory)
+    return AwayWriter(server, run, kept)
