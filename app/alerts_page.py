@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from rlwatch.alerts.dispatch import alert_ids
+from rlwatch.alerts.matching import alert_ids
 from rlwatch.alerts.silencing import acknowledge, find_alert
 from rlwatch.clock import Clock
 from rlwatch.errors import RLWatchError

@@ -14,12 +14,14 @@ from rlwatch.records import (
     JSON,
     Acknowledgement,
     Alert,
+    AuditEntry,
     ClosedStep,
     Command,
     CommandStatus,
     CompletionBatch,
     Event,
     Finding,
+    ForecastAnswer,
     ForecastRecord,
     Ledger,
     OutboxMessage,
@@ -394,6 +396,12 @@ class AlertStore(Protocol):
     def silences(self) -> list[Silence]:
         """All silences, those that are over too, oldest first."""
 
+    def put_entry(self, entry: AuditEntry) -> None:
+        """Add to what people did and said; one whose id is known is left as it is."""
+
+    def audit(self, run_id: str | None = None) -> list[AuditEntry]:
+        """All that people did and said (about one run, or at all), oldest first."""
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Held by one caller at a time over all processes: for telling alerts of several runs in one message."""
 
@@ -434,7 +442,17 @@ class CurationStore(Protocol):
         """Runs that were purged, oldest first."""
 
 
-class Store(RunReader, CommandStore, AlertStore, CurationStore, Protocol):
+class AnswerStore(Protocol):
+    """Answers of people to forecasts. May raise ``StoreBusyError``."""
+
+    def answer_forecast(self, answer: ForecastAnswer) -> None:
+        """Keep it, in place of an earlier one about the same attempt and step."""
+
+    def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
+        """Of one run, or of all that can be read, by attempt and step."""
+
+
+class Store(RunReader, CommandStore, AlertStore, CurationStore, AnswerStore, Protocol):
     """A place for runs. The contract in prose is in :mod:`rlwatch.store`."""
 
     url: str

@@ -370,7 +370,8 @@ class Acknowledgement:
 class Silence:
     """Nobody is told of alerts that fit until then. Fields that are empty fit all; the others must all fit.
 
-    ``run`` is a run's id or name; ``labels`` those of the rule. ``until`` in the past: it is over.
+    ``run`` is a run's id or name; ``labels`` those of the rule. ``until`` in the past: it is over. ``alerts``: only
+    these (ids): somebody snoozed them. ``up_to``: what gets worse than that is told all the same; None: nothing is.
     """
 
     silence_id: str
@@ -383,6 +384,36 @@ class Silence:
     kind: str = ""
     rule: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    alerts: tuple[str, ...] = ()
+    up_to: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One thing that a person did, or had to say: who, when, and in words. ``act``: ``note``, ``acknowledge``,
+    ``silence``... ``run_id`` and ``alert_id`` where it concerns one.
+    """
+
+    entry_id: str
+    at: float
+    by: str
+    act: str
+    text: str
+    run_id: str = ""
+    alert_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastAnswer:
+    """A person's answer to "was the forecast at this step right?": something did go wrong, or nothing did."""
+
+    run_id: str
+    step: int
+    right: bool
+    by: str
+    why: str = ""
+    at: float = 0.0
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ from datetime import datetime
 from functools import cache, partial
 
 from rlwatch.alerts.engine import AlertEvent
+from rlwatch.alerts.matching import alerts_in, quiet_words, silence_matches
 from rlwatch.alerts.messages import Case, Notification, compose_message
 from rlwatch.alerts.rules import GroupBy, Inhibition, Policy, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.diagnosis import Cause, Sureness
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
-from rlwatch.records import JSON, Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
+from rlwatch.records import Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
 from rlwatch.view import stored_diagnosis
 
 
@@ -75,16 +76,11 @@ class Publications:
         ]
 
 
-def alert_ids(message: OutboxMessage) -> tuple[str, ...]:
-    """Alerts the message is about, the leading one first."""
-    return tuple(dict.fromkeys([message.alert_id, *(str(alert.get("id", "")) for alert in _alerts(message))]))
-
-
 def _publications(message: OutboxMessage) -> Iterator[Publication]:
     event = message.payload.get("event")
     if event not in set(AlertEvent):
         return  # a trial message, say
-    for alert in _alerts(message):
+    for alert in alerts_in(message):
         severity = alert.get("severity")
         yield Publication(
             alert_id=str(alert.get("id", "")),
@@ -95,12 +91,6 @@ def _publications(message: OutboxMessage) -> Iterator[Publication]:
             group=message.alert_id,
             pending=message.status is OutboxStatus.PENDING,
         )
-
-
-def _alerts(message: OutboxMessage) -> list[Mapping[str, JSON]]:
-    payload = message.payload
-    every = [payload.get("alert"), *(payload.get("also") or ())]
-    return [alert for alert in every if isinstance(alert, Mapping)] or [{"id": message.alert_id}]
 
 
 # What is due of one alert: from the alert as it is, what was published, and the time. Silences come later.
@@ -288,20 +278,8 @@ def silenced(notification: Notification, silences: Sequence[Silence], now: float
         if silence.created_at <= now < silence.until and silence_matches(
             silence, case.alert, case.run, case.rule.labels
         ):
-            return f"silenced by {silence.by}" + (f": {silence.why}" if silence.why else "")
+            return quiet_words(silence)
     return ""
-
-
-def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels: Mapping[str, str]) -> bool:
-    """True if the silence is about this alert, whenever it is; ``run`` None: only its id is known."""
-    names = {alert.run_id, run.name if run else alert.run_id}
-    return (
-        (not silence.run or silence.run in names)
-        and (not silence.project or (run is not None and silence.project == run.project))
-        and (not silence.kind or silence.kind == alert.kind)
-        and (not silence.rule or silence.rule == alert.rule)
-        and all(labels.get(key) == value for key, value in silence.labels.items())
-    )
 
 
 def in_quiet_hours(notification: Notification, policy: Policy, now: float) -> str:

@@ -15,11 +15,12 @@ from dataclasses import astuple, dataclass, replace
 from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
 
+from rlwatch.alerts.matching import alert_ids, quiet_words, silence_of
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import MissingExtraError, StoreBusyError
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import AlertStore, Delivery, Notifier
-from rlwatch.records import OutboxMessage, OutboxStatus, RunInfo
+from rlwatch.records import AlertState, OutboxMessage, OutboxStatus, RunInfo
 from rlwatch.seam import asked, described, say, sheltered, tireless
 from rlwatch.store.url import open_store
 
@@ -125,6 +126,11 @@ logger = logging.getLogger("rlwatch")
 LEASE_S = 60.0
 """Time for which a message is leased; longer than any notifier's time limit."""
 
+SILENCE_S = 60.0
+"""How long to leave a message alone that is silenced: a silence may be ended before its time."""
+SILENCED = "kept back: "
+"""Begins the last error of a message that is, or was, silenced."""
+
 UNKNOWN_CHANNEL_S = 60.0
 """How long to leave a message alone whose channel this process does not have."""
 
@@ -223,14 +229,24 @@ class Deliverer:
             self._store.settle_message(postponed)
             return DeliveryReport(waiting=1)
         outcome = self._outcome(message)
-        if outcome.status is OutboxStatus.DEAD:
+        if outcome.status is OutboxStatus.DEAD and not message.last_error.startswith(SILENCED):
             logger.error("alert %s never reached %r: %s", outcome.alert_id, outcome.channel, outcome.last_error)
         return self._settle(outcome)
 
     def _outcome(self, message: OutboxMessage) -> OutboxMessage:
         if self._patience.stale(message, self.clock.now()):
             return replace(message, status=OutboxStatus.DEAD, last_error="nobody could deliver it while it was news")
+        if message.last_error.startswith(SILENCED) and self._is_over(message):
+            why = f"over before it could be told ({message.last_error})"
+            return replace(message, status=OutboxStatus.DEAD, last_error=why)
         return after_try(message, self._try(message), self.clock.now(), self._patience)
+
+    def _is_over(self, message: OutboxMessage) -> bool:
+        """True of a message that something fires, once nothing of it does any more."""
+        if message.payload.get("event") == "resolved":
+            return False
+        states = {alert.alert_id: alert.state for alert in self._store.alerts(message.run_id)}
+        return all(states.get(each) is AlertState.RESOLVED for each in alert_ids(message))
 
     def _postponed(self, message: OutboxMessage) -> OutboxMessage | None:
         """The message as it goes back untried, with the reason; None if it is to be tried."""
@@ -238,6 +254,11 @@ class Deliverer:
         if message.channel not in self._notifiers:
             reason = f"no channel {message.channel!r} in this process; another may have it"
             return replace(message, next_attempt_at=now + UNKNOWN_CHANNEL_S, last_error=reason)
+        silences = self._store.silences() if message.payload.get("event") in _EVENT_ORDER else []
+        silence = silence_of(message, silences, now)
+        if silence is not None:
+            until = min(silence.until, now + SILENCE_S)
+            return replace(message, next_attempt_at=until, last_error=SILENCED + quiet_words(silence))
         others = [] if is_first(message) else self._store.outbox(message.run_id)
         earlier = [other.next_attempt_at for other in others if precedes(other, message)]
         if earlier:

@@ -1,4 +1,7 @@
-"""Acknowledge an alert, silence some for a while, and say why a firing alert is quiet."""
+"""Acknowledge an alert, snooze or silence some for a while, note something, and say why a firing alert is quiet.
+
+Whatever a person does here is in the store's audit, with who and when.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rlwatch.alerts.dispatch import ended, settling, silence_matches
+from rlwatch.alerts.dispatch import ended, settling
+from rlwatch.alerts.matching import quiet_words, silence_matches
 from rlwatch.alerts.rules import Policy, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
 from rlwatch.ports import AlertStore
-from rlwatch.records import Acknowledgement, Alert, AlertState, RunInfo, RunState, Silence
+from rlwatch.records import Acknowledgement, Alert, AlertState, AuditEntry, RunInfo, RunState, Severity, Silence
+from rlwatch.wording import local_moment
 
 UNITS = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|m|h|d|w)\s*")
@@ -66,7 +71,75 @@ def acknowledge(
         raise ConfigError(f"alert {alert.alert_id} is {alert.state.value}: only what fires can be acknowledged")
     now = (clock or SystemClock()).now()
     taken = Acknowledgement(alert.alert_id, alert.run_id, by.strip(), why.strip(), now, alert.severity)
-    return store.acknowledge(taken)
+    kept = store.acknowledge(taken)
+    if kept == taken:
+        _written(store, alert, by=taken.by, act="acknowledge", text=taken.why, now=now)
+    return kept
+
+
+def _written(store: AlertStore, alert: Alert, *, by: str, act: str, text: str, now: float) -> AuditEntry:
+    entry = AuditEntry(uuid.uuid4().hex, now, by, act, text, alert.run_id, alert.alert_id)
+    store.put_entry(entry)
+    return entry
+
+
+LONGEST_NOTE = 2000
+
+
+def note(store: AlertStore, alert: Alert, *, by: str, text: str, clock: Clock | None = None) -> AuditEntry:
+    """Leave a note at the alert, for whoever looks next.
+
+    Raises
+    ------
+    ConfigError
+        If nobody says who, or the note is empty or longer than 2000 characters.
+    """
+    if not by.strip() or not text.strip():
+        raise ConfigError(f"a note needs a name and a text, got {by!r} and {text!r}")
+    if len(text) > LONGEST_NOTE:
+        raise ConfigError(f"a note has at most {LONGEST_NOTE} characters, got {len(text)}")
+    return _written(store, alert, by=by.strip(), act="note", text=text.strip(), now=(clock or SystemClock()).now())
+
+
+def snooze(
+    store: AlertStore, alerts: Sequence[Alert], *, by: str, for_s: float, why: str = "", clock: Clock | None = None
+) -> Silence:
+    """Tell nobody of these alerts for ``for_s`` seconds, unless one becomes worse than any of them is now.
+
+    What still fires afterwards is told then. Others of their kind are told as ever.
+
+    Raises
+    ------
+    ConfigError
+        If nobody says who, none of them fires, or it would last longer than a year or not at all.
+    """
+    firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
+    if not by.strip():
+        raise ConfigError(f"a snooze needs a name, got {by!r}; say who you are with --by")
+    if not firing:
+        listed = ", ".join(f"{alert.alert_id} is {alert.state.value}" for alert in alerts) or "there is none"
+        raise ConfigError(f"only what fires can be snoozed: {listed}")
+    now = (clock or SystemClock()).now()
+    fresh = Silence(
+        uuid.uuid4().hex[:8],
+        by.strip(),
+        why.strip(),
+        now,
+        now + _lasting(for_s),
+        alerts=tuple(alert.alert_id for alert in firing),
+        up_to=max((alert.severity for alert in firing), key=lambda severity: severity.rank),
+    )
+    store.put_silence(fresh)
+    until = f"until {local_moment(fresh.until)}" + (f": {fresh.why}" if fresh.why else "")
+    for alert in firing:
+        _written(store, alert, by=fresh.by, act="snooze", text=until, now=now)
+    return fresh
+
+
+def _lasting(for_s: float) -> float:
+    if not 0 < for_s <= LONGEST_S:
+        raise ConfigError(f"a silence lasts more than nothing and at most a year, got {for_s:g} s")
+    return for_s
 
 
 def silence(
@@ -95,17 +168,28 @@ def silence(
         raise ConfigError("a silence needs who and why: others will wonder; say --by and --why")
     if not (run or project or kind or rule or labels or everything):
         raise ConfigError("a silence of everything must be meant: name a run, project, kind, rule or label, or --all")
-    if not 0 < for_s <= LONGEST_S:
-        raise ConfigError(f"a silence lasts more than nothing and at most a year, got {for_s:g} s")
     now = (clock or SystemClock()).now()
+    until = now + _lasting(for_s)
     fresh = Silence(
-        uuid.uuid4().hex[:8], by.strip(), why.strip(), now, now + for_s, run, project, kind, rule, dict(labels or {})
+        uuid.uuid4().hex[:8], by.strip(), why.strip(), now, until, run, project, kind, rule, dict(labels or {})
     )
     store.put_silence(fresh)
+    said = f"{matchers(fresh)} until {local_moment(until)}: {fresh.why}"
+    store.put_entry(AuditEntry(uuid.uuid4().hex, now, fresh.by, "silence", said))
     return fresh
 
 
-def end_silence(store: AlertStore, reference: str, *, clock: Clock | None = None) -> Silence:
+def matchers(silence: Silence) -> str:
+    """The alerts a silence is about, in words: ``run seed3, kind kl_drift``."""
+    keys = ("run", "project", "kind", "rule")
+    found = [f"{key} {getattr(silence, key)}" for key in keys if getattr(silence, key)]
+    found += [f"label {key}={value}" for key, value in silence.labels.items()]
+    found += [f"alert {', '.join(silence.alerts)}"] if silence.alerts else []
+    up_to = "" if silence.up_to in (None, Severity.CRITICAL) else f" up to {silence.up_to}"
+    return (", ".join(found) or "everything") + up_to
+
+
+def end_silence(store: AlertStore, reference: str, *, by: str = "", clock: Clock | None = None) -> Silence:
     """End a silence now. Raises ``ConfigError`` if none that lasts has this id or begins so."""
     now = (clock or SystemClock()).now()
     lasting = [each for each in store.silences() if each.until > now]
@@ -117,6 +201,7 @@ def end_silence(store: AlertStore, reference: str, *, clock: Clock | None = None
         )
     ended = replace(matching[0], until=now)
     store.put_silence(ended)
+    store.put_entry(AuditEntry(uuid.uuid4().hex, now, by.strip(), "unsilence", matchers(ended)))
     return ended
 
 
@@ -144,7 +229,7 @@ def quiet_reasons(
         if mine is not None and mine.severity.rank >= alert.severity.rank:
             reasons[alert.alert_id] = f"acknowledged by {mine.by}" + (f": {mine.why}" if mine.why else "")
         elif silenced:
-            reasons[alert.alert_id] = f"silenced by {silenced[0].by}: {silenced[0].why}"
+            reasons[alert.alert_id] = quiet_words(silenced[0])
         elif alert.alert_id in causes:
             reasons[alert.alert_id] = f"inhibited by {causes[alert.alert_id].kind}"
         elif settles[alert.alert_id]:

@@ -13,6 +13,16 @@ from typer.core import TyperGroup
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import deliver_once
 from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
+from rlwatch.cli.incidents import (
+    INCIDENTS,
+    NOTE,
+    SNOOZE,
+    delivery_cell,
+    delivery_of,
+    incidents,
+    note,
+    snooze,
+)
 from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
@@ -74,19 +84,10 @@ def _why_quiet(store: Store, found: Sequence[Alert], run_id: str | None, config:
 
 def alert_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
     """The alert and, under ``delivery``, the messages that tell of it, without their payload."""
-    from rlwatch.alerts.dispatch import alert_ids
+    from rlwatch.alerts.matching import alert_ids
 
     mine = [message for message in messages if alert.alert_id in alert_ids(message)]
-    delivery = [
-        {
-            "channel": m.channel,
-            "status": m.status,
-            "attempts": m.attempts,
-            "last_error": m.last_error,
-            "sent_at": m.sent_at,
-        }
-        for m in mine
-    ]
+    delivery = delivery_of(mine)
     return dict(plain(alert)) | {"delivery": plain(delivery)}
 
 
@@ -105,20 +106,6 @@ def _alert_cells(row: dict[str, JSON]) -> list[Cell]:
     ]
 
 
-def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
-    """The delivery in a few words; what went wrong wins over what went well."""
-    if not delivery:
-        return ("nobody told", "dim")
-    for status in (OutboxStatus.DEAD, OutboxStatus.PENDING, OutboxStatus.SENT):
-        fitting = [entry for entry in delivery if entry["status"] == status]
-        if fitting:
-            entry = fitting[-1]
-            tries = f" after {entry['attempts']} tries" if entry["attempts"] > 1 else ""
-            why = f": {one_line(entry['last_error'], 40)}" if entry["last_error"] and status != "sent" else ""
-            return (f"{entry['channel']} {status}{tries}{why}", STATUS_STYLES.get(status.value, "yellow"))
-    return ("unknown", "dim")
-
-
 # ``rlwatch alerts ack | silence | silences | unsilence``: what people do about alerts.
 
 ACK = examples("rlwatch alerts ack 3f2a9c", "rlwatch alerts ack 3f2a9c --by ann --why 'rolled back to step 400'")
@@ -133,19 +120,24 @@ UNSILENCE = examples("rlwatch alerts unsilence 5d1e")
 
 def ack(
     alert: Annotated[str, typer.Argument(metavar="ALERT", help="Its id, or how that begins; see rlwatch alerts.")],
+    *,
     by: ByOption = "",
     why: Annotated[str, typer.Option("--why", help="What you are doing about it.")] = "",
+    whole: Annotated[bool, typer.Option("--incident", help="All that fires of its incident, too.")] = False,
+    config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:
     """Take a firing alert on: no repeats and no escalation any more, unless it gets worse. Its end is still told."""
     from rlwatch.alerts.silencing import acknowledge, find_alert
+    from rlwatch.cli.incidents import docket_of
 
     with opened(store) as target:
-        found = find_alert(target.alerts(), alert)
-        kept = acknowledge(target, found, by=by or me(), why=why)
-    whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
-    before = "" if kept.by == (by or me()).strip() else ", who had it already"
-    say(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
+        chosen = docket_of(target, alert, config).incident.firing if whole else ()
+        for found in chosen or [find_alert(target.alerts(), alert)]:
+            kept = acknowledge(target, found, by=by or me(), why=why)
+            whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
+            before = "" if kept.by == (by or me()).strip() else ", who had it already"
+            say(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
 
 
 def silence(
@@ -183,7 +175,7 @@ def silence(
             labels=labels,
             everything=everything,
         )
-    say(f"{fresh.silence_id}: {matchers(fresh)} silenced until {local_moment(fresh.until)}")
+    say(f"{fresh.silence_id}: {silencing.matchers(fresh)} silenced until {local_moment(fresh.until)}")
     if kind and kind not in builtin_kinds():
         say(f"no shipped detector reports the kind {kind!r}", style="yellow")
 
@@ -207,24 +199,20 @@ def silences(
 
 def unsilence(
     silence_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or how that begins.")],
+    by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
     """End a silence now; alerts it kept back are told if they still fire."""
-    from rlwatch.alerts.silencing import end_silence
+    from rlwatch.alerts.silencing import end_silence, matchers
 
     with opened(store) as target:
-        ended = end_silence(target, silence_id)
+        ended = end_silence(target, silence_id, by=by or me())
     say(f"{ended.silence_id}: {matchers(ended)} is told again")
 
 
-def matchers(silence: Silence) -> str:
-    """Its subject in words: ``run seed3, kind kl_drift``."""
-    keys = ("run", "project", "kind", "rule")
-    found = [f"{key} {getattr(silence, key)}" for key in keys if getattr(silence, key)]
-    return ", ".join([*found, *(f"label {key}={value}" for key, value in silence.labels.items())]) or "everything"
-
-
 def _silence_cells(silence: Silence, now: float) -> list[Cell]:
+    from rlwatch.alerts.silencing import matchers
+
     left: Cell = duration(silence.until - now) if silence.until > now else ("over", "dim")
     return [
         silence.silence_id,
@@ -405,11 +393,14 @@ class ListsUnlessTold(TyperGroup):
 
 group = typer.Typer(
     cls=ListsUnlessTold,
-    help="List alerts, acknowledge and silence them, see to their delivery, try a channel.",
+    help="List alerts and incidents, acknowledge, snooze and silence them, see to their delivery, try a channel.",
     epilog=examples("rlwatch alerts", "rlwatch alerts math-7b-s3", "rlwatch alerts list --format json"),
 )
 group.command(LIST, epilog=EPILOG)(alerts)
 group.command("ack", epilog=ACK)(ack)
+group.command("incidents", epilog=INCIDENTS)(incidents)
+group.command("snooze", epilog=SNOOZE)(snooze)
+group.command("note", epilog=NOTE)(note)
 group.command("silence", epilog=SILENCE)(silence)
 group.command("silences", epilog=SILENCES)(silences)
 group.command("unsilence", epilog=UNSILENCE)(unsilence)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.alerts.dispatch import silence_matches
+from rlwatch.alerts.matching import silence_matches
 from rlwatch.alerts.outbox import LONGEST_WISH_S, Patience, after_try, is_first, precedes
 from rlwatch.ports import Delivery
 from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from dispatch_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, WARNING, Office, alert, summaries
 
-from rlwatch.alerts.dispatch import Dispatcher, alert_ids
+from rlwatch.alerts.dispatch import Dispatcher
+from rlwatch.alerts.matching import alert_ids
 from rlwatch.alerts.rules import Grouping, Inhibition, Policy, QuietHours, Rule
 from rlwatch.records import Acknowledgement, Alert, Finding, RunInfo, Silence
 from rlwatch.store.url import open_store

@@ -27,7 +27,7 @@ from rlwatch.clock import ManualClock
 from rlwatch.errors import MissingExtraError, StoreBusyError
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import Delivery, Store
-from rlwatch.records import OutboxMessage, OutboxStatus
+from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, Severity, Silence
 from rlwatch.store.url import open_store
 
 NOW = 1_000_000.0
@@ -298,3 +298,35 @@ def test_a_message_nobody_tried_for_a_week_is_no_news(store: Store, clock: Manua
 
     assert statuses(store) == {"old": OutboxStatus.DEAD, "young": OutboxStatus.SENT}
     assert notifier.seen == ["young"]
+
+
+def test_a_silence_stops_what_was_written_before_it_and_lets_it_go_again(store: Store, clock: ManualClock):
+    """Whichever process delivers; ended before its time, it ends within a minute. Trials are never silenced."""
+    fired = replace(message("m1", at=NOW), payload={"event": "firing", "alert": {"id": "a1", "kind": "kl_drift"}})
+    put(store, fired, message("m2", "test", at=NOW, alert="a2"))
+    silence = Silence("s", "ann", "repair", NOW - 1.0, NOW + 3600.0, kind="kl_drift")
+    store.put_silence(silence)
+    deliver, notifier = deliverer(store, clock)
+
+    assert deliver.run_once() == DeliveryReport(sent=1, waiting=1)
+    assert (notifier.seen, row(store, "m1").last_error) == (["m2"], "kept back: silenced by ann: repair")
+    clock.advance(61.0)
+    assert deliver.run_once() == DeliveryReport(waiting=1)
+    store.put_silence(replace(silence, until=NOW + 62.0))
+    clock.advance(61.0)
+    assert deliver.run_once() == DeliveryReport(sent=1)
+
+
+def test_what_was_over_before_its_silence_is_not_told_afterwards(store: Store, clock: ManualClock, caplog):
+    """That it fired is no news any more; nobody is alarmed about that."""
+    over = Alert("a1", RUN.run_id, "r", "kl_drift", Severity.WARNING, AlertState.RESOLVED, 1, 2, "", resolved_step=5)
+    told = {"event": "firing", "alert": {"id": "a1", "kind": "kl_drift"}}
+    store.put_alerts([over], [replace(message("m1", at=NOW), payload=told)])
+    store.put_silence(Silence("s", "ann", "repair", NOW - 1.0, NOW + 10.0))
+    deliver, notifier = deliverer(store, clock)
+    deliver.run_once()
+    clock.advance(11.0)
+
+    assert deliver.run_once() == DeliveryReport(dead=1)
+    assert (notifier.seen, caplog.text) == ([], "")
+    assert row(store, "m1").last_error == "over before it could be told (kept back: silenced by ann: repair)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -168,3 +169,42 @@ def test_an_alert_published_with_another_shows_that_messages_delivery(place: Pat
     rows = {row["alert_id"]: row for row in strict(invoke("alerts", "--format", "json", "--store", place).stdout)}
 
     assert [len(rows[alert_id]["delivery"]) for alert_id in ("aa10", "aa20", "aa30")] == [1, 1, 0]
+
+
+def test_incidents_are_one_row_each(place: Path, store: Store, invoke: Invoke) -> None:
+    """What began together, in text and as JSON; a run that only crashed is left out unless asked for."""
+    record_run(store, "c", name="seed2")
+    store.put_alerts([replace(_alert("cc10", "run_crashed"), run_id="c", rule="heartbeat")], [])
+    text = invoke("alerts", "incidents", "--store", place).stdout
+    rows = strict(invoke("alerts", "incidents", "--format", "json", "--store", place).stdout)
+
+    assert "kl_drift is bad" in text
+    assert "1 run that only fell silent or crashed left out" in text
+    [row] = rows
+    assert (row["incident"], row["state"], len(row["alerts"]), row["delivery"][0]["channel"]) == (
+        "aa10",
+        "unresolved",
+        3,
+        "hook",
+    )
+    everything = strict(invoke("alerts", "incidents", "--heartbeats", "--format", "json", "--store", place).stdout)
+    assert sorted(each["heartbeat"] for each in everything) == [False, True]
+
+
+def test_a_whole_incident_is_taken_snoozed_and_noted(place: Path, store: Store, invoke: Invoke) -> None:
+    """By the id of any of its alerts."""
+    said = invoke("alerts", "snooze", "aa2", "--for", "2h", "--by", "ann", "--why", "lunch", "--store", place).stdout
+    assert re.search(r"kl_drift, no_signal on r snoozed until .*, unless it worsens", said)
+    invoke("alerts", "note", "aa2", "the judge was down", "--by", "bob", "--store", place)
+    invoke("alerts", "ack", "aa2", "--incident", "--by", "cy", "--store", place)
+    [row] = strict(invoke("alerts", "incidents", "r", "--format", "json", "--store", place).stdout)
+
+    assert [(entry["by"], entry["act"]) for entry in row["audit"]] == [
+        ("ann", "snooze"),
+        ("ann", "snooze"),
+        ("bob", "note"),
+        ("cy", "acknowledge"),
+        ("cy", "acknowledge"),
+    ]
+    assert (row["state"], set(row["quiet"])) == ("unresolved", {"aa10", "aa20"})
+    assert store.silences()[0].alerts == ("aa10", "aa20")

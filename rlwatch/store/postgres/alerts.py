@@ -1,16 +1,14 @@
-"""Alerts, the outbox, acknowledgements and silences: ``AlertStore``."""
+"""Alerts, the outbox and acknowledgements: ``AlertStore``, with what people do and say."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from psycopg import Rollback
 
-from rlwatch.clock import Clock
 from rlwatch.ports import Composer
 from rlwatch.records import (
     Acknowledgement,
@@ -20,15 +18,11 @@ from rlwatch.records import (
     OutboxMessage,
     OutboxStatus,
     Severity,
-    Silence,
 )
 from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.curating import edits_of
 from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.people import People, shown
 from rlwatch.store.postgres.rows import plain
-from rlwatch.store.postgres.runrow import load
-from rlwatch.store.postgres.server import Server
-from rlwatch.store.sqlite.curating import curated
 from rlwatch.store.sqlite.ownership import is_gone, this_process
 from rlwatch.store.sqlite.rows import dumps, loads
 
@@ -38,28 +32,13 @@ _MESSAGE = """message_id, alert_id, channel, payload, status, attempts, next_att
     created_at, sent_at"""
 _FREE_TRIES = 3
 """Times a message is composed without holding the run's alerts; then they are held meanwhile."""
-Opened = AbstractContextManager[Connection]
 
 
-class Alerts(ABC):
-    """Alerts and messages, which several processes write, over hooks that open a transaction."""
+class Alerts(People):
+    """Alerts and messages, which several processes write."""
 
-    _clock: Clock
-    server: Server
     _control_timeout_s: float
     url: str
-
-    @abstractmethod
-    def _reading(self) -> AbstractContextManager[Connection | None]:
-        """The tables as they are now; None where there are none yet."""
-
-    @abstractmethod
-    def snapshot(self, run_id: str) -> Opened:
-        """The same, of a run that exists. Raises ``RunNotFoundError``."""
-
-    @abstractmethod
-    def _changing(self, run_id: str) -> Opened:
-        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
         """Insert or update alerts, insert new messages; one transaction per run."""
@@ -100,7 +79,7 @@ class Alerts(ABC):
     def alerts(self, run_id: str | None = None) -> list[Alert]:
         """Alerts (of one run, or of all), newest first."""
         with self._looking(run_id) as db:
-            return [] if db is None else _shown(db, run_id, _alerts(db, run_id))[::-1]
+            return [] if db is None else shown(db, run_id, _alerts(db, run_id))[::-1]
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
         """Keep it, unless an earlier one covers it."""
@@ -121,12 +100,12 @@ class Alerts(ABC):
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
         """Acknowledgements (of one run, or of all)."""
         with self._looking(run_id) as db:
-            return [] if db is None else _shown(db, run_id, _acknowledgements(db, run_id))
+            return [] if db is None else shown(db, run_id, _acknowledgements(db, run_id))
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages (of one run, or of all), oldest first."""
         with self._looking(run_id) as db:
-            found = [] if db is None else _shown(db, run_id, _messages(db, run_id))
+            found = [] if db is None else shown(db, run_id, _messages(db, run_id))
         return sorted(found, key=attrgetter("created_at"))
 
     def lease_messages(
@@ -198,35 +177,6 @@ class Alerts(ABC):
 
     # Of the whole store
 
-    def put_silence(self, silence: Silence) -> None:
-        """Insert or replace by id."""
-        s = silence
-        texts = [plain(text) for text in (s.run, s.project, s.kind, s.rule)]
-        with self.server.writing() as db:
-            db.execute(
-                """INSERT INTO silence
-                   (silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels)
-                   VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (silence_id) DO UPDATE SET
-                   silenced_by = excluded.silenced_by, why = excluded.why, created_at = excluded.created_at,
-                   until = excluded.until, run = excluded.run, project = excluded.project, kind = excluded.kind,
-                   rule = excluded.rule, labels = excluded.labels""",
-                (s.silence_id, plain(s.by), plain(s.why), s.created_at, s.until, *texts, dumps(dict(s.labels))),
-            )
-
-    def silences(self) -> list[Silence]:
-        """All silences, oldest first."""
-        with self._reading() as db:
-            if db is None:
-                return []
-            rows = db.execute(
-                "SELECT silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels "
-                "FROM silence ORDER BY id"
-            )
-            return [
-                Silence(silence_id, by, why, created_at, until, run, project, kind, rule, loads(labels))
-                for silence_id, by, why, created_at, until, run, project, kind, rule, labels in rows
-            ]
-
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Held by one caller at a time, whichever process it is in; no transaction is open meanwhile."""
@@ -241,25 +191,6 @@ class Alerts(ABC):
                 db.execute("SELECT pg_advisory_unlock_all()")
         finally:
             db.close()
-
-    @contextmanager
-    def _looking(self, run_id: str | None) -> Iterator[Connection | None]:
-        with self._reading() if run_id is None else self.snapshot(run_id) as db:
-            yield db
-
-
-_Of = TypeVar("_Of", Alert, OutboxMessage, Acknowledgement)
-
-
-def _shown(db: Connection, run_id: str | None, found: list[_Of]) -> list[_Of]:
-    """Of all runs: what is not of one that is deleted."""
-    edits = {} if run_id is not None else edits_of(db, None)
-    erased = [of for of, said in edits.items() if any(edit.deleted for edit in said)]
-    if not erased:
-        return found
-    runs = [curated(run, edits[run.run_id]) for of in erased if (run := load(db, of)) is not None]
-    hidden = {run.run_id for run in runs if run.curation.deleted}
-    return [one for one in found if one.run_id not in hidden]
 
 
 # The book of a run's alerts: who writes turns its page, so that who composes sees that others wrote.

@@ -31,6 +31,7 @@ OF_A_RUN = (
     "outbox",
     "acknowledgement",
     "alert_book",
+    "forecast_answer",
     "edit",
     "run",
 )

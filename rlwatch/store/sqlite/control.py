@@ -1,13 +1,12 @@
-"""Commands, alerts, the outbox and silences as rows, and the half of a store that answers with them."""
+"""Commands, alerts and the outbox as rows, and the half of a store that answers with them."""
 
 from __future__ import annotations
 
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from operator import attrgetter, itemgetter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from rlwatch.clock import Clock
 from rlwatch.errors import ControlUnavailableError, StoreError
@@ -21,12 +20,10 @@ from rlwatch.records import (
     Ledger,
     OutboxMessage,
     OutboxStatus,
-    RunInfo,
     Severity,
-    Silence,
 )
 from rlwatch.store.sqlite import ownership
-from rlwatch.store.sqlite.curating import is_deleted
+from rlwatch.store.sqlite.people import PeopleTables
 from rlwatch.store.sqlite.rows import dumps, loads, plain
 from rlwatch.store.sqlite.schema import transaction
 
@@ -321,68 +318,13 @@ def _message(run_id: str, row: tuple[Any, ...]) -> OutboxMessage:
     return OutboxMessage(message_id, run_id, alert_id, channel, loads(payload), OutboxStatus(status), *rest)
 
 
-# Silences as rows, over an open connection to the store's ``alerts.db``.
-
-_PUT_SILENCE = """INSERT INTO silence VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-          ON CONFLICT (silence_id) DO UPDATE SET silenced_by = excluded.silenced_by, why = excluded.why,
-          created_at = excluded.created_at, until = excluded.until, run = excluded.run, project = excluded.project,
-          kind = excluded.kind, rule = excluded.rule, labels = excluded.labels"""
-
-
-def put_silence(db: sqlite3.Connection, silence: Silence) -> None:
-    """Insert or replace."""
-    s = silence
-    texts = [plain(text) for text in (s.run, s.project, s.kind, s.rule)]
-    row = (s.silence_id, plain(s.by), plain(s.why), s.created_at, s.until, *texts, dumps(dict(s.labels)))
-    with transaction(db):
-        db.execute(_PUT_SILENCE, row)
-
-
-def read_silences(db: sqlite3.Connection) -> list[Silence]:
-    """All, oldest first."""
-    rows = db.execute(
-        "SELECT silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels FROM silence "
-        "ORDER BY id"
-    )
-    return [
-        Silence(silence_id, by, why, created_at, until, run, project, kind, rule, loads(labels))
-        for silence_id, by, why, created_at, until, run, project, kind, rule, labels in rows
-    ]
-
-
 # Commands, alerts and outbox of all runs, over hooks: where control tables are, or are to be.
 
-_T = TypeVar("_T")
 
-
-class ControlTables(ABC):
-    """Commands; alerts, outbox, acknowledgements and silences (``CommandStore``, ``AlertStore``)."""
+class ControlTables(PeopleTables):
+    """Commands; alerts, outbox and acknowledgements (``CommandStore``, ``AlertStore``)."""
 
     _clock: Clock
-
-    @abstractmethod
-    def run(self, run_id: str) -> RunInfo:
-        """One run, as people edited it."""
-
-    @abstractmethod
-    def _controlled(self) -> list[str]:
-        """Run ids that have control tables."""
-
-    @abstractmethod
-    def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
-        """The run's control tables, or None where nobody needed them yet. Raises ``RunNotFoundError``."""
-
-    @abstractmethod
-    def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
-
-    @abstractmethod
-    def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
-        """Tables of the whole store, or None where nobody needed them yet."""
-
-    @abstractmethod
-    def _made_store_wide(self) -> AbstractContextManager[sqlite3.Connection]:
-        """The same, created if need be."""
 
     def submit(self, command: Command) -> Command:
         """Insert, or return the command that already has this id or idempotency key."""
@@ -442,16 +384,6 @@ class ControlTables(ABC):
         """Acknowledgements (of one run, or of all that can be read)."""
         return self._gathered(run_id, read_acknowledgements)
 
-    def put_silence(self, silence: Silence) -> None:
-        """Insert or replace by id."""
-        with self._made_store_wide() as db:
-            put_silence(db, silence)
-
-    def silences(self) -> list[Silence]:
-        """All silences, oldest first."""
-        with self._store_wide() as db:
-            return [] if db is None else read_silences(db)
-
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Held by one caller at a time, whichever process it is in."""
@@ -488,19 +420,6 @@ class ControlTables(ABC):
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages (of one run, or of all that can be read), oldest first."""
         return sorted(self._gathered(run_id, read_outbox), key=attrgetter("created_at"))
-
-    def _gathered(self, run_id: str | None, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> list[_T]:
-        gathered: list[_T] = []
-        for each in self._controlled() if run_id is None else [run_id]:
-            try:
-                with self._control(each) as db:
-                    hidden = run_id is None and db is not None and is_deleted(db, each)
-                    if db is not None and not (hidden and self.run(each).curation.deleted):
-                        gathered += rows(db, each)
-            except StoreError:
-                if run_id is not None:
-                    raise
-        return gathered
 
     def _lease(
         self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None

@@ -189,6 +189,11 @@ _CONTROL_3 = (
 _CONTROL_4 = """CREATE TABLE edit (
     id INTEGER PRIMARY KEY, edited_by TEXT NOT NULL, at REAL NOT NULL, body TEXT NOT NULL)"""
 
+# What people say of forecasts: one answer an attempt and step. right: 1 or 0.
+_CONTROL_5 = """CREATE TABLE forecast_answer (
+    attempt INTEGER NOT NULL, step INTEGER NOT NULL, right INTEGER NOT NULL, answered_by TEXT NOT NULL,
+    why TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (attempt, step))"""
+
 # Of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
 _STORE_WIDE_1 = """CREATE TABLE silence (
     id INTEGER PRIMARY KEY, silence_id TEXT NOT NULL UNIQUE, silenced_by TEXT NOT NULL, why TEXT NOT NULL,
@@ -199,6 +204,16 @@ _STORE_WIDE_1 = """CREATE TABLE silence (
 _STORE_WIDE_2 = """CREATE TABLE purge (
     id INTEGER PRIMARY KEY, run_id TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, purged_by TEXT NOT NULL,
     at REAL NOT NULL, deleted_by TEXT NOT NULL, deleted_at REAL NOT NULL)"""
+
+_STORE_WIDE_3 = (
+    # alerts: JSON list of ids, [] for all. up_to: a severity, '' for all.
+    "ALTER TABLE silence ADD COLUMN alerts TEXT NOT NULL DEFAULT '[]'",
+    "ALTER TABLE silence ADD COLUMN up_to TEXT NOT NULL DEFAULT ''",
+    # What people did and said; rows are only added.
+    """CREATE TABLE audit (
+        id INTEGER PRIMARY KEY, entry_id TEXT NOT NULL UNIQUE, at REAL NOT NULL, done_by TEXT NOT NULL,
+        act TEXT NOT NULL, text TEXT NOT NULL, run TEXT NOT NULL, alert TEXT NOT NULL)""",
+)
 
 
 def _run_tables(db: sqlite3.Connection) -> None:
@@ -255,6 +270,15 @@ def _purge_table(db: sqlite3.Connection) -> None:
     db.execute(_STORE_WIDE_2)
 
 
+def _answer_table(db: sqlite3.Connection) -> None:
+    db.execute(_CONTROL_5)
+
+
+def _audit_table(db: sqlite3.Connection) -> None:
+    for statement in _STORE_WIDE_3:
+        db.execute(statement)
+
+
 RUN_TABLES = (
     Migration("run tables", _run_tables),
     Migration("completions", _completion_table),
@@ -267,5 +291,10 @@ CONTROL_TABLES = (
     Migration("acknowledgements", _acknowledgement_table),
     Migration("leases", _lease_columns),
     Migration("edits", _edit_table),
+    Migration("forecast answers", _answer_table),
 )
-STORE_WIDE = (Migration("silences", _silence_table), Migration("purges", _purge_table))
+STORE_WIDE = (
+    Migration("silences", _silence_table),
+    Migration("purges", _purge_table),
+    Migration("audit", _audit_table),
+)

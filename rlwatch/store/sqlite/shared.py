@@ -23,7 +23,17 @@ from urllib.parse import quote
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
 from rlwatch.ports import Composer, RunWriter
-from rlwatch.records import Acknowledgement, Alert, Ledger, OutboxMessage, RunInfo, RunState, Silence
+from rlwatch.records import (
+    Acknowledgement,
+    Alert,
+    AuditEntry,
+    ForecastAnswer,
+    Ledger,
+    OutboxMessage,
+    RunInfo,
+    RunState,
+    Silence,
+)
 from rlwatch.store.sqlite import connection, layout, runrow
 from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
 from rlwatch.store.sqlite.control import NoCommands
@@ -115,6 +125,22 @@ class SharedStore(RunTables, NoCommands, NoCuration):
     def silences(self) -> list[Silence]:
         """Those of this node."""
         return self._local.silences()
+
+    def put_entry(self, entry: AuditEntry) -> None:
+        """Keep it on this node."""
+        self._local.put_entry(entry)
+
+    def audit(self, run_id: str | None = None) -> list[AuditEntry]:
+        """Acts and words of people of this node."""
+        return self._local.audit(run_id)
+
+    def answer_forecast(self, answer: ForecastAnswer) -> None:
+        """Keep it on this node."""
+        self._local.answer_forecast(answer)
+
+    def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
+        """Those about runs written on this node."""
+        return self._local.forecast_answers(run_id) if self._is_here(run_id) else []
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Held by one caller of this node at a time."""

@@ -34,8 +34,10 @@ GRANT INSERT ON {schema}.command, {schema}.edit TO {schema}_operator;
 GRANT UPDATE (status, finished_at, result) ON {schema}.command TO {schema}_operator;
 GRANT INSERT, UPDATE ON {schema}.alert, {schema}.outbox, {schema}.alert_book, {schema}.silence TO {schema}_operator;
 GRANT INSERT, DELETE ON {schema}.acknowledgement TO {schema}_operator;
+GRANT INSERT ON {schema}.audit TO {schema}_operator;
+GRANT INSERT, UPDATE ON {schema}.forecast_answer TO {schema}_operator;
 GRANT USAGE ON SEQUENCE {schema}.command_id_seq, {schema}.edit_id_seq, {schema}.silence_id_seq,
-    {schema}.acknowledgement_id_seq TO {schema}_operator;
+    {schema}.acknowledgement_id_seq, {schema}.audit_id_seq TO {schema}_operator;
 
 -- Projects of whoever asks. A role that no row of member names sees nothing.
 CREATE OR REPLACE FUNCTION {schema}.projects() RETURNS SETOF text LANGUAGE sql STABLE AS
@@ -61,5 +63,10 @@ BEGIN
         END IF;
     END LOOP;
 END $$;
+
+-- Acts of people that are about no run are everybody's.
+ALTER TABLE {schema}.audit ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS of_project ON {schema}.audit;
+CREATE POLICY of_project ON {schema}.audit USING (run = '' OR run IN (SELECT run_id FROM {schema}.run));
 
 COMMIT;

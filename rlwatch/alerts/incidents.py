@@ -1,0 +1,283 @@
+"""Incidents: alerts of a run that belong together, as one thing with a state, of which one leads.
+
+Two alerts belong together if they began within :data:`NEAR` steps of each other, or if the diagnosis of the run has one
+as the cause of the other while that still fired. What a person does to an incident is done to its alerts: those that
+fire are acknowledged, snoozed and silenced. That a run fell silent or crashed is no incident: it belongs to the one
+before it, if there is one, and else all that is known of a run's heartbeats is one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from rlwatch.alerts.matching import alert_ids, silence_matches
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, Policy
+from rlwatch.alerts.silencing import quiet_reasons
+from rlwatch.diagnosis import Cause, Diagnosis, Sureness
+from rlwatch.errors import StoreError
+from rlwatch.ports import Store
+from rlwatch.records import (
+    CRASH_FORECAST,
+    Acknowledgement,
+    Alert,
+    AlertState,
+    AuditEntry,
+    OutboxMessage,
+    RunInfo,
+    RunState,
+    Severity,
+    Silence,
+)
+from rlwatch.view import stored_diagnosis
+
+NEAR = 50
+"""Steps within which alerts that begin are one incident: the horizon of a forecast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Alerts of one run: ``lead`` is what it is called after, the others, by onset, are its symptoms.
+
+    ``cause``: the likeliest one, if the run's diagnosis names one that is at least plausible.
+    """
+
+    lead: Alert
+    symptoms: tuple[Alert, ...] = ()
+    cause: Cause | None = None
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """All of them, the leading one first."""
+        return (self.lead, *self.symptoms)
+
+    @property
+    def run_id(self) -> str:
+        """The run it is about."""
+        return self.lead.run_id
+
+    @property
+    def firing(self) -> tuple[Alert, ...]:
+        """Alerts that fire."""
+        return tuple(alert for alert in self.alerts if alert.state is AlertState.FIRING)
+
+    @property
+    def onset_step(self) -> int:
+        """The step at which the first of them began."""
+        return min(alert.onset_step for alert in self.alerts)
+
+    @property
+    def fired_at(self) -> float | None:
+        """Time of the first that fired (Unix seconds)."""
+        return min((alert.fired_at for alert in self.alerts if alert.fired_at is not None), default=None)
+
+    @property
+    def severity(self) -> Severity:
+        """As bad as it is; once it is over, as bad as it was."""
+        return max((alert.severity for alert in self.firing or self.alerts), key=lambda severity: severity.rank)
+
+    @property
+    def heartbeat(self) -> bool:
+        """True where nothing is known but that the run fell silent or ended with an error."""
+        return all(alert.kind in HEARTBEAT_KINDS for alert in self.alerts)
+
+
+def incidents_of(alerts: Iterable[Alert], diagnosis: Callable[[], Diagnosis | None] = lambda: None) -> list[Incident]:
+    """Incidents of one run, by onset; ``diagnosis`` is asked only where several alerts may belong together."""
+    ordered = sorted(alerts, key=lambda alert: (alert.onset_step, alert.alert_id))
+    beats = [alert for alert in ordered if alert.kind in HEARTBEAT_KINDS]
+    found = [alert for alert in ordered if alert.kind not in HEARTBEAT_KINDS]
+    known = diagnosis() if len(found) > 1 else None
+    causes = [] if known is None else [cause for cause in known.causes if cause.sure is not Sureness.WEAK]
+    groups: list[list[Alert]] = []
+    for alert in found:
+        mine = [group for group in groups if any(_belong(other, alert, causes) for other in group)]
+        merged = [*(each for group in mine for each in group), alert]
+        groups = [*(group for group in groups if group not in mine), merged]
+    alone: list[Alert] = []
+    for beat in beats:
+        before = [group for group in groups if any(_leads_to(alert, beat) for alert in group)]
+        (before[-1] if before else alone).append(beat)
+    whole = [_incident(group, causes) for group in groups] + ([_incident(alone, [])] if alone else [])
+    return sorted(whole, key=lambda incident: (incident.onset_step, incident.lead.alert_id))
+
+
+def _belong(one: Alert, other: Alert, causes: Sequence[Cause]) -> bool:
+    """``one`` began first."""
+    if other.onset_step - one.onset_step <= NEAR:
+        return True
+    over = one.resolved_step is not None and one.resolved_step < other.onset_step
+    return not over and any({one.kind, other.kind} <= {cause.kind, *cause.symptoms} for cause in causes)
+
+
+def _leads_to(alert: Alert, beat: Alert) -> bool:
+    """True if the run fell silent or crashed while the alert fired, or soon after."""
+    end = alert.resolved_step
+    return alert.onset_step <= beat.onset_step and (end is None or beat.onset_step - end <= NEAR)
+
+
+def _incident(group: Sequence[Alert], causes: Sequence[Cause]) -> Incident:
+    def foremost(alert: Alert) -> tuple[bool, bool, int, int]:
+        beat = alert.kind in HEARTBEAT_KINDS
+        return (beat, alert.kind == CRASH_FORECAST, -alert.severity.rank, alert.onset_step)
+
+    cause = next((cause for cause in causes if {a.kind for a in group} & {cause.kind, *cause.symptoms}), None)
+    lead = min(group, key=foremost)
+    if cause is not None:
+        lead = next((alert for alert in group if alert.kind == cause.kind), lead)
+    if all(alert.kind in HEARTBEAT_KINDS for alert in group):
+        lead = group[-1]  # how it stands now
+    return Incident(lead, tuple(alert for alert in group if alert is not lead), cause)
+
+
+class Standing(StrEnum):
+    """States of an incident, as a person sees it."""
+
+    FIRING = "firing"
+    PENDING = "pending"
+    ACKNOWLEDGED = "acknowledged"
+    SNOOZED = "snoozed"
+    SILENCED = "silenced"
+    INHIBITED = "inhibited"
+    UNRESOLVED = "unresolved"
+    """Its run ended before it was over."""
+    RESOLVED = "resolved"
+
+
+QUIET = (Standing.ACKNOWLEDGED, Standing.SNOOZED, Standing.SILENCED, Standing.INHIBITED)
+
+
+def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool = True) -> Standing:
+    """The state of an incident; ``quiet``: alert id -> why it is quiet though it fires, ``goes_on``: so does its run.
+
+    It is quiet once all that fires of it is: then it is what somebody did about it that says how.
+    """
+    firing = incident.firing
+    if firing and not goes_on:
+        return Standing.UNRESOLVED
+    if not firing:
+        waits = goes_on and any(alert.state is AlertState.PENDING for alert in incident.alerts)
+        return Standing.PENDING if waits else Standing.RESOLVED
+    if any(alert.alert_id not in quiet for alert in firing):
+        return Standing.FIRING
+    words = {quiet[alert.alert_id].partition(" ")[0] for alert in firing}
+    return next((standing for standing in QUIET if standing.value in words), Standing.INHIBITED)
+
+
+@dataclass(frozen=True, slots=True)
+class Docket:
+    """An incident with all that people and messages have to do with it.
+
+    ``run``: None where it cannot be read. ``quiet``: alert id -> why it is quiet. ``messages``, ``audit``: oldest
+    first; ``silences``: those that last and fit any of its alerts.
+    """
+
+    incident: Incident
+    run: RunInfo | None = None
+    standing: Standing = Standing.FIRING
+    quiet: Mapping[str, str] = field(default_factory=dict)
+    acknowledgements: tuple[Acknowledgement, ...] = ()
+    messages: tuple[OutboxMessage, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
+
+    @property
+    def goes_on(self) -> bool:
+        """True if its run may still change it."""
+        return self.run is None or self.run.state is RunState.RUNNING
+
+    @property
+    def open(self) -> bool:
+        """True if it fires in a run that goes on, quiet or not."""
+        return self.goes_on and bool(self.incident.firing)
+
+    @property
+    def notes(self) -> tuple[AuditEntry, ...]:
+        """Notes that people left."""
+        return tuple(entry for entry in self.audit if entry.act == "note")
+
+
+def dockets(
+    store: Store,
+    policy: Policy,
+    now: float,
+    *,
+    run_id: str | None = None,
+    diagnose: Callable[[RunInfo], Diagnosis] | None = None,
+) -> list[Docket]:
+    """Every incident of the store, or of one run, that somebody was or will be told of; the one that fired last first.
+
+    ``diagnose``: how a run is diagnosed, if not from the store anew. May raise ``StoreError``.
+    """
+    runs = {run.run_id: run for run in store.runs()}
+    alerts = store.alerts(run_id)
+    desk = _Desk(store, runs, run_id, diagnose)
+    silences = [silence for silence in store.silences() if silence.created_at <= now < silence.until]
+    quiet = quiet_reasons(alerts, policy, now, runs=runs, acknowledgements=desk.acknowledgements, silences=silences)
+    by_run: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        run = runs.get(alert.run_id)
+        live = run is None or run.state is RunState.RUNNING
+        if alert.fired_at is not None or (live and alert.state is not AlertState.RESOLVED):
+            by_run.setdefault(alert.run_id, []).append(alert)
+    found = [
+        desk.docket(incident, quiet, silences, policy)
+        for each, own in by_run.items()
+        for incident in incidents_of(own, lambda each=each: desk.diagnosis(each))  # type: ignore[misc]
+    ]
+    return sorted(found, key=lambda docket: -(docket.incident.fired_at or float("inf")))
+
+
+class _Desk:
+    """All that was written about alerts, by alert."""
+
+    def __init__(
+        self,
+        store: Store,
+        runs: Mapping[str, RunInfo],
+        run_id: str | None,
+        diagnose: Callable[[RunInfo], Diagnosis] | None,
+    ) -> None:
+        self.acknowledgements = store.acknowledgements(run_id)
+        self._runs = runs
+        self._diagnose = diagnose or (lambda run: stored_diagnosis(store, run))
+        self._messages: dict[str, list[OutboxMessage]] = {}
+        for message in store.outbox(run_id):
+            for alert_id in alert_ids(message):
+                self._messages.setdefault(alert_id, []).append(message)
+        self._audit: dict[str, list[AuditEntry]] = {}
+        for entry in store.audit(run_id):
+            self._audit.setdefault(entry.alert_id, []).append(entry)
+
+    def diagnosis(self, run_id: str) -> Diagnosis | None:
+        run = self._runs.get(run_id)
+        try:
+            return None if run is None else self._diagnose(run)
+        except StoreError:
+            return None  # they are grouped by their steps alone
+
+    def docket(
+        self, incident: Incident, quiet: Mapping[str, str], silences: Sequence[Silence], policy: Policy
+    ) -> Docket:
+        run = self._runs.get(incident.run_id)
+        ids = [alert.alert_id for alert in incident.alerts]
+        messages = {m.message_id: m for alert_id in ids for m in self._messages.get(alert_id, ())}
+        labels = {alert.rule: _labels(policy, alert.rule) for alert in incident.alerts}
+        mine = [s for s in silences if any(silence_matches(s, a, run, labels[a.rule]) for a in incident.alerts)]
+        entries = [entry for alert_id in ids for entry in self._audit.get(alert_id, ())]
+        docket = Docket(
+            incident,
+            run,
+            quiet={alert_id: quiet[alert_id] for alert_id in ids if alert_id in quiet},
+            acknowledgements=tuple(a for a in self.acknowledgements if a.alert_id in ids),
+            messages=tuple(sorted(messages.values(), key=lambda message: message.created_at)),
+            silences=tuple(mine),
+            audit=tuple(sorted(entries, key=lambda entry: entry.at)),
+        )
+        return replace(docket, standing=standing_of(incident, quiet, goes_on=docket.goes_on))
+
+
+def _labels(policy: Policy, name: str) -> Mapping[str, str]:
+    rule = policy.rule(name)
+    return rule.labels if rule else {}

@@ -1,0 +1,191 @@
+"""``rlwatch alerts incidents | snooze | note``: what belongs together as one thing, and what people do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlwatch.analysis.lookup import find_run
+from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
+from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
+from rlwatch.cli.view_text import severity_cell
+from rlwatch.clock import SystemClock
+from rlwatch.records import JSON, OutboxMessage, OutboxStatus
+from rlwatch.wording import local_moment, one_line, plural, step, words
+
+if TYPE_CHECKING:
+    from rlwatch.alerts.incidents import Docket
+    from rlwatch.ports import Store
+
+AlertArgument = Annotated[
+    str, typer.Argument(metavar="ALERT", help="The id of one of its alerts, or how that begins; see rlwatch alerts.")
+]
+INCIDENTS = examples(
+    "rlwatch alerts incidents",
+    "rlwatch alerts incidents math-7b-s3 --format json",
+    "rlwatch alerts incidents --heartbeats",
+)
+SNOOZE = examples("rlwatch alerts snooze 3f2a --for 2h", "rlwatch alerts snooze 3f2a --for 1d --why 'after the demo'")
+NOTE = examples("rlwatch alerts note 3f2a 'the judge was down from 14:00 on'")
+
+
+def incidents(
+    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unambiguous prefix.")] = None,
+    *,
+    heartbeats: Annotated[
+        bool, typer.Option("--heartbeats", help="Also runs of which is known only that they fell silent or crashed.")
+    ] = False,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """List incidents, newest first: alerts that belong together as one row, with who does what about it."""
+    with opened(store) as source:
+        every = _dockets(source, None if run is None else find_run(source, run).run_id, config)
+    found = [docket for docket in every if heartbeats or not docket.incident.heartbeat]
+    if output is Format.JSON:
+        print_json([incident_row(docket) for docket in found])
+        return
+    if found:
+        print_table(
+            ("id", "state", "severity", "run", "what", ">onset", "symptoms", "who", "delivery"),
+            [_cells(docket) for docket in found],
+        )
+    else:
+        say("no incidents")
+    left = len(every) - len(found)
+    if left:
+        say(f"{plural(left, 'run')} that only fell silent or crashed left out: --heartbeats shows them", style="dim")
+
+
+def snooze(
+    alert: AlertArgument,
+    *,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="For so long: 90m, 2h, 1d12h.")],
+    by: ByOption = "",
+    why: Annotated[str, typer.Option("--why", help="The reason.")] = "",
+    config: ConfigOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Tell nobody of what fires of this incident for a while, unless it gets worse; what still fires then is told."""
+    from rlwatch.alerts import silencing
+
+    for_s = silencing.seconds_of(duration)
+    with opened(store) as target:
+        incident = docket_of(target, alert, config).incident
+        fresh = silencing.snooze(target, incident.alerts, by=by or me(), for_s=for_s, why=why)
+    kinds = ", ".join(dict.fromkeys(each.kind for each in incident.firing))
+    say(
+        f"{fresh.silence_id}: {kinds} on {incident.run_id} snoozed until {local_moment(fresh.until)}, unless it worsens"
+    )
+
+
+def note(
+    alert: AlertArgument,
+    text: Annotated[str, typer.Argument(help="What others should know.")],
+    by: ByOption = "",
+    store: StoreOption = None,
+) -> None:
+    """Leave a note at an alert, and so at its incident."""
+    from rlwatch.alerts.silencing import find_alert
+    from rlwatch.alerts.silencing import note as noted
+
+    with opened(store) as target:
+        found = find_alert(target.alerts(), alert)
+        entry = noted(target, found, by=by or me(), text=text)
+    say(f"{found.alert_id}: noted by {entry.by}")
+
+
+def docket_of(store: Store, reference: str, config: Path | None) -> Docket:
+    """The incident that the alert belongs to whose id begins so. Raises ``ConfigError``."""
+    from rlwatch.alerts.silencing import find_alert
+    from rlwatch.errors import ConfigError
+
+    alert = find_alert(store.alerts(), reference)
+    found = _dockets(store, alert.run_id, config)
+    mine = [d for d in found if any(each.alert_id == alert.alert_id for each in d.incident.alerts)]
+    if not mine:
+        raise ConfigError(f"alert {alert.alert_id} never fired: it belongs to no incident")
+    return mine[0]
+
+
+def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[Docket]:
+    from rlwatch.alerts.config import load_config
+    from rlwatch.alerts.incidents import dockets
+
+    policy = load_config(config, store_root=getattr(store, "root", None)).policy
+    return dockets(store, policy, SystemClock().now(), run_id=run_id)
+
+
+def incident_row(docket: Docket) -> dict[str, JSON]:
+    """The incident as plain values, its alerts by id."""
+    incident = docket.incident
+    cause = incident.cause
+    row = {
+        "incident": incident.lead.alert_id,
+        "run_id": incident.run_id,
+        "state": docket.standing.value,
+        "severity": incident.severity.value,
+        "kind": incident.lead.kind,
+        "onset_step": incident.onset_step,
+        "fired_at": incident.fired_at,
+        "heartbeat": incident.heartbeat,
+        "cause": None if cause is None else {"kind": cause.kind, "title": cause.title, "sure": cause.sure.value},
+        "alerts": [plain(alert) for alert in incident.alerts],
+        "quiet": dict(docket.quiet),
+        "acknowledgements": [plain(each) for each in docket.acknowledgements],
+        "silences": [plain(each) for each in docket.silences],
+        "audit": [plain(each) for each in docket.audit],
+        "delivery": delivery_of(docket.messages),
+    }
+    return dict(row)
+
+
+def _cells(docket: Docket) -> list[Cell]:
+    incident = docket.incident
+    symptoms = ", ".join(dict.fromkeys(words(alert.kind) for alert in incident.symptoms))
+    who = ", ".join(dict.fromkeys(each.by for each in docket.acknowledgements))
+    return [
+        incident.lead.alert_id,
+        (docket.standing.value, STATUS_STYLES.get(docket.standing.value, "")),
+        severity_cell(incident.severity.value),
+        incident.run_id,
+        one_line(incident.lead.message, 80),
+        step(incident.onset_step),
+        one_line(symptoms, 60),
+        one_line(who, 30),
+        delivery_cell(delivery_of(docket.messages)),
+    ]
+
+
+def delivery_of(messages: Sequence[OutboxMessage]) -> list[dict[str, JSON]]:
+    """The messages without their payload."""
+    return [
+        plain(
+            {
+                "channel": m.channel,
+                "status": m.status,
+                "attempts": m.attempts,
+                "last_error": m.last_error,
+                "sent_at": m.sent_at,
+            }
+        )
+        for m in messages
+    ]
+
+
+def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
+    """The delivery in a few words; what went wrong wins over what went well."""
+    if not delivery:
+        return ("nobody told", "dim")
+    for status in (OutboxStatus.DEAD, OutboxStatus.PENDING, OutboxStatus.SENT):
+        fitting = [entry for entry in delivery if entry["status"] == status]
+        if fitting:
+            entry = fitting[-1]
+            tries = f" after {entry['attempts']} tries" if entry["attempts"] > 1 else ""
+            why = f": {one_line(entry['last_error'], 40)}" if entry["last_error"] and status != "sent" else ""
+            return (f"{entry['channel']} {status}{tries}{why}", STATUS_STYLES.get(status.value, "yellow"))
+    return ("unknown", "dim")
