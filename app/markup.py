@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlwatch.wording import Markup, el, joined
 
-__all__ = ["STYLE", "Markup", "el", "joined"]
+__all__ = ["DARK_STYLE", "STYLE", "Markup", "el", "joined"]
 
 STYLE = """<style>
 [data-testid="stMainBlockContainer"] { padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1500px; }
@@ -15,21 +15,23 @@ STYLE = """<style>
 .rl-who span { max-width: 14rem; overflow: hidden; text-overflow: ellipsis; }
 .rl-who a { color: inherit; }
 @media (max-width: 640px) { .rl-who { right: 1.5rem; } .rl-who span { max-width: 7rem; } }
-.rl-store { text-align: right; font-size: .75rem; opacity: .6; overflow-wrap: anywhere; }
+.rl-store { text-align: right; font-size: .75rem; opacity: .75; overflow-wrap: anywhere; }
 .rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
-.rl-project { font-weight: 400; opacity: .6; }
+.rl-project { font-weight: 400; opacity: .75; }
 .rl-head { font-size: 1.5rem; font-weight: 600; line-height: 1.3; }
 .rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }
-.rl-facts .label { opacity: .6; }
+.rl-facts .label { opacity: .75; }
 .rl-word { font-weight: 600; white-space: nowrap; }
 .rl-verdict { font-size: 1rem; font-weight: 600; margin-top: .5rem; overflow-wrap: anywhere; }
 .rl-verdict .label { font-weight: 400; }
 .rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
-.rl-verdict .label, .rl-why .label { opacity: .6; margin-right: .75rem; }
+.rl-verdict .label, .rl-why .label { opacity: .75; margin-right: .75rem; }
 .rl-why .arrow { opacity: .5; padding: 0 .4rem; }
 .rl-do { font-size: .9rem; margin: .4rem 0; padding-left: 1.3rem; }
 .rl-do code { font-size: .85em; }
 .rl-do li { margin: .45rem 0; overflow-wrap: anywhere; }
+ul.rl-plain { list-style: none; padding-left: 0; margin: .2rem 0 .4rem; }
+ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-size: .9rem; }
 .rl-step { margin-top: .4rem; }
 .rl-token { font-family: monospace; font-size: .95em; font-weight: 700; overflow-wrap: anywhere;
   unicode-bidi: isolate; }
@@ -50,5 +52,9 @@ STYLE = """<style>
 .rl-bars .share { text-align: right; opacity: .75; }
 .rl-bars .bar { grid-column: 1 / -1; height: .4rem; border-radius: 2px; min-width: 2px; margin: .15rem 0 .25rem; }
 .rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
-.rl-quiet { font-size: .8rem; opacity: .6; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.rl-quiet { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 </style>"""
+DARK_STYLE = """<style>
+[data-testid="stBaseButton-primary"]:not(:disabled) { color: #0b1a24; }
+</style>"""
+"""On a dark page what can be pressed is light: white on it could not be read."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from . import alerts_page, compare_page, layout, run_page, runs_page, tokens_page
-from .markup import STYLE
+from .markup import DARK_STYLE, STYLE
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import StreamlitPage
@@ -19,6 +19,8 @@ def show() -> None:
     """Draw the app: the page the address names."""
     st.set_page_config(page_title="rlwatch", page_icon="◉", layout="wide")
     st.html(STYLE)
+    if st.context.theme.type == "dark":
+        st.html(DARK_STYLE)
     if not layout.principal().name:
         st.error("This dashboard has no door: start it with rlwatch ui.", icon=":material/door_front:")
         st.stop()
@@ -37,7 +39,7 @@ def pages() -> dict[str, StreamlitPage]:
             partial(_page, tokens_page.page, go_to_run), title="Tokens", url_path="tokens", visibility="hidden"
         ),
         "compare": st.Page(partial(_page, compare_page.page, go_to_run), title="Compare", url_path="compare"),
-        "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Alerts", url_path="alerts"),
+        "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Incidents", url_path="alerts"),
     }
 
 

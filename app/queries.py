@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import streamlit as st
 
-from rlwatch.alerts import silencing
+from rlwatch.alerts import incidents
 from rlwatch.alerts.config import load_config
+from rlwatch.alerts.incidents import Docket
 from rlwatch.alerts.rules import Policy
 from rlwatch.compare.alignment import attempt_starts
 from rlwatch.control.liveness import TAIL, Pace, dead_since, pace_of
@@ -34,7 +35,6 @@ from rlwatch.records import (
     Command,
     Event,
     Finding,
-    OutboxMessage,
     RunInfo,
     RunState,
     Silence,
@@ -59,6 +59,7 @@ __all__ = [
     "commands",
     "culprits",
     "diagnosis",
+    "dockets",
     "events",
     "far_out",
     "findings",
@@ -67,14 +68,13 @@ __all__ = [
     "localised",
     "metric_names",
     "of_step",
-    "outbox",
     "outline",
+    "policy",
     "report",
     "run",
     "run_forecasts",
     "runs_by_id",
     "silences",
-    "standing",
     "store",
     "store_url",
     "traces",
@@ -162,25 +162,27 @@ def alerts_by_run() -> dict[str, list[Alert]]:
     return grouped
 
 
-def outbox() -> list[OutboxMessage]:
-    """Messages to the outside, oldest first."""
-    return store().outbox()
-
-
 def silences(now: float) -> list[Silence]:
     """Silences that last at ``now``, oldest first."""
     return [silence for silence in store().silences() if silence.until > now]
 
 
-def standing(found: Sequence[Alert], runs: Mapping[str, RunInfo], now: float) -> dict[str, str]:
-    """Alert id -> why it is quiet though it fires. Where ``rlwatch.toml`` cannot be read, the usual rules apply."""
+def policy() -> Policy:
+    """The rules that apply here. Where ``rlwatch.toml`` cannot be read, the usual ones do."""
     try:
-        policy = load_config(store_root=getattr(store(), "root", None)).policy
+        return load_config(store_root=getattr(store(), "root", None)).policy
     except ConfigError:
-        policy = Policy()
-    return silencing.quiet_reasons(
-        found, policy, now, runs=runs, acknowledgements=store().acknowledgements(), silences=silences(now)
-    )
+        return Policy()
+
+
+def dockets(now: float) -> list[Docket]:
+    """Every incident, with who has it and who was told; the one that fired last first."""
+    return incidents.dockets(store(), policy(), now, diagnose=lambda run: _diagnosed(store_url(), version(run)))
+
+
+@st.cache_data(show_spinner=False, max_entries=500)
+def _diagnosed(url: str, version: Version) -> Diagnosis:  # noqa: ARG001  (url and version are the key)
+    return diagnosis(store().run(version[0]))
 
 
 # A run's series, thinned for the screen: whole series are large, what is drawn of them is not.

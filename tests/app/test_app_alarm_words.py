@@ -7,10 +7,11 @@ import pytest
 from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import alerts_page, charts, health, run_page, runs_page
+from rlwatch_app import alerts_page, charts, health, incident_acts, incident_dialog, run_page, runs_page
 from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
 from rlwatch_app.principal import NotPermittedError, Principal
 
+from rlwatch.alerts.incidents import QUIET, Docket, Standing, incidents_of, standing_of
 from rlwatch.control.liveness import Pace
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, AlertState, Event, OutboxStatus, RunInfo, RunState, Severity, Silence
@@ -22,62 +23,50 @@ STATES = tuple(AlertState)
 THIN = "\u202f"
 
 
-def entry(state=AlertState.FIRING, run_state=RunState.RUNNING, standing="", known=True, **more):
+def docket(state=AlertState.FIRING, run_state=RunState.RUNNING, standing=None, known=True, **more):
     run = replace(LIVE, state=run_state) if known else None
-    return alerts_page.AlertEntry(alert(state=state, **more), run, (), standing)
+    made = Docket(incidents_of([alert(state=state, **more)])[0], run)
+    return replace(made, standing=standing or standing_of(made.incident, {}, goes_on=made.goes_on))
 
 
 @pytest.mark.parametrize(("state", "run_state", "known"), list(product(STATES, tuple(RunState), [True, False])))
-def test_an_alert_fires_while_its_run_goes_on(state, run_state, known):
+def test_an_incident_fires_while_its_run_goes_on(state, run_state, known):
     """Of a run that cannot be read nobody knows that it ended; what ended firing is unresolved, for good."""
-    one = entry(state, run_state, known=known)
+    one = docket(state, run_state, known=known)
     goes_on = not known or run_state is RunState.RUNNING
+    pending = state is AlertState.PENDING
 
-    assert one.firing == (goes_on and state is AlertState.FIRING)
-    assert one.waits == (goes_on and state is AlertState.PENDING)
-    ended = state is AlertState.FIRING and not goes_on
-    assert alerts_page.state_words(one) == ("unresolved" if ended else state.value)
+    assert one.open == (goes_on and state is AlertState.FIRING)
+    ended = {AlertState.FIRING: "unresolved", AlertState.PENDING: "resolved"}.get(state, state.value)
+    assert one.standing == (state.value if goes_on and not (pending and not goes_on) else ended)
 
 
-@pytest.mark.parametrize(
-    ("standing", "word"),
-    [
-        ("", "firing"),
-        ("acknowledged by ann", "acknowledged"),
-        ("silenced by bob: repair", "silenced"),
-        ("inhibited", "inhibited"),
-    ],
-)
-def test_why_it_is_quiet_is_its_state(standing, word):
-    """Only one that somebody took on needs no button any more."""
-    one = entry(standing=standing)
-    taken = standing.startswith("acknowledged")
+@pytest.mark.parametrize("standing", [Standing.FIRING, *QUIET])
+def test_only_an_incident_that_somebody_took_on_needs_no_link_any_more(standing):
+    """One that is silenced may be taken on, too."""
+    taken = standing is Standing.ACKNOWLEDGED
 
-    assert alerts_page.state_words(one) == word
-    assert one.acknowledged == taken
-    assert alerts_page.acknowledge_cell(one).get("text") == ("" if taken else "acknowledge")
-    assert ("quiet", standing) in alerts_page.explanation(one) or not standing
+    assert alerts_page.acknowledge_cell(docket(standing=standing)).get("text") == ("" if taken else "acknowledge")
 
 
 def test_what_does_not_fire_cannot_be_taken_on():
-    """Nor is an old standing its state."""
-    over = entry(AlertState.RESOLVED, standing="acknowledged by ann", resolved_step=4900)
+    """It says when it was over."""
+    over = docket(AlertState.RESOLVED, resolved_step=4900)
 
     assert alerts_page.acknowledge_cell(over)["text"] == ""
-    assert alerts_page.state_words(over) == "resolved"
-    assert ("over", f"at step 4{THIN}900") in alerts_page.explanation(over)
-    assert "quiet" not in dict(alerts_page.explanation(over))
+    assert alerts_page.resolved_words(over.incident.lead) == f"over at step 4{THIN}900"
 
 
-@given(st.lists(st.tuples(st.sampled_from(STATES), st.booleans()), max_size=6))
-def test_the_headline_counts_what_fires_and_what_was_taken_on(parts):
+@given(st.lists(st.tuples(st.sampled_from(STATES), st.sampled_from([None, *QUIET])), max_size=6))
+def test_the_headline_counts_what_fires_and_what_was_done_about_it(parts):
     """In words that agree in number."""
-    listed = [entry(state, standing="acknowledged by ann" if taken else "") for state, taken in parts]
-    firing = [taken for state, taken in parts if state is AlertState.FIRING]
-    noun = "alert" if len(firing) == 1 else "alerts"
-    expected = f"{len(firing)} {noun} firing" + (f", {sum(firing)} acknowledged" if any(firing) else "")
+    listed = [docket(state, standing=standing) for state, standing in parts]
+    firing = [standing for state, standing in parts if state is AlertState.FIRING]
+    noun = "incident" if len(firing) == 1 else "incidents"
+    counts = [(what, firing.count(what)) for what in QUIET[:3]]
+    expected = ", ".join([f"{len(firing)} {noun} firing", *(f"{count} {what}" for what, count in counts if count)])
 
-    assert alerts_page.headline(listed) == (expected if firing else "No alert is firing")
+    assert alerts_page.headline(listed) == (expected if firing else "No incident is firing")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +100,7 @@ def test_the_worst_message_is_shown_whatever_their_order(order):
 def test_an_alert_that_was_not_published_says_so():
     """No channel is no success."""
     assert alerts_page.delivery([])["text"] == "nobody told"
-    assert alerts_page.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
+    assert incident_dialog.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
 
 
 def test_taking_an_alert_on_is_kept_and_reported(tmp_path):
@@ -120,14 +109,14 @@ def test_taking_an_alert_on_is_kept_and_reported(tmp_path):
     writer = store.open_run(RunInfo("run-1"))
     store.put_alerts([alert(), alert(kind="kl_drift", state=AlertState.RESOLVED)], [])
 
-    assert alerts_page.acknowledge_alert(store, "run-1-entropy_collapse", by=ann, why="mine").by == "ann"
+    assert incident_acts.acknowledge_alert(store, "run-1-entropy_collapse", by=ann, why="mine").by == "ann"
     assert [kept.by for kept in store.acknowledgements()] == ["ann"]
     with pytest.raises(NotPermittedError, match="eve may look"):
-        alerts_page.acknowledge_alert(store, "run-1-entropy_collapse", by=Principal("eve", "viewer"), why="")
+        incident_acts.acknowledge_alert(store, "run-1-entropy_collapse", by=Principal("eve", "viewer"), why="")
     with pytest.raises(ConfigError, match="nothing-like-it"):
-        alerts_page.acknowledge_alert(store, "nothing-like-it", by=ann, why="")
+        incident_acts.acknowledge_alert(store, "nothing-like-it", by=ann, why="")
     with pytest.raises(ConfigError):
-        alerts_page.acknowledge_alert(store, "run-1-kl_drift", by=ann, why="")
+        incident_acts.acknowledge_alert(store, "run-1-kl_drift", by=ann, why="")
     writer.close()
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 from app_world import WEIRD, alert, cells, message
-from rlwatch_app import alerts_page, runs_page, table
+from rlwatch_app import alerts_page, incident_dialog, runs_page, table
 from rlwatch_app.queries import Fleet, MetricSummary, Vitals
 
+from rlwatch.alerts.incidents import Docket, incidents_of
 from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, OutboxStatus, RunInfo, RunState, Severity
 
@@ -105,36 +106,15 @@ def test_links_escape_what_an_address_cannot_hold():
     assert table.run_link("a b&c=ü", "p", "n")["href"] == "run?run=a+b%26c%3D%C3%BC"
 
 
-def entry(one=None, run_state=RunState.RUNNING, messages=()):
+def docket(one=None, run_state=RunState.RUNNING, messages=()):
     one = one or alert()
-    return alerts_page.alert_entries([one], {"run-1": run("run-1", state=run_state)}, messages)[0]
+    return Docket(incidents_of([one])[0], run("run-1", state=run_state), messages=tuple(messages))
 
 
-def test_alerts_come_newest_first():
-    """By when they were told."""
-    old, new = alert(kind="a", fired_at=5.0), alert(kind="b", fired_at=9.0)
-    assert [e.alert.kind for e in alerts_page.alert_entries([old, new], {}, [])] == ["b", "a"]
-
-
-def test_an_alert_gone_before_it_fired_is_no_alert():
-    """Nobody was told."""
-    assert alerts_page.alert_entries([alert(state=AlertState.RESOLVED, fired_at=None)], {}, []) == []
-
-
-def test_a_pending_alert_is_shown_while_it_may_fire():
-    """Of a run that ended it never will."""
-    pending = alert(state=AlertState.PENDING, fired_at=None)
-    assert entry(pending).waits
-    ended = {"run-1": run("run-1", state=RunState.FINISHED)}
-    assert alerts_page.alert_entries([pending], ended, []) == []
-
-
-def test_an_alert_of_a_run_that_ended_does_not_fire_for_ever():
+def test_an_incident_of_a_run_that_ended_does_not_fire_for_ever():
     """It was never resolved, and concerns nobody now."""
-    ended = entry(run_state=RunState.FINISHED)
-    assert alerts_page.state_words(ended) == "unresolved"
-    assert alerts_page.headline([ended]) == "No alert is firing"
-    assert alerts_page.headline([entry()]) == "1 alert firing"
+    assert alerts_page.headline([docket(run_state=RunState.FINISHED)]) == "No incident is firing"
+    assert alerts_page.headline([docket()]) == "1 incident firing"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +134,7 @@ def test_an_alert_of_a_run_that_ended_does_not_fire_for_ever():
 )
 def test_delivery_says_what_became_of_the_message(sent, expected):
     """And why not, where not."""
-    assert alerts_page.delivery(entry(messages=[sent]).messages)["text"] == expected
+    assert alerts_page.delivery([sent])["text"] == expected
 
 
 def test_the_worst_delivery_is_shown_and_all_are_listed():
@@ -167,9 +147,11 @@ def test_the_worst_delivery_is_shown_and_all_are_listed():
 
 def test_choices_narrow_the_list():
     """All, firing, undelivered."""
-    dead = entry(alert(kind="x"), messages=[message("run-1-x", OutboxStatus.DEAD)])
-    over = entry(replace(alert(), state=AlertState.RESOLVED))
-    assert alerts_page.matching([dead, over], "all") == [dead, over]
+    dead = docket(alert(kind="x"), messages=[message("run-1-x", OutboxStatus.DEAD)])
+    over = docket(replace(alert(), state=AlertState.RESOLVED))
+    silent = docket(alert(kind="run_silent"))
+    assert alerts_page.matching([dead, over, silent], "all") == [dead, over]
+    assert alerts_page.matching([dead, over, silent], "silent or crashed") == [silent]
     assert alerts_page.matching([dead, over], "firing") == [dead]
     assert alerts_page.matching([dead, over], "undelivered") == [dead]
 
@@ -177,7 +159,7 @@ def test_choices_narrow_the_list():
 def test_a_message_is_not_told_twice():
     """Where it already names its kind."""
     assert (
-        alerts_page.message_words(alert(kind="no_signal", message="no learning signal: 98%"))
+        incident_dialog.message_words(alert(kind="no_signal", message="no learning signal: 98%"))
         == "no learning signal: 98%"
     )
-    assert alerts_page.message_words(alert()) == "entropy collapse: entropy fell from 1 to 0.1 nats/token"
+    assert incident_dialog.message_words(alert()) == "entropy collapse: entropy fell from 1 to 0.1 nats/token"

@@ -134,7 +134,7 @@ def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
                   fired_at=time.time())  # fmt: skip
     write(store_url, alerts=[alert])
     page.goto(f"{app}/alerts")
-    expect(page.get_by_text("1 alert firing")).to_be_visible()
+    expect(page.get_by_text("1 incident firing")).to_be_visible()
     page.get_by_role("link", name="seed3").click()
     expect(page.locator(".rl-why").first).to_contain_text("entropy collapse from step 12")
     page.get_by_role("link", name="Runs").click()
@@ -170,7 +170,7 @@ def test_an_alert_is_acknowledged_by_a_click(app, page, store_url):
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("What you do about it").fill("rolled back")
     dialog.get_by_role("button", name="Acknowledge").click()
-    expect(page.get_by_text("1 alert firing, 1 acknowledged")).to_be_visible()
+    expect(page.get_by_text("1 incident firing, 1 acknowledged")).to_be_visible()
     expect(page.get_by_role("link", name="acknowledge")).to_have_count(0)
     assert [(a.alert_id, a.by, a.why) for a in open_store(store_url).acknowledgements()] == [
         ("a1", "ann", "rolled back")

@@ -1,0 +1,93 @@
+"""Acts of people on incidents: each checks the right to command, writes, and leaves who did it in the store's audit.
+
+A page that is drawn changes nothing; whatever changes something about alerts goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlwatch.alerts import silencing
+from rlwatch.clock import Clock
+from rlwatch.errors import ConfigError
+from rlwatch.ports import AlertStore
+from rlwatch.records import Acknowledgement, Alert, AuditEntry, Silence
+
+from .principal import Principal
+
+LENGTHS = {"30 minutes": "30m", "2 hours": "2h", "8 hours": "8h", "a day": "1d", "a week": "1w"}
+"""Durations offered for a snooze or a silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Alerts that a silence is to be about, offered under ``label``."""
+
+    label: str
+    run: str = ""
+    project: str = ""
+    kind: str = ""
+
+
+def scopes(alert: Alert, run_name: str, project: str, words: str) -> list[Scope]:
+    """Silences that can be asked for at an alert, the narrowest first; ``words``: its kind as people say it."""
+    found = [
+        Scope(f"{words} on this run", run=alert.run_id, kind=alert.kind),
+        Scope(f"everything on this run ({run_name})", run=alert.run_id),
+        Scope(f"{words} in project {project}", project=project, kind=alert.kind),
+        Scope(f"{words} in this store", kind=alert.kind),
+    ]
+    return [scope for scope in found if project or not scope.label.endswith(f"project {project}")]
+
+
+def acknowledge_alert(
+    store: AlertStore, alert_id: str, *, by: Principal, why: str, clock: Clock | None = None
+) -> Acknowledgement:
+    """Take a firing alert on; returns whose it is now.
+
+    Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
+    """
+    by.require_command()
+    return silencing.acknowledge(
+        store, silencing.find_alert(store.alerts(), alert_id), by=by.name, why=why, clock=clock
+    )
+
+
+def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, why: str) -> Acknowledgement:
+    """Take on all of ``alerts`` that still fire; returns whose the first is now. Raises as above."""
+    by.require_command()
+    known = {alert.alert_id: alert for alert in store.alerts()}
+    now = [known.get(alert.alert_id, alert) for alert in alerts]
+    firing = [alert for alert in now if alert.state == "firing"] or now[:1]
+    if not firing:
+        raise ConfigError("there is nothing to acknowledge: the incident has no alert any more")
+    kept = [silencing.acknowledge(store, alert, by=by.name, why=why) for alert in firing]
+    return kept[0]
+
+
+def snooze(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, length: str, why: str) -> Silence:
+    """Keep what fires of ``alerts`` back for one of :data:`LENGTHS`. Raises as above."""
+    by.require_command()
+    return silencing.snooze(store, alerts, by=by.name, for_s=silencing.seconds_of(LENGTHS[length]), why=why)
+
+
+def silence(store: AlertStore, scope: Scope, *, by: Principal, length: str, why: str) -> Silence:
+    """Silence what fits ``scope`` for one of :data:`LENGTHS`. Raises as above."""
+    by.require_command()
+    for_s = silencing.seconds_of(LENGTHS[length])
+    return silencing.silence(
+        store, by=by.name, why=why, for_s=for_s, run=scope.run, project=scope.project, kind=scope.kind
+    )
+
+
+def unsilence(store: AlertStore, silence_id: str, *, by: Principal) -> Silence:
+    """End a silence or a snooze now. Raises as above."""
+    by.require_command()
+    return silencing.end_silence(store, silence_id, by=by.name)
+
+
+def note(store: AlertStore, alert: Alert, *, by: Principal, text: str) -> AuditEntry:
+    """Leave a note. Raises as above."""
+    by.require_command()
+    return silencing.note(store, alert, by=by.name, text=text)

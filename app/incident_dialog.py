@@ -1,0 +1,269 @@
+"""One incident whole: what fired, who was told, what was done; and acknowledging, snoozing, silencing and noting it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from rlwatch.alerts.incidents import Docket
+from rlwatch.errors import RLWatchError
+from rlwatch.records import Alert, AlertState, AuditEntry, OutboxMessage, OutboxStatus
+
+from . import format as fmt
+from . import incident_acts as acts
+from . import layout, queries
+from .health import LOOKS, SEVERITY_WORD
+from .markup import Markup, el, joined
+
+OPEN = "incident-open"
+"""Session key of the id of an alert of the incident that is looked at."""
+ADDRESS = "incident"
+"""The same in the address, for a link that somebody sent."""
+ACTS = ("Acknowledge", "Snooze", "Silence", "Note")
+
+
+def open_incident(alert_id: str) -> None:
+    """Open the dialog of the incident that the alert belongs to."""
+    st.session_state[OPEN] = alert_id
+
+
+def close_incident() -> None:
+    """Forget the dialog, and the address of it."""
+    st.session_state.pop(OPEN, None)
+    with suppress(KeyError):
+        del st.query_params[ADDRESS]
+
+
+def dialog_if_open() -> None:
+    """The dialog, if it is open or the address names an incident. In the session: a rerun does not close it."""
+    alert_id = st.session_state.get(OPEN) or st.query_params.get(ADDRESS)
+    if not alert_id:
+        return
+    st.session_state[OPEN] = alert_id
+    found = [d for d in queries.dockets(time.time()) if any(a.alert_id == alert_id for a in d.incident.alerts)]
+    if found:
+        st.dialog("Incident", width="large", on_dismiss=close_incident)(_dialog)(found[0])
+
+
+def _dialog(docket: Docket) -> None:
+    incident = docket.incident
+    st.html(joined(subject(docket)))
+    st.html(joined(alerts_list(docket)))
+    told, done = st.columns(2)
+    told.html(joined(delivery_list(docket)))
+    done.html(joined(history_list(docket.audit, time.time())))
+    if not docket.open:
+        st.caption("It does not fire any more; a note can still be left.")
+    chosen = st.segmented_control(
+        "What to do", ACTS if docket.open else ACTS[3:], default=None if docket.open else ACTS[3], key="act",
+        label_visibility="collapsed",
+    ) or (ACTS[0] if docket.open else ACTS[3])  # fmt: skip
+    {"Acknowledge": _acknowledge, "Snooze": _snooze, "Silence": _silence, "Note": _note}[chosen](docket)
+    if not layout.principal().may_command:
+        st.caption(layout.LOOK_ONLY)
+    close, leave = st.columns([1, 1])
+    if close.button("Close", key="incident-close", width="stretch"):
+        close_incident()
+        st.rerun()
+    leave.link_button("Open the run", f"run?{urlencode({'run': incident.run_id})}", width="stretch")
+
+
+def subject(docket: Docket) -> Markup:
+    """The run, what fires on it, how bad, since when, how it stands, and what most likely set it off."""
+    incident, run = docket.incident, docket.run
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
+    name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
+    facts = [
+        _severity(incident.lead if incident.lead.severity is incident.severity else incident.alerts[0], docket),
+        el("span", fmt.words(incident.lead.kind)),
+        el("span", f"since step {fmt.step(incident.onset_step)}"),
+        el("span", docket.standing.value),
+        el("span", f"rule {fmt.shorten(incident.lead.rule, 40)}"),
+    ]
+    parts = [el("div", project, name, cls="rl-family"), el("div", *facts, cls="rl-facts")]
+    if incident.cause is not None:
+        label = el("span", "Likely cause", cls="label")
+        cause = f" {incident.cause.title} ({incident.cause.sure.value}): {incident.cause.why}"
+        parts.append(el("div", label, fmt.shorten(cause, 400), cls="rl-why"))
+    return joined(*parts)
+
+
+def _severity(alert: Alert, docket: Docket) -> Markup:
+    look = LOOKS[SEVERITY_WORD[docket.incident.severity if alert is docket.incident.lead else alert.severity]]
+    shape = el("span", look.shape, style=f"color:{look.colour}")
+    return el("span", shape, f" {alert.severity.value}", cls="rl-word")
+
+
+def alerts_list(docket: Docket) -> Markup:
+    """Each alert with its words, its onset, how it stands, and its numbers."""
+    items = []
+    for alert in docket.incident.alerts:
+        look = LOOKS[SEVERITY_WORD[alert.severity]]
+        shape = el("span", f"{look.shape} ", style=f"color:{look.colour}")
+        facts = " · ".join(filter(None, _facts(alert, docket)))
+        items.append(
+            el(
+                "li",
+                el("div", shape, message_words(alert)),
+                el("div", fmt.shorten(facts, 400), cls="rl-quiet"),
+                el("div", fmt.evidence_line(alert.evidence, 300), cls="rl-quiet") if alert.evidence else "",
+            )
+        )
+    return joined(el("ul", *items, cls="rl-plain"))
+
+
+def _facts(alert: Alert, docket: Docket) -> list[str]:
+    over = alert.state is AlertState.RESOLVED
+    ended = f"over at step {fmt.step(alert.resolved_step)}" if over and alert.resolved_step is not None else ""
+    state = "unresolved" if alert.state is AlertState.FIRING and not docket.goes_on else alert.state.value
+    return [
+        f"since step {fmt.step(alert.onset_step)}",
+        ended or state,
+        docket.quiet.get(alert.alert_id, ""),
+        alert.reason,
+    ]
+
+
+def delivery_list(docket: Docket) -> Markup:
+    """Channel, what was told, and what became of it."""
+    title = el("div", "Told", cls="rl-panel")
+    if not docket.messages:
+        return joined(title, el("div", "nobody", cls="rl-quiet"))
+    lines = [
+        el("li", el("b", fmt.shorten(message.channel, 40)), f" {_event(message)}: {delivery_words(message)}")
+        for message in docket.messages
+    ]
+    return joined(title, el("ul", *lines, cls="rl-plain"))
+
+
+def _event(message: OutboxMessage) -> str:
+    return fmt.shorten(str(message.payload.get("event") or "told"), 40)
+
+
+def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
+    """Acts and notes of people, the newest first."""
+    title = el("div", "Done and noted", cls="rl-panel")
+    if not audit:
+        return joined(title, el("div", "nothing yet", cls="rl-quiet"))
+    lines = [
+        el(
+            "li",
+            el("b", fmt.shorten(entry.by, 60)),
+            f" {DONE.get(entry.act, entry.act)}",
+            f": {fmt.shorten(entry.text, 2000)}" if entry.text else "",
+            el("span", f" {fmt.age(entry.at, now)}", cls="rl-quiet"),
+        )
+        for entry in reversed(audit)
+    ]
+    return joined(title, el("ul", *lines, cls="rl-plain"))
+
+
+DONE = {"acknowledge": "acknowledged it", "snooze": "snoozed it", "note": "noted", "silence": "silenced"}
+"""Acts of the audit, as they are told."""
+
+
+def message_words(alert: Alert) -> str:
+    """The message, led by the kind unless it says so itself."""
+    what, message = fmt.words(alert.kind), fmt.shorten(alert.message, 300)
+    return message if what.casefold() in message.casefold() else f"{what}: {message}"
+
+
+def delivery_words(message: OutboxMessage) -> str:
+    """``sent`` · ``pending, 2 tries, last error: …`` · ``dead after 8 tries: …``."""
+    error = fmt.shorten(message.last_error, 160)
+    tries = fmt.plural(message.attempts, "try", "tries")
+    if message.status is OutboxStatus.SENT:
+        return "sent"
+    if message.status is OutboxStatus.DEAD:
+        return f"dead after {tries}" + (f": {error}" if error else "")
+    if not message.attempts:
+        return "pending"
+    return f"pending after {tries}" + (f": {error}" if error else "")
+
+
+# The forms, one an act.
+
+
+def _acknowledge(docket: Docket) -> None:
+    st.caption(
+        "Nobody is reminded of it and it does not escalate any more, unless it gets worse. Its end is still told."
+    )
+    why = st.text_input(
+        "What you do about it", key="take-why", max_chars=300, placeholder="shown to whoever looks next"
+    )
+    _send(
+        "Acknowledge",
+        "take",
+        "The incident was not acknowledged.",
+        lambda: (
+            acts.acknowledge_all(
+                queries.store(),
+                docket.incident.firing or docket.incident.alerts[:1],
+                by=layout.principal(),
+                why=why or "",
+            ).by
+        ),
+        "Acknowledged by {}",
+    )
+
+
+def _snooze(docket: Docket) -> None:
+    st.caption("Nobody is told of it for a while, unless it gets worse. What still fires then is told then.")
+    length = st.selectbox("For", list(acts.LENGTHS), index=1, key="snooze-for")
+    why = st.text_input("Why", key="snooze-why", max_chars=300)
+    _send(
+        "Snooze",
+        "snooze",
+        "The incident was not snoozed.",
+        lambda: (
+            acts.snooze(queries.store(), docket.incident.alerts, by=layout.principal(), length=length, why=why or "").by
+        ),
+        "Snoozed by {}",
+    )
+
+
+def _silence(docket: Docket) -> None:
+    run, lead = docket.run, docket.incident.lead
+    name = (run.name if run else "") or docket.incident.run_id
+    offered = acts.scopes(lead, fmt.shorten(name, 60), run.project if run else "", fmt.words(lead.kind))
+    st.caption("Nobody is told of what fits, now or later, critical or not, until it is over. Everybody sees it here.")
+    scope = st.selectbox("Of", offered, format_func=lambda scope: scope.label, key="silence-of")
+    length = st.selectbox("For", list(acts.LENGTHS), index=1, key="silence-for")
+    why = st.text_input("Why (needed: others will wonder)", key="silence-why", max_chars=300)
+    _send(
+        "Silence",
+        "silence",
+        "Nothing was silenced.",
+        lambda: acts.silence(queries.store(), scope, by=layout.principal(), length=length, why=why or "").by,
+        "Silenced by {}",
+    )
+
+
+def _note(docket: Docket) -> None:
+    text = st.text_area("Note", key="note-text", max_chars=2000, placeholder="for whoever looks next")
+    _send(
+        "Leave the note",
+        "note",
+        "The note was not kept.",
+        lambda: acts.note(queries.store(), docket.incident.lead, by=layout.principal(), text=text or "").by,
+        "Noted by {}",
+    )
+
+
+def _send(label: str, key: str, failed: str, act: Callable[[], str], done: str) -> None:
+    layout.signature()
+    if not st.button(label, type="primary", key=key):
+        return
+    try:
+        who = act()
+    except RLWatchError as error:
+        st.error(failed)
+        st.code(fmt.shorten(str(error), 600), language=None, wrap_lines=True)
+        return
+    close_incident()
+    st.toast(done.format(fmt.shorten(who, 80)), icon=":material/check:")
+    st.rerun()
