@@ -8,17 +8,15 @@ what a later attempt replaced is dimmed; alarms stand at their steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rlwatch.metrics import family_of
-from rlwatch.records import CRASH_FORECAST, Alert, AlertState, Event, Finding
-
 from . import format as fmt
-from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION, Word
+from .health import VERMILLION
+from .marks import Mark
 from .thinning import Branches, Curve, Floats
 
 FROM, TO = "from", "to"
@@ -43,6 +41,11 @@ def slider_end(last: int) -> int:
     while last > 20 * unit:  # 10, 20, 50, 100, ...
         unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
     return max(unit, -(-last // unit) * unit)
+
+
+def slider_key(run_id: str, end: int) -> str:
+    """Key of the slider of steps: another one once the run has outgrown it."""
+    return f"steps-{run_id}-{end}"
 
 
 def read_window(params: Mapping[str, str], first: int, last: int) -> Window:
@@ -133,94 +136,6 @@ def _spread(values: Floats) -> bool:
     return bool(values.max() > LOG_SPREAD * np.median(values))
 
 
-# Moments of a run that every chart shows at their step: alarms, resets, resumes.
-
-MOST_MARKS = 24
-"""At most this many alarms are marked (the newest), or the marks would hide the line."""
-
-EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
-"""Events worth a mark; the others are in the table of events."""
-
-COMMAND_SHAPES = {"lower-lr": "↓", "set-kl-coef": "β"}
-"""Commands worth a mark: they bend the curves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A vertical line: ``shape`` above it, ``text`` for people, dashed where it is an inference.
-
-    ``families`` are those whose charts it concerns (none: all of them).
-    """
-
-    step: int
-    shape: str
-    colour: str
-    text: str
-    families: frozenset[str] = frozenset()
-    dashed: bool = False
-
-
-def marks_of_run(
-    alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
-) -> list[Mark]:
-    """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
-    families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
-    return [
-        *_resumes(starts),
-        *(mark for event in events if (mark := _of_event(event)) is not None),
-        *(
-            mark
-            for alert in _newest(alerts)
-            for mark in _of_alert(alert, families.get(alert.kind, frozenset()), seen_at(alert, findings))
-        ),
-    ]
-
-
-def _families(finding: Finding) -> frozenset[str]:
-    """The detector's family, and that of the metric it speaks of (a NaN may be in any)."""
-    of_metric = family_of(finding.metric).value if finding.metric else ""
-    return frozenset(filter(None, (finding.family, of_metric)))
-
-
-def _newest(alerts: Sequence[Alert]) -> list[Alert]:
-    fired = [alert for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None]
-    return sorted(fired, key=lambda alert: alert.onset_step)[-MOST_MARKS:]
-
-
-def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
-    """The step of the alarm: an alert that is over keeps only its onset, the finding behind it both."""
-    if alert.state is AlertState.FIRING:
-        return alert.step
-    behind = [f.step for f in findings if f.kind == alert.kind and f.onset_step <= alert.step and f.step <= alert.step]
-    return max(behind, default=alert.onset_step)
-
-
-def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
-    if alert.kind == CRASH_FORECAST:  # what counts is how early it came, not when it got worse
-        return [Mark(alert.onset_step, LOOKS[Word.WATCH].shape, AMBER, fmt.words(alert.kind), families)]
-    look = LOOKS[SEVERITY_WORD[alert.severity]]
-    what = fmt.words(alert.kind)
-    colour = {"■": VERMILLION, "▲": AMBER}.get(look.shape, GREY)
-    return [
-        Mark(alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True),
-        Mark(seen, look.shape, colour, f"{what} (alarm)", families),
-    ]
-
-
-def _of_event(event: Event) -> Mark | None:
-    kind = str(event.body.get("command", "")) if event.kind == "command" else event.kind
-    shape = COMMAND_SHAPES.get(kind) if event.kind == "command" else EVENT_SHAPES.get(kind)
-    return None if shape is None or event.step is None else Mark(event.step, shape, GREY, fmt.words(kind))
-
-
-def _resumes(starts: Mapping[int, int]) -> list[Mark]:
-    return [
-        Mark(first, "↻", GREY, f"attempt {attempt} began")
-        for attempt, first in sorted(starts.items())
-        if attempt > min(starts)
-    ]
-
-
 Option = dict[str, Any]
 
 COLUMNS = 3
@@ -240,10 +155,12 @@ class Ink:
     quiet: str
     grid: str
     band: str
+    text: str
+    bad: str
 
 
-LIGHT = Ink(line="#0072B2", quiet="#7A7A7A", grid="#EAEAEA", band="#0072B2")
-DARK = Ink(line="#56B4E9", quiet="#9A9A9A", grid="#333333", band="#56B4E9")
+LIGHT = Ink(line="#0072B2", quiet="#6E6E6E", grid="#EAEAEA", band="#0072B2", text="#31333F", bad="#C04000")
+DARK = Ink(line="#56B4E9", quiet="#A6A6A6", grid="#333333", band="#56B4E9", text="#FAFAFA", bad="#FF7A33")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,11 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 .rl-bars .bar { grid-column: 1 / -1; height: .4rem; border-radius: 2px; min-width: 2px; margin: .15rem 0 .25rem; }
 .rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
 .rl-quiet { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+@media (max-width: 640px) { [data-testid="stColumn"]:has(.st-key-drawer) { order: -1; } }
+.rl-pairs { font-size: .8rem; margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.rl-pairs dt { opacity: .75; margin-top: .3rem; }
+.rl-pairs dd { margin: 0; font-family: monospace; }
+[data-testid="stElementContainer"][data-stale="true"] { opacity: 1 !important; transition: none !important; }
 </style>"""
 DARK_STYLE = """<style>
 [data-testid="stBaseButton-primary"]:not(:disabled) { color: #0b1a24; }

@@ -1,4 +1,4 @@
-"""The charts of a run by failure family: the telling metrics first, the others behind a click."""
+"""The place of each metric of a run: by failure family, the telling ones first, the others behind a click."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import streamlit as st
-
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, resolve
-from rlwatch.records import RunInfo
+from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, metric_of, resolve
 
-from . import charts, health, layout, queries, run_history, run_layers
 from . import format as fmt
-from .charts import COLUMNS, Plot, family_option, height
-from .layout import GoToTokens
-from .markup import el
 from .queries import Trace, canonical_names
 
 MOST = 3
 """Panels a family shows at first; the others are one click away, unless something is wrong with them."""
-
-MOST_MORE = 30
-"""Panels one click shows at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +27,17 @@ class Panel:
     def title(self) -> str:
         """Title of the chart."""
         return self.canonical or self.name
+
+    @property
+    def about(self) -> str:
+        """Meaning of the metric, as far as it is known."""
+        return BY_NAME[self.canonical].meaning if self.canonical else ""
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """Values that the metric cannot be below or above."""
+        metric = metric_of(self.canonical or self.name)
+        return (None, None) if metric is None else (metric.low, metric.high)
 
     def subtitle(self, source: str) -> str:
         """Unit, and the source's own name where it differs (``proxy`` where it is not the same quantity)."""
@@ -75,18 +76,23 @@ def all_panels(names: Sequence[str], source: str) -> list[Panel]:
 
 
 def sections(
-    panels: Sequence[Panel], traces: Mapping[str, Trace], source: str, suspects: Collection[str] = ()
+    panels: Sequence[Panel],
+    traces: Mapping[str, Trace],
+    source: str,
+    suspects: Collection[str] = (),
+    broken: Collection[str] = (),
 ) -> list[Section]:
     """The panels by family; ``traces`` holds the known metrics' (unknown ones go behind the click unread).
 
-    ``suspects`` are canonical metrics a finding speaks of: shown whatever their rank, like those that were
-    ever not finite.
+    ``suspects`` are metrics a finding speaks of: shown whatever their rank, like those that were ever not finite;
+    ``broken`` are the names of unknown ones that were not.
     """
     found = {family: Section(family) for family in Family}
     for panel in panels:
         section = found[family_of(panel.canonical or panel.name, source)]
         if not panel.canonical:
-            section.more.append(panel)
+            shown = panel.name in broken or panel.name in suspects
+            (section.shown if shown else section.more).append(panel)
             continue
         trace, suspect = traces[panel.name], panel.canonical in suspects
         if trace.level is not None and not suspect and not BY_NAME[panel.canonical].vital:
@@ -98,20 +104,6 @@ def sections(
     return [section for section in found.values() if section.shown or section.more or section.unchanging]
 
 
-def shelves(all_sections: Sequence[Section], columns: int) -> list[list[tuple[Section, int]]]:
-    """Sections side by side, in order, with the columns each takes; no shelf is wider than ``columns``."""
-    found: list[list[tuple[Section, int]]] = []
-    room = 0
-    for section in all_sections:
-        width = min(max(len(section.shown), 1), columns)
-        if width > room:
-            found.append([])
-            room = columns
-        found[-1].append((section, width))
-        room -= width
-    return found
-
-
 def unchanging_words(section: Section) -> str:
     """``never changed: optim/lr 1e-06``; empty if all did."""
     if not section.unchanging:
@@ -119,96 +111,9 @@ def unchanging_words(section: Section) -> str:
     return "never changed: " + " · ".join(f"{name} {fmt.number(value)}" for name, value in section.unchanging)
 
 
-# The charts of a run by failure family, then what was found and what happened.
-
-
-def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Everything below the controls."""
-    with layout.readable("This run"):
-        run = queries.run(run_id)
-        findings, events, outline = queries.findings(run_id), queries.events(run_id), queries.outline(run)
-        catalogue = all_panels(queries.metric_names(run), run.source)
-        if not catalogue:
-            st.caption("No metric has been recorded yet.")
-        shown = charts.read_window(st.query_params, outline.first, outline.last)
-        marked = charts.marks_of_run(queries.alerts(run_id), findings, events, outline.starts)
-        canvas = _Canvas(run, (shown.low, shown.high), marked, health.baselines(findings))
-        traces = queries.traces(run, canvas.window)
-        suspects = {finding.metric for finding in findings}
-        for shelf in shelves(sections(catalogue, traces, run.source, suspects), COLUMNS):
-            canvas.shelf(shelf, traces)
-        run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
-        run_history.show_events(events)
-
-
-@dataclass(frozen=True, slots=True)
-class _Canvas:
-    """Run, window and marks that the sections of one page share."""
-
-    run: RunInfo
-    window: tuple[int, int]
-    marks: Sequence[charts.Mark]
-    baselines: Mapping[str, float]
-
-    def shelf(self, shelf: Sequence[tuple[Section, int]], traces: Mapping[str, Trace]) -> None:
-        """Families side by side; what they keep behind a click opens below, over the whole width."""
-        free = COLUMNS - sum(width for _, width in shelf)
-        places = st.columns([*(width for _, width in shelf), *([free] if free else [])], gap="small")
-        opened = []
-        for place, (section, width) in zip(places, shelf, strict=False):
-            with place:
-                st.html(el("div", section.family.value, cls="rl-family"))
-                if section.shown:
-                    self._chart(section, section.shown, traces, width)
-                if _foot(section):
-                    opened.append(section)
-        for section in opened:
-            self._more(section)
-        if any(section.family is Family.OPTIMISATION for section, _ in shelf):
-            run_layers.show_layers(self.run, self.window)
-
-    def _more(self, section: Section) -> None:
-        chosen = section.more[:MOST_MORE]
-        traces = queries.traces(self.run, self.window, [panel.name for panel in chosen])
-        self._chart(section, chosen, traces, COLUMNS, "-more")
-        if len(section.more) > len(chosen):
-            rest = ", ".join(panel.name for panel in section.more[len(chosen) :])
-            st.html(el("div", f"and {rest}", cls="rl-quiet"))
-
-    def _chart(
-        self, section: Section, chosen: Sequence[Panel], traces: Mapping[str, Trace], columns: int, suffix: str = ""
-    ) -> None:
-        plots = [self._plot(panel, traces[panel.name], section.family.value) for panel in chosen]
-        st.echarts_chart(
-            family_option(plots, self.marks, self.window, layout.ink(), columns),
-            height=height(len(plots), columns),
-            key=f"chart-{section.family.name}{suffix}",
-            alt=f"{section.family.value}: {', '.join(plot.title for plot in plots)} by step",
-        )
-
-    def _plot(self, panel: Panel, trace: Trace, family: str) -> Plot:
-        baseline = self.baselines.get(panel.canonical)
-        return Plot(panel.title, panel.subtitle(self.run.source), trace.lines, family, baseline)
-
-
-def _foot(section: Section) -> bool:
-    """Below a family's charts: the button for the others, what never changed. Whether the others are wanted."""
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        wanted = bool(section.more) and _more_wanted(section)
-        if words := unchanging_words(section):
-            st.html(el("div", words, cls="rl-quiet"), width="content")
-    return wanted
-
-
-def _more_wanted(section: Section) -> bool:
-    key = f"more-{section.family.name}"
-    wanted = bool(st.session_state.get(key))
-    st.button(
-        f"hide {len(section.more)}" if wanted else f"{len(section.more)} more",
-        key=f"{key}-button",
-        type="tertiary",
-        icon=":material/expand_less:" if wanted else ":material/expand_more:",
-        on_click=st.session_state.__setitem__,
-        args=(key, not wanted),
-    )
-    return wanted
+def found_by(names: Sequence[str], panels: Sequence[Panel], wanted: str) -> list[Panel]:
+    """Every metric whose names or meaning hold all words of ``wanted``, layers and forecasts among them."""
+    words = wanted.lower().split()
+    listed = {panel.name for panel in panels}
+    every = [*panels, *(Panel(name) for name in sorted(names) if name not in listed)]
+    return [p for p in every if all(word in f"{p.name} {p.canonical} {p.about}".lower() for word in words)]

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import streamlit as st
 
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import limit_sentence
+from rlwatch.records import RunInfo
 
 from . import charts, layout, queries
 from . import format as fmt
-from .charts import PLAIN, Ink, Mark, Option, Plot, Scale, family_option, height, points
-from .health import AMBER, GREY, LOOKS, Word
+from .board import Line, Panel, Section, lines_of
+from .charts import Ink
+from .health import AMBER, LOOKS, Word
 from .markup import Markup, el, joined
 from .queries import RunForecasts, Trace
 from .thinning import Branches, Curve
 
-COLUMNS = 2
 MOST_BARS = 4
 """Metrics that are shown as what drives a forecast."""
 ALARM = 1.0
 """The risk from which a forecast is an alarm."""
-
-
-class Linear(Plot):
-    """A panel whose values are drawn as they are: a chance is one of a hundred, not of its own median."""
-
-    @property
-    def scale(self) -> Scale:
-        """The plain one."""
-        return PLAIN
 
 
 def forecast_facts(forecasts: RunForecasts) -> Markup:
@@ -98,33 +90,29 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
     ]
 
 
-def forecast_option(traces: Mapping[str, Trace], marks: Sequence[Mark], window: tuple[int, int], ink: Ink) -> Option:
-    """Two panels: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at.
+def forecast_panels(traces: Mapping[str, Trace], ink: Ink) -> list[Panel]:
+    """Two charts: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at.
 
     The risk alone of a run that is given no chances.
     """
-    risk = Linear("Risk", "times the alarm threshold", traces["forecast/risk"].lines)
-    if "forecast/p50" not in traces:
-        return _with_threshold(family_option([risk], marks, window, ink, COLUMNS), risk, axis=0)
-    chance = Linear(
-        "Chance of a failure", "% · line: within 50 steps; areas: 20, 50, 100", _percent(traces["forecast/p50"])
+    lines = traces["forecast/risk"].lines
+    top = max(1.25, *(float(value) for value in lines.current.values), 0.0)
+    rules = ((ALARM, "alarm"),)
+    risk = Panel(
+        "forecast/risk", "Risk", lines_of(lines, ink), (0.0, 1.1 * top), "times the alarm threshold", rules=rules
     )
-    made = family_option([chance, risk], marks, window, ink, COLUMNS)
-    main = made["series"][0]
-    main["name"], main["areaStyle"] = "within 50 steps", {"color": ink.band, "opacity": 0.14}
-    for name, label in (("forecast/p100", "within 100 steps"), ("forecast/p20", "within 20 steps")):
-        made["series"].append(_area(label, _percent(traces[name]).current, ink))
-    made["yAxis"][0] |= {"min": 0, "max": 100, "interval": 25, "scale": False}
-    return _with_threshold(made, risk, axis=2)
-
-
-def _with_threshold(made: Option, risk: Plot, axis: int) -> Option:
-    """The risk from 0, with the line it alarms at always in sight."""
-    top = max(1.25, *(float(value) for value in risk.lines.current.values), 0.0)
-    made["yAxis"][axis] |= {"min": 0, "max": float(f"{1.1 * top:.2g}"), "scale": False}
-    risk_line = next(s for s in made["series"] if s.get("name") == "Risk")
-    risk_line["markLine"]["data"].append(_threshold())
-    return made
+    if "forecast/p50" not in traces:
+        return [risk]
+    main, wide, near = (_percent(traces[f"forecast/{name}"]) for name in ("p50", "p100", "p20"))
+    areas = [
+        Line(wide.current, ink.band, "within 100 steps", width=0.6, alpha=0.6, fill=f"{ink.band}1E"),
+        Line(near.current, ink.band, "within 20 steps", width=0.6, alpha=0.6, fill=f"{ink.band}1E"),
+    ]
+    drawn = [Line(main.current, ink.line, "within 50 steps", fill=f"{ink.band}24"), *areas, *lines_of(main, ink)[1:]]
+    chance = Panel(
+        "forecast/p50", "Chance of a failure", drawn, (0.0, 100.0), "% \u00b7 line: within 50 steps; areas: 20, 50, 100"
+    )
+    return [chance, risk]
 
 
 def _percent(trace: Trace) -> Branches:
@@ -136,29 +124,16 @@ def _hundredfold(curve: Curve) -> Curve:
     return replace(curve, values=100.0 * curve.values)
 
 
-def _area(label: str, curve: Curve, ink: Ink) -> Option:
-    return {
-        "type": "line",
-        "name": label,
-        "xAxisIndex": 0,
-        "yAxisIndex": 0,
-        "data": points(curve),
-        "showSymbol": False,
-        "z": 1,
-        "itemStyle": {"color": ink.band},
-        "lineStyle": {"width": 0.6, "color": ink.band, "opacity": 0.5},
-        "areaStyle": {"color": ink.band, "opacity": 0.12},
-    }
-
-
-def _threshold() -> Option:
-    style = {"color": AMBER, "type": "solid", "width": 1.2}
-    label = {"position": "insideStartTop", "formatter": "alarm", "fontSize": 10, "color": GREY, "distance": 1}
-    return {"yAxis": ALARM, "lineStyle": style, "label": label}
+def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> Section | None:
+    """The forecasts among the charts; None where there is none to draw."""
+    forecasts = queries.run_forecasts(run, window)
+    if forecasts is None or not forecasts.traces:
+        return None
+    return Section("forecast", "Forecast", forecast_panels(forecasts.traces, ink))
 
 
 def show_forecast(run_id: str) -> None:
-    """One line; below it, once there is a forecast, the chances, the risk and the reasons."""
+    """The newest forecast in a line; below it, once there is one, the reasons."""
     with layout.readable("The forecast"):
         run = queries.run(run_id)
         outline = queries.outline(run)
@@ -168,18 +143,5 @@ def show_forecast(run_id: str) -> None:
             return
         st.html(el("div", "Forecast", cls="rl-family"))
         st.html(joined(forecast_facts(forecasts)))
-        if not forecasts.traces:
-            return
-        marked = charts.marks_of_run(
-            queries.alerts(run_id), queries.findings(run_id), queries.events(run_id), outline.starts
-        )
-        chart, why = st.columns([2, 1], gap="small")
-        with chart:
-            st.echarts_chart(
-                forecast_option(forecasts.traces, marked, (shown.low, shown.high), layout.ink()),
-                height=height(2, COLUMNS),
-                key="chart-forecast",
-                alt="Forecast: chance of a failure within 20, 50 and 100 steps, and risk, by step",
-            )
-        with why:
+        if forecasts.traces:
             st.html(joined(driver_bars(forecasts.newest, layout.ink())))

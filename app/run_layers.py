@@ -19,7 +19,7 @@ from . import format as fmt
 from . import layout
 from .charts import Ink, Option
 from .health import VERMILLION
-from .queries import BUCKETS, metric_names, outline, store, store_url
+from .queries import AT_ONCE, BUCKETS, REFRESH_SHARE, metric_names, outline, store, store_url
 from .thinning import Curve, Floats, branches
 
 COLUMNS = 120
@@ -225,11 +225,6 @@ def _bad(shown: LayerMap, i: int, j: int, span: str) -> Option:
 
 
 # Gradient norms of a run's layers, thinned for the screen.
-
-AT_ONCE = 50
-"""Layers read together: whole series of all are large where runs are long."""
-REFRESH_SHARE = 200
-"""A long run is read again once it is one part in so many longer."""
 
 
 def layer_rows(run: RunInfo, window: tuple[int, int]) -> list[LayerRow]:

@@ -10,11 +10,11 @@ import streamlit as st
 from rlwatch.analysis.runs import StoredRun
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.plugins import usable
-from rlwatch.records import Alert, AlertState, RunInfo, RunState
+from rlwatch.records import Alert, AlertState, Command, RunInfo, RunState
 from rlwatch.seam import asked, described
 from rlwatch.wording import code_in
 
-from . import charts, commands, layout, queries, run_charts, run_forecast, run_history
+from . import board, charts, commands, layout, queries, run_about, run_board, run_forecast, run_history
 from . import format as fmt
 from .health import Health, ending_words, firing_clauses, judge, last_alarm_words, pause_of
 from .layout import GoToTokens
@@ -178,6 +178,7 @@ def _moved_on(run: RunInfo, *, due: bool, paused: bool) -> None:
 
 # The page: head, cause, controls, history, forecast, charts.
 
+SLIDER_PX = 320
 COMMAND_REFRESH_S = 1.0
 """Seconds between two looks while a command is on its way."""
 
@@ -196,17 +197,30 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     wanted = st.session_state.get("live", st.query_params.get("live") != "false")
     live = run.state is RunState.RUNNING and wanted
     every = layout.REFRESH_S if live else None
-    _part(show_head, every, run.run_id)
-    _part(show_cause, every, run.run_id)
+    board.library()
     asked = queries.commands(run.run_id)
-    _controls(run, paused=pause_of(run, asked, time.time()) is not None)
     commands.dialog_if_open(run)
-    _part(run_history.show_commands, COMMAND_REFRESH_S if commands.waiting(asked, time.time()) else every, run.run_id)
+    _part(show_head, every, run.run_id)
     _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
-    _part(run_forecast.show_forecast, every, run.run_id)
-    _part(run_charts.show_charts, every, run.run_id, go_to_tokens)
+    beside = _controls(run)
+    charts_at, drawer_at = st.columns([3.4, 1], gap="medium") if beside else (st.container(), None)
+    if drawer_at is not None:
+        with drawer_at, st.container(key="drawer"):
+            _drawer(run, every, asked)
+    with charts_at:
+        _part(run_board.show_charts, every, run.run_id, go_to_tokens)
     for name, panel in usable("rlwatch.panels").items():
         _part(show_panel, every, name, panel, run.run_id)
+
+
+def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command]) -> None:
+    """Cause and cure, commands, forecast, how the run was started: beside the charts, on a phone above them."""
+    now = time.time()
+    _part(show_cause, every, run.run_id)
+    _buttons(run, paused=pause_of(run, asked, now) is not None)
+    _part(run_history.show_commands, COMMAND_REFRESH_S if commands.waiting(asked, now) else every, run.run_id)
+    _part(run_forecast.show_forecast, every, run.run_id)
+    run_about.show_about(run)
 
 
 def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str) -> None:
@@ -226,34 +240,37 @@ def _part(show: Callable[..., None], every: float | None, *args: object) -> None
         st.fragment(show, run_every=every)(*args)
 
 
-def _controls(run: RunInfo, *, paused: bool) -> None:
-    steps, live, act, more = st.columns([6, 1.2, 2, 1.5], vertical_alignment="bottom", gap="medium")
-    with steps:
+def _controls(run: RunInfo) -> bool:
+    """Draw what concerns the whole page; True if the drawer is wanted."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
         _range(run)
-    with live:
         st.toggle(
             "Live",
             value=True,
             key="live",
             bind="query-params",
             disabled=run.state is not RunState.RUNNING,
-            help="Look again every 5 s; off keeps the page still",
+            width="content",
         )
+        run_board.controls()
+        return st.toggle("Details", value=True, key="side", bind="query-params", width="content")
+
+
+def _buttons(run: RunInfo, *, paused: bool) -> None:
+    """Commands to the run."""
     may = layout.principal().may_command
-    with act:
-        _first_button(run, paused=paused, may=may)
-    with more:
-        st.menu_button(
-            "Commands",
-            commands.menu_kinds(paused=paused),
-            key="more",
-            format_func=lambda kind: commands.FORMS[kind].menu,
-            on_click=commands.open_chosen,
-            args=(run.run_id, "more"),
-            disabled=run.state is not RunState.RUNNING or not may,
-            help=None if may else layout.LOOK_ONLY,
-            width="stretch",
-        )
+    _first_button(run, paused=paused, may=may)
+    st.menu_button(
+        "Commands",
+        commands.menu_kinds(paused=paused),
+        key="more",
+        format_func=lambda kind: commands.FORMS[kind].menu,
+        on_click=commands.open_chosen,
+        args=(run.run_id, "more"),
+        disabled=run.state is not RunState.RUNNING or not may,
+        help=None if may else layout.LOOK_ONLY,
+        width="stretch",
+    )
 
 
 def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
@@ -276,7 +293,7 @@ def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
 def _range(run: RunInfo) -> None:
     last = queries.outline(run).last
     end = charts.slider_end(last)
-    key = f"steps-{run.run_id}-{end}"
+    key = charts.slider_key(run.run_id, end)
     chosen = charts.read_window(st.query_params, 0, last)
     st.slider(
         "Steps shown",
@@ -286,6 +303,7 @@ def _range(run: RunInfo) -> None:
         key=key,
         on_change=_range_changed,
         args=(key, end),
+        width=SLIDER_PX,
     )
 
 

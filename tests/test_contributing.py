@@ -94,13 +94,13 @@ LOOK_AT_ITS_CHART = """
 import sys
 
 sys.path.insert(0, "tests/app")
-from app_world import charts, run_page, write_run
+from app_world import panels, run_page, write_run
 
 from rlwatch.metrics import canonicalise
 
 write_run("runs", source="toy", metrics=lambda step: {"reward": step * 0.01, "toy_points": step % 5})
-(title,) = [title for title in charts(run_page())["chart-REWARD"]["title"] if title["text"] == "reward/toy"]
-assert title["subtext"] == "points · toy_points", title
+panel = panels(run_page())["reward/toy"]
+assert panel["sub"] == "points · toy_points", panel
 assert canonicalise({"ToyReward": 3.0})[0] == {"reward/toy": 3.0}
 print("drawn")
 """

@@ -150,7 +150,7 @@ def run_page(run_id="run-1", **params):
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params["run"] = run_id
     for name, value in params.items():
-        page.query_params[name.rstrip("_")] = str(value)
+        page.query_params[name.rstrip("_")] = value if isinstance(value, list) else str(value)
     return page.run()
 
 
@@ -169,10 +169,24 @@ def alerts_page(**params):
 
 def tables(page):
     """The tables a page shows, as the data their script gets, by key."""
-    found = {}
-    for element in page.get("bidi_component"):
-        found[element.key] = json.loads(element.proto.json)
-    return found
+    return {key: data for key, data in _components(page).items() if "sections" not in data}
+
+
+def _components(page):
+    sent = {element.key: element.proto.json for element in page.get("bidi_component")}
+    return {key: json.loads(data) for key, data in sent.items() if data}
+
+
+def board(page, key="board-all"):
+    """The charts below the search, or of the ``board-strip`` above it, as the data their script gets."""
+    return _components(page)[key]
+
+
+def panels(page):
+    """Title -> chart, of all charts below the strip."""
+    if "board-all" not in _components(page):
+        return {}
+    return {panel["title"]: panel for section in board(page)["sections"] for panel in section["panels"]}
 
 
 def cells(row):

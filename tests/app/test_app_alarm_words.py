@@ -7,7 +7,7 @@ import pytest
 from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import alerts_page, charts, health, incident_acts, incident_dialog, run_page, runs_page
+from rlwatch_app import alerts_page, health, incident_acts, incident_dialog, marks, run_page, runs_page
 from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
 from rlwatch_app.principal import NotPermittedError, Principal
 
@@ -208,9 +208,9 @@ def test_an_alarm_is_marked_where_it_was_seen():
     over = alert(state=AlertState.RESOLVED, step=40)
     seen = [finding(step=20), finding(step=35), finding(step=41), finding(step=38, kind="kl_drift")]
 
-    assert charts.seen_at(alert(step=22), seen) == 22
-    assert charts.seen_at(over, seen) == 35
-    assert charts.seen_at(over, []) == over.onset_step
+    assert marks.seen_at(alert(step=22), seen) == 22
+    assert marks.seen_at(over, seen) == 35
+    assert marks.seen_at(over, []) == over.onset_step
 
 
 def test_marks_of_a_run_in_their_order():
@@ -227,12 +227,13 @@ def test_marks_of_a_run_in_their_order():
         alert(kind=CRASH_FORECAST, onset_step=5),
         alert(kind="x", state=AlertState.PENDING, fired_at=None),
     ]
-    found = charts.marks_of_run(alerts, [finding()], events, {1: 0, 2: 15})
+    found = marks.marks_of_run(alerts, [finding()], events, {1: 0, 2: 15})
 
     assert [(mark.step, mark.text, mark.dashed) for mark in found] == [
         (15, "attempt 2 began", False),
         (9, "reference reset", False),
         (11, "lower learning rate", False),
+        (12, "pause", False),
         (5, "a failure is forecast", False),
         (12, "entropy collapse (onset)", True),
         (20, "entropy collapse (alarm)", False),
@@ -242,7 +243,7 @@ def test_marks_of_a_run_in_their_order():
 
 def test_only_the_newest_alarms_are_marked():
     """More would hide the line."""
-    many = [alert(kind=f"k{n}", onset_step=n) for n in range(charts.MOST_MARKS + 6)]
-    found = charts.marks_of_run(many, [], [], {})
+    many = [alert(kind=f"k{n}", onset_step=n) for n in range(marks.MOST_MARKS + 6)]
+    found = marks.marks_of_run(many, [], [], {})
 
-    assert sorted({mark.step for mark in found if mark.dashed}) == list(range(6, charts.MOST_MARKS + 6))
+    assert sorted({mark.step for mark in found if mark.dashed}) == list(range(6, marks.MOST_MARKS + 6))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from app_world import alert, finding
-from rlwatch_app import charts
+from rlwatch_app import marks
 from rlwatch_app.charts import COLUMNS, DARK, LIGHT, Plot, family_option, height, points
 from rlwatch_app.health import VERMILLION
 from rlwatch_app.thinning import Branches, Curve, thin
@@ -115,14 +115,14 @@ def test_ink_follows_the_theme():
 
 def test_an_alarm_marks_its_onset_dashed_and_itself_solid():
     """When it began, looking back; when it was seen."""
-    began, seen = charts.marks_of_run([alert()], [finding()], [], {1: 1})
+    began, seen = marks.marks_of_run([alert()], [finding()], [], {1: 1})
     assert (began.step, began.dashed, seen.step, seen.dashed) == (12, True, 20, False)
     assert (seen.shape, seen.families) == ("■", {"Exploration"})
 
 
 def test_an_alarm_concerns_the_family_of_its_metric_too():
     """A NaN is an optimiser's finding, in whatever metric it shows."""
-    found = charts.marks_of_run(
+    found = marks.marks_of_run(
         [alert(kind="nonfinite")], [finding(kind="nonfinite", family="Optimisation")], [], {1: 1}
     )
     assert found[0].families == {"Optimisation", "Exploration"}
@@ -131,36 +131,38 @@ def test_an_alarm_concerns_the_family_of_its_metric_too():
 def test_a_resolved_alert_is_marked_where_it_was_seen_not_where_it_ended():
     """Its row keeps the step it ended at; the finding the step it was seen at."""
     over = alert(state=AlertState.RESOLVED, step=90, resolved_step=90)
-    assert [m.step for m in charts.marks_of_run([over], [finding()], [], {1: 1})] == [12, 20]
+    assert [m.step for m in marks.marks_of_run([over], [finding()], [], {1: 1})] == [12, 20]
 
 
 def test_alerts_that_were_not_published_are_not_marked():
     """Gone before they fired."""
     gone = alert(state=AlertState.RESOLVED, fired_at=None)
     pending = alert(state=AlertState.PENDING, fired_at=None)
-    assert charts.marks_of_run([gone, pending], [], [], {1: 1}) == []
+    assert marks.marks_of_run([gone, pending], [], [], {1: 1}) == []
 
 
 def test_resets_and_resumes_are_marked():
     """Without them a jump looks like news."""
     reset = Event("reference_reset", step=40)
-    found = charts.marks_of_run([], [], [reset, Event("note", step=5), Event("signal")], {1: 1, 2: 30})
+    found = marks.marks_of_run([], [], [reset, Event("note", step=5), Event("signal")], {1: 1, 2: 30})
     assert [(m.step, m.shape) for m in found] == [(30, "↻"), (40, "⟲")]
 
 
 def test_commands_that_bend_the_curves_are_marked():
-    """A rate that fell, a weight that changed; a pause or a saved checkpoint bends nothing."""
+    """A rate that fell, a weight that changed, a stretch without steps; what resumed is an event of its own."""
     told = [Event("command", step=s, body={"command": kind}) for s, kind in enumerate(
         ["lower-lr", "set-kl-coef", "pause", "save-checkpoint", "resume"])]  # fmt: skip
-    assert [(m.step, m.shape, m.text) for m in charts.marks_of_run([], [], told, {1: 1})] == [
+    assert [(m.step, m.shape, m.text) for m in marks.marks_of_run([], [], told, {1: 1})] == [
         (0, "↓", "lower learning rate"),
         (1, "β", "set KL coefficient"),
+        (2, "‖", "pause"),
+        (3, "⤓", "save checkpoint"),
     ]
 
 
 def test_marks_outside_the_window_are_not_drawn_and_others_families_are_faint():
     """Lines of an alarm run through every chart, loud only in its own family."""
-    marked = [charts.Mark(5, "■", VERMILLION, "x", frozenset({"Reward"})), charts.Mark(50, "■", VERMILLION, "y")]
+    marked = [marks.Mark(5, "■", VERMILLION, "x", frozenset({"Reward"})), marks.Mark(50, "■", VERMILLION, "y")]
     data = line(option(plot([1, 2, 3]), marked=marked))["markLine"]["data"]
     assert [m["xAxis"] for m in data] == [5]
     assert data[0]["lineStyle"]["opacity"] < 0.5

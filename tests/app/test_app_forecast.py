@@ -1,15 +1,15 @@
 """The forecast in the app: how likely, when, why, and honest words where there is none."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from app_world import alert, cells, charts, html, no_traceback, put_alerts, run_page, runs_page, tables, write_run
+from app_world import alert, cells, html, no_traceback, panels, put_alerts, run_page, runs_page, tables, write_run
 from rlwatch_app import format as fmt
 from rlwatch_app import run_forecast
-from rlwatch_app.charts import DARK, LIGHT, marks_of_run
+from rlwatch_app.charts import DARK, LIGHT
 from rlwatch_app.health import AMBER
+from rlwatch_app.marks import marks_of_run
 from rlwatch_app.queries import RunForecasts, Trace
 from rlwatch_app.run_charts import all_panels
 from rlwatch_app.runs_page import RUN_COLUMNS
@@ -99,40 +99,34 @@ def test_what_drives_it_is_bars_and_names_are_text():
     assert "nothing stands out" in str(run_forecast.driver_bars(forecast(why=()), DARK))
 
 
-def drawn(values, ink=LIGHT, marked=()):
+def drawn(values, ink=LIGHT):
     traces = {f"forecast/{name}": trace(values) for name in ("p20", "p50", "p100", "risk")}
-    return run_forecast.forecast_option(traces, marked, (0, len(values)), ink)
+    return run_forecast.forecast_panels(traces, ink)
 
 
-def test_the_chart_shows_three_chances_in_per_cent_and_the_risk_with_its_threshold():
-    """The chance on one scale for every run, whatever its own highest."""
-    option = drawn([0.01, 0.02, 0.6])
-    names = [series["name"] for series in option["series"]]
+def test_the_chances_are_nested_areas_from_0_to_100_and_the_risk_has_its_threshold():
+    """One look tells how likely; the line is the chance that the alarm goes by."""
+    chance, risk = drawn([0.01, 0.02, 0.6])
 
-    assert names == ["within 50 steps", "Risk", "within 100 steps", "within 20 steps"]
-    assert option["series"][0]["data"] == [[0, 1.0], [1, 2.0], [2, 60.0]]
-    assert (option["yAxis"][0]["min"], option["yAxis"][0]["max"], option["yAxis"][0]["type"]) == (0, 100, "value")
-    assert [line["yAxis"] for line in option["series"][1]["markLine"]["data"]] == [1.0]
-    assert option["yAxis"][2]["max"] >= 1.1
-    json.dumps(option, allow_nan=False)
+    assert [line.name for line in chance.lines] == ["within 50 steps", "within 100 steps", "within 20 steps"]
+    assert all(line.fill for line in chance.lines)
+    assert chance.range == (0, 100)
+    assert [level for level, _ in risk.rules] == [1.0]
+    assert risk.range[1] >= 1.1
 
 
 def test_a_run_without_chances_has_the_chart_of_its_risk():
     """One panel, with the threshold."""
-    option = run_forecast.forecast_option({"forecast/risk": trace([0.1, 0.4, 1.3])}, (), (0, 3), LIGHT)
+    (risk,) = run_forecast.forecast_panels({"forecast/risk": trace([0.1, 0.4, 1.3])}, LIGHT)
 
-    assert [series["name"] for series in option["series"]] == ["Risk"]
-    assert [line["yAxis"] for line in option["series"][0]["markLine"]["data"]] == [1.0]
-    assert option["yAxis"][0]["max"] == pytest.approx(1.4)
+    assert (risk.title, [level for level, _ in risk.rules]) == ("Risk", [1.0])
+    assert risk.range[1] == pytest.approx(1.43)
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.001] * 50 + [0.9], list(np.linspace(0, 1, 10_000))])
 def test_a_chart_of_any_length_is_small(values):
     """One step, or ten thousand: at most two points for each of 240 places."""
-    option = drawn(values, DARK)
-
-    assert all(len(series["data"]) <= 482 for series in option["series"])
-    assert {axis["type"] for axis in option["yAxis"][::2]} == {"value"}
+    assert all(len(line.curve) <= 482 for panel in drawn(values, DARK) for line in panel.lines)
 
 
 def test_the_first_alarm_is_marked_on_every_chart():
@@ -163,8 +157,8 @@ def test_the_run_page_shows_the_forecast(store_dir):
     assert no_traceback(page)
     assert "What drives it" in html(page)
     assert "72%" in html(page)
-    option = charts(page)["chart-forecast"]
-    assert option["series"][0]["data"][0] == [5, 10.0]
+    line = panels(page)["Chance of a failure"]["lines"][0]
+    assert (line["x"][0], line["y"][0]) == (5, 10)
 
 
 def test_the_run_page_says_why_there_is_no_forecast_yet(store_dir):
@@ -174,7 +168,7 @@ def test_the_run_page_says_why_there_is_no_forecast_yet(store_dir):
     page, old = run_page(), run_page("old")
 
     assert "No forecast yet: it needs 40 steps; at 23" in html(page)
-    assert "chart-forecast" not in charts(page)
+    assert "Chance of a failure" not in panels(page)
     assert ">Forecast<" not in html(old)
     assert no_traceback(page)
     assert no_traceback(old)
@@ -189,7 +183,8 @@ def test_the_run_page_of_a_run_watched_by_its_limits_shows_the_risk(store_dir):
 
     assert no_traceback(page)
     assert "Limits alone are watched" in html(page)
-    assert charts(page)["chart-forecast"]["series"][0]["data"][0] == [5, 0.1]
+    line = panels(page)["Risk"]["lines"][0]
+    assert (line["x"][0], line["y"][0]) == (5, 0.1)
     place = [column.label for column in RUN_COLUMNS].index("risk, 50 steps")
     cell = tables(runs_page())["runs"]["rows"][0]["cells"][place]
     assert (cell["text"], cell["shape"]) == ("near a limit", "▲")

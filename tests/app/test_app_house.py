@@ -87,10 +87,13 @@ def test_nothing_turns_streamlits_guards_off():
             assert not {k.arg for k in call.keywords} & {"unsafe_allow_html", "unsafe_allow_javascript"}, (path, name)
 
 
-@pytest.mark.parametrize("name", ["table.js", "response.js"])
+SCRIPTS = ["board.js", "response.js", "table.js"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_parses_html(name):
     """Text nodes only."""
-    assert sorted(path.name for path in APP.glob("*.js")) == ["response.js", "table.js"]
+    assert sorted(path.name for path in APP.glob("*.js")) == SCRIPTS
     script = (APP / name).read_text(encoding="utf-8")
     assert "textContent" in script
     for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from app_world import charts, healthy, no_traceback, run_page, write_run
+from app_world import board, charts, healthy, no_traceback, panels, run_page, write_run
 from rlwatch_app import run_layers
 from rlwatch_app.charts import DARK, LIGHT
 from rlwatch_app.run_layers import COLUMNS, MOST_ROWS, LayerRow, in_model_order, layer_row, map_option
@@ -154,10 +154,10 @@ def test_the_run_page_shows_one_map_and_no_chart_per_layer(store_dir):
     assert no_traceback(page)
     option = charts(page)["chart-layers"]
     assert len(option["yAxis"][0]["data"]) == 12
-    titles = [title["text"] for one in charts(page).values() for title in np.atleast_1d(one["title"])]
+    titles = list(panels(page))
     assert "layers/rise" in titles
     assert not [title for title in titles if title.startswith("grad_layer/")]
-    assert not [button.label for button in page.button if "more" in button.label]
+    assert not any(section["more"] for section in board(page)["sections"])
 
 
 def test_a_run_without_layers_has_no_map(store_dir):

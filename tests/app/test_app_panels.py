@@ -1,6 +1,7 @@
 """Which metric is shown where."""
 
 import numpy as np
+import pytest
 from rlwatch_app import run_charts
 from rlwatch_app.queries import trace
 
@@ -95,22 +96,21 @@ def test_two_names_for_one_metric_are_both_kept():
     assert [p.name for p in section.more] == ["entropy/mean"]
 
 
-def test_shelves_keep_order_and_width():
-    """Small families stand side by side, none is wider than the page."""
-    found = list(
-        sections(
-            {"reward": MOVING, "reward_std": MOVING, "entropy": MOVING, "kl": MOVING, "grad_norm": MOVING}
-        ).values()
-    )
-    shelves = run_charts.shelves(found, 3)
-    assert [section for shelf in shelves for section, _ in shelf] == found
-    assert [[width for _, width in shelf] for shelf in shelves] == [[2, 1], [1, 1]]
+def test_an_unknown_metric_with_a_nan_is_shown_by_itself():
+    """Nobody looks for what broke behind a click; the others of its kind wait there."""
+    values = {"mine/a": [1.0, np.nan], "mine/b": MOVING}
+    catalogue = run_charts.all_panels(list(values), "")
+    (section,) = run_charts.sections(catalogue, traces(values), "", broken={"mine/a"})
+    assert [p.name for p in section.shown] == ["mine/a"]
+    assert [p.name for p in section.more] == ["mine/b"]
 
 
-def test_a_large_family_has_a_shelf_of_its_own():
-    """Wider than the page is as wide as the page."""
-    many = run_charts.Section(Family.REWARD, shown=[run_charts.Panel(str(i)) for i in range(6)])
-    assert run_charts.shelves([many, run_charts.Section(Family.SYSTEM)], 3) == [
-        [(many, 3)],
-        [(run_charts.Section(Family.SYSTEM), 1)],
-    ]
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [("norm", ["grad_norm", "grad_layer/0", "mine/norm"]), ("GRAD clip", ["grad_norm"]), ("nothing", [])],
+)
+def test_a_search_finds_metrics_by_name_and_meaning(wanted, names):
+    """All words of it, in any order; what no chart of a family shows as well."""
+    every = ["grad_norm", "grad_layer/0", "mine/norm", "reward"]
+    found = run_charts.found_by(every, run_charts.all_panels(every, "trl/grpo"), wanted)
+    assert {p.name for p in found} == set(names) - ({"grad_layer/0"} if wanted == "norm" else set())

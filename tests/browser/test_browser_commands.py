@@ -41,7 +41,9 @@ def test_live_training_is_paused_lowered_resumed_and_stopped(train, app, page, s
     dialog = choose(page, "Pause…")
     dialog.get_by_label("Why").fill("look at the samples")
     dialog.get_by_role("button", name="Send").click()
-    expect(page.locator(".rl-why").first).to_contain_text(re.compile(r"paused at step \d+ by .*: look at the samples"))
+    expect(page.get_by_test_id("stMain").locator(".rl-why").first).to_contain_text(
+        re.compile(r"paused at step \d+ by .*: look at the samples")
+    )
     expect(page.get_by_role("button", name="Resume…")).to_be_visible()
 
     dialog = choose(page, "Lower learning rate…")

@@ -45,12 +45,11 @@ def test_hostile_text_is_shown_and_does_nothing(shared_app, page, shared_store):
     expect(link).to_be_visible()
     link.click()
     expect(page.locator(".rl-name")).to_contain_text('<script>alert("name")</script>')
-    page.get_by_role("button", name=re.compile("1 more")).first.click()
-    summary = page.locator("summary").first
+    summary = page.locator(".rlwatch-table summary").first
     summary.click()
-    expect(page.locator("dt").first).to_contain_text("<script>")
-    for place in range(page.locator("canvas").count()):
-        page.locator("canvas").nth(place).hover()  # tooltips are HTML
+    expect(page.locator(".rlwatch-table dt").first).to_contain_text("<script>")
+    for place in range(page.locator(".u-over").count()):
+        page.locator(".u-over").nth(place).hover()  # names are in the tooltips
     assert page.locator("img[src='x']").count() == 0
 
 
@@ -98,10 +97,10 @@ def test_what_was_opened_stays_open_while_the_run_goes_on(shared_app, page, shar
     finding = Finding("d", "entropy_collapse", Severity.WARNING, 20, 12, "entropy fell", {"ratio": 0.1})
     write(shared_store, "opened", findings=[finding])
     page.goto(f"{shared_app}/run?run=opened")
-    expect(page.locator("summary").first).to_be_visible()
+    expect(page.locator(".rlwatch-table summary").first).to_be_visible()
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
-    page.locator("summary").first.click()
-    expect(page.locator("dd").first).to_be_visible()
+    page.locator(".rlwatch-table summary").first.click()
+    expect(page.locator(".rlwatch-table dd").first).to_be_visible()
     write(
         shared_store,
         "opened",
@@ -109,7 +108,7 @@ def test_what_was_opened_stays_open_while_the_run_goes_on(shared_app, page, shar
         findings=[Finding("d", "kl_drift", Severity.WARNING, 40, 35, "KL grew")],
     )
     expect(page.get_by_text("KL grew")).to_be_visible()
-    expect(page.locator("dd").first).to_be_visible()
+    expect(page.locator(".rlwatch-table dd").first).to_be_visible()
 
 
 def test_a_paused_page_keeps_still(shared_app, page, shared_store):
@@ -136,7 +135,7 @@ def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
     page.goto(f"{app}/alerts")
     expect(page.get_by_text("1 incident firing")).to_be_visible()
     page.get_by_role("link", name="seed3").click()
-    expect(page.locator(".rl-why").first).to_contain_text("entropy collapse from step 12")
+    expect(page.get_by_test_id("stMain").locator(".rl-why").first).to_contain_text("entropy collapse from step 12")
     page.get_by_role("link", name="Runs").click()
     expect(page.get_by_text("1 run needs you")).to_be_visible()
 
@@ -157,7 +156,7 @@ def test_a_long_run_is_drawn_from_as_little_as_a_short_one(shared_app, page, sha
     write(shared_store, "long", steps=range(1, 20_001))
     page.goto(f"{shared_app}/run?run=long")
     expect(page.locator("canvas").nth(1)).to_be_visible()
-    assert max(messages) < 50_000
+    assert max(messages) < 100_000  # the drawing library is 80 000 of them, once
 
 
 def test_an_alert_is_acknowledged_by_a_click(app, page, store_url):

@@ -1,0 +1,564 @@
+// Charts of a run on one axis: uPlot draws, here is what surrounds it: marks, tooltip, zoom, pins.
+// Data become text nodes and pixels: nothing here builds HTML from data.
+const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000;
+
+function el(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined && text !== null) node.textContent = text;
+  return node;
+}
+
+function button(className, text, label, act) {
+  const node = el("button", className, text);
+  node.type = "button";
+  if (label) { node.title = label; node.setAttribute("aria-label", label); }
+  node.addEventListener("click", act);
+  return node;
+}
+
+// Numbers as people read them: an exponent for tiny and huge ones, thin spaces within long ones.
+function number(value, digits = 7) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(Math.min(digits - 1, 3)).replace(/\.?0+e/, "e").replace("e+", "e").replace("-", "−");
+  const [whole, rest] = String(Number(value.toPrecision(digits))).split(".");
+  return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (rest ? `.${rest}` : "")).replace("-", "−");
+}
+
+function place(axis, x) {
+  if (axis === "time") return x < 1 ? `${number(x * 60, 3)} min` : `${number(x, 4)} h`;
+  if (axis === "tokens") return `${number(x, 4)} M tokens`;
+  return `step ${number(Math.round(x))}`;
+}
+
+function nearest(xs, x) {
+  let low = 0, high = xs.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] < x) low = middle + 1; else high = middle;
+  }
+  return low > 0 && Math.abs(xs[low - 1] - x) <= Math.abs(xs[low] - x) ? low - 1 : low;
+}
+
+function dimmed(colour, alpha) {
+  return alpha >= 1 ? colour : colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
+}
+
+// One chart.
+
+class Chart {
+  constructor(board, host, height, bare) {
+    Object.assign(this, { board, host, height, bare });
+    host.addEventListener("mouseleave", () => board.leave(this));
+  }
+
+  update(panel, last) {
+    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill]), panel.log, last, this.board.data.ink, this.board.data.axis]);
+    this.panel = panel;
+    const tables = panel.lines.map((line) => [line.x, line.y]);
+    // A place that another line has and this one has not is passed over (undefined); null is a break.
+    const data = tables.length ? uPlot.join(tables) : [[]];
+    if (!this.plot || this.shape !== shape) {
+      this.plot?.destroy();
+      this.shape = shape;
+      this.plot = new uPlot(this.options(last), data, this.host);
+    } else {
+      this.plot.setData(data, false);
+    }
+    this.rescale();
+  }
+
+  rescale() {
+    const [min, max] = this.board.view(), [low, high] = this.panel.range;
+    this.plot.batch(() => {
+      this.plot.setScale("x", { min, max });
+      this.plot.setScale("y", { min: low, max: high });
+    });
+  }
+
+  options(last) {
+    const { board, panel } = this, ink = board.data.ink;
+    const axis = { stroke: ink.quiet, grid: { stroke: ink.grid, width: 1 }, ticks: { show: false }, font: "11px sans-serif" };
+    return {
+      width: this.host.clientWidth || 300,
+      height: this.height + (last ? 24 : 0),
+      padding: [4, 20, last ? 0 : 4, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        sync: { key: board.data.key },
+        drag: { x: true, y: false, setScale: false },
+        points: { show: true, size: 5, width: 1 },
+        bind: { dblclick: () => () => (board.zoom(null), null) },
+      },
+      scales: {
+        x: { time: false, auto: false, range: (u, min, max) => [min, max] },
+        y: { auto: false, distr: panel.log === 2 ? 4 : panel.log ? 3 : 1, range: (u, min, max) => [min, max] },
+      },
+      axes: [
+        { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => number(tick, 4)), space: 70 },
+        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) },
+      ],
+      series: [{}, ...panel.lines.map((line) => ({
+        stroke: dimmed(line.colour, line.alpha ?? 1),
+        width: line.width ?? 1.5,
+        dash: line.dash,
+        fill: line.fill,
+        spanGaps: false,
+        points: { show: line.x.length <= 2, size: 5, stroke: line.colour, fill: line.colour },
+      }))],
+      bands: panel.bands ?? [],
+      hooks: {
+        drawClear: [(u) => this.under(u)],
+        draw: [(u) => this.over(u)],
+        setCursor: [(u) => board.hover(this, u)],
+        setSelect: [(u) => this.selected(u)],
+        ready: [(u) => this.clicks(u)],
+      },
+    };
+  }
+
+  clicks(u) {
+    let from = null;
+    u.over.addEventListener("mousedown", (event) => { from = event.clientX; this.board.dragged = this; });
+    u.over.addEventListener("click", (event) => {
+      if (from === null || Math.abs(event.clientX - from) > 3) return;
+      this.board.pinAt(u.posToVal(event.offsetX, "x"), event.detail);
+    });
+  }
+
+  selected(u) {
+    const low = u.posToVal(u.select.left, "x"), high = u.posToVal(u.select.left + u.select.width, "x"), wide = u.select.width >= 4;
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    if (!wide || this.board.dragged !== this) return; // charts that are joined hear of it, too
+    this.board.dragged = undefined;
+    this.board.zoom([low, high]);
+  }
+
+  // What lies under the lines: the healthy range, the run's own level, what is a limit.
+  under(u) {
+    const { panel } = this, { ctx } = u, { left, top, width, height } = u.bbox, ink = this.board.data.ink;
+    const y = (value) => Math.min(Math.max(u.valToPos(value, "y", true), top), top + height);
+    ctx.save();
+    if (panel.band) {
+      ctx.fillStyle = dimmed(ink.band, 0.1);
+      const high = y(panel.band[1]);
+      ctx.fillRect(left, high, width, Math.max(y(panel.band[0]) - high, 1));
+    }
+    for (const [value, label, colour] of panel.rules ?? []) {
+      const at = u.valToPos(value, "y", true);
+      if (!(at >= top && at <= top + height)) continue;
+      ctx.strokeStyle = colour ?? ink.quiet;
+      ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.beginPath();
+      ctx.moveTo(left, at);
+      ctx.lineTo(left + width, at);
+      ctx.stroke();
+      ctx.fillStyle = ink.quiet;
+      ctx.font = `${10 * devicePixelRatio}px sans-serif`;
+      ctx.textAlign = "right";
+      ctx.fillText(label, left + width - 2, at - 3 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  // What lies over them: marks at their steps, what was not finite, what is beyond the range.
+  over(u) {
+    const { panel, board } = this, { ctx } = u, { left, top, width, height } = u.bbox, ink = board.data.ink, px = devicePixelRatio;
+    const line = (x, colour, dashed, alpha) => {
+      const at = Math.round(u.valToPos(x, "x", true)) + 0.5;
+      if (!(at >= left && at <= left + width)) return;
+      ctx.globalAlpha = alpha;
+      ctx.strokeStyle = colour;
+      ctx.lineWidth = px;
+      ctx.setLineDash(dashed ? [4 * px, 3 * px] : []);
+      ctx.beginPath();
+      ctx.moveTo(at, top);
+      ctx.lineTo(at, top + height);
+      ctx.stroke();
+    };
+    ctx.save();
+    for (const mark of board.data.marks) {
+      const concerned = !panel.family || !mark.families.length || mark.families.includes(panel.family);
+      if (!mark.faint || concerned) line(mark.x, mark.colour, mark.dashed, concerned ? 0.75 : 0.2);
+    }
+    if (board.data.at !== null) line(board.data.at, ink.text, false, 0.6);
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = ink.bad;
+    for (const [x] of panel.bad) {
+      const at = u.valToPos(x, "x", true);
+      if (at >= left && at <= left + width) ctx.fillRect(Math.round(at - px), top + height - 12 * px, 2 * px, 12 * px);
+    }
+    const [low, high] = panel.range;
+    ctx.fillStyle = ink.text;
+    for (const [x, value] of panel.beyond) {
+      const at = u.valToPos(x, "x", true);
+      if (!(at >= left && at <= left + width)) continue;
+      const edge = value > high ? top : top + height, way = value > high ? 1 : -1;
+      ctx.beginPath();
+      ctx.moveTo(at, edge);
+      ctx.lineTo(at - 4 * px, edge + way * 7 * px);
+      ctx.lineTo(at + 4 * px, edge + way * 7 * px);
+      ctx.fill();
+    }
+    ctx.restore();
+  }
+
+  // What the panel has at x: for each line the nearest measured point, and whether it was a number there.
+  at(x) {
+    const reach = this.plot.posToVal(REACH_PX, "x") - this.plot.posToVal(0, "x");
+    const found = [];
+    for (const line of this.panel.lines) {
+      if (line.mute || !line.x.length) continue;
+      const i = this.present(line, nearest(line.x, x));
+      if (i !== null) found.push({ name: line.name || this.panel.title, x: line.x[i], value: line.y[i], colour: line.colour });
+    }
+    for (const [place_, value] of this.panel.beyond) {
+      if (Math.abs(place_ - x) <= reach) found.unshift({ name: this.panel.title, x: place_, value, colour: this.board.data.ink.text });
+    }
+    const own = found.length ? Math.abs(found[0].x - x) : Infinity;
+    const bad = this.panel.bad.filter(([x_]) => Math.abs(x_ - x) <= Math.max(Math.min(own, reach), 1e-9)).at(0);
+    if (bad) found.unshift({ name: this.panel.title, x: bad[0], word: bad[1], colour: this.board.data.ink.bad });
+    const seen = new Set();
+    return found.filter(({ name }) => !seen.has(name) && seen.add(name));
+  }
+
+  present(line, i) {
+    if (line.y[i] !== null) return i;
+    for (const near of [i - 1, i + 1]) if (line.y[near] !== null && line.y[near] !== undefined) return near;
+    return null;
+  }
+
+  resize() {
+    const width = this.host.clientWidth;
+    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
+  }
+
+  destroy() {
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}
+
+// All charts of a page part.
+
+class Board {
+  constructor(host) {
+    this.host = host;
+    this.charts = new Map();
+    this.strip = el("div", "strip");
+    this.lane = el("div", "lane");
+    this.rest = el("div", "rest");
+    this.tip = el("div", "tip");
+    this.tip.hidden = true;
+    this.note = el("div", "note");
+    this.note.hidden = true;
+    this.note.setAttribute("role", "dialog");
+    this.strip.append(this.lane);
+    host.append(this.strip, this.rest, this.tip, this.note);
+    host.addEventListener("keydown", (event) => event.key === "Escape" && (this.note.hidden = true));
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(host);
+  }
+
+  update(component) {
+    this.ask = (what) => component.setTriggerValue("ask", { ...what, nonce: Date.now() });
+    this.data = component.data;
+    this.data.marks = this.data.marks ?? [];
+    if (this.wanted && (String(this.wanted) === String(this.data.asked) || Date.now() - this.since > PATIENCE_MS)) this.wanted = undefined;
+    this.host.dataset.view = JSON.stringify(this.view());
+    const kept = new Set();
+    this.drawStrip(kept);
+    this.drawSections(kept);
+    for (const [key, { chart, node }] of this.charts) {
+      if (kept.has(key)) continue;
+      chart.destroy();
+      node.remove();
+      this.charts.delete(key);
+    }
+    this.drawLane();
+    this.tell();
+    this.remember();
+  }
+
+  // The range shown: what was just asked for until the server has heard of it, else what it says.
+  view() {
+    return this.wanted === undefined ? this.data.window : this.wanted ?? this.data.whole;
+  }
+
+  // All boards of a run show the same range: at once, not when the server has answered.
+  zoom(range) {
+    const asked = this.data.axis === "step" && range ? [Math.floor(range[0]), Math.max(Math.ceil(range[1]), Math.floor(range[0]) + 1)] : range;
+    clearTimeout(this.clicked);
+    for (const board of ALL) if (board.data.key === this.data.key) board.show(asked);
+    this.ask({ kind: "zoom", range: asked });
+  }
+
+  show(range) {
+    this.wanted = range;
+    this.since = Date.now();
+    this.host.dataset.view = JSON.stringify(this.view());
+    for (const { chart } of this.charts.values()) {
+      chart.rescale();
+      if (chart !== this.over?.chart) chart.plot.setCursor({ left: -10, top: -10 }, false); // it points elsewhere now
+    }
+    this.drawLane();
+    this.tell();
+  }
+
+  // A click keeps the tooltip at a place, another one there lets go; the second click of two is a zoom out.
+  pinAt(x, count) {
+    clearTimeout(this.clicked);
+    if (count > 1) return;
+    this.clicked = setTimeout(() => {
+      const [low, high] = this.view(), close = this.data.at !== null && Math.abs(this.data.at - x) < (high - low) / 100;
+      this.data.at = close ? null : x;
+      for (const { chart } of this.charts.values()) chart.plot.redraw(false);
+      this.tell();
+      this.ask({ kind: "at", x: this.data.at });
+    }, WAIT_MS);
+  }
+
+  holder(key, height, bare, parent, make, kept) {
+    kept.add(key);
+    let held = this.charts.get(key);
+    if (!held) {
+      const node = make(), host = node.querySelector(".chart");
+      held = { node, chart: new Chart(this, host, height, bare) };
+      this.charts.set(key, held);
+    }
+    if (held.node.parentNode !== parent) parent.append(held.node);
+    return held;
+  }
+
+  drawStrip(kept) {
+    const narrow = this.host.clientWidth < 560, many = this.data.strip ?? [];
+    this.strip.hidden = !many.length;
+    many.forEach((panel, i) => {
+      const make = () => {
+        const row = el("div", "row"), label = el("div", "label");
+        label.append(el("span", "title"), el("span", "value"));
+        row.append(label, el("div", "chart"));
+        return row;
+      };
+      const { node, chart } = this.holder(`strip-${panel.name}`, narrow ? 76 : 62, true, this.strip, make, kept);
+      this.strip.append(node);
+      node.querySelector(".title").textContent = panel.title;
+      node.querySelector(".label").title = [panel.sub, panel.about].filter(Boolean).join(": ");
+      node.querySelector(".value").textContent = panel.last ?? "";
+      node.querySelector(".value").className = panel.lastBad ? "value bad" : "value";
+      node.setAttribute("role", "img");
+      node.setAttribute("aria-label", `${panel.title} by ${this.data.axis}, last ${panel.last ?? "not recorded"}`);
+      chart.update(panel, i === many.length - 1);
+    });
+  }
+
+  drawSections(kept) {
+    const nodes = (this.data.sections ?? []).map((section) => {
+      const id = `section-${section.key}`;
+      let node = this.rest.querySelector(`:scope > [data-section="${CSS.escape(id)}"]`);
+      if (!node) {
+        node = el("section");
+        node.dataset.section = id;
+        node.append(el("h3"), el("div", "grid"), el("div", "foot"));
+        this.rest.append(node);
+      }
+      node.querySelector("h3").textContent = section.title;
+      const grid = node.querySelector(".grid");
+      node.style.setProperty("--span", Math.min(Math.max(section.panels.length, 1), 3));
+      for (const panel of section.panels) this.drawPanel(section, panel, grid, kept);
+      const foot = node.querySelector(".foot");
+      foot.replaceChildren();
+      if (section.more) {
+        const label = section.open ? `hide ${section.more}` : `${section.more} more`;
+        const open = button("more", label, `${label} charts of ${section.title}`, () => this.ask({ kind: "more", section: section.key }));
+        open.setAttribute("aria-expanded", String(Boolean(section.open)));
+        foot.append(open);
+      }
+      if (section.note) foot.append(el("span", "quiet", section.note));
+      return node;
+    });
+    for (const node of [...this.rest.children]) if (!nodes.includes(node)) node.remove();
+    nodes.forEach((node, i) => this.rest.children[i] !== node && this.rest.insertBefore(node, this.rest.children[i]));
+  }
+
+  drawPanel(section, panel, grid, kept) {
+    const make = () => {
+      const node = el("figure", "panel"), head = el("figcaption"), words = el("span", "words");
+      words.append(el("span", "title"), el("span", "sub"));
+      head.append(words);
+      if (this.data.pins) head.append(button("pin", "", "", () => this.pin(node.dataset.metric)));
+      node.append(head, el("div", "chart"));
+      return node;
+    };
+    const { node, chart } = this.holder(`${section.key}-${panel.name}`, 150, false, grid, make, kept);
+    grid.append(node);
+    node.dataset.metric = panel.name;
+    node.querySelector(".title").textContent = panel.title;
+    node.querySelector(".words").title = [panel.title, panel.about].filter(Boolean).join(": ");
+    node.querySelector(".sub").textContent = [panel.sub, panel.scale].filter(Boolean).join(" · ");
+    const pin = node.querySelector(".pin");
+    if (pin) {
+      const label = `${panel.pinned ? "Unpin" : "Pin"} ${panel.title}`;
+      pin.textContent = panel.pinned ? "★" : "☆";
+      pin.title = label;
+      pin.setAttribute("aria-label", label);
+      pin.setAttribute("aria-pressed", String(Boolean(panel.pinned)));
+    }
+    chart.update(panel, true);
+  }
+
+  // Marks above the strip: one button each, those that would overlap under one.
+  drawLane() {
+    const first = this.charts.get(`strip-${this.data.strip?.[0]?.name}`)?.chart;
+    const focused = this.lane.getRootNode().activeElement?.dataset?.steps;
+    this.lane.replaceChildren();
+    if (!first?.plot) return;
+    const base = first.plot.over.getBoundingClientRect().left - this.lane.getBoundingClientRect().left;
+    const [low, high] = this.view(), groups = [];
+    const clickable = this.data.marks.filter((mark) => mark.shape && mark.x >= low && mark.x <= high).sort((a, b) => a.x - b.x);
+    for (const mark of clickable) {
+      const left = base + first.plot.valToPos(mark.x, "x"), group = groups.at(-1);
+      if (group && left - group.left < MERGE_PX) group.marks.push(mark);
+      else groups.push({ left, marks: [mark] });
+    }
+    for (const { left, marks } of groups) {
+      const worst = marks.reduce((a, b) => (b.rank > a.rank ? b : a));
+      const label = marks.length === 1 ? `${marks[0].text}, step ${number(marks[0].step)}` : `${marks.length} marks: ${marks.map((mark) => mark.text).slice(0, 4).join(", ")}`;
+      const node = button("mark", worst.shape + (marks.length > 1 ? `\u2009${marks.length}` : ""), label, (event) => this.follow(marks, left, event));
+      node.style.left = `${left}px`;
+      node.style.setProperty("--mark", worst.colour);
+      node.dataset.steps = marks.map((mark) => mark.step).join(" ");
+      this.lane.append(node);
+      if (node.dataset.steps === focused) node.focus();
+    }
+  }
+
+  // A mark of a page of its own leads there; the others open what is known of them.
+  follow(marks, left) {
+    if (marks.length === 1 && marks[0].go) {
+      this.ask({ kind: "go", ...marks[0].go });
+      return;
+    }
+    this.note.replaceChildren(button("close", "×", "Close", () => (this.note.hidden = true)));
+    for (const mark of marks) {
+      const item = el("div", "item"), head = el("div", "head");
+      const shape = el("span", "shape", mark.shape);
+      shape.style.color = mark.colour;
+      head.append(shape, el("b", "", mark.text), el("span", "quiet", ` step ${number(mark.step)}`));
+      item.append(head);
+      if (mark.more) item.append(el("div", "", mark.more));
+      for (const [name, value] of mark.lines ?? []) item.append(el("div", "quiet", `${name} ${value}`));
+      if (mark.go) item.append(button("more", mark.go.label, "", () => this.ask({ kind: "go", ...mark.go })));
+      this.note.append(item);
+    }
+    this.note.hidden = false;
+    const room = this.host.clientWidth - this.note.offsetWidth;
+    this.note.style.left = `${Math.max(0, Math.min(left - 20, room))}px`;
+    this.note.style.top = `${this.strip.offsetTop + 30}px`;
+    this.note.querySelector("button").focus();
+  }
+
+  // The tooltip: exact values at the place under the mouse, else at the place that was clicked.
+  hover(chart, u) {
+    if (u.cursor.event === undefined || u.cursor.left < 0 || u.cursor.left === null) return;
+    if (!chart.host.matches(":hover")) return;
+    this.over = { chart, left: u.cursor.left };
+    this.tell();
+  }
+
+  leave(chart) {
+    if (this.over?.chart === chart) this.over = undefined;
+    this.tell();
+  }
+
+  tell() {
+    const inStrip = (chart) => chart.bare;
+    const first = this.charts.get(`strip-${this.data.strip?.[0]?.name}`)?.chart;
+    const chart = this.over?.chart.plot ? this.over.chart : this.data.at === null ? undefined : first;
+    if (!chart?.plot) return void (this.tip.hidden = true);
+    const left = this.over ? this.over.left : chart.plot.valToPos(this.data.at, "x");
+    const x = this.over ? chart.plot.posToVal(left, "x") : this.data.at;
+    const [low, high] = this.view();
+    if (x < low || x > high) return void (this.tip.hidden = true);
+    const charts = inStrip(chart) ? [...this.charts.values()].map((held) => held.chart).filter(inStrip) : [chart];
+    const at = chart.at(x)[0]?.x ?? x;
+    const rows = charts.flatMap((one) => one.at(x).map((row) => ({ ...row, name: row.name || one.panel.title })));
+    this.tip.replaceChildren(el("div", "where", place(this.data.axis, at)));
+    for (const row of rows) {
+      const line = el("div", "line"), swatch = el("span", "swatch");
+      swatch.style.background = row.colour;
+      const away = Math.abs(row.x - at) > (high - low) * 1e-9 ? ` (${place(this.data.axis, row.x)})` : "";
+      line.append(swatch, el("span", "name", row.name), el("b", row.word ? "bad" : "", row.word ?? number(row.value)), el("span", "quiet", away));
+      this.tip.append(line);
+    }
+    const near = (high - low) * (REACH_PX / chart.plot.over.clientWidth);
+    for (const mark of this.data.marks.filter((one) => one.shape && Math.abs(one.x - x) <= near).slice(0, 4)) {
+      const line = el("div", "line", ""), shape = el("span", "shape", mark.shape);
+      shape.style.color = mark.colour;
+      line.append(shape, el("span", "", mark.text));
+      this.tip.append(line);
+    }
+    this.tip.hidden = false;
+    const box = chart.plot.over.getBoundingClientRect(), home = this.host.getBoundingClientRect();
+    const middle = box.left - home.left + left, right = middle + 14 + this.tip.offsetWidth > home.width;
+    this.tip.style.left = `${Math.max(0, right ? middle - 14 - this.tip.offsetWidth : middle + 14)}px`;
+    this.tip.style.top = `${box.top - home.top + (inStrip(chart) ? 0 : 8)}px`;
+  }
+
+  // Pins of a project are kept by the browser: a new run of it begins with them.
+  remember() {
+    if (!this.data.pins) return;
+    const key = `rlwatch-pins:${this.data.project}`, address = new URLSearchParams(location.search);
+    const known = JSON.parse(localStorage.getItem(key) ?? "[]");
+    if (!this.started && !this.data.pins.length && known.length && !address.has("pin")) {
+      this.started = true;
+      this.ask({ kind: "pins", names: known });
+      return;
+    }
+    this.started = true;
+    localStorage.setItem(key, JSON.stringify(this.data.pins));
+  }
+
+  pin(name) {
+    const now = this.data.pins.includes(name) ? this.data.pins.filter((one) => one !== name) : [...this.data.pins, name];
+    localStorage.setItem(`rlwatch-pins:${this.data.project}`, JSON.stringify(now));
+    this.ask({ kind: "pin", name });
+  }
+
+  resize() {
+    for (const { chart } of this.charts.values()) chart.resize();
+    if (this.data) { this.drawLane(); this.tell(); }
+  }
+
+  destroy() {
+    ALL.delete(this);
+    this.observer.disconnect();
+    for (const { chart } of this.charts.values()) chart.destroy();
+  }
+}
+
+const BOARDS = new WeakMap(), ALL = new Set();
+
+function draw(component) {
+  const { parentElement } = component;
+  let board = BOARDS.get(parentElement);
+  if (!board) {
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync(globalThis.rlwatchBoardStyle);
+    parentElement.adoptedStyleSheets = [sheet];
+    const host = el("div", "board");
+    parentElement.append(host);
+    board = new Board(host);
+    BOARDS.set(parentElement, board);
+    ALL.add(board);
+  }
+  board.update(component);
+}
+
+globalThis.rlwatchBoards = { draw, drop: (root) => (BOARDS.get(root)?.destroy(), BOARDS.delete(root)) };
+for (const [, component] of globalThis.rlwatchWaiting ?? []) draw(component);
+globalThis.rlwatchWaiting = new Map();
+
+export default function () {}

@@ -1,0 +1,334 @@
+"""Charts on one axis: what ``board.js`` draws with uPlot (``vendor/``), as plain JSON.
+
+Every drawn point was measured; a NaN or an infinity is a mark on the axis with its word in the tooltip; a value beyond
+the range is a triangle at the edge with its value. No HTML is built here, and every name is drawn as text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.wording import number
+
+from .charts import Ink
+from .marks import Mark
+from .thinning import Branches, Curve, Floats
+
+Json = dict[str, Any]
+HERE = Path(__file__).resolve().parent
+DIGITS = 7
+LINEAR, LOG, ASINH = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: its points, and how it looks. ``mute``: not in the tooltip."""
+
+    curve: Curve
+    colour: str
+    name: str = ""
+    width: float = 1.5
+    alpha: float = 1.0
+    dash: tuple[int, int] | None = None
+    fill: str = ""
+    mute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart. ``name`` tells it from the others; ``rules`` are levels drawn across it, with their words."""
+
+    name: str
+    title: str
+    lines: Sequence[Line]
+    range: tuple[float, float]
+    sub: str = ""
+    about: str = ""
+    family: str = ""
+    scale: int = LINEAR
+    pinned: bool = False
+    band: tuple[float, float] | None = None
+    rules: Sequence[tuple[float, str]] = ()
+    last: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Charts under one heading: ``more`` others behind a click, which is ``open`` or not."""
+
+    key: str
+    title: str
+    panels: Sequence[Panel]
+    note: str = ""
+    more: int = 0
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """From steps to places on the axis: through ``steps`` and ``places`` (N,), or as they are where both are None.
+
+    ``kind`` is ``step``, ``time`` (hours) or ``tokens`` (millions).
+    """
+
+    kind: str = "step"
+    steps: Floats | None = None
+    places: Floats | None = None
+
+    def of(self, steps: Any) -> Floats:
+        """Places of ``steps``."""
+        at = np.asarray(steps, dtype=np.float64)
+        return at if self.steps is None or self.places is None else np.interp(at, self.steps, self.places)
+
+    def step(self, place: float) -> int:
+        """Step that lies nearest to a place."""
+        if self.steps is None or self.places is None:
+            return round(place)
+        return round(float(np.interp(place, self.places, self.steps)))
+
+
+@dataclass(slots=True)
+class Board:
+    """All charts of a part of a page. ``key`` joins the cursors of the boards that have it; ``window`` are steps."""
+
+    key: str
+    window: tuple[int, int]
+    whole: tuple[int, int]
+    ink: Ink
+    place: Place = field(default_factory=Place)
+    strip: Sequence[Panel] = ()
+    sections: Sequence[Section] = ()
+    marks: Sequence[Mark] = ()
+    at: int | None = None
+    asked: Sequence[float] | None = None
+    project: str = ""
+    pins: Sequence[str] | None = None
+
+    def data(self) -> Json:
+        """Input of the script: strict JSON, whatever was measured."""
+        return {
+            "key": self.key,
+            "axis": self.place.kind,
+            "window": self._ends(self.window),
+            "whole": self._ends(self.whole),
+            "asked": None if self.asked is None else list(self.asked),
+            "at": None if self.at is None else _digits(float(self.place.of(self.at))),
+            "ink": {
+                "line": self.ink.line, "quiet": self.ink.quiet, "grid": self.ink.grid, "band": self.ink.band,
+                "text": self.ink.text, "bad": self.ink.bad,
+            },
+            "project": self.project,
+            "pins": None if self.pins is None else list(self.pins),
+            "marks": [self._mark(mark) for mark in self.marks],
+            "strip": [self._panel(panel) for panel in self.strip],
+            "sections": [
+                {
+                    "key": section.key, "title": section.title, "note": section.note, "more": section.more,
+                    "open": section.open,
+                    "panels": [self._panel(panel) for panel in section.panels],
+                }
+                for section in self.sections
+            ],
+        }  # fmt: skip
+
+    def _ends(self, window: tuple[int, int]) -> list[float]:
+        low, high = (_digits(end) for end in self.place.of(window).tolist())
+        return [low, high if high > low else low + 1]
+
+    def _mark(self, mark: Mark) -> Json:
+        return {
+            "x": _digits(float(self.place.of(mark.step))), "step": mark.step, "shape": mark.shape,
+            "colour": mark.colour, "text": mark.text, "more": mark.more, "dashed": mark.dashed,
+            "families": sorted(mark.families), "faint": mark.faint, "rank": mark.rank,
+            "lines": [list(line) for line in mark.lines],
+            "go": {"to": mark.go, "step": mark.step, "label": mark.go_label} if mark.go else None,
+        }  # fmt: skip
+
+    def _panel(self, panel: Panel) -> Json:
+        low, high = panel.range
+        bad = [point for line in panel.lines for point in line.curve.bad]
+        return {
+            "name": panel.name,
+            "title": panel.title,
+            "sub": panel.sub,
+            "about": panel.about,
+            "family": panel.family,
+            "pinned": panel.pinned,
+            "log": panel.scale,
+            "scale": {LOG: "log scale", ASINH: "log scale, both ways"}.get(panel.scale, ""),
+            "range": [_digits(low), _digits(high)],
+            "band": None if panel.band is None else [_digits(end) for end in panel.band],
+            "rules": [[_digits(level), words] for level, words in panel.rules],
+            "last": None if panel.last is None else number(panel.last, 4),
+            "lastBad": panel.last is not None and not math.isfinite(panel.last),
+            "bad": [[_digits(float(self.place.of(at))), word] for at, word in dict.fromkeys(bad)],
+            "beyond": [point for line in panel.lines if not line.mute for point in self._beyond(line.curve, low, high)],
+            "lines": [self._line(line) for line in panel.lines],
+        }
+
+    def _beyond(self, curve: Curve, low: float, high: float) -> list[list[float]]:
+        outside = (curve.values < low) | (curve.values > high)
+        places = self.place.of(curve.steps[outside]).tolist()
+        values = curve.values[outside].tolist()
+        return [[_digits(x), _digits(y)] for x, y in zip(places, values, strict=True)]
+
+    def _line(self, line: Line) -> Json:
+        xs, ys = points(line.curve, self.place)
+        look = {"name": line.name, "colour": line.colour, "width": line.width, "alpha": line.alpha, "mute": line.mute}
+        if line.dash:
+            look["dash"] = list(line.dash)
+        if line.fill:
+            look["fill"] = line.fill
+        return {**look, "x": xs, "y": ys}
+
+
+def points(curve: Curve, place: Place) -> tuple[list[float], list[float | None]]:
+    """Places and values; where the line must break a None between two points.
+
+    Rows of one step stand a thousandth of a step apart, or only one of them would be drawn.
+    """
+    places = place.of(curve.steps)
+    if len(places) > 1 and place.steps is None and (np.diff(places) == 0).any():
+        first = np.maximum.accumulate(np.where(np.diff(places, prepend=places[0] - 1) > 0, np.arange(len(places)), 0))
+        places = places + 1e-3 * np.minimum(np.arange(len(places)) - first, 400)
+    xs: list[float] = []
+    ys: list[float | None] = []
+    for at, value, broken in zip(places.tolist(), curve.values.tolist(), curve.breaks.tolist(), strict=True):
+        if broken and xs:
+            xs.append(_digits((xs[-1] + at) / 2))
+            ys.append(None)
+        xs.append(_digits(at))
+        ys.append(_digits(value))
+    return xs, ys
+
+
+def _digits(value: float) -> float | int:
+    """Seven significant digits of a value, ten of a large whole number; short in JSON."""
+    if value == (whole := round(value)) and abs(value) < 1e10:
+        return whole
+    return float(f"{value:.{DIGITS}g}") if abs(value) < 1e5 else float(f"{value:.10g}")
+
+
+# Ranges of axes.
+
+ROOM = 0.06
+"""Part of the span left above and below the values."""
+EDGE, BEYOND = 0.02, 2.0
+"""Outliers are at most this part of the rows at either end, and lie this many spans of the others away from them."""
+RUN = 3
+"""Neighbouring rows that may be outliers together: longer stretches are a change, not a spike."""
+
+
+def usual_range(values: Floats) -> tuple[float, float]:
+    """Lowest and highest of ``values`` (N,) in order, single outliers left out.
+
+    What lasts for more than a few rows is never left out, and the last row is always in sight.
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    if len(finite) < 20:
+        return low, high
+    inner = np.quantile(finite, (EDGE, 1 - EDGE))
+    span = float(inner[1] - inner[0]) or max(abs(float(inner[1])), 1e-12) * 0.05
+    return (
+        _end(finite, inner[0] - BEYOND * span, low, sign=-1),
+        _end(finite, inner[1] + BEYOND * span, high, sign=1),
+    )
+
+
+def _end(values: Floats, limit: float, extreme: float, sign: int) -> float:
+    """The extreme, or that of the rows within the limit where those beyond it are single ones."""
+    beyond = sign * values > sign * limit
+    if not beyond.any() or beyond[-1] or beyond.mean() > EDGE:
+        return extreme
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], beyond.astype(np.int8), [0]))))
+    if (edges[1::2] - edges[::2]).max() > RUN:
+        return extreme
+    kept = values[~beyond]
+    return float(kept.max() if sign > 0 else kept.min())
+
+
+def axis_range(
+    ends: tuple[float, float], scale: int = LINEAR, limits: tuple[float | None, float | None] = (None, None)
+) -> tuple[float, float]:
+    """The axis for values within ``ends``: some room, and nothing where the metric cannot be (``limits``).
+
+    >>> axis_range((0.0, 0.5), limits=(0.0, 1.0))
+    (0.0, 0.53)
+    >>> axis_range((2.0, 2.0))
+    (1.9, 2.1)
+    """
+    low, high = ends
+    if scale == LOG:
+        factor = max((high / low) ** ROOM, 1.1)
+        return low / factor, high * factor
+    room = ROOM * (high - low) or 0.05 * abs(high) or 0.5
+    bottom, top = low - room, high + room
+    if limits[0] is not None and low >= limits[0]:
+        bottom = max(bottom, limits[0])
+    if limits[1] is not None and high <= limits[1]:
+        top = min(top, limits[1])
+    if bottom == top:
+        bottom, top = bottom - 0.5, top + 0.5
+    return bottom, top
+
+
+# The component.
+
+
+def library() -> None:
+    """Send the drawing library, once a page and before any board: a board that goes on carries its data alone."""
+    _mounted("rlwatch_board_library", _library())(key="board-library", height=1)
+
+
+def show(board: Board, key: str, on_ask: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+    """Draw it; ``on_ask`` is told what a click or a drag asks for, before the page is drawn anew."""
+
+    def told() -> None:
+        asked = getattr(st.session_state.get(key), "ask", None)
+        if asked and on_ask is not None:
+            on_ask(asked)
+
+    _mounted("rlwatch_board", STUB)(key=key, data=board.data(), on_ask_change=told)
+
+
+STUB = """export default function (component) {
+  if (globalThis.rlwatchBoards) globalThis.rlwatchBoards.draw(component);
+  else (globalThis.rlwatchWaiting ??= new Map()).set(component.parentElement, component);
+  return () => globalThis.rlwatchBoards?.drop(component.parentElement);
+}
+"""
+
+
+@cache
+def _library() -> str:
+    drawing, own, look, sheet = (
+        (HERE / name).read_text(encoding="utf-8")
+        for name in ("vendor/uPlot.iife.min.js", "board.js", "board.css", "vendor/uPlot.min.css")
+    )
+    return f"{drawing}\nglobalThis.rlwatchBoardStyle = {json.dumps(sheet + look)};\n{own}"
+
+
+@cache
+def _mounted(name: str, script: str) -> Callable[..., Any]:
+    mounted: Callable[..., Any] = st.components.v2.component(name, js=script)
+    return mounted
+
+
+def lines_of(branches: Branches, ink: Ink, smooth: Curve | None = None) -> list[Line]:
+    """The line that counts, pale below its smoothed one where there is one, and dimmed what was replaced."""
+    raw = Line(branches.current, ink.line, width=1.0 if smooth else 1.5, alpha=0.35 if smooth else 1.0)
+    found = [] if smooth is None else [Line(smooth, ink.line, "smoothed", width=1.8)]
+    old = [Line(curve, ink.quiet, "replaced", width=1.0, alpha=0.5, mute=True) for curve in branches.replaced]
+    return [raw, *found, *old]

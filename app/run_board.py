@@ -1,0 +1,345 @@
+"""The charts of a run: what is above the fold on one axis, then every metric; what a look chooses is in the address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.forecast.forecast import FORECAST
+from rlwatch.records import Finding, RunInfo
+
+from . import board, charts, health, layout, queries, run_forecast, run_history, run_layers, smoothing
+from .board import ASINH, LINEAR, LOG, Board, axis_range, lines_of, usual_range
+from .charts import scale_of
+from .layout import GoToTokens
+from .marks import Mark, marks_of_run
+from .queries import Outline, Trace
+from .run_charts import Panel, Section, all_panels, found_by, sections, unchanging_words
+from .thinning import Branches, Floats
+
+STRIP = (
+    ("risk", ("forecast/risk",)),
+    ("reward", ("reward/mean",)),
+    ("entropy", ("policy/entropy",)),
+    ("KL", ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k1", "policy/kl_old")),
+    ("grad norm", ("optim/grad_norm",)),
+    ("mismatch", ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/prob_absdiff")),
+)
+"""Above the fold: the first of the names that the run has."""
+BANDED = frozenset({"entropy", "KL", "grad norm", "mismatch"})
+"""Those with a healthy range of their own: a reward is to rise."""
+
+MOST_FOUND, MOST_MORE = 24, 30
+"""Charts that a search, and a click, draw at once."""
+WARM_UP, CALM_ROWS = 0.1, 20
+"""Part of the calm rows that is left out as the start, and rows that a healthy range needs."""
+
+
+# What a look chooses: kept in the address, so that it can be shared, reloaded and gone back to.
+
+PIN, MORE, AT = "pin", "open", "at"
+AXES = ("step", "time", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Choices of whoever looks; see the controls above the charts."""
+
+    axis: str = "step"
+    smooth: str = smoothing.OFF
+    log: bool = False
+    clip: bool = True
+    wanted: str = ""
+    pins: tuple[str, ...] = ()
+    opened: frozenset[str] = frozenset()
+    at: int | None = None
+
+    @classmethod
+    def of_address(cls) -> Look:
+        """As the address and the controls say."""
+        state, address = st.session_state, st.query_params
+        at = address.get(AT, "")
+        return cls(
+            axis=state.get("axis", "step"),
+            smooth=state.get("smooth", smoothing.OFF),
+            log=bool(state.get("log")),
+            clip=bool(state.get("clip", True)),
+            pins=tuple(dict.fromkeys(address.get_all(PIN))),
+            opened=frozenset(address.get_all(MORE)),
+            at=int(at) if at.lstrip("-").isdigit() else None,
+        )
+
+
+def controls() -> None:
+    """Draw the choices that concern all charts."""
+    st.selectbox("Axis", AXES, key="axis", bind="query-params", width=110)
+    st.selectbox("Smooth", smoothing.SMOOTHS, key="smooth", bind="query-params", width=140)
+    st.toggle("Log", key="log", bind="query-params", width="content")
+    st.toggle("Clip outliers", value=True, key="clip", bind="query-params", width="content")
+
+
+def find() -> str:
+    """Draw the search over all metrics; what is searched for."""
+    return st.text_input(
+        "Find a metric",
+        key="q",
+        bind="query-params",
+        placeholder="Find a metric: words of its name or meaning",
+        label_visibility="collapsed",
+        icon=":material/search:",
+    )
+
+
+# What a click or a drag on the charts asks for.
+
+LEAVE = "leave-for-step"
+ANEW = "draw-page-anew"
+ASKED = "zoom-asked"
+
+
+def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
+    """Do it: most of it is a change of the address."""
+    address = st.query_params
+    kind = asked.get("kind")
+    if kind == "zoom":
+        _zoom(asked.get("range"), run_id, axis)
+    elif kind == "at":
+        _set(address, AT, None if asked.get("x") is None else str(_place(run_id, axis).step(float(asked["x"]))))
+    elif kind in {"pin", "more"}:
+        param, name = (PIN, str(asked.get("name"))) if kind == "pin" else (MORE, str(asked.get("section")))
+        now = address.get_all(param)
+        _set_all(address, param, [one for one in now if one != name] if name in now else [*now, name])
+    elif kind == "pins":
+        _set_all(address, PIN, [str(name) for name in asked.get("names", ())][:MOST_FOUND])
+    elif kind == "go":
+        st.session_state[LEAVE] = int(asked["step"])
+
+
+def _zoom(asked: Sequence[float] | None, run_id: str, axis: str) -> None:
+    outline = queries.outline(queries.run(run_id))
+    end = charts.slider_end(outline.last)
+    place = _place(run_id, axis)
+    low, high = (0, end) if asked is None else (place.step(float(asked[0])), place.step(float(asked[1])))
+    high = max(high, low + 1)
+    charts.write_window(st.query_params, low, high, 0, outline.last)
+    st.session_state[charts.slider_key(run_id, end)] = (max(low, 0), min(high, end))
+    st.session_state[ASKED] = (run_id, asked)
+    st.session_state[ANEW] = True
+
+
+def _place(run_id: str, axis: str) -> board.Place:
+    return smoothing.place_of(queries.run(run_id), axis) or board.Place()
+
+
+def _set(address: MutableMapping[str, str], name: str, value: str | None) -> None:
+    if value is None:
+        address.pop(name, None)
+    else:
+        address[name] = value
+
+
+def _set_all(address: Any, name: str, values: Sequence[str]) -> None:
+    if values:
+        address[name] = list(values)
+    else:
+        address.pop(name, None)
+
+
+# From metrics to charts.
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A run, and how it is looked at."""
+
+    run: RunInfo
+    look: Look
+    outline: Outline
+    window: tuple[int, int]
+    findings: Sequence[Finding]
+    last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def chart(self, panel: Panel, trace: Trace, family: str) -> board.Panel:
+        """One metric as a chart."""
+        values = trace.lines.current.values
+        scale = self._scale(trace.lines)
+        ends = usual_range(values) if self.look.clip and scale == LINEAR else _ends(values)
+        level = health.baselines(self.findings).get(panel.canonical or panel.name)
+        return board.Panel(
+            name=panel.name,
+            title=panel.title,
+            lines=lines_of(trace.lines, layout.ink(), self.smooth(panel.name)),
+            range=axis_range(ends, scale, panel.limits),
+            sub=panel.subtitle(self.run.source),
+            about=panel.about,
+            family=family,
+            scale=scale,
+            pinned=panel.name in self.look.pins,
+            rules=() if level is None or not np.isfinite(level) else ((level, "baseline"),),
+            last=self.last[panel.name][1] if panel.name in self.last else None,
+        )
+
+    def _scale(self, lines: Branches) -> int:
+        values = lines.current.values
+        if self.look.log:
+            return LOG if len(values) and values.min() > 0 else ASINH
+        clipped = self.look.clip and usual_range(values) != _ends(values)
+        return LOG if scale_of(lines.current).logarithmic and not clipped else LINEAR
+
+    def smooth(self, name: str) -> Any:
+        """The metric smoothed; None where that is not asked for."""
+        if self.look.smooth == smoothing.OFF:
+            return None
+        one = queries.whole(self.run, (name,))[name]
+        return smoothing.smooth_curve(one, self.outline.starts, self.window, self.look.smooth)
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+
+
+def healthy_range(run: RunInfo, name: str, findings: Sequence[Finding]) -> tuple[float, float] | None:
+    """Range of nine tenths of the metric's rows before the first finding; None where these are too few."""
+    one = queries.whole(run, (name,))[name]
+    first = min((finding.onset_step for finding in findings), default=None)
+    calm = one.values if first is None else one.values[one.steps < first]
+    calm = calm[int(WARM_UP * len(calm)) :]
+    calm = calm[np.isfinite(calm)]
+    if len(calm) < CALM_ROWS:
+        return None
+    low, high = np.quantile(calm, (0.05, 0.95))
+    return float(low), float(high)
+
+
+def strip(drawing: Drawing, panels: Sequence[Panel], traces: Mapping[str, Trace]) -> list[board.Panel]:
+    """Charts above the fold, as far as the run has them."""
+    known = {panel.canonical: panel for panel in panels if panel.canonical}
+    known |= {panel.name: panel for panel in panels if not panel.canonical}
+    found = []
+    for title, names in STRIP:
+        panel = next((known[name] for name in names if name in known and known[name].name in traces), None)
+        if panel is None:
+            continue
+        made = drawing.chart(panel, traces[panel.name], "")
+        banded = healthy_range(drawing.run, panel.name, drawing.findings) if title in BANDED else None
+        rules = ((1.0, "alarm"),) if title == "risk" else ()
+        found.append(_titled(made, title, banded, rules))
+    return found
+
+
+def _titled(
+    made: board.Panel, title: str, band: tuple[float, float] | None, rules: Sequence[tuple[float, str]]
+) -> board.Panel:
+    low, high = made.range
+    for level, _ in rules:
+        low, high = min(low, level), max(high, level * 1.1)
+    return replace(made, title=title, band=band, rules=rules, range=(low, high), sub=made.title)
+
+
+def shown_sections(
+    drawing: Drawing, names: Sequence[str], panels: Sequence[Panel], known: Mapping[str, Trace]
+) -> list[board.Section]:
+    """The pinned; then what was searched for, or the families."""
+    look, run = drawing.look, drawing.run
+    pinned = [Panel(name) if name not in _by_name(panels) else _by_name(panels)[name] for name in look.pins]
+    pinned = [panel for panel in pinned if panel.name in names]
+    found = [_section(drawing, "pinned", "Pinned", pinned, known)] if pinned else []
+    forecast = run_forecast.forecast_section(run, drawing.window, layout.ink())
+    if look.wanted.strip():
+        hits = found_by(names, panels, look.wanted)
+        title = f"{len(hits)} of {len(names)} metrics match" if hits else f"None of {len(names)} metrics matches"
+        rest = f"and {len(hits) - MOST_FOUND} more: another word narrows it" if len(hits) > MOST_FOUND else ""
+        return [*found, replace(_section(drawing, "found", title, hits[:MOST_FOUND], known), note=rest)]
+    suspects = {finding.metric for finding in drawing.findings}
+    broken = queries.non_finite(run)
+    found += [forecast] if forecast else []
+    return [*found, *(_family(drawing, one, known) for one in sections(panels, known, run.source, suspects, broken))]
+
+
+def _by_name(panels: Sequence[Panel]) -> dict[str, Panel]:
+    return {panel.name: panel for panel in panels}
+
+
+def _family(drawing: Drawing, section: Section, known: Mapping[str, Trace]) -> board.Section:
+    opened = section.family.name in drawing.look.opened
+    others = section.more[:MOST_MORE] if opened else []
+    notes = [unchanging_words(section)]
+    if opened and len(section.more) > MOST_MORE:
+        notes.append(f"and {len(section.more) - MOST_MORE} more: find them by name")
+    made = _section(drawing, section.family.name, section.family.value, [*section.shown, *others], known)
+    return replace(made, note=" · ".join(filter(None, notes)), more=len(section.more), open=opened)
+
+
+def _section(
+    drawing: Drawing, key: str, title: str, panels: Sequence[Panel], known: Mapping[str, Trace]
+) -> board.Section:
+    missing = [panel.name for panel in panels if panel.name not in known]
+    read = {**known, **(queries.traces(drawing.run, drawing.window, missing) if missing else {})}
+    return board.Section(key, title, [drawing.chart(panel, read[panel.name], title) for panel in panels])
+
+
+# The part of the page.
+
+
+def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
+    """The strip, every metric, the map of layers, findings and events."""
+    if st.session_state.pop(ANEW, False):
+        st.rerun()  # the rest of the page shows the range, too
+    step = st.session_state.pop(LEAVE, None)
+    if step is not None:
+        go_to_tokens(run_id, step)
+    with layout.readable("This run"):
+        run = queries.run(run_id)
+        events = queries.events(run_id)
+        names = queries.metric_names(run)
+        if not names:
+            st.caption("No metric has been recorded yet.")
+        look = Look.of_address()
+        drawing = _drawing(run, look)
+        place = smoothing.place_of(run, look.axis)
+        if place is None:
+            st.caption(f"This run did not record {look.axis}: its steps are shown.")
+        marked = marks_of_run(queries.alerts(run_id), drawing.findings, events, drawing.outline.starts)
+        if names:
+            _boards(drawing, place or board.Place(), names, marked)
+        run_layers.show_layers(run, drawing.window)
+        run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
+        run_history.show_events(events)
+
+
+def _drawing(run: RunInfo, look: Look) -> Drawing:
+    outline = queries.outline(run)
+    window = charts.read_window(st.query_params, outline.first, outline.last)
+    shown = (window.low, window.high)
+    return Drawing(run, look, outline, shown, queries.findings(run.run_id), queries.last_values(run.run_id))
+
+
+def _boards(drawing: Drawing, place: board.Place, names: Sequence[str], marked: Sequence[Mark]) -> None:
+    run, look = drawing.run, drawing.look
+    panels = all_panels(names, run.source)
+    known = dict(queries.traces(run, drawing.window))
+    risk = [Panel(name) for name in names if name == f"{FORECAST}risk" and name not in _by_name(panels)]
+    known |= queries.traces(run, drawing.window, [panel.name for panel in risk]) if risk else {}
+    asked = st.session_state.get(ASKED)
+    common: dict[str, Any] = {
+        "key": run.run_id,
+        "window": drawing.window,
+        "whole": (drawing.outline.first, drawing.outline.last),
+        "ink": layout.ink(),
+        "place": place,
+        "marks": marked,
+        "at": look.at,
+        "asked": asked[1] if asked and asked[0] == run.run_id else None,
+    }
+
+    def ask(what: Mapping[str, Any]) -> None:
+        on_ask(what, run.run_id, look.axis)
+
+    board.show(Board(**common, strip=strip(drawing, [*panels, *risk], known)), "board-strip", ask)
+    drawing = replace(drawing, look=replace(look, wanted=find()))
+    below = Board(**common, sections=shown_sections(drawing, names, panels, known), project=run.project, pins=look.pins)
+    board.show(below, "board-all", ask)

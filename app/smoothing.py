@@ -1,0 +1,87 @@
+"""Smoothing of a series, and the place of its steps on an axis of time or tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.compare.alignment import Axis, Subject, counts, names_of, ruler
+from rlwatch.ports import Series
+from rlwatch.records import RunInfo
+
+from . import queries
+from .board import Place
+from .queries import BUCKETS, Version
+from .thinning import Curve, Floats, thin
+
+OFF = "off"
+EMA = "EMA"
+SMOOTHS = (OFF, "EMA 0.6", "EMA 0.9", "EMA 0.99", "mean of 10", "mean of 50", "mean of 200")
+"""What is offered: exponential means by the weight of the past, and means of the last rows."""
+
+FAINT = 1e-6
+"""Weight below which a row of the past no longer counts."""
+
+HOUR_S, MILLION = 3600.0, 1e6
+
+
+def smooth(values: Floats, how: str) -> Floats:
+    """``values`` (N,) smoothed; what is not finite has no part in it. NaN where nothing finite is near.
+
+    The exponential mean is free of the first value's bias, as that of wandb and TensorBoard.
+    """
+    finite = np.isfinite(values)
+    kind, _, size = how.rpartition(" ")
+    if kind == EMA:
+        past = float(size)
+        weights = past ** np.arange(math.ceil(math.log(FAINT) / math.log(past)))
+    else:
+        weights = np.ones(int(size))
+    sums = np.convolve(np.where(finite, values, 0.0), weights)[: len(values)]
+    shares = np.convolve(finite.astype(np.float64), weights)[: len(values)]
+    smoothed: Floats = np.divide(sums, shares, out=np.full(len(values), np.nan), where=shares > FAINT)
+    return smoothed
+
+
+def smooth_curve(one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str) -> Curve:
+    """The branch that counts, smoothed over all of it, thinned within ``window``."""
+    kept = counts(one, starts)
+    order = np.argsort(one.steps[kept], kind="stable")
+    values = one.values[kept][order]
+    steps, values = one.steps[kept][order], smooth(values, how) if len(values) else values
+    inside = (steps >= window[0]) & (steps <= window[1])
+    curve = thin(steps[inside], values[inside], BUCKETS)
+    return Curve(curve.steps, curve.values, np.zeros(len(curve), dtype=np.bool_))
+
+
+# Places of steps.
+
+
+def place_of(run: RunInfo, kind: str) -> Place | None:
+    """The axis of a run; None where it does not tell what the axis needs."""
+    return Place() if kind == "step" else _place(queries.store_url(), queries.version(run), kind)
+
+
+@st.cache_data(show_spinner=False, max_entries=20)
+def _place(url: str, version: Version, kind: str) -> Place | None:  # noqa: ARG001  (url and version are the key)
+    source = queries.store()
+    run = source.run(version[0])
+    subject = Subject(
+        name=run.run_id,
+        source=run.source,
+        names=names_of(source.metric_names(run.run_id), run.source),
+        read=lambda names: source.series(run.run_id, names),
+        moments=lambda: source.moments(run.run_id),
+    )
+    outline = queries.outline(run)
+    axis, unit = (Axis.TIME, HOUR_S) if kind == "time" else (Axis.TOKENS, MILLION)
+    found = ruler(subject, axis, outline.last, outline.starts)
+    if found is None:
+        return None
+    # Places must grow, or a place would name no step.
+    places = found.places / unit
+    grown, first = np.unique(places, return_index=True)
+    return Place(kind, found.steps[first], grown) if len(grown) > 1 else None
