@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from rlwatch.records import (
     JSON,
@@ -452,10 +452,27 @@ class AnswerStore(Protocol):
         """Of one run, or of all that can be read, by attempt and step."""
 
 
+Topic = Literal["commands", "alerts"]
+"""What there can be news of: commands sent or cancelled; alerts, findings, messages and acknowledgements."""
+
+
+class News(Protocol):
+    """Hint that something was written: it may come twice, and may be missed, so that polling stays necessary."""
+
+    def arrived(self, timeout_s: float = 0.0) -> bool:
+        """Wait for the next, at most so long; True if there was one. Never raises."""
+
+    def close(self) -> None:
+        """Let go of what it holds; idempotent."""
+
+
 class Store(RunReader, CommandStore, AlertStore, CurationStore, AnswerStore, Protocol):
     """A place for runs. The contract in prose is in :mod:`rlwatch.store`."""
 
     url: str
+
+    def news(self, topic: Topic, run_id: str | None = None) -> News | None:
+        """News of a topic, of one run or of all, from now on; None where a store cannot push any."""
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""

@@ -166,6 +166,6 @@ def _watch_store(url: str | None, run: str | None, config: Path | None, *, once:
     try:
         if once:
             raise typer.Exit(watch_store.look_once(url, run, config))
-        watch_store.follow(url, run, config, lambda: time.sleep(poll_s))
+        watch_store.follow(url, run, config, lambda: time.sleep(poll_s), poll_s)
     except RunNotFoundError as error:
         raise RunNotFoundError(f"{error} (and no file or directory is called {run!r})" if run else str(error)) from None

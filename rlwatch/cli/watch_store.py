@@ -72,20 +72,32 @@ def look_once(url: str | None, run: str | None, config: Path | None) -> int:
         return int(watch.critical())
 
 
-def follow(url: str | None, run: str | None, config: Path | None, pause: Callable[[], None]) -> None:
-    """Deliver, and tell what comes from now on, until ``pause`` raises ``KeyboardInterrupt``."""
+def follow(
+    url: str | None, run: str | None, config: Path | None, pause: Callable[[], None], pushed_s: float = 1.0
+) -> None:
+    """Deliver, and tell what comes from now on, until ``pause`` raises ``KeyboardInterrupt``.
+
+    Where the store pushes news, they are waited for instead, at most ``pushed_s``.
+    """
     with opened(url) as store:
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
         watch = StoreWatch(store, run_id)
         old = len(list(watch.findings())) + len(list(watch.alerts()))
         with delivering(store, alerting), looking_after(store, alerting, run_id):
             say(f"watching {store.url} (older findings and alerts not shown: {old}); Ctrl-C stops", style="dim")
+            news = store.news("alerts", run_id)
             try:
                 while True:
-                    pause()
+                    if news is None:
+                        pause()
+                    else:
+                        news.arrived(pushed_s)
                     _tell(watch)
             except KeyboardInterrupt:
                 say("stopped", style="dim")
+            finally:
+                if news is not None:
+                    news.close()
 
 
 def _require_a_run(store: Store) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 
 from rlwatch.clock import Clock
 from rlwatch.errors import ControlUnavailableError, StoreBusyError
-from rlwatch.ports import CommandStore
+from rlwatch.ports import CommandStore, News
 from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
 from rlwatch.seam import Contained, words
 
-POLL_S = 1.0
+POLL_S, PUSHED_POLL_S = 1.0, 5.0
+"""Seconds between two looks for commands, and where the store tells of them."""
 LONGEST = 10_000
 """Characters of an answer that are kept."""
 DIED = "the process that claimed it ended before it answered; look at the run before sending it again"
@@ -126,8 +127,11 @@ class Mailbox:
     is over, or somebody cancels it: a lock, held only to look, decides which comes first.
     """
 
-    def __init__(self, store: CommandStore, run_id: str, clock: Clock, *, world_size: int = 1) -> None:
+    def __init__(
+        self, store: CommandStore, run_id: str, clock: Clock, *, world_size: int = 1, news: News | None = None
+    ) -> None:
         self._store = store
+        self._news = news
         self._run_id = run_id
         self._clock = clock
         self._world_size = world_size
@@ -188,12 +192,15 @@ class Mailbox:
         self._let_go(lambda _held: True, lambda held: Answer(held.command, CommandStatus.REJECTED, None, ENDED))
         self._poll_due = float("inf")
         self.tick()
+        if self._news is not None:
+            self._news.close()
 
     def _poll(self) -> None:
         now = self._clock.monotonic()
-        if now < self._poll_due:
+        told = self._news is not None and self._news.arrived()
+        if now < self._poll_due and not (told and self._poll_due < inf):
             return
-        self._poll_due = now + POLL_S
+        self._poll_due = now + (POLL_S if self._news is None else PUSHED_POLL_S)
         if not self._swept:
             self._sweep()
         if self._inbox:

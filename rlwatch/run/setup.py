@@ -181,7 +181,8 @@ class Assembly:
         """The run that ``run_writer`` writes, begun. Raises what ``detectors`` raises, before anything is started."""
         info = run_writer.run
         intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
-        mailbox = Mailbox(self.store, info.run_id, self.clock, world_size=self.world_size)
+        news = self.store.news("commands", info.run_id)
+        mailbox = Mailbox(self.store, info.run_id, self.clock, world_size=self.world_size, news=news)
         run = Run(info, self.counters, world_size=self.world_size)
         delivery = self.alerting.start(self.store, lambda _error: self.counters.add("errors"))
         storing = StoreSink(run_writer, self.counters, self.clock)

@@ -13,7 +13,7 @@ from threading import RLock
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import RunLockedError, RunNotFoundError
-from rlwatch.ports import RunWriter
+from rlwatch.ports import RunWriter, Topic
 from rlwatch.records import Event, Purge, RunEdit, RunInfo, StepRecord
 from rlwatch.store import check_run_id
 from rlwatch.store.sqlite import runrow, schema
@@ -107,6 +107,9 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
     def _edits(self, run_id: str) -> Sequence[RunEdit]:
         with self._control(run_id) as db:
             return () if db is None else read_edits(db, run_id)
+
+    def news(self, topic: Topic, run_id: str | None = None) -> None:
+        """None: there is no other process to tell of."""
 
     def close(self) -> None:
         """The runs stay: another ``open_store`` of this name finds them."""

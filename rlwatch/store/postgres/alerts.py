@@ -21,6 +21,7 @@ from rlwatch.records import (
 )
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.people import People, shown
 from rlwatch.store.postgres.rows import plain
 from rlwatch.store.sqlite.ownership import is_gone, this_process
@@ -46,6 +47,7 @@ class Alerts(People):
         for run_id in dict.fromkeys(runs):
             with self._changing(run_id) as db:
                 _turn_page(db, run_id)
+                tell(db, self.server.address, "alerts", run_id)
                 own = [alert for alert in alerts if alert.run_id == run_id]
                 new = [message for message in messages if message.run_id == run_id]
                 _insert(db, run_id, own, new, self._clock.now())
@@ -63,10 +65,12 @@ class Alerts(People):
             with self._changing(run_id) as db:
                 if _turn_page(db, run_id) != page + 1:
                     raise Rollback
+                tell(db, self.server.address, "alerts", run_id)
                 _insert(db, run_id, alerts, made, self._clock.now())
                 return made
         with self._changing(run_id) as db:  # others write all the time: they wait this once
             _turn_page(db, run_id)
+            tell(db, self.server.address, "alerts", run_id)
             made = _composed(compose, _ledger(db, run_id), alerts)
             _insert(db, run_id, alerts, made, self._clock.now())
         return made
@@ -86,6 +90,7 @@ class Alerts(People):
         a = acknowledgement
         with self._changing(a.run_id) as db:
             _turn_page(db, a.run_id)  # others wait
+            tell(db, self.server.address, "alerts", a.run_id)
             kept = [each for each in _acknowledgements(db, a.run_id) if each.alert_id == a.alert_id]
             if kept and kept[0].severity.rank >= a.severity.rank:
                 return kept[0]

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from rlwatch.errors import RunNotFoundError, StoreBusyError, StoreError
 from rlwatch.records import Command, CommandStatus
 from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.rows import plain
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.rows import dumps, loads
@@ -55,6 +56,7 @@ class Commands(ABC):
                     plain(c.result),
                 ),
             )
+            tell(db, self.server.address, "commands", c.run_id)
             row = db.execute(
                 f"SELECT {_COMMAND} FROM command WHERE run_id = %s AND "
                 "(command_id = %s OR (idempotency_key = %s AND idempotency_key <> '')) ORDER BY id LIMIT 1",
@@ -113,6 +115,7 @@ class Commands(ABC):
                 "WHERE run_id = %s AND command_id = %s AND status IN ('claimed', 'cancelling')",
                 (status.value, now, step, plain(result), run_id, command_id),
             )
+            tell(db, self.server.address, "commands", run_id)
             command = _known_command(db, run_id, command_id)
         if command.status is CommandStatus.QUEUED:
             raise StoreError(f"command {command_id!r} is still queued: claim it before settling it")
@@ -127,6 +130,7 @@ class Commands(ABC):
                 "WHERE run_id = %s AND command_id = %s AND status IN ('queued', 'claimed')",
                 (now, plain(result), run_id, command_id),
             )
+            tell(db, self.server.address, "commands", run_id)
             return _known_command(db, run_id, command_id)
 
 

@@ -19,9 +19,11 @@ class Connection(psycopg.Connection[Row]):
     """True where row-level security holds for this role."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """As psycopg's, at most ``patience_s`` long."""
+        """As psycopg's, at most ``patience_s`` long where it would wait for ever."""
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
         try:
-            return super().wait(gen, interval, self.patience_s if timeout is None else timeout)
+            return super().wait(gen, interval, self.patience_s)
         except psycopg.errors._WaitTimeout as error:  # noqa: SLF001  (there is no public name for it)
             self.close()
             raise psycopg.OperationalError(f"no answer within {self.patience_s} s") from error

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import RunNotFoundError
-from rlwatch.ports import RunWriter
+from rlwatch.ports import RunWriter, Topic
 from rlwatch.records import RunInfo
 from rlwatch.store import check_run_id
 from rlwatch.store.postgres import writer
@@ -18,6 +18,7 @@ from rlwatch.store.postgres.commands import Commands
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.curating import Curating
 from rlwatch.store.postgres.failures import UnreachableError
+from rlwatch.store.postgres.news import PostgresNews
 from rlwatch.store.postgres.reading import Runs
 from rlwatch.store.postgres.server import Server
 
@@ -69,6 +70,10 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
     def amend_run(self, run_id: str) -> RunWriter | None:
         """The writer of a run whose process is gone; None if somebody writes it, or this role may not."""
         return writer.amend_run(self.server, run_id)
+
+    def news(self, topic: Topic, run_id: str | None = None) -> PostgresNews:
+        """News of a topic, of one run or of all, from now on."""
+        return PostgresNews(self.server, topic, run_id)
 
     def close(self) -> None:
         """Close connections that are not in use; idempotent."""

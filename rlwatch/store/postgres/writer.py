@@ -13,10 +13,11 @@ import psycopg
 from rlwatch.errors import StoreError
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.ports import Progress, Storable
-from rlwatch.records import RunInfo, RunState
+from rlwatch.records import Finding, RunInfo, RunState
 from rlwatch.store.postgres import runrow, spool
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.failures import UnreachableError, explained
+from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import amending, holder_of, lock_of, lock_patiently, locked
 from rlwatch.store.postgres.reading import metric_sets
 from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers, plain
@@ -90,6 +91,8 @@ class PostgresWriter:
             with explained(self._server.address), db.transaction():
                 batch.copy(db, self.run.run_id, self._numbers)
                 self._note(db, batch, progress, mark)
+                if any(isinstance(item, Finding) for item in fresh):
+                    tell(db, self._server.address, "alerts", self.run.run_id)
         except StoreError as error:
             if not isinstance(error, UnreachableError):  # else: whether it is in is seen on the next connection
                 self._sent = None

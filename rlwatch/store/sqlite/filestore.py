@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
-from rlwatch.ports import RunWriter
+from rlwatch.ports import RunWriter, Topic
 from rlwatch.records import OutboxMessage, Purge, RunEdit, RunInfo
 from rlwatch.store.sqlite import connection, layout, runrow, schema
 from rlwatch.store.sqlite import control as alert_rows
@@ -104,6 +104,9 @@ class FileStore(RunTables, ControlTables, CurationTables):
     def amend_run(self, run_id: str) -> RunWriter | None:
         """The writer of a run whose process is gone; None if somebody writes it, or it cannot be written from here."""
         return amend_files(layout.existing_files(self.root, run_id))
+
+    def news(self, topic: Topic, run_id: str | None = None) -> None:
+        """None: files push nothing."""
 
     def close(self) -> None:
         """Nothing is held between calls."""

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
-from rlwatch.ports import Composer, RunWriter
+from rlwatch.ports import Composer, RunWriter, Topic
 from rlwatch.records import (
     Acknowledgement,
     Alert,
@@ -94,6 +94,9 @@ class SharedStore(RunTables, NoCommands, NoCuration):
     def amend_run(self, run_id: str) -> RunWriter | None:  # noqa: ARG002  (its node alone has what was left undone)
         """None: what a process left undone lies on its node, where the next attempt finds it."""
         return None
+
+    def news(self, topic: Topic, run_id: str | None = None) -> None:
+        """None: files push nothing."""
 
     def close(self) -> None:
         """Nothing is held between calls."""
