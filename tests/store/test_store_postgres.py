@@ -4,16 +4,17 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psycopg
 import pytest
 from postgres_server import new_schema, sql
 
 from rlwatch.errors import RunNotFoundError, StoreCorruptError, StoreError, StoreURLError, StoreVersionError
-from rlwatch.records import Command, Event, RunInfo, StepRecord
+from rlwatch.records import Command, Event, RunEdit, RunInfo, StepRecord
 from rlwatch.store.postgres import migrations
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.url import open_store
-from rlwatch.testing.store_run_contract import command, fill, steps
+from rlwatch.testing.store_run_contract import command, fill, forecast, steps
 
 PASSWORD = "s3cret-wörd"
 
@@ -180,3 +181,40 @@ def test_a_clock_that_goes_wrong_hides_nothing(emptied_postgres_url):
 
     assert {run.run_id for run in store.runs()} == {"past", "future", "run"}
     assert [record.step for record in store.records("run")] == [1, 2, 3]
+
+
+def test_series_out_of_chunks_are_those_of_the_rows(emptied_postgres_url):
+    """Several metric sets, a restart that goes back, what is odd, forecasts, ranges, new rows only; then all is purged."""
+    store = open_store(emptied_postgres_url)
+    odd = [math.nan, math.inf, -math.inf, -0.0]
+    for attempt, first in ((1, 0), (2, 1500)):
+        writer = store.open_run(RunInfo("run"))
+        for begin in range(first, first + 2400, 300):
+            rows = []
+            for step in range(begin, begin + 300):
+                metrics = {"a": odd[step % 4] if step % 7 == 0 else step / 3, "b": float(step)}
+                rows.append(StepRecord(step, metrics if step % 10 else {"c": 1.0, "a": 2.0}, attempt=attempt))
+            writer.write([*rows, forecast(begin, 0.5, writer.last_seq + 1, attempt)])
+        writer.close()
+    with sql(emptied_postgres_url) as db:
+        schema = read_address(emptied_postgres_url).schema
+        assert db.execute(f"SELECT count(*), sum(n) FROM {schema}.chunk_axis").fetchone() == (4, 4096)
+
+    records = store.records("run")
+    for after, low, high in ((0, 0, 1 << 40), (1000, 0, 1 << 40), (0, 1400, 1600), (4500, 2000, 3000), (9999, 0, 9)):
+        series = store.series("run", ["c", "a", "absent", "forecast/p50"], after_seq=after, steps=(low, high))
+        for name in ("a", "c", "absent"):
+            kept = [r for r in records if name in r.metrics and r.seq > after and low <= r.step <= high]
+            assert series[name].seqs.tolist() == [r.seq for r in kept]
+            assert series[name].steps.tolist() == [r.step for r in kept]
+            assert series[name].attempts.tolist() == [r.attempt for r in kept]
+            assert series[name].values.tobytes() == np.array([r.metrics[name] for r in kept], dtype=float).tobytes()
+    assert len(store.series("run", ["forecast/p50"])["forecast/p50"].values) == 16
+
+    store.edit(RunEdit("run", "ann", 1e12, deleted=True))
+    store.purge("run", by="ann", now=2e12)
+    with sql(emptied_postgres_url) as db:
+        tables = "SELECT table_name FROM information_schema.columns WHERE table_schema = %s AND column_name = 'run_id'"
+        for (table,) in db.execute(tables, (schema,)).fetchall():
+            left = db.execute(f"SELECT count(*) FROM {schema}.{table}").fetchone()[0]
+            assert (table, left) == (table, int(table == "purge"))

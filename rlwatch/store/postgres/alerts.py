@@ -20,10 +20,10 @@ from rlwatch.records import (
     Severity,
 )
 from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.people import People, shown
-from rlwatch.store.postgres.rows import plain
 from rlwatch.store.sqlite.ownership import is_gone, this_process
 from rlwatch.store.sqlite.rows import dumps, loads
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from rlwatch.errors import RunNotFoundError, StoreBusyError, StoreError
 from rlwatch.records import Command, CommandStatus
 from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.news import tell
-from rlwatch.store.postgres.rows import plain
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.rows import dumps, loads
 

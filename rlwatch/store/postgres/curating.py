@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from rlwatch.errors import RunLockedError, RunNotFoundError
 from rlwatch.records import Purge, RunEdit, RunInfo
 from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.ownership import lock_of, locked
-from rlwatch.store.postgres.rows import plain
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.curating import curated, edit_body, edit_of, purge_of
 
@@ -24,6 +24,8 @@ OF_A_RUN = (
     "spike_batch",
     "spike_top",
     "completion_batch",
+    "chunk",
+    "chunk_axis",
     "journal",
     "checkpoint",
     "command",

@@ -11,8 +11,8 @@ from typing import TypeVar
 from rlwatch.clock import Clock
 from rlwatch.records import Acknowledgement, Alert, AuditEntry, ForecastAnswer, OutboxMessage, Severity, Silence
 from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.curating import edits_of
-from rlwatch.store.postgres.rows import plain
 from rlwatch.store.postgres.runrow import load
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.curating import curated

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
 
 from rlwatch.errors import RunNotFoundError, StoreCorruptError
 from rlwatch.ports import Checkpoint, Series
@@ -28,23 +27,15 @@ from rlwatch.records import (
 from rlwatch.store.postgres import runrow
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.curating import as_edited
+from rlwatch.store.postgres.series import metric_sets, read_columns, read_series, read_spans
 from rlwatch.store.sqlite.reading import as_named_now
 from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
 from rlwatch.store.thinning import bounds_of, thinned
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
 _EVENTS = "SELECT seq, attempt, step, ts, kind, body FROM event "
 _AT_ONCE = 500  # rows of a branch
 Opened = AbstractContextManager[Connection]
-
-
-def metric_sets(db: Connection, run_id: str) -> dict[int, tuple[str, ...]]:
-    """Metric set id -> its names, in the order of the packed values."""
-    rows = db.execute("SELECT id, names FROM metric_set WHERE run_id = %s", (run_id,))
-    return {number: tuple(loads(names)) for number, names in rows}
 
 
 class Runs(ABC):
@@ -174,7 +165,7 @@ class Runs(ABC):
     def spans(self, run_id: str) -> dict[int, tuple[int, int]]:
         """Attempt -> its lowest and its highest step."""
         with self.snapshot(run_id) as db:
-            return _spans(db, run_id)
+            return read_spans(db, run_id)
 
     def series(
         self,
@@ -187,16 +178,16 @@ class Runs(ABC):
     ) -> dict[str, Series]:
         """Series of ``names``: whole, new, of a range of steps, or thinned once they are read."""
         with self.snapshot(run_id) as db:
-            found = _series(db, run_id, names, after_seq, steps)
+            found = read_series(db, run_id, names, after_seq, steps)
             if points is None:
                 return found
-            bounds = bounds_of(_spans(db, run_id))
+            bounds = bounds_of(read_spans(db, run_id))
         return {name: thinned(one, points, bounds) for name, one in found.items()}
 
     def moments(self, run_id: str) -> Series:
         """Unix seconds of every record."""
         with self.snapshot(run_id) as db:
-            columns = _columns(db, run_id, "record", "float8send(ts)", "")
+            columns = read_columns(db, run_id, "record", "float8send(ts)", "")
         seqs, steps, attempts, moments = columns
         return Series("ts", steps, moments, attempts, seqs)
 
@@ -355,73 +346,3 @@ def _finding(row: Row) -> Finding:
         seq=seq,
         **{name: rest[name] for name in FINDING_BODY},
     )
-
-
-# Whole series: the server cuts the columns out of the packed rows and joins them; no row becomes an object here.
-
-_WIDTH = 8  # bytes of a float64
-_ASKED = "AND mset = %(mset)s AND seq > %(after)s AND step BETWEEN %(low)s AND %(high)s"
-_Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
-
-
-def _spans(db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
-    rows = db.execute(
-        "SELECT attempt, min(step), max(step) FROM record WHERE run_id = %s GROUP BY attempt ORDER BY attempt",
-        (run_id,),
-    )
-    return {attempt: (low, high) for attempt, low, high in rows}
-
-
-def _series(
-    db: Connection, run_id: str, names: Sequence[str], after_seq: int, steps: tuple[int, int] | None
-) -> dict[str, Series]:
-    low, high = steps or (-(1 << 63), (1 << 63) - 1)
-    asked = {"after": after_seq, "low": low, "high": high}
-    parts: dict[str, list[_Part]] = {name: [] for name in names}
-    for number, held in metric_sets(db, run_id).items():
-        places = {name: held.index(name) for name in parts if name in held}
-        for table in ("record", "forecast") if places else ():
-            for name, part in _of_set(db, run_id, table, places, {"mset": number, **asked}):
-                parts[name].append(part)
-    return {name: _joined(name, of_name) for name, of_name in parts.items()}
-
-
-def _of_set(
-    db: Connection, run_id: str, table: str, places: Mapping[str, int], asked: Mapping[str, int]
-) -> Iterator[tuple[str, _Part]]:
-    low, high = min(places.values()), max(places.values()) + 1
-    cut = f"substr(v, {1 + _WIDTH * low}, {_WIDTH * (high - low)})"
-    seqs, steps, attempts, values = _columns(db, run_id, table, cut, _ASKED, **asked)
-    wide = values.reshape(len(seqs), high - low)
-    for name, place in places.items():
-        yield name, (seqs, steps, attempts, wide[:, place - low])
-
-
-def _columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> _Part:
-    """``seq``, ``step``, ``attempt`` and ``values`` of the rows, in order of ``seq``, each as one piece of memory."""
-    import numpy as np
-
-    row = db.execute(
-        f"""SELECT string_agg(int8send(seq), NULL), string_agg(int8send(step), NULL),
-            string_agg(int8send(attempt), NULL), string_agg(v, NULL) FROM
-            (SELECT seq, step, attempt, {values} AS v FROM {table}
-            WHERE run_id = %(run)s {which} ORDER BY seq) AS rows""",
-        {"run": run_id, **asked},
-        binary=True,
-    ).fetchone()
-    seqs, steps, attempts, packed = (part or b"" for part in row or (None,) * 4)
-    whole = (np.frombuffer(part, dtype=">i8").astype(np.int64) for part in (seqs, steps, attempts))
-    kind = ">f8" if "send" in values else "<f8"
-    return cast("_Part", (*whole, np.frombuffer(packed, dtype=kind).astype(np.float64)))
-
-
-def _joined(name: str, parts: list[Any]) -> Series:
-    import numpy as np
-
-    parts = [part for part in parts if len(part[0])]
-    if not parts:
-        none = np.empty(0, dtype=np.int64)
-        return Series(name, none, np.empty(0), none.copy(), none.copy())
-    seqs, steps, attempts, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(seqs, kind="stable")
-    return Series(name, steps[order], values[order].astype(np.float64), attempts[order], seqs[order])

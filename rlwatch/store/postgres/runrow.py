@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlwatch.ports import Checkpoint
 from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.rows import plain
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.sqlite.journal import Mark
 from rlwatch.store.sqlite.rows import dumps, loads
 from rlwatch.store.sqlite.runrow import outdated

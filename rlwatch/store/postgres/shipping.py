@@ -13,10 +13,11 @@ from rlwatch.ports import Item
 from rlwatch.records import RunState
 from rlwatch.store.postgres import runrow, spool
 from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.ownership import lock_patiently
-from rlwatch.store.postgres.reading import metric_sets
-from rlwatch.store.postgres.rows import CopiedBatch, last_numbers, plain
+from rlwatch.store.postgres.rows import CopiedBatch, last_numbers
+from rlwatch.store.postgres.series import metric_sets
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.journal import Mark, entries, files_in
 from rlwatch.store.sqlite.layout import writing_to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -16,16 +17,19 @@ from rlwatch.ports import Progress, Storable
 from rlwatch.records import Finding, RunInfo, RunState
 from rlwatch.store.postgres import runrow, spool
 from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import UnreachableError, explained
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import amending, holder_of, lock_of, lock_patiently, locked
-from rlwatch.store.postgres.reading import metric_sets
-from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers, plain
+from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers
+from rlwatch.store.postgres.series import Chunking, metric_sets
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.postgres.shipping import ship
 from rlwatch.store.sqlite.journal import Mark
 from rlwatch.store.sqlite.ownership import belongs_here, keep_forever, this_process
 from rlwatch.store.sqlite.rows import MetricSets, packing
+
+logger = logging.getLogger("rlwatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class PostgresWriter:
         self._stored: dict[int, Storable] = {}
         self._place: Callable[[Storable], Storable] | None = None
         self._numbers, self.last_seq, self._sets = Numbers(), 0, MetricSets()
+        self._chunking: Chunking | None = None
         if db is not None:
             self._load(db)
         belongs_here(self)
@@ -76,6 +81,7 @@ class PostgresWriter:
         self.last_seq = runrow.judged(db, self.run.run_id)[1]
         known = metric_sets(db, self.run.run_id)
         self._sets = {names: (number, packing(names)) for number, names in known.items()}
+        self._chunking = Chunking(db, self.run.run_id)
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
@@ -100,6 +106,19 @@ class PostgresWriter:
         self._is_in(self._sent)
         for item in items if self._stored else ():
             self._stored.pop(id(item), None)
+        self._chunk(db)
+
+    def _chunk(self, db: Connection) -> None:
+        """Copy older rows into chunks. That this cannot be done now does not concern what was written."""
+        chunking = self._chunking
+        while chunking is not None and (mset := chunking.due()) is not None:
+            try:
+                with explained(self._server.address), db.transaction():
+                    chunking.work(db, mset)
+            except StoreError as error:
+                logger.debug("rows of %s stay rows for now: %s", self.run.run_id, error)
+                chunking.forget(mset)
+                return
 
     def _marked(self, progress: Progress | None) -> Mark | None:
         if self._spool is None or progress is None or not progress.journaled:
@@ -125,6 +144,8 @@ class PostgresWriter:
         self._sent = None
         self._writes += 1
         self._sets.update(sent.batch.new_sets)
+        if self._chunking is not None:
+            self._chunking.add(sent.batch.widths())
         self._numbers, self.last_seq = sent.batch.numbers, sent.batch.last_seq
         if sent.mark is not None and self._spool is not None:
             self._spool.journal.stored(sent.mark)

@@ -23,7 +23,8 @@ GRANT USAGE ON SCHEMA {schema} TO {schema}_reader, {schema}_writer, {schema}_ope
 GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {schema}_reader, {schema}_writer, {schema}_operator;
 
 GRANT INSERT ON {schema}.attempt, {schema}.metric_set, {schema}.record, {schema}.event, {schema}.finding,
-    {schema}.forecast, {schema}.spike_batch, {schema}.spike_top, {schema}.completion_batch TO {schema}_writer;
+    {schema}.forecast, {schema}.spike_batch, {schema}.spike_top, {schema}.completion_batch,
+    {schema}.chunk, {schema}.chunk_axis TO {schema}_writer;
 GRANT INSERT, UPDATE ON {schema}.run, {schema}.journal, {schema}.alert, {schema}.outbox, {schema}.alert_book
     TO {schema}_writer;
 GRANT INSERT, UPDATE, DELETE ON {schema}.checkpoint TO {schema}_writer;

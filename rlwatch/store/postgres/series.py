@@ -1,0 +1,215 @@
+"""Series of a run: older rows from chunks, one a metric; newer ones cut out of the packed rows by the server.
+
+Once there are :data:`ROWS` rows of a metric set, the writer copies their values into a chunk a metric, and their axes
+once. So a chart reads what it shows and not all that was measured beside it. Rows stay rows, too, for whoever reads by
+the row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from rlwatch.ports import Series
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.copying import copy_rows
+from rlwatch.store.sqlite.blocks import pack_axis, unpack_axis
+from rlwatch.store.sqlite.rows import loads
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ROWS = 1024
+"""Rows of a chunk."""
+MOST_VALUES = 4 << 20
+"""Values of the chunks of a metric set: where there would be more, rows stay rows."""
+_WIDTH = 8  # bytes of a float64
+_ASKED = "AND mset = %(mset)s AND seq > %(after)s AND step BETWEEN %(low)s AND %(high)s"
+_Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
+
+
+def metric_sets(db: Connection, run_id: str) -> dict[int, tuple[str, ...]]:
+    """Metric set id -> its names, in the order of the packed values."""
+    rows = db.execute("SELECT id, names FROM metric_set WHERE run_id = %s", (run_id,))
+    return {number: tuple(loads(names)) for number, names in rows}
+
+
+def read_spans(db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
+    """Attempt -> its lowest and its highest step."""
+    rows = db.execute(
+        "SELECT attempt, min(step), max(step) FROM record WHERE run_id = %s GROUP BY attempt ORDER BY attempt",
+        (run_id,),
+    )
+    return {attempt: (low, high) for attempt, low, high in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Rows above ``after``, with steps from ``low`` to ``high``."""
+
+    after: int
+    low: int
+    high: int
+
+    def of(self, part: _Part) -> _Part:
+        """Those of the part that are asked for; the part itself where that is all."""
+        seqs, steps, *_ = part
+        mask = (seqs > self.after) & (steps >= self.low) & (steps <= self.high)
+        return part if mask.all() else cast("_Part", tuple(column[mask] for column in part))
+
+
+def read_series(
+    db: Connection, run_id: str, names: Sequence[str], after_seq: int, steps: tuple[int, int] | None
+) -> dict[str, Series]:
+    """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
+    asked = _Asked(after_seq, *(steps or (-(1 << 63), (1 << 63) - 1)))
+    parts: dict[str, list[_Part]] = {name: [] for name in names}
+    for number, held in metric_sets(db, run_id).items():
+        places = {name: held.index(name) for name in parts if name in held}
+        if not places:
+            continue
+        chunked = _last_chunked(db, run_id, number)
+        newer = replace(asked, after=max(chunked, after_seq))
+        sources = [_rows(db, run_id, ("record", number), places, newer)]
+        sources.append(_rows(db, run_id, ("forecast", number), places, asked))
+        if chunked > after_seq:
+            sources.insert(0, _chunks(db, run_id, number, places, asked))
+        for source in sources:
+            for name, part in source:
+                parts[name].append(part)
+    return {name: _joined(name, of_name) for name, of_name in parts.items()}
+
+
+def _chunks(
+    db: Connection, run_id: str, number: int, places: Mapping[str, int], asked: _Asked
+) -> Iterator[tuple[str, _Part]]:
+    import numpy as np
+
+    axes = db.execute(
+        """SELECT first_seq, n, seqs, steps, attempts FROM chunk_axis WHERE run_id = %s AND mset = %s
+           AND last_seq > %s AND high_step >= %s AND low_step <= %s ORDER BY first_seq""",
+        (run_id, number, asked.after, asked.low, asked.high),
+        binary=True,
+    ).fetchall()
+    if not axes:
+        return
+    unpacked = [[unpack_axis(blob, rows) for blob in blobs] for _, rows, *blobs in axes]
+    seqs, steps, attempts = (np.concatenate(column) for column in zip(*unpacked, strict=True))
+    values: dict[int, list[bytes]] = {place: [] for place in places.values()}
+    rows = db.execute(
+        "SELECT place, v FROM chunk WHERE run_id = %s AND mset = %s AND place = ANY(%s) AND first_seq = ANY(%s) "
+        "ORDER BY place, first_seq",
+        (run_id, number, list(values), [axis[0] for axis in axes]),
+        binary=True,
+    )
+    for place, blob in rows:
+        values[place].append(blob)
+    for name, place in places.items():
+        whole = np.frombuffer(b"".join(values[place]), dtype="<f8")
+        yield name, asked.of((seqs, steps, attempts, whole))
+
+
+def _rows(
+    db: Connection, run_id: str, kept: tuple[str, int], places: Mapping[str, int], asked: _Asked
+) -> Iterator[tuple[str, _Part]]:
+    """Cut out of the rows of a table and metric set by the server, and joined: no row becomes an object here."""
+    table, number = kept
+    low, high = min(places.values()), max(places.values()) + 1
+    cut = f"substr(v, {1 + _WIDTH * low}, {_WIDTH * (high - low)})"
+    said = {"mset": number, "after": asked.after, "low": asked.low, "high": asked.high}
+    seqs, steps, attempts, values = read_columns(db, run_id, table, cut, _ASKED, **said)
+    wide = values.reshape(len(seqs), high - low)
+    for name, place in places.items():
+        yield name, (seqs, steps, attempts, wide[:, place - low])
+
+
+def read_columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> _Part:
+    """``seq``, ``step``, ``attempt`` and ``values`` of the rows, in order of ``seq``, each as one piece of memory."""
+    import numpy as np
+
+    row = db.execute(
+        f"""SELECT string_agg(int8send(seq), NULL), string_agg(int8send(step), NULL),
+            string_agg(int8send(attempt), NULL), string_agg(v, NULL) FROM
+            (SELECT seq, step, attempt, {values} AS v FROM {table}
+            WHERE run_id = %(run)s {which} ORDER BY seq) AS rows""",
+        {"run": run_id, **asked},
+        binary=True,
+    ).fetchone()
+    seqs, steps, attempts, packed = (part or b"" for part in row or (None,) * 4)
+    whole = (np.frombuffer(part, dtype=">i8").astype(np.int64) for part in (seqs, steps, attempts))
+    kind = ">f8" if "send" in values else "<f8"
+    return cast("_Part", (*whole, np.frombuffer(packed, dtype=kind).astype(np.float64)))
+
+
+def _joined(name: str, parts: list[_Part]) -> Series:
+    import numpy as np
+
+    parts = [part for part in parts if len(part[0])]
+    if not parts:
+        none = np.empty(0, dtype=np.int64)
+        return Series(name, none, np.empty(0), none.copy(), none.copy())
+    seqs, steps, attempts, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if (np.diff(seqs) < 0).any():
+        order = np.argsort(seqs, kind="stable")
+        seqs, steps, attempts, values = seqs[order], steps[order], attempts[order], values[order]
+    return Series(name, steps, values.astype(np.float64), attempts, seqs)
+
+
+def _last_chunked(db: Connection, run_id: str, number: int) -> int:
+    row = db.execute(
+        "SELECT coalesce(max(last_seq), 0) FROM chunk_axis WHERE run_id = %s AND mset = %s", (run_id, number)
+    ).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+class Chunking:
+    """Rows of each metric set of a run that wait to be copied into chunks."""
+
+    def __init__(self, db: Connection, run_id: str) -> None:
+        self._run_id = run_id
+        self._sets = {number: len(names) for number, names in metric_sets(db, run_id).items()}
+        self._waiting: Counter[int] = Counter()
+        for mset in self._sets:
+            row = db.execute(
+                "SELECT count(*) FROM record WHERE run_id = %s AND mset = %s AND seq > %s",
+                (run_id, mset, _last_chunked(db, run_id, mset)),
+            ).fetchone()
+            self._waiting[mset] = 0 if row is None else row[0]
+
+    def add(self, widths: Sequence[tuple[int, int]]) -> None:
+        """Note the records that were written: metric set, and how many metrics it has."""
+        self._sets.update(widths)
+        self._waiting.update(mset for mset, _ in widths)
+
+    def due(self) -> int | None:
+        """A set of which there are rows enough."""
+        return next((mset for mset, count in self._waiting.items() if count >= ROWS and self._fits(mset)), None)
+
+    def work(self, db: Connection, mset: int) -> None:
+        """Copy the oldest rows of the set that wait; in the caller's transaction."""
+        last = _last_chunked(db, self._run_id, mset)
+        which = f"AND mset = %(mset)s AND seq > %(last)s ORDER BY seq LIMIT {ROWS}"
+        inner = f"(SELECT * FROM record WHERE run_id = %(run)s {which}) AS oldest"
+        seqs, steps, attempts, values = read_columns(
+            db, self._run_id, inner, "v", "AND mset = %(mset)s", mset=mset, last=last
+        )
+        wide = values.reshape(len(seqs), -1).T.astype("<f8", order="C")
+        axes = [pack_axis(axis) for axis in (seqs, steps, attempts)]
+        where = (self._run_id, mset, int(seqs[0]), int(seqs[-1]), len(seqs), int(steps.min()), int(steps.max()))
+        db.execute(
+            """INSERT INTO chunk_axis (run_id, mset, first_seq, last_seq, n, low_step, high_step, seqs, steps, attempts)
+               VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)""",
+            (*where, *axes),
+        )
+        copied = [(mset, place, where[2], row.tobytes()) for place, row in enumerate(wide)]
+        copy_rows(db, self._run_id, "chunk", copied)
+        self._waiting[mset] -= len(seqs)
+
+    def forget(self, mset: int) -> None:
+        """Leave the set for a while."""
+        self._waiting[mset] = 0
+
+    def _fits(self, mset: int) -> bool:
+        return 0 < self._sets.get(mset, 0) * ROWS <= MOST_VALUES
