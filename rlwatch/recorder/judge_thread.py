@@ -20,7 +20,8 @@ AT_ONCE = 64
 WORK_S, REST = 0.02, 1.0
 """After so many seconds of work on end the judge rests as long again: it catches up without taking the machine."""
 MOST_FAILURES = 20
-"""Failures after which the end does not wait for the judge any more."""
+"""Failures after which the end does not wait for the judge any more, and it tries more seldom."""
+SELDOM_S = 0.5
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: somebody asked to stop)
@@ -173,7 +174,7 @@ class JudgeThread:
         """The second is None where judging may go on, else True where it is over."""
         self._failed(f"rlwatch could not judge: {described(error)}")
         self._failures += 1
-        time.sleep(0.05)
+        time.sleep(0.05 if self._failures <= MOST_FAILURES or ending else SELDOM_S)
         stuck = self._judging is None or (ending and self._failures > MOST_FAILURES)
         return False, self._cannot(error) if stuck else None
 

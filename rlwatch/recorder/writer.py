@@ -29,7 +29,7 @@ from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Entry, Intake, Numbered, Queued, numbers
-from rlwatch.records import CompletionBatch, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Finding, ForecastRecord, SpikeBatch, StepRecord
 from rlwatch.seam import described, raised_by, sheltered
 
 if TYPE_CHECKING:
@@ -438,11 +438,14 @@ class StoreSink:
             self._writer.heartbeat(self._clock.now())
 
     def close(self) -> None:
-        """One last try; what still cannot be written is dropped and counted."""
+        """One last try; what still cannot be written, and is not in the journal, is dropped and counted."""
         if self._backlog or self._journaled or self._judged is not None:
             self._drain()
-        if self._backlog:
-            self._counters.warn("dropped", "the store could not be written at the end", len(self._backlog))
+        lost = len(self._backlog)
+        if self._journaled:  # what was found in these rows is found again by whoever brings them into the store
+            lost = sum(not isinstance(item, Finding | ForecastRecord) for item in self._backlog) - len(self._journaled)
+        if lost > 0:
+            self._counters.warn("dropped", "the store could not be written at the end", lost)
 
     def _drain(self) -> None:
         while True:

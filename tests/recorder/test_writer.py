@@ -178,6 +178,16 @@ def test_the_backlog_is_bounded_and_its_drops_are_counted():
     assert counters["dropped"] == 2
 
 
+def test_what_the_journal_has_at_the_end_is_no_loss():
+    """Whoever opens the run next brings it into the store; what was not journaled is counted."""
+    disk, counters = FullDisk(), Counters()
+    sink = StoreSink(disk, counters, ManualClock())
+    sink.write(records(1, 2, 3), numbers=(1, 2))
+    sink.close()
+
+    assert counters["dropped"] == 1
+
+
 def test_a_disk_still_full_at_the_end_is_counted_as_a_loss():
     """Nothing is lost silently."""
     disk, counters = FullDisk(), Counters()
