@@ -1,6 +1,7 @@
 """What a store on PostgreSQL costs: ``python benchmarks/team_store.py [--steps 20000] [--metrics 60] [--runs 1000]``.
 
 A server of its own (fsync off, as in the tests): the figures are those of the way there and back, not of a disk.
+Reading from chunks and from rows alternates; the best of 15 is printed before the median: others may use the machine.
 """
 
 from __future__ import annotations
@@ -17,17 +18,32 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "store"))
 from postgres_server import PostgresServer, sql
 
 from rlwatch.records import RunInfo, StepRecord
+from rlwatch.store.postgres import series
 from rlwatch.store.url import open_store
 
 
-def timed(call, times: int = 5) -> float:
-    """Milliseconds, median."""
-    took = []
-    for _ in range(times):
-        before = time.perf_counter()
-        call()
-        took.append(1e3 * (time.perf_counter() - before))
-    return median(took)
+def took(call) -> float:
+    before = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - before)
+
+
+def timed(*calls, times: int = 15) -> list[str]:
+    """Milliseconds of each call, in turn: best, and median."""
+    rounds = [[took(call) for call in calls] for _ in range(times)]
+    return [f"{min(each):8.2f} / {median(each):7.2f} ms" for each in zip(*rounds, strict=True)]
+
+
+def write(store, run_id: str, names: list[str], steps: int) -> None:
+    writer, rng, seconds = store.open_run(RunInfo(run_id)), np.random.default_rng(0), 0.0
+    for at in range(0, steps, 500):
+        values = rng.normal(size=(min(500, steps - at), len(names))).tolist()
+        rows = [StepRecord(at + k, dict(zip(names, row, strict=True)), 1.0) for k, row in enumerate(values)]
+        seconds += took(lambda rows=rows: writer.write(rows)) / 1e3
+    print(f"{run_id:7s} 500 steps a transaction    {steps * len(names) / seconds / 1e6:8.2f} M points/s")
+    later = iter([StepRecord(steps + k, dict.fromkeys(names, 0.5), 1.0) for k in range(300)])
+    print(f"{run_id:7s} one step a transaction     {timed(lambda: writer.write([next(later)]), times=300)[0]}")
+    writer.close()
 
 
 def main() -> None:
@@ -40,36 +56,28 @@ def main() -> None:
         server.start()
         url = server.url("bench")
         store, names = open_store(url), [f"m{k}" for k in range(args.metrics)]
-        writer = store.open_run(RunInfo("run"))
-        rng, written = np.random.default_rng(0), 0.0
-        for at in range(0, args.steps, 500):
-            rows = [StepRecord(step, dict(zip(names, rng.normal(size=args.metrics).tolist(), strict=True)), 1.0)
-                    for step in range(at, min(at + 500, args.steps))]  # fmt: skip
-            before = time.perf_counter()
-            writer.write(rows)
-            written += time.perf_counter() - before
-        one = iter([StepRecord(args.steps + k, dict.fromkeys(names, 0.5), 1.0) for k in range(200)])
-        single = timed(lambda: writer.write([next(one)]), 200)
-        writer.close()
+        print(f"{args.steps} steps x {args.metrics} metrics; best / median")
+        write(store, "chunks", names, args.steps)
+        series.ROWS = 1 << 60
+        write(store, "rows", names, args.steps)
         with sql(url) as db:
-            size = db.execute("SELECT pg_total_relation_size('bench.record')").fetchone()[0]
-        points = args.steps * args.metrics
-        print(f"{args.steps} steps x {args.metrics} metrics on {server.bin.parent.name}")
-        print(f"write, 500 steps a transaction   {points / written / 1e6:8.2f} M points/s")
-        print(f"write, one step a transaction    {single:8.2f} ms")
-        print(f"size of rows and their indexes   {float(size) / points:8.1f} bytes a point")
+            db.execute("VACUUM ANALYZE")
+            for tables in (("record",), ("chunk", "chunk_axis")):
+                size = "SELECT " + " + ".join(f"pg_total_relation_size('bench.{table}')" for table in tables)
+                points = args.steps * args.metrics * (2 if tables == ("record",) else 1)
+                each = db.execute(size).fetchone()[0] / points
+                print(f"size of {' and '.join(tables):20s}     {each:8.1f} bytes a point")
         for count in (1, 12, args.metrics):
-            took = timed(lambda k=count: store.series("run", names[:k]))
-            print(f"{count:3d} whole series                 {took:8.1f} ms")
-        took = timed(lambda: store.series("run", names[:12], steps=(args.steps - 1000, args.steps)))
-        print(f" 12 series of 1,000 steps         {took:8.1f} ms")
-        took = timed(lambda: store.records("run", after_seq=args.steps - 10))
-        print(f"rows since a number               {took:8.1f} ms")
-        print(f"last values                       {timed(lambda: store.last_values('run')):8.1f} ms")
-        for k in range(args.runs - 1):
+            both = timed(*(lambda run=run, k=count: store.series(run, names[:k]) for run in ("chunks", "rows")))
+            print(f"{count:3d} whole series     chunks {both[0]}   rows {both[1]}")
+        window = (args.steps - 1000, args.steps)
+        both = timed(*(lambda run=run: store.series(run, names[:12], steps=window) for run in ("chunks", "rows")))
+        print(f" 12, 1,000 steps     chunks {both[0]}   rows {both[1]}")
+        print(f"rows since a number         {timed(lambda: store.records('chunks', after_seq=args.steps + 290))[0]}")
+        print(f"last values                 {timed(lambda: store.last_values('chunks'))[0]}")
+        for k in range(args.runs - 2):
             store.open_run(RunInfo(f"r{k}", config={"lr": 1e-6, "beta": 0.04})).close()
-        fresh = timed(lambda: open_store(url).runs())
-        print(f"list {args.runs} runs, cold             {fresh:8.1f} ms")
+        print(f"list {args.runs} runs, cold        {timed(lambda: open_store(url).runs())[0]}")
     finally:
         server.remove()
 
