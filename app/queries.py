@@ -18,7 +18,6 @@ from rlwatch.alerts import incidents
 from rlwatch.alerts.config import load_config
 from rlwatch.alerts.incidents import Docket
 from rlwatch.alerts.rules import Policy
-from rlwatch.compare.alignment import attempt_starts
 from rlwatch.control.liveness import TAIL, Pace, dead_since, pace_of
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import ConfigError, StoreError
@@ -253,36 +252,41 @@ def _non_finite(url: str, version: Version) -> frozenset[str]:  # noqa: ARG001  
 
 def outline(run: RunInfo) -> Outline:
     """First and last step of the run's attempts."""
-    return _outline(store_url(), version(run), _known(run))
+    return _outline(store_url(), version(run))
 
 
 @st.cache_data(show_spinner=False, max_entries=200)
-def _outline(url: str, version: Version, names: tuple[str, ...]) -> Outline:
-    series = [one for one in _whole(url, version, names).values() if len(one.steps)]
-    last = max((int(one.steps.max()) for one in series), default=0)
-    first = min((int(one.steps.min()) for one in series), default=0)
-    return Outline(attempt_starts(series), first, max(last, version[2]))
+def _outline(url: str, version: Version) -> Outline:  # noqa: ARG001  (url and version are the key)
+    spans = store().spans(version[0])
+    starts = {attempt: low for attempt, (low, _) in spans.items()}
+    last = max((high for _, high in spans.values()), default=0)
+    return Outline(starts, min(starts.values(), default=0), max(last, version[2]))
 
 
 def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str] | None = None) -> dict[str, Trace]:
     """``names`` (None: all the metric table knows) over the steps of ``window``, by source name."""
-    known = _known(run)
-    wanted = known if names is None else tuple(names)
-    return _traces(store_url(), version(run), known, wanted, window)
+    wanted = _known(run) if names is None else tuple(names)
+    return _traces(store_url(), version(run), wanted, window)
 
 
 @st.cache_data(show_spinner=False, max_entries=50)
-def _traces(
-    url: str, version: Version, known: tuple[str, ...], names: tuple[str, ...], window: tuple[int, int]
-) -> dict[str, Trace]:
-    starts = dict(_outline(url, version, known).starts)
-    return {name: trace(one, starts, window) for name, one in _whole(url, version, names).items()}
+def _traces(url: str, version: Version, names: tuple[str, ...], window: tuple[int, int]) -> dict[str, Trace]:
+    around = _outline(url, version)
+    seen = store().series(version[0], names, steps=window, points=BUCKETS)
+    everywhere = seen
+    if window[0] > around.first or window[1] < around.last:
+        everywhere = store().series(version[0], names, points=1)
+    starts = dict(around.starts)
+    return {name: trace(one, starts, window, everywhere[name].values) for name, one in seen.items()}
 
 
-def trace(series: Series, starts: dict[int, int], window: tuple[int, int]) -> Trace:
-    """The trace of one series."""
-    finite = bool(np.isfinite(series.values).all())
-    return Trace(branches(series, starts, window, BUCKETS), constant(series.values) if finite else None, finite)
+def trace(
+    series: Series, starts: dict[int, int], window: tuple[int, int], everywhere: np.ndarray | None = None
+) -> Trace:
+    """The trace of one series; ``everywhere``: what stands out of the whole of it, where this is a part."""
+    values = series.values if everywhere is None else everywhere
+    finite = bool(np.isfinite(values).all())
+    return Trace(branches(series, starts, window, BUCKETS), constant(values) if finite else None, finite)
 
 
 def constant(values: np.ndarray) -> float | None:
@@ -328,7 +332,7 @@ def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
     newest = newest_forecast(run.run_id)
     if newest is None:
         return None
-    kept = whole(run, NAMES)
+    kept = store().series(run.run_id, NAMES, points=1)
     series = kept["forecast/p50"]
     if not len(series.steps):
         return RunForecasts(newest, None, traces(run, window, (RISK,)) if len(kept[RISK].steps) else {})
@@ -418,26 +422,29 @@ def vitals(run: RunInfo) -> Vitals:
 
 
 @st.cache_data(show_spinner=False, max_entries=2000)
-def _vitals(url: str, version: Version, source: str) -> Vitals:  # noqa: ARG001  (url and version are the key)
+def _vitals(url: str, version: Version, source: str) -> Vitals:
     names = canonical_names(store().metric_names(version[0]), source)
     wanted = {c: names[c] for c in ("reward/mean", "policy/entropy") if c in names}
     series = store().series(version[0], list(wanted.values())) if wanted else {}
-    starts = attempt_starts(list(series.values()))
-    by_name: dict[str, Series] = {canonical: series[name] for canonical, name in wanted.items()}
+    drawn = store().series(version[0], list(wanted.values()), points=BUCKETS) if wanted else {}
+    starts = _outline(url, version).starts if wanted else {}
+    summaries = {
+        canonical: _metric_summary(series[name].values, drawn[name], starts) for canonical, name in wanted.items()
+    }
     return Vitals(
         pace=pace_of(store().records(version[0], last=TAIL), source),
-        reward=_metric_summary(by_name.get("reward/mean"), starts),
-        entropy=_metric_summary(by_name.get("policy/entropy"), starts),
+        reward=summaries.get("reward/mean", MetricSummary()),
+        entropy=summaries.get("policy/entropy", MetricSummary()),
         forecast=newest_forecast(version[0]),
     )
 
 
-def _metric_summary(series: Series | None, starts: Mapping[int, int]) -> MetricSummary:
-    if series is None or not len(series.values):
+def _metric_summary(values: np.ndarray, thinned: Series, starts: Mapping[int, int]) -> MetricSummary:
+    if not len(values):
         return MetricSummary()
-    drawn, bad = sparkline(series, dict(starts))
+    drawn, bad = sparkline(thinned, dict(starts))
     points = tuple((x, y) for x, y in drawn)
-    return MetricSummary(float(series.values[-1]), trend(series.values), points, tuple(bad))
+    return MetricSummary(float(values[-1]), trend(values), points, tuple(bad))
 
 
 # Tokens of a run: the steps that were localised, and the rows of one step.
@@ -484,9 +491,22 @@ def usual_norm(run: RunInfo) -> float | None:
 # The likely cause of a run's trouble, and its post-mortem.
 
 
+REFRESH_SHARE = 200
+"""What needs every row of a long run is computed again once the run is one part in so many longer."""
+
+
 def diagnosis(run: RunInfo) -> Diagnosis:
-    """Of all that was found so far."""
-    return stored_diagnosis(store(), run)
+    """Of all that was found and happened so far."""
+    last = run.last_step or 0
+    told_of = (len(told(run.run_id)), len(events(run.run_id)))
+    return _diagnosis(
+        store_url(), run.run_id, (run.attempt, run.state.value, last // max(1, last // REFRESH_SHARE), *told_of)
+    )
+
+
+@st.cache_data(show_spinner=False, max_entries=200)
+def _diagnosis(url: str, run_id: str, key: tuple[object, ...]) -> Diagnosis:  # noqa: ARG001  (url and key are the key)
+    return stored_diagnosis(store(), store().run(run_id))
 
 
 def verdict(run: RunInfo) -> Verdict:

@@ -60,8 +60,9 @@ def thin(steps: Ints, values: Floats, buckets: int) -> Curve:
 
     Steps need not be sorted nor distinct; points of one step keep their order of arrival.
     """
-    order = np.argsort(steps, kind="stable")
-    steps, values = steps[order], values[order]
+    if (np.diff(steps) < 0).any():
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
     finite = np.isfinite(values)
     bad = _bad(steps[~finite], values[~finite], buckets)
     places = np.flatnonzero(finite)
@@ -77,12 +78,13 @@ def _extremes(steps: Ints, values: Floats, buckets: int) -> Ints:
     if len(steps) <= 2 * buckets + 2:
         return np.arange(len(steps))
     edges = np.linspace(steps[0], steps[-1], buckets + 1)[1:-1]
-    firsts = np.unique(np.concatenate(([0], np.searchsorted(steps, edges, side="left"))))
-    firsts = firsts[firsts < len(steps)]
+    firsts = np.concatenate(([0], np.searchsorted(steps, edges, side="left")))
+    firsts = firsts[(np.diff(firsts, prepend=-1) > 0) & (firsts < len(steps))]
     bucket = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(steps)))
     low, high = np.minimum.reduceat(values, firsts), np.maximum.reduceat(values, firsts)
     extremes = [_first_in_bucket(values == extreme[bucket], bucket) for extreme in (low, high)]
-    return np.unique(np.concatenate((*extremes, [0, len(steps) - 1])))
+    chosen = np.sort(np.concatenate((*extremes, [0, len(steps) - 1])))
+    return chosen[np.diff(chosen, prepend=-1) > 0]
 
 
 def _first_in_bucket(hit: NDArray[np.bool_], bucket: Ints) -> Ints:

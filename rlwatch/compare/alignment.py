@@ -143,16 +143,25 @@ def attempt_starts(series: Iterable[Series]) -> dict[int, int]:
     """First step of every attempt, over all ``series`` of a run."""
     starts: dict[int, int] = {}
     for one in series:
-        for attempt in np.unique(one.attempts):
-            first = int(one.steps[one.attempts == attempt].min())
-            starts[int(attempt)] = min(first, starts.get(int(attempt), first))
+        left = np.ones(len(one.attempts), dtype=bool)
+        while left.any():  # once an attempt
+            attempt = int(one.attempts[left.argmax()])
+            own = one.attempts == attempt
+            first = int(one.steps[own].min())
+            starts[attempt] = min(first, starts.get(attempt, first))
+            left &= ~own
     return starts
 
 
 def counts(one: Series, starts: Mapping[int, int]) -> np.ndarray:
     """Mask (N,) of the rows that no later attempt replaced."""
-    limits = {a: min((first for later, first in starts.items() if later > a), default=np.inf) for a in starts}
-    return one.steps < np.array([limits.get(int(a), np.inf) for a in one.attempts], dtype=np.float64)
+    mask = np.ones(len(one.steps), dtype=bool)
+    last = max(starts, default=0)
+    for attempt in starts:
+        if attempt != last:
+            limit = min(first for later, first in starts.items() if later > attempt)
+            mask &= (one.attempts != attempt) | (one.steps < limit)
+    return mask
 
 
 def rows_that_count(one: Series, starts: Mapping[int, int]) -> Rows:

@@ -20,13 +20,16 @@ class Counting:
     def __init__(self, store):
         self._store = store
         self.read = []
+        self.rows = 0
 
     def __getattr__(self, name):
         return getattr(self._store, name)
 
-    def series(self, run_id, names):
+    def series(self, run_id, names, **asked):
         self.read.append((run_id, tuple(names)))
-        return self._store.series(run_id, names)
+        found = self._store.series(run_id, names, **asked)
+        self.rows = sum(len(one.steps) for one in found.values())
+        return found
 
 
 @pytest.fixture
@@ -82,14 +85,16 @@ def test_an_unchanged_run_is_not_read_again(store_dir, counted):
     assert (len(counted.read), reads) == (after_vitals, 1)
 
 
-def test_another_window_does_not_read_the_series_again(store_dir, counted):
-    """Moving the slider is arithmetic."""
-    write_run(store_dir)
+def test_a_chart_costs_what_it_shows(store_dir, counted):
+    """Of a long run some points a panel are read, of a window what lies in it; a spike outside of it is not forgotten."""
+    write_run(store_dir, steps=8000, metrics=lambda step: {"reward": NAN if step == 20 else float(step % 7), "lr": 1.0})
     run = queries.run("run-1")
-    queries.traces(run, (0, 30))
-    narrow = queries.traces(run, (10, 12))
-    assert narrow["reward"].lines.current.steps.tolist() == [10, 11, 12]
-    assert len(counted.read) == 1
+    whole = queries.traces(run, (0, 8000))
+    assert counted.rows < 2 * 5 * queries.BUCKETS
+    assert [step for step, _ in whole["reward"].lines.current.bad] == [20]
+    narrow = queries.traces(run, (1000, 1002))
+    assert narrow["reward"].lines.current.steps.tolist() == [1000, 1001, 1002]
+    assert (narrow["reward"].finite, narrow["lr"].level) == (False, 1.0)
 
 
 def test_a_run_that_moved_on_is_read_again(store_dir, counted):

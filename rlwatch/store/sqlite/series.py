@@ -98,7 +98,8 @@ def read_steps(db: sqlite3.Connection) -> dict[int, list[int]]:
     parts = [np.array(rows, dtype=np.int64).reshape(-1, 2).T]
     parts += [np.stack((block.attempts, block.steps)) for block in record_blocks(db)]
     attempts, steps = np.concatenate(parts, axis=1)
-    return {int(attempt): np.unique(steps[attempts == attempt]).tolist() for attempt in np.unique(attempts)}
+    of_attempts = {attempt: np.sort(steps[attempts == attempt]) for attempt in sorted(set(attempts.tolist()))}
+    return {attempt: own[np.diff(own, prepend=own[0] - 1) > 0].tolist() for attempt, own in of_attempts.items()}
 
 
 def read_moments(db: sqlite3.Connection) -> Series:
