@@ -8,7 +8,9 @@ import numpy as np
 import psycopg
 import pytest
 from postgres_server import new_schema, sql
+from typer.testing import CliRunner
 
+from rlwatch.cli.app import app
 from rlwatch.errors import RunNotFoundError, StoreCorruptError, StoreError, StoreURLError, StoreVersionError
 from rlwatch.records import Command, Event, RunEdit, RunInfo, StepRecord
 from rlwatch.store.postgres import migrations
@@ -218,3 +220,19 @@ def test_series_out_of_chunks_are_those_of_the_rows(emptied_postgres_url):
         for (table,) in db.execute(tables, (schema,)).fetchall():
             left = db.execute(f"SELECT count(*) FROM {schema}.{table}").fetchone()[0]
             assert (table, left) == (table, int(table == "purge"))
+
+
+def test_the_shell_makes_the_tables_and_ships_what_is_left(postgres_url, tmp_path: Path):
+    """Made once; roles are named after the schema; what is no such store, or no directory, is said."""
+    run = CliRunner().invoke
+    said = [run(app, ["db", "migrate", "--store", postgres_url]).output for _ in range(2)]
+    assert ("made" in said[0], "nothing to do" in said[1]) == (True, True)
+    assert len(open_store(postgres_url).runs()) == 0
+
+    schema = read_address(postgres_url).schema
+    assert (
+        f"CREATE POLICY of_project ON {schema}.run" in run(app, ["db", "sql", "roles", "--store", postgres_url]).output
+    )
+    assert "0 items shipped" in run(app, ["sync", str(tmp_path)]).output
+    wrong = run(app, ["db", "migrate", "--store", str(tmp_path / "runs")]), run(app, ["sync", str(tmp_path / "none")])
+    assert [each.exit_code for each in wrong] == [2, 2]
