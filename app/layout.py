@@ -23,6 +23,9 @@ REFRESH_S = 5.0
 GoToTokens = Callable[[str, int], None]
 """Leave for the tokens of a run at a step."""
 
+GoToRollouts = Callable[[str, int | None], None]
+"""Leave for the rollouts of a run, of one step or (None) of all."""
+
 GoToCompare = Callable[[Sequence[str]], None]
 """Leave for the runs of these ids beside each other."""
 

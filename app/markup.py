@@ -51,6 +51,16 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 .rl-bars .name { overflow-wrap: anywhere; }
 .rl-bars .share { text-align: right; opacity: .75; }
 .rl-bars .bar { grid-column: 1 / -1; height: .4rem; border-radius: 2px; min-width: 2px; margin: .15rem 0 .25rem; }
+.rl-soft { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.rl-text { font-size: .875rem; line-height: 1.5; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 40rem;
+  overflow: auto; unicode-bidi: plaintext; padding: .4rem .6rem; margin: .15rem 0 .5rem;
+  border-left: 3px solid color-mix(in srgb, currentColor 25%, transparent); }
+.rl-text:focus-visible, .rl-fold summary:focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
+.rl-text mark { background: color-mix(in srgb, #E69F00 55%, transparent); color: inherit; font-weight: 700;
+  outline: 1.5px solid currentColor; }
+.rl-fold summary { cursor: pointer; font-weight: 600; white-space: normal; margin: .3rem 0; }
+.rl-fold[open] summary { opacity: .75; font-weight: 400; }
+.rl-rollout { margin: .3rem 0 .9rem; }
 .rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
 .rl-quiet { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 @media (max-width: 640px) { [data-testid="stColumn"]:has(.st-key-drawer) { order: -1; } }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from . import alerts_page, compare_page, layout, run_page, runs_page, tokens_page
+from . import alerts_page, compare_page, layout, rollouts_page, run_page, runs_page, tokens_page
 from .markup import DARK_STYLE, STYLE
 
 if TYPE_CHECKING:
@@ -36,7 +36,16 @@ def pages() -> dict[str, StreamlitPage]:
         ),
         "run": st.Page(partial(_page, run_page.page, go_to_tokens), title="Run", url_path="run", visibility="hidden"),
         "tokens": st.Page(
-            partial(_page, tokens_page.page, go_to_run), title="Tokens", url_path="tokens", visibility="hidden"
+            partial(_page, tokens_page.page, go_to_run, go_to_rollouts),
+            title="Tokens",
+            url_path="tokens",
+            visibility="hidden",
+        ),
+        "rollouts": st.Page(
+            partial(_page, rollouts_page.page, go_to_run, go_to_tokens),
+            title="Rollouts",
+            url_path="rollouts",
+            visibility="hidden",
         ),
         "compare": st.Page(partial(_page, compare_page.page, go_to_run), title="Compare", url_path="compare"),
         "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Incidents", url_path="alerts"),
@@ -59,6 +68,12 @@ def go_to_run(run_id: str) -> None:
 def go_to_compare(run_ids: Sequence[str]) -> None:
     """Leave for these runs beside each other."""
     st.switch_page(pages()["compare"], query_params={"runs": list(run_ids)})
+
+
+def go_to_rollouts(run_id: str, step: int | None) -> None:
+    """Leave for the rollouts of a run, of one step where it is given."""
+    span = {} if step is None else {"from": str(step), "to": str(step)}
+    st.switch_page(pages()["rollouts"], query_params={"run": run_id, **span})
 
 
 def go_to_tokens(run_id: str, step: int) -> None:

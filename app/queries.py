@@ -39,6 +39,7 @@ from rlwatch.records import (
     Silence,
     SpikeBatch,
 )
+from rlwatch.rollouts import Row, completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import Verdict, arrival, stored_diagnosis, stored_verdict
 
@@ -56,6 +57,7 @@ __all__ = [
     "alerts_by_run",
     "canonical_names",
     "commands",
+    "completions",
     "culprits",
     "diagnosis",
     "dockets",
@@ -486,6 +488,25 @@ def usual_norm(run: RunInfo) -> float | None:
     values = whole(run, (name,))[name].values
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
+
+
+# Completions of a run: text, so few runs are kept at once, and read again only where there are more.
+
+Newest = tuple[int, int, int, float, int]
+
+
+def completions(run_id: str) -> list[Row]:
+    """Every recorded completion as a row, newest step first; shared, and not to be changed."""
+    newest = store().completions(run_id, last=1)
+    if not newest:
+        return []
+    [last] = newest
+    return _completions(store_url(), run_id, (last.attempt, last.step, last.rank, last.ts, len(last)))
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _completions(url: str, run_id: str, newest: Newest) -> list[Row]:  # noqa: ARG001  (url and newest are the key)
+    return completion_rows(store().completions(run_id))
 
 
 # The likely cause of a run's trouble, and its post-mortem.

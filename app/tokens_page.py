@@ -13,7 +13,7 @@ from rlwatch.records import CULPRITS, FAR_OUT, NON_FINITE, RunInfo, RunState, Sp
 
 from . import format as fmt
 from . import layout, queries, table, token_response, token_scale, token_steps
-from .layout import GoToRun
+from .layout import GoToRollouts, GoToRun
 from .markup import el, joined
 from .queries import MOST_BATCHES
 from .token_steps import LOOKS, Entry, exact, look, place, top_layer
@@ -232,7 +232,7 @@ NOTHING = (
 )
 
 
-def page(go_to_run: GoToRun) -> None:
+def page(go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
     """The run, the step and the token named in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
@@ -242,12 +242,12 @@ def page(go_to_run: GoToRun) -> None:
         run = queries.run(run_id)
         wanted = st.session_state.get("live", st.query_params.get("live") != "false")
         live = run.state is RunState.RUNNING and wanted
-        _head(run, go_to_run)
+        _head(run, go_to_run, go_to_rollouts)
         st.fragment(_body, run_every=layout.REFRESH_S if live else None)(run_id)
 
 
-def _head(run: RunInfo, go_to_run: GoToRun) -> None:
-    name, live, back = st.columns([6.4, 1.8, 1.6], vertical_alignment="bottom", gap="medium")
+def _head(run: RunInfo, go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
+    name, live, texts, back = st.columns([4.8, 1.8, 1.6, 1.6], vertical_alignment="bottom", gap="medium")
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
     shown = fmt.shorten(run.name or run.run_id, 160)
     name.html(el("div", project, shown, el("span", " · tokens", cls="rl-project"), cls="rl-name"))
@@ -259,6 +259,10 @@ def _head(run: RunInfo, go_to_run: GoToRun) -> None:
         disabled=run.state is not RunState.RUNNING,
         help="Look again every 5 s; off keeps the page still",
     )
+    if texts.button(
+        "Rollouts", key="rollouts", icon=":material/article:", width="stretch", help="What was written at this step"
+    ):
+        go_to_rollouts(run.run_id, token_steps.numbered(st.query_params.get("step")))
     if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="The run's page"):
         go_to_run(run.run_id)
 

@@ -14,6 +14,8 @@ Row = dict[str, JSON]
 
 PART = "reward/"
 """Begins the column of a reward function."""
+CUT = " […] "
+"""Stands where the middle of a long text was."""
 LOOPING = 0.5
 """Repetition from which on a completion says the same again and again; prose has below 0.1."""
 
@@ -255,16 +257,24 @@ class Mark:
 def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[Mark]:
     """Culprits that lie in the completion, by the place in the text that was recorded of them, in order.
 
-    Only where what stands there is what the culprit and the text around it are: a text that was cut, or another
-    response, has none.
+    Only where what stands there is what the culprit and the text around it are, and prompt and reward are its own: a
+    text that was cut, or another response, has none.
     """
     text, found = str(row.get("completion", "")), []
     for culprit in culprits:
         start, token = culprit.get("text_position"), str(culprit.get("text") or "")
-        before = str(culprit.get("before") or "")
-        if not isinstance(start, int) or start < 0 or not token:
+        before, after = (str(culprit.get(name) or "") for name in ("before", "after"))
+        if not isinstance(start, int) or start < 0 or not token or not _may_hold(row, culprit):
             continue
-        around = before + token
-        if text[max(0, start - len(before)) : start + len(token)] == around:
+        if text[max(0, start - len(before)) : start + len(token) + len(after)] == before + token + after:
             found.append(Mark(start, start + len(token), str(culprit.get("cause") or "")))
     return sorted(dict.fromkeys(found), key=lambda mark: (mark.start, mark.end))
+
+
+def _may_hold(row: Row, culprit: Mapping[str, JSON]) -> bool:
+    """False where the culprit's response is known to be another one."""
+    prompts = [str(one.get("prompt") or "") for one in (row, culprit)]
+    shorter = min(map(len, prompts))
+    own, its = value(row, "reward"), value(dict(culprit), "reward")
+    same = own is None or its is None or (math.isnan(own) and math.isnan(its)) or math.isclose(own, its, abs_tol=1e-6)
+    return same and (CUT in "".join(prompts) or prompts[0][:shorter] == prompts[1][:shorter])

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlwatch.errors import ConfigError
 from rlwatch.records import CompletionBatch
+from rlwatch.rollouts import CUT, PART
 from rlwatch.text import Sample, TextProbe
 
 if TYPE_CHECKING:
@@ -22,14 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlwatch")
 
-CUT = " […] "
-"""Stands where the middle of a long text was."""
 MEASURED = 4
 """Completions a report on text is made of."""
 FLOATS = ("reward", "advantage", "kl", "repetition")
 """Columns of floats, also where all of their values are whole."""
-PART = "reward/"
-"""Begins the column of a reward function."""
 FOLLOWED = 16
 """Prompts that are kept again whenever they come back."""
 

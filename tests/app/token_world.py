@@ -124,7 +124,7 @@ def tokens_page(run_id="run-1", **params):
     def script():
         from rlwatch_app.tokens_page import page
 
-        page(lambda run_id: None)
+        page(lambda run_id: None, lambda run_id, step: None)
 
     page = AppTest.from_function(script, default_timeout=30)
     page.query_params["run"] = run_id

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
-from rlwatch.integrations.completions import CUT, CompletionSampler, KeepCompletions, choose, prompt_id
+from rlwatch.integrations.completions import CompletionSampler, KeepCompletions, choose, prompt_id
+from rlwatch.rollouts import CUT
 
 
 def _texts(n):

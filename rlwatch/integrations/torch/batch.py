@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from rlwatch.integrations.completions import (
-    PART,
     CompletionSampler,
     KeepCompletions,
     Lazy,
@@ -29,6 +28,7 @@ from rlwatch.integrations.completions import (
     spread,
 )
 from rlwatch.records import CompletionBatch
+from rlwatch.rollouts import PART
 from rlwatch.seam import asked, described, raised_by
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from rlwatch.integrations.completions import (
-    PART,
     CompletionSampler,
     Lazy,
     SampledText,
@@ -26,6 +25,7 @@ from rlwatch.integrations.completions import (
 )
 from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.records import CompletionBatch
+from rlwatch.rollouts import PART
 from rlwatch.tensors import kl
 from rlwatch.tensors.groups import consecutive
 from rlwatch.tensors.importance import clip_stats, sequence_log_ratio, sequence_ratio_stats

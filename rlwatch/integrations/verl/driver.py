@@ -14,7 +14,6 @@ from torch import Tensor
 from rlwatch.integrations.checkpoints import KeptSettings
 from rlwatch.integrations.commands import Controller, OnMetrics, SetKLCoef
 from rlwatch.integrations.completions import (
-    PART,
     CompletionSampler,
     Lazy,
     SampledText,
@@ -33,6 +32,7 @@ from rlwatch.integrations.verl.heartbeat import failing
 from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.records import LOCALISED, CompletionBatch
+from rlwatch.rollouts import PART
 from rlwatch.seam import Contained, Seam
 from rlwatch.tensors import kl
 from rlwatch.tensors.masked import keep

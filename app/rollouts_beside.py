@@ -1,0 +1,118 @@
+"""The same prompts at two steps: what the policy changed its mind about, and the answers beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from rlwatch.rollouts import Row, Turn, at_step, prompts_seen, turns
+
+from . import format as fmt
+from . import table
+from .health import LOOKS, Word
+from .markup import el, joined
+from .rollouts_text import facts, rollout
+
+APART = 50
+"""Steps between the two that are shown unless others are chosen."""
+MOST_TURNS = 50
+"""Prompts listed."""
+MOST_ANSWERS = 4
+"""Answers of a step that are shown."""
+NOTHING_TWICE = (
+    "No prompt was recorded at two steps yet. The first prompts are kept again when the trainer comes back to them."
+)
+
+COLUMNS = (
+    table.Column("prompt", "long"),
+    table.Column("what changed", "tight"),
+    table.Column("reward before", "right tight middling"),
+    table.Column("reward after", "right tight middling"),
+    table.Column("answer before", "long wide"),
+    table.Column("answer after", "long wide"),
+)
+
+
+def pair_of(rows: Sequence[Row], apart: int = APART) -> tuple[int, int] | None:
+    """The last step with a prompt that was there before, and the earlier one of it nearest to ``apart`` steps before.
+
+    None where no prompt was recorded twice.
+    """
+    twice = [seen.steps for seen in prompts_seen(rows) if len(seen.steps) > 1]
+    if not twice:
+        return None
+    last = max(steps[-1] for steps in twice)
+    before = [step for steps in twice if steps[-1] == last for step in steps[:-1]]
+    return min(before, key=lambda step: (abs(last - apart - step), step)), last
+
+
+def steps_of(rows: Sequence[Row]) -> list[int]:
+    """Steps at which a prompt was recorded that was also recorded at another."""
+    return sorted({step for seen in prompts_seen(rows) if len(seen.steps) > 1 for step in seen.steps})
+
+
+def show_beside(rows: Sequence[Row]) -> None:
+    """Choose two steps, list the prompts of both, and show the answers to one of them."""
+    st.html(el("div", "The same prompts at two steps", cls="rl-family"))
+    usual = pair_of(rows)
+    if usual is None:
+        st.caption(NOTHING_TWICE)
+        return
+    steps = steps_of(rows)
+    one, other = st.columns(2, gap="large")
+    before = _step(one, "Step", "at", steps, usual[0])
+    after = _step(other, "beside step", "beside", steps, usual[1])
+    found = turns(rows, before, after)
+    if not found:
+        st.caption(f"No prompt was recorded both at step {fmt.step(before)} and at step {fmt.step(after)}.")
+        return
+    chosen = next((turn for turn in found if turn.prompt_id == st.query_params.get("which")), found[0])
+    changed = sum(bool(turn.changed) for turn in found)
+    st.caption(f"{fmt.plural(len(found), 'prompt')} at both; {changed} with another reward or another answer")
+    table.show("turns", COLUMNS, [turn_row(turn, chosen) for turn in found[:MOST_TURNS]], on_open=pick)
+    if len(found) > MOST_TURNS:
+        st.caption(f"and {fmt.step(len(found) - MOST_TURNS)} more")
+    _answers(rows, chosen, (before, after))
+
+
+def _step(column: st.delta_generator.DeltaGenerator, label: str, key: str, steps: Sequence[int], usual: int) -> int:
+    """The step of the address, or the usual one."""
+    named = st.query_params.get(key, "")
+    place = steps.index(int(named)) if named.isdecimal() and int(named) in steps else steps.index(usual)
+    picked = column.selectbox(label, steps, index=place, format_func=fmt.step, key=f"choose-{key}")
+    if picked != steps[place] or named:
+        st.query_params[key] = str(picked)
+    return int(picked)
+
+
+def pick(prompt_id: str) -> None:
+    """Show the answers to another prompt: the address keeps it."""
+    st.query_params["which"] = prompt_id
+
+
+def turn_row(turn: Turn, chosen: Turn) -> table.Row:
+    """A prompt as a row."""
+    look = LOOKS[Word.WATCH if turn.changed else Word.HEALTHY]
+    return table.Row(
+        [
+            table.text(fmt.shorten(turn.prompt, 160)),
+            table.mark(look.shape if turn.changed else "", look.colour, turn.changed or "nothing"),
+            table.text("" if turn.before is None else fmt.number(turn.before)),
+            table.text("" if turn.after is None else fmt.number(turn.after)),
+            table.text(fmt.shorten(" · ".join(turn.answers_before), 120), quiet=True),
+            table.text(fmt.shorten(" · ".join(turn.answers_after), 120), quiet=True),
+        ],
+        opens=turn.prompt_id,
+        chosen=turn.prompt_id == chosen.prompt_id,
+    )
+
+
+def _answers(rows: Sequence[Row], turn: Turn, steps: tuple[int, int]) -> None:
+    st.html(joined(el("div", "Prompt", cls="rl-panel"), el("div", turn.prompt, cls="rl-text", tabindex="0")))
+    for column, step in zip(st.columns(2, gap="large"), steps, strict=True):
+        here = at_step(rows, step, turn.prompt_id)
+        head = f"Step {fmt.step(step)}, {fmt.plural(len(here), 'answer')}"
+        shown = [el("div", rollout(row, prompt=False), cls="rl-rollout") for row in here[:MOST_ANSWERS]]
+        more = [el("div", facts(row), cls="rl-rollout") for row in here[MOST_ANSWERS:]]
+        column.html(joined(el("div", head, cls="rl-panel"), *shown, *more))

@@ -1,0 +1,313 @@
+"""Rollouts of one run: what the policy wrote, for which reward; filtered and sorted, one in full, two steps beside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from rlwatch.export import culprits_of
+from rlwatch.records import CULPRITS, RunInfo, RunState, SpikeBatch
+from rlwatch.rollouts import Row, Sort, among, marks, ordered, reward_parts, value
+
+from . import format as fmt
+from . import layout, queries, table, token_response
+from .layout import GoToRun, GoToTokens
+from .markup import el
+from .rollouts_beside import show_beside
+from .rollouts_text import odd_words, rollout
+from .tokens import culprits_of as tokens_of
+from .tokens import response_of
+
+LISTED = 100
+"""Rollouts listed at most."""
+ROWS, ROW_PX, HEAD_PX = 8, 56, 40
+"""Rollouts seen at once; the others by scrolling."""
+SNIPPET = 160
+"""Characters of a prompt, and of the beginning and of the end of an answer, in the list."""
+
+NEWEST = "newest"
+ORDERS: Mapping[str, tuple[Sort, bool] | None] = {
+    NEWEST: None,
+    "worst reward": (Sort.REWARD, False),
+    "best reward": (Sort.REWARD, True),
+    "longest": (Sort.LENGTH, False),
+    "most repeated": (Sort.REPETITION, False),
+    "farthest from the reference": (Sort.KL, False),
+}
+ODD, BLAMED, WRONG = "odd", "with culprits", "reward not above 0"
+FILTERS: Mapping[str, Callable[[Row], bool]] = {
+    ODD: lambda row: bool(odd_words(row)),
+    BLAMED: lambda row: bool(row.get("culprit")),
+    WRONG: lambda row: not (value(row, "reward") or 0.0) > 0,
+}
+TASK = "task "
+
+NOTHING = (
+    "Nothing that the policy wrote is recorded of this run. Completions are kept where the trainer is watched with "
+    "completions=True (verl: trainer.rlwatch.completions=true); responses with culprits with text=True."
+)
+
+COLUMNS = (
+    table.Column("step", "right tight"),
+    table.Column("prompt", "long wide"),
+    table.Column("answer", "long"),
+    table.Column("reward", "right tight"),
+    table.Column("by function", "tight wide"),
+    table.Column("advantage", "right tight wide"),
+    table.Column("tokens", "right tight middling"),
+    table.Column("repetition", "right tight wide"),
+    table.Column("KL", "right tight wide"),
+    table.Column("group", "right tight wide"),
+    table.Column("odd", "tight middling"),
+)
+
+
+def page(go_to_run: GoToRun, go_to_tokens: GoToTokens) -> None:
+    """The run, the filters and the rollout named in the address."""
+    run_id = st.query_params.get("run", "")
+    if not run_id:
+        st.info("No run chosen: open one from the list of runs, then its rollouts from its page.")
+        return
+    with layout.readable("This run"):
+        run = queries.run(run_id)
+        _head(run, go_to_run)
+        live = run.state is RunState.RUNNING and st.session_state.get("live", True)
+        st.fragment(_body, run_every=layout.REFRESH_S if live else None)(run_id, go_to_tokens)
+
+
+def _head(run: RunInfo, go_to_run: GoToRun) -> None:
+    name, live, back = st.columns([6.4, 1.8, 1.6], vertical_alignment="bottom", gap="medium")
+    project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project")
+    shown = fmt.shorten(run.name or run.run_id, 160)
+    name.html(el("div", project, shown, el("span", " · rollouts", cls="rl-project"), cls="rl-name"))
+    live.toggle(
+        "Live",
+        value=True,
+        key="live",
+        bind="query-params",
+        disabled=run.state is not RunState.RUNNING,
+        help="Look again every 5 s; off keeps the page still",
+    )
+    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="The run's page"):
+        go_to_run(run.run_id)
+
+
+def _body(run_id: str, go_to_tokens: GoToTokens) -> None:
+    with layout.readable("This run"):
+        found = Recorded.of(run_id)
+        if not found.rows:
+            st.caption(NOTHING)
+            return
+        chosen = _filtered(found)
+        st.html(el("div", scope(found.rows, chosen), cls="rl-soft"))
+        opened = _opened(found, chosen)
+        _list(chosen, opened)
+        if opened is not None:
+            _show(found, opened, go_to_tokens)
+        show_beside([row for row in found.rows if not row.get("spike")])
+
+
+# Everything recorded: completions, and responses that were kept because culprits are in them.
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Rollouts of a run, newest first, each with a ``key``; ``culprits`` by attempt and step."""
+
+    rows: Sequence[Row]
+    culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]
+
+    @classmethod
+    def of(cls, run_id: str) -> Recorded:
+        """Read them."""
+        by_step: dict[tuple[int, int], list[SpikeBatch]] = {}
+        for batch in queries.culprits(run_id):
+            by_step.setdefault((batch.attempt, batch.step), []).append(batch)
+        kept = [blamed(row, by_step) for row in keyed(queries.completions(run_id))]
+        seen = {(row["attempt"], row["step"], row["culprit_key"]) for row in kept if row.get("culprit_key")}
+        spiked = [row for batches in by_step.values() for row in spiked_rows(batches)]
+        others = [row for row in spiked if (row["attempt"], row["step"], row["culprit_key"]) not in seen]
+        rows = sorted([*kept, *others], key=lambda row: (-row["attempt"], -row["step"]))
+        return cls(rows, by_step)
+
+
+def keyed(rows: Sequence[Row]) -> list[Row]:
+    """The same rows, each with its name in the address: attempt, step, rank, and its place among those."""
+    count: Counter[tuple[int, int, int]] = Counter()
+    found = []
+    for row in rows:
+        at = (row["attempt"], row["step"], row["rank"])
+        found.append({**row, "key": ".".join(map(str, (*at, count[at])))})
+        count[at] += 1
+    return found
+
+
+def blamed(row: Row, culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]) -> Row:
+    """``row`` with the cause of the culprits in it, if there are any."""
+    for batch in culprits.get((row["attempt"], row["step"]), ()):
+        for culprit in culprits_of(batch):
+            if marks(row, [culprit]):
+                cause = culprit.get("cause") or "unexplained"
+                return {**row, "culprit": cause, "culprit_key": _response_key(batch.rank, culprit)}
+    return row
+
+
+def spiked_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
+    """A row for each response with culprits whose text was kept, in the order of their worst; what is known of it."""
+    found: dict[str, Row] = {}
+    for batch in batches:
+        for culprit in culprits_of(batch):
+            key = _response_key(batch.rank, culprit)
+            around = "".join(str(culprit.get(name) or "") for name in ("before", "text", "after"))
+            if key in found or not around.strip():
+                continue
+            known = {
+                n: culprit[n] for n in ("prompt", "reward", "advantage", "group", "task") if culprit.get(n) is not None
+            }
+            place = {"step": batch.step, "attempt": batch.attempt, "rank": batch.rank}
+            cause = str(culprit.get("cause") or "unexplained")
+            name = f"spike.{batch.attempt}.{batch.step}.{key}"
+            found[key] = place | known | {"completion": around, "culprit": cause, "culprit_key": key}
+            found[key] |= {"key": name, "spike": True}
+    return list(found.values())
+
+
+def _response_key(rank: int, culprit: Row) -> str:
+    return f"{rank}.{culprit.get('microbatch', 0)}.{culprit.get('sequence', 0)}"
+
+
+# Which, and in what order.
+
+
+def _filtered(found: Recorded) -> list[Row]:
+    order, only, prompt, first, last = st.columns([2.2, 3.4, 2.6, 1.2, 1.2], vertical_alignment="bottom")
+    wish = order.selectbox("Order", list(ORDERS), key="sort", bind="query-params")
+    tasks = sorted({str(row["task"]) for row in found.rows if row.get("task")})
+    kinds = only.multiselect(
+        "Only", [*FILTERS, *(f"{TASK}{task}" for task in tasks)], key="only", bind="query-params", placeholder="all"
+    )
+    words = prompt.text_input("Prompt", key="prompt", bind="query-params", placeholder="its id or a part of it")
+    span = [
+        column.number_input(label, min_value=0, value=None, step=1, key=label.lower(), bind="query-params")
+        for column, label in ((first, "From"), (last, "To"))
+    ]
+    rows = among(found.rows, first=span[0], last=span[1], prompt=words or "")
+    rows = [row for row in rows if all(_fits(row, kind) for kind in kinds)]
+    how = ORDERS[str(wish or NEWEST)]
+    return rows if how is None else ordered(rows, how[0], reverse=how[1])
+
+
+def _fits(row: Row, kind: str) -> bool:
+    known = FILTERS.get(kind)
+    return known(row) if known is not None else f"{TASK}{row.get('task')}" == kind
+
+
+def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
+    """How many there are, of how many steps; how many fit; and of how many each step's were taken."""
+    steps = {(row["attempt"], row["step"]) for row in rows}
+    at = f"{fmt.plural(len(rows), 'rollout')} of {fmt.plural(len(steps), 'step')}"
+    fitting = "" if len(chosen) == len(rows) else f"; {fmt.step(len(chosen))} fit"
+    of = {int(row["generated"]) for row in rows if row.get("generated")}
+    most = f"; a generation had {fmt.step(max(of))}" if of else ""
+    return f"{at}{fitting}{most}."
+
+
+# The list, and the one that is open.
+
+
+def _list(rows: Sequence[Row], opened: Row | None) -> None:
+    if not rows:
+        st.caption("None fits.")
+        return
+    shown = [list_row(row, opened) for row in rows[:LISTED]]
+    high = len(shown) > ROWS
+    with st.container(height=HEAD_PX + ROWS * ROW_PX if high else "content", border=False, key="rollouts-frame"):
+        table.show("rollouts", COLUMNS, shown, on_open=open_rollout)
+    if len(rows) > LISTED:
+        st.caption(f"and {fmt.step(len(rows) - LISTED)} more: narrow it down")
+
+
+def list_row(row: Row, opened: Row | None) -> table.Row:
+    """A rollout as a row of :data:`COLUMNS`."""
+    parts = " · ".join(f"{fmt.shorten(name, 24)} {fmt.number(given)}" for name, given in reward_parts(row).items())
+    odd = odd_words(row)
+    numbers = {name: value(row, name) for name in ("reward", "advantage", "length", "repetition", "kl")}
+    cells = {name: table.text("" if number is None else fmt.number(number)) for name, number in numbers.items()}
+    return table.Row(
+        [
+            table.text(fmt.step(row["step"])),
+            table.text(fmt.shorten(one_line(str(row.get("prompt") or "")), SNIPPET), quiet=True),
+            table.text(snippet(str(row.get("completion") or ""))),
+            cells["reward"],
+            table.text(parts, quiet=True),
+            cells["advantage"],
+            table.text("" if numbers["length"] is None else fmt.step(int(numbers["length"]))),
+            cells["repetition"],
+            cells["kl"],
+            table.text("" if row.get("group") is None else fmt.shorten(str(row["group"]), 12), quiet=True),
+            table.text(", ".join(odd)),
+        ],
+        opens=row["key"],
+        chosen=opened is not None and opened["key"] == row["key"],
+    )
+
+
+def one_line(text: str) -> str:
+    """On one line; of a very long one its two ends."""
+    ends = text if len(text) <= 8 * SNIPPET else f"{text[: 4 * SNIPPET]} … {text[-4 * SNIPPET :]}"
+    return " ".join(ends.split())
+
+
+def snippet(text: str) -> str:
+    """The beginning and the end: the answer stands there."""
+    line = one_line(text)
+    whole = line if len(line) <= 2 * SNIPPET else f"{line[:SNIPPET]} … {line[-SNIPPET:]}"
+    return fmt.shorten(whole, 2 * SNIPPET + 3)
+
+
+def open_rollout(key: str) -> None:
+    """Show one in full: the address keeps it."""
+    st.query_params["rollout"] = key
+
+
+def _opened(found: Recorded, chosen: Sequence[Row]) -> Row | None:
+    """The one of the address, also where it does not fit the filter; else the first that fits."""
+    key = st.query_params.get("rollout", "")
+    named = next((row for row in found.rows if row["key"] == key), None)
+    return named or next(iter(chosen), None)
+
+
+def _show(found: Recorded, row: Row, go_to_tokens: GoToTokens) -> None:
+    batches = found.culprits.get((row["attempt"], row["step"]), ())
+    title, leave = st.columns([8, 2], vertical_alignment="bottom")
+    title.html(el("div", f"Step {fmt.step(row['step'])}", cls="rl-head rl-step"))
+    if batches and leave.button("Tokens", key="tokens", icon=":material/text_fields:", width="stretch"):
+        go_to_tokens(queries_run(), row["step"])
+    if row.get("spike"):
+        _show_spike(row)
+        return
+    everything = [culprit for batch in batches if batch.reason == CULPRITS for culprit in culprits_of(batch)]
+    st.html(rollout(row, marks(row, everything)))
+
+
+def queries_run() -> str:
+    """The run of the address."""
+    return st.query_params.get("run", "")
+
+
+def _show_spike(row: Row) -> None:
+    """The tokens that were recorded of a response, with its culprits in place."""
+    batches: list[Any] = [
+        batch for batch in queries.of_step(queries_run(), row["step"]) if batch.attempt == row["attempt"]
+    ]
+    culprits = tokens_of(batches)
+    token = next((one for one in culprits if one.key.rpartition(".")[0] == row["culprit_key"]), None)
+    if token is None or response_of(batches, token) is None:
+        st.html(rollout(row))
+        return
+    st.html(rollout({name: part for name, part in row.items() if name != "completion"} | {"completion": ""}))
+    token_response.show_response(batches, token, culprits)
