@@ -32,6 +32,7 @@ from rlwatch.records import (
     NON_FINITE,
     Alert,
     Command,
+    CompletionBatch,
     Event,
     Finding,
     RunInfo,
@@ -68,6 +69,7 @@ __all__ = [
     "last_values",
     "localised",
     "metric_names",
+    "newest_completions",
     "non_finite",
     "of_step",
     "outline",
@@ -495,12 +497,16 @@ def usual_norm(run: RunInfo) -> float | None:
 Newest = tuple[int, int, int, float, int]
 
 
+def newest_completions(run_id: str) -> CompletionBatch | None:
+    """The completions that were recorded last, if any were."""
+    return next(iter(store().completions(run_id, last=1)), None)
+
+
 def completions(run_id: str) -> list[Row]:
     """Every recorded completion as a row, newest step first; shared, and not to be changed."""
-    newest = store().completions(run_id, last=1)
-    if not newest:
+    last = newest_completions(run_id)
+    if last is None:
         return []
-    [last] = newest
     return _completions(store_url(), run_id, (last.attempt, last.step, last.rank, last.ts, len(last)))
 
 

@@ -57,7 +57,7 @@ def show_beside(rows: Sequence[Row]) -> None:
     st.html(el("div", "The same prompts at two steps", cls="rl-family"))
     usual = pair_of(rows)
     if usual is None:
-        st.caption(NOTHING_TWICE)
+        st.html(el("div", NOTHING_TWICE, cls="rl-soft"))
         return
     steps = steps_of(rows)
     one, other = st.columns(2, gap="large")
@@ -65,14 +65,16 @@ def show_beside(rows: Sequence[Row]) -> None:
     after = _step(other, "beside step", "beside", steps, usual[1])
     found = turns(rows, before, after)
     if not found:
-        st.caption(f"No prompt was recorded both at step {fmt.step(before)} and at step {fmt.step(after)}.")
+        named = f"step {fmt.step(before)} and at step {fmt.step(after)}"
+        st.html(el("div", f"No prompt was recorded both at {named}.", cls="rl-soft"))
         return
     chosen = next((turn for turn in found if turn.prompt_id == st.query_params.get("which")), found[0])
     changed = sum(bool(turn.changed) for turn in found)
-    st.caption(f"{fmt.plural(len(found), 'prompt')} at both; {changed} with another reward or another answer")
+    both = f"{fmt.plural(len(found), 'prompt')} at both; {changed} with another reward or another answer"
+    st.html(el("div", both, cls="rl-soft"))
     table.show("turns", COLUMNS, [turn_row(turn, chosen) for turn in found[:MOST_TURNS]], on_open=pick)
     if len(found) > MOST_TURNS:
-        st.caption(f"and {fmt.step(len(found) - MOST_TURNS)} more")
+        st.html(el("div", f"and {fmt.step(len(found) - MOST_TURNS)} more", cls="rl-soft"))
     _answers(rows, chosen, (before, after))
 
 
@@ -97,11 +99,11 @@ def turn_row(turn: Turn, chosen: Turn) -> table.Row:
     return table.Row(
         [
             table.text(fmt.shorten(turn.prompt, 160)),
-            table.mark(look.shape if turn.changed else "", look.colour, turn.changed or "nothing"),
+            table.mark(look.shape, look.colour, turn.changed) if turn.changed else table.text("nothing"),
             table.text("" if turn.before is None else fmt.number(turn.before)),
             table.text("" if turn.after is None else fmt.number(turn.after)),
-            table.text(fmt.shorten(" · ".join(turn.answers_before), 120), quiet=True),
-            table.text(fmt.shorten(" · ".join(turn.answers_after), 120), quiet=True),
+            table.text(fmt.shorten(" · ".join(turn.answers_before), 120)),
+            table.text(fmt.shorten(" · ".join(turn.answers_after), 120)),
         ],
         opens=turn.prompt_id,
         chosen=turn.prompt_id == chosen.prompt_id,

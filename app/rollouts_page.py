@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
 from rlwatch.export import culprits_of
 from rlwatch.records import CULPRITS, RunInfo, RunState, SpikeBatch
-from rlwatch.rollouts import Row, Sort, among, marks, ordered, reward_parts, value
+from rlwatch.rollouts import Row, Sort, among, completion_rows, marks, ordered, reward_parts, value
 
 from . import format as fmt
 from . import layout, queries, table, token_response
 from .layout import GoToRun, GoToTokens
-from .markup import el
+from .markup import el, joined
 from .rollouts_beside import show_beside
-from .rollouts_text import odd_words, rollout
+from .rollouts_text import facts, odd_words, rollout, text_block
 from .tokens import culprits_of as tokens_of
 from .tokens import response_of
 
@@ -100,7 +101,7 @@ def _body(run_id: str, go_to_tokens: GoToTokens) -> None:
     with layout.readable("This run"):
         found = Recorded.of(run_id)
         if not found.rows:
-            st.caption(NOTHING)
+            st.html(el("div", NOTHING, cls="rl-soft"))
             return
         chosen = _filtered(found)
         st.html(el("div", scope(found.rows, chosen), cls="rl-soft"))
@@ -207,7 +208,7 @@ def _fits(row: Row, kind: str) -> bool:
 
 
 def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
-    """How many there are, of how many steps; how many fit; and of how many each step's were taken."""
+    """Numbers in a sentence: of rollouts, of steps, of those that fit, and of what a generation had."""
     steps = {(row["attempt"], row["step"]) for row in rows}
     at = f"{fmt.plural(len(rows), 'rollout')} of {fmt.plural(len(steps), 'step')}"
     fitting = "" if len(chosen) == len(rows) else f"; {fmt.step(len(chosen))} fit"
@@ -216,12 +217,29 @@ def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
     return f"{at}{fitting}{most}."
 
 
+# On the run's page.
+
+
+def show_newest(run_id: str) -> None:
+    """One line on the newest rollouts, and the way to all of them; nothing where there are none."""
+    with layout.readable("This run"):
+        newest = queries.newest_completions(run_id)
+        if newest is None or not len(newest):
+            return
+        rewards = [reward for row in completion_rows([newest]) if (reward := value(row, "reward")) is not None]
+        span = f"reward {fmt.number(min(rewards))} to {fmt.number(max(rewards))}" if rewards else ""
+        link = el("a", "Rollouts", href=f"rollouts?{urlencode({'run': run_id})}", target="_self")
+        kept = f"{fmt.plural(len(newest), 'answer')} of step {fmt.step(newest.step)} kept"
+        words = "  " + ", ".join(filter(None, (kept, span)))
+        st.html(el("div", link, words, cls="rl-why"))
+
+
 # The list, and the one that is open.
 
 
 def _list(rows: Sequence[Row], opened: Row | None) -> None:
     if not rows:
-        st.caption("None fits.")
+        st.html(el("div", "None fits.", cls="rl-soft"))
         return
     shown = [list_row(row, opened) for row in rows[:LISTED]]
     high = len(shown) > ROWS
@@ -240,15 +258,15 @@ def list_row(row: Row, opened: Row | None) -> table.Row:
     return table.Row(
         [
             table.text(fmt.step(row["step"])),
-            table.text(fmt.shorten(one_line(str(row.get("prompt") or "")), SNIPPET), quiet=True),
+            table.text(fmt.shorten(one_line(str(row.get("prompt") or "")), SNIPPET)),
             table.text(snippet(str(row.get("completion") or ""))),
             cells["reward"],
-            table.text(parts, quiet=True),
+            table.text(parts),
             cells["advantage"],
             table.text("" if numbers["length"] is None else fmt.step(int(numbers["length"]))),
             cells["repetition"],
             cells["kl"],
-            table.text("" if row.get("group") is None else fmt.shorten(str(row["group"]), 12), quiet=True),
+            table.text("" if row.get("group") is None else fmt.shorten(str(row["group"]), 12)),
             table.text(", ".join(odd)),
         ],
         opens=row["key"],
@@ -291,7 +309,7 @@ def _show(found: Recorded, row: Row, go_to_tokens: GoToTokens) -> None:
         _show_spike(row)
         return
     everything = [culprit for batch in batches if batch.reason == CULPRITS for culprit in culprits_of(batch)]
-    st.html(rollout(row, marks(row, everything)))
+    st.html(joined(rollout(row, marks(row, everything))))
 
 
 def queries_run() -> str:
@@ -307,7 +325,9 @@ def _show_spike(row: Row) -> None:
     culprits = tokens_of(batches)
     token = next((one for one in culprits if one.key.rpartition(".")[0] == row["culprit_key"]), None)
     if token is None or response_of(batches, token) is None:
-        st.html(rollout(row))
+        st.html(joined(rollout(row)))
         return
-    st.html(rollout({name: part for name, part in row.items() if name != "completion"} | {"completion": ""}))
+    st.html(joined(facts(row)))
+    if row.get("prompt"):
+        st.html(joined(el("div", "Prompt", cls="rl-panel"), text_block(str(row["prompt"]))))
     token_response.show_response(batches, token, culprits)

@@ -68,7 +68,7 @@ def facts(row: Row) -> Markup:
 
 
 def cut_words(row: Row) -> str:
-    """How much of the answer was kept, where it is not all of it."""
+    """Words on the part of the answer that was kept, where it is not all of it."""
     whole, kept = value(row, "chars"), len(str(row.get("completion") or ""))
     if whole is None or whole <= kept:
         return ""

@@ -14,7 +14,7 @@ from rlwatch.records import Alert, AlertState, Command, RunInfo, RunState
 from rlwatch.seam import asked, described
 from rlwatch.wording import code_in
 
-from . import board, charts, commands, layout, queries, run_about, run_board, run_forecast, run_history
+from . import board, charts, commands, layout, queries, rollouts_page, run_about, run_board, run_forecast, run_history
 from . import format as fmt
 from .health import Health, ending_words, firing_clauses, judge, last_alarm_words, pause_of
 from .layout import GoToTokens
@@ -202,6 +202,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     commands.dialog_if_open(run)
     _part(show_head, every, run.run_id)
     _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
+    _part(rollouts_page.show_newest, every, run.run_id)
     beside = _controls(run)
     charts_at, drawer_at = st.columns([3.4, 1], gap="medium") if beside else (st.container(), None)
     if drawer_at is not None:

@@ -67,7 +67,8 @@ class Report:
     """Content of an event ``gradient_localised``; as :class:`rlwatch.gradloc.report.Localisation`.
 
     What the event does not say is None or empty; ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
-    ``worst`` is the largest share of a culprit; ``said`` are verdict, cause and cure, each the part of a sentence.
+    ``worst`` is the largest share of a culprit; ``said`` are verdict, cause and cure, each the part of a sentence;
+    ``units`` and ``cures`` as :class:`rlwatch.gradloc.report.Unit` and ``Cure``; ``count`` tokens stand out.
     """
 
     norm: float | None = None
@@ -85,17 +86,21 @@ class Report:
     worst: float | None = None
     verdict: str = ""
     said: tuple[str, ...] = ()
+    units: tuple[Mapping[str, JSON], ...] = ()
+    cures: tuple[Mapping[str, JSON], ...] = ()
+    count: int = 0
+    explained: float | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, JSON]) -> Report:
         """Read leniently: a page must not fail on an entry it does not know."""
         notes = body.get("notes")
         return cls(
-            norm=_number(body.get("norm")),
-            threshold=_number(body.get("threshold")),
+            norm=number_of(body.get("norm")),
+            threshold=number_of(body.get("threshold")),
             tokens=_count(body.get("tokens")),
             method=str(body.get("method") or ""),
-            gap=_number(body.get("gap")),
+            gap=number_of(body.get("gap")),
             complete=body.get("complete") is True,
             cause=str(body.get("cause") or ""),
             message=str(body.get("message") or ""),
@@ -106,10 +111,20 @@ class Report:
             worst=_worst(body.get("culprits")),
             verdict=str(body.get("verdict") or ""),
             said=tuple(str(body[name]) for name in ("statement", "because", "remedy") if body.get(name)),
+            units=_tables(body.get("units")),
+            cures=_tables(body.get("cures")),
+            count=_count(body.get("count")),
+            explained=number_of(body.get("explained")),
         )
 
 
-def _number(value: JSON) -> float | None:
+def _tables(value: JSON) -> tuple[Mapping[str, JSON], ...]:
+    listed = value if isinstance(value, list | tuple) else ()
+    return tuple(one for one in listed if isinstance(one, Mapping))
+
+
+def number_of(value: JSON) -> float | None:
+    """A number of an event; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -120,20 +135,20 @@ def _number(value: JSON) -> float | None:
 
 def _count(value: JSON) -> int:
     """0 for what counts nothing."""
-    number = _number(value)
+    number = number_of(value)
     return int(number) if number is not None and np.isfinite(number) else 0
 
 
 def _worst(culprits: JSON) -> float | None:
     """The largest share of the culprits that the event lists."""
     listed = culprits if isinstance(culprits, list | tuple) else ()
-    shares = [_number(one.get("share")) for one in listed if isinstance(one, Mapping)]
+    shares = [number_of(one.get("share")) for one in listed if isinstance(one, Mapping)]
     return max((share for share in shares if share is not None and np.isfinite(share)), default=None)
 
 
 def _numbers(value: JSON) -> dict[str, float]:
     pairs = value.items() if isinstance(value, Mapping) else ()
-    return {str(name): number for name, entry in pairs if (number := _number(entry)) is not None}
+    return {str(name): number for name, entry in pairs if (number := number_of(entry)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +351,18 @@ def share_words(culprits: Sequence[Token]) -> str:
         return f"{count} to blame." if len(culprits) > 1 else "One token is to blame."
     if len(culprits) == 1:
         return f"One token holds {fmt.percent(shares[0])} of it."
-    return f"{count} hold {fmt.percent(sum(shares))} of it, the worst {fmt.percent(max(shares))}."
+    along, against = sum(share for share in shares if share > 0), sum(share for share in shares if share < 0)
+    sides = f" ({fmt.percent(along)} along it, {fmt.percent(-against)} against)" if against else ""
+    return f"{count} hold {fmt.percent(along + against)} of it{sides}, the worst {fmt.percent(max(shares))}."
+
+
+def share_words_of(share: float) -> str:
+    """``41%``, or ``cancels 1.5%`` of a token that pushes against the gradient: its share is negative.
+
+    >>> share_words_of(0.41), share_words_of(-0.015)
+    ('41%', 'cancels 1.5%')
+    """
+    return f"cancels {fmt.percent(-share)}" if share < 0 else fmt.percent(share)
 
 
 def _verified(culprits: Sequence[Token]) -> str:
@@ -397,6 +423,6 @@ def top_layer(token: Token) -> str:
 def in_short(token: Token) -> str:
     """``share 41 %, ratio 148, layers.27 62 %``: a culprit on one line."""
     share, ratio = token.numbers.get("share"), token.numbers.get("ratio")
-    facts_line = [f"share {fmt.percent(share)}"] if share is not None else []
+    facts_line = [] if share is None else [share_words_of(share) if share < 0 else f"share {fmt.percent(share)}"]
     facts_line += [f"ratio {fmt.number(ratio)}"] if ratio is not None else []
     return ", ".join(filter(None, [*facts_line, top_layer(token)]))

@@ -80,6 +80,7 @@ NUMBERS = (
 """Columns of floats, in the order in which they are told."""
 
 LABELS = {
+    "share": "share of norm",
     "own_norm": "own norm",
     "coefficient": "dL/dlogp",
     "logp": "logp now",
@@ -155,10 +156,14 @@ def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict
 
 
 def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
-    """All culprits, worst first: of several ranks, which list only their own, by contribution or own norm."""
+    """All culprits, worst first: of several ranks, which list only their own, by contribution or own norm.
+
+    Those that push against the gradient come last: they cancel a part of it, whatever their own size.
+    """
     culprit_batches = [batch for batch in batches if batch.reason == CULPRITS]
     found = [token for batch in culprit_batches for token in tokens(batch)]
-    return found if len(culprit_batches) < 2 else sorted(found, key=_badness, reverse=True)
+    worst = found if len(culprit_batches) < 2 else sorted(found, key=_badness, reverse=True)
+    return sorted(worst, key=lambda token: token.numbers.get("share", 0.0) < 0)
 
 
 def _badness(token: Token) -> float:

@@ -16,7 +16,9 @@ from . import layout, queries, table, token_response, token_scale, token_steps
 from .layout import GoToRollouts, GoToRun
 from .markup import el, joined
 from .queries import MOST_BATCHES
-from .token_steps import LOOKS, Entry, exact, look, place, top_layer
+from .token_spread import show_spreads
+from .token_steps import LOOKS, Entry, exact, look, place, share_words_of, top_layer
+from .token_verdict import show_rollup
 from .tokens import LABELS, Token, culprits_of, response_of, tokens
 
 LOGPS = ("logp", "old_logp", "rollout_logp", "ref_logp")
@@ -59,7 +61,7 @@ def _name(token: Token) -> table.Cell:
 def _number(token: Token, name: str) -> table.Cell:
     """Three digits, six on hovering; a dash where it was not measured."""
     value = token.numbers.get(name)
-    written = fmt.percent(value) if name == "share" else fmt.number(value)
+    written = share_words_of(value) if name == "share" and value is not None else fmt.number(value)
     return table.text(written, quiet=value is None, title="" if value is None else exact(value))
 
 
@@ -156,6 +158,7 @@ def show_step(run: RunInfo, entry: Entry) -> None:
         )
     )
     _notes(entry)
+    show_rollup(entry.report)
     token = _chosen(batches, culprits)
     _table("culprits", culprits, token, CULPRITS_LAYOUT)
     _layers(entry, token)
@@ -273,6 +276,7 @@ def _body(run_id: str) -> None:
         entries = token_steps.entries(queries.localised(run_id), culprits, queries.far_out(run_id))
         if not entries and "step" not in st.query_params:
             st.caption(NOTHING)
+            show_spreads(run)
             return
         shown = _shown(run_id, entries)
         if shown is None:
@@ -281,6 +285,7 @@ def _body(run_id: str) -> None:
         _steps(entries, shown)
         show_step(run, shown)
         _recurring(culprits)
+        show_spreads(run)
 
 
 def _shown(run_id: str, entries: Sequence[Entry]) -> Entry | None:

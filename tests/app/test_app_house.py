@@ -55,6 +55,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "control",
         "diagnosis",
         "errors",
+        "export",
         "forecast",
         "metrics",
         "plugins",
@@ -63,6 +64,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "report",
         "seam",
         "store",
+        "rollouts",
         "view",
         "wording",
     }

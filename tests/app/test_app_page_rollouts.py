@@ -21,10 +21,6 @@ def rows(page, key="rollouts"):
     return [dict(zip(labels, cells(row), strict=True)) for row in table["rows"]]
 
 
-def captions(page):
-    return " ".join(caption.value for caption in page.caption)
-
-
 def test_rollouts_are_listed_newest_first_with_all_that_is_known(store_dir):
     """Prompt, answer with its end, reward and what made it up, length, group; how many there are."""
     write_rollouts(store_dir)
@@ -61,10 +57,10 @@ def test_nothing_that_fits_and_nothing_at_all(store_dir):
     write_rollouts(store_dir)
     write_run(store_dir, "run-2")
 
-    assert "None fits" in captions(rollouts_page(prompt="no such prompt"))
+    assert "None fits" in html(rollouts_page(prompt="no such prompt"))
     empty = rollouts_page("run-2")
     assert no_traceback(empty)
-    assert "completions=True" in captions(empty)
+    assert "completions=True" in html(empty)
     assert no_traceback(rollouts_page("no-such-run"))
 
 
@@ -77,7 +73,7 @@ def test_what_the_policy_changed_its_mind_about_between_two_steps(store_dir):
     turns = rows(page, "turns")
     assert [row["what changed"] for row in turns] == ["reward positive → 0"] * 2 + ["nothing"] * 2
     assert (turns[0]["answer before"], turns[0]["answer after"]) == ("42", "7")
-    assert "4 prompts at both; 2 with" in captions(page)
+    assert "4 prompts at both; 2 with" in html(page)
     assert "Step 11, 2 answers" in html(page)
     assert "Step 61, 2 answers" in html(page)
 

@@ -74,6 +74,7 @@ def test_far_out_tokens_only():
         ([], "No token stands out."),
         ([0.41], "One token holds 41% of it."),
         ([0.41, 0.2], "2 tokens hold 61% of it, the worst 41%."),
+        ([0.62, 0.57, -0.23], "3 tokens hold 96% of it (119% along it, 23% against), the worst 62%."),
         ([math.nan, math.nan], "2 tokens to blame."),
         ([math.nan], "One token is to blame."),
     ],
@@ -221,7 +222,7 @@ def test_the_view_of_a_response_holds_text_colour_and_numbers():
 
     assert data["version"] == again["version"] != other["version"]
     assert [one["culprit"] for one in data["tokens"]].count(True) == 1
-    assert data["names"][:2] == ["share", "contribution"]
+    assert data["names"][:2] == ["share of norm", "contribution"]
     assert all(len(one["values"]) == len(data["names"]) for one in data["tokens"])
     assert "".join(text for one in data["tokens"] for text, mark in one["text"] if not mark).strip()
     assert not data["ids"]

@@ -41,6 +41,7 @@ class Spiked:
     attempt: int = 1
     why_not: str = ""
     message: str = ""
+    body: dict = field(default_factory=dict)
     columns: dict = field(default_factory=dict)
     seed: int = 0
 
@@ -97,7 +98,7 @@ class Spiked:
             "cause": self.cause, "why_not": self.why_not, "message": self.message, "notes": ["fp32 temporaries"], "layers": self.layers,
             "cost": {"forwards": 2, "backwards": 8, "seconds": 0.41},
         }  # fmt: skip
-        return Event("gradient_localised", self.step, body, ts=1.0, attempt=self.attempt)
+        return Event("gradient_localised", self.step, body | self.body, ts=1.0, attempt=self.attempt)
 
 
 def far_out(step, count=4, attempt=1, reason=FAR_OUT):

@@ -3,7 +3,9 @@
 import re
 
 import pytest
+from app_world import write_run
 from playwright.sync_api import expect
+from test_tokens_verdict import spreading
 from token_world import HOSTILE, Spiked, write_spikes
 
 pytestmark = pytest.mark.browser
@@ -69,3 +71,17 @@ def test_a_huge_response_is_drawn_in_part_and_keeps_still_while_the_run_goes_on(
     expect(page.locator("tr.opens", has_text="38").first).to_be_visible()
     expect(page.locator(".rl-step")).to_contain_text("Step 20")
     assert page.locator(".rlwatch-response .text").evaluate("text => text.scrollTop") == 40
+
+
+def test_quantiles_over_the_steps_are_drawn_and_told_on_hovering(app, page, store_url):
+    """A band for each quantity; on a telephone below each other."""
+    write_run(store_url, metrics=spreading)
+    page.goto(f"{app}/tokens?run=run-1")
+    charts = page.locator("canvas")
+    expect(charts.first).to_be_visible()
+    box = charts.first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.get_by_text("99th percentile").first).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    expect(charts.nth(1)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

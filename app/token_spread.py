@@ -1,0 +1,143 @@
+"""Distributions of token quantities over the steps of a run: a middle line in the band between two quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.compare import Axis
+from rlwatch.compare.alignment import attempt_starts, counts
+from rlwatch.ports import Series
+from rlwatch.records import RunInfo
+
+from . import layout, queries
+from .charts import DARK, height
+from .markup import el
+from .overlays import COLOURS, DASHES, Line, Overlay, overlay_option
+from .queries import Version, store, store_url, version
+from .thinning import Curve, Floats, Ints, thin
+
+BUCKETS = 240
+LIGHT_LINE = 5
+"""Place of the colour that reads on a dark page; the first reads on a light one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A quantity: canonical metrics of its middle and of the quantiles below and above, and how these are called.
+
+    ``low`` is empty where nothing is below 0: the band begins there.
+    """
+
+    title: str
+    unit: str
+    middle: str
+    low: str
+    high: str
+    low_name: str
+    high_name: str
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those it needs."""
+        return tuple(name for name in (self.middle, self.low, self.high) if name)
+
+
+SPREADS = (
+    Spread("importance ratio", "", "ratio/mean", "ratio/min", "ratio/p99", "smallest", "99th percentile"),
+    Spread(
+        "|log-prob difference|, trainer and engine", "nats",
+        "mismatch/logp_absdiff", "", "mismatch/logp_absdiff_p99", "", "99th percentile",
+    ),
+    Spread(
+        "entropy", "nats",
+        "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "10th percentile", "90th percentile",
+    ),
+)  # fmt: skip
+NONE_RECORDED = "Quantiles over tokens are recorded where a trainer is watched at level full, or passes tokens itself."
+
+
+def show_spreads(run: RunInfo) -> None:
+    """A panel for each quantity of which quantiles were recorded."""
+    st.html(el("div", "Distributions over tokens, by step", cls="rl-family"))
+    found = _overlays(store_url(), version(run), run.source, LIGHT_LINE if layout.ink() is DARK else 0)
+    if not found:
+        st.html(el("div", NONE_RECORDED, cls="rl-soft"))
+        return
+    st.html(el("div", "Line: mean. Band, with its dashed and dotted ends: between the quantiles.", cls="rl-soft"))
+    for place, (column, one) in enumerate(zip(st.columns(len(SPREADS), gap="medium"), found, strict=False)):
+        with column:
+            st.echarts_chart(
+                overlay_option([one], Axis.STEP, layout.ink(), 1),
+                height=height(1, 1),
+                key=f"spread-{place}",
+                alt=f"{one.title}: mean and quantiles over tokens, by step",
+            )
+
+
+@st.cache_data(show_spinner=False, max_entries=50)
+def _overlays(url: str, version: Version, source: str, colour: int) -> list[Overlay]:  # noqa: ARG001  (url: the key)
+    names = queries.canonical_names(store().metric_names(version[0]), source)
+    wanted = [spread for spread in SPREADS if all(metric in names for metric in spread.metrics)]
+    read = {names[metric] for spread in wanted for metric in spread.metrics}
+    if not read:
+        return []
+    series = store().series(version[0], sorted(read))
+    starts = dict(attempt_starts(list(series.values())))
+    by_name = {metric: series[names[metric]] for spread in wanted for metric in spread.metrics}
+    return [overlay for spread in wanted if (overlay := overlay_of(spread, by_name, starts, colour)) is not None]
+
+
+def overlay_of(
+    spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], colour: int = 0
+) -> Overlay | None:
+    """The panel of one quantity; None where no step has all of its quantiles.
+
+    Of several steps to a bucket the mean of the means, the smallest of the low and the largest of the high quantiles:
+    no spike is thinned away. What is not finite is marked on the axis.
+    """
+    own = {metric: _newest(series[metric], starts) for metric in spread.metrics}
+    steps = np.concatenate([at for at, _ in own.values()])
+    if not len(steps):
+        return None
+    edges = np.linspace(steps.min(), steps.max() + 1, min(BUCKETS, int(np.ptp(steps)) + 1) + 1)
+    middle = _bucketed(*own[spread.middle], edges, np.add)
+    high = _bucketed(*own[spread.high], edges, np.maximum)
+    low = _bucketed(*own[spread.low], edges, np.minimum) if spread.low else dict.fromkeys(middle, (0, 0.0))
+    kept = sorted(middle.keys() & high.keys() & low.keys())
+    if not kept:
+        return None
+    at = np.array([middle[bucket][0] for bucket in kept], dtype=np.int64)
+    values = [np.array([part[bucket][1] for bucket in kept]) for part in (middle, low, high)]
+    bad = tuple(dict.fromkeys(mark for where, column in own.values() for mark in thin(where, column, BUCKETS).bad))
+    lines = [Line("mean", colour, _curve(at, values[0], bad), np.stack(values[1:]))]
+    lines += [Line(spread.low_name, colour + len(COLOURS), _curve(at, values[1]))] if spread.low else []
+    lines.append(Line(spread.high_name, colour + len(COLOURS) * (len(DASHES) - 1), _curve(at, values[2])))
+    return Overlay(spread.title, spread.unit, lines)
+
+
+def _newest(one: Series, starts: Mapping[int, int]) -> tuple[Ints, Floats]:
+    """Steps and values that no later attempt ran again, by step."""
+    kept = counts(one, dict(starts))
+    order = np.argsort(one.steps[kept], kind="stable")
+    return one.steps[kept][order], one.values[kept][order]
+
+
+def _bucketed(steps: Ints, values: Floats, edges: Floats, reduce: np.ufunc) -> dict[int, tuple[int, float]]:
+    """Bucket -> its first step, and its finite values reduced; the mean of them where they are added."""
+    finite = np.isfinite(values)
+    steps, values = steps[finite], values[finite]
+    if not len(steps):
+        return {}
+    places, firsts = np.unique(np.digitize(steps, edges), return_index=True)
+    sums = reduce.reduceat(values, firsts)
+    sizes = np.diff(firsts, append=len(values))
+    reduced: Sequence[float] = (sums / sizes if reduce is np.add else sums).tolist()
+    return {int(place): (int(steps[first]), value) for place, first, value in zip(places, firsts, reduced, strict=True)}
+
+
+def _curve(steps: Ints, values: Floats, bad: tuple[tuple[int, str], ...] = ()) -> Curve:
+    return Curve(steps, values, np.zeros(len(steps), dtype=np.bool_), bad)

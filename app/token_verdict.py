@@ -1,0 +1,80 @@
+"""The roll-up of a localised step, and what would have cured it: tables under its sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import streamlit as st
+
+from rlwatch.records import JSON
+
+from . import format as fmt
+from . import table
+from .markup import el
+from .token_steps import Report, number_of
+
+UNIT_COLUMNS = (
+    table.Column("what holds the gradient", "long"),
+    table.Column("share of the norm", "right tight"),
+    table.Column("along it", "right tight middling"),
+    table.Column("against it", "right tight middling"),
+    table.Column("tokens", "right tight"),
+)
+CURE_COLUMNS = (
+    table.Column("what would have changed it", "long"),
+    table.Column("norm", "right tight"),
+    table.Column("norm then", "right tight"),
+    table.Column("times", "right tight middling"),
+)
+
+
+def show_rollup(report: Report | None) -> None:
+    """Both tables, as far as the step has them."""
+    if report is None:
+        return
+    units = [unit_row(unit) for unit in report.units]
+    cures = [cure_row(cure) for cure in report.cures]
+    if units:
+        table.show("units", UNIT_COLUMNS, units)
+        st.html(el("div", rollup_words(report), cls="rl-soft"))
+    if cures:
+        table.show("cures", CURE_COLUMNS, cures)
+        st.html(el("div", "Run again with the changed coefficients, not estimated.", cls="rl-soft"))
+
+
+def rollup_words(report: Report) -> str:
+    """Words on what the shares add up to, and how much of what stands out the tokens below hold."""
+    words = ["Shares are of the gradient norm and add up to 100 %, but for the gap; what is against it cancels."]
+    if report.count:
+        known = report.explained
+        held = "" if known is None else f"; those listed hold {fmt.percent(known)} of their excess"
+        words.append(f"{fmt.plural(report.count, 'token')} stand out{held}.")
+    return " ".join(words)
+
+
+def unit_row(unit: Mapping[str, JSON]) -> table.Row:
+    """A unit as a row of :data:`UNIT_COLUMNS`."""
+    level, name = str(unit.get("level") or ""), str(unit.get("name") or "")
+    tokens = number_of(unit.get("tokens"))
+    known = [number_of(unit.get(part)) for part in ("share", "up", "down")]
+    return table.Row(
+        [
+            table.text(fmt.shorten(name, 80), fmt.shorten(level, 20) if level not in name else ""),
+            *(table.text("" if part is None else fmt.percent(part)) for part in known),
+            table.text(fmt.step(int(tokens)) if tokens is not None and math.isfinite(tokens) else ""),
+        ]
+    )
+
+
+def cure_row(cure: Mapping[str, JSON]) -> table.Row:
+    """A cure as a row of :data:`CURE_COLUMNS`."""
+    before, after = number_of(cure.get("before")), number_of(cure.get("after"))
+    times = after / before if before and after is not None else None
+    shown: Sequence[float | None] = (before, after, times)
+    return table.Row(
+        [
+            table.text(fmt.shorten(str(cure.get("action") or cure.get("kind") or ""), 160)),
+            *(table.text("" if number is None else fmt.number(number)) for number in shown),
+        ]
+    )
