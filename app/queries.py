@@ -234,24 +234,19 @@ def canonical_names(names: Sequence[str], source: str) -> dict[str, str]:
 AT_ONCE = 50
 """Metrics read together: whole series of all are large where runs are long."""
 REFRESH_SHARE = 200
-"""A long run is read again once it is one part in so many longer."""
+"""What needs every row of a long run is computed again once the run is one part in so many longer."""
 
 
 def non_finite(run: RunInfo) -> frozenset[str]:
-    """Metrics that ever were NaN or infinite: the newest values at every look, the others as the run grows."""
-    last = run.last_step or 0
-    key = (run.run_id, run.attempt, last // max(1, last // REFRESH_SHARE), 0.0, run.state.value)
-    now = {name for name, (_, value) in last_values(run.run_id).items() if not np.isfinite(value)}
-    return _non_finite(store_url(), key) | now
+    """Metrics that ever were NaN or infinite."""
+    return _non_finite(store_url(), version(run))
 
 
 @st.cache_data(show_spinner=False, max_entries=200)
 def _non_finite(url: str, version: Version) -> frozenset[str]:  # noqa: ARG001  (url and version are the key)
     source = store()
-    names = source.metric_names(version[0])
-    parts = (names[begin : begin + AT_ONCE] for begin in range(0, len(names), AT_ONCE))
-    found = (one for part in parts for one in source.series(version[0], part).items())
-    return frozenset(name for name, one in found if not np.isfinite(one.values).all())
+    found = source.series(version[0], source.metric_names(version[0]), points=1)
+    return frozenset(name for name, one in found.items() if not np.isfinite(one.values).all())
 
 
 def outline(run: RunInfo) -> Outline:
@@ -516,10 +511,6 @@ def _completions(url: str, run_id: str, newest: Newest) -> list[Row]:  # noqa: A
 
 
 # The likely cause of a run's trouble, and its post-mortem.
-
-
-REFRESH_SHARE = 200
-"""What needs every row of a long run is computed again once the run is one part in so many longer."""
 
 
 def diagnosis(run: RunInfo) -> Diagnosis:
