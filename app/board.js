@@ -54,6 +54,10 @@ class Chart {
   }
 
   update(panel, last) {
+    for (const line of panel.lines) {
+      let x = 0;
+      line.x ??= line.dx.map((step) => (x += step)); // steps are sent as distances
+    }
     const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill]), panel.log, last, this.board.data.ink, this.board.data.axis]);
     this.panel = panel;
     const tables = panel.lines.map((line) => [line.x, line.y]);

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .thinning import Branches, Curve, Floats
 
 Json = dict[str, Any]
 HERE = Path(__file__).resolve().parent
-DIGITS = 7
+DIGITS = 6
 LINEAR, LOG, ASINH = 0, 1, 2
 
 
@@ -171,7 +172,7 @@ class Board:
             "last": None if panel.last is None else number(panel.last, 4),
             "lastBad": panel.last is not None and not math.isfinite(panel.last),
             "bad": [[_digits(float(self.place.of(at))), word] for at, word in dict.fromkeys(bad)],
-            "beyond": [point for line in panel.lines if not line.mute for point in self._beyond(line.curve, low, high)],
+            "beyond": self._beyond(panel.lines[0].curve, low, high) if panel.lines else [],
             "lines": [self._line(line) for line in panel.lines],
         }
 
@@ -188,6 +189,8 @@ class Board:
             look["dash"] = list(line.dash)
         if line.fill:
             look["fill"] = line.fill
+        if all(isinstance(x, int) for x in xs):  # steps: their distances are shorter to write
+            return {**look, "dx": [after - before for before, after in pairwise([0, *xs])], "y": ys}
         return {**look, "x": xs, "y": ys}
 
 
@@ -212,7 +215,7 @@ def points(curve: Curve, place: Place) -> tuple[list[float], list[float | None]]
 
 
 def _digits(value: float) -> float | int:
-    """Seven significant digits of a value, ten of a large whole number; short in JSON."""
+    """Six significant digits of a value, ten of a large one; short in JSON."""
     if value == (whole := round(value)) and abs(value) < 1e10:
         return whole
     return float(f"{value:.{DIGITS}g}") if abs(value) < 1e5 else float(f"{value:.10g}")

@@ -195,7 +195,7 @@ class Drawing:
         if self.look.smooth == smoothing.OFF:
             return None
         one = queries.whole(self.run, (name,))[name]
-        return smoothing.smooth_curve(one, self.outline.starts, self.window, self.look.smooth)
+        return smoothing.smooth_curve(one, self.outline.starts, self.window, self.look.smooth, clip=self.look.clip)
 
 
 def _ends(values: Floats) -> tuple[float, float]:
@@ -203,9 +203,25 @@ def _ends(values: Floats) -> tuple[float, float]:
 
 
 def healthy_range(run: RunInfo, name: str, findings: Sequence[Finding]) -> tuple[float, float] | None:
-    """Range of nine tenths of the metric's rows before the first finding; None where these are too few."""
-    one = queries.whole(run, (name,))[name]
+    """Range of nine tenths of the metric's rows before the first finding; None where these are too few.
+
+    Of a long run it is looked for again once the run is one part in :data:`queries.REFRESH_SHARE` longer.
+    """
     first = min((finding.onset_step for finding in findings), default=None)
+    last = run.last_step or 0
+    progress = (run.attempt, last // max(1, last // queries.REFRESH_SHARE))
+    return _healthy_range(queries.store_url(), run.run_id, progress, name, first)
+
+
+@st.cache_data(show_spinner=False, max_entries=500)
+def _healthy_range(
+    url: str,  # noqa: ARG001  (part of the key, as the next but one)
+    run_id: str,
+    progress: tuple[int, int],  # noqa: ARG001
+    name: str,
+    first: int | None,
+) -> tuple[float, float] | None:
+    one = queries.store().series(run_id, [name])[name]
     calm = one.values if first is None else one.values[one.steps < first]
     calm = calm[int(WARM_UP * len(calm)) :]
     calm = calm[np.isfinite(calm)]

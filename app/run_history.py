@@ -82,7 +82,7 @@ FINDING_COLUMNS = (
     table.Column("evidence", "long"),
     table.Column("detector", "tight wide"),
 )
-TOKENS_COLUMN = table.Column("", "tight")
+TOKENS_COLUMN = table.Column("tokens", "tight")
 EVENT_COLUMNS = (table.Column("step", "right tight"), table.Column("event", "tight"), table.Column("what", "long"))
 COMMAND_COLUMNS = (
     table.Column("command", "tight"),

@@ -13,7 +13,7 @@ from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
 from . import queries
-from .board import Place
+from .board import Place, usual_range
 from .queries import BUCKETS, Version
 from .thinning import Curve, Floats, thin
 
@@ -46,11 +46,16 @@ def smooth(values: Floats, how: str) -> Floats:
     return smoothed
 
 
-def smooth_curve(one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str) -> Curve:
-    """The branch that counts, smoothed over all of it, thinned within ``window``."""
+def smooth_curve(
+    one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str, *, clip: bool = False
+) -> Curve:
+    """The branch that counts, smoothed over all of it and thinned within ``window``; ``clip``: without its outliers."""
     kept = counts(one, starts)
     order = np.argsort(one.steps[kept], kind="stable")
     values = one.values[kept][order]
+    if clip:
+        low, high = usual_range(values)
+        values = np.where((values < low) | (values > high), np.nan, values)
     steps, values = one.steps[kept][order], smooth(values, how) if len(values) else values
     inside = (steps >= window[0]) & (steps <= window[1])
     curve = thin(steps[inside], values[inside], BUCKETS)

@@ -24,7 +24,7 @@ from playwright.sync_api import Browser, sync_playwright
 CASES = ((27, 480), (6, 100_000))
 """Panels and points: those of a run's page, thinned as it does; and whole series."""
 VARIANTS = ("uplot", "echarts", "vega", "st.echarts_chart")
-ROUNDS, TICKS, EVERY_S = 3, 2, 4.0
+ROUNDS, TICKS, EVERY_S = 2, 2, 5.0
 SCRIPTS = {
     "uplot": "uplot/package/dist/uPlot.iife.min.js",
     "echarts": "echarts/package/dist/echarts.min.js",
@@ -72,7 +72,7 @@ st.set_page_config(layout="wide")
 if variant != "st.echarts_chart":
     code = (scripts / {path!r}).read_text(encoding="utf-8")
     tail = "; {loaded}; globalThis.ready = true; export default function () {{}}"
-    st.components.v2.component("library", js="var module, exports, define;" + code + tail)(key="library")
+    st.components.v2.component("library", js="var module, exports, define;" + code + "\\n" + tail)(key="library")
 STUB = """
 export default async function (component) {{
   while (!globalThis.ready) await new Promise((done) => setTimeout(done, 10));
@@ -111,7 +111,7 @@ def measured(browser: Browser, address: str, variant: str) -> tuple[float, float
     began = time.perf_counter()
     page.goto(address)
     first = "canvas" if variant == "st.echarts_chart" else "body[data-drawn]"
-    page.wait_for_selector(first, timeout=180_000)
+    page.wait_for_selector(first, state="attached", timeout=180_000)
     seconds, loaded = time.perf_counter() - began, sum(sizes)
     page.wait_for_timeout(1000 * EVERY_S / 2)
     client = page.context.new_cdp_session(page)

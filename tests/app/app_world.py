@@ -6,6 +6,7 @@ import json
 import math
 import time
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import accumulate
 from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
@@ -174,7 +175,12 @@ def tables(page):
 
 def _components(page):
     sent = {element.key: element.proto.json for element in page.get("bidi_component")}
-    return {key: json.loads(data) for key, data in sent.items() if data}
+    return {key: json.loads(data, object_hook=_with_steps) for key, data in sent.items() if data}
+
+
+def _with_steps(data):
+    """A line's steps are sent as distances."""
+    return {**data, "x": list(accumulate(data["dx"]))} if "dx" in data else data
 
 
 def board(page, key="board-all"):

@@ -117,6 +117,8 @@ def test_three_outliers_do_not_flatten_the_reward(store_dir):
     clipped, whole = panels(run_page())["reward/mean"], panels(run_page(clip="false"))["reward/mean"]
     assert clipped["range"][0] > -1
     assert clipped["beyond"] == [[50, -90], [90, -90], [130, -90]]
+    smoothed = panels(run_page(smooth="EMA 0.9"))["reward/mean"]
+    assert (smoothed["beyond"], min(smoothed["lines"][1]["y"]) >= 0) == (clipped["beyond"], True)
     assert whole["range"][0] < -90
     assert whole["beyond"] == []
 

@@ -60,7 +60,7 @@ def test_zoom_and_hover_outlive_the_refresh_of_a_live_run_and_nothing_fades(app,
     chart = strip(page)
     drag(page, chart, 0.25, 0.75)
     expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
-    shown, step = view(page), page.get_by_test_id("stMain").locator(".rl-facts").inner_text()
+    shown, step = view(page), page.get_by_test_id("stMain").locator(".rl-facts").first.inner_text()
     assert view(page, 1) == shown
     page.mouse.move(*at(chart, 0.5))
     expect(page.locator(".tip").first).to_contain_text("reward")
@@ -69,7 +69,7 @@ def test_zoom_and_hover_outlive_the_refresh_of_a_live_run_and_nothing_fades(app,
 
     assert samples > 10
     assert lowest == 1
-    assert page.get_by_test_id("stMain").locator(".rl-facts").inner_text() != step
+    assert page.get_by_test_id("stMain").locator(".rl-facts").first.inner_text() != step
     assert view(page) == shown
     expect(page.locator(".tip").first).to_be_visible()
     page.mouse.dblclick(*at(chart, 0.5))
