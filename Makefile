@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel browser bench bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -128,6 +128,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py
 	$(BIN)/python benchmarks/log_call.py
 	$(BIN)/python benchmarks/delivery_faults.py
+
+# Seconds and bytes of the dashboard's list of runs, over 10, 100 and 1000 runs.
+bench-app: $(VENV)/.dev browser
+	$(BIN)/python benchmarks/app_cost.py --browser $(ARGS)
 
 # What a run survives: hundreds of kills, full disks and the like, and what is left beside its peers. It takes up to 20
 # minutes on two cores and writes docs/reliability.md. Root is needed for the disks; what cannot be tried is named.

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import streamlit as st
@@ -20,7 +21,7 @@ from rlwatch.alerts.incidents import Docket
 from rlwatch.alerts.rules import Policy
 from rlwatch.control.liveness import TAIL, Pace, dead_since, pace_of
 from rlwatch.diagnosis import Diagnosis
-from rlwatch.errors import ConfigError, StoreError
+from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import forecast_of
 from rlwatch.metrics import canonicalise
@@ -44,12 +45,9 @@ from rlwatch.rollouts import Row, completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import Verdict, arrival, stored_diagnosis, stored_verdict
 
-from .health import Pause, pause_of
-from .thinning import Branches, branches, sparkline, trend
+from .thinning import Branches, branches
 
 __all__ = [
-    "Fleet",
-    "MetricSummary",
     "Outline",
     "RunForecasts",
     "Trace",
@@ -65,7 +63,6 @@ __all__ = [
     "events",
     "far_out",
     "findings",
-    "fleet",
     "last_values",
     "localised",
     "metric_names",
@@ -124,7 +121,7 @@ def run(run_id: str) -> RunInfo:
 
 
 def runs_by_id() -> dict[str, RunInfo]:
-    """Run id -> run, of all that can be read."""
+    """Run id -> run, of all that can be read and are not deleted."""
     return {run.run_id: run for run in store().runs()}
 
 
@@ -345,30 +342,20 @@ def newest_forecast(run_id: str) -> Forecast | None:
     return forecast_of(kept[-1]) if kept else None
 
 
-# All runs at a glance: state, pace, reward, entropy, alerts.
-
-STILL_S = 5.0
-"""Seconds without a step from which a run may be paused."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSummary:
-    """One metric in the list of runs. ``points`` and ``bad``: see :func:`thinning.sparkline`."""
-
-    value: float | None = None
-    trend: str = ""
-    points: tuple[tuple[float, float], ...] = ()
-    bad: tuple[float, ...] = ()
+# A run at a glance.
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A run at a glance."""
+    """A run at a glance: its pace, last values by canonical name (or the trainer's, where there is none), the source
+    names they were read from, its newest forecast, and what became of it where it ended.
+    """
 
     pace: Pace
-    reward: MetricSummary
-    entropy: MetricSummary
+    values: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     forecast: Forecast | None = None
+    verdict: Verdict | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -376,74 +363,42 @@ class Vitals:
         return self.pace.step_s
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """All runs with their vitals, alerts and pauses, what became of those that ended, and why others cannot be read."""
-
-    runs: tuple[RunInfo, ...]
-    vitals: Mapping[str, Vitals]
-    alerts: Mapping[str, Sequence[Alert]]
-    unreadable: Mapping[str, str]
-    pauses: Mapping[str, Pause] = field(default_factory=dict)
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-
-
-def fleet() -> Fleet:
-    """Everything the list of runs needs."""
-    source, now = store(), time.time()
-    runs, vitals_of, broken = [], {}, dict(source.unreadable())
-    paused: dict[str, Pause] = {}
-    verdicts: dict[str, Verdict] = {}
-    for run in source.runs():
-        try:
-            vitals_of[run.run_id] = vitals(run)
-            pause = _pause(run, now)
-            if run.state is not RunState.RUNNING:
-                verdicts[run.run_id] = _last_verdict(store_url(), version(run))
-        except StoreError as error:
-            broken[run.run_id] = str(error)
-        else:
-            runs.append(run)
-            if pause is not None:
-                paused[run.run_id] = pause
-    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken, paused, verdicts)
-
-
-def _pause(run: RunInfo, now: float) -> Pause | None:
-    """Commands are read only of a live run that has been still for a while."""
-    still = run.state is RunState.RUNNING and now - (run.last_ts or run.created_at) > STILL_S
-    return pause_of(run, commands(run.run_id), now) if still else None
+RESTED_S = 300.0
+"""Seconds for which the verdict on a run that ended is kept: whoever looks after the store may judge its last rows."""
 
 
 def vitals(run: RunInfo) -> Vitals:
-    """The vitals of ``run``, cached until it moves on."""
-    return _vitals(store_url(), version(run), run.source)
+    """The vitals of ``run``, kept until it moves on."""
+    kept, now = _kept_vitals(store_url()), time.monotonic()
+    known = kept.get(run.run_id)
+    if known is None or known[0] != version(run) or now - known[1] > RESTED_S:
+        known = kept[run.run_id] = (version(run), now, _read_vitals(run))
+    return known[2]
 
 
-@st.cache_data(show_spinner=False, max_entries=2000)
-def _vitals(url: str, version: Version, source: str) -> Vitals:
-    names = canonical_names(store().metric_names(version[0]), source)
-    wanted = {c: names[c] for c in ("reward/mean", "policy/entropy") if c in names}
-    series = store().series(version[0], list(wanted.values())) if wanted else {}
-    drawn = store().series(version[0], list(wanted.values()), points=BUCKETS) if wanted else {}
-    starts = _outline(url, version).starts if wanted else {}
-    summaries = {
-        canonical: _metric_summary(series[name].values, drawn[name], starts) for canonical, name in wanted.items()
-    }
-    return Vitals(
-        pace=pace_of(store().records(version[0], last=TAIL), source),
-        reward=summaries.get("reward/mean", MetricSummary()),
-        entropy=summaries.get("policy/entropy", MetricSummary()),
-        forecast=newest_forecast(version[0]),
-    )
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _kept_vitals(url: str) -> dict[str, tuple[Version, float, Vitals]]:  # noqa: ARG001
+    return {}
 
 
-def _metric_summary(values: np.ndarray, thinned: Series, starts: Mapping[int, int]) -> MetricSummary:
-    if not len(values):
-        return MetricSummary()
-    drawn, bad = sparkline(thinned, dict(starts))
-    points = tuple((x, y) for x, y in drawn)
-    return MetricSummary(float(values[-1]), trend(values), points, tuple(bad))
+def _read_vitals(run: RunInfo) -> Vitals:
+    source, lives = store(), run.state is RunState.RUNNING
+    with source.at_once(run.run_id):
+        last = source.last_values(run.run_id)
+        newest = source.records(run.run_id, last=TAIL) if lives else ()
+        forecast = newest_forecast(run.run_id)
+        verdict_ = None if lives else verdict(run)
+    sources = _sources(tuple(last), run.source)
+    values = {name: last[at][1] for name, at in sources.items()}
+    return Vitals(pace_of(newest, run.source), values, sources, forecast, verdict_)
+
+
+@lru_cache(maxsize=1000)
+def _sources(names: tuple[str, ...], source: str) -> Mapping[str, str]:
+    """Name to show -> name as logged: canonical ones, and those that are none; runs of one trainer share them."""
+    canonical = canonical_names(names, source)
+    read = set(canonical.values())
+    return {**canonical, **{name: name for name in names if name not in read and not name.startswith("forecast/")}}
 
 
 # Tokens of a run: the steps that were localised, and the rows of one step.
@@ -530,15 +485,6 @@ def _diagnosis(url: str, run_id: str, key: tuple[object, ...]) -> Diagnosis:  # 
 def verdict(run: RunInfo) -> Verdict:
     """The verdict on the run, in a line."""
     return stored_verdict(store(), run, gone=dead_since(run, time.time()) is not None)
-
-
-RESTED_S = 300.0
-"""Seconds for which the verdict on a run that ended is kept: whoever looks after the store may judge its last rows."""
-
-
-@st.cache_data(show_spinner=False, max_entries=2000, ttl=RESTED_S)
-def _last_verdict(url: str, version: Version) -> Verdict:  # noqa: ARG001  (url and version are the key)
-    return verdict(store().run(version[0]))
 
 
 def report(run_id: str) -> str:

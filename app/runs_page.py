@@ -4,81 +4,41 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
 
-from rlwatch.records import Alert, AlertState, RunInfo
+from rlwatch.records import RunInfo
 
+from . import fleet_rows, layout, queries, run_edits, table
 from . import format as fmt
-from . import layout, queries, table
-from .health import ENDED as ENDED_WORDS
-from .health import LOOKS, Health, Word, judge, since_words
+from .fleet import (
+    HIGH,
+    LOW,
+    NOT_GROUPED,
+    SORTS,
+    URGENT,
+    Fleet,
+    RunEntry,
+    fleet,
+    group_names,
+    groups,
+    in_order,
+    matching,
+    run_entries,
+)
+from .fleet_rows import COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, Shown
+from .health import Word
 from .layout import GoToCompare, GoToRun
 from .markup import el
-from .queries import Fleet, Vitals
 
-RUN_COLUMNS = (
-    table.Column("state", "tight"),
-    table.Column("run", "long"),
-    table.Column("step", "right tight"),
-    table.Column("reward", "right tight"),
-    table.Column("", "tight wide"),
-    table.Column("entropy", "right tight wide"),
-    table.Column("risk, 50 steps", "right tight middling"),
-    table.Column("why", "long middling"),
-    table.Column("last step", "right tight"),
-)
-
-
-OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.DEAD, Word.STALE, *ENDED_WORDS.values()})
-"""Words of runs that go on no more: drawn fainter once nobody needs to look."""
-
-
-ENDED = frozenset({Word.FINISHED, Word.CRASHED, *ENDED_WORDS.values()})
-"""Words of runs about which nothing is to be forecast any more; a silent one may come back."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEntry:
-    """One run and its health now."""
-
-    run: RunInfo
-    health: Health
-    vitals: Vitals
-    alerts: Sequence[Alert]
-
-
-def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
-    """All runs, those that need a person first; among equals the one heard of last first."""
-    found = []
-    for run in fleet.runs:
-        vitals, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
-        health = judge(
-            run, alerts, now, vitals.pace, fleet.pauses.get(run.run_id), verdict=fleet.verdicts.get(run.run_id)
-        )
-        found.append(RunEntry(run, health, vitals, alerts))
-    return sorted(found, key=lambda entry: (*entry.health.order, -(entry.run.last_ts or entry.run.created_at)))
-
-
-def matching(
-    all_entries: Sequence[RunEntry], *, projects: Sequence[str] = (), states: Sequence[str] = (), text: str = ""
-) -> list[RunEntry]:
-    """Entries of the chosen projects and states (none chosen: all) that contain ``text`` somewhere."""
-    return [
-        entry
-        for entry in all_entries
-        if (not projects or entry.run.project in projects)
-        and (not states or entry.health.word.value in states)
-        and text.strip().casefold() in _searchable(entry)
-    ]
-
-
-def _searchable(entry: RunEntry) -> str:
-    run = entry.run
-    return " ".join((run.run_id, run.project, run.name, run.source, run.host, *run.tags, why(entry))).casefold()
+SORT = "sort"
+AT_FIRST, MORE = 100, 400
+"""Rows shown at first, and how many more at each click."""
+NORMAL, ARCHIVED, DELETED = "", "archived, too", "deleted"
+MOST_CURVES = 6
 
 
 def headline(all_entries: Sequence[RunEntry]) -> str:
@@ -87,60 +47,6 @@ def headline(all_entries: Sequence[RunEntry]) -> str:
     if count:
         return f"{fmt.plural(count, 'run')} {'needs' if count == 1 else 'need'} you"
     return "No run needs you"
-
-
-def why(entry: RunEntry) -> str:
-    """Reason for the run's state, else its last alarm."""
-    if entry.health.why:
-        return entry.health.why
-    open_alerts = [alert for alert in entry.alerts if alert.state is AlertState.FIRING]
-    if open_alerts:  # the run ended in them
-        worst = max(open_alerts, key=lambda alert: (alert.severity.rank, -alert.onset_step))
-        more = f", and {len(open_alerts) - 1} more" if len(open_alerts) > 1 else ""
-        return f"unresolved: {since_words(worst, entry.run.last_step)}{more}"
-    last = last_alarm(entry.alerts)
-    return "" if last is None else f"resolved: {since_words(last, last.resolved_step)}"
-
-
-def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
-    """The alarm told last that is over."""
-    over = [alert for alert in alerts if alert.state is AlertState.RESOLVED and alert.fired_at is not None]
-    return max(over, key=lambda alert: alert.onset_step, default=None)
-
-
-def _risk(entry: RunEntry) -> table.Cell:
-    """The chance of a failure within 50 steps, with a shape where it is an alarm; none of a run that is over."""
-    forecast = entry.vitals.forecast
-    if forecast is not None and forecast.limits_only and forecast.alarm and entry.health.word not in ENDED:
-        return table.mark(LOOKS[Word.WATCH].shape, LOOKS[Word.WATCH].colour, "near a limit")
-    if forecast is None or forecast.p50 is None or entry.health.word in ENDED:
-        title = "" if forecast is None else forecast.absent or forecast.limits_only
-        return table.text(fmt.NOTHING, quiet=True, title=title)
-    chance = fmt.chance(forecast.p50)
-    if not forecast.alarm:
-        return table.text(chance, quiet=True)
-    return table.mark(LOOKS[Word.WATCH].shape, LOOKS[Word.WATCH].colour, chance)
-
-
-def run_row(entry: RunEntry, now: float, picked: bool | None = None) -> table.Row:
-    """The entry as a row of :data:`COLUMNS`, with a box if it can be ``picked`` for a comparison."""
-    run, vitals = entry.run, entry.vitals
-    return table.Row(
-        cells=[
-            table.word(entry.health.word),
-            table.run_link(run.run_id, run.project, run.name),
-            table.text(fmt.step(run.last_step)),
-            table.text(fmt.number(vitals.reward.value), vitals.reward.trend),
-            table.spark(vitals.reward.points, vitals.reward.bad),
-            table.text(fmt.number(vitals.entropy.value)),
-            _risk(entry),
-            table.text(fmt.shorten(why(entry), 160), quiet=not entry.health.needs_you),
-            table.text(fmt.age(run.last_ts, now)),
-        ],
-        opens=run.run_id,
-        picked=picked,
-        quiet=not entry.health.needs_you and entry.health.word in OVER,
-    )
 
 
 # Nothing recorded yet: what to add to a trainer, ready to copy.
@@ -187,88 +93,213 @@ def _absolute(url: str) -> str:
 
 def page(go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
     """The list of runs, refreshed while somebody looks."""
+    with layout.readable():
+        run_edits.dialog_if_open()
     live = st.session_state.get("runs-live", True)
     st.fragment(_body, run_every=layout.REFRESH_S if live else None)(live, go_to_run, go_to_compare)
 
 
 def _body(live: bool, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
     with layout.readable():
-        fleet, now = queries.fleet(), time.time()
-        if fleet.runs:
-            _runs_list(run_entries(fleet, now), now, go_to_run, go_to_compare)
+        which = st.session_state.get("show") or st.query_params.get("show", NORMAL)
+        every, now = fleet(deleted=which == DELETED), time.time()
+        entries = [entry for entry in run_entries(every, now) if which or not entry.run.curation.archived]
+        away = len(entries) < len(every.runs) or (not every.runs and bool(queries.store().runs(deleted=True)))
+        if entries or which or away:
+            choose = len(entries) > 1 or bool(which) or away
+            _runs_list(entries, now, go_to_run, go_to_compare, choose=choose)
             if st.session_state.get("runs-live", live) != live:
                 st.rerun()  # how often to look is decided outside the part that is looked at again
-        elif not fleet.unreadable:
+        elif not every.unreadable:
             show_no_runs()
-        _unreadable(fleet)
+        _unreadable(every)
 
 
-def _runs_list(entries: list[RunEntry], now: float, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
+def _runs_list(
+    entries: list[RunEntry], now: float, go_to_run: GoToRun, go_to_compare: GoToCompare, *, choose: bool
+) -> None:
+    """The list; ``choose``: with what narrows it, where there is something to choose from."""
     head, store = st.columns([3, 2], vertical_alignment="bottom")
     head.html(el("div", headline(entries), cls="rl-head"))
     with store:
         running = sum(entry.health.word in {Word.DANGER, Word.WATCH, Word.PAUSED, Word.HEALTHY} for entry in entries)
         layout.store_line(f"{fmt.plural(len(entries), 'run')}, {running} live")
-    shown = _filtered(entries) if len(entries) > 1 else entries
-    if not shown:
+    view = _chosen(entries) if choose else View()
+    may_edit = layout.principal().may_command
+    picked = _picked(entries, go_to_compare, may_edit=may_edit) if len(entries) > 1 or may_edit else []
+    run_edits.outcome()
+    fitting = matching(entries, projects=view.projects, states=view.states, tags=view.tags, text=view.text)
+    if not fitting:
         st.caption("No run matches these filters.")
         return
-    several = len(entries) > 1
-    picked = _picked(entries, go_to_compare) if several else []
-    rows = [run_row(entry, now, entry.run.run_id in picked if several else None) for entry in shown]
-    opened = table.show("runs", RUN_COLUMNS, rows, on_pick=_pick)
-    if opened is not None:
+    boxed = len(entries) > 1 or may_edit
+    shown = Shown(view.columns, view.curves, view.sort, now, frozenset(picked) if boxed else None)
+    lines = _lines(in_order(fitting, view.sort), view)
+    opened = table.show(
+        "runs",
+        shown.heads(),
+        shown.rows(lines[: view.rows]),
+        on_open=_unfold,
+        on_pick=_pick,
+        on_sort=_sort,
+    )
+    if len(lines) > view.rows:
+        label = f"Show {min(MORE, len(lines) - view.rows)} of {fmt.step(len(lines) - view.rows)} more"
+        st.button(label, key="more-rows", on_click=_more, args=(view.rows,))
+    if opened is not None and not opened.startswith(fleet_rows.GROUP):
         go_to_run(opened)
 
 
-PICKED = "picked-runs"
+@dataclass(frozen=True, slots=True)
+class View:
+    """The part of the list that is shown, and its looks; all of it is in the address."""
+
+    projects: Sequence[str] = ()
+    states: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    text: str = ""
+    columns: Sequence[str] = DEFAULT_COLUMNS
+    curves: Sequence[str] = DEFAULT_CURVES
+    sort: str = URGENT
+    group: str = NOT_GROUPED
+    unfolded: frozenset[str] = frozenset()
+    rows: int = AT_FIRST
 
 
-def _pick(run_id: str) -> None:
-    """Tick a run's box, or clear it."""
-    picked = list(st.session_state.get(PICKED, ()))
-    st.session_state[PICKED] = [one for one in picked if one != run_id] if run_id in picked else [*picked, run_id]
+def _lines(entries: Sequence[RunEntry], view: View) -> list[fleet_rows.Line]:
+    """Runs and, where the list is grouped, groups: a group of one is its run."""
+    if view.group == NOT_GROUPED:
+        return [fleet_rows.Line((entry,)) for entry in entries]
+    found: list[fleet_rows.Line] = []
+    for name, members in groups(entries, view.group).items():
+        unfolded = name in view.unfolded
+        found.append(fleet_rows.Line(tuple(members), name, unfolded))
+        found += [fleet_rows.Line((entry,), member=True) for entry in members] if unfolded else []
+    return found
 
 
-def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare) -> list[str]:
-    """Runs whose boxes are ticked, in that order, also where a filter hides them; the button that compares them."""
-    known = {entry.run.run_id for entry in entries}
-    picked = [run_id for run_id in st.session_state.get(PICKED, ()) if run_id in known]
+# What the address and the widgets say.
+
+
+def _chosen(entries: list[RunEntry]) -> View:
+    """The widgets over the list: a search, what is behind two buttons, and whether it is live."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        text = st.text_input(
+            "Search", key="search", placeholder="search: words, lr=3e-5, beta>0, tag=paper, -ablation", width="stretch",
+            label_visibility="collapsed", bind="query-params",
+        )  # fmt: skip
+        with st.popover("Filter", icon=":material/filter_list:"):
+            projects, states, tags = _filters(entries)
+        with st.popover("View", icon=":material/tune:"):
+            columns, curves, sort, group = _layout(entries)
+        st.toggle("Live", value=True, key="runs-live")
+    narrowed = [*states, *projects, *tags, *filter(None, [st.session_state.get("show")])]
+    if narrowed:
+        st.caption("Only " + " · ".join(fmt.shorten(one, 60) for one in narrowed))
+    return View(
+        projects, states, tags, text or "", columns, curves, sort, group,
+        frozenset(st.query_params.get_all("open")), _rows_asked(),
+    )  # fmt: skip
+
+
+def _filters(entries: list[RunEntry]) -> tuple[list[str], list[str], list[str]]:
+    states = _several("State", [word.value for word in Word], "state")
+    projects = _several("Project", sorted({entry.run.project for entry in entries}), "project")
+    tags = _several("Tag", sorted({tag for entry in entries for tag in entry.run.tags}), "tag")
+    st.selectbox(
+        "Runs", [NORMAL, ARCHIVED, DELETED], key="show", bind="query-params",
+        format_func=lambda which: which or "as usual",
+    )  # fmt: skip
+    return projects, states, tags
+
+
+def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
+    columns = _several("Columns", list(COLUMNS), "columns", DEFAULT_COLUMNS)
+    metrics = sorted({name for entry in entries for name in entry.vitals.sources})
+    curves = _several("Curves of", metrics, "curves", [c for c in DEFAULT_CURVES if c in metrics], most=MOST_CURVES)
+    sorts = [URGENT, *(f"{name}, {way}" for name in SORTS for way in (HIGH, LOW))]
+    sort = st.selectbox("Sorted by", sorts, key=SORT, bind="query-params")
+    named = _group_names(
+        queries.store_url(), tuple((entry.run.run_id, entry.run.attempt) for entry in entries), entries
+    )
+    group = st.selectbox(
+        "Grouped by", [NOT_GROUPED, *named], key="group", bind="query-params",
+        format_func=lambda name: name or "each run", help="Folded groups show mean and band, of seeds for example.",
+    )  # fmt: skip
+    return columns, curves, sort or URGENT, group or NOT_GROUPED
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _group_names(url: str, runs: tuple[tuple[str, int], ...], _entries: Sequence[RunEntry]) -> list[str]:  # noqa: ARG001
+    return group_names(entry.run for entry in _entries)
+
+
+def _several(
+    label: str, options: list[str], key: str, default: Sequence[str] = (), most: int | None = None
+) -> list[str]:
+    return st.multiselect(
+        label, options, default=list(default), key=key, placeholder="any" if not default else "none",
+        max_selections=most, bind="query-params",
+    )  # fmt: skip
+
+
+def _rows_asked() -> int:
+    asked = st.query_params.get("rows", "")
+    return max(AT_FIRST, min(int(asked), 100_000)) if asked.isdecimal() and len(asked) < 7 else AT_FIRST
+
+
+def _more(rows: int) -> None:
+    st.query_params["rows"] = str(rows + MORE)
+
+
+def _sort(name: str) -> None:
+    """Sort by a column; a second click turns it round, a third gives urgency back."""
+    now = str(st.session_state.get(SORT) or st.query_params.get(SORT, ""))
+    order = [f"{name}, {HIGH}", f"{name}, {LOW}", URGENT]
+    st.session_state[SORT] = order[(order.index(now) + 1) % 3] if now in order else order[0]
+
+
+def _unfold(opened: str) -> None:
+    """Unfold a group, or fold it."""
+    name = opened.removeprefix(fleet_rows.GROUP)
+    if name != opened:
+        now = st.query_params.get_all("open")
+        st.query_params["open"] = [one for one in now if one != name] if name in now else [*now, name]
+
+
+# Ticked runs.
+
+
+def _pick(asked: str) -> None:
+    """Tick a run's box, or clear it; that of a group ticks or clears all of it."""
+    now = st.query_params.get_all("picked")
+    members = st.session_state.get(fleet_rows.MEMBERS, {}).get(asked, [asked])
+    if set(members) <= set(now):
+        st.query_params["picked"] = [one for one in now if one not in members]
+    else:
+        st.query_params["picked"] = [*now, *(one for one in members if one not in now)]
+
+
+def _clear() -> None:
+    st.query_params.pop("picked", None)
+
+
+def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit: bool) -> list[str]:
+    """Runs whose boxes are ticked, in that order, also where a filter hides them; what can be done with them."""
+    known: Mapping[str, RunInfo] = {entry.run.run_id: entry.run for entry in entries}
+    picked = [run_id for run_id in st.query_params.get_all("picked") if run_id in known]
     if picked:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             label = f"Compare {fmt.plural(len(picked), 'run')}" if len(picked) > 1 else "Compare: tick another run"
             if st.button(label, key="compare", type="primary", disabled=len(picked) < 2):
                 go_to_compare(picked)
-            st.button("Clear", key="compare-clear", type="tertiary", on_click=st.session_state.pop, args=(PICKED, None))
+            if may_edit:
+                run_edits.buttons([known[run_id] for run_id in picked])
+            st.button("Clear", key="compare-clear", type="tertiary", on_click=_clear)
     return picked
 
 
-def _filtered(entries: list[RunEntry]) -> list[RunEntry]:
-    project, state, text, live = st.columns([3, 3, 4, 1], vertical_alignment="center")
-    projects = project.multiselect(
-        "Project",
-        sorted({entry.run.project for entry in entries}),
-        key="project",
-        placeholder="project",
-        label_visibility="collapsed",
-        bind="query-params",
-    )
-    states = state.multiselect(
-        "State",
-        [word.value for word in Word],
-        key="state",
-        placeholder="state",
-        label_visibility="collapsed",
-        bind="query-params",
-    )
-    search = text.text_input(
-        "Search", key="search", placeholder="search", label_visibility="collapsed", bind="query-params"
-    )
-    live.toggle("Live", value=True, key="runs-live")
-    return matching(entries, projects=projects, states=states, text=search or "")
-
-
-def _unreadable(fleet: queries.Fleet) -> None:
+def _unreadable(fleet: Fleet) -> None:
     if not fleet.unreadable:
         return
     with st.expander(f"{fmt.plural(len(fleet.unreadable), 'run')} cannot be read", icon=":material/error:"):

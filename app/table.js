@@ -15,19 +15,29 @@ function svg(tag, attributes) {
   return node;
 }
 
-function spark({ points, bad }) {
+function spark({ points, bad, text }) {
   const x = (u) => PAD + u * (WIDTH - 2 * PAD);
   const y = (v) => HEIGHT - PAD - v * (HEIGHT - 2 * PAD);
   const picture = svg("svg", { width: WIDTH, height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
+  const band = points.filter((point) => point.length > 2);
+  if (band.length > 1) {
+    const edge = (place) => band.map((point) => `${x(point[0]).toFixed(1)},${y(point[place]).toFixed(1)}`);
+    picture.append(svg("polygon", { points: [...edge(2), ...edge(3).reverse()].join(" "), class: "band" }));
+  }
   const line = points.map(([u, v]) => `${x(u).toFixed(1)},${y(v).toFixed(1)}`).join(" ");
   picture.append(svg("polyline", { points: line, class: "line" }));
   for (const u of bad) picture.append(svg("rect", { x: x(u) - 1, y: HEIGHT - 7, width: 2, height: 7, class: "bad" }));
-  return picture;
+  if (!text) return picture;
+  const both = el("span", "labelled");
+  both.append(picture, el("span", "", text));
+  return both;
 }
 
 function tinted(shape, colour) {
-  const mark = el("span", "shape", shape);
+  const mark = el("span", "shape");  // a picture: the word beside it says the same
+  mark.dataset.shape = shape;
   mark.style.color = colour;
+  mark.setAttribute("aria-hidden", "true");
   return mark;
 }
 
@@ -37,7 +47,7 @@ function word({ shape, colour, text }) {
   return node;
 }
 
-function link({ text, sub, href, title, id }, open) {
+function link({ text, sub, href, title, id, tags, notes }, open) {
   const node = el("a", "link");
   if (sub) node.append(el("span", "before", sub));
   node.append(el("span", "name", text));
@@ -49,7 +59,18 @@ function link({ text, sub, href, title, id }, open) {
     event.stopPropagation();
     open(id);
   });
-  return node;
+  if (!(tags && tags.length) && !notes) return node;
+  const all = el("span", "said");
+  all.append(node);
+  for (const tag of tags || []) all.append(el("span", "tag", tag));
+  if (notes) {
+    const mark = el("span", "notes", "✎");
+    mark.title = notes;
+    mark.setAttribute("role", "img");
+    mark.setAttribute("aria-label", `notes: ${notes}`);
+    all.append(mark);
+  }
+  return all;
 }
 
 function details({ key, text, lines, shape, colour }, opened) {
@@ -71,6 +92,11 @@ function fill(td, cell, { open, opened }) {
   if (cell.kind === "word") return td.append(word(cell));
   if (cell.kind === "spark") return td.append(spark(cell));
   if (cell.kind === "link") return td.append(link(cell, open));
+  if (cell.kind === "group") {
+    td.append(el("span", "name", cell.text), el("span", "sub", cell.sub));
+    td.title = cell.title;
+    return;
+  }
   if (cell.kind === "details") return td.append(details(cell, opened));
   td.append(el("span", cell.quiet ? "quiet" : "", cell.text));
   if (cell.sub) td.append(el("span", "sub", cell.sub));
@@ -81,8 +107,8 @@ function box(data, context) {
   const td = el("td", "box"), input = el("input");
   input.type = "checkbox";
   input.checked = data.picked;
-  const link = data.cells.find((cell) => cell.kind === "link");
-  input.setAttribute("aria-label", `Compare ${link ? link.text : data.id}`);
+  const link = data.cells.find((cell) => cell.kind === "link" || cell.kind === "group");
+  input.setAttribute("aria-label", `Select ${link ? link.text : data.id}`);
   input.addEventListener("change", () => context.pick(data.id));
   td.addEventListener("click", (event) => event.stopPropagation());
   td.append(input);
@@ -90,22 +116,39 @@ function box(data, context) {
 }
 
 function row(columns, data, context) {
-  const tr = el("tr", [data.quiet ? "faded" : "", data.chosen ? "chosen" : ""].join(" ").trim());
+  const grouped = typeof data.unfolded === "boolean";
+  const classes = { faded: data.quiet, chosen: data.chosen, group: grouped, member: data.member };
+  const tr = el("tr", Object.keys(classes).filter((name) => classes[name]).join(" "));
   if (typeof data.picked === "boolean") tr.append(box(data, context));
+  else if (context.boxed) tr.append(el("td", "box"));
   data.cells.forEach((cell, place) => {
     const td = el("td", columns[place].style);
     td.dataset.label = columns[place].label;
+    if (cell.kind === "text" && !cell.text) td.classList.add("blank");
     fill(td, cell, context);
     tr.append(td);
   });
   if (data.id) {
+    tr.dataset.id = data.id;
     tr.classList.add("opens");
     tr.addEventListener("click", () => context.open(data.id));
     if (data.cells.some((cell) => cell.kind === "link")) return tr;  // which the keyboard reaches by itself
     tr.tabIndex = 0;
+    if (grouped) tr.setAttribute("aria-expanded", data.unfolded);
     tr.addEventListener("keydown", (event) => event.key === "Enter" && context.open(data.id));
   }
   return tr;
+}
+
+function heading(column, context) {
+  const th = el("th", column.style, column.sort ? undefined : column.label);
+  if (!column.sort) return th;
+  const button = el("button", "", column.label + ({ ascending: " ↑", descending: " ↓" }[column.sorted] || ""));
+  if (column.sorted) th.setAttribute("aria-sort", column.sorted);
+  button.type = "button";
+  button.addEventListener("click", () => context.sort(column.sort));
+  th.append(button);
+  return th;
 }
 
 // What stands open, by page and table: kept outside the table's own node, which the page may make anew.
@@ -115,6 +158,21 @@ function openedOf(name) {
   const place = `${location.pathname}|${new URLSearchParams(location.search).get("run")}|${name}`;
   if (!OPENED.has(place)) OPENED.set(place, new Set());
   return OPENED.get(place);
+}
+
+// Whoever goes through the table by keyboard keeps the place when new data replace it.
+const REACHED = "a, button, input, summary, tr[tabindex]";
+
+function placeOf(host, node) {
+  if (!node || !host.contains(node)) return null;
+  const tr = node.closest("tr"), within = [...tr.querySelectorAll(REACHED)].indexOf(node);
+  return { id: tr.dataset.id, head: Boolean(tr.closest("thead")), within };
+}
+
+function at(host, { id, head, within }) {
+  const rows = [...host.querySelectorAll(head ? "thead tr" : "tbody tr")];
+  const tr = head ? rows[0] : rows.find((one) => one.dataset.id && one.dataset.id === id);
+  return within < 0 ? tr : tr?.querySelectorAll(REACHED)[within];
 }
 
 export default function (component) {
@@ -127,16 +185,20 @@ export default function (component) {
   const context = {
     open: (id) => setTriggerValue("open", id),
     pick: (id) => setTriggerValue("pick", id),
+    sort: (id) => setTriggerValue("sort", id),
+    boxed: data.rows.some((one) => typeof one.picked === "boolean"),
     opened: openedOf(data.name),
   };
   const table = el("table", data.rows.some((one) => one.chosen) ? "choosing" : "");
   const head = el("tr");
-  if (data.rows.some((one) => typeof one.picked === "boolean")) head.append(el("th", "box"));
-  for (const column of data.columns) head.append(el("th", column.style, column.label));
+  if (context.boxed) head.append(el("th", "box"));
+  for (const column of data.columns) head.append(heading(column, context));
   const thead = el("thead");
   thead.append(head);
   const body = el("tbody");
   for (const one of data.rows) body.append(row(data.columns, one, context));
   table.append(thead, body);
+  const focused = placeOf(host, host.getRootNode().activeElement);
   host.replaceChildren(table);
+  if (focused) at(host, focused)?.focus({ preventScroll: true });
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,23 @@ NAME_LIMIT = 80
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow)."""
+    """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow).
+
+    ``sort``: what a click on its head asks for (``""``: nothing); ``sorted``: ``ascending`` or ``descending`` now.
+    """
 
     label: str
     style: str = ""
+    sort: str = ""
+    sorted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """``opens`` is what a click asks for, a run's id on most pages (``""``: nothing); ``chosen``: it is shown now.
 
-    ``picked``: its box is ticked; None: it has no box.
+    ``picked``: its box is ticked; None: it has no box. ``unfolded``: of a group, whether its members are shown;
+    ``member``: it is one of the group above.
     """
 
     cells: Sequence[Cell]
@@ -40,6 +46,8 @@ class Row:
     quiet: bool = False
     chosen: bool = False
     picked: bool | None = None
+    unfolded: bool | None = None
+    member: bool = False
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
@@ -63,8 +71,8 @@ def severity(value: Any) -> Cell:
     return word(SEVERITY_WORD[value], str(value))
 
 
-def run_link(run_id: str, project: str, name: str) -> Cell:
-    """A link to the run's page; a plain click stays inside the app."""
+def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), notes: str = "") -> Cell:
+    """A link to the run's page; a plain click stays inside the app. ``tags`` and a mark of ``notes`` follow it."""
     shown = name or run_id
     return {
         "kind": "link",
@@ -73,6 +81,8 @@ def run_link(run_id: str, project: str, name: str) -> Cell:
         "title": shown if len(shown) > NAME_LIMIT else "",
         "href": "run?" + urlencode({"run": run_id}),
         "id": run_id,
+        "tags": [fmt.shorten(tag, 30) for tag in tags],
+        "notes": fmt.shorten(notes, 300),
     }
 
 
@@ -81,9 +91,17 @@ def link(label: str, href: str, asks: str) -> Cell:
     return {"kind": "link", "text": label, "sub": "", "title": "", "href": href, "id": asks}
 
 
-def spark(points: Sequence[Sequence[float]], bad: Sequence[float]) -> Cell:
-    """A small line in the unit square, with red ticks where a value was not finite."""
-    return {"kind": "spark", "points": points, "bad": bad}
+def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = "") -> Cell:
+    """A small line in the unit square, with red ticks where a value was not finite, and a ``label`` after it.
+
+    Points are ``[x, y]``, or ``[x, y, low, high]`` with a band.
+    """
+    return {"kind": "spark", "points": points, "bad": bad, "text": label}
+
+
+def group(name: str, count: int) -> Cell:
+    """The name of a folded or unfolded group, and how many are in it."""
+    return {"kind": "group", "text": fmt.shorten(name, NAME_LIMIT), "sub": fmt.plural(count, "run"), "title": name}
 
 
 def details(key: str, label: str, lines: Sequence[tuple[str, str]]) -> Cell:
@@ -100,21 +118,25 @@ def show(
     key: str,
     columns: Sequence[Column],
     rows: Sequence[Row],
+    *,
     on_open: Callable[[str], None] | None = None,
     on_pick: Callable[[str], None] | None = None,
+    on_sort: Callable[[str], None] | None = None,
 ) -> str | None:
     """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew,
-    ``on_pick`` of the row whose box was ticked or cleared.
+    ``on_pick`` of the row whose box was ticked or cleared, ``on_sort`` of what the head of a column asks for.
     """
     data = {
         "name": key,
-        "columns": [{"label": column.label, "style": column.style} for column in columns],
+        "columns": [asdict(column) for column in columns],
         "rows": [
             {
                 "id": row.opens,
                 "quiet": row.quiet,
                 "chosen": row.chosen,
                 "picked": row.picked,
+                "unfolded": row.unfolded,
+                "member": row.member,
                 "cells": list(row.cells),
             }
             for row in rows
@@ -125,6 +147,7 @@ def show(
         data=data,
         on_open_change=partial(_notify, key, "open", on_open),
         on_pick_change=partial(_notify, key, "pick", on_pick),
+        on_sort_change=partial(_notify, key, "sort", on_sort),
     )
     opened = getattr(result, "open", None)
     return str(opened) if opened else None

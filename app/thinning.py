@@ -6,6 +6,7 @@ steps. Non-finite values are never thinned into nothing: each bucket that holds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,15 +107,51 @@ def _bad(steps: Ints, values: Floats, buckets: int) -> tuple[tuple[int, str], ..
 
 def sparkline(one: Series, starts: dict[int, int], points: int = 30) -> tuple[list[list[float]], list[float]]:
     """``one`` drawn into the unit square: points ``[x, y]`` (y up), and the x of non-finite values."""
+    return in_unit_square(small(one, starts, points))
+
+
+def small(one: Series, starts: dict[int, int], points: int = 30) -> Curve:
+    """The newest branch of ``one``, thinned to what a line in a table can show."""
     if not len(one.steps):
-        return [], []
-    curve = branches(one, starts, (int(one.steps.min()), int(one.steps.max())), points).current
+        return Curve(one.steps, one.values, np.empty(0, np.bool_))
+    return branches(one, starts, (int(one.steps.min()), int(one.steps.max())), points).current
+
+
+def mean_of(curves: Sequence[Curve], points: int = 40) -> tuple[Curve, NDArray[np.float64]]:
+    """Mean of several lines over the steps of all, and mean less and plus their standard deviation (2, N).
+
+    Each counts over its own steps alone; steps that are not finite in one of them are marked.
+    """
+    drawn = [curve for curve in curves if len(curve)]
+    bad = tuple(sorted({item for curve in curves for item in curve.bad}))
+    if not drawn:
+        return Curve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_), bad), np.empty((2, 0))
+    grid = np.linspace(min(c.steps[0] for c in drawn), max(c.steps[-1] for c in drawn), points)
+    rows = np.array([np.interp(grid, c.steps, c.values, left=np.nan, right=np.nan) for c in drawn])
+    held = np.isfinite(rows).sum(axis=0)
+    grid, rows, held = grid[held > 0], rows[:, held > 0], held[held > 0]
+    middle = np.nanmean(rows, axis=0)
+    spread = np.sqrt(np.nansum((rows - middle) ** 2, axis=0) / np.maximum(held - 1, 1))
+    line = Curve(grid.astype(np.int64), middle, np.zeros(len(grid), np.bool_), bad)
+    return line, np.stack((middle - spread, middle + spread))
+
+
+def in_unit_square(curve: Curve, band: Floats | None = None) -> tuple[list[list[float]], list[float]]:
+    """Points ``[x, y]`` (y up) of a line, or of its ``band`` (2, N) as ``[x, y, low, high]``; and the x of what is not
+    finite. The square is that of the line and its band.
+    """
     everywhere = [*curve.steps.tolist(), *(step for step, _ in curve.bad)]
     first, width = min(everywhere, default=0), (max(everywhere, default=0) - min(everywhere, default=0)) or 1
-    low, height = (curve.values.min(), np.ptp(curve.values)) if len(curve) else (0.0, 0.0)
+    shown = curve.values if band is None else band
+    low, height = (shown.min(), np.ptp(shown)) if len(curve) else (0.0, 0.0)
+
+    def up(value: float) -> float:
+        return round(float((value - low) / height), 4) if height else 0.5
+
+    columns = (curve.values,) if band is None else (curve.values, band[0], band[1])
     drawn = [
-        [round((step - first) / width, 4), round(float((value - low) / height), 4) if height else 0.5]
-        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True)
+        [round((step - first) / width, 4), *map(up, values)]
+        for step, *values in zip(curve.steps.tolist(), *(column.tolist() for column in columns), strict=True)
     ]
     return drawn, [round((step - first) / width, 4) for step, _ in curve.bad]
 

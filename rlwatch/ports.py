@@ -210,6 +210,10 @@ class RunReader(Protocol):
         """All readable runs, newest first, or those that are ``deleted``. Unreadable ones: :meth:`unreadable`."""
         ...
 
+    def at_once(self, run_id: str) -> AbstractContextManager[None]:
+        """Answer what this thread asks of the run meanwhile from one snapshot where that is cheaper; only ask."""
+        ...
+
     def unreadable(self) -> Mapping[str, str]:
         """Run id (or directory name) -> why it cannot be read."""
         ...

@@ -312,7 +312,7 @@ def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict
     findings = store.findings(run.run_id)
     troubled = failed(findings)
     names = store.metric_names(run.run_id)
-    steps = store.steps(run.run_id) if findings and (run.attempt > 1 or troubled) else {}
+    steps = store.spans(run.run_id) if findings and (run.attempt > 1 or troubled) else {}  # ends of each will do
     told = (*findings, *store.recoveries(run.run_id)) if troubled else findings
     return verdict_of(told, steps, known(names, run.source), unread(names, run.source), ending_of(run, gone=gone))
 

@@ -33,10 +33,10 @@ different things, in metrics, batch columns, evidence, configuration, event bodi
 Mappings come back in the order given. Values ``json`` does not know come back as the nearest it does: tuples
 as lists, numpy scalars and arrays as numbers and lists, anything else as its text.
 
-**Reading.** Every answer is a snapshot: no later write changes it, and changing it changes nothing stored.
-Readers never block, slow or change a writer, need no lock and no write permission, and may be used from any
-thread and process. ``runs`` leaves out what cannot be read; ``unreadable`` says why. For one run that is
-``RunNotFoundError``, ``StoreCorruptError`` or ``StoreVersionError``.
+**Reading.** Every answer is a snapshot: no later write changes it, and changing it changes nothing stored. Within
+``at_once`` the answers to one thread on one run may be of one snapshot. Readers never block, slow or change a writer,
+need no lock and no write permission, and may be used from any thread and process. ``runs`` leaves out what cannot be
+read; ``unreadable`` says why. For one run that is ``RunNotFoundError``, ``StoreCorruptError`` or ``StoreVersionError``.
 
 **Branches.** After a restart, steps repeat. ``branch(run_id, a, before_step)`` is the history attempt ``a``
 continues: of attempt a-1 the records below ``before_step``, of a-2 those below both that and the first step

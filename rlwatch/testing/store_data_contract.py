@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlwatch.errors import StoreError
+from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import Storable, Store
 from rlwatch.records import (
     CULPRITS,
@@ -54,6 +54,20 @@ cycle.append(cycle)
 
 class ReadingContract(StoreHooks):
     """Records, events, series, findings, spikes."""
+
+    def test_many_questions_asked_at_once_are_answered_as_ever(self, store: Store) -> None:
+        """Of that run and of others, in this thread; afterwards what came meanwhile is there."""
+        fill(store, steps(1, 2))
+        fill(store, steps(7), run_id="other")
+        with store.at_once("run"):
+            before = ([r.step for r in store.records("run")], store.metric_names("run"), store.last_values("run")["kl"])
+            assert [record.step for record in store.records("other")] == [7]
+        fill(store, steps(3))
+
+        assert before == ([1, 2], ["kl"], (2, 0.2))
+        assert [record.step for record in store.records("run")] == [1, 2, 3]
+        with pytest.raises(RunNotFoundError, match="absent"), store.at_once("absent"):
+            store.records("absent")
 
     def test_records_come_back_whole_and_in_order(self, store: Store) -> None:
         """Names in the order given, rank and attempt, also with several records a step."""

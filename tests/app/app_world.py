@@ -56,12 +56,15 @@ def write_run(
     source="trl/grpo",
     events=(),
     findings=(),
+    config=None,
 ):
     """One run whose newest step is ``age_s`` seconds old; ``metrics(step)`` gives its numbers."""
     metrics = metrics or healthy
     store = open_store(str(where))
     last = time.time() - age_s
-    info = RunInfo(run_id, project=project, name=name, source=source, created_at=last - steps * step_s)
+    info = RunInfo(
+        run_id, project=project, name=name, source=source, created_at=last - steps * step_s, config=config or {}
+    )
     writer = store.open_run(info)
     attempt = writer.run.attempt
     rows = [StepRecord(s, metrics(s), ts=last - (steps - s) * step_s, attempt=attempt) for s in range(1, steps + 1)]

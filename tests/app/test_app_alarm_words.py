@@ -7,7 +7,7 @@ import pytest
 from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import alerts_page, health, incident_acts, incident_dialog, marks, run_page, runs_page
+from rlwatch_app import alerts_page, fleet, health, incident_acts, incident_dialog, marks, run_page
 from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
 from rlwatch_app.principal import NotPermittedError, Principal
 
@@ -186,9 +186,9 @@ def test_the_last_alarm_is_the_newest_that_was_published_and_is_over(alerts):
     """One that never fired was no alarm."""
     unheard = [replace(one, fired_at=None) for one in alerts]
     over = [one for one in alerts if one.state is AlertState.RESOLVED]
-    last = runs_page.last_alarm([*unheard, *alerts])
+    last = fleet.last_alarm([*unheard, *alerts])
 
-    assert runs_page.last_alarm(unheard) is None
+    assert fleet.last_alarm(unheard) is None
     assert (last is None) == (not over)
     assert last is None or last.onset_step == max(one.onset_step for one in over)
 

@@ -53,6 +53,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "clock",
         "compare",
         "control",
+        "curation",
         "diagnosis",
         "errors",
         "export",

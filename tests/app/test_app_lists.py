@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 from app_world import WEIRD, alert, cells, message
-from rlwatch_app import alerts_page, incident_dialog, runs_page, table
-from rlwatch_app.queries import Fleet, MetricSummary, Vitals
+from rlwatch_app import alerts_page, fleet, fleet_rows, incident_dialog, runs_page, table
+from rlwatch_app.fleet import Fleet
+from rlwatch_app.queries import Vitals
 
 from rlwatch.alerts.incidents import Docket, incidents_of
 from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, OutboxStatus, RunInfo, RunState, Severity
 
 NOW = 1_000_000.0
-VITALS = Vitals(Pace(5.0), MetricSummary(0.5, "↑", ((0.0, 0.0), (1.0, 1.0))), MetricSummary(0.9))
+VITALS = Vitals(Pace(5.0), {"reward/mean": 0.5, "policy/entropy": 0.9, "policy/kl_ref": 0.04})
 
 
 def run(run_id, **more):
@@ -20,8 +21,12 @@ def run(run_id, **more):
     return RunInfo(run_id, **fields)
 
 
-def fleet(*runs, alerts=None):
+def every(*runs, alerts=None):
     return Fleet(tuple(runs), {one.run_id: VITALS for one in runs}, alerts or {}, {})
+
+
+def row_of(entry):
+    return fleet_rows.Shown(now=NOW).run_row(fleet_rows.Line((entry,)))
 
 
 def row_cells(row):
@@ -32,7 +37,7 @@ def test_runs_in_danger_come_first_then_the_most_recent():
     """What a person should look at is at the top."""
     runs = [run("calm"), run("later", last_ts=NOW - 1), run("bad"), run("warned")]
     alerts = {"bad": [alert("bad")], "warned": [alert("warned", severity=Severity.WARNING)]}
-    found = runs_page.run_entries(fleet(*runs, alerts=alerts), NOW)
+    found = fleet.run_entries(every(*runs, alerts=alerts), NOW)
     assert [entry.run.run_id for entry in found] == ["bad", "warned", "later", "calm"]
     assert runs_page.headline(found) == "2 runs need you"
 
@@ -44,26 +49,26 @@ def test_the_headline_counts(count, expected):
     """In words that agree in number."""
     runs = [run(f"r{i}") for i in range(3)]
     alerts = {f"r{i}": [alert(f"r{i}")] for i in range(count)}
-    assert runs_page.headline(runs_page.run_entries(fleet(*runs, alerts=alerts), NOW)) == expected
+    assert runs_page.headline(fleet.run_entries(every(*runs, alerts=alerts), NOW)) == expected
 
 
 def test_a_row_answers_who_how_and_why():
     """In the columns' order."""
-    (entry,) = runs_page.run_entries(fleet(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
-    row = runs_page.run_row(entry, NOW)
+    (entry,) = fleet.run_entries(every(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
+    row = row_of(entry)
     assert row_cells(row) == [
-        "danger", "bad", "30", "0.5", "spark", "0.9", "-", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
+        "danger", "bad", "30", "0.5", "", "0.9", "0.04", "-", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
     ]  # fmt: skip
-    assert len(row.cells) == len(runs_page.RUN_COLUMNS)
+    assert len(row.cells) == len(fleet_rows.Shown().heads())
     assert row.opens == "bad"
 
 
 def test_a_healthy_run_remembers_its_last_alarm():
     """Quietly."""
     over = alert("r", state=AlertState.RESOLVED, resolved_step=25)
-    (entry,) = runs_page.run_entries(fleet(run("r"), alerts={"r": [over]}), NOW)
-    assert runs_page.why(entry) == "resolved: entropy collapse since step 12 (13 steps)"
-    assert runs_page.run_row(entry, NOW).cells[6]["quiet"]
+    (entry,) = fleet.run_entries(every(run("r"), alerts={"r": [over]}), NOW)
+    assert fleet.why(entry) == "resolved: entropy collapse since step 12 (13 steps)"
+    assert row_of(entry).cells[7]["quiet"]
 
 
 def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
@@ -73,17 +78,17 @@ def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
         alert("r", kind="reward_drop", onset_step=9),
         alert("r", kind="grad_spike", severity=Severity.WARNING, onset_step=3),
     ]
-    (entry,) = runs_page.run_entries(fleet(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
-    assert runs_page.why(entry) == "unresolved: the reward fell since step 9 (21 steps), and 1 more"
+    (entry,) = fleet.run_entries(every(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
+    assert fleet.why(entry) == "unresolved: the reward fell since step 9 (21 steps), and 1 more"
 
 
 def test_filters_combine_and_search_everything_one_remembers():
     """Project, state, and any word of name, host, tag or reason."""
     runs = [run("a", project="math", host="node-7"), run("b", project="code", tags=("ablation",))]
-    found = runs_page.run_entries(fleet(*runs, alerts={"b": [alert("b")]}), NOW)
+    found = fleet.run_entries(every(*runs, alerts={"b": [alert("b")]}), NOW)
 
     def ids(**filters):
-        return [entry.run.run_id for entry in runs_page.matching(found, **filters)]
+        return [entry.run.run_id for entry in fleet.matching(found, **filters)]
 
     assert ids() == ["b", "a"]
     assert ids(projects=["math"]) == ["a"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from app_world import NAN, alert, healthy, put_alerts, write_run
-from rlwatch_app import queries
+from rlwatch_app import fleet, queries, thinning
 from rlwatch_app.queries import trace
 
 from rlwatch.errors import RunNotFoundError, StoreURLError
@@ -115,15 +115,17 @@ def test_known_metrics_are_read_in_one_go_and_others_only_when_asked(store_dir, 
     assert counted.read[-1] == ("run-1", ("mine",))
 
 
-def test_vitals_are_pace_reward_and_entropy(store_dir):
-    """From the newest rows' own times."""
+def test_vitals_are_pace_and_last_values(store_dir):
+    """From the newest rows' own times; curves are read apart, where somebody sees them."""
     write_run(store_dir, step_s=7.0)
-    vitals = queries.vitals(queries.run("run-1"))
+    run = queries.run("run-1")
+    vitals = queries.vitals(run)
     assert vitals.step_s == pytest.approx(7.0)
-    assert (vitals.reward.value, vitals.reward.trend) == (pytest.approx(0.5), "↑")
-    assert vitals.entropy.value == pytest.approx(0.97)
-    assert vitals.reward.points[0] == (0.0, 0.0)
-    assert vitals.reward.points[-1] == (1.0, 1.0)
+    assert vitals.values["policy/entropy"] == pytest.approx(0.97)
+    reward = fleet.sparks(run, vitals, ["reward/mean", "never/logged"])["reward/mean"]
+    assert (reward.value, reward.trend) == (pytest.approx(0.5), "↑")
+    assert thinning.in_unit_square(reward.curve)[0][0] == [0.0, 0.0]
+    assert thinning.in_unit_square(reward.curve)[0][-1] == [1.0, 1.0]
 
 
 def test_pace_is_per_step_however_rarely_rows_come(store_dir):
@@ -160,9 +162,10 @@ def test_a_restart_is_not_a_slow_step(store_dir):
 def test_the_newest_value_is_shown_even_if_it_is_nan(store_dir):
     """Not the last good one."""
     write_run(store_dir, metrics=lambda step: {"reward": NAN if step == 30 else 1.0})
-    glance = queries.vitals(queries.run("run-1")).reward
-    assert np.isnan(glance.value)
-    assert glance.bad == (1.0,)
+    run = queries.run("run-1")
+    reward = fleet.sparks(run, queries.vitals(run), ["reward/mean"])["reward/mean"]
+    assert np.isnan(reward.value)
+    assert thinning.in_unit_square(reward.curve)[1] == [1.0]
 
 
 def test_the_fleet_has_every_readable_run_with_its_alerts(store_dir):
@@ -172,10 +175,10 @@ def test_the_fleet_has_every_readable_run_with_its_alerts(store_dir):
     put_alerts(store_dir, [alert("b")])
     (store_dir / "junk").mkdir()
     (store_dir / "junk" / "run.db").write_bytes(b"junk" * 1000)
-    fleet = queries.fleet()
-    assert {run.run_id for run in fleet.runs} == set(fleet.vitals) == {"a", "b"}
-    assert [one.kind for one in fleet.alerts["b"]] == ["entropy_collapse"]
-    assert list(fleet.unreadable) == ["junk"]
+    every = fleet.fleet()
+    assert {run.run_id for run in every.runs} == set(every.vitals) == {"a", "b"}
+    assert [one.kind for one in every.alerts["b"]] == ["entropy_collapse"]
+    assert list(every.unreadable) == ["junk"]
 
 
 def test_an_outline_covers_all_attempts(store_dir):

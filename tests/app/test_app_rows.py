@@ -4,7 +4,7 @@ import json
 
 import pytest
 from app_world import WEIRD, cells, finding
-from rlwatch_app import alerts_page, run_history, runs_page, table
+from rlwatch_app import alerts_page, fleet_rows, run_history, table
 from rlwatch_app.health import LOOKS, Word
 
 from rlwatch.records import Command, CommandStatus, Severity
@@ -114,7 +114,14 @@ def test_a_severity_looks_like_what_it_makes_of_a_run(severity, word):
 def test_every_cell_is_strict_json_of_a_kind_the_script_knows(cell):
     """What Python makes, the browser can draw."""
     script = (table.HERE / "table.js").read_text(encoding="utf-8")
-    assert json.loads(json.dumps(cell, allow_nan=False))["kind"] in {"text", "word", "link", "spark", "details"}
+    assert json.loads(json.dumps(cell, allow_nan=False))["kind"] in {
+        "text",
+        "word",
+        "link",
+        "spark",
+        "details",
+        "group",
+    }
     assert cell["kind"] == "text" or f'"{cell["kind"]}"' in script
 
 
@@ -122,7 +129,7 @@ def test_the_stylesheet_knows_every_class_the_columns_use():
     """A misspelt class would be silent."""
     style = (table.HERE / "table.css").read_text(encoding="utf-8")
     columns = (
-        *runs_page.RUN_COLUMNS, *alerts_page.INCIDENT_COLUMNS,
+        *fleet_rows.Shown(fleet_rows.COLUMNS, ['x']).heads(), *alerts_page.INCIDENT_COLUMNS,
         *run_history.FINDING_COLUMNS, *run_history.COMMAND_COLUMNS, *run_history.EVENT_COLUMNS
     )  # fmt: skip
     for name in {name for column in columns for name in column.style.split()}:

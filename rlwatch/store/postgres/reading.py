@@ -6,7 +6,7 @@ import heapq
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from operator import attrgetter
 
@@ -50,6 +50,10 @@ class Runs(ABC):
     @abstractmethod
     def snapshot(self, run_id: str) -> Opened:
         """The same, of a run that exists. Raises ``RunNotFoundError``."""
+
+    def at_once(self, run_id: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Nothing to gain here: connections are kept."""
+        return nullcontext()
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
         """All runs, newest first, or those that are ``deleted``."""

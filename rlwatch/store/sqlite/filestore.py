@@ -6,12 +6,13 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from threading import local
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
@@ -25,6 +26,8 @@ from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, p
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.writer import FileWriter, amend_files, open_files, recover
+
+_R = TypeVar("_R")
 
 
 class FileStore(RunTables, ControlTables, CurationTables):
@@ -49,6 +52,8 @@ class FileStore(RunTables, ControlTables, CurationTables):
         self._infos = Unchanged[RunInfo]()  # the run table and the outboxes of hundreds of runs are polled
         self._quiet = Unchanged[bool]()
         self._edited = Unchanged[tuple[RunEdit, ...]]()
+        self._rows_read = Unchanged[tuple[list[Any], bool]]()
+        self._held = local()  # of each thread: run id -> the snapshot it asks all of
 
     def run(self, run_id: str) -> RunInfo:
         """One run; not read again before its files change."""
@@ -126,11 +131,35 @@ class FileStore(RunTables, ControlTables, CurationTables):
                 self._quiet.keep(run_id, stamp, value=True)
             return leased
 
+    def _rows(self, run_id: str, rows: Callable[[sqlite3.Connection, str], list[_R]]) -> tuple[list[_R], bool]:
+        """As everywhere, but not read again before the file changes."""
+        layout.existing_files(self.root, run_id)
+        name, stamp = f"{rows.__name__} {run_id}", stamp_of(self.root / run_id / "control.db")
+        kept = self._rows_read.recall(name, stamp)
+        if kept is None:
+            kept = super()._rows(run_id, rows)
+            self._rows_read.keep(name, stamp, kept)
+        return list(kept[0]), kept[1]
+
     def _run_ids(self) -> list[str]:
         return layout.run_ids(self.root)
 
+    @contextmanager
+    def at_once(self, run_id: str) -> Iterator[None]:
+        """The file is opened once, which costs as much as most questions do."""
+        with self.snapshot(run_id) as db:
+            before = getattr(self._held, "of", None)
+            self._held.of = (run_id, db)
+            try:
+                yield
+            finally:
+                self._held.of = before
+
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's tables as they are now, whoever writes on; what a dead writer's journal holds is stored first."""
+        held = getattr(self._held, "of", None)
+        if held is not None and held[0] == run_id:
+            return nullcontext(held[1])
         files = layout.existing_files(self.root, run_id)
         recover(files)
         return connection.open_reader(files)

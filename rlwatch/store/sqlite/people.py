@@ -147,11 +147,15 @@ class PeopleTables(ABC):
         gathered: list[_T] = []
         for each in self._controlled() if run_id is None else [run_id]:
             try:
-                with self._control(each) as db:
-                    hidden = run_id is None and db is not None and is_deleted(db, each)
-                    if db is not None and not (hidden and self.run(each).curation.deleted):
-                        gathered += rows(db, each)
+                found, deleted = self._rows(each, rows)
+                if run_id is not None or not (deleted and self.run(each).curation.deleted):
+                    gathered += found
             except StoreError:
                 if run_id is not None:
                     raise
         return gathered
+
+    def _rows(self, run_id: str, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> tuple[list[_T], bool]:
+        """Rows of a run, and whether its edits say that it is deleted."""
+        with self._control(run_id) as db:
+            return ([], False) if db is None else (rows(db, run_id), is_deleted(db, run_id))

@@ -8,7 +8,7 @@ import sqlite3
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -302,6 +302,10 @@ class RunTables(ABC):
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
+
+    def at_once(self, run_id: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Nothing to gain here: every answer is a snapshot of its own."""
+        return nullcontext()
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
         """All readable runs, newest first, or those that are ``deleted``."""

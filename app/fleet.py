@@ -1,0 +1,287 @@
+"""All runs for the list of runs: their state, small curves, groups, and the order they come in."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from rlwatch.compare.alignment import attempt_starts
+from rlwatch.curation import Facts, Query, facts_of
+from rlwatch.errors import StoreError
+from rlwatch.records import Alert, AlertState, RunInfo, RunState
+
+from . import format as fmt
+from .health import ENDED as ENDED_WORDS
+from .health import Health, Pause, Word, judge, pause_of, since_words
+from .queries import Version, Vitals, alerts_by_run, commands, store, store_url, version, vitals
+from .thinning import Curve, mean_of, small, trend
+
+STILL_S = 5.0
+"""Seconds without a step from which a run may be paused."""
+RISK = "forecast/p50"
+POINTS = 30
+"""Buckets of a small curve, two points each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All runs with their vitals, alerts and pauses, and why others cannot be read."""
+
+    runs: tuple[RunInfo, ...]
+    vitals: Mapping[str, Vitals]
+    alerts: Mapping[str, Sequence[Alert]]
+    unreadable: Mapping[str, str]
+    pauses: Mapping[str, Pause] = field(default_factory=dict)
+
+
+def fleet(*, deleted: bool = False) -> Fleet:
+    """Everything the list of runs needs, but for the curves; of the runs that are ``deleted`` instead."""
+    source, now = store(), time.time()
+    runs, vitals_of, broken = [], {}, dict(source.unreadable())
+    paused: dict[str, Pause] = {}
+    for run in source.runs(deleted=deleted):
+        try:
+            vitals_of[run.run_id] = vitals(run)
+            pause = _pause(run, now)
+        except StoreError as error:
+            broken[run.run_id] = str(error)
+        else:
+            runs.append(run)
+            if pause is not None:
+                paused[run.run_id] = pause
+    return Fleet(tuple(runs), vitals_of, alerts_by_run(), broken, paused)
+
+
+def _pause(run: RunInfo, now: float) -> Pause | None:
+    """Commands are read only of a live run that has been still for a while."""
+    still = run.state is RunState.RUNNING and now - (run.last_ts or run.created_at) > STILL_S
+    return pause_of(run, commands(run.run_id), now) if still else None
+
+
+# Small curves, of the runs that are shown.
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """One metric of a run in the list: its last value, the way it goes, and a small curve."""
+
+    curve: Curve
+    value: float | None = None
+    trend: str = ""
+
+
+NO_CURVE = Spark(Curve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)))
+
+
+def sparks(run: RunInfo, known: Vitals, names: Iterable[str]) -> dict[str, Spark]:
+    """Name -> its curve, of those that the run recorded; read again only once it has moved on."""
+    kept, at = _kept_sparks(store_url()), version(run)
+    wanted = {name: RISK if name == RISK else known.sources.get(name) for name in names}
+    absent = [
+        (name, as_logged)
+        for name, as_logged in wanted.items()
+        if as_logged is not None and kept.get((run.run_id, name), (None,))[0] != at
+    ]
+    if absent:
+        series = store().series(run.run_id, [as_logged for _, as_logged in absent], points=2 * POINTS)
+        starts = attempt_starts(list(series.values()))
+        for name, as_logged in absent:
+            one = series[as_logged]
+            value = float(one.values[-1]) if len(one.values) else None
+            kept[run.run_id, name] = (at, Spark(small(one, starts, POINTS), value, trend(one.values)))
+    return {name: kept[run.run_id, name][1] for name, as_logged in wanted.items() if as_logged is not None}
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _kept_sparks(url: str) -> dict[tuple[str, str], tuple[Version, Spark]]:  # noqa: ARG001
+    return {}
+
+
+# One run as an entry of the list.
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One run and its health now."""
+
+    run: RunInfo
+    health: Health
+    vitals: Vitals
+    alerts: Sequence[Alert]
+
+    @property
+    def heard(self) -> float:
+        """Time of its last step (Unix seconds), or of its beginning."""
+        return self.run.last_ts or self.run.created_at
+
+
+def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
+    """All runs, those that need a person first; among equals the one heard of last first."""
+    found = []
+    for run in fleet.runs:
+        known, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
+        health = judge(run, alerts, now, known.pace, fleet.pauses.get(run.run_id), verdict=known.verdict)
+        found.append(RunEntry(run, health, known, alerts))
+    return sorted(found, key=lambda entry: (*entry.health.order, -entry.heard))
+
+
+def why(entry: RunEntry) -> str:
+    """Reason for the run's state, else its last alarm."""
+    if entry.health.why:
+        return entry.health.why
+    open_alerts = [alert for alert in entry.alerts if alert.state is AlertState.FIRING]
+    if open_alerts:  # the run ended in them
+        worst = max(open_alerts, key=lambda alert: (alert.severity.rank, -alert.onset_step))
+        more = f", and {len(open_alerts) - 1} more" if len(open_alerts) > 1 else ""
+        return f"unresolved: {since_words(worst, entry.run.last_step)}{more}"
+    last = last_alarm(entry.alerts)
+    return "" if last is None else f"resolved: {since_words(last, last.resolved_step)}"
+
+
+def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
+    """The alarm told last that is over."""
+    over = [alert for alert in alerts if alert.state is AlertState.RESOLVED and alert.fired_at is not None]
+    return max(over, key=lambda alert: alert.onset_step, default=None)
+
+
+ENDED = frozenset({Word.FINISHED, Word.CRASHED, *ENDED_WORDS.values()})
+"""Words of runs about which nothing is to be forecast any more; a silent one may come back."""
+
+
+def risk(entry: RunEntry) -> float | None:
+    """The chance of a failure within 50 steps; None of a run that is over, or where none is given."""
+    forecast = entry.vitals.forecast
+    return None if forecast is None or entry.health.word in ENDED else forecast.p50
+
+
+# Searching, sorting, grouping.
+
+
+def facts(run: RunInfo) -> Facts:
+    """The searched facts of the run; flattening a configuration takes about a millisecond."""
+    kept = _kept_facts(store_url())
+    at = (run.attempt, run.curation.edited_at or 0.0)
+    known = kept.get(run.run_id)
+    if known is None or known[0] != at:
+        known = kept[run.run_id] = (at, facts_of(run))
+    return known[1]
+
+
+@st.cache_resource(show_spinner=False, max_entries=4)
+def _kept_facts(url: str) -> dict[str, tuple[tuple[int, float], Facts]]:  # noqa: ARG001
+    return {}
+
+
+def matching(
+    all_entries: Sequence[RunEntry],
+    *,
+    projects: Sequence[str] = (),
+    states: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    text: str = "",
+) -> list[RunEntry]:
+    """Entries of the chosen projects and states (none chosen: all) with all ``tags`` that fit the query ``text``."""
+    query = Query.parse(text)
+    return [
+        entry
+        for entry in all_entries
+        if (not projects or entry.run.project in projects)
+        and (not states or entry.health.word.value in states)
+        and set(tags) <= set(entry.run.tags)
+        and (not query.terms or query.fits(facts(entry.run), why(entry)))
+    ]
+
+
+URGENT = "most urgent"
+LOW, HIGH = "lowest", "highest"
+SORTS: Mapping[str, Callable[[RunEntry], Any]] = {
+    "run": lambda entry: (entry.run.name or entry.run.run_id).casefold(),
+    "step": lambda entry: entry.run.last_step,
+    "reward": lambda entry: entry.vitals.values.get("reward/mean"),
+    "entropy": lambda entry: entry.vitals.values.get("policy/entropy"),
+    "KL": lambda entry: kl(entry.vitals),
+    "grad norm": lambda entry: entry.vitals.values.get("optim/grad_norm"),
+    "risk": risk,
+    "last step": lambda entry: entry.heard,
+    "started": lambda entry: entry.run.created_at,
+}
+"""Columns that the list can be sorted by, and what it is sorted by then."""
+
+
+def kl(known: Vitals) -> float | None:
+    """The last KL to the reference, in whichever form it was measured first."""
+    names = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k1", "policy/kl_ref_k2")
+    return next((known.values[name] for name in names if name in known.values), None)
+
+
+def in_order(entries: Sequence[RunEntry], by: str) -> list[RunEntry]:
+    """Entries by ``"reward, highest"``; anything else leaves the most urgent first. What has no number comes last."""
+    name, _, way = by.rpartition(", ")
+    if name not in SORTS:
+        return list(entries)
+    keyed = [(SORTS[name](entry), entry) for entry in entries]
+    absent = [entry for key, entry in keyed if key is None or (isinstance(key, float) and math.isnan(key))]
+    held = [(key, entry) for key, entry in keyed if not (key is None or (isinstance(key, float) and math.isnan(key)))]
+    return [entry for _, entry in sorted(held, key=lambda pair: pair[0], reverse=way == HIGH)] + absent
+
+
+NOT_GROUPED, BY_PROJECT, BY_NAME, BY_TAGS = "", "project", "name without its last number", "tags"
+
+
+def group_names(runs: Iterable[RunInfo]) -> list[str]:
+    """Names by which runs can be grouped: what every run has, and the settings in which they differ."""
+    given: dict[str, set[str]] = {}
+    for run in runs:
+        for name, value in _flat(run.config):
+            given.setdefault(name, set()).add(str(value))
+    return [BY_PROJECT, BY_NAME, BY_TAGS, *sorted(name for name, values in given.items() if len(values) > 1)]
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def group_of(run: RunInfo, by: str) -> str:
+    """The name of the run's group."""
+    if by == BY_PROJECT:
+        return run.project
+    if by == BY_NAME:
+        return (run.name or run.run_id).rstrip("0123456789").rstrip("-_ .") or run.name or run.run_id
+    if by == BY_TAGS:
+        return ", ".join(sorted(run.tags)) or "no tags"
+    values = facts(run).values(by.casefold())
+    return f"{by} = {values[0] if values else fmt.NOTHING}"
+
+
+def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
+    """Group -> its entries, in the order in which their first ones come."""
+    found: dict[str, list[RunEntry]] = {}
+    for entry in entries:
+        found.setdefault(group_of(entry.run, by), []).append(entry)
+    return found
+
+
+def mean_spark(members: Sequence[Spark]) -> tuple[Curve, np.ndarray]:
+    """Mean and band of a group's curves."""
+    return mean_of([one.curve for one in members])
+
+
+def mean_words(values: Sequence[float | None]) -> str:
+    """``0.41 ± 0.02`` over the finite values; ``NaN in 2`` where some are not."""
+    held = [value for value in values if value is not None]
+    finite = [value for value in held if math.isfinite(value)]
+    odd = f"NaN in {len(held) - len(finite)}" if len(finite) < len(held) else ""
+    if not finite:
+        return odd or fmt.NOTHING
+    spread = f" ± {fmt.number(float(np.std(finite, ddof=1)))}" if len(finite) > 1 else ""
+    return f"{fmt.number(float(np.mean(finite)))}{spread}" + (f", {odd}" if odd else "")

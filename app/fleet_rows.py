@@ -1,0 +1,232 @@
+"""Rows and columns of the list of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import streamlit as st
+
+from . import format as fmt
+from . import table
+from .fleet import (
+    ENDED,
+    HIGH,
+    NO_CURVE,
+    RISK,
+    SORTS,
+    RunEntry,
+    Spark,
+    kl,
+    mean_spark,
+    mean_words,
+    risk,
+    sparks,
+    why,
+)
+from .health import ENDED as ENDED_WORDS
+from .health import LOOKS, Health, Word
+from .thinning import in_unit_square
+
+OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.DEAD, Word.STALE, *ENDED_WORDS.values()})
+"""Words of runs that go on no more: drawn fainter once nobody needs to look."""
+GROUP = "group:"
+"""Prefix of a click on a group; its name follows."""
+MEMBERS = "group-members"
+"""Session key: click on a group -> ids of the runs in it."""
+REWARD = "reward/mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A column: style of its head and cells, and its cell for one run and for a group."""
+
+    style: str
+    of_run: Callable[[RunEntry, Mapping[str, Spark], float], table.Cell]
+    of_group: Callable[[Sequence[RunEntry], float], table.Cell] = lambda *_: table.text("")
+
+
+def _state(entry: RunEntry) -> table.Cell:
+    health = entry.health
+    at = f"@{health.since}" if health.word is Word.COLLAPSED and health.since is not None else ""
+    return table.word(health.word, health.word.value + at)
+
+
+def _states(members: Sequence[RunEntry]) -> table.Cell:
+    """The word of the member that needs a person most, and how many share it."""
+    worst: Health = min((entry.health for entry in members), key=lambda health: health.order)
+    count = sum(entry.health.word is worst.word for entry in members)
+    return table.word(worst.word, f"{count} {worst.word.value}" if count < len(members) else worst.word.value)
+
+
+def _why_of(members: Sequence[RunEntry]) -> table.Cell:
+    needing = [entry for entry in members if entry.health.needs_you]
+    if not needing:
+        return table.text("", quiet=True)
+    return table.text(f"{len(needing)} of {len(members)} need you: {fmt.shorten(why(needing[0]), 120)}")
+
+
+def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
+    """The chance of a failure within 50 steps and its way, with a shape where it is an alarm; none of a run that is
+    over.
+    """
+    forecast, over = entry.vitals.forecast, entry.health.word in ENDED
+    look = LOOKS[Word.WATCH]
+    if forecast is not None and forecast.limits_only and forecast.alarm and not over:
+        return table.mark(look.shape, look.colour, "near a limit")
+    if forecast is None or forecast.p50 is None or over:
+        title = "" if forecast is None else forecast.absent or forecast.limits_only
+        return table.text(fmt.NOTHING, quiet=True, title=title)
+    way = curves[RISK].trend if RISK in curves else ""
+    chance = fmt.chance(forecast.p50) + (f" {way}" if way in {"↑", "↓"} else "")
+    if not forecast.alarm:
+        return table.text(chance, quiet=True)
+    return table.mark(look.shape, look.colour, chance)
+
+
+def _number(name: str) -> Kind:
+    def of_run(entry: RunEntry, curves: Mapping[str, Spark], now: float) -> table.Cell:  # noqa: ARG001
+        way = curves[name].trend if name in curves else ""
+        return table.text(fmt.number(entry.vitals.values.get(name)), way)
+
+    def of_group(members: Sequence[RunEntry], now: float) -> table.Cell:  # noqa: ARG001
+        return table.text(mean_words([entry.vitals.values.get(name) for entry in members]))
+
+    return Kind("right tight", of_run, of_group)
+
+
+COLUMNS: Mapping[str, Kind] = {
+    "step": Kind(
+        "right tight",
+        lambda entry, *_: table.text(fmt.step(entry.run.last_step)),
+        lambda members, _: table.text(fmt.step(max((e.run.last_step or 0 for e in members), default=0))),
+    ),
+    "reward": _number(REWARD),
+    "entropy": _number("policy/entropy"),
+    "KL": Kind(
+        "right tight wide",
+        lambda entry, *_: table.text(fmt.number(kl(entry.vitals))),
+        lambda members, _: table.text(mean_words([kl(entry.vitals) for entry in members])),
+    ),
+    "grad norm": _number("optim/grad_norm"),
+    "risk, 50 steps": Kind(
+        "right tight",
+        lambda entry, curves, _: _risk(entry, curves),
+        lambda members, _: _worst_risk(members),
+    ),
+    "why": Kind(
+        "long",
+        lambda entry, *_: table.text(fmt.shorten(why(entry), 160), quiet=not entry.health.needs_you),
+        lambda members, _: _why_of(members),
+    ),
+    "notes": Kind("long", lambda entry, *_: table.text(fmt.shorten(entry.run.curation.notes, 160), quiet=True)),
+    "trainer": Kind("tight", lambda entry, *_: table.text(fmt.shorten(entry.run.source, 40), quiet=True)),
+    "started": Kind("right tight", lambda entry, _, now: table.text(fmt.age(entry.run.created_at or None, now))),
+    "last step": Kind(
+        "right tight",
+        lambda entry, _, now: table.text(fmt.age(entry.run.last_ts, now)),
+        lambda members, now: table.text(fmt.age(max((e.run.last_ts or 0.0 for e in members), default=0) or None, now)),
+    ),
+}
+"""Columns that can be chosen, in the order in which they are shown; state and run come first and always."""
+DEFAULT_COLUMNS = ("step", "reward", "entropy", "KL", "risk, 50 steps", "why", "last step")
+DEFAULT_CURVES = (REWARD,)
+SORTED_BY = {"risk, 50 steps": "risk"}
+"""Column -> what it is called where the list is sorted."""
+
+
+def _worst_risk(members: Sequence[RunEntry]) -> table.Cell:
+    worst = max((chance for entry in members if (chance := risk(entry)) is not None), default=None)
+    return table.text(fmt.NOTHING if worst is None else f"up to {fmt.chance(worst)}", quiet=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the list: one run, or a group by its ``name``."""
+
+    entries: tuple[RunEntry, ...]
+    name: str | None = None
+    unfolded: bool = False
+    member: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The looks of the list. ``picked``: ids whose boxes are ticked; None: nothing has a box."""
+
+    columns: Sequence[str] = DEFAULT_COLUMNS
+    curves: Sequence[str] = DEFAULT_CURVES
+    sort: str = ""
+    now: float = 0.0
+    picked: frozenset[str] | None = field(default=None)
+
+    def _kinds(self) -> list[tuple[str, Kind | None]]:
+        """Columns in order; a curve (None) stands after the number that it belongs to, the others at the end."""
+        found: list[tuple[str, Kind | None]] = []
+        for name, kind in COLUMNS.items():
+            if name in self.columns:
+                found.append((name, kind))
+                found += [(REWARD, None)] if name == "reward" and REWARD in self.curves else []
+        placed = {name for name, kind in found if kind is None}
+        at = next((place for place, (name, _) in enumerate(found) if name == "risk, 50 steps"), len(found))
+        found[at:at] = [(name, None) for name in self.curves if name not in placed]
+        return found
+
+    def heads(self) -> list[table.Column]:
+        """The heads of all columns."""
+        found = [table.Column("state", "tight"), self._head("run", "long")]
+        for name, kind in self._kinds():
+            if kind is None:
+                labelled = name == REWARD and "reward" in self.columns
+                found.append(table.Column("" if labelled else name, "tight" + (" wide" if labelled else "")))
+            else:
+                found.append(self._head(name, kind.style))
+        return found
+
+    def _head(self, name: str, style: str) -> table.Column:
+        sort = SORTED_BY.get(name, name)
+        by, _, way = self.sort.rpartition(", ")
+        turned = ("descending" if way == HIGH else "ascending") if by == sort else ""
+        return table.Column(name, style, sort if sort in SORTS else "", turned)
+
+    def rows(self, lines: Sequence[Line]) -> list[table.Row]:
+        """The rows; curves are read of these runs alone."""
+        st.session_state[MEMBERS] = {
+            GROUP + line.name: [entry.run.run_id for entry in line.entries] for line in lines if line.name is not None
+        }
+        return [self.run_row(line) if line.name is None else self._group_row(line.name, line) for line in lines]
+
+    def run_row(self, line: Line) -> table.Row:
+        """The row of one run."""
+        (entry,) = line.entries
+        run = entry.run
+        asked = [REWARD] if "reward" in self.columns else []
+        asked += [RISK] if entry.health.word not in ENDED and entry.vitals.forecast is not None else []
+        curves = sparks(run, entry.vitals, dict.fromkeys((*self.curves, *asked)))
+        cells = [_state(entry), table.run_link(run.run_id, run.project, run.name, run.tags, run.curation.notes)]
+        for name, kind in self._kinds():
+            cells.append(self._curve(name, curves.get(name)) if kind is None else kind.of_run(entry, curves, self.now))
+        quiet = not entry.health.needs_you and entry.health.word in OVER
+        picked = None if self.picked is None else run.run_id in self.picked
+        return table.Row(cells, opens=run.run_id, picked=picked, quiet=quiet, member=line.member)
+
+    def _curve(self, name: str, one: Spark | None) -> table.Cell:
+        known = one or NO_CURVE
+        beside = name == REWARD and "reward" in self.columns
+        label = "" if beside else " ".join((fmt.number(known.value), known.trend)).strip()
+        return table.spark(*in_unit_square(known.curve), label)
+
+    def _group_row(self, name: str, line: Line) -> table.Row:
+        members = line.entries
+        curves = [sparks(entry.run, entry.vitals, self.curves) for entry in members]
+        cells = [_states(members), table.group(name, len(members))]
+        for column, kind in self._kinds():
+            if kind is not None:
+                cells.append(kind.of_group(members, self.now))
+                continue
+            held = [one[column] for one in curves if column in one]
+            beside = column == REWARD and "reward" in self.columns
+            label = "" if beside else mean_words([one.value for one in held])
+            cells.append(table.spark(*in_unit_square(*mean_spark(held)), label))
+        picked = None if self.picked is None else all(entry.run.run_id in self.picked for entry in members)
+        return table.Row(cells, opens=GROUP + name, picked=picked, unfolded=line.unfolded)

@@ -1,0 +1,101 @@
+"""The list of runs by hand: finding runs by their settings, naming, tagging, archiving, deleting with a way back."""
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from rlwatch.records import RunInfo, RunState, StepRecord
+from rlwatch.store.url import open_store
+
+pytestmark = pytest.mark.browser
+
+
+def sweep(store_url, project):
+    """Four finished runs: two settings, two seeds."""
+    store = open_store(store_url)
+    for place, (lr, seed) in enumerate([(3e-5, 1), (3e-5, 2), (1e-6, 1), (1e-6, 2)]):
+        config = {"optim": {"lr": lr}, "seed": seed}
+        info = RunInfo(f"{project}-{place}", project, f"lr{lr:g}-s{seed}", "trl/grpo", config=config)
+        writer = store.open_run(info)
+        writer.write([StepRecord(s, {"reward": place + s / 100}, ts=time.time()) for s in range(1, 31)])
+        writer.finish(RunState.FINISHED, "", time.time())
+        writer.close()
+    return store
+
+
+def settled(page):
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+
+
+def test_runs_are_found_named_tagged_archived_deleted_and_brought_back(shared_app, page, shared_store):
+    """What a person does to a sweep on a Monday; a reload shows the same."""
+    store = sweep(shared_store, "monday")
+    page.goto(f"{shared_app}/?project=monday")
+    search = page.get_by_role("textbox", name="Search")
+    search.fill("lr=0.00003")
+    search.press("Enter")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page).to_have_url(re.compile(r"search=lr"))
+    page.reload()
+    expect(page.locator("tbody tr")).to_have_count(2)
+
+    page.get_by_role("checkbox", name="Select lr3e-05-s1").check()
+    page.get_by_role("button", name="Edit…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("textbox", name="Name").fill("best one")
+    tags = dialog.get_by_role("combobox", name="Tags")
+    tags.fill("paper")
+    tags.press("Enter")
+    tags.press("Tab")
+    dialog.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("link", name="best one")).to_be_visible()
+    expect(page.locator(".tag")).to_have_text("paper")
+    assert [(edit.by, edit.name, edit.tagged) for edit in store.edits("monday-0")] == [("ann", "best one", ("paper",))]
+
+    page.get_by_role("button", name="Archive", exact=True).click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    settled(page)
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_text("Deleted 1 run.")).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("link", name="best one")).to_be_visible()
+
+
+def test_four_runs_are_ticked_sorted_grouped_and_compared(shared_app, page, shared_store):
+    """By the head of a column and by keyboard; the address holds all of it."""
+    sweep(shared_store, "four")
+    page.goto(f"{shared_app}/?project=four")
+    expect(page.locator("tbody tr")).to_have_count(4)
+    page.get_by_role("button", name="reward").click()
+    expect(page.locator("tbody .name").first).to_have_text("lr1e-06-s2")
+    expect(page).to_have_url(re.compile("sort=reward"))
+
+    page.goto(f"{shared_app}/?project=four&group=optim.lr")
+    group = page.locator("tr.group").first
+    expect(page.locator("tbody tr")).to_have_count(2)
+    group.focus()
+    group.press("Enter")
+    expect(page.locator("tr.member")).to_have_count(2)
+    expect(page).to_have_url(re.compile("open="))
+    page.get_by_role("checkbox", name="Select optim.lr = 3e-05").check()
+    page.get_by_role("checkbox", name="Select optim.lr = 1e-06").check()
+    page.get_by_role("button", name="Compare 4 runs").click()
+    expect(page).to_have_url(re.compile(r"/compare\?runs=.*four-3"))
+    expect(page.get_by_text("Settings that differ")).to_be_visible()
+
+
+def test_a_phone_gets_cards_that_fit(shared_app, page, shared_store):
+    """Nothing is cut and nothing scrolls sideways."""
+    sweep(shared_store, "phone")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{shared_app}/?project=phone")
+    row = page.locator("tbody tr").first
+    expect(row).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator(".rlwatch-table").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    expect(row.locator("td[data-label='KL']")).to_be_visible()
