@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from forecast import artefacts, evaluate, judge, tools
+from forecast import artefacts, cadence, evaluate, judge, tools
 from forecast.knobs import Pace, Start
 from forecast.tables import pack as packed
 
@@ -159,6 +159,7 @@ def recipes() -> None:
 
 
 app.command("tools", epilog=tools.EXAMPLES)(tools.tools)
+app.command("cadence", epilog=cadence.EXAMPLES)(cadence.cadence)
 app.command("judge", epilog=judge.EXAMPLES)(judge.judge)
 app.command("evaluate", epilog=evaluate.EVALUATE_EXAMPLES)(evaluate.evaluate)
 app.command("leaderboard", epilog=evaluate.LEADERBOARD_EXAMPLES)(evaluate.leaderboard)

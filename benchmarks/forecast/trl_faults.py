@@ -25,6 +25,8 @@ from rlwatch.demo.training import score
 
 HELD_OUT = 256
 HELD_OUT_EVERY = 10
+SMALL_EVERY = 3
+"""Steps between measurements of the accuracy of a small-batch run; of one with a sparse log it is of its rows."""
 DEAD_STEPS = 5
 """A run goes on for so many steps after its weights stopped being finite."""
 
@@ -71,7 +73,8 @@ class Reward:
     def __call__(self, completions: list[str], target: list[str], trainer_state: Any, **_: Any) -> list[float]:
         """Rewards of one generation, for the step that is under way."""
         step = int(trainer_state.global_step) + 1
-        self._truth.acc[step] = sum(map(str.__eq__, completions, target)) / len(target)
+        if self._setting.data is None:
+            self._truth.acc[step] = sum(map(str.__eq__, completions, target)) / len(target)
         return [
             self._faulty(text, self._verified(text, wanted), step)
             for text, wanted in zip(completions, target, strict=True)
@@ -140,15 +143,17 @@ class Faults(TrainerCallback):
         It is not where an engine sampled it, nor where it was sampled at an earlier step. Nor is it where the data of a
         step are harder or easier than others.
         """
-        now, apart = step % HELD_OUT_EVERY == 0, self._setting.data is not None
-        foreign = apart or bool(self._setting.engine) or step not in self._truth.acc
-        if not now and not foreign:
+        now, small = step % HELD_OUT_EVERY == 0, self._setting.data is not None
+        rows = self._setting.logging_steps
+        due = step % (SMALL_EVERY if rows == 1 else rows) == 0
+        foreign = bool(self._setting.engine) or step not in self._truth.acc
+        if not now and not (due if small else foreign):
             return
         asked = self._asked if now else self._asked[: HELD_OUT // 2]
         measured = accuracy(policy, self._trainer.processing_class, asked, self._draws)
         if now:
             self._truth.heldout[step] = measured
-        if foreign:
+        if small or foreign:
             self._truth.acc[step] = measured
 
 

@@ -19,7 +19,7 @@ STRETCH = (1.7, 2.5)
 """How many times as long runs are, and what grows in them, at the long pace."""
 
 
-SMALL_STRETCH, SPARSE_STRETCH = (1.0, 1.6), (1.6, 2.2)
+SMALL_STRETCH, SPARSE_STRETCH = (1.0, 1.1), (1.2, 1.5)
 """The same for small-batch runs, and for those of them that log so rarely that 150 steps are a few rows."""
 
 

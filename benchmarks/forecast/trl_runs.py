@@ -58,28 +58,32 @@ def train(job: Job, starts: Path) -> tuple[dict[str, list[float | None]], str]:
     """Train as ``job`` says; returns the columns of its table and how training ended."""
     from forecast.trl_trainer import make_trainer, quiet
 
-    from rlwatch.integrations.trl import watch
-
     quiet()
     starts.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, _memory(job.run) as store:
-        end, truth = "finished", None
+        end, truth, dense = "finished", None, job.setting.logging_steps == 1
         for setting, checkpoint in parts(job.setting, Path(directory)):
             trainer, truth = make_trainer(setting, job.seed, starts, Path(directory), truth)
-            watched = watch(
-                trainer, store=store, run_id=job.run, localise=False, detectors=list, rules=(), sigterm=False
-            )
+            watched = _watched(trainer, store, job) if dense else None
             try:
                 trainer.train(resume_from_checkpoint=checkpoint)
             except (RuntimeError, ValueError) as error:  # TRL cannot sample from weights that are not finite
                 end = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-            watched.finish()
-        rows = measured(store, job.run) if job.setting.logging_steps == 1 else logged(trainer.state.log_history)
+            if watched is not None:
+                watched.finish()
+        rows = measured(store, job.run) if dense else logged(trainer.state.log_history)
     steps = sorted(rows)
     names = sorted({name for row in rows.values() for name in row})
     columns: dict[str, list[float | None]] = {"step": list(steps)}
     columns |= {name: [rows[step].get(name) for step in steps] for name in names}
     return columns | truth.columns(steps), end
+
+
+def _watched(trainer: Any, store: str, job: Job) -> Any:
+    """The run as its taps see it."""
+    from rlwatch.integrations.trl import watch
+
+    return watch(trainer, store=store, run_id=job.run, localise=False, detectors=list, rules=(), sigterm=False)
 
 
 def parts(setting: Setting, directory: Path) -> list[tuple[Setting, str | None]]:
