@@ -35,6 +35,8 @@ from .layout import GoToCompare, GoToRun
 from .markup import el
 
 SORT = "sort"
+PICKED, UNFOLDED = "picked", "open"
+"""Names in the address of ticked runs and of groups that stand open."""
 AT_FIRST, MORE = 100, 400
 """Rows shown at first, and how many more at each click."""
 NORMAL, ARCHIVED, DELETED = "", "archived, too", "deleted"
@@ -198,7 +200,7 @@ def _chosen(entries: list[RunEntry]) -> View:
         st.caption("Only " + " · ".join(fmt.shorten(one, 60) for one in narrowed))
     return View(
         projects, states, tags, text or "", columns, curves, sort, group,
-        frozenset(st.query_params.get_all("open")), _rows_asked(),
+        frozenset(_told(UNFOLDED)), _rows_asked(),
     )  # fmt: skip
 
 
@@ -263,8 +265,21 @@ def _unfold(opened: str) -> None:
     """Unfold a group, or fold it."""
     name = opened.removeprefix(fleet_rows.GROUP)
     if name != opened:
-        now = st.query_params.get_all("open")
-        st.query_params["open"] = [one for one in now if one != name] if name in now else [*now, name]
+        now = _told(UNFOLDED)
+        _tell(UNFOLDED, [one for one in now if one != name] if name in now else [*now, name])
+
+
+def _told(name: str) -> list[str]:
+    """Values of the address, until a click of this session chose others: of two quick clicks the second is sent before
+    the browser has the address that the first one made.
+    """
+    kept: list[str] = st.session_state.setdefault(f"told-{name}", st.query_params.get_all(name))
+    return kept
+
+
+def _tell(name: str, values: Sequence[str]) -> None:
+    st.session_state[f"told-{name}"] = list(values)
+    st.query_params[name] = list(values)
 
 
 # Ticked runs.
@@ -272,22 +287,16 @@ def _unfold(opened: str) -> None:
 
 def _pick(asked: str) -> None:
     """Tick a run's box, or clear it; that of a group ticks or clears all of it."""
-    now = st.query_params.get_all("picked")
+    now = _told(PICKED)
     members = st.session_state.get(fleet_rows.MEMBERS, {}).get(asked, [asked])
-    if set(members) <= set(now):
-        st.query_params["picked"] = [one for one in now if one not in members]
-    else:
-        st.query_params["picked"] = [*now, *(one for one in members if one not in now)]
-
-
-def _clear() -> None:
-    st.query_params.pop("picked", None)
+    ticked = set(members) <= set(now)
+    _tell(PICKED, [one for one in now if one not in members] + ([] if ticked else members))
 
 
 def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit: bool) -> list[str]:
     """Runs whose boxes are ticked, in that order, also where a filter hides them; what can be done with them."""
     known: Mapping[str, RunInfo] = {entry.run.run_id: entry.run for entry in entries}
-    picked = [run_id for run_id in st.query_params.get_all("picked") if run_id in known]
+    picked = [run_id for run_id in _told(PICKED) if run_id in known]
     if picked:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             label = f"Compare {fmt.plural(len(picked), 'run')}" if len(picked) > 1 else "Compare: tick another run"
@@ -295,7 +304,7 @@ def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit
                 go_to_compare(picked)
             if may_edit:
                 run_edits.buttons([known[run_id] for run_id in picked])
-            st.button("Clear", key="compare-clear", type="tertiary", on_click=_clear)
+            st.button("Clear", key="compare-clear", type="tertiary", on_click=_tell, args=(PICKED, ()))
     return picked
 
 
