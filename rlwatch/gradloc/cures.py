@@ -131,6 +131,16 @@ class Proposal:
     entropy: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Through:
+    """What of the gradient comes through log-probs and entropies, by the backward of training: its ``norm`` (NaN with
+    several ranks), and its part ``along`` the gradient that training holds, in the unit of the norm.
+    """
+
+    norm: float
+    along: float
+
+
 @dataclass(slots=True)
 class Pharmacy:
     """Tries cures on one step. A collective: all ranks make the same proposals in the same order.
@@ -145,21 +155,25 @@ class Pharmacy:
     world: World
     backwards: int = 0
     notes: list[str] = field(default_factory=list)
+    _through: Through | None = None
 
     def cure(self, proposal: Proposal) -> Cure | None:
         """The norm with it; None where that cannot be told."""
         before = self.direction.norm
         if sharded_modules(self.model):
             return None
-        changes = self._without_other_terms() if proposal.only else self._changes(proposal)
-        entropy = 1.0 if proposal.only else proposal.entropy - 1.0
+        if proposal.only:
+            through = self.through()
+            known = through is not None and math.isfinite(through.norm)
+            return Cure(proposal.kind, proposal.value, proposal.action, before, through.norm) if known else None
+        changes = self._changes(proposal)
         changed = any(change is not None for change in changes)
         ranks = self.world.sum(torch.tensor(float(changed), dtype=torch.float64))
         if not float(ranks):
             return None
-        if self.world.size > 1 and (float(ranks) > 1 or proposal.only):
+        if self.world.size > 1 and float(ranks) > 1:
             return None  # gradients of several ranks would have to travel
-        after, why = tried(lambda: self._norm(changes, entropy, alone=proposal.only)) if changed else (0.0, "")
+        after, why = tried(lambda: self._norm(changes, proposal.entropy - 1.0)) if changed else (0.0, "")
         whole = float(self.world.sum(torch.tensor(math.nan if after is None else after, dtype=torch.float64)))
         if why:
             self.notes.append(f"cures: {why}")
@@ -177,28 +191,46 @@ class Pharmacy:
             found.append(change if np.any(change) or proposal.entropy != 1.0 else None)
         return found
 
-    def _without_other_terms(self) -> list[np.ndarray | None]:
-        return [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
+    def through(self) -> Through | None:
+        """What comes through the tokens, by one backward of all of them; None where that cannot be told. Kept."""
+        if self._through is None and not sharded_modules(self.model):
+            here, why = tried(self._alone)
+            self.notes += [f"through the tokens: {why}"] if why else []
+            norm, along = (math.nan, math.nan) if here is None else here
+            norm = norm if self.world.size == 1 else math.nan
+            along = float(self.world.sum(torch.tensor(along, dtype=torch.float64)))
+            self._through = Through(norm, along)
+        return self._through if self._through is not None and math.isfinite(self._through.along) else None
 
-    def _norm(self, changes: Sequence[np.ndarray | None], entropy: float, *, alone: bool) -> float:
-        """Norm of the gradient with the changes, and ``entropy`` times its coefficients; ``alone``: of these alone."""
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+    def _alone(self) -> tuple[float, float]:
+        """Norm of this rank's part of what comes through the tokens, and its part along the gradient."""
+        changes = [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
+        added = self._added(changes, 1.0)
+        squares = math.fsum(float(part.norm(dtype=torch.float32)) ** 2 for part in added.values())
+        held = {name: self.direction.gradients[name].detach().float() for name in added}
+        along = math.fsum(float((part * held[name]).sum()) for name, part in added.items())
+        return math.sqrt(squares), along / self.direction.length
+
+    def _norm(self, changes: Sequence[np.ndarray | None], entropy: float) -> float:
+        """Norm of the gradient with the changes, and ``entropy`` times its coefficients more."""
+        added, unit = self._added(changes, entropy), self.direction.norm / self.direction.length
+        squares = 0.0
+        for name, gradient in self.direction.gradients.items():
+            whole = gradient.detach().float() * unit
+            whole = whole + added[name] if name in added else whole
+            squares += float(whole.norm(dtype=torch.float32)) ** 2
+        return math.sqrt(squares)
+
+    def _added(self, changes: Sequence[np.ndarray | None], entropy: float) -> dict[str, Tensor]:
+        """What the changes add to the gradient of each parameter, as a mean over ranks."""
+        named = [(name, p) for name, p in self.model.named_parameters() if name in self.direction.gradients]
         total: list[Tensor | None] = [None] * len(named)
         with beside_training(self.model):
             for one, change in zip(self.passes.all, changes, strict=True):
                 if change is not None:
                     self._add(one, change, named, total, entropy=entropy)
-        held = self.direction.gradients
-        unit = 0.0 if alone else self.direction.norm / self.direction.length
-        squares = 0.0
-        for (name, _), added in zip(named, total, strict=True):
-            gradient = held.get(name)
-            if added is None and gradient is None:
-                continue
-            whole = 0.0 if gradient is None else gradient.detach().float() * unit
-            whole = whole + (0.0 if added is None else added / self.world.size)
-            squares += float(torch.as_tensor(whole).norm(dtype=torch.float32)) ** 2
-        return math.sqrt(squares)
+        found = zip(named, total, strict=True)
+        return {name: part / self.world.size for (name, _), part in found if part is not None}
 
     def _add(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlwatch.gradloc.attribution import Attribution, attribute
+from rlwatch.gradloc.attribution import ALIKE, REAL, TOLERANCE, TOLERANCE_LOW, Attribution, attribute
 from rlwatch.gradloc.bisection import follow_larger
 from rlwatch.gradloc.culprits import (
     HostPass,
@@ -48,6 +48,8 @@ from rlwatch.gradloc.report import (
     message_of,
     remedy_of,
 )
+from rlwatch.gradloc.rerun import tried
+from rlwatch.gradloc.reverse import reverse_mode
 from rlwatch.gradloc.verdict import BEYOND, Limits, blame, rows_of, sizes_of, standing_out
 from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify_worthwhile
 from rlwatch.stats import median
@@ -173,7 +175,7 @@ class _Step:
         told = explaining.batch_wide() if direction.norm > 0 else None
         if told is not None:
             return Located(self.told(told, pharmacy), hosts)
-        attribution = self.attributed(direction)
+        attribution = self.attributed(direction, pharmacy)
         contributions = () if attribution is None else attribution.contributions
         top = None if attribution is None else self.largest(contributions) / direction.norm
         levels = step_levels(hosts, world=self.world, layers=direction.layers, usual=self.usual, top_share=top)
@@ -257,7 +259,7 @@ class _Step:
         cause = f"{odd}; a bit was flipped there" if odd else "hardware, a kernel that is not deterministic, or a race"
         return cause, ADVICE
 
-    def attributed(self, direction: Direction) -> Attribution | None:
+    def attributed(self, direction: Direction, pharmacy: Pharmacy) -> Attribution | None:
         """Attribute ``direction``; None if no method gives finite numbers."""
         try:
             attribution = attribute(self.model, self.passes, direction, world=self.world)
@@ -268,8 +270,40 @@ class _Step:
             self.notes.append(str(why))
             return None
         self.notes += attribution.notes
+        if not attribution.complete:
+            attribution = self.by_backward(attribution, direction, pharmacy)
         self.spend(forwards=attribution.forwards)
         return attribution
+
+    def by_backward(self, attribution: Attribution, direction: Direction, pharmacy: Pharmacy) -> Attribution:
+        """``attribution``, or where the backward says that more comes through the tokens, what that gives each."""
+        through = pharmacy.through()
+        if through is None:
+            return attribution
+        gap = (through.along + attribution.aux) / direction.norm - 1
+        if abs(gap - attribution.gap) <= max(REAL, ALIKE * abs(gap)):
+            return attribution
+        ranks = self.world.size
+        derived, why = tried(lambda: reverse_mode(self.model, self.passes.all, direction, ranks=ranks))
+        here = [math.nan, 0.0, 0.0] if derived is None else [derived.total, derived.entropy, float(derived.low)]
+        total, entropy, low = self.world.sum(torch.tensor(here, dtype=torch.float64)).tolist()
+        now = (total + attribution.aux) / direction.norm - 1
+        if derived is None or not math.isfinite(now) or abs(now) >= abs(attribution.gap):
+            self.notes.append(f"{Method.REVERSE.value}: {why or f'gap {now:.1e}'}")
+            return attribution
+        complete = abs(now) <= (TOLERANCE_LOW if low else TOLERANCE)
+        note = f"{attribution.method.value}: gap {attribution.gap:.1e}: the backward is not the derivative of the forward"
+        return replace(
+            attribution,
+            contributions=derived.tokens,
+            gap=now,
+            method=Method.REVERSE,
+            complete=complete,
+            settled=not complete and abs(now - gap) <= max(REAL, ALIKE * abs(gap)),
+            forwards=attribution.forwards + derived.forwards,
+            entropy=entropy,
+            notes=(*attribution.notes, note),
+        )
 
     def candidates(self, attribution: Attribution | None, found: _Found, count: int) -> list[TokenAt]:
         """Tokens worth an exact backward pass; bisection adds more where attribution is not to be believed."""

@@ -56,6 +56,7 @@ class Method(StrEnum):
     FD = "fd"
     RICHARDSON = "richardson"
     JVP = "jvp"
+    REVERSE = "reverse"
     BISECTION = "bisection"
     TRACE = "trace"
 

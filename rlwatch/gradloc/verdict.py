@@ -221,6 +221,8 @@ def _rolled(rows: Sequence[Row], guilty: Sequence[Row], ranks: int) -> Blame:
     total = sum(row.size for row in guilty)
     for level, key in levels:
         units = _guilty_units(rows, guilty, key, whole_batch=level is Verdict.BATCH)
+        if level is Verdict.TASK:  # of which only one prompt is to blame: the prompt explains as much with less
+            units = {name: members for name, members in units.items() if _prompts(members, guilty) != 1}
         held = sum(row.size for members in units.values() for row in members if row in guilty)
         if units and held >= NEARLY * total:
             return _blamed(level, rows, units, ranks)
@@ -248,6 +250,11 @@ def _guilty_units(
         return bad >= 2 and bad >= MOST * len(signal)
 
     return {name: members for name, members in units.items() if is_guilty(members)}
+
+
+def _prompts(members: Sequence[Row], guilty: Sequence[Row]) -> int:
+    """Prompt groups of the guilty among ``members``; 0 where they are not known."""
+    return len({row.group for row in members if row in guilty and row.group is not None})
 
 
 def _blamed(level: Verdict, rows: Sequence[Row], units: Mapping[str, Sequence[Row]], ranks: int) -> Blame:

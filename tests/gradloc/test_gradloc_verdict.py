@@ -183,6 +183,17 @@ def test_responses_of_one_prompt_or_task_are_blamed_together(level):
     assert ("sequences 2 to 3" if level is Verdict.GROUP else "the task code") in report.statement
 
 
+def test_a_task_of_which_one_prompt_is_to_blame_is_not_blamed_itself():
+    """No other response of it has a signal: the prompt explains as much with less."""
+    run = Run()
+    batch = changed(run.batch(), advantages=lambda a: (a[6:8].zero_(), a[2:4].fill_(60.0)))
+    tasks = ["code" if row in {2, 3, 6, 7} else "math" for row in range(8)]
+    report = run.look(batch, groups=[f"prompt {row // 2}" for row in range(8)], tasks=tasks)
+
+    assert report.verdict is Verdict.GROUP
+    assert "sequences 2 to 3" in report.statement
+
+
 def test_a_response_whose_ratio_counts_is_blamed_for_one_token():
     """Sequence-level ratios: one token of the old policy moves the coefficient of every token of its response."""
     run = Run(gspo)

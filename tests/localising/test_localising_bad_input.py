@@ -216,7 +216,7 @@ CASES = {
         more=lambda policy: 2000 * policy.inner.weight.square().sum(), named=None, says="incomplete",
     ),
     "a custom operation": Case(policy=lambda: Policy(inside=Cube.apply)),
-    "a straight-through estimator": Case(policy=lambda: Policy(inside=Straight.apply), named=None, says="incomplete"),
+    "a straight-through estimator": Case(policy=lambda: Policy(inside=Straight.apply)),
     "noise of a kernel": Case(policy=noisy(1e-7)),
     "much noise": Case(policy=noisy(0.3), says="incomplete"),
     "dropout": Case(policy=lambda: Policy(dropout=0.3)),
