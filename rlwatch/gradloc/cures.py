@@ -133,8 +133,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """What of the gradient comes through log-probs and entropies, by the backward of training: its ``norm`` (NaN with
-    several ranks), and its part ``along`` the gradient that training holds, in the unit of the norm.
+    """Part of the gradient that comes through log-probs and entropies, by the backward of training.
+
+    ``norm`` is its own (NaN with several ranks), ``along`` its component along the gradient that training holds.
     """
 
     norm: float
@@ -164,8 +165,9 @@ class Pharmacy:
             return None
         if proposal.only:
             through = self.through()
-            known = through is not None and math.isfinite(through.norm)
-            return Cure(proposal.kind, proposal.value, proposal.action, before, through.norm) if known else None
+            if through is None or not math.isfinite(through.norm):
+                return None
+            return Cure(proposal.kind, proposal.value, proposal.action, before, through.norm)
         changes = self._changes(proposal)
         changed = any(change is not None for change in changes)
         ranks = self.world.sum(torch.tensor(float(changed), dtype=torch.float64))
@@ -192,7 +194,7 @@ class Pharmacy:
         return found
 
     def through(self) -> Through | None:
-        """What comes through the tokens, by one backward of all of them; None where that cannot be told. Kept."""
+        """Run one backward of all tokens; None where what comes through them cannot be told. The answer is kept."""
         if self._through is None and not sharded_modules(self.model):
             here, why = tried(self._alone)
             self.notes += [f"through the tokens: {why}"] if why else []
@@ -222,7 +224,7 @@ class Pharmacy:
         return math.sqrt(squares)
 
     def _added(self, changes: Sequence[np.ndarray | None], entropy: float) -> dict[str, Tensor]:
-        """What the changes add to the gradient of each parameter, as a mean over ranks."""
+        """Gradient of each parameter that the changes add, as a mean over ranks."""
         named = [(name, p) for name, p in self.model.named_parameters() if name in self.direction.gradients]
         total: list[Tensor | None] = [None] * len(named)
         with beside_training(self.model):

@@ -292,7 +292,7 @@ class _Step:
             self.notes.append(f"{Method.REVERSE.value}: {why or f'gap {now:.1e}'}")
             return attribution
         complete = abs(now) <= (TOLERANCE_LOW if low else TOLERANCE)
-        note = f"{attribution.method.value}: gap {attribution.gap:.1e}: the backward is not the derivative of the forward"
+        note = f"{attribution.method.value}: gap {attribution.gap:.1e}, the backward is no derivative of the forward"
         return replace(
             attribution,
             contributions=derived.tokens,
