@@ -247,7 +247,8 @@ def test_the_cost_counts_the_search_where_attribution_is_incomplete():
     assert not half.complete
     assert half.cost.forwards == attribute(model, passes, Direction.of(model)).forwards + alone.probes
     verified = half.cost.backwards - alone.probes
-    assert 1 <= verified <= 7, "two by contribution, two by the screen, one found by the search; and a cure or two"
+    asked = len(batch.ids)  # one of each response: whether the backward agrees
+    assert 1 <= verified - asked <= 7, "two by contribution, two by the screen, one by the search; and a cure or two"
 
 
 def test_a_layer_that_takes_over_is_blamed_itself():
