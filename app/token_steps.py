@@ -266,6 +266,7 @@ METHODS = {
     "fd": "finite differences",
     "richardson": "finite differences, refined",
     "jvp": "forward differentiation",
+    "reverse": "differentiation of the backward",
     "bisection": "bisection",
     "trace": "the first value that is not finite",
 }
