@@ -1,18 +1,20 @@
-"""Acts of people on incidents: each checks the right to command, writes, and leaves who did it in the store's audit.
+"""Acts of people on incidents and forecasts: each checks the right to command, writes, and leaves who did it behind.
 
 A page that is drawn changes nothing; whatever changes something about alerts goes through here.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlwatch.alerts import silencing
 from rlwatch.clock import Clock
 from rlwatch.errors import ConfigError
-from rlwatch.ports import AlertStore
-from rlwatch.records import Acknowledgement, Alert, AuditEntry, Silence
+from rlwatch.forecast.record import Past, answer
+from rlwatch.ports import AlertStore, Store
+from rlwatch.records import Acknowledgement, Alert, AuditEntry, ForecastAnswer, Silence
 
 from .principal import Principal
 
@@ -91,3 +93,9 @@ def note(store: AlertStore, alert: Alert, *, by: Principal, text: str) -> AuditE
     """Leave a note. Raises as above."""
     by.require_command()
     return silencing.note(store, alert, by=by.name, text=text)
+
+
+def answer_forecast(store: Store, past: Past, *, by: Principal, right: bool, why: str) -> ForecastAnswer:
+    """Say whether a forecast was right. Raises as above."""
+    by.require_command()
+    return answer(store, past, right=right, by=by.name, why=why, now=time.time())

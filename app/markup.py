@@ -62,6 +62,9 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 .rl-fold summary { cursor: pointer; font-weight: 600; white-space: normal; margin: .3rem 0; }
 .rl-fold[open] summary { opacity: .75; font-weight: 400; }
 .rl-rollout { margin: .3rem 0 .9rem; }
+.rl-numbers { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
+.rl-numbers th { font-weight: 400; opacity: .75; }
+.rl-numbers th, .rl-numbers td { text-align: right; padding: .15rem .9rem .15rem 0; border: 0; }
 .rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
 .rl-quiet { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 @media (max-width: 640px) { [data-testid="stColumn"]:has(.st-key-drawer) { order: -1; } }

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from . import alerts_page, compare_page, layout, rollouts_page, run_page, runs_page, tokens_page
+from . import (
+    alerts_page,
+    compare_page,
+    forecasts_page,
+    layout,
+    rollouts_page,
+    run_page,
+    runs_page,
+    tokens_page,
+)
 from .markup import DARK_STYLE, STYLE
 
 if TYPE_CHECKING:
@@ -49,6 +58,7 @@ def pages() -> dict[str, StreamlitPage]:
         ),
         "compare": st.Page(partial(_page, compare_page.page, go_to_run), title="Compare", url_path="compare"),
         "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Incidents", url_path="alerts"),
+        "forecasts": st.Page(partial(_page, forecasts_page.page, go_to_run), title="Forecasts", url_path="forecasts"),
     }
 
 

@@ -21,9 +21,10 @@ from rlwatch.alerts.incidents import Docket
 from rlwatch.alerts.rules import Policy
 from rlwatch.control.liveness import TAIL, Pace, dead_since, pace_of
 from rlwatch.diagnosis import Diagnosis
-from rlwatch.errors import ConfigError
+from rlwatch.errors import ConfigError, StoreError
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import forecast_of
+from rlwatch.forecast.record import Record, RunRecord, gathered, record_of_run
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
 from rlwatch.records import (
@@ -63,6 +64,8 @@ __all__ = [
     "events",
     "far_out",
     "findings",
+    "forecast_of_run",
+    "forecast_record",
     "last_values",
     "localised",
     "metric_names",
@@ -340,6 +343,31 @@ def newest_forecast(run_id: str) -> Forecast | None:
     """The newest, or why there is none; None if nobody ever tried."""
     kept = store().forecasts(run_id, last=1)
     return forecast_of(kept[-1]) if kept else None
+
+
+MOST_RECORDED = 300
+"""Runs whose past forecasts are looked at, the newest."""
+
+
+def forecast_record() -> tuple[Record, int]:
+    """Past forecasts of the newest runs, and how many older runs are left out."""
+    every = store().runs()
+    kept = (forecast_of_run(run) for run in every[:MOST_RECORDED])
+    return gathered(each for each in kept if each is not None), max(0, len(every) - MOST_RECORDED)
+
+
+def forecast_of_run(run: RunInfo) -> RunRecord | None:
+    """Past forecasts of one run, with the answers of people; None where nothing was forecast, or it cannot be read."""
+    try:
+        answers = tuple((each.attempt, each.step, each.at) for each in store().forecast_answers(run.run_id))
+        return _forecast_of_run(store_url(), version(run), answers)
+    except StoreError:
+        return None
+
+
+@st.cache_data(show_spinner=False, max_entries=1000)
+def _forecast_of_run(url: str, version: Version, answers: tuple[object, ...]) -> RunRecord | None:  # noqa: ARG001
+    return record_of_run(store(), store().run(version[0]))
 
 
 # A run at a glance.

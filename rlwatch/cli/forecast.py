@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rlwatch.cli.console import errors, print_json, print_table, reading, say
+from rlwatch.cli.forecast_record import JUDGE, RECORD, judge, record
 from rlwatch.cli.options import Format, FormatOption, examples, opened
 from rlwatch.errors import ConfigError
 from rlwatch.wording import step
@@ -56,19 +57,12 @@ def gathered(tables: list[Path], store: str | None) -> RunTable:
 
 def stored(url: str) -> RunTable:
     """Runs of a store that have ended, as far as their last attempt continued them."""
+    from rlwatch.forecast.record import rows_of
     from rlwatch.forecast.tables import table_of_rows
-    from rlwatch.metrics import canonicalise
-    from rlwatch.records import RunState, StepRecord
+    from rlwatch.records import RunState
 
-    runs: dict[str, dict[int, dict[str, float]]] = {}
     with opened(url) as store:
-        for info in store.runs():
-            if info.state is RunState.RUNNING or info.last_step is None:
-                continue
-            rows = runs.setdefault(info.run_id, {})
-            for item in store.branch(info.run_id, info.attempt + 1, info.last_step + 1):
-                if isinstance(item, StepRecord):
-                    rows.setdefault(item.step, {}).update(canonicalise(item.metrics, info.source)[0])
+        runs = {info.run_id: rows_of(store, info) for info in store.runs() if info.state is not RunState.RUNNING}
     return table_of_rows(runs)
 
 
@@ -256,7 +250,9 @@ def calibrate(
 ) -> None:
     """Find the threshold at which runs that are known to be healthy keep the budget (conformal, on episodes).
 
-    Takes at least 2000 healthy steps. Runs in which something did go wrong must not be among them.
+    Takes at least 2000 healthy steps. Runs in which something did go wrong must not be among them, except where a
+    person said so of a forecast (rlwatch forecast judge --right): of such a run of --store only what came clearly
+    before it counts. Alarms that were judged --wrong count as false ones, as does every alarm that is left.
     """
     from rlwatch.forecast.forecaster import smoothed_chances
     from rlwatch.forecast.thresholds import recalibrated
@@ -264,12 +260,32 @@ def calibrate(
     table = gathered(tables or [], store)
     places = _chosen(table, run or [])
     chances = {table.runs[i]: smoothed_chances(dict(table.stream(i))) for i in bar("forecasting")(places)}
+    chances = _before_failures(chances, store)
     made = recalibrated({name: rows for name, rows in chances.items() if rows}, budget)
     say(
         f"threshold {made.threshold:.3f} on p50: {made.episodes} false alarms in {made.steps} healthy steps of "
         f"{len(chances)} runs; use it with RLWATCH_FORECAST_THRESHOLD={made.threshold:.3f}"
     )
     say("below the model's own threshold for twice the default budget it is not followed", style="dim")
+
+
+def _before_failures(
+    chances: dict[str, list[tuple[int, float]]], url: str | None
+) -> dict[str, list[tuple[int, float]]]:
+    """Chances without those of steps that a person said were not healthy."""
+    if url is None:
+        return chances
+    from rlwatch.forecast.record import healthy_until
+
+    with opened(url) as store:
+        answers = store.forecast_answers()
+    until = {run: at for run, at in healthy_until(answers).items() if run in chances}
+    for run, at in until.items():
+        say(f"{run}: only steps before {step(at)} count: a forecast was judged right", style="dim")
+    wrong = sum(not answer.right and answer.run_id in chances for answer in answers)
+    if wrong:
+        say(f"{wrong} judged wrong: counted as false", style="dim")
+    return {run: [row for row in rows if row[0] < until.get(run, row[0] + 1)] for run, rows in chances.items()}
 
 
 def _chosen(table: RunTable, names: list[str]) -> list[int]:
@@ -280,10 +296,12 @@ def _chosen(table: RunTable, names: list[str]) -> list[int]:
 
 
 group = typer.Typer(
-    help="Forecasts of failures: label tables of runs, train a forecaster on them, find a threshold of one's own.",
+    help="Forecasts of failures: label runs, train a forecaster, find a threshold, see what came of past forecasts.",
     no_args_is_help=True,
     epilog=examples("rlwatch forecast label runs.parquet", "rlwatch forecast train runs.parquet --out mine.json"),
 )
 group.command("label", epilog=LABEL_EXAMPLES)(label)
 group.command("train", epilog=TRAIN_EXAMPLES)(train)
 group.command("calibrate", epilog=CALIBRATE_EXAMPLES)(calibrate)
+group.command("record", epilog=RECORD)(record)
+group.command("judge", epilog=JUDGE)(judge)

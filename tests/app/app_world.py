@@ -171,6 +171,17 @@ def alerts_page(**params):
     return page.run()
 
 
+def forecasts_page():
+    """The page of past forecasts."""
+
+    def script():
+        from rlwatch_app.forecasts_page import page
+
+        page(lambda run_id: None)
+
+    return AppTest.from_function(script, default_timeout=30).run()
+
+
 def tables(page):
     """The tables a page shows, as the data their script gets, by key."""
     return {key: data for key, data in _components(page).items() if "sections" not in data}

@@ -6,7 +6,8 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from rlwatch.records import Alert, AlertState, Finding, RunInfo, RunState, Severity, StepRecord
+from rlwatch.forecast.forecast import Forecast, record_of
+from rlwatch.records import Alert, AlertState, ClosedStep, Finding, RunInfo, RunState, Severity, StepRecord
 from rlwatch.store.url import open_store
 
 pytestmark = pytest.mark.browser
@@ -174,3 +175,41 @@ def test_an_alert_is_acknowledged_by_a_click(app, page, store_url):
     assert [(a.alert_id, a.by, a.why) for a in open_store(store_url).acknowledgements()] == [
         ("a1", "ann", "rolled back")
     ]
+
+
+def test_an_incident_is_silenced_and_the_silence_ended_by_clicks(app, page, store_url):
+    """From the row into the dialog; the silence is seen, and ends by a button."""
+    alert = Alert("a1", "r", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 12, 20, "it fell",
+                  fired_at=time.time())  # fmt: skip
+    write(store_url, alerts=[alert])
+    page.goto(f"{app}/alerts")
+    page.get_by_role("link", name="entropy collapse: it fell").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("radio", name="Silence").or_(dialog.get_by_role("button", name="Silence")).first.click()
+    dialog.get_by_label("Why (needed").fill("the judge is down")
+    dialog.get_by_role("button", name="Silence").last.click()
+    expect(page.get_by_text("1 incident firing, 1 silenced")).to_be_visible()
+    [silence] = open_store(store_url).silences()
+    assert (silence.by, silence.run, silence.kind, silence.why) == ("ann", "r", "entropy_collapse", "the judge is down")
+    page.get_by_text("1 silence: nobody is told of these").click()
+    page.get_by_role("button", name="End now").click()
+    expect(page.get_by_text("1 incident firing", exact=True)).to_be_visible()
+
+
+def test_a_forecast_is_judged_by_clicks(app, page, store_url):
+    """The question, the answer, and who gave it."""
+    rows = [StepRecord(s, {"kl": 9.0 if s >= 200 else 0.01}, ts=time.time()) for s in range(1, 300)]
+    said = [Forecast(s, p50=0.9, risk=1.5, alarm=True, limit="ref_kl") for s in range(170, 190)]
+    store = open_store(store_url)
+    writer = store.open_run(RunInfo("r", project="p", name="seed3", source="trl/grpo"))
+    writer.write([*rows, *(record_of(each, ClosedStep(each.step, {}, {}, seq=each.step)) for each in said)])
+    writer.close()
+    page.goto(f"{app}/forecasts")
+    expect(page.get_by_text("1 of 1 alarm came true")).to_be_visible()
+    page.get_by_role("link", name="say so").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("right", exact=True).click()
+    dialog.get_by_label("Why").fill("it blew up")
+    dialog.get_by_role("button", name="Keep the answer").click()
+    expect(page.get_by_role("link", name="right, says ann: it blew up")).to_be_visible()
+    assert [(a.step, a.right, a.by) for a in store.forecast_answers()] == [(170, True, "ann")]
