@@ -6,10 +6,14 @@ A page that is drawn changes nothing; whatever changes something about alerts go
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlwatch.alerts import silencing
+from rlwatch.alerts.config import Config, build_notifiers
+from rlwatch.alerts.outbox import Trial, try_channels
+from rlwatch.alerts.tuning import Tuning, write_tuning
 from rlwatch.clock import Clock
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.record import Past, answer
@@ -99,3 +103,22 @@ def answer_forecast(store: Store, past: Past, *, by: Principal, right: bool, why
     """Say whether a forecast was right. Raises as above."""
     by.require_command()
     return answer(store, past, right=right, by=by.name, why=why, now=time.time())
+
+
+def keep_rules(store: AlertStore, before: Tuning, after: Tuning, *, by: Principal) -> None:
+    """Write a store's file of rules. Raises as above."""
+    by.require_command()
+    write_tuning(before, after)
+    names = sorted({*before.tables, *after.tables})
+    changed = [name for name in names if before.tables.get(name) != after.tables.get(name)]
+    said = f"{', '.join(changed) or 'nothing'} in {after.path.name} of the store"
+    store.put_entry(AuditEntry(uuid.uuid4().hex, time.time(), by.name, "rules", said))
+
+
+def try_channel(config: Config, name: str, *, by: Principal) -> Trial:
+    """Send one trial message to a channel, on the way alerts take. Raises as above."""
+    by.require_command()
+    notifier = build_notifiers(config, console=False).get(name)
+    if notifier is None:
+        raise ConfigError(f"there is no channel {name!r} to try; there are {', '.join(config.channel_names)}")
+    return try_channels({name: notifier}, dashboard_url=config.dashboard_url)[0]

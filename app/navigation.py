@@ -14,6 +14,7 @@ from . import (
     forecasts_page,
     layout,
     rollouts_page,
+    rules_page,
     run_page,
     runs_page,
     tokens_page,
@@ -58,6 +59,7 @@ def pages() -> dict[str, StreamlitPage]:
         ),
         "compare": st.Page(partial(_page, compare_page.page, go_to_run), title="Compare", url_path="compare"),
         "alerts": st.Page(partial(_page, alerts_page.page, go_to_run), title="Incidents", url_path="alerts"),
+        "rules": st.Page(partial(_page, rules_page.page), title="Rules", url_path="rules"),
         "forecasts": st.Page(partial(_page, forecasts_page.page, go_to_run), title="Forecasts", url_path="forecasts"),
     }
 

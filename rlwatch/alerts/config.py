@@ -222,6 +222,14 @@ def _tuned_by(file: Path, foreign: str) -> Config:
     """The default rules as a file that came with the data tunes them."""
     try:
         text = _text(file, MOST_BYTES + 1)
+    except ConfigError as error:
+        return Config(refused=one_line(f"{file} is not used: {error}")[:500])
+    return tuned_config(file, text, foreign)
+
+
+def tuned_config(file: Path, text: str, foreign: str = "it lies in a store") -> Config:
+    """The default rules as ``text``, of a file that came with the data, tunes them; ``foreign``: why no more."""
+    try:
         if len(text) > MOST_BYTES:
             raise ConfigError(f"{file} is larger than {MOST_BYTES} bytes")
         tables = [table for table in _table_list(_raw(file, text).get("rules")) if isinstance(table, dict)]
@@ -396,8 +404,9 @@ def default_toml() -> str:
     return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)]) + ACTIONS
 
 
-def rule_toml(rule: Rule) -> str:
-    """One ``[[rules]]`` table, without what is default anyway.
+def rule_toml(rule: Rule, *, whole: bool = False) -> str:
+    """One ``[[rules]]`` table, without what is default anyway; ``whole``: with all that a default rule may have
+    otherwise.
 
     >>> print(rule_toml(Rule("mine", kinds=("kl_drift",), for_steps=5)))
     [[rules]]
@@ -406,7 +415,8 @@ def rule_toml(rule: Rule) -> str:
     for_steps = 5
     <BLANKLINE>
     """
-    return _toml_table("rules", rule, Rule(rule.name), always=("name",))
+    set_ = [key for key in TAKEN if getattr(rule, key) is not None] if whole else []
+    return _toml_table("rules", rule, Rule(rule.name), always=("name", *set_))
 
 
 _LIKE = Inhibition(("x",))

@@ -31,7 +31,7 @@ EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 
 
 class Came(StrEnum):
-    """What came of a forecast."""
+    """Outcomes of a forecast."""
 
     TRUE = "came true"
     FALSE = "did not come true"

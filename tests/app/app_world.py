@@ -171,6 +171,17 @@ def alerts_page(**params):
     return page.run()
 
 
+def rules_page():
+    """The page of rules and channels."""
+
+    def script():
+        from rlwatch_app.rules_page import page
+
+        page()
+
+    return AppTest.from_function(script, default_timeout=30).run()
+
+
 def forecasts_page():
     """The page of past forecasts."""
 

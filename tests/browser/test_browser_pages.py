@@ -6,9 +6,11 @@ import time
 import pytest
 from playwright.sync_api import expect
 
+from rlwatch.alerts.config import load_config
 from rlwatch.forecast.forecast import Forecast, record_of
 from rlwatch.records import Alert, AlertState, ClosedStep, Finding, RunInfo, RunState, Severity, StepRecord
 from rlwatch.store.url import open_store
+from rlwatch.testing.webhook_receiver import WebhookReceiver
 
 pytestmark = pytest.mark.browser
 
@@ -213,3 +215,39 @@ def test_a_forecast_is_judged_by_clicks(app, page, store_url):
     dialog.get_by_role("button", name="Keep the answer").click()
     expect(page.get_by_role("link", name="right, says ann: it blew up")).to_be_visible()
     assert [(a.step, a.right, a.by) for a in store.forecast_answers()] == [(170, True, "ann")]
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    """A real webhook receiver, which the app that is started next knows."""
+    with WebhookReceiver() as made:
+        monkeypatch.setenv("RLWATCH_WEBHOOK_URL", made.url)
+        yield made
+
+
+def test_a_rule_is_tried_and_kept_and_a_webhook_tested_by_clicks(receiver, app, page, store_url):
+    """What it would have done, the file in the store, the row that says so; the receiver got a trial."""
+    finding = Finding("d", "kl_drift", Severity.WARNING, 20, 12, "KL grew")
+    write(store_url, findings=[finding])
+    page.goto(f"{app}/rules")
+    page.get_by_role("combobox", name="Rule").click()
+    page.keyboard.type("kl")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    steps = page.get_by_label("Must hold for steps")
+    expect(page.locator("input[aria-label='Name'][value='kl']")).to_be_visible()
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+    expect(steps).to_have_count(1)
+    steps.fill("0")
+    steps.press("Enter")
+    page.get_by_role("button", name="Try it").click()
+    expect(page.get_by_text("would have fired 1 time on 1 of 1 run")).to_be_visible()
+    page.get_by_role("button", name="Save the rule").click()
+    expect(page.get_by_text("Rule kl is kept")).to_be_visible()
+    expect(page.get_by_text("changed", exact=True)).to_be_visible()
+    kept = next(each for each in load_config(store_root=store_url, env={}).rules if each.name == "kl")
+    assert kept.for_steps == 0
+    page.get_by_role("button", name="Send a trial").click()
+    expect(page.get_by_text("webhook: delivered")).to_be_visible()
+    assert [got.event for got in receiver.received] == ["test"]
+    expect(page.get_by_text(receiver.url)).to_have_count(0)

@@ -1,0 +1,264 @@
+"""Rules and channels: which findings become alerts, tried on past runs and edited; and whether a channel works.
+
+Edited is the ``rlwatch.toml`` in the store's root, which tunes rules and no more (docs/security.md): no channel, no
+address, no action can be given to anybody from a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import streamlit as st
+
+from rlwatch.alerts.config import Config, load_config
+from rlwatch.alerts.outbox import Trial
+from rlwatch.alerts.rules import Rule, builtin_kinds, default_rules
+from rlwatch.alerts.tuning import Firing, Tuning, not_tried, read_tuning, tried, with_rule, without_rule
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.records import RunInfo, Severity
+
+from . import format as fmt
+from . import incident_acts as acts
+from . import layout, queries, table
+from .markup import Markup, el, joined
+
+COLUMNS = (
+    table.Column("rule", "tight"),
+    table.Column("about", "long"),
+    table.Column("from", "tight"),
+    table.Column("for steps", "right tight"),
+    table.Column("critical", "right tight"),
+    table.Column("keeps", "right tight"),
+    table.Column("again every", "right tight"),
+    table.Column("tells", "wide"),
+    table.Column("by", "tight"),
+)
+NEW = "a new rule"
+MOST_TRIED = 20
+"""Runs on which a rule is tried at once."""
+TOLD = "rules-told"
+"""Session key of what was said of the last act, for the page drawn after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rules that apply to this dashboard, and the store's file if it can be edited, else why not."""
+
+    config: Config
+    tuning: Tuning | None
+    why_not: str = ""
+
+
+def place() -> Place:
+    """Raises ``ConfigError`` where the file that applies cannot be read."""
+    root = getattr(queries.store(), "root", None)
+    config = load_config(store_root=root)
+    if root is None:
+        return Place(config, None, "this store has no directory, and so no rlwatch.toml of its own")
+    try:
+        tuning = read_tuning(root)
+    except ConfigError as error:
+        return Place(config, None, str(error))
+    if config.path is not None and config.path.resolve() != tuning.path.resolve():
+        return Place(config, None, f"the rules are those of {config.path}, which is obeyed: edit that file")
+    return Place(config, tuning)
+
+
+def rule_row(rule: Rule, source: str) -> table.Row:
+    """The rule as a row of :data:`COLUMNS`."""
+    kinds = ", ".join(fmt.words(kind) for kind in rule.kinds) or ("all others" if rule.except_kinds else "everything")
+    critical = rule.for_steps if rule.for_critical is None else rule.for_critical
+    return table.Row(
+        cells=[
+            table.text(fmt.shorten(rule.name, 40)),
+            table.text(fmt.shorten(kinds, 300), quiet=True),
+            table.severity(rule.min_severity),
+            table.text(fmt.step(rule.for_steps)),
+            table.text(fmt.step(critical)),
+            table.text(fmt.step(rule.keep_firing_for)),
+            table.text(f"{rule.repeat_minutes:g} min" if rule.repeat_minutes else "never"),
+            table.text(fmt.shorten(", ".join(rule.channels) or "nobody", 60)),
+            table.text(source, quiet=source == "default"),
+        ],
+        opens="",
+    )
+
+
+def source_of(rule: Rule, usual: Sequence[Rule]) -> str:
+    """``default``, ``changed`` or ``added``."""
+    known = {each.name: each for each in usual}
+    return "added" if rule.name not in known else "default" if known[rule.name] == rule else "changed"
+
+
+def tried_words(found: Sequence[Firing], runs: int) -> str:
+    """``would have fired 3 times on 1 of 4 runs``."""
+    hit = len({each.run_id for each in found})
+    times = f"would have fired {fmt.plural(len(found), 'time')} on {hit} of {fmt.plural(runs, 'run')}"
+    return times if found else f"would not have fired on {fmt.plural(runs, 'run')}"
+
+
+# The page.
+
+
+def page() -> None:
+    """Rules, the editor and the channels."""
+    with layout.readable("The rules"):
+        found = place()
+        st.html(el("div", "Rules and channels", cls="rl-head"))
+        layout.store_line(f"rules of {found.config.path or 'rlwatch itself: no rlwatch.toml applies'}")
+        for warning in (*found.config.warnings, *([found.config.refused] if found.config.refused else [])):
+            st.warning(fmt.shorten(warning, 600))
+        told = st.session_state.pop(TOLD, "")
+        if told:
+            st.success(fmt.shorten(told, 300))
+        usual = default_rules()
+        table.show("rules", COLUMNS, [rule_row(rule, source_of(rule, usual)) for rule in found.config.rules])
+        _editor(found)
+        _channels(found.config)
+
+
+def _editor(found: Place) -> None:
+    st.html(el("div", "Change or add a rule", cls="rl-family"))
+    if found.tuning is None:
+        st.caption(fmt.shorten(found.why_not[:1].upper() + found.why_not[1:], 400))
+        st.caption("A rule can be tried below all the same; it is not kept.")
+    else:
+        st.caption(
+            f"Kept in {fmt.shorten(str(found.tuning.path), 200)}, for processes without a file of their own: trainers "
+            "and `rlwatch watch` read it when they start. Of a default rule it changes what is asked here, and what is "
+            "critical is told as soon as by default; rules of another name are added."
+        )
+    names = [NEW, *(rule.name for rule in found.config.rules)]
+    chosen = st.selectbox("Rule", names, key="rule")
+    rule = next((each for each in found.config.rules if each.name == chosen), Rule("mine", for_steps=10))
+    made = _form(rule, new=chosen == NEW)
+    if made is None:
+        return
+    _trial(made)
+    if found.tuning is not None:
+        _buttons(found.tuning, made)
+
+
+def _form(rule: Rule, *, new: bool) -> Rule | None:
+    """The rule as the fields say; None, with the reason shown, where that is none."""
+    key = "new" if new else rule.name
+    name = st.text_input("Name", value="" if new else rule.name, key=f"rule-name-{key}", disabled=not new)
+    kinds = st.multiselect(
+        "About (none: everything)",
+        sorted({*builtin_kinds(), *rule.kinds}),
+        default=list(rule.kinds),
+        format_func=fmt.words,
+        key=f"rule-kinds-{key}",
+    )
+    one, two, three, four = st.columns(4)
+    levels = [severity.value for severity in Severity]
+    level = one.selectbox("From", levels, index=levels.index(rule.min_severity), key=f"rule-from-{key}")
+    steps = two.number_input("Must hold for steps", 0, 100_000, rule.for_steps, key=f"rule-for-{key}")
+    keep = three.number_input("Outlives it by steps", 0, 100_000, rule.keep_firing_for, key=f"rule-keep-{key}")
+    again = four.number_input("Again every, minutes", 0.0, 1e6, rule.repeat_minutes, key=f"rule-again-{key}")
+    critical = min(int(steps), rule.for_steps if rule.for_critical is None else rule.for_critical)
+    try:
+        return Rule(
+            str(name or "").strip() if new else rule.name,
+            kinds=tuple(kinds),
+            except_kinds=rule.except_kinds,
+            min_severity=Severity(level),
+            for_steps=int(steps),
+            for_critical=0 if new else critical,
+            keep_firing_for=int(keep),
+            labels=rule.labels,
+            channels=rule.channels,
+            repeat_minutes=float(again),
+        )
+    except ConfigError as error:
+        st.error(fmt.shorten(str(error), 400) if name else "Give the rule a name.")
+        return None
+
+
+def _trial(rule: Rule) -> None:
+    runs = sorted(queries.runs_by_id().values(), key=lambda run: -run.created_at)
+    chosen = st.multiselect(
+        f"Try it on runs (at most {MOST_TRIED})",
+        runs,
+        default=runs[:5],
+        format_func=lambda run: fmt.shorten(f"{run.project} / {run.name or run.run_id}", 80),
+        max_selections=MOST_TRIED,
+        key="rule-runs",
+    )
+    if not st.button("Try it", key="rule-try") or not chosen:
+        return
+    found = [fired for run in chosen for fired in tried(queries.store(), run, rule)]
+    st.html(el("div", tried_words(found, len(chosen)), cls="rl-verdict"))
+    st.html(joined(_fired(found, chosen)))
+    left = ", ".join(fmt.words(kind) for kind in not_tried(rule))
+    note = f" Not tried: {left}, which whoever watches judges." if left else ""
+    st.caption(f"By the findings that are stored of these runs; silences and inhibition are not considered.{note}")
+
+
+def _fired(found: Sequence[Firing], runs: Sequence[RunInfo]) -> Markup:
+    names = {run.run_id: run.name or run.run_id for run in runs}
+    lines = [
+        el(
+            "li",
+            el("b", fmt.shorten(names[each.run_id], 80)),
+            f" at step {fmt.step(each.step)}: {fmt.words(each.kind)} ({each.severity.value})",
+            f", until step {fmt.step(each.until)}" if each.until is not None else ", to the end",
+        )
+        for each in found[:100]
+    ]
+    return el("ul", *lines, cls="rl-plain")
+
+
+def _buttons(tuning: Tuning, rule: Rule) -> None:
+    save, drop = st.columns([1, 1])
+    if save.button("Save the rule", type="primary", key="rule-save", width="stretch"):
+        _act(lambda: acts.keep_rules(queries.store(), tuning, with_rule(tuning, rule), by=layout.principal()),
+             f"Rule {rule.name} is kept")  # fmt: skip
+    if rule.name in tuning.tables and drop.button("Take it back to the default", key="rule-drop", width="stretch"):
+        _act(lambda: acts.keep_rules(queries.store(), tuning, without_rule(tuning, rule.name), by=layout.principal()),
+             f"Rule {rule.name} is as it was")  # fmt: skip
+    if not layout.principal().may_command:
+        st.caption(layout.LOOK_ONLY)
+
+
+def _act(act: Callable[[], None], done: str) -> None:
+    try:
+        act()
+    except RLWatchError as error:
+        st.error("Nothing was written.")
+        st.code(fmt.shorten(str(error), 1000), language=None, wrap_lines=True)
+        return
+    st.session_state[TOLD] = done
+    st.rerun()
+
+
+def _channels(config: Config) -> None:
+    st.html(el("div", "Channels", cls="rl-family"))
+    st.caption(
+        "By name and kind: addresses and keys are never shown. They cannot be added from a page or by a store, for "
+        "whoever can write a store must not choose where messages go: they stand in a file of your own, RLWATCH_CONFIG."
+    )
+    named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
+    missing = sorted(named - set(config.channel_names))
+    for channel in config.channels:
+        words, test = st.columns([4, 1], vertical_alignment="center")
+        words.html(el("div", el("b", fmt.shorten(channel.name, 60)), f" · {fmt.shorten(channel.kind, 40)}"))
+        tellable = channel.kind != "console" and layout.principal().may_command
+        if tellable and test.button("Send a trial", key=f"try-{channel.name}", width="stretch"):
+            _try(config, channel.name)
+    if missing:
+        st.caption(f"Named by rules and not configured here, so nobody is told there: {', '.join(missing)}")
+
+
+def _try(config: Config, name: str) -> None:
+    try:
+        trial: Trial = acts.try_channel(config, name, by=layout.principal())
+    except RLWatchError as error:
+        st.error(fmt.shorten(str(error), 400))
+        return
+    answer = fmt.shorten(trial.delivery.reason, 300)
+    if trial.delivery.ok:
+        st.success(f"{name}: delivered" + (f": {answer}" if answer else ""))
+    else:
+        st.error(f"{name}: failed: {answer}")
