@@ -2,6 +2,7 @@
 
     python benchmarks/layer_clip.py                # 3 seeds, about six minutes on one core; prints the tables
     python benchmarks/layer_clip.py --curves curves.csv
+    python benchmarks/layer_clip.py --contrast     # what a spike leaves of the other layers' step; half a minute
 
 A small GRPO task (repeat the digit of the prompt) on a residual policy with four layers, AdamW, global clip at 1 after
 whatever a rule does. Four runs:
@@ -18,6 +19,10 @@ whatever a rule does. Four runs:
 global clip the reward's mean over 10 steps reaches 0.8 (``-``: not within the run); norms are those of all gradients
 before clipping; ``clipped`` the share of steps in which the rule scaled a layer down; ``starved`` the share of steps in
 which the global clip scaled every layer by less than 0.2.
+
+``--contrast`` plants the same spikes into one training and lets every rule clip them: what each leaves of the step of
+the layers that did not spike, as a part of what the global clip would have left of it had nothing been planted; and
+how large the spiking layer's step is, in units of its own without the spike.
 """
 
 from __future__ import annotations
@@ -175,6 +180,69 @@ def train(rule: ClipRule, plant: Plant, seed: int) -> Curve:
     return curve
 
 
+# The contrast: what is left of a step in which one layer spikes.
+
+
+@dataclass
+class Left:
+    """Of the steps with a spike: parts of the other layers' step, and of the spiking layer's."""
+
+    others: list[float] = field(default_factory=list)
+    spiking: list[float] = field(default_factory=list)
+
+
+def contrast(plant: Plant, seed: int) -> dict[str, Left]:
+    """One training without the spikes; rules clip copies of its gradients with them, and keep states of their own."""
+    torch.manual_seed(seed)
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=LR)
+    clips = {name: LayerClip(policy, copy.deepcopy(rule), max_norm=MAX_NORM) for name, rule in RULES.items()}
+    alone = LayerClip(policy, NEVER, max_norm=MAX_NORM, by="layer")
+    sampling, noise = torch.Generator().manual_seed(seed + 1), torch.Generator().manual_seed(seed + 2)
+    left = {name: Left() for name in clips}
+    for step in range(STEPS):
+        ids, rewards = generate(policy, sampling)
+        optimizer.zero_grad()
+        loss_of(policy, ids, rewards).backward()
+        usual, healthy = clipped_norms(policy, alone), [p.grad.clone() for p in policy.parameters()]
+        plant(policy, step, noise)
+        for name, clip in clips.items():
+            now = clipped_norms(policy, clip)
+            if bursting(step) and usual[0] > 0:
+                left[name].others.append(now[0] / usual[0])
+                left[name].spiking.append(now[1] / usual[1])
+        for p, before in zip(policy.parameters(), healthy, strict=True):
+            p.grad.copy_(before)
+        alone()
+        optimizer.step()
+    return left
+
+
+def clipped_norms(policy: Policy, clip: LayerClip) -> tuple[float, float]:
+    """Norms of the other layers' and the spiking layer's clipped gradients; what the policy holds stays as it is."""
+    held = [p.grad.clone() for p in policy.parameters()]
+    clip()
+    spiking = {id(p) for p in policy.layers[SPIKING].parameters()}
+    squares = [0.0, 0.0]
+    for p, before in zip(policy.parameters(), held, strict=True):
+        squares[id(p) in spiking] += float(p.grad.square().sum())
+        p.grad.copy_(before)
+    return squares[0] ** 0.5, squares[1] ** 0.5
+
+
+def show_contrast(seeds: range) -> None:
+    """One row for each rule, of all seeds."""
+    every = {plant: [contrast(PLANTS[plant], seed) for seed in seeds] for plant in ("bursts", "corrupt")}
+    print(
+        "| rule | other layers, bursts | other layers, corrupt | the spiking layer, bursts |\n| --- | --- | --- | --- |"
+    )
+    for rule in RULES:
+        others = [[x for one in every[plant] for x in one[rule].others] for plant in every]
+        spiking = [x for one in every["bursts"] for x in one[rule].spiking]
+        cells = [f"{statistics.median(values):.2f} (least {min(values):.2f})" for values in others]
+        print(f"| {rule} | {' | '.join(cells)} | {statistics.median(spiking):.2f} |")
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
@@ -223,9 +291,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--curves", type=Path, default=None, help="write loss, reward and norm of every step as CSV")
+    parser.add_argument("--contrast", action="store_true", help="only what a spike leaves of the other layers' step")
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds, curves = range(args.seeds), {}
+    if args.contrast:
+        show_contrast(seeds)
+        return
     for plant, change in PLANTS.items():
         for rule, settings in RULES.items():
             for seed in seeds:
