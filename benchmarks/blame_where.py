@@ -69,6 +69,12 @@ class Step(Batch):
     routes: Tensor | None = None
 
 
+def plain(model: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the response."""
+    out = outputs(model, ids, PROMPT)
+    return out.logp, out.entropy
+
+
 @dataclass(frozen=True)
 class Case:
     """One row: model, loss and forward, and the plant with what is right for it."""
@@ -77,7 +83,7 @@ class Case:
     expected: Expected
     loss: Callable[[Any, Tensor, Tensor, Step], Tensor] = PPO
     model: Callable[[int], Any] = lambda seed: policy(seed=seed, std=0.1)
-    forward: Callable[..., tuple[Tensor, Tensor]] = lambda model, ids: tuple(outputs(model, ids, PROMPT))
+    forward: Callable[..., tuple[Tensor, Tensor]] = plain
     prepare: Callable[[Any, Step], Step] = lambda _model, step: step
     says: str = ""
 
