@@ -275,7 +275,7 @@ class Explaining:
         if not culprits:
             layer = layer_to_blame(levels, small=DOMINANT)
             return self.layer(layer, levels) if layer else self._nothing()
-        if blamed.verdict is Verdict.BATCH and blamed.units:
+        if blamed.verdict is Verdict.BATCH and blamed.whole:
             return self.batch(blamed.units, self.grown.times("coefficient"))
         verdict = Verdict.TOKEN if blamed.verdict is Verdict.BATCH else blamed.verdict
         statement, units = blamed.statement, blamed.units

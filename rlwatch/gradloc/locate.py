@@ -196,7 +196,7 @@ class _Step:
         """Blame what stands out, at the level that explains the most with the least."""
         rows = rows_of(found.hosts, found.sizes, found.standing, found.shares(explaining.norm), self.world)
         blamed = blame(rows, found.limits, ranks=self.world.size)
-        if blamed.units:
+        if blamed.whole:
             found.stand({(row.rank, row.microbatch, row.row) for row in blamed.rows})
         found.count = self.total(found.standing)
         local = [self.described(found, at, levels) for at in found.worst(self.options.most)]

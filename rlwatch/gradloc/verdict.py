@@ -190,7 +190,8 @@ def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, flo
 class Blame:
     """The level to blame, its ``units``, and the ``rows`` that they are made of, of ``every`` row.
 
-    ``statement`` says it in words. :attr:`Verdict.BATCH` with no unit: nothing single stands out.
+    ``statement`` says it in words. :attr:`Verdict.BATCH` with no rows: nothing single stands out. There are no units
+    where no contributions are known.
     """
 
     verdict: Verdict
@@ -198,6 +199,11 @@ class Blame:
     rows: Sequence[Row] = ()
     statement: str = ""
     every: Sequence[Row] = ()
+
+    @property
+    def whole(self) -> bool:
+        """True where responses are to blame as a whole, not some of their tokens."""
+        return bool(self.rows) and self.verdict not in {Verdict.TOKEN, Verdict.STRETCH}
 
 
 def blame(rows: Sequence[Row], limits: Limits, *, ranks: int = 1) -> Blame:
@@ -258,10 +264,14 @@ def _prompts(members: Sequence[Row], guilty: Sequence[Row]) -> int:
 
 
 def _blamed(level: Verdict, rows: Sequence[Row], units: Mapping[str, Sequence[Row]], ranks: int) -> Blame:
+    attributed = any(row.up or row.down for row in rows)
     if level is Verdict.BATCH:
-        return Blame(level, [_unit(level, "all responses", rows)], rows, "all responses alike")
+        return Blame(level, [_unit(level, "all responses", rows)] if attributed else [], rows, "all responses alike")
     blamed = [row for members in units.values() for row in members]
     every = [_unit(level, _named(level, name, members, ranks), members) for name, members in units.items()]
+    if not attributed:
+        who = every[0].name if len(every) == 1 else f"{every[0].name} and {len(every) - 1} more"
+        return Blame(level, (), blamed, f"{who} {'has' if len(every) == 1 else 'have'} the largest gradients")
     every.sort(key=lambda unit: -abs(unit.share))
     others = [row for row in rows if row not in blamed]
     first, more = every[0], len(every) - 1

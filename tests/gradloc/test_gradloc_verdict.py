@@ -8,7 +8,8 @@ import torch
 from spiked_run import Run, places
 from tiny_step import LOSSES, cispo, dapo, dapo_entropy, dapo_kl, gspo, plant
 
-from rlwatch.gradloc.report import Cause, Verdict
+from rlwatch.gradloc import locate
+from rlwatch.gradloc.report import Cause, NotLocalised, Verdict
 
 
 def changed(batch, **rows):
@@ -157,6 +158,26 @@ def test_a_response_to_blame_is_blamed_as_a_whole():
     assert {row for row, _ in places(report)} == {4}
     assert "sequence 4 makes 9" in report.statement
     assert report.units[0].share > 0.9
+
+
+@pytest.mark.parametrize("level", ["response", "token"])
+def test_where_no_contributions_can_be_computed_the_largest_gradients_are_said_and_no_share(monkeypatch, level):
+    """A share of 0 % would be a number that nobody knows."""
+    run = Run()
+    at = 4 if level == "response" else (4, 3)
+    batch = changed(run.batch(), advantages=lambda a: a[at].mul_(60.0))
+
+    def refuses(*_, **__):
+        raise NotLocalised("the contributions of the tokens could not be computed: no kernel for it")
+
+    monkeypatch.setattr(locate, "attribute", refuses)
+    report = run.look(batch)
+
+    assert (report.verdict.value, report.units) == (level, ())
+    assert "sequence 4" in report.statement
+    assert "the largest gradient" in report.statement
+    assert "%" not in report.message
+    assert report.culprits[0].sequence == 4
 
 
 def test_shares_of_units_add_up_and_what_cancels_shows():
