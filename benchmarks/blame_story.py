@@ -32,6 +32,7 @@ from rlwatch.wording import Markup, el, number
 
 STEPS, FAILS, PARSED = 22, 17, 63.0
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 240, 56, 30
+TITLE = "gradient norm by step, before clipping; dashed: the training run again with the cure"
 INK, SOFT, RULE, RED, BLUE, GREEN = "#1c1e21", "#5b6169", "#d9dce0", "#c0392b", "#0072b2", "#00805a"
 
 
@@ -97,7 +98,7 @@ def norms_picture(spiked: dict[int, float], cured: dict[int, float], body: dict[
         points = " ".join("{:.1f},{:.1f}".format(*at(step, norm)) for step, norm in sorted(values.items()))
         return el("polyline", points=points, fill="none", stroke=colour, stroke_width=2, stroke_dasharray=dash)
 
-    parts = [text(LEFT, 15, "gradient norm by step, before clipping", colour=INK, size=13)]
+    parts = [text(LEFT, 15, TITLE, colour=INK, size=13)]
     for power in range(math.ceil(low), math.floor(high) + 1):
         _, y = at(1, 10.0**power)
         parts += [
@@ -118,7 +119,7 @@ def norms_picture(spiked: dict[int, float], cured: dict[int, float], body: dict[
     cure = body["cures"][0]
     x, y = at(FAILS, cure["after"])
     parts.append(el("circle", cx=round(x, 1), cy=round(y, 1), r=5, fill="none", stroke=GREEN, stroke_width=2))
-    parts.append(text(x + 8, y + 16, f"{number(cure['after'])} {cure['action']}", colour=GREEN))
+    parts.append(text(x - 22, y - 6, f"{number(cure['after'])} {cure['action']}", colour=GREEN, anchor="end"))
     parts += [text(at(step, 1.0)[0], HEIGHT - 8, str(step), anchor="middle") for step in range(1, STEPS + 1, 3)]
     return picture(*parts, label="gradient norm by step, with the spike and with its cure")
 
@@ -126,33 +127,24 @@ def norms_picture(spiked: dict[int, float], cured: dict[int, float], body: dict[
 def tokens_picture(columns: dict[str, Any], body: dict[str, Any]) -> str:
     """Every token of the responses to blame: its share of the norm as the height of a bar."""
     sequences = list(dict.fromkeys(int(s) for s in columns["sequence"]))[:4]
-    top, each = 40, 54
+    top, each = 40, 66
     most = max(abs(float(share)) for share in columns["share"])
-    parts = [
-        text(
-            8, 18, f"step {FAILS}: share of the gradient norm, token by token ({body['verdict']})", colour=INK, size=13
-        )
-    ]
+    title = f"step {FAILS}: share of the gradient norm, token by token ({body['verdict']})"
+    parts = [text(8, 18, title, colour=INK, size=13)]
     for i, sequence in enumerate(sequences):
         rows = [j for j, s in enumerate(columns["sequence"]) if int(s) == sequence]
-        base = top + each * i + 30
+        base = top + each * i + 26
         parts.append(text(8, base, f"sequence {sequence}", colour=INK))
         parts.append(text(8, base + 14, f"reward {number(float(columns['reward'][rows[0]]))}", size=11))
         for j in rows:
-            share, x = float(columns["share"][j]), 110 + 46 * int(columns["position"][j])
-            tall = 26 * abs(share) / most
-            y = base - tall if share >= 0 else base
-            parts.append(
-                el(
-                    "rect",
-                    x=x,
-                    y=round(y, 1),
-                    width=40,
-                    height=round(max(tall, 0.5), 1),
-                    fill=RED if share >= 0 else BLUE,
-                )
-            )
-            parts.append(text(x + 20, base + 14, f"{columns['text'][j]} {share:.1%}", anchor="middle", size=10))
+            share, x = float(columns["share"][j]), 110 + 48 * int(columns["position"][j])
+            tall = round(max(26 * abs(share) / most, 0.5), 1)
+            y, colour = (base - tall, RED) if share >= 0 else (base, BLUE)
+            parts += [
+                el("rect", x=x, y=round(y, 1), width=42, height=tall, fill=colour),
+                text(x + 21, base + 19, str(columns["text"][j]), colour=INK, anchor="middle", size=11),
+                text(x + 21, base + 31, f"{share:.1%}", anchor="middle", size=10),
+            ]
     return picture(*parts, height=top + each * len(sequences) + 12, label="shares of tokens in the gradient norm")
 
 
