@@ -73,7 +73,11 @@ COLUMNS: Mapping[str, Column] = {
     "tokens": Column("int", "response tokens of the step, all ranks"),
     "verdict": Column("str", "level to blame: token, response, prompt group ..."),
     "step_cause": Column("str", "class of the step"),
-    "method": Column("str", "how contributions were found"),
+    "method": Column(
+        "str",
+        "how contributions were found: fd (finite difference), richardson, jvp (forward mode), "
+        "reverse (through the backward), bisection, or trace",
+    ),
     "gap": Column("float", "(sum of contributions - norm) / norm"),
     "complete": Column("bool", "whether the gap is within tolerance"),
     "message": Column("str", "what was found, in a sentence"),
