@@ -35,6 +35,8 @@ from .layout import GoToCompare, GoToRun
 from .markup import el
 
 SORT = "sort"
+BEHIND_S = 5.0
+"""How long the browser's address may lag behind a click."""
 PICKED, UNFOLDED = "picked", "open"
 """Names in the address of ticked runs and of groups that stand open."""
 AT_FIRST, MORE = 100, 400
@@ -270,14 +272,22 @@ def _unfold(opened: str) -> None:
 
 
 def _told(name: str) -> list[str]:
-    """Values of the address, until a click of this session chose others: of two quick clicks the second is sent before
-    the browser has the address that the first one made.
+    """Values of the address, or what a click of this session chose while the browser has yet to show that there.
+
+    Of two quick clicks the second is sent before the browser has the address that the first one made.
     """
-    kept: list[str] = st.session_state.setdefault(f"told-{name}", st.query_params.get_all(name))
+    here = st.query_params.get_all(name)
+    kept: list[str] = st.session_state.setdefault(f"told-{name}", here)
+    since, before = st.session_state.setdefault(f"before-{name}", (time.monotonic(), [here]))
+    if here != kept and (here not in before or time.monotonic() > since + BEHIND_S):  # went elsewhere: back, say
+        st.session_state[f"told-{name}"] = kept = here
     return kept
 
 
 def _tell(name: str, values: Sequence[str]) -> None:
+    now = _told(name)
+    _, before = st.session_state[f"before-{name}"]
+    st.session_state[f"before-{name}"] = time.monotonic(), [*before[-4:], now]
     st.session_state[f"told-{name}"] = list(values)
     st.query_params[name] = list(values)
 
@@ -285,12 +295,13 @@ def _tell(name: str, values: Sequence[str]) -> None:
 # Ticked runs.
 
 
-def _pick(asked: str) -> None:
-    """Tick a run's box, or clear it; that of a group ticks or clears all of it."""
-    now = _told(PICKED)
-    members = st.session_state.get(fleet_rows.MEMBERS, {}).get(asked, [asked])
-    ticked = set(members) <= set(now)
-    _tell(PICKED, [one for one in now if one not in members] + ([] if ticked else members))
+def _pick(changed: Mapping[str, bool]) -> None:
+    """Tick boxes, or clear them; that of a group ticks or clears all of it."""
+    picked = _told(PICKED)
+    for asked, ticked in changed.items():
+        members = st.session_state.get(fleet_rows.MEMBERS, {}).get(asked, [asked])
+        picked = [one for one in picked if one not in members] + (list(members) if ticked else [])
+    _tell(PICKED, picked)
 
 
 def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit: bool) -> list[str]:

@@ -109,7 +109,7 @@ function box(data, context) {
   input.checked = data.picked;
   const link = data.cells.find((cell) => cell.kind === "link" || cell.kind === "group");
   input.setAttribute("aria-label", `Select ${link ? link.text : data.id}`);
-  input.addEventListener("change", () => context.pick(data.id));
+  input.addEventListener("change", () => context.pick(data.id, input.checked));
   td.addEventListener("click", (event) => event.stopPropagation());
   td.append(input);
   return td;
@@ -182,9 +182,15 @@ export default function (component) {
     host = el("div", "rlwatch-table");
     parentElement.append(host);
   }
+  // Of two quick clicks only the last message may arrive: each tells of every box that changed since the data came.
+  const changed = {};
+  const pick = (id, checked) => {
+    changed[id] = checked;
+    setTriggerValue("pick", { ...changed });
+  };
   const context = {
     open: (id) => setTriggerValue("open", id),
-    pick: (id) => setTriggerValue("pick", id),
+    pick,
     sort: (id) => setTriggerValue("sort", id),
     boxed: data.rows.some((one) => typeof one.picked === "boolean"),
     opened: openedOf(data.name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -120,11 +120,11 @@ def show(
     rows: Sequence[Row],
     *,
     on_open: Callable[[str], None] | None = None,
-    on_pick: Callable[[str], None] | None = None,
+    on_pick: Callable[[Mapping[str, bool]], None] | None = None,
     on_sort: Callable[[str], None] | None = None,
 ) -> str | None:
     """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew,
-    ``on_pick`` of the row whose box was ticked or cleared, ``on_sort`` of what the head of a column asks for.
+    ``on_pick`` of the rows whose boxes were ticked or cleared, ``on_sort`` of what the head of a column asks for.
     """
     data = {
         "name": key,
@@ -146,7 +146,7 @@ def show(
         key=key,
         data=data,
         on_open_change=partial(_notify, key, "open", on_open),
-        on_pick_change=partial(_notify, key, "pick", on_pick),
+        on_pick_change=partial(_notify_pick, key, on_pick),
         on_sort_change=partial(_notify, key, "sort", on_sort),
     )
     opened = getattr(result, "open", None)
@@ -165,3 +165,9 @@ def _notify(key: str, what: str, told: Callable[[str], None] | None) -> None:
     brought = getattr(st.session_state.get(key), what, None)
     if brought and told is not None:
         told(str(brought))
+
+
+def _notify_pick(key: str, told: Callable[[Mapping[str, bool]], None] | None) -> None:
+    brought = getattr(st.session_state.get(key), "pick", None)
+    if brought and told is not None:
+        told({str(row): bool(ticked) for row, ticked in dict(brought).items()})

@@ -441,11 +441,19 @@ class StoreSink:
         """One last try; what still cannot be written, and is not in the journal, is dropped and counted."""
         if self._backlog or self._journaled or self._judged is not None:
             self._drain()
-        lost = len(self._backlog)
-        if self._journaled:  # what was found in these rows is found again by whoever brings them into the store
-            lost = sum(not isinstance(item, Finding | ForecastRecord) for item in self._backlog) - len(self._journaled)
+        lost, kept = len(self._backlog), self._kept()
+        if kept:  # what was found in these rows is found again by whoever brings them into the store
+            lost = sum(not isinstance(item, Finding | ForecastRecord) for item in self._backlog) - kept
         if lost > 0:
             self._counters.warn("dropped", "the store could not be written at the end", lost)
+
+    def _kept(self) -> int:
+        """Count of what waits here and is in the journal still: with the run's directory that may be gone, too."""
+        journal = self._writer.journal
+        if not self._backlog or not self._journaled or journal is None:
+            return 0
+        waiting = set(self._journaled)
+        return sum(number in waiting for number, _ in journal.missing())
 
     def _drain(self) -> None:
         while True:

@@ -12,6 +12,8 @@ from rlwatch.records import RunInfo, StepRecord
 class PickyWriter:
     """Refuses batches with a negative step; its disk has room for ``room`` more items."""
 
+    journal = None
+
     def __init__(self, room=1000):
         self.run, self.last_seq, self.room, self.steps, self.beats, self.calls = RunInfo("r"), 0, room, [], [], 0
 

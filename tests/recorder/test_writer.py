@@ -12,6 +12,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, admit
 from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import Event, RunInfo, StepRecord
+from rlwatch.store.sqlite.journal import Journal
 
 
 class Collect:
@@ -138,6 +139,7 @@ class FullDisk:
 
     def __init__(self):
         self.run, self.last_seq, self.full, self.items, self.beats = RunInfo("r"), 0, True, [], 0
+        self.journal = None
 
     def write(self, items):
         if self.full:
@@ -178,14 +180,30 @@ def test_the_backlog_is_bounded_and_its_drops_are_counted():
     assert counters["dropped"] == 2
 
 
-def test_what_the_journal_has_at_the_end_is_no_loss():
+def test_what_the_journal_has_at_the_end_is_no_loss(tmp_path):
     """Whoever opens the run next brings it into the store; what was not journaled is counted."""
     disk, counters = FullDisk(), Counters()
+    disk.journal = Journal(tmp_path)
+    numbers = [disk.journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
     sink = StoreSink(disk, counters, ManualClock())
-    sink.write(records(1, 2, 3), numbers=(1, 2))
+    sink.write(records(1, 2, 3), numbers=numbers)
     sink.close()
 
     assert counters["dropped"] == 1
+
+
+def test_a_journal_that_was_removed_has_nothing(tmp_path):
+    """It is gone with the run's directory."""
+    disk, counters = FullDisk(), Counters()
+    disk.journal = Journal(tmp_path)
+    numbers = [disk.journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
+    sink = StoreSink(disk, counters, ManualClock())
+    sink.write(records(1, 2), numbers=numbers)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    sink.close()
+
+    assert counters["dropped"] == 2
 
 
 def test_a_disk_still_full_at_the_end_is_counted_as_a_loss():
