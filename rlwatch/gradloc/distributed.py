@@ -216,14 +216,17 @@ class Gathered:
         return gradient
 
     def __enter__(self) -> Self:
-        units = sharded_modules(self._model)
+        groups = _units_of(sharded_modules(self._model))
         with ExitStack() as undo:
             undo.push(self.__exit__)
-            for unit, keys in zip(units, _owned(units), strict=True):
-                self._keep_input_type(unit)
+            for units, keys in zip(groups, _owned(groups), strict=True):
+                self._keep_input_type(units[0])
                 own = [key for key in keys if key in self._gradients]
-                self._hooks.append(unit.register_forward_pre_hook(partial(self._gather, own)))
-                self._hooks.append(unit.register_forward_hook(partial(self._drop, own), always_call=True))
+                # Of modules that are gathered together the last may never be called: its weight is read outside
+                # (a fused head), and the outermost module is the one that ends.
+                last = units[0] if len(units) == 1 else groups[0][0]
+                self._hooks += [unit.register_forward_pre_hook(partial(self._gather, own)) for unit in units]
+                self._hooks.append(last.register_forward_hook(partial(self._drop, own), always_call=True))
             undo.pop_all()
         return self
 
@@ -240,17 +243,30 @@ class Gathered:
         state._mp_policy = replace(state._mp_policy, cast_forward_inputs=False, output_dtype=None)  # noqa: SLF001
 
     def _gather(self, keys: list[int], *_: object) -> None:
-        self._whole.update((key, self._gradients[key].full_tensor()) for key in keys)
+        self._whole.update((key, self._gradients[key].full_tensor()) for key in keys if key not in self._whole)
 
     def _drop(self, keys: list[int], *_: object) -> None:
         for key in keys:
             self._whole.pop(key, None)
 
 
-def _owned(units: list[Any]) -> list[list[int]]:
-    """Parameters that each of ``units`` gathers: its own, without those of the units inside it."""
-    owner = {id(p): i for i, unit in enumerate(units) for p in unit.parameters()}  # a later unit lies further inside
-    return [[key for key, place in owner.items() if place == i] for i in range(len(units))]
+def _units_of(units: list[Any]) -> list[list[Any]]:
+    """Modules that FSDP2 gathers together (``fully_shard`` of a list), as accelerate has embedding, norm and head."""
+    groups: dict[int, list[Any]] = {}
+    for unit in units:
+        groups.setdefault(id(unit._get_fsdp_state()), []).append(unit)  # noqa: SLF001  (FSDP2 has no public way)
+    return list(groups.values())
+
+
+def _owned(groups: list[list[Any]]) -> list[list[int]]:
+    """Parameters that each of ``groups`` gathers: its own, without those of the units inside it; in model order."""
+    place = {id(unit): i for i, units in enumerate(groups) for unit in units}
+    owner = {id(p): i for i, units in enumerate(groups) for unit in units for p in unit.parameters()}
+    for i, units in enumerate(groups):  # a unit inside another one gathers what it has itself
+        for unit in units:
+            deeper = [one for one in unit.modules() if place.get(id(one), i) != i]
+            owner.update((id(p), place[id(one)]) for one in deeper for p in one.parameters())
+    return [[key for key, one in owner.items() if one == i] for i in range(len(groups))]
 
 
 # Models that DDP keeps alike on every rank, as far as looking at them needs care.

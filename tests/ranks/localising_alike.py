@@ -26,7 +26,7 @@ REPLICATED = {
     "checkpointing": {"static_graph": True}, "views": {"gradient_as_bucket_view": True},
 }  # fmt: skip
 SHARDED = {
-    "plain": {}, "kept": {"reshard_after_forward": False}, "checkpointing": {}, "untied": {},
+    "plain": {}, "kept": {"reshard_after_forward": False}, "checkpointing": {}, "untied": {}, "grouped": {},
     "half": {"mp_policy": BF16}, "half kept": {"mp_policy": BF16, "reshard_after_forward": False},
 }  # fmt: skip
 TRAINED = {2: ("plain", "checkpointing", "half kept"), 4: ("hybrid",)}
@@ -48,6 +48,8 @@ def shard(model, how, settings, ranks):
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards")[-len(shape) :])
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, **settings)
+    if how == "grouped":  # as accelerate has it where the head is tied
+        fully_shard([model.model.embed_tokens, model.model.norm, model.lm_head], mesh=mesh, **settings)
     return fully_shard(model, mesh=mesh, **settings)
 
 
