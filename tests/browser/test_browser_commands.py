@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.torch]
 def choose(page, words):
     """From the menu to the dialog. News of the run draw the page anew, which closes a menu: then it is opened again."""
     for _ in range(30):
-        page.get_by_role("button", name="Commands").click()
+        page.get_by_role("button", name="Commands", exact=True).click()
         try:
             page.get_by_text(words, exact=True).click(timeout=4000)
         except NotInTime:

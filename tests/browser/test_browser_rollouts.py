@@ -28,7 +28,7 @@ def test_from_a_spike_to_the_rollout_it_was_in_and_back(app, page, store_url):
     """One press each way; culprits are marked in the text, and text is text. The page fixture fails on any dialog."""
     write_rollouts(store_url, more=spiked(61), hostile=True, long=130_000)
     page.goto(f"{app}/tokens?run=run-1")
-    page.get_by_role("button", name="Rollouts").click()
+    page.get_by_role("button", name="Rollouts", exact=True).click()
     expect(page).to_have_url(re.compile(r"rollouts.*from=61"))
     rows = page.locator("tr.opens", has_text="culprit: token ratio")
     expect(rows.first).to_be_visible()
@@ -42,7 +42,7 @@ def test_from_a_spike_to_the_rollout_it_was_in_and_back(app, page, store_url):
     expect(page.locator(".rl-text").filter(has_text="<script>alert(1)</script>").first).to_be_visible()
     assert page.locator("img[src='x']").count() == 0
 
-    page.get_by_role("button", name="Tokens").click()
+    page.get_by_role("button", name="Tokens", exact=True).click()
     expect(page.locator(".rl-step")).to_contain_text("Step 61")
 
 

@@ -20,7 +20,7 @@ def test_a_token_and_its_row_choose_each_other(app, page, store_url):
     """By click on either; the address keeps the choice, hovering shows the numbers, a reload changes nothing."""
     write_spikes(store_url, [Spiked(15), Spiked(20, words=HOSTILE, length=120, blamed=12)])
     page.goto(f"{app}/run?run=run-1")
-    page.get_by_role("button", name="Tokens").click()
+    page.get_by_role("button", name="Tokens", exact=True).click()
     expect(page.locator(".rl-step")).to_contain_text("Step 20")
     expect(page.locator(".token.chosen")).to_have_count(1)
     check_text_is_text(page)
