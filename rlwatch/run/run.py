@@ -402,6 +402,7 @@ def _insist() -> None:
     number to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that, nor where
     the program took SIGTERM over meanwhile, to save and go on perhaps: it is theirs then.
     """
+    global _wakes
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(read, True)
     taken = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -410,7 +411,12 @@ def _insist() -> None:
         os.close(read)
         os.close(write)
         return
+    _wakes = write
     threading.Thread(target=_wait_for_sigterm, args=(read, os.getpid()), name="rlwatch-sigterm", daemon=True).start()
+
+
+_wakes = -1
+"""The wake-up descriptor, where it is ours."""
 
 
 def _wait_for_sigterm(read: int, pid: int) -> None:
@@ -449,6 +455,17 @@ def _handles_sigterm() -> bool:
 
 
 def _after_fork() -> None:
+    """Leave what the child does to the child: the descriptor is the parent's as well, which would take the SIGTERM of a
+    child (of a pool, of a loader's worker) for its own, and end a training whose main thread is in a long call.
+    """
+    global _wakes
     for run in list(_runs):
         run.forked()
     _runs.clear()
+    if _handles_sigterm():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if _wakes != -1:
+        theirs = signal.set_wakeup_fd(-1)
+        if theirs not in (-1, _wakes):
+            signal.set_wakeup_fd(theirs)
+        _wakes = -1

@@ -234,3 +234,30 @@ def test_a_handler_that_was_there_for_the_signal_alone_is_the_last_word_too(tmp_
     done = run_program(TOOK_OVER_FOR_A_MOMENT, tmp_path, having="rlwatch")
 
     assert (done.returncode, done.stdout.strip()) == (0, "['saved']"), done.stderr
+
+
+ENDS_A_CHILD = """
+import ctypes, os, signal, sys
+import rlwatch
+from rlwatch.run import run as process_ends
+process_ends.SIGNAL_S = 0.2
+run = rlwatch.init(store=sys.argv[1], run_id="r")
+told, tells = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(tells, b"1")
+    while True:
+        signal.pause()
+os.read(told, 1)
+os.kill(child, signal.SIGTERM)
+ctypes.CDLL(None).usleep(2_000_000)  # a long call of the main thread, as a kernel or a collective is
+print(os.WTERMSIG(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_is_ended_ends_no_training(tmp_path):
+    """A worker of a loader or of a pool: its SIGTERM is its own, and it dies of it at once."""
+    done = run_program(ENDS_A_CHILD, tmp_path, having="rlwatch")
+
+    assert (done.returncode, done.stdout.strip()) == (0, str(int(signal.SIGTERM))), done.stderr
+    assert open_store(str(tmp_path)).run("r").state is RunState.FINISHED
