@@ -1,6 +1,7 @@
 """What each of two processes does in ``test_handle_sharded``: real FSDP2 and DDP over gloo, on the CPU."""
 
 import copy
+import os
 import sys
 from pathlib import Path
 
@@ -230,3 +231,6 @@ def main(directory):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of gloo may abort a process that ends in order
