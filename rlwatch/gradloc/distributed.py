@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -192,6 +192,61 @@ def recover(model: nn.Module) -> None:
                 module.reset_iter_state()
 
 
+def whole_tensors(sharded: Sequence[Any]) -> list[Tensor]:
+    """The whole of each of these DTensors, on every rank, bit for bit: one collective for all that lie alike.
+
+    A collective: the ranks of their mesh call it with the same tensors, in the same order. ``DTensor.full_tensor`` is a
+    collective for each tensor, and one that gloo of torch 2.13 does not survive when there are many: its two threads
+    write the name of what they did into one string, unlocked, and a name of more than 15 characters
+    (``ALLGATHER_COALESCED``) lies on the heap, which is freed twice. It is left to what lies otherwise than in equal
+    parts along one dimension of the mesh.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(sharded):
+        alike.setdefault(_layout_of(tensor) or i, []).append(i)
+    found: dict[int, Tensor] = {}
+    for layout, members in alike.items():
+        if isinstance(layout, int):
+            found[layout] = sharded[layout].full_tensor()
+        else:
+            found.update(zip(members, _gathered([sharded[i] for i in members], *layout[:2]), strict=True))
+    return [found[i] for i in range(len(sharded))]
+
+
+def _layout_of(tensor: Any) -> tuple[Any, int, torch.dtype] | None:
+    """Mesh, its dimension along which ``tensor`` lies in parts, and dtype; None if it does not lie so in just one."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    cut = [i for i, placement in enumerate(tensor.placements) if not isinstance(placement, Replicate)]
+    if len(cut) != 1 or type(tensor.placements[cut[0]]) is not Shard:
+        return None
+    return tensor.device_mesh, cut[0], tensor.dtype
+
+
+def _gathered(sharded: Sequence[Any], mesh: Any, cut: int) -> list[Tensor]:
+    """Every rank sends all of its parts at once, each filled up to the length of the longest."""
+    ranks, group = mesh.size(cut), mesh.get_group(cut)
+    dims = [int(tensor.placements[cut].dim) for tensor in sharded]
+    longest = [-(-tensor.shape[dim] // ranks) for tensor, dim in zip(sharded, dims, strict=True)]
+    filled = []
+    for tensor, dim, length in zip(sharded, dims, longest, strict=True):
+        part = tensor.to_local().detach().movedim(dim, 0)
+        blank = part.new_zeros(length - part.shape[0], *part.shape[1:])
+        filled.append(torch.cat((part, blank)).flatten())
+    here = torch.cat(filled)
+    received = [torch.empty_like(here) for _ in range(ranks)]
+    dist.all_gather(received, here, group=group)
+    sizes = [one.numel() for one in filled]
+    whole = []
+    for tensor, dim, length, *parts in zip(
+        sharded, dims, longest, *(torch.split(one, sizes) for one in received), strict=True
+    ):
+        rest = [n for i, n in enumerate(tensor.shape) if i != dim]
+        together = torch.cat([part.view(length, *rest) for part in parts])
+        whole.append(together[: tensor.shape[dim]].movedim(0, dim).contiguous())
+    return whole
+
+
 class Gathered:
     """Whole gradients of the modules that FSDP2 has gathered for their forward pass, as long as that runs.
 
@@ -243,7 +298,8 @@ class Gathered:
         state._mp_policy = replace(state._mp_policy, cast_forward_inputs=False, output_dtype=None)  # noqa: SLF001
 
     def _gather(self, keys: list[int], *_: object) -> None:
-        self._whole.update((key, self._gradients[key].full_tensor()) for key in keys if key not in self._whole)
+        missing = [key for key in keys if key not in self._whole]
+        self._whole.update(zip(missing, whole_tensors([self._gradients[key] for key in missing]), strict=True))
 
     def _drop(self, keys: list[int], *_: object) -> None:
         for key in keys:

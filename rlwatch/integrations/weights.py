@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from rlwatch.errors import RLWatchError
+from rlwatch.gradloc.distributed import whole_tensors
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms, layer_of
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -76,7 +77,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor, gathered from all ranks, all of which must call this; itself if it is not sharded."""
-    return tensor.full_tensor() if _sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return whole_tensors([tensor])[0] if _sharded(tensor) else tensor
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rlwatch.control.policy import Health
+from rlwatch.gradloc.distributed import whole_tensors
 from rlwatch.integrations.checkpoints import KeptReference
 from rlwatch.integrations.commands import Controller
 from rlwatch.integrations.reference import Anchored, ResetReference
@@ -218,11 +221,27 @@ def fingerprints(found):
     found["fingerprint changed"] = fingerprint(net.parameters()) != before
 
 
+def gathered_at_once(found):
+    """Rows, columns, fewer rows than ranks, copies and types side by side: the bits of ``full_tensor``, in order."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    cut = [((5, 7), Shard(0)), ((5, 7), Shard(1)), ((1, 3), Shard(0)), ((4,), Replicate()), ((3, 2, 5), Shard(2))]
+    tensors = [
+        distribute_tensor(torch.randn(shape).to(dtype), mesh, [placement])
+        for dtype in (torch.float32, torch.bfloat16)
+        for shape, placement in cut
+    ]
+    pairs = zip(whole_tensors(tensors), [tensor.full_tensor() for tensor in tensors], strict=True)
+    found["gathered at once"] = all(
+        (one.dtype, one.stride()) == (other.dtype, other.stride()) and torch.equal(one, other) for one, other in pairs
+    )
+
+
 def main(directory):
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     found = {}
-    for check in (fsdp2, whole_copies, mixed, ddp, not_finite, fingerprints):
+    for check in (fsdp2, whole_copies, mixed, ddp, not_finite, fingerprints, gathered_at_once):
         check(found)
     kept(found, directory)
     torch.save(found, directory / f"found-{dist.get_rank()}.pt")

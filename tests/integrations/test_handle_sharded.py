@@ -53,6 +53,7 @@ def found(directory):
         "fingerprint changed",
         "kept",
         "order of rank 0 counts",
+        "gathered at once",
     ],
 )
 def test_it_holds_on_every_rank(found, what):

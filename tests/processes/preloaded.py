@@ -33,7 +33,7 @@ def _server(having: str) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not Path(address).exists():
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-            env = {**os.environ, "PYTHONPATH": path if having == "rlwatch" else ""}
+            env = {**os.environ, "PYTHONPATH": path if having == "rlwatch" else str(ROOT)}
             env.pop("PYTHONUNBUFFERED", None)
             env |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
             with Path(folder, f"{having}.log").open("wb") as log:

@@ -39,8 +39,15 @@ def trained(tmp_path_factory):
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200, check=False
     )
 
-    assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-3000:]
+    assert out.returncode == 0, out.stdout[-3000:] + out.stderr[-3000:] + last_words(out.stderr)
     return folder, out.stdout
+
+
+def last_words(errors):
+    """Last lines of a worker that died, native stack and all, which the driver's own errors push out of sight."""
+    dead = re.search(r"Worker PID: (\d+)", errors)
+    said = [line for line in errors.splitlines() if dead and f"pid={dead[1]}" in line]
+    return "\n".join(["", f"last words of worker {dead[1]}:", *said[-80:]]) if dead else ""
 
 
 @pytest.fixture(scope="module")
