@@ -26,9 +26,17 @@ function number(value, digits = 7) {
   return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (rest ? `.${rest}` : "")).replace("-", "−");
 }
 
+// Digits by which neighbouring labels of an axis differ.
+function told(ticks, step) {
+  const largest = Math.max(...ticks.map(Math.abs));
+  return step > 0 && largest > 0 ? Math.max(3, Math.ceil(Math.log10(largest / step)) + 1) : 3;
+}
+
 function place(axis, x) {
   if (axis === "time") return x < 1 ? `${number(x * 60, 3)} min` : `${number(x, 4)} h`;
   if (axis === "tokens") return `${number(x, 4)} M tokens`;
+  if (axis === "chance") return `${number(x, 3)} % said`;
+  if (axis === "crash") return `${number(Math.abs(Math.round(x)))} steps ${x < 0 ? "before" : "after"} the crash`;
   return `step ${number(Math.round(x))}`;
 }
 
@@ -39,6 +47,17 @@ function nearest(xs, x) {
     if (xs[middle] < x) low = middle + 1; else high = middle;
   }
   return low > 0 && Math.abs(xs[low - 1] - x) <= Math.abs(xs[low] - x) ? low - 1 : low;
+}
+
+// Colours of a map: below its row's usual level, above it, and what was not finite.
+const BELOW = "#0072b2", ABOVE = "#d55e00", BROKEN = "#cc79a7", FULL = 10;
+
+function mixed(from, to, part) {
+  const channel = (i) => {
+    const [a, b] = [from, to].map((colour) => parseInt(colour.slice(i, i + 2), 16));
+    return Math.round(a + (b - a) * part).toString(16).padStart(2, "0");
+  };
+  return `#${channel(1)}${channel(3)}${channel(5)}`;
 }
 
 function dimmed(colour, alpha) {
@@ -58,9 +77,9 @@ class Chart {
       let x = 0;
       line.x ??= line.dx.map((step) => (x += step)); // steps are sent as distances
     }
-    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill]), panel.log, last, this.board.data.ink, this.board.data.axis]);
+    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, this.board.data.ink, this.board.data.axis]);
     this.panel = panel;
-    const tables = panel.lines.map((line) => [line.x, line.y]);
+    const tables = panel.cells ? [[panel.cells.starts, panel.cells.starts.map(() => null)]] : panel.lines.map((line) => (line.low ? [line.x, line.y, line.high, line.low] : [line.x, line.y]));
     // A place that another line has and this one has not is passed over (undefined); null is a break.
     const data = tables.length ? uPlot.join(tables) : [[]];
     if (!this.plot || this.shape !== shape) {
@@ -81,8 +100,45 @@ class Chart {
     });
   }
 
+  // Lines as the library draws them: behind one with a shaded area its two ends, which are not drawn themselves.
+  series() {
+    const unseen = { width: 0, points: { show: false } };
+    return this.panel.lines.flatMap((line) => [
+      {
+        stroke: dimmed(line.colour, line.alpha ?? 1),
+        width: line.dots ? 0 : line.width ?? 1.5,
+        dash: line.dash,
+        fill: line.fill,
+        spanGaps: false,
+        points: { show: Boolean(line.dots) || line.x.length <= 2, size: line.dots || 5, stroke: line.colour, fill: line.colour },
+      },
+      ...(line.low ? [unseen, unseen] : []),
+    ]);
+  }
+
+  areas() {
+    let at = 0;
+    return this.panel.lines.flatMap((line) => {
+      at += line.low ? 3 : 1;
+      return line.low ? [{ series: [at - 1, at], fill: dimmed(line.colour, 0.15) }] : [];
+    });
+  }
+
+  // Names of a map's rows, as many as there is room for.
+  rows(names) {
+    const every = Math.ceil((13 * names.length) / this.height);
+    const size = Math.min(190, Math.max(90, this.host.clientWidth * 0.2)), letters = Math.floor(size / 6.2);
+    const short = (name) => (name.length > letters ? `…${name.slice(1 - letters)}` : name);
+    return {
+      size,
+      splits: () => names.map((_, i) => i + 0.5),
+      values: () => names.map((name, i) => (i % every ? "" : short(name))),
+      grid: { show: false },
+    };
+  }
+
   options(last) {
-    const { board, panel } = this, ink = board.data.ink;
+    const { board, panel } = this, ink = board.data.ink, names = panel.cells?.names;
     const axis = { stroke: ink.quiet, grid: { stroke: ink.grid, width: 1 }, ticks: { show: false }, font: "11px sans-serif" };
     return {
       width: this.host.clientWidth || 300,
@@ -98,21 +154,14 @@ class Chart {
       },
       scales: {
         x: { time: false, auto: false, range: (u, min, max) => [min, max] },
-        y: { auto: false, distr: panel.log === 2 ? 4 : panel.log ? 3 : 1, range: (u, min, max) => [min, max] },
+        y: { auto: false, dir: names ? -1 : 1, distr: panel.log === 2 ? 4 : panel.log ? 3 : 1, range: (u, min, max) => [min, max] },
       },
       axes: [
         { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => number(tick, 4)), space: 70 },
-        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) },
+        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, told(ticks, step)))), ...(names && this.rows(names)) },
       ],
-      series: [{}, ...panel.lines.map((line) => ({
-        stroke: dimmed(line.colour, line.alpha ?? 1),
-        width: line.width ?? 1.5,
-        dash: line.dash,
-        fill: line.fill,
-        spanGaps: false,
-        points: { show: line.x.length <= 2, size: 5, stroke: line.colour, fill: line.colour },
-      }))],
-      bands: panel.bands ?? [],
+      series: [{}, ...(names ? [{ show: false }] : this.series())],
+      bands: names ? [] : this.areas(),
       hooks: {
         drawClear: [(u) => this.under(u)],
         draw: [(u) => this.over(u)],
@@ -145,6 +194,7 @@ class Chart {
     const { panel } = this, { ctx } = u, { left, top, width, height } = u.bbox, ink = this.board.data.ink;
     const y = (value) => Math.min(Math.max(u.valToPos(value, "y", true), top), top + height);
     ctx.save();
+    if (panel.cells) this.map(u);
     if (panel.band) {
       ctx.fillStyle = dimmed(ink.band, 0.1);
       const high = y(panel.band[1]);
@@ -165,6 +215,26 @@ class Chart {
       ctx.fillText(label, left + width - 2, at - 3 * devicePixelRatio);
     }
     ctx.restore();
+  }
+
+  // A map: the largest value of each stretch over what is usual in its row.
+  map(u) {
+    const { cells } = this.panel, { ctx } = u, { left, top, width, height } = u.bbox, ink = this.board.data.ink;
+    const columns = cells.starts.length - 1, bad = new Set(cells.bad);
+    ctx.beginPath();
+    ctx.rect(left, top, width, height);
+    ctx.clip();
+    cells.values.forEach((value, i) => {
+      const row = Math.floor(i / columns), column = i % columns, usual = cells.usual[row];
+      if (bad.has(i)) ctx.fillStyle = BROKEN;
+      else if (value === null || !usual) return;
+      else {
+        const far = Math.max(-1, Math.min(1, Math.log(value / usual) / Math.log(FULL)));
+        ctx.fillStyle = mixed(ink.grid, far < 0 ? BELOW : ABOVE, Math.abs(far));
+      }
+      const x = u.valToPos(cells.starts[column], "x", true), y = u.valToPos(row, "y", true);
+      ctx.fillRect(x, y, Math.ceil(u.valToPos(cells.starts[column + 1], "x", true) - x), Math.ceil(u.valToPos(row + 1, "y", true) - y));
+    });
   }
 
   // What lies over them: marks at their steps, what was not finite, what is beyond the range.
@@ -210,7 +280,8 @@ class Chart {
   }
 
   // What the panel has at x: for each line the nearest measured point, and whether it was a number there.
-  at(x) {
+  at(x, y) {
+    if (this.panel.cells) return this.cell(x, y);
     const reach = this.plot.posToVal(REACH_PX, "x") - this.plot.posToVal(0, "x");
     const found = [];
     for (const line of this.panel.lines) {
@@ -218,14 +289,24 @@ class Chart {
       const i = this.present(line, nearest(line.x, x));
       if (i !== null) found.push({ name: line.name || this.panel.title, x: line.x[i], value: line.y[i], colour: line.colour });
     }
-    for (const [place_, value] of this.panel.beyond) {
-      if (Math.abs(place_ - x) <= reach) found.unshift({ name: this.panel.title, x: place_, value, colour: this.board.data.ink.text });
+    for (const [place_, value, name, colour] of this.panel.beyond) {
+      if (Math.abs(place_ - x) <= reach) found.unshift({ name: name || this.panel.title, x: place_, value, colour: name ? colour : this.board.data.ink.text });
     }
     const own = found.length ? Math.abs(found[0].x - x) : Infinity;
-    const bad = this.panel.bad.filter(([x_]) => Math.abs(x_ - x) <= Math.max(Math.min(own, reach), 1e-9)).at(0);
-    if (bad) found.unshift({ name: this.panel.title, x: bad[0], word: bad[1], colour: this.board.data.ink.bad });
+    const bad = this.panel.bad.filter(([x_]) => Math.abs(x_ - x) <= Math.max(Math.min(own, reach), 1e-9));
+    for (const [x_, word, name] of bad.reverse()) found.unshift({ name: name || this.panel.title, x: x_, word, colour: this.board.data.ink.bad });
     const seen = new Set();
     return found.filter(({ name }) => !seen.has(name) && seen.add(name));
+  }
+
+  cell(x, y) {
+    const { names, starts, values, usual, bad } = this.panel.cells, row = Math.floor(y);
+    const column = starts.findLastIndex((start) => start <= x), i = row * (starts.length - 1) + column;
+    if (!names[row] || column < 0 || column >= starts.length - 1) return [];
+    const found = { name: names[row], x: starts[column], colour: this.board.data.ink.text };
+    if (bad.includes(i)) return [{ ...found, word: "NaN or Inf", colour: this.board.data.ink.bad }];
+    if (values[i] === null) return [];
+    return [{ ...found, value: values[i], note: usual[row] ? ` ${number(values[i] / usual[row], 3)} × usual` : "" }];
   }
 
   present(line, i) {
@@ -304,6 +385,7 @@ class Board {
     this.since = Date.now();
     this.host.dataset.view = JSON.stringify(this.view());
     for (const { chart } of this.charts.values()) {
+      if (!chart.plot) continue;
       chart.rescale();
       if (chart !== this.over?.chart) chart.plot.setCursor({ left: -10, top: -10 }, false); // it points elsewhere now
     }
@@ -370,7 +452,8 @@ class Board {
       }
       node.querySelector("h3").textContent = section.title;
       const grid = node.querySelector(".grid");
-      node.style.setProperty("--span", Math.min(Math.max(section.panels.length, 1), 3));
+      node.style.setProperty("--columns", Math.min(Math.max(section.panels.length, 1), 3));
+      node.style.setProperty("--span", section.span || Math.min(Math.max(section.panels.length, 1), 3));
       for (const panel of section.panels) this.drawPanel(section, panel, grid, kept);
       const foot = node.querySelector(".foot");
       foot.replaceChildren();
@@ -392,11 +475,12 @@ class Board {
       const node = el("figure", "panel"), head = el("figcaption"), words = el("span", "words");
       words.append(el("span", "title"), el("span", "sub"));
       head.append(words);
-      if (this.data.pins) head.append(button("pin", "", "", () => this.pin(node.dataset.metric)));
+      if (this.data.pins && !panel.cells) head.append(button("pin", "", "", () => this.pin(node.dataset.metric)));
       node.append(head, el("div", "chart"));
       return node;
     };
-    const { node, chart } = this.holder(`${section.key}-${panel.name}`, 150, false, grid, make, kept);
+    const { node, chart } = this.holder(`${section.key}-${panel.name}`, panel.height, false, grid, make, kept);
+    chart.height = panel.height;
     grid.append(node);
     node.dataset.metric = panel.name;
     node.querySelector(".title").textContent = panel.title;
@@ -468,8 +552,13 @@ class Board {
   hover(chart, u) {
     if (u.cursor.event === undefined || u.cursor.left < 0 || u.cursor.left === null) return;
     if (!chart.host.matches(":hover")) return;
-    this.over = { chart, left: u.cursor.left };
+    this.over = { chart, left: u.cursor.left, top: u.cursor.top };
     this.tell();
+  }
+
+  // Whether no strip of the same page tells what is at the place that was clicked.
+  alone() {
+    return ![...ALL].some((board) => board.data?.key === this.data.key && board.data.strip?.length);
   }
 
   leave(chart) {
@@ -479,7 +568,7 @@ class Board {
 
   tell() {
     const inStrip = (chart) => chart.bare;
-    const first = this.charts.get(`strip-${this.data.strip?.[0]?.name}`)?.chart;
+    const first = this.alone() ? this.charts.values().next().value?.chart : this.charts.get(`strip-${this.data.strip?.[0]?.name}`)?.chart;
     const chart = this.over?.chart.plot ? this.over.chart : this.data.at === null ? undefined : first;
     if (!chart?.plot) return void (this.tip.hidden = true);
     const left = this.over ? this.over.left : chart.plot.valToPos(this.data.at, "x");
@@ -487,14 +576,15 @@ class Board {
     const [low, high] = this.view();
     if (x < low || x > high) return void (this.tip.hidden = true);
     const charts = inStrip(chart) ? [...this.charts.values()].map((held) => held.chart).filter(inStrip) : [chart];
-    const at = chart.at(x)[0]?.x ?? x;
-    const rows = charts.flatMap((one) => one.at(x).map((row) => ({ ...row, name: row.name || one.panel.title })));
+    const y = this.over ? chart.plot.posToVal(this.over.top, "y") : 0;
+    const at = chart.at(x, y)[0]?.x ?? x;
+    const rows = charts.flatMap((one) => one.at(x, y).map((row) => ({ ...row, name: row.name || one.panel.title })));
     this.tip.replaceChildren(el("div", "where", place(this.data.axis, at)));
     for (const row of rows) {
       const line = el("div", "line"), swatch = el("span", "swatch");
       swatch.style.background = row.colour;
       const away = Math.abs(row.x - at) > (high - low) * 1e-9 ? ` (${place(this.data.axis, row.x)})` : "";
-      line.append(swatch, el("span", "name", row.name), el("b", row.word ? "bad" : "", row.word ?? number(row.value)), el("span", "quiet", away));
+      line.append(swatch, el("span", "name", row.name), el("b", row.word ? "bad" : "", row.word ?? number(row.value)), el("span", "quiet", `${row.note ?? ""}${away}`));
       this.tip.append(line);
     }
     const near = (high - low) * (REACH_PX / chart.plot.over.clientWidth);

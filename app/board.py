@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from numpy.typing import NDArray
 
 from rlwatch.wording import number
 
+from . import charts
 from .charts import Ink
 from .marks import Mark
 from .thinning import Branches, Curve, Floats
@@ -32,7 +34,11 @@ LINEAR, LOG, ASINH = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: its points, and how it looks. ``mute``: not in the tooltip."""
+    """One line: its points, and how it looks. ``mute``: not in the tooltip.
+
+    ``area`` (2, N): low and high ends of what is shaded around its points; ``dots``: their size where no line joins
+    them.
+    """
 
     curve: Curve
     colour: str
@@ -42,6 +48,23 @@ class Line:
     dash: tuple[int, int] | None = None
     fill: str = ""
     mute: bool = False
+    area: Floats | None = None
+    dots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A map instead of lines: a row for each of ``names``, a column from each of ``starts`` (C + 1) to the next.
+
+    ``values`` (R, C), NaN where nothing was measured; a cell's colour is its value over what is ``usual`` (R,) in its
+    row, none where that is NaN. ``bad`` (R, C): not finite, in a colour of its own.
+    """
+
+    names: Sequence[str]
+    starts: Sequence[int]
+    values: Floats
+    usual: Floats
+    bad: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +83,16 @@ class Panel:
     band: tuple[float, float] | None = None
     rules: Sequence[tuple[float, str]] = ()
     last: float | None = None
+    cells: Cells | None = None
+    height: int = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Charts under one heading: ``more`` others behind a click, which is ``open`` or not."""
+    """Charts under one heading: ``more`` others behind a click, which is ``open`` or not.
+
+    ``span``: thirds of the page that it takes; by itself as many as it has charts.
+    """
 
     key: str
     title: str
@@ -72,13 +100,14 @@ class Section:
     note: str = ""
     more: int = 0
     open: bool = False
+    span: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """From steps to places on the axis: through ``steps`` and ``places`` (N,), or as they are where both are None.
 
-    ``kind`` is ``step``, ``time`` (hours) or ``tokens`` (millions).
+    ``kind`` is ``step``, ``crash`` (steps from it), ``time`` (hours), ``tokens`` (millions) or ``chance`` (per cent).
     """
 
     kind: str = "step"
@@ -135,6 +164,7 @@ class Board:
                 {
                     "key": section.key, "title": section.title, "note": section.note, "more": section.more,
                     "open": section.open,
+                    "span": section.span,
                     "panels": [self._panel(panel) for panel in section.panels],
                 }
                 for section in self.sections
@@ -156,7 +186,7 @@ class Board:
 
     def _panel(self, panel: Panel) -> Json:
         low, high = panel.range
-        bad = [point for line in panel.lines for point in line.curve.bad]
+        bad = [(*point, line.name) for line in panel.lines for point in line.curve.bad]
         return {
             "name": panel.name,
             "title": panel.title,
@@ -171,16 +201,28 @@ class Board:
             "rules": [[_digits(level), words] for level, words in panel.rules],
             "last": None if panel.last is None else number(panel.last, 4),
             "lastBad": panel.last is not None and not math.isfinite(panel.last),
-            "bad": [[_digits(float(self.place.of(at))), word] for at, word in dict.fromkeys(bad)],
-            "beyond": self._beyond(panel.lines[0].curve, low, high) if panel.lines else [],
+            "bad": [[_digits(float(self.place.of(at))), word, name] for at, word, name in dict.fromkeys(bad)],
+            "beyond": [point for line in panel.lines if not line.mute for point in self._beyond(line, low, high)],
             "lines": [self._line(line) for line in panel.lines],
+            "height": panel.height,
+            **({} if panel.cells is None else {"cells": self._cells(panel.cells)}),
         }
 
-    def _beyond(self, curve: Curve, low: float, high: float) -> list[list[float]]:
+    def _beyond(self, line: Line, low: float, high: float) -> list[list[float | str]]:
+        curve = line.curve
         outside = (curve.values < low) | (curve.values > high)
         places = self.place.of(curve.steps[outside]).tolist()
         values = curve.values[outside].tolist()
-        return [[_digits(x), _digits(y)] for x, y in zip(places, values, strict=True)]
+        return [[_digits(x), _digits(y), line.name, line.colour] for x, y in zip(places, values, strict=True)]
+
+    def _cells(self, cells: Cells) -> Json:
+        return {
+            "names": list(cells.names),
+            "starts": [_digits(at) for at in self.place.of(cells.starts).tolist()],
+            "values": [_finite(value) for value in cells.values.ravel().tolist()],
+            "usual": [_finite(value) for value in cells.usual.tolist()],
+            "bad": np.flatnonzero(cells.bad).tolist(),
+        }
 
     def _line(self, line: Line) -> Json:
         xs, ys = points(line.curve, self.place)
@@ -189,6 +231,11 @@ class Board:
             look["dash"] = list(line.dash)
         if line.fill:
             look["fill"] = line.fill
+        if line.dots:
+            look["dots"] = line.dots
+        if line.area is not None:
+            ends = (replace(line.curve, values=end) for end in line.area)
+            look["low"], look["high"] = (points(end, self.place)[1] for end in ends)
         if all(isinstance(x, int) for x in xs):  # steps: their distances are shorter to write
             return {**look, "dx": [after - before for before, after in pairwise([0, *xs])], "y": ys}
         return {**look, "x": xs, "y": ys}
@@ -214,6 +261,11 @@ def points(curve: Curve, place: Place) -> tuple[list[float], list[float | None]]
     return xs, ys
 
 
+def _finite(value: float) -> float | None:
+    """Three digits of a cell's value; None where there is none."""
+    return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
 def _digits(value: float) -> float | int:
     """Six significant digits of a value, ten of a large one; short in JSON."""
     if value == (whole := round(value)) and abs(value) < 1e10:
@@ -223,6 +275,8 @@ def _digits(value: float) -> float | int:
 
 # Ranges of axes.
 
+LOG_SPREAD = 200.0
+"""A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
 ROOM = 0.06
 """Part of the span left above and below the values."""
 EDGE, BEYOND = 0.02, 2.0
@@ -262,6 +316,11 @@ def _end(values: Floats, limit: float, extreme: float, sign: int) -> float:
     return float(kept.max() if sign > 0 else kept.min())
 
 
+def wide(values: Floats) -> bool:
+    """Whether a linear axis would flatten all of ``values`` (N,) but a few."""
+    return len(values) >= 8 and bool(values.min() > 0 and values.max() > LOG_SPREAD * np.median(values))
+
+
 def axis_range(
     ends: tuple[float, float], scale: int = LINEAR, limits: tuple[float | None, float | None] = (None, None)
 ) -> tuple[float, float]:
@@ -293,6 +352,35 @@ def axis_range(
 def library() -> None:
     """Send the drawing library, once a page and before any board: a board that goes on carries its data alone."""
     _mounted("rlwatch_board_library", _library())(key="board-library", height=1)
+
+
+AT = "at"
+"""In the address: the step that was clicked."""
+
+
+def at_step(params: Mapping[str, str]) -> int | None:
+    """The step that the address asks for."""
+    said = params.get(AT, "")
+    return int(said) if said.lstrip("-").isdigit() else None
+
+
+def show_by_address(board: Board) -> None:
+    """Draw a board whose range and place are in the address, whatever asks for them."""
+    params, key, asked_key = st.query_params, board.key, f"{board.key}-asked"
+    board.at, board.asked = at_step(params), st.session_state.get(asked_key)
+
+    def heed(asked: Mapping[str, Any]) -> None:
+        if asked.get("kind") == "zoom":
+            ends = asked.get("range")
+            low, high = board.whole if ends is None else (board.place.step(float(end)) for end in ends)
+            charts.write_window(params, low, max(high, low + 1), *board.whole)
+            st.session_state[asked_key] = ends
+        elif asked.get("kind") == "at" and asked.get("x") is not None:
+            params[AT] = str(board.place.step(float(asked["x"])))
+        else:
+            params.pop(AT, None)
+
+    show(board, key, heed)
 
 
 def show(board: Board, key: str, on_ask: Callable[[Mapping[str, Any]], None] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,32 +13,38 @@ from rlwatch.compare import (
     Absent,
     Axis,
     Comparison,
+    Rows,
+    Ruler,
     Setting,
-    Side,
     compare,
     config_diff,
     judged_metrics,
+    rows_that_count,
+    ruler,
     subject_of_run,
 )
+from rlwatch.compare.alignment import names_of
 from rlwatch.metrics import BY_NAME, TABLE
-from rlwatch.records import RunInfo
+from rlwatch.records import RunInfo, RunState
 from rlwatch.wording import cell
 
+from . import board, charts, layout, overlays, queries, table
 from . import format as fmt
-from . import layout, queries, table
-from .charts import height
+from .board import Board, Line, Place, Section
 from .layout import GoToRun
 from .markup import Markup, el, joined
-from .overlays import Line, Overlay, overlay_option
 from .queries import Version, store, store_url, version
-from .thinning import Curve, thin
+from .thinning import Curve, Floats, thin
 
 MOST_RUNS, MOST_PANELS, FIRST_PANELS = 24, 12, 6
 BUCKETS = 150
 """Two points a bucket, of each run in each panel."""
-COLUMNS = 3
 CHOSEN = "compared-runs"
 NOT_GROUPED, BY_PROJECT, BY_NAME_STEM, BY_TAGS = "each run", "project", "name without its last number", "tags"
+GRAIN = {Axis.TIME: 1000.0}
+"""Places are whole numbers: steps, tokens, milliseconds, so that quick steps stay apart."""
+UNITS = {Axis.STEP: 1.0, Axis.TOKENS: 1e6, Axis.TIME: 3600e3, Axis.CRASH: 1.0}
+SCALED = {Axis.TOKENS: ", millions", Axis.TIME: ", hours"}
 AXES = {Axis.STEP: "step", Axis.TOKENS: "tokens", Axis.TIME: "time", Axis.CRASH: "distance to the crash"}
 
 
@@ -91,7 +98,12 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     pairing = Axis.STEP if axis is Axis.CRASH else axis
     comparisons = [_comparison(store_url(), version(runs[0]), version(other), pairing) for other in runs[1:]]
     show_parted(comparisons)
-    _curves(runs, axis, groups_of(runs, grouped, differing), comparisons)
+    metrics = _metrics(runs, comparisons)
+    groups = [(one.name, tuple(run.run_id for run in one.runs)) for one in groups_of(runs, grouped, differing)]
+    live = any(run.state is RunState.RUNNING for run in runs)
+    board.library()
+    with st.container():
+        st.fragment(show_curves, run_every=layout.REFRESH_S if live else None)(groups, axis, metrics)
     show_settings(runs, differing, go_to_run)
 
 
@@ -177,9 +189,10 @@ def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[Setting]) ->
     return [Group(name if len(of) == 1 else f"{name} ({len(of)} runs)", tuple(of)) for name, of in found.items()]
 
 
-def _curves(runs: Sequence[RunInfo], axis: Axis, groups: Sequence[Group], comparisons: Sequence[Comparison]) -> None:
+def _metrics(runs: Sequence[RunInfo], comparisons: Sequence[Comparison]) -> list[str]:
+    """The metrics that are shown."""
     offered = _offered(store_url(), tuple(version(run) for run in runs))
-    metrics = st.multiselect(
+    return st.multiselect(
         "Metrics",
         offered,
         default=first_metrics(offered, comparisons),
@@ -187,20 +200,48 @@ def _curves(runs: Sequence[RunInfo], axis: Axis, groups: Sequence[Group], compar
         max_selections=MOST_PANELS,
         bind="query-params",
     )
-    laid = {run.run_id: _laid(store_url(), version(run), axis, tuple(metrics)) for run in runs}
-    absent = [called(run) for run in runs if laid[run.run_id] is None]
-    if absent:
-        st.caption(f"Did not record {AXES[axis]}: {', '.join(absent)}")
-    drawn = [group for group in groups if any(laid[run.run_id] for run in group.runs)]
-    st.html(joined(_legend(drawn)))
-    overlays = [Overlay(metric, _unit(metric), lines) for metric in metrics if (lines := _lines(metric, drawn, laid))]
-    if overlays:
-        st.echarts_chart(
-            overlay_option(overlays, axis, layout.ink(), COLUMNS),
-            height=height(len(overlays), COLUMNS),
-            key="overlaid",
-            alt=f"{', '.join(metrics)} of {', '.join(group.name for group in drawn)} by {AXES[axis]}",
-        )
+
+
+def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics: Sequence[str]) -> None:
+    """Every metric of all runs on one axis; ``groups`` are names and the ids of their runs.
+
+    A range that was dragged, and a place that was clicked, are in the address, in what :data:`GRAIN` counts.
+    """
+    with layout.readable():
+        runs = {run_id: queries.run(run_id) for _, ids in groups for run_id in ids}
+        laid = {run_id: _laid(store_url(), version(run), axis) for run_id, run in runs.items()}
+        absent = [called(runs[run_id]) for run_id, one in laid.items() if one is None]
+        if absent:
+            st.caption(f"Did not record {AXES[axis]}: {', '.join(absent)}")
+        known = [one for one in laid.values() if one is not None]
+        drawn = [Group(name, tuple(runs[i] for i in ids if laid[i])) for name, ids in groups if any(map(laid.get, ids))]
+        if not known:
+            return
+        st.html(joined(_legend(drawn)))
+        whole = (min(one.first for one in known), max(one.last for one in known))
+        window = charts.read_window(st.query_params, *whole)
+        shown = (window.low, window.high)
+        lines = _lines(drawn, axis, metrics, shown)
+        board.show_by_address(_board(axis, whole, shown, metrics, lines))
+
+
+def _board(
+    axis: Axis, whole: tuple[int, int], shown: tuple[int, int], metrics: Sequence[str], lines: Mapping[str, list[Line]]
+) -> Board:
+    panels = [overlays.overlay(metric, lines[metric], sub=_unit(metric)) for metric in metrics if lines[metric]]
+    return Board(
+        key=f"compared-by-{axis}",
+        window=shown,
+        whole=whole,
+        ink=layout.ink(),
+        place=_place(axis, whole),
+        sections=[Section("overlaid", f"By {AXES[axis]}{SCALED.get(axis, '')}", panels)],
+    )
+
+
+def _place(axis: Axis, whole: tuple[int, int]) -> Place:
+    ends = np.array([whole[0], max(whole[1], whole[0] + 1)], dtype=np.float64)
+    return Place(axis.value, ends, ends / UNITS[axis])
 
 
 def _unit(metric: str) -> str:
@@ -224,91 +265,110 @@ def first_metrics(offered: Sequence[str], comparisons: Sequence[Comparison]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """One metric of a run on the axis: thinned, and its mean in the bins of a grid that all runs share."""
+    """A run on an axis: its ruler, and its first and last place in what :data:`GRAIN` counts."""
 
-    curve: Curve
-    bins: tuple[int, ...]
-    means: tuple[float, ...]
-    width: float
+    ruler: Ruler
+    first: int
+    last: int
 
 
 @st.cache_data(show_spinner=False, max_entries=400)
-def _laid(url: str, version: Version, axis: Axis, metrics: tuple[str, ...]) -> dict[str, Laid] | None:  # noqa: ARG001
-    """The metrics of a run; None where it does not tell what the axis needs."""
+def _laid(url: str, version: Version, axis: Axis) -> Laid | None:  # noqa: ARG001  (url: part of the key)
+    """A run on the axis; None where it does not tell what that needs."""
     source = store()
-    side = Side.of(subject_of_run(source, source.run(version[0])), axis)
-    if side.ruler is None:
+    run = source.run(version[0])
+    outline = queries.outline(run)
+    found = ruler(subject_of_run(source, run), axis, outline.last, outline.starts)
+    if found is None:
         return None
-    found = {}
-    for name, rows in side.rows(metrics).items():
-        if not len(rows):
-            continue
-        span = max(float(np.ptp(rows.x)), 1.0)
-        width = 10.0 ** np.floor(np.log10(span / BUCKETS)) if span > BUCKETS else 1.0
-        finite = np.isfinite(rows.values)
-        bins, places = np.unique(np.floor(rows.x[finite] / width), return_inverse=True)
-        means = np.bincount(places, rows.values[finite], len(bins)) / np.maximum(
-            np.bincount(places, minlength=len(bins)), 1
-        )
-        curve = thin(rows.x.astype(np.int64), rows.values, BUCKETS)
-        found[name] = Laid(curve, tuple(bins.astype(int).tolist()), tuple(means.tolist()), float(width))
-    return found
+    first, last = np.interp((outline.first, outline.last), found.steps, found.places * GRAIN.get(axis, 1.0)).tolist()
+    return Laid(found, math.floor(first), math.ceil(last))
 
 
-def _lines(metric: str, groups: Sequence[Group], laid: Mapping[str, Mapping[str, Laid] | None]) -> list[Line]:
-    found = []
+@st.cache_data(show_spinner=False, max_entries=400)
+def _rows(
+    url: str,
+    version: Version,
+    axis: Axis,
+    metrics: tuple[str, ...],
+    part: tuple[int, int, int | None],
+) -> dict[str, Rows]:
+    """Rows that count by place, from one to another; their extremes where the last of ``part`` says of how many
+    stretches.
+    """
+    one = _laid(url, version, axis)
+    source = store()
+    run = source.run(version[0])
+    names = names_of(source.metric_names(run.run_id), run.source)
+    held = {metric: names[metric] for metric in metrics if metric in names}
+    if one is None or not held:
+        return {}
+    grain = GRAIN.get(axis, 1.0)
+    low, high = np.interp(part[:2], one.ruler.places * grain, one.ruler.steps).tolist()
+    steps = (math.floor(low), math.ceil(high))
+    read = source.series(run.run_id, sorted(set(held.values())), steps=steps, points=part[2])
+    starts = queries.outline(run).starts
+    rows = {metric: one.ruler.laid(rows_that_count(read[name], starts)) for metric, name in held.items()}
+    return {metric: Rows(of.x * grain, of.values) for metric, of in rows.items() if len(of)}
+
+
+def _lines(
+    groups: Sequence[Group], axis: Axis, metrics: Sequence[str], window: tuple[int, int]
+) -> dict[str, list[Line]]:
+    """The lines of each metric: a run alone by its extremes, several by the mean of all of their rows."""
+    found: dict[str, list[Line]] = {metric: [] for metric in metrics}
     for place, group in enumerate(groups):
-        members = [of[metric] for run in group.runs if (of := laid[run.run_id]) and metric in of]
-        if len(members) == 1:
-            found.append(Line(group.name, place, members[0].curve))
-        elif members:
-            curve, band = mean_of(members)
-            found.append(Line(group.name, place, curve, band))
+        part = (*window, BUCKETS if len(group.runs) == 1 else None)
+        read = [_rows(store_url(), version(run), axis, tuple(metrics), part) for run in group.runs]
+        for metric in metrics:
+            members = [of[metric] for of in read if metric in of]
+            if len(members) == 1:
+                found[metric].append(overlays.line(group.name, place, curve_of(members[0])))
+            elif members:
+                found[metric].append(overlays.line(group.name, place, *mean_of(members)))
     return found
 
 
-def mean_of(members: Sequence[Laid]) -> tuple[Curve, np.ndarray]:
+def curve_of(rows: Rows) -> Curve:
+    """Rows of a run as a line."""
+    return thin(rows.x.astype(np.int64), rows.values, BUCKETS)
+
+
+def mean_of(members: Sequence[Rows]) -> tuple[Curve, Floats]:
     """Mean over the runs, and mean less and plus their standard deviation (2, N), where two or more have a value.
 
-    A row that is not finite in one of them is marked and no part of the mean.
+    The rows of a run in one of :data:`BUCKETS` stretches count as their mean; one that is not finite is marked and no
+    part of it.
     """
-    width = max(*(one.width for one in members), _span(members) / (2 * BUCKETS))
-    sums: dict[int, list[float]] = {}
-    for one in members:
-        own: dict[int, list[float]] = {}
-        for at, mean in zip(one.bins, one.means, strict=True):
-            own.setdefault(int(at * one.width // width), []).append(mean)
-        for at, means in own.items():
-            sums.setdefault(at, []).append(sum(means) / len(means))
-    kept = sorted(at for at, means in sums.items() if len(means) > 1) or sorted(sums)
-    middle = np.array([np.mean(sums[at]) for at in kept])
-    spread = np.array([np.std(sums[at], ddof=1) if len(sums[at]) > 1 else 0.0 for at in kept])
-    steps = np.array([at * width for at in kept]).astype(np.int64)
-    bad = tuple(sorted({item for one in members for item in one.curve.bad}))
-    return Curve(steps, middle, np.zeros(len(kept), dtype=np.bool_), bad), np.stack((middle - spread, middle + spread))
-
-
-def _span(members: Sequence[Laid]) -> float:
-    ends = [at * one.width for one in members for at in (one.bins[:1] + one.bins[-1:])]
-    return max(ends, default=0.0) - min(ends, default=0.0)
+    low, high = min(float(of.x.min()) for of in members), max(float(of.x.max()) for of in members)
+    width = max((high - low) / BUCKETS, 1.0)
+    stretches = int((high - low) // width) + 1
+    means = np.full((len(members), stretches), np.nan)
+    for own, of in zip(means, members, strict=True):
+        finite = np.isfinite(of.values)
+        at = ((of.x[finite] - low) // width).astype(np.int64)
+        rows = np.bincount(at, minlength=stretches)
+        sums = np.bincount(at, of.values[finite], minlength=stretches)
+        own[rows > 0] = sums[rows > 0] / rows[rows > 0]
+    runs = np.isfinite(means).sum(axis=0)
+    kept = np.flatnonzero(runs > 1) if (runs > 1).any() else np.flatnonzero(runs)
+    middle = np.nanmean(means[:, kept], axis=0)
+    spread = np.sqrt(np.nansum((means[:, kept] - middle) ** 2, axis=0) / np.maximum(runs[kept] - 1, 1))
+    bad = tuple(sorted({item for of in members for item in curve_of(of).bad}))
+    curve = Curve((low + kept * width).astype(np.int64), middle, np.zeros(len(kept), dtype=np.bool_), bad)
+    return curve, np.stack((middle - spread, middle + spread))
 
 
 def _legend(groups: Sequence[Group]) -> Markup:
-    empty = Curve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_))
-    looks = [Line(group.name, place, empty) for place, group in enumerate(groups)]
     return el(
         "div",
         *(
             el(
                 "span",
-                el(
-                    "span",
-                    cls="swatch",
-                    style=f"background:{look.fill};border:2px {look.dash} {look.colour}",
-                ),
-                look.name + (" · mean ± std" if len(group.runs) > 1 else ""),
+                el("span", cls="swatch", style=overlays.swatch(place)),
+                group.name + (" · mean ± std" if len(group.runs) > 1 else ""),
             )
-            for look, group in zip(looks, groups, strict=True)
+            for place, group in enumerate(groups)
         ),
         cls="rl-legend",
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import streamlit as st
 
 from rlwatch.errors import RLWatchError
@@ -11,13 +12,15 @@ from rlwatch.forecast.forecast import REACHED
 from rlwatch.forecast.record import Came, Past, Record, find_past
 from rlwatch.records import RunInfo
 
+from . import board, layout, queries, table
 from . import format as fmt
 from . import incident_acts as acts
-from . import layout, queries, table
-from .charts import Ink, Option
+from .board import Board, Line, Panel, Place, Section
+from .charts import Ink
 from .health import AMBER, BLUE, GREY, VERMILLION
 from .layout import GoToRun
 from .markup import Markup, el, joined
+from .thinning import Curve
 
 COLUMNS = (
     table.Column("what came of it", "tight"),
@@ -39,6 +42,8 @@ LOOK = {
 }
 JUDGE = "judge:"
 """Prefix of a click on the last column; run, attempt and step follow."""
+STEPS_OF_CHANCE = 1000
+"""Places on the axis of chances: tenths of a per cent."""
 PENDING = "judging"
 """Session key of the forecast that is being judged: (run id, step)."""
 
@@ -89,37 +94,25 @@ def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
     return table.link("say so", "forecasts", asks) if may_judge else table.text("nobody said", quiet=True)
 
 
-def curve_option(record: Record, ink: Ink) -> Option:
-    """Chance said against failures seen, a point a bin, the larger the more steps it has; the diagonal is right."""
-    most = max((each.steps for each in record.curve), default=1)
-    points = [
-        {
-            "value": [round(100 * each.said, 1), round(100 * each.came, 1)],
-            "symbolSize": 7 + 15 * (each.steps / most) ** 0.5,
-            "name": f"{fmt.step(each.steps)} steps of {fmt.plural(each.runs, 'run')}",
-        }
-        for each in record.curve
+def curve_board(record: Record, ink: Ink) -> Board:
+    """Chance said against failures seen, a dot a bin; on the dashed diagonal chances are right."""
+    each = sorted(record.curve, key=lambda each: each.said)
+    seen = _line([one.said for one in each], [one.came for one in each])
+    lines = [
+        Line(seen, ink.line, "failures that came", dots=11),
+        Line(_line([0.0, 1.0], [0.0, 1.0]), ink.quiet, dash=(4, 4), mute=True),
     ]
-    axis: dict[str, Any] = {
-        "type": "value",
-        "min": 0,
-        "max": 100,
-        "axisLabel": {"color": ink.quiet, "fontSize": 11},
-        "splitLine": {"lineStyle": {"color": ink.grid}},
-        "nameLocation": "middle",
-        "nameTextStyle": {"color": ink.quiet, "fontSize": 11},
-    }
-    diagonal = {"type": "line", "data": [[0, 0], [100, 100]], "symbol": "none", "silent": True,
-                "lineStyle": {"color": ink.quiet, "type": "dashed", "width": 1}}  # fmt: skip
-    seen = {"type": "scatter", "data": points, "itemStyle": {"color": ink.line}}
-    return {
-        "grid": {"left": 48, "right": 16, "top": 12, "bottom": 44},
-        "xAxis": axis | {"name": "chance that was given, %", "nameGap": 26},
-        "yAxis": axis | {"name": "failures that came, %", "nameGap": 32},
-        "tooltip": {"trigger": "item"},
-        "animation": False,
-        "series": [diagonal, seen],
-    }
+    panel = Panel(
+        "reliability", "Failures that came, %", lines, (-4.0, 104.0), "by the chance that was given, %", height=300
+    )
+    place = Place("chance", np.array([0.0, STEPS_OF_CHANCE]), np.array([0.0, 100.0]))
+    ends = (0, STEPS_OF_CHANCE)
+    return Board("reliability", ends, ends, ink, place, sections=[Section("curve", "", [panel], span=3)])
+
+
+def _line(said: Sequence[float], came: Sequence[float]) -> Curve:
+    at = np.round(STEPS_OF_CHANCE * np.array(said)).astype(np.int64)
+    return Curve(at, 100.0 * np.array(came), np.zeros(len(at), dtype=np.bool_))
 
 
 def curve_table(record: Record) -> Markup:
@@ -234,12 +227,8 @@ def _curve(record: Record) -> None:
     st.html(el("div", "Did the chances hold?", cls="rl-family"))
     chart, numbers = st.columns([3, 2], gap="medium")
     with chart:
-        st.echarts_chart(
-            curve_option(record, layout.ink()),
-            height=320,
-            key="reliability",
-            alt="Reliability: chance of a failure within 50 steps that was given, against the share that came",
-        )
+        board.library()
+        board.show_by_address(curve_board(record, layout.ink()))
     with numbers:
         st.html(joined(curve_table(record)))
         st.caption(

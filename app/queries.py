@@ -231,8 +231,6 @@ def canonical_names(names: Sequence[str], source: str) -> dict[str, str]:
     return canonicalise(dict.fromkeys(names, 0.0), source)[1]
 
 
-AT_ONCE = 50
-"""Metrics read together: whole series of all are large where runs are long."""
 REFRESH_SHARE = 200
 """What needs every row of a long run is computed again once the run is one part in so many longer."""
 

@@ -13,8 +13,7 @@ from rlwatch.forecast.forecast import FORECAST
 from rlwatch.records import Finding, RunInfo
 
 from . import board, charts, health, layout, queries, run_forecast, run_history, run_layers, smoothing
-from .board import ASINH, LINEAR, LOG, Board, axis_range, lines_of, usual_range
-from .charts import scale_of
+from .board import ASINH, AT, LINEAR, LOG, Board, axis_range, lines_of, usual_range, wide
 from .layout import GoToTokens
 from .marks import Mark, marks_of_run
 from .queries import Outline, Trace
@@ -41,7 +40,7 @@ WARM_UP, CALM_ROWS = 0.1, 20
 
 # What a look chooses: kept in the address, so that it can be shared, reloaded and gone back to.
 
-PIN, MORE, AT = "pin", "open", "at"
+PIN, MORE = "pin", "open"
 AXES = ("step", "time", "tokens")
 
 
@@ -62,7 +61,6 @@ class Look:
     def of_address(cls) -> Look:
         """As the address and the controls say."""
         state, address = st.session_state, st.query_params
-        at = address.get(AT, "")
         return cls(
             axis=state.get("axis", "step"),
             smooth=state.get("smooth", smoothing.OFF),
@@ -70,7 +68,7 @@ class Look:
             clip=bool(state.get("clip", True)),
             pins=tuple(dict.fromkeys(address.get_all(PIN))),
             opened=frozenset(address.get_all(MORE)),
-            at=int(at) if at.lstrip("-").isdigit() else None,
+            at=board.at_step(address),
         )
 
 
@@ -188,7 +186,7 @@ class Drawing:
         if self.look.log:
             return LOG if len(values) and values.min() > 0 else ASINH
         clipped = self.look.clip and usual_range(values) != _ends(values)
-        return LOG if scale_of(lines.current).logarithmic and not clipped else LINEAR
+        return LOG if wide(values) and not clipped else LINEAR
 
     def smooth(self, name: str) -> Any:
         """The metric smoothed; None where that is not asked for."""
@@ -273,7 +271,9 @@ def shown_sections(
     suspects = {finding.metric for finding in drawing.findings}
     broken = queries.non_finite(run)
     found += [forecast] if forecast else []
-    return [*found, *(_family(drawing, one, known) for one in sections(panels, known, run.source, suspects, broken))]
+    found += [_family(drawing, one, known) for one in sections(panels, known, run.source, suspects, broken)]
+    layers = run_layers.layer_section(run, drawing.window)
+    return [*found, layers] if layers else found
 
 
 def _by_name(panels: Sequence[Panel]) -> dict[str, Panel]:
@@ -302,7 +302,7 @@ def _section(
 
 
 def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """The strip, every metric, the map of layers, findings and events."""
+    """The strip, every metric with the map of layers, findings and events."""
     if st.session_state.pop(ANEW, False):
         st.rerun()  # the rest of the page shows the range, too
     step = st.session_state.pop(LEAVE, None)
@@ -322,7 +322,6 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         marked = marks_of_run(queries.alerts(run_id), drawing.findings, events, drawing.outline.starts)
         if names:
             _boards(drawing, place or board.Place(), names, marked)
-        run_layers.show_layers(run, drawing.window)
         run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
         run_history.show_events(events)
 

@@ -1,63 +1,52 @@
-"""The layers of a run as one heat map: layers that left their usual gradient norm, and when."""
+"""The layers of a run as one map: layers that left their usual gradient norm, and when."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import streamlit as st
 
 from rlwatch.metrics import LAYER_PREFIX
-from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
-from . import format as fmt
-from . import layout
-from .charts import Ink, Option
-from .health import VERMILLION
-from .queries import AT_ONCE, BUCKETS, REFRESH_SHARE, metric_names, outline, store, store_url
+from .board import Cells, Panel, Section
+from .queries import BUCKETS, REFRESH_SHARE, metric_names, outline, store, store_url
 from .thinning import Curve, Floats, branches
 
 COLUMNS = 120
 """Stretches of steps that are norms apart."""
 MOST_ROWS = 120
 """Layers drawn at most: those furthest above their usual norm."""
-SCALE = 10.0
-"""Factor from which on colour no longer changes."""
-BELOW, BROKEN = "#0072B2", "#CC79A7"
-"""Of norms below the usual, and of those that are NaN or infinite."""
-ROW_PX, LEAST_PX, HEAD_PX, FOOT_PX = (5, 14), 90, 46, 26
-LABEL_PX = 11
-"""Height of a row from which every layer can be labelled."""
+ROW_PX, LEAST_PX, MOST_PX, FOOT_PX = 14, 90, 600, 8
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One layer: its name, the median of its norms in the steps shown (None: it never had one), its norms."""
+    """One layer: its name, and its norms, thinned to their extremes."""
 
     name: str
-    usual: float | None
     curve: Curve
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMap:
-    """Rows in model order. ``norms`` (L, C) is the largest norm of each stretch of steps, NaN where there is none.
+    """Rows in model order; ``left_out`` layers are not among them.
 
-    ``times`` (L, C) the same over the layer's usual norm; ``bad`` (L, C) whether a norm was NaN or infinite; ``starts``
-    (C + 1,) the first step of each stretch, and one beyond the last. ``left_out`` layers are not among the rows.
+    A cell is the highest norm of a stretch of steps, and ``usual`` the level of its row: the median over the stretches
+    of the (geometric) middle of lowest and highest norm, which is a median of norms where a stretch is a step.
     """
 
-    rows: tuple[LayerRow, ...]
-    norms: Floats
-    times: Floats
-    bad: np.ndarray
-    starts: tuple[int, ...]
+    cells: Cells
     left_out: int = 0
+
+    @property
+    def times(self) -> Floats:
+        """Norms over what is usual (L, C)."""
+        over: Floats = self.cells.values / self.cells.usual[:, None]
+        return over
 
 
 def in_model_order(names: Sequence[str]) -> list[str]:
@@ -80,162 +69,73 @@ def layer_map(rows: Sequence[LayerRow], window: tuple[int, int]) -> LayerMap:
     first, last = window
     columns = min(COLUMNS, last - first + 1)
     starts = tuple(first + (last - first + 1) * i // columns for i in range(columns + 1))
-    norms = np.full((len(rows), columns), -np.inf)
+    high, low = (np.full((len(rows), columns), extreme) for extreme in (-np.inf, np.inf))
     bad = np.zeros((len(rows), columns), dtype=bool)
     for i, row in enumerate(rows):
-        np.maximum.at(norms[i], np.searchsorted(starts, row.curve.steps, side="right") - 1, row.curve.values)
+        own = row.curve.values > 0.0  # a silent batch has no norm, and moves no level
+        at = np.searchsorted(starts, row.curve.steps[own], side="right") - 1
+        np.maximum.at(high[i], at, row.curve.values[own])
+        np.minimum.at(low[i], at, row.curve.values[own])
         bad[i, np.searchsorted(starts, [step for step, _ in row.curve.bad], side="right") - 1] = True
-    norms[np.isinf(norms)] = np.nan
-    times = norms / np.array([[row.usual or np.nan] for row in rows])
-    return _furthest(LayerMap(tuple(rows), norms, times, bad, starts))
+    high[np.isinf(high)] = np.nan
+    middle = np.sqrt(low) * np.sqrt(high)
+    usual = np.array([np.nanmedian(row) if not np.isnan(row).all() else np.nan for row in middle])
+    return _furthest(LayerMap(Cells([row.name for row in rows], starts, high, usual, bad)))
 
 
 def _furthest(whole: LayerMap) -> LayerMap:
     """At most ``MOST_ROWS`` layers, still in model order."""
-    if len(whole.rows) <= MOST_ROWS:
+    cells = whole.cells
+    if len(cells.names) <= MOST_ROWS:
         return whole
-    reach = np.where(whole.bad.any(axis=1), np.inf, np.nan_to_num(whole.times).max(axis=1))
+    reach = np.where(cells.bad.any(axis=1), np.inf, np.nan_to_num(whole.times).max(axis=1))
     kept = np.sort(np.argsort(-reach, kind="stable")[:MOST_ROWS])
-    return LayerMap(
-        tuple(whole.rows[i] for i in kept),
-        whole.norms[kept],
-        whole.times[kept],
-        whole.bad[kept],
-        whole.starts,
-        len(whole.rows) - MOST_ROWS,
-    )
+    names = [cells.names[i] for i in kept]
+    few = Cells(names, cells.starts, cells.values[kept], cells.usual[kept], cells.bad[kept])
+    return LayerMap(few, len(cells.names) - MOST_ROWS)
 
 
 def map_height(rows: int) -> int:
     """Pixels that a map of ``rows`` layers needs."""
-    return HEAD_PX + FOOT_PX + max(LEAST_PX, rows * _row_px(rows))
+    return FOOT_PX + min(max(LEAST_PX, rows * ROW_PX), MOST_PX)
 
 
-def _row_px(rows: int) -> int:
-    return min(max(420 // rows, ROW_PX[0]), ROW_PX[1])
-
-
-def map_option(shown: LayerMap, ink: Ink) -> Option:
-    """The ECharts option (plain JSON) of the map."""
-    names = [row.name for row in shown.rows]
-    left_out = f" · the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
-    broken = " · pink: NaN or Inf" if shown.bad.any() else ""
-    return {
-        "animation": False,
-        "title": {
-            "text": "gradient norm by layer",
-            "subtext": f"highest of each stretch of steps over the layer's median in the steps shown{left_out}{broken}",
-            "left": 0,
-            "top": 4,
-            "padding": 0,
-            "itemGap": 3,
-            "textStyle": {"fontSize": 13, "fontWeight": 600, "lineHeight": 16},
-            "subtextStyle": {"fontSize": 11, "lineHeight": 13, "color": ink.quiet},
-        },
-        "grid": {"left": 0, "right": 8, "top": HEAD_PX, "bottom": 4, "containLabel": True},
-        "xAxis": _step_axis(shown.starts),
-        "yAxis": [_layer_axis(names, show=False), _layer_axis(_labels(names), show=True)],
-        "visualMap": _legend(ink),
-        "series": [_cells(shown)],
-        "tooltip": {"padding": [4, 8], "textStyle": {"fontSize": 11}, "transitionDuration": 0},
-    }
-
-
-def _step_axis(starts: Sequence[int]) -> Option:
-    every = max(1, (len(starts) - 1) // 8)
-    return {
-        "type": "category",
-        "data": [fmt.step(start) for start in starts[:-1]],
-        "axisTick": {"show": False},
-        "axisLine": {"show": False},
-        "axisLabel": {"fontSize": 11, "interval": every - 1, "showMaxLabel": False},
-    }
-
-
-def _layer_axis(names: Sequence[str], *, show: bool) -> Option:
-    return {
-        "type": "category",
-        "data": list(names),
-        "inverse": True,
-        "position": "left",
-        "axisTick": {"show": False},
-        "axisLine": {"show": False},
-        "axisLabel": {"show": show, "fontSize": 10, "interval": 0},
-    }
-
-
-def _labels(names: Sequence[str]) -> list[str]:
-    """Short names, as many as there is room for; the others are empty."""
-    every = math.ceil(LABEL_PX / _row_px(len(names)))
-    return [fmt.shorten(name.removeprefix("model."), 28) if i % every == 0 else "" for i, name in enumerate(names)]
-
-
-def _legend(ink: Ink) -> Option:
-    return {
-        "type": "continuous",
-        "min": -1,
-        "max": 1,
-        "dimension": 2,
-        "seriesIndex": 0,
-        "calculable": False,
-        "hoverLink": False,
-        "orient": "horizontal",
-        "right": 8,
-        "top": 4,
-        "itemWidth": 10,
-        "itemHeight": 90,
-        "text": [f"{SCALE:g} times", f"1/{SCALE:g}"],
-        "textStyle": {"fontSize": 11, "color": ink.quiet},
-        "inRange": {"color": [BELOW, ink.grid, ink.grid, VERMILLION]},
-    }
-
-
-def _cells(shown: LayerMap) -> Option:
-    dimensions = ("x", "y", "colour", "layer", "steps", "norm", "times usual")
-    spans = [
-        fmt.step(low) if high - low == 1 else f"{fmt.step(low)} – {fmt.step(high - 1)}"
-        for low, high in pairwise(shown.starts)
-    ]
-    return {
-        "type": "heatmap",
-        "name": "",
-        "dimensions": [{"name": name, "type": "ordinal" if i > 2 else "number"} for i, name in enumerate(dimensions)],
-        "encode": {"x": 0, "y": 1, "value": 2, "tooltip": [3, 4, 5, 6]},
-        "data": [
-            _bad(shown, i, j, spans[j]) if shown.bad[i, j] else _cell(shown, i, j, spans[j])
-            for i, j in np.argwhere(shown.bad | (shown.times > 0)).tolist()
-        ],
-        "emphasis": {"disabled": True},
-    }
-
-
-def _cell(shown: LayerMap, i: int, j: int, span: str) -> list[int | float | str]:
-    times, norm = float(shown.times[i, j]), float(shown.norms[i, j])
-    colour = round(min(max(math.log(times, SCALE), -1.0), 1.0), 2)
-    return [j, i, colour, shown.rows[i].name, span, fmt.number(norm), fmt.number(times)]
-
-
-def _bad(shown: LayerMap, i: int, j: int, span: str) -> Option:
-    """Not finite: in a colour of no number."""
-    return {
-        "value": [j, i, 1, shown.rows[i].name, span, "NaN or Inf", "–"],
-        "visualMap": False,
-        "itemStyle": {"color": BROKEN},
-    }
+def map_section(shown: LayerMap) -> Section:
+    """The map among the charts, on their axis."""
+    names = shown.cells.names
+    left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
+    broken = "pink: NaN or Inf" if shown.cells.bad.any() else ""
+    notes = (
+        "highest of each stretch of steps over the layer's usual",
+        "red: ten times, blue: a tenth",
+        left_out,
+        broken,
+    )
+    panel = Panel(
+        name="layers",
+        title="gradient norm by layer",
+        lines=(),
+        range=(0.0, float(len(names))),
+        sub=" · ".join(filter(None, notes)),
+        cells=shown.cells,
+        height=map_height(len(names)),
+    )
+    return Section("layers", "Layers", [panel], span=3)
 
 
 # Gradient norms of a run's layers, thinned for the screen.
 
 
-def layer_rows(run: RunInfo, window: tuple[int, int]) -> list[LayerRow]:
-    """Every layer of the run over the steps of ``window``, in model order; empty where none was measured."""
+def layer_section(run: RunInfo, window: tuple[int, int]) -> Section | None:
+    """One map of all layers; None where none was measured."""
     names = [name.removeprefix(LAYER_PREFIX) for name in metric_names(run) if name.startswith(LAYER_PREFIX)]
     if not names:
-        return []
+        return None
     last = run.last_step or 0
     progress = last // max(1, last // REFRESH_SHARE)
     key = (run.run_id, run.attempt, progress, run.state.value)
-    return _layers(store_url(), key, tuple(in_model_order(names)), dict(outline(run).starts), window)
+    rows = _layers(store_url(), key, tuple(in_model_order(names)), dict(outline(run).starts), window)
+    return map_section(layer_map(rows, window))
 
 
 @st.cache_data(show_spinner=False, max_entries=20)
@@ -246,34 +146,8 @@ def _layers(
     starts: Mapping[int, int],
     window: tuple[int, int],
 ) -> list[LayerRow]:
-    rows = []
-    for begin in range(0, len(names), AT_ONCE):
-        part = names[begin : begin + AT_ONCE]
-        series = store().series(key[0], [LAYER_PREFIX + name for name in part])
-        rows += [layer_row(name, series[LAYER_PREFIX + name], starts, window) for name in part]
-    return rows
-
-
-def layer_row(name: str, series: Series, starts: Mapping[int, int], window: tuple[int, int]) -> LayerRow:
-    """One layer: what the newest attempts measured of it, and the median of the norms that are no zeros."""
-    inside = (series.steps >= window[0]) & (series.steps <= window[1])
-    norms = series.values[inside & np.isfinite(series.values) & (series.values > 0.0)]
-    usual = float(np.median(norms)) if len(norms) else None
-    return LayerRow(name, usual, branches(series, dict(starts), window, BUCKETS).current)
-
-
-# The layers of a run, below the charts of its optimisation.
-
-
-def show_layers(run: RunInfo, window: tuple[int, int]) -> None:
-    """One map of all layers; nothing where none was measured."""
-    rows = layer_rows(run, window)
-    if not rows:
-        return
-    shown = layer_map(rows, window)
-    st.echarts_chart(
-        map_option(shown, layout.ink()),
-        height=map_height(len(shown.rows)),
-        key="chart-layers",
-        alt=f"Gradient norm of {len(shown.rows)} layers by step, over their usual",
-    )
+    """What the newest attempts measured of every layer."""
+    read = store().series(key[0], [LAYER_PREFIX + name for name in names], steps=window, points=BUCKETS)
+    return [
+        LayerRow(name, branches(read[LAYER_PREFIX + name], dict(starts), window, BUCKETS).current) for name in names
+    ]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import streamlit as st
 
-from rlwatch.compare import Axis
-from rlwatch.compare.alignment import attempt_starts, counts
+from rlwatch.compare.alignment import counts
 from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
-from . import layout, queries
-from .charts import DARK, height
+from . import board, charts, layout, overlays, queries
+from .board import Board, Panel, Section
+from .charts import DARK
 from .markup import el
-from .overlays import COLOURS, DASHES, Line, Overlay, overlay_option
+from .overlays import COLOURS, DASHES
 from .queries import Version, store, store_url, version
 from .thinning import Curve, Floats, Ints, thin
 
@@ -63,38 +63,41 @@ NONE_RECORDED = "Quantiles over tokens are recorded where a trainer is watched a
 def show_spreads(run: RunInfo) -> None:
     """A panel for each quantity of which quantiles were recorded."""
     st.html(el("div", "Distributions over tokens, by step", cls="rl-family"))
-    found = _overlays(store_url(), version(run), run.source, LIGHT_LINE if layout.ink() is DARK else 0)
+    outline = queries.outline(run)
+    whole = (outline.first, outline.last)
+    window = charts.read_window(st.query_params, *whole)
+    shown = (window.low, window.high)
+    found = _panels(store_url(), version(run), run.source, shown, LIGHT_LINE if layout.ink() is DARK else 0)
     if not found:
         st.html(el("div", NONE_RECORDED, cls="rl-soft"))
         return
     st.html(el("div", "Line: mean. Band, with its dashed and dotted ends: between the quantiles.", cls="rl-soft"))
-    for place, (column, one) in enumerate(zip(st.columns(len(SPREADS), gap="medium"), found, strict=False)):
-        with column:
-            st.echarts_chart(
-                overlay_option([one], Axis.STEP, layout.ink(), 1),
-                height=height(1, 1),
-                key=f"spread-{place}",
-                alt=f"{one.title}: mean and quantiles over tokens, by step",
-            )
+    board.library()
+    sections = [Section("spreads", "", found)]
+    board.show_by_address(Board("spreads", shown, whole, layout.ink(), sections=sections))
 
 
 @st.cache_data(show_spinner=False, max_entries=50)
-def _overlays(url: str, version: Version, source: str, colour: int) -> list[Overlay]:  # noqa: ARG001  (url: the key)
+def _panels(
+    url: str,  # noqa: ARG001  (part of the key)
+    version: Version,
+    source: str,
+    window: tuple[int, int],
+    colour: int,
+) -> list[Panel]:
     names = queries.canonical_names(store().metric_names(version[0]), source)
     wanted = [spread for spread in SPREADS if all(metric in names for metric in spread.metrics)]
     read = {names[metric] for spread in wanted for metric in spread.metrics}
     if not read:
         return []
-    series = store().series(version[0], sorted(read))
-    starts = dict(attempt_starts(list(series.values())))
+    series = store().series(version[0], sorted(read), steps=window)
+    starts = dict(queries.outline(store().run(version[0])).starts)
     by_name = {metric: series[names[metric]] for spread in wanted for metric in spread.metrics}
-    return [overlay for spread in wanted if (overlay := overlay_of(spread, by_name, starts, colour)) is not None]
+    return [panel for spread in wanted if (panel := panel_of(spread, by_name, starts, colour)) is not None]
 
 
-def overlay_of(
-    spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], colour: int = 0
-) -> Overlay | None:
-    """The panel of one quantity; None where no step has all of its quantiles.
+def panel_of(spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], colour: int = 0) -> Panel | None:
+    """The chart of one quantity; None where no step has all of its quantiles.
 
     Of several steps to a bucket the mean of the means, the smallest of the low and the largest of the high quantiles:
     no spike is thinned away. What is not finite is marked on the axis.
@@ -113,10 +116,11 @@ def overlay_of(
     at = np.array([middle[bucket][0] for bucket in kept], dtype=np.int64)
     values = [np.array([part[bucket][1] for bucket in kept]) for part in (middle, low, high)]
     bad = tuple(dict.fromkeys(mark for where, column in own.values() for mark in thin(where, column, BUCKETS).bad))
-    lines = [Line("mean", colour, _curve(at, values[0], bad), np.stack(values[1:]))]
-    lines += [Line(spread.low_name, colour + len(COLOURS), _curve(at, values[1]))] if spread.low else []
-    lines.append(Line(spread.high_name, colour + len(COLOURS) * (len(DASHES) - 1), _curve(at, values[2])))
-    return Overlay(spread.title, spread.unit, lines)
+    dashed, dotted = colour + len(COLOURS), colour + len(COLOURS) * (len(DASHES) - 1)
+    lines = [overlays.line("mean", colour, _curve(at, values[0], bad), np.stack(values[1:]))]
+    lines += [overlays.line(spread.low_name, dashed, _curve(at, values[1]))] if spread.low else []
+    lines.append(overlays.line(spread.high_name, dotted, _curve(at, values[2])))
+    return overlays.overlay(spread.middle, lines, spread.title, spread.unit)
 
 
 def _newest(one: Series, starts: Mapping[int, int]) -> tuple[Ints, Floats]:

@@ -198,6 +198,11 @@ def tables(page):
     return {key: data for key, data in _components(page).items() if "sections" not in data}
 
 
+def boards(page):
+    """All charts a page shows, by key, as the data their script gets."""
+    return {key: data for key, data in _components(page).items() if "sections" in data}
+
+
 def _components(page):
     sent = {element.key: element.proto.json for element in page.get("bidi_component")}
     return {key: json.loads(data, object_hook=_with_steps) for key, data in sent.items() if data}
@@ -223,11 +228,6 @@ def panels(page):
 def cells(row):
     """What a row says, one text a cell."""
     return [str(cell.get("text", cell["kind"])) for cell in row["cells"]]
-
-
-def charts(page):
-    """The options of the charts a page shows, by key."""
-    return {element.key: json.loads(element.proto.spec) for element in page.get("echarts_chart")}
 
 
 def html(page):

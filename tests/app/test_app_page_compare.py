@@ -2,7 +2,7 @@
 
 import math
 
-from app_world import cells, charts, html, no_traceback, runs_page, tables, write_run
+from app_world import boards, cells, html, no_traceback, runs_page, tables, write_run
 from streamlit.testing.v1 import AppTest
 from twins import collapsed, sound
 
@@ -43,15 +43,16 @@ def twins(where):
     write(where, "good", sound(200, 2), {"lr": 1e-6, "model": {"r": 16}})
 
 
+def overlaid(page):
+    """The charts of a page."""
+    [board] = [data for data in boards(page).values() if data["sections"]]
+    return board
+
+
 def lines(page):
-    """Panel -> names of the lines in it."""
-    (option,) = charts(page).values()
-    titles = [title["text"] for title in option["title"]]
-    found = {title: [] for title in titles}
-    for series in option["series"]:
-        if series["type"] == "line":
-            found[titles[series["xAxisIndex"]]].append(series["name"])
-    return found
+    """Chart -> names of the lines in it."""
+    shown = overlaid(page)["sections"][0]["panels"]
+    return {panel["title"]: [line["name"] for line in panel["lines"]] for panel in shown}
 
 
 def test_less_than_two_runs_say_how_to_choose_them(store_dir):
@@ -98,13 +99,9 @@ def test_seeds_are_a_mean_and_a_band(store_dir):
         )
     page = compare_page("s0", "s1", "s2", group="name without its last number", metrics="policy/entropy")
     assert no_traceback(page)
-    (option,) = charts(page).values()
-    mean, low, high = option["series"]
+    [mean] = overlaid(page)["sections"][0]["panels"][0]["lines"]
     assert mean["name"] == "seed (3 runs)"
-    assert {value for _, value in mean["data"]} == {3.0}
-    assert {value for _, value in low["data"]} == {1.0}
-    assert {value for _, value in high["data"]} == {4.0}
-    assert low["stack"] == high["stack"]
+    assert (set(mean["low"]), set(mean["y"]), set(mean["high"])) == ({1}, {3}, {5})
     assert "mean ± std" in html(page)
 
 
@@ -114,9 +111,9 @@ def test_the_distance_to_the_crash_and_time_are_axes(store_dir):
     by_crash, by_time = compare_page("bad", "good", by="crash"), compare_page("bad", "good", by="time")
     assert no_traceback(by_crash)
     assert no_traceback(by_time)
-    (crash,), (time,) = charts(by_crash).values(), charts(by_time).values()
-    assert crash["xAxis"][0]["min"] < 0
-    assert math.isclose(time["xAxis"][0]["max"], 198 * 5 / 3600, rel_tol=1e-3)
+    crash, time = overlaid(by_crash), overlaid(by_time)
+    assert (crash["axis"], crash["whole"][0] < 0) == ("crash", True)
+    assert (time["axis"], math.isclose(time["whole"][1], 198 * 5 / 3600, rel_tol=1e-3)) == ("time", True)
     assert "parted at step" in html(by_crash)
 
 
@@ -134,10 +131,17 @@ def test_a_nan_is_marked_in_its_run(store_dir):
     bad["grad_norm"][150:] = math.nan
     write(store_dir, "bad", bad)
     write(store_dir, "good", sound(200, 2))
-    (option,) = charts(compare_page("bad", "good", metrics="optim/grad_norm")).values()
-    marks = [series for series in option["series"] if series["type"] == "scatter"]
-    assert [series["name"] for series in marks] == ["bad"]
-    assert marks[0]["data"][0][1:] == [0, "NaN"]
+    [panel] = overlaid(compare_page("bad", "good", metrics="optim/grad_norm"))["sections"][0]["panels"]
+    assert panel["bad"][0] == [150, "NaN", "bad"]
+    assert {name for _, _, name in panel["bad"]} == {"bad"}
+
+
+def test_a_range_in_the_address_is_what_is_read_and_shown(store_dir):
+    """A part of a long run has its own rows, not those of the whole thinned."""
+    twins(store_dir)
+    shown = overlaid(compare_page("bad", "good", metrics="optim/grad_norm", **{"from": "20", "to": "30", "at": "25"}))
+    assert (shown["window"], shown["whole"], shown["at"]) == ([20, 30], [1, 199], 25)
+    assert {tuple(line["x"]) for line in shown["sections"][0]["panels"][0]["lines"]} == {tuple(range(20, 31))}
 
 
 def test_runs_are_picked_in_the_list_and_compared_by_a_button(store_dir):

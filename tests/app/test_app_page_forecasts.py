@@ -1,6 +1,6 @@
 """The page of past forecasts, as Streamlit draws it."""
 
-from app_world import charts, forecasts_page, html, no_traceback, tables, write_run
+from app_world import boards, forecasts_page, html, no_traceback, tables, write_run
 
 from rlwatch.forecast.forecast import Forecast, record_of
 from rlwatch.records import ClosedStep, RunState
@@ -51,7 +51,7 @@ def test_each_alarm_stands_with_what_came_of_it_and_the_chances_with_how_they_he
     assert "step" in by_came["came true"][6]
     assert by_came["did not come true"][6] == ""
     assert "1 of 2 alarms came true, a median of" in html(page)
-    assert charts(page)["reliability"]["series"][1]["data"]
+    assert boards(page)["reliability"]["sections"][0]["panels"][0]["lines"][0]["y"]
 
 
 def test_a_forecast_is_judged(store_dir):

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from app_world import cells, charts, html, no_traceback, tables, write_run
-from rlwatch_app.token_spread import BUCKETS, SPREADS, overlay_of
+from app_world import boards, cells, html, no_traceback, tables, write_run
+from rlwatch_app.token_spread import BUCKETS, SPREADS, panel_of
 from token_world import Spiked, tokens_page, write_spikes
 
 from rlwatch.ports import Series
@@ -81,15 +81,13 @@ def test_distributions_are_bands_over_the_steps(store_dir):
     write_run(store_dir, metrics=spreading)
     write_run(store_dir, "run-2")
     page = tokens_page()
-    ratio, entropy = (charts(page)[f"spread-{place}"] for place in range(2))
+    ratio, entropy = boards(page)["spreads"]["sections"][0]["panels"]
 
     assert no_traceback(page)
-    assert [option["title"][0]["text"] for option in (ratio, entropy)] == ["importance ratio", "entropy"]
-    assert {"mean", "mean (low)", "mean (high)", "smallest", "99th percentile"} == {
-        one["name"] for one in ratio["series"]
-    }
-    marked = [point for one in entropy["series"] if one["type"] == "scatter" for point in one["data"]]
-    assert [point[-1] for point in marked] == ["NaN"]
+    assert [panel["title"] for panel in (ratio, entropy)] == ["importance ratio", "entropy"]
+    assert [line["name"] for line in ratio["lines"]] == ["mean", "smallest", "99th percentile"]
+    assert (set(ratio["lines"][0]["low"]), max(ratio["lines"][0]["high"])) == ({0.5}, 40)
+    assert entropy["bad"] == [[7, "NaN", "mean"]]
     assert "level full" in html(tokens_page("run-2"))
 
 
@@ -103,14 +101,14 @@ def test_a_long_run_is_thinned_without_losing_a_spike():
     n = 50_000
     high = np.full(n, 1.5)
     high[31_234] = 99.0
-    found = overlay_of(SPREADS[0], {"ratio/mean": series("a", np.ones(n)), "ratio/min": series("b", np.full(n, 0.5)),
+    found = panel_of(SPREADS[0], {"ratio/mean": series("a", np.ones(n)), "ratio/min": series("b", np.full(n, 0.5)),
                                     "ratio/p99": series("c", high)}, {1: 0})  # fmt: skip
     mean = found.lines[0]
 
     assert len(mean.curve) == BUCKETS
-    assert mean.band[1].max() == 99.0
+    assert mean.area[1].max() == 99.0
     assert set(mean.curve.values) == {1.0}
-    assert set(mean.band[0]) == {0.5}
+    assert set(mean.area[0]) == {0.5}
 
 
 def test_without_a_step_that_has_all_quantiles_there_is_no_band():
@@ -121,5 +119,5 @@ def test_without_a_step_that_has_all_quantiles_there_is_no_band():
         "ratio/p99": series("c", [2.0, 2.0]),
     }
 
-    assert overlay_of(SPREADS[0], nothing, {1: 0}) is None
-    assert overlay_of(SPREADS[0], {name: series(name, []) for name in nothing}, {}) is None
+    assert panel_of(SPREADS[0], nothing, {1: 0}) is None
+    assert panel_of(SPREADS[0], {name: series(name, []) for name in nothing}, {}) is None

@@ -131,3 +131,23 @@ def test_marks_lead_to_what_they_mark_and_a_nan_is_told(shared_app, page, shared
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.get_by_role("button", name=re.compile("spike")).click()
     expect(page).to_have_url(re.compile(r"/tokens\?run=marked&step=40"))
+
+
+def test_runs_beside_each_other_keep_their_range_and_place(shared_app, page, shared_store):
+    """Dragged in one chart, kept by all through another look and a reload; every run is told at the place."""
+    for run in ("one", "two"):
+        write(shared_store, run, steps=range(1, 201))
+    page.goto(f"{shared_app}/compare?runs=one&runs=two")
+    chart = strip(page)
+    drag(page, chart, 0.25, 0.75)
+    expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
+    shown = view(page)
+    assert 40 < shown[0] < shown[1] < 160
+    page.mouse.click(*at(chart, 0.5))
+    expect(page).to_have_url(re.compile(r"at=\d+"))
+    page.reload()
+    for run in ("one", "two"):
+        expect(page.locator(".tip")).to_contain_text(run)
+    assert view(page) == shown
+    page.mouse.dblclick(*at(strip(page), 0.2))
+    expect(page).not_to_have_url(re.compile("from="))

@@ -1,0 +1,53 @@
+"""Marks of a run: alarms, resets, resumes and commands at their steps."""
+
+from app_world import alert, finding
+from rlwatch_app import marks
+
+from rlwatch.records import AlertState, Event
+
+
+def test_an_alarm_marks_its_onset_dashed_and_itself_solid():
+    """When it began, looking back; when it was seen."""
+    began, seen = marks.marks_of_run([alert()], [finding()], [], {1: 1})
+    assert (began.step, began.dashed, seen.step, seen.dashed) == (12, True, 20, False)
+    assert (seen.shape, seen.families) == ("■", {"Exploration"})
+
+
+def test_an_alarm_concerns_the_family_of_its_metric_too():
+    """A NaN is an optimiser's finding, in whatever metric it shows."""
+    found = marks.marks_of_run(
+        [alert(kind="nonfinite")], [finding(kind="nonfinite", family="Optimisation")], [], {1: 1}
+    )
+    assert found[0].families == {"Optimisation", "Exploration"}
+
+
+def test_a_resolved_alert_is_marked_where_it_was_seen_not_where_it_ended():
+    """Its row keeps the step it ended at; the finding the step it was seen at."""
+    over = alert(state=AlertState.RESOLVED, step=90, resolved_step=90)
+    assert [m.step for m in marks.marks_of_run([over], [finding()], [], {1: 1})] == [12, 20]
+
+
+def test_alerts_that_were_not_published_are_not_marked():
+    """Gone before they fired."""
+    gone = alert(state=AlertState.RESOLVED, fired_at=None)
+    pending = alert(state=AlertState.PENDING, fired_at=None)
+    assert marks.marks_of_run([gone, pending], [], [], {1: 1}) == []
+
+
+def test_resets_and_resumes_are_marked():
+    """Without them a jump looks like news."""
+    reset = Event("reference_reset", step=40)
+    found = marks.marks_of_run([], [], [reset, Event("note", step=5), Event("signal")], {1: 1, 2: 30})
+    assert [(m.step, m.shape) for m in found] == [(30, "↻"), (40, "⟲")]
+
+
+def test_commands_that_bend_the_curves_are_marked():
+    """A rate that fell, a weight that changed, a stretch without steps; what resumed is an event of its own."""
+    told = [Event("command", step=s, body={"command": kind}) for s, kind in enumerate(
+        ["lower-lr", "set-kl-coef", "pause", "save-checkpoint", "resume"])]  # fmt: skip
+    assert [(m.step, m.shape, m.text) for m in marks.marks_of_run([], [], told, {1: 1})] == [
+        (0, "↓", "lower learning rate"),
+        (1, "β", "set KL coefficient"),
+        (2, "‖", "pause"),
+        (3, "⤓", "save checkpoint"),
+    ]
