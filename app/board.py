@@ -211,6 +211,8 @@ class Board:
     def _beyond(self, line: Line, low: float, high: float) -> list[list[float | str]]:
         curve = line.curve
         outside = (curve.values < low) | (curve.values > high)
+        if not outside.any():
+            return []
         places = self.place.of(curve.steps[outside]).tolist()
         values = curve.values[outside].tolist()
         return [[_digits(x), _digits(y), line.name, line.colour] for x, y in zip(places, values, strict=True)]
@@ -250,15 +252,28 @@ def points(curve: Curve, place: Place) -> tuple[list[float], list[float | None]]
     if len(places) > 1 and place.steps is None and (np.diff(places) == 0).any():
         first = np.maximum.accumulate(np.where(np.diff(places, prepend=places[0] - 1) > 0, np.arange(len(places)), 0))
         places = places + 1e-3 * np.minimum(np.arange(len(places)) - first, 400)
-    xs: list[float] = []
-    ys: list[float | None] = []
-    for at, value, broken in zip(places.tolist(), curve.values.tolist(), curve.breaks.tolist(), strict=True):
-        if broken and xs:
-            xs.append(_digits((xs[-1] + at) / 2))
-            ys.append(None)
-        xs.append(_digits(at))
-        ys.append(_digits(value))
+    xs: list[float] = _all_digits(places)
+    ys: list[float | None] = [*_all_digits(curve.values)]
+    for i in reversed(np.flatnonzero(curve.breaks).tolist()):
+        if i:
+            xs.insert(i, _digits((xs[i - 1] + float(places[i])) / 2))
+            ys.insert(i, None)
     return xs, ys
+
+
+EXACT = (1e-12, 1e9)
+"""Sizes of numbers that powers of ten, which are exact themselves, round to their nearest decimal."""
+
+
+def _all_digits(values: Floats) -> list[float]:
+    """As :func:`_digits` has each of ``values`` (N,)."""
+    size = np.abs(values)
+    size[size == 0] = 1.0
+    if not ((size > EXACT[0]) & (size < EXACT[1])).all():
+        return [_digits(value) for value in values.tolist()]
+    unit = 10.0 ** (np.where(size < 1e5, DIGITS, 10) - 1 - np.floor(np.log10(size)))
+    rounded: list[float] = (np.rint(values * unit) / unit).tolist()
+    return [int(value) if value.is_integer() else value for value in rounded]
 
 
 def _finite(value: float) -> float | None:
@@ -317,7 +332,7 @@ def _end(values: Floats, limit: float, extreme: float, sign: int) -> float:
 
 
 def wide(values: Floats) -> bool:
-    """Whether a linear axis would flatten all of ``values`` (N,) but a few."""
+    """True if a linear axis would flatten all of ``values`` (N,) but a few."""
     return len(values) >= 8 and bool(values.min() > 0 and values.max() > LOG_SPREAD * np.median(values))
 
 

@@ -6,11 +6,13 @@ are read again only when a run moved on (:func:`version`); small rows are read a
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 import streamlit as st
@@ -49,9 +51,9 @@ from rlwatch.view import Verdict, arrival, stored_diagnosis, stored_verdict
 from .thinning import Branches, branches
 
 __all__ = [
+    "Extent",
     "Outline",
     "RunForecasts",
-    "Trace",
     "Vitals",
     "alerts",
     "alerts_by_run",
@@ -62,6 +64,7 @@ __all__ = [
     "diagnosis",
     "dockets",
     "events",
+    "extents",
     "far_out",
     "findings",
     "forecast_of_run",
@@ -70,7 +73,6 @@ __all__ = [
     "localised",
     "metric_names",
     "newest_completions",
-    "non_finite",
     "of_step",
     "outline",
     "policy",
@@ -196,12 +198,26 @@ BUCKETS = 240
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """One metric: what to draw of it, its one value if it never had another, and whether all were finite."""
+class Extent:
+    """A metric over a whole run: how many rows it has, its lowest and highest value, and whether all were finite."""
 
-    lines: Branches
-    level: float | None = None
+    rows: int = 0
+    low: float = math.inf
+    high: float = -math.inf
     finite: bool = True
+
+    @property
+    def level(self) -> float | None:
+        """The one value there ever was (of at least 3), else None."""
+        return self.low if self.rows >= 3 and self.finite and self.low == self.high else None
+
+    def grown(self, values: np.ndarray) -> Extent:
+        """With more values (N,)."""
+        if not len(values):
+            return self
+        finite = values[np.isfinite(values)]
+        low, high = float(finite.min(initial=self.low)), float(finite.max(initial=self.high))
+        return Extent(self.rows + len(values), low, high, self.finite and len(finite) == len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,16 +251,37 @@ REFRESH_SHARE = 200
 """What needs every row of a long run is computed again once the run is one part in so many longer."""
 
 
-def non_finite(run: RunInfo) -> frozenset[str]:
-    """Metrics that ever were NaN or infinite."""
-    return _non_finite(store_url(), version(run))
+@dataclass(slots=True)
+class _Grown:
+    """What is known of the extents of a run's metrics, up to the record ``seq``."""
+
+    seq: int = 0
+    extents: dict[str, Extent] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
 
 
-@st.cache_data(show_spinner=False, max_entries=200)
-def _non_finite(url: str, version: Version) -> frozenset[str]:  # noqa: ARG001  (url and version are the key)
-    source = store()
-    found = source.series(version[0], source.metric_names(version[0]), points=1)
-    return frozenset(name for name, one in found.items() if not np.isfinite(one.values).all())
+def extents(run: RunInfo) -> Mapping[str, Extent]:
+    """Every metric over the whole run, by source name; later looks read what is new."""
+    grown = _grown(store_url(), run.run_id, run.created_at)
+    with grown.lock:
+        return _extents(grown, store_url(), version(run))
+
+
+@st.cache_resource(show_spinner=False, max_entries=200)
+def _grown(url: str, run_id: str, created_at: float) -> _Grown:  # noqa: ARG001  (the key)
+    return _Grown()
+
+
+def _extents(grown: _Grown, url: str, version: Version) -> Mapping[str, Extent]:
+    known, names, source = grown.extents, _metric_names(url, version), store()
+    new = [name for name in names if name not in known]
+    later = source.series(version[0], list(known), after_seq=grown.seq) if known else {}
+    # Of so few places only extremes come. What is read after this, and again at the next look, changes none.
+    first = source.series(version[0], new, points=1) if new else {}
+    for name, one in (*later.items(), *first.items()):
+        known[name] = known.get(name, Extent()).grown(one.values)
+    grown.seq = max((int(one.seqs.max(initial=0)) for one in (later or first).values()), default=0) or grown.seq
+    return dict(known)
 
 
 def outline(run: RunInfo) -> Outline:
@@ -260,44 +297,21 @@ def _outline(url: str, version: Version) -> Outline:  # noqa: ARG001  (url and v
     return Outline(starts, min(starts.values(), default=0), max(last, version[2]))
 
 
-def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str] | None = None) -> dict[str, Trace]:
-    """``names`` (None: all the metric table knows) over the steps of ``window``, by source name."""
-    wanted = _known(run) if names is None else tuple(names)
-    return _traces(store_url(), version(run), wanted, window)
+def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str]) -> dict[str, Branches]:
+    """What to draw of ``names`` over the steps of ``window``, by source name."""
+    return _traces(store_url(), version(run), tuple(names), window)
 
 
 @st.cache_data(show_spinner=False, max_entries=50)
-def _traces(url: str, version: Version, names: tuple[str, ...], window: tuple[int, int]) -> dict[str, Trace]:
-    around = _outline(url, version)
+def _traces(url: str, version: Version, names: tuple[str, ...], window: tuple[int, int]) -> dict[str, Branches]:
+    starts = dict(_outline(url, version).starts)
     seen = store().series(version[0], names, steps=window, points=BUCKETS)
-    everywhere = seen
-    if window[0] > around.first or window[1] < around.last:
-        everywhere = store().series(version[0], names, points=1)
-    starts = dict(around.starts)
-    return {name: trace(one, starts, window, everywhere[name].values) for name, one in seen.items()}
-
-
-def trace(
-    series: Series, starts: dict[int, int], window: tuple[int, int], everywhere: np.ndarray | None = None
-) -> Trace:
-    """The trace of one series; ``everywhere``: what stands out of the whole of it, where this is a part."""
-    values = series.values if everywhere is None else everywhere
-    finite = bool(np.isfinite(values).all())
-    return Trace(branches(series, starts, window, BUCKETS), constant(values) if finite else None, finite)
-
-
-def constant(values: np.ndarray) -> float | None:
-    """The one value there ever was (of at least 3), else None."""
-    return float(values[0]) if len(values) >= 3 and np.ptp(values) == 0 else None
+    return {name: branches(one, starts, window, BUCKETS) for name, one in seen.items()}
 
 
 def whole(run: RunInfo, names: Sequence[str]) -> Mapping[str, Series]:
     """Whole series of ``names``, shared and not to be changed."""
     return _whole(store_url(), version(run), tuple(names))
-
-
-def _known(run: RunInfo) -> tuple[str, ...]:
-    return tuple(sorted(canonical_names(metric_names(run), run.source).values()))
 
 
 @st.cache_resource(show_spinner=False, max_entries=3)
@@ -321,7 +335,7 @@ class RunForecasts:
 
     newest: Forecast
     highest: tuple[float, int] | None
-    traces: Mapping[str, Trace]
+    traces: Mapping[str, Branches]
 
 
 def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
@@ -329,12 +343,21 @@ def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
     newest = newest_forecast(run.run_id)
     if newest is None:
         return None
-    kept = store().series(run.run_id, NAMES, points=1)
-    series = kept["forecast/p50"]
+    names = metric_names(run)
+    highest = _highest(store_url(), version(run)) if "forecast/p50" in names else None
+    if highest is None:
+        return RunForecasts(newest, None, traces(run, window, (RISK,)) if RISK in names else {})
+    return RunForecasts(newest, highest, traces(run, window, NAMES))
+
+
+@st.cache_data(show_spinner=False, max_entries=200)
+def _highest(url: str, version: Version) -> tuple[float, int] | None:  # noqa: ARG001  (url and version are the key)
+    """The highest chance within 50 steps there ever was, and its step."""
+    series = store().series(version[0], ("forecast/p50",), points=1)["forecast/p50"]
     if not len(series.steps):
-        return RunForecasts(newest, None, traces(run, window, (RISK,)) if len(kept[RISK].steps) else {})
+        return None
     at = int(np.argmax(series.values))
-    return RunForecasts(newest, (float(series.values[at]), int(series.steps[at])), traces(run, window, NAMES))
+    return float(series.values[at]), int(series.steps[at])
 
 
 def newest_forecast(run_id: str) -> Forecast | None:

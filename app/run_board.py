@@ -16,7 +16,7 @@ from . import board, charts, health, layout, queries, run_forecast, run_history,
 from .board import ASINH, AT, LINEAR, LOG, Board, axis_range, lines_of, usual_range, wide
 from .layout import GoToTokens
 from .marks import Mark, marks_of_run
-from .queries import Outline, Trace
+from .queries import Outline
 from .run_charts import Panel, Section, all_panels, found_by, sections, unchanging_words
 from .thinning import Branches, Floats
 
@@ -161,16 +161,16 @@ class Drawing:
     findings: Sequence[Finding]
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def chart(self, panel: Panel, trace: Trace, family: str) -> board.Panel:
+    def chart(self, panel: Panel, lines: Branches, family: str) -> board.Panel:
         """One metric as a chart."""
-        values = trace.lines.current.values
-        scale = self._scale(trace.lines)
+        values = lines.current.values
+        scale = self._scale(lines)
         ends = usual_range(values) if self.look.clip and scale == LINEAR else _ends(values)
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
         return board.Panel(
             name=panel.name,
             title=panel.title,
-            lines=lines_of(trace.lines, layout.ink(), self.smooth(panel.name)),
+            lines=lines_of(lines, layout.ink(), self.smooth(panel.name)),
             range=axis_range(ends, scale, panel.limits),
             sub=panel.subtitle(self.run.source),
             about=panel.about,
@@ -229,16 +229,16 @@ def _healthy_range(
     return float(low), float(high)
 
 
-def strip(drawing: Drawing, panels: Sequence[Panel], traces: Mapping[str, Trace]) -> list[board.Panel]:
+def strip(drawing: Drawing, panels: Sequence[Panel]) -> list[board.Panel]:
     """Charts above the fold, as far as the run has them."""
     known = {panel.canonical: panel for panel in panels if panel.canonical}
     known |= {panel.name: panel for panel in panels if not panel.canonical}
+    chosen = [(title, next((known[name] for name in names if name in known), None)) for title, names in STRIP]
+    shown = [(title, panel) for title, panel in chosen if panel is not None]
+    read = queries.traces(drawing.run, drawing.window, [panel.name for _, panel in shown])
     found = []
-    for title, names in STRIP:
-        panel = next((known[name] for name in names if name in known and known[name].name in traces), None)
-        if panel is None:
-            continue
-        made = drawing.chart(panel, traces[panel.name], "")
+    for title, panel in shown:
+        made = drawing.chart(panel, read[panel.name], "")
         banded = healthy_range(drawing.run, panel.name, drawing.findings) if title in BANDED else None
         rules = ((1.0, "alarm"),) if title == "risk" else ()
         found.append(_titled(made, title, banded, rules))
@@ -254,48 +254,66 @@ def _titled(
     return replace(made, title=title, band=band, rules=rules, range=(low, high), sub=made.title)
 
 
-def shown_sections(
-    drawing: Drawing, names: Sequence[str], panels: Sequence[Panel], known: Mapping[str, Trace]
-) -> list[board.Section]:
+def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Panel]) -> list[board.Section]:
     """The pinned; then what was searched for, or the families."""
-    look, run = drawing.look, drawing.run
-    pinned = [Panel(name) if name not in _by_name(panels) else _by_name(panels)[name] for name in look.pins]
-    pinned = [panel for panel in pinned if panel.name in names]
-    found = [_section(drawing, "pinned", "Pinned", pinned, known)] if pinned else []
-    forecast = run_forecast.forecast_section(run, drawing.window, layout.ink())
+    look, run, by_name = drawing.look, drawing.run, _by_name(panels)
+    pinned = [by_name.get(name, Panel(name)) for name in look.pins if name in names]
+    found = [_Planned("pinned", "Pinned", pinned)] if pinned else []
     if look.wanted.strip():
         hits = found_by(names, panels, look.wanted)
         title = f"{len(hits)} of {len(names)} metrics match" if hits else f"None of {len(names)} metrics matches"
         rest = f"and {len(hits) - MOST_FOUND} more: another word narrows it" if len(hits) > MOST_FOUND else ""
-        return [*found, replace(_section(drawing, "found", title, hits[:MOST_FOUND], known), note=rest)]
+        return _drawn(drawing, [*found, _Planned("found", title, hits[:MOST_FOUND], rest)])
     suspects = {finding.metric for finding in drawing.findings}
-    broken = queries.non_finite(run)
-    found += [forecast] if forecast else []
-    found += [_family(drawing, one, known) for one in sections(panels, known, run.source, suspects, broken)]
+    families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
+    drawn = _drawn(drawing, [*found, *families])
+    forecast = run_forecast.forecast_section(run, drawing.window, layout.ink())
     layers = run_layers.layer_section(run, drawing.window)
-    return [*found, layers] if layers else found
+    return list(filter(None, [*drawn[: len(found)], forecast, *drawn[len(found) :], layers]))
 
 
 def _by_name(panels: Sequence[Panel]) -> dict[str, Panel]:
     return {panel.name: panel for panel in panels}
 
 
-def _family(drawing: Drawing, section: Section, known: Mapping[str, Trace]) -> board.Section:
-    opened = section.family.name in drawing.look.opened
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A section whose metrics are still to be read; see :class:`board.Section`."""
+
+    key: str
+    title: str
+    panels: Sequence[Panel]
+    note: str = ""
+    more: int = 0
+    open: bool = False
+
+
+def _family(look: Look, section: Section) -> _Planned:
+    opened = section.family.name in look.opened
     others = section.more[:MOST_MORE] if opened else []
     notes = [unchanging_words(section)]
     if opened and len(section.more) > MOST_MORE:
         notes.append(f"and {len(section.more) - MOST_MORE} more: find them by name")
-    made = _section(drawing, section.family.name, section.family.value, [*section.shown, *others], known)
-    return replace(made, note=" · ".join(filter(None, notes)), more=len(section.more), open=opened)
+    note = " · ".join(filter(None, notes))
+    family = section.family
+    return _Planned(family.name, family.value, [*section.shown, *others], note, len(section.more), opened)
 
 
-def _section(
-    drawing: Drawing, key: str, title: str, panels: Sequence[Panel], known: Mapping[str, Trace]
-) -> board.Section:
-    missing = [panel.name for panel in panels if panel.name not in known]
-    read = {**known, **(queries.traces(drawing.run, drawing.window, missing) if missing else {})}
-    return board.Section(key, title, [drawing.chart(panel, read[panel.name], title) for panel in panels])
+def _drawn(drawing: Drawing, planned: Sequence[_Planned]) -> list[board.Section]:
+    """The sections with their charts, whose metrics are read together."""
+    wanted = sorted({panel.name for one in planned for panel in one.panels})
+    read = queries.traces(drawing.run, drawing.window, wanted)
+    return [
+        board.Section(
+            one.key,
+            one.title,
+            [drawing.chart(panel, read[panel.name], one.title) for panel in one.panels],
+            one.note,
+            one.more,
+            one.open,
+        )
+        for one in planned
+    ]
 
 
 # The part of the page.
@@ -308,7 +326,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
     step = st.session_state.pop(LEAVE, None)
     if step is not None:
         go_to_tokens(run_id, step)
-    with layout.readable("This run"):
+    with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
         events = queries.events(run_id)
         names = queries.metric_names(run)
@@ -336,9 +354,7 @@ def _drawing(run: RunInfo, look: Look) -> Drawing:
 def _boards(drawing: Drawing, place: board.Place, names: Sequence[str], marked: Sequence[Mark]) -> None:
     run, look = drawing.run, drawing.look
     panels = all_panels(names, run.source)
-    known = dict(queries.traces(run, drawing.window))
     risk = [Panel(name) for name in names if name == f"{FORECAST}risk" and name not in _by_name(panels)]
-    known |= queries.traces(run, drawing.window, [panel.name for panel in risk]) if risk else {}
     asked = st.session_state.get(ASKED)
     common: dict[str, Any] = {
         "key": run.run_id,
@@ -354,7 +370,7 @@ def _boards(drawing: Drawing, place: board.Place, names: Sequence[str], marked: 
     def ask(what: Mapping[str, Any]) -> None:
         on_ask(what, run.run_id, look.axis)
 
-    board.show(Board(**common, strip=strip(drawing, [*panels, *risk], known)), "board-strip", ask)
+    board.show(Board(**common, strip=strip(drawing, [*panels, *risk])), "board-strip", ask)
     drawing = replace(drawing, look=replace(look, wanted=find()))
-    below = Board(**common, sections=shown_sections(drawing, names, panels, known), project=run.project, pins=look.pins)
+    below = Board(**common, sections=shown_sections(drawing, names, panels), project=run.project, pins=look.pins)
     board.show(below, "board-all", ask)

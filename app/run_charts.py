@@ -10,7 +10,7 @@ from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, metric_of, resolve
 
 from . import format as fmt
-from .queries import Trace, canonical_names
+from .queries import Extent, canonical_names
 
 MOST = 3
 """Panels a family shows at first; the others are one click away, unless something is wrong with them."""
@@ -77,27 +77,25 @@ def all_panels(names: Sequence[str], source: str) -> list[Panel]:
 
 def sections(
     panels: Sequence[Panel],
-    traces: Mapping[str, Trace],
+    extents: Mapping[str, Extent],
     source: str,
     suspects: Collection[str] = (),
-    broken: Collection[str] = (),
 ) -> list[Section]:
-    """The panels by family; ``traces`` holds the known metrics' (unknown ones go behind the click unread).
+    """The panels by family, by what their metrics were over the whole run (unknown ones go behind the click).
 
-    ``suspects`` are metrics a finding speaks of: shown whatever their rank, like those that were ever not finite;
-    ``broken`` are the names of unknown ones that were not.
+    ``suspects`` are metrics a finding speaks of: shown whatever their rank, like those that were ever not finite.
     """
     found = {family: Section(family) for family in Family}
     for panel in panels:
         section = found[family_of(panel.canonical or panel.name, source)]
         if not panel.canonical:
-            shown = panel.name in broken or panel.name in suspects
+            shown = not extents[panel.name].finite or panel.name in suspects
             (section.shown if shown else section.more).append(panel)
             continue
-        trace, suspect = traces[panel.name], panel.canonical in suspects
-        if trace.level is not None and not suspect and not BY_NAME[panel.canonical].vital:
-            section.unchanging.append((panel.canonical, trace.level))
-        elif suspect or len(section.shown) < MOST or not trace.finite:
+        extent, suspect = extents[panel.name], panel.canonical in suspects
+        if extent.level is not None and not suspect and not BY_NAME[panel.canonical].vital:
+            section.unchanging.append((panel.canonical, extent.level))
+        elif suspect or len(section.shown) < MOST or not extent.finite:
             section.shown.append(panel)
         else:
             section.more.append(panel)

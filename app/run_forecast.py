@@ -17,7 +17,7 @@ from .board import Line, Panel, Section, lines_of
 from .charts import Ink
 from .health import AMBER, LOOKS, Word
 from .markup import Markup, el, joined
-from .queries import RunForecasts, Trace
+from .queries import RunForecasts
 from .thinning import Branches, Curve
 
 MOST_BARS = 4
@@ -90,12 +90,12 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
     ]
 
 
-def forecast_panels(traces: Mapping[str, Trace], ink: Ink) -> list[Panel]:
+def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[Panel]:
     """Two charts: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at.
 
     The risk alone of a run that is given no chances.
     """
-    lines = traces["forecast/risk"].lines
+    lines = traces["forecast/risk"]
     top = max(1.25, *(float(value) for value in lines.current.values), 0.0)
     rules = ((ALARM, "alarm"),)
     risk = Panel(
@@ -115,8 +115,7 @@ def forecast_panels(traces: Mapping[str, Trace], ink: Ink) -> list[Panel]:
     return [chance, risk]
 
 
-def _percent(trace: Trace) -> Branches:
-    lines = trace.lines
+def _percent(lines: Branches) -> Branches:
     return Branches(_hundredfold(lines.current), tuple(map(_hundredfold, lines.replaced)))
 
 

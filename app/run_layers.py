@@ -146,7 +146,7 @@ def _layers(
     starts: Mapping[int, int],
     window: tuple[int, int],
 ) -> list[LayerRow]:
-    """What the newest attempts measured of every layer."""
+    """Norms of every layer, as the newest attempts measured them."""
     read = store().series(key[0], [LAYER_PREFIX + name for name in names], steps=window, points=BUCKETS)
     return [
         LayerRow(name, branches(read[LAYER_PREFIX + name], dict(starts), window, BUCKETS).current) for name in names

@@ -81,7 +81,7 @@ def _action(action: Action) -> Markup:
 
 def show_cause(run_id: str) -> None:
     """The verdict, and two lines and a fold, while something fires or after the end; nothing of a live healthy run."""
-    with layout.readable("This run"):
+    with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
         verdict, ended = queries.verdict(run), run.state is not RunState.RUNNING
         firing = in_trouble(run, queries.alerts(run_id))
@@ -112,7 +112,7 @@ def show_cause(run_id: str) -> None:
 
 def show_head(run_id: str) -> None:
     """Name, health, facts and the sentence why."""
-    with layout.readable("This run"):
+    with layout.readable("This run"), queries.store().at_once(run_id):
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
         pause = pause_of(run, queries.commands(run_id), now)

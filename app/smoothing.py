@@ -35,15 +35,30 @@ def smooth(values: Floats, how: str) -> Floats:
     """
     finite = np.isfinite(values)
     kind, _, size = how.rpartition(" ")
-    if kind == EMA:
-        past = float(size)
-        weights = past ** np.arange(math.ceil(math.log(FAINT) / math.log(past)))
-    else:
-        weights = np.ones(int(size))
-    sums = np.convolve(np.where(finite, values, 0.0), weights)[: len(values)]
-    shares = np.convolve(finite.astype(np.float64), weights)[: len(values)]
+
+    def summed(rows: Floats) -> Floats:
+        return decayed(rows, float(size)) if kind == EMA else np.convolve(rows, np.ones(int(size)))[: len(rows)]
+
+    sums, shares = summed(np.where(finite, values, 0.0)), summed(finite.astype(np.float64))
     smoothed: Floats = np.divide(sums, shares, out=np.full(len(values), np.nan), where=shares > FAINT)
     return smoothed
+
+
+def decayed(rows: Floats, past: float) -> Floats:
+    """Sums of each of ``rows`` (N,) and those before it, each step back weighing ``past`` times as much.
+
+    Stretches are summed side by side, then each is given what those before it left: an outlier costs no digits of the
+    rows after it, as differences of running sums would.
+    """
+    width = math.isqrt(max(len(rows), 1)) + 1
+    sums = np.zeros((width, width))
+    sums.ravel()[: len(rows)] = rows
+    for column in range(1, width):
+        sums[:, column] += past * sums[:, column - 1]
+    fading = past ** np.arange(1, width + 1)
+    for row in range(1, width):
+        sums[row] += sums[row - 1, -1] * fading
+    return sums.ravel()[: len(rows)]
 
 
 def smooth_curve(

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 Steps = range | slice | Collection[int]
 """Steps asked for; a slice is half open, as in a list: ``slice(100, 200)`` is 100 to 199."""
+PLACE = ("steps", "attempts")
+FARTHEST = 2**62
+"""A step that no run reaches."""
 MOST_CHARTS = 4
 """Charts beneath a run that a notebook shows; :meth:`StoredRun.plot` draws more."""
 
@@ -429,8 +432,8 @@ class StoredRun:
         return found
 
     def _series(self, names: Iterable[str], steps: Steps | None, attempts: str) -> dict[str, Series]:
-        starts = {attempt: own[0] for attempt, own in self.store.steps(self.run_id).items() if own}
-        found = self.store.series(self.run_id, list(dict.fromkeys(names)))
+        starts = {attempt: low for attempt, (low, _) in self.store.spans(self.run_id).items()}
+        found = self.store.series(self.run_id, list(dict.fromkeys(names)), steps=_span(steps))
         return {
             name: _kept(one, (counting(one, starts) if attempts == "newest" else _all(one)) & _among(one.steps, steps))
             for name, one in found.items()
@@ -470,6 +473,16 @@ def _all(series: Series) -> NDArray[np.bool_]:
     return np.ones(len(series.steps), dtype=np.bool_)
 
 
+def _span(steps: Steps | None) -> tuple[int, int] | None:
+    """Lowest and highest of the steps asked for; None where these are all."""
+    if steps is None:
+        return None
+    if isinstance(steps, slice):
+        low = 0 if steps.start is None else steps.start
+        return low, FARTHEST if steps.stop is None else steps.stop - 1
+    return (min(steps), max(steps)) if steps else (0, -1)
+
+
 def _among(own: NDArray[np.int64], steps: Steps | None) -> NDArray[np.bool_]:
     """True (N,) of those that are wanted."""
     if steps is None:
@@ -492,13 +505,15 @@ def _kept(series: Series, kept: NDArray[np.bool_]) -> Series:
 def _wide(series: Mapping[str, Series]) -> pa.Table:
     """A row for each step of each attempt; of several values of one metric there the last logged."""
     arrow = pyarrow()
-    nothing = np.zeros((0, 2), dtype=np.int64)
-    places = {name: np.stack([one.attempts, one.steps], axis=1) for name, one in series.items()}
-    rows, row_of = np.unique(np.concatenate([nothing, *places.values()]), axis=0, return_inverse=True)
-    columns: dict[str, Any] = {"step": arrow.array(rows[:, 1]), "attempt": arrow.array(rows[:, 0])}
+    nothing = [np.zeros(0, dtype=np.int64)]
+    steps, attempts = (np.concatenate([*nothing, *(getattr(s, of) for s in series.values())]) for of in PLACE)
+    first = int(steps.min(initial=0))
+    width = int(steps.max(initial=0)) - first + 1
+    rows, row_of = np.unique(attempts * width + steps - first, return_inverse=True)
+    columns: dict[str, Any] = {"step": arrow.array(rows % width + first), "attempt": arrow.array(rows // width)}
     begin = 0
     for name, one in series.items():
-        where = row_of.reshape(-1)[begin : begin + len(one.values)]
+        where = row_of[begin : begin + len(one.values)]
         begin += len(one.values)
         values, missing = np.zeros(len(rows)), np.ones(len(rows), dtype=np.bool_)
         values[where], missing[where] = one.values, False

@@ -11,7 +11,7 @@ from rlwatch_app.charts import DARK, LIGHT
 from rlwatch_app.fleet_rows import Shown
 from rlwatch_app.health import AMBER
 from rlwatch_app.marks import marks_of_run
-from rlwatch_app.queries import RunForecasts, Trace
+from rlwatch_app.queries import RunForecasts
 from rlwatch_app.run_charts import all_panels
 from rlwatch_app.thinning import Branches, thin
 
@@ -32,7 +32,7 @@ def record(said):
 
 
 def trace(values):
-    return Trace(Branches(thin(np.arange(len(values)), np.asarray(values, dtype=float), 240)))
+    return Branches(thin(np.arange(len(values)), np.asarray(values, dtype=float), 240))
 
 
 def told(newest, highest=(0.83, 412), values=(0.1, 0.7)):

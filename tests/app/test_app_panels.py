@@ -3,25 +3,18 @@
 import numpy as np
 import pytest
 from rlwatch_app import run_charts
-from rlwatch_app.queries import trace
+from rlwatch_app.queries import Extent
 
 from rlwatch.metrics import Family
-from rlwatch.ports import Series
 
 
-def series(values):
-    values = np.asarray(values, dtype=float)
-    ones = np.ones(len(values), dtype=np.int64)
-    return Series("m", np.arange(len(values)), values, ones, np.arange(len(values)))
-
-
-def traces(values):
-    return {name: trace(series(v), {1: 0}, (0, 99)) for name, v in values.items()}
+def extents(values):
+    return {name: Extent().grown(np.asarray(column, dtype=float)) for name, column in values.items()}
 
 
 def sections(values, source="trl/grpo"):
     catalogue = run_charts.all_panels(list(values), source)
-    found = run_charts.sections(catalogue, traces(values), source)
+    found = run_charts.sections(catalogue, extents(values), source)
     return {section.family: section for section in found}
 
 
@@ -67,7 +60,7 @@ def test_what_is_suspect_is_never_behind_a_click():
     values = {f"reward/{n}": MOVING for n in ("mean", "std", "zero_std_frac", "max")}
     values |= {"adv/mean": [1.0, np.nan, 2.0], "adv/std": [0.0] * 5}
     catalogue = run_charts.all_panels(list(values), "")
-    (section,) = run_charts.sections(catalogue, traces(values), "", suspects={"reward/max", "adv/std"})
+    (section,) = run_charts.sections(catalogue, extents(values), "", suspects={"reward/max", "adv/std"})
     assert [p.canonical for p in section.shown][3:] == ["reward/max", "adv/mean", "adv/std"]
 
 
@@ -100,7 +93,7 @@ def test_an_unknown_metric_with_a_nan_is_shown_by_itself():
     """Nobody looks for what broke behind a click; the others of its kind wait there."""
     values = {"mine/a": [1.0, np.nan], "mine/b": MOVING}
     catalogue = run_charts.all_panels(list(values), "")
-    (section,) = run_charts.sections(catalogue, traces(values), "", broken={"mine/a"})
+    (section,) = run_charts.sections(catalogue, extents(values), "")
     assert [p.name for p in section.shown] == ["mine/a"]
     assert [p.name for p in section.more] == ["mine/b"]
 

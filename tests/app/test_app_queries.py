@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from app_world import NAN, alert, healthy, put_alerts, write_run
+from app_world import NAN, alert, put_alerts, write_run
 from rlwatch_app import fleet, queries, thinning
-from rlwatch_app.queries import trace
+from rlwatch_app.queries import Extent
 
 from rlwatch.errors import RunNotFoundError, StoreURLError
-from rlwatch.ports import Series
 from rlwatch.records import RunInfo, StepRecord
 from rlwatch.store.url import open_store
 
@@ -20,6 +19,7 @@ class Counting:
     def __init__(self, store):
         self._store = store
         self.read = []
+        self.asked = []
         self.rows = 0
 
     def __getattr__(self, name):
@@ -27,6 +27,7 @@ class Counting:
 
     def series(self, run_id, names, **asked):
         self.read.append((run_id, tuple(names)))
+        self.asked.append(asked)
         found = self._store.series(run_id, names, **asked)
         self.rows = sum(len(one.steps) for one in found.values())
         return found
@@ -74,9 +75,9 @@ def test_an_unchanged_run_is_not_read_again(store_dir, counted):
     """Ten tabs on a finished run cost one read."""
     write_run(store_dir)
     run = queries.run("run-1")
-    first = queries.traces(run, (0, 30))
+    first = queries.traces(run, (0, 30), ["kl", "reward"])
     reads = len(counted.read)
-    assert queries.traces(run, (0, 30)).keys() == first.keys()
+    assert queries.traces(run, (0, 30), ["kl", "reward"]).keys() == first.keys()
     assert queries.outline(run).last == 30
     queries.vitals(run)
     after_vitals = len(counted.read)
@@ -86,15 +87,32 @@ def test_an_unchanged_run_is_not_read_again(store_dir, counted):
 
 
 def test_a_chart_costs_what_it_shows(store_dir, counted):
-    """Of a long run some points a panel are read, of a window what lies in it; a spike outside of it is not forgotten."""
+    """Of a long run some points a panel are read, of a window what lies in it."""
     write_run(store_dir, steps=8000, metrics=lambda step: {"reward": NAN if step == 20 else float(step % 7), "lr": 1.0})
     run = queries.run("run-1")
-    whole = queries.traces(run, (0, 8000))
+    whole = queries.traces(run, (0, 8000), ["reward", "lr"])
     assert counted.rows < 2 * 5 * queries.BUCKETS
-    assert [step for step, _ in whole["reward"].lines.current.bad] == [20]
-    narrow = queries.traces(run, (1000, 1002))
-    assert narrow["reward"].lines.current.steps.tolist() == [1000, 1001, 1002]
-    assert (narrow["reward"].finite, narrow["lr"].level) == (False, 1.0)
+    assert [step for step, _ in whole["reward"].current.bad] == [20]
+    narrow = queries.traces(run, (1000, 1002), ["reward"])
+    assert narrow["reward"].current.steps.tolist() == [1000, 1001, 1002]
+
+
+def test_what_a_metric_ever_was_is_known_by_reading_what_is_new(store_dir, counted):
+    """Whether it was always finite, and its one value; a later look reads the later rows, and new metrics whole."""
+    write_run(store_dir, steps=4000, metrics=lambda step: {"reward": NAN if step == 20 else 1.0, "lr": 0.5})
+    first = queries.extents(queries.run("run-1"))
+    assert counted.rows < 400
+    assert ((first["reward"].finite, first["reward"].level), first["lr"].level) == ((False, None), 0.5)
+    write_run(store_dir, steps=3, metrics=lambda step: {"lr": 0.5 + step, "new": float("inf") if step == 1 else 1.0})
+    counted.asked.clear()
+    later = queries.extents(queries.run("run-1"))
+    assert (later["lr"].level, later["lr"].high, later["new"].finite, later["reward"].finite) == (
+        None,
+        3.5,
+        False,
+        False,
+    )
+    assert [asked for asked in counted.asked if "after_seq" in asked] == [{"after_seq": 4000}]
 
 
 def test_a_run_that_moved_on_is_read_again(store_dir, counted):
@@ -103,16 +121,6 @@ def test_a_run_that_moved_on_is_read_again(store_dir, counted):
     assert queries.outline(queries.run("run-1")).last == 30
     write_run(store_dir, steps=40)
     assert queries.outline(queries.run("run-1")).last == 40
-
-
-def test_known_metrics_are_read_in_one_go_and_others_only_when_asked(store_dir, counted):
-    """300 metrics nobody looks at cost nothing."""
-    write_run(store_dir, metrics=lambda step: {**healthy(step), "mine": 1.0, "yours": 2.0})
-    run = queries.run("run-1")
-    queries.traces(run, (0, 30))
-    assert counted.read == [("run-1", ("entropy", "grad_norm", "kl", "reward"))]
-    assert queries.traces(run, (0, 30), ["mine"])["mine"].level == 1.0
-    assert counted.read[-1] == ("run-1", ("mine",))
 
 
 def test_vitals_are_pace_and_last_values(store_dir):
@@ -207,9 +215,7 @@ def test_a_run_of_unknown_metrics_still_has_a_length(store_dir):
 )
 def test_a_level_is_one_finite_value_all_along(values, level, finite):
     """NaN and infinity are never "unchanging"."""
-    ones = np.ones(len(values), dtype=np.int64)
-    series = Series("m", np.arange(len(values)), np.array(values), ones, ones)
-    found = trace(series, {1: 0}, (0, 99))
+    found = Extent().grown(np.array(values, dtype=float))
     assert (found.level, found.finite) == (level, finite)
 
 
