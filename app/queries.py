@@ -253,7 +253,7 @@ REFRESH_SHARE = 200
 
 @dataclass(slots=True)
 class _Grown:
-    """What is known of the extents of a run's metrics, up to the record ``seq``."""
+    """Extents of a run's metrics, as far as they are known: up to the record ``seq``."""
 
     seq: int = 0
     extents: dict[str, Extent] = field(default_factory=dict)
@@ -298,7 +298,7 @@ def _outline(url: str, version: Version) -> Outline:  # noqa: ARG001  (url and v
 
 
 def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str]) -> dict[str, Branches]:
-    """What to draw of ``names`` over the steps of ``window``, by source name."""
+    """Lines of ``names`` over the steps of ``window``, by source name."""
     return _traces(store_url(), version(run), tuple(names), window)
 
 

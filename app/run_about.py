@@ -1,14 +1,14 @@
-"""Start and end of a run: settings, machine, and a failed trainer's last words, as far as they are recorded."""
+"""Start and end of a run: settings, code, machine, and a failed trainer's last words, as far as recorded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
 from rlwatch.compare import Absent, settings
-from rlwatch.records import Event, RunInfo
+from rlwatch.records import ORIGIN, Event, RunInfo
 from rlwatch.wording import cell
 
 from . import format as fmt
@@ -21,8 +21,8 @@ LAST_WORDS = ("traceback", "stderr", "console", "message")
 
 
 def show_about(run: RunInfo) -> None:
-    """Folds: settings, where it ran, the console's tail."""
-    values = settings([run.config])
+    """Folds: settings, where it comes from, the console's tail."""
+    values = settings([{name: value for name, value in run.config.items() if name != ORIGIN}])
     with st.expander(f"Settings ({len(values)})", key="settings"):
         rows = [(one.name, _written(one.values[0])) for one in values[:MOST_SETTINGS]]
         st.html(
@@ -30,7 +30,7 @@ def show_about(run: RunInfo) -> None:
         )
         if len(values) > MOST_SETTINGS:
             st.caption(f"and {len(values) - MOST_SETTINGS} more")
-    with st.expander("Where it ran", key="where"):
+    with st.expander("Where it comes from", key="where"):
         st.html(joined(pairs(where(run))))
     tail = console_tail(queries.events(run.run_id))
     if tail:
@@ -39,8 +39,18 @@ def show_about(run: RunInfo) -> None:
 
 
 def where(run: RunInfo) -> list[tuple[str, str]]:
-    """Machine, process and attempts, as far as they are known."""
+    """Code, command, packages, machine, process and attempts, as far as they are known."""
+    said = run.config.get(ORIGIN)
+    origin = said if isinstance(said, Mapping) else {}
     rows = [
+        ("code", _code(origin.get("git"))),
+        ("command", str(origin.get("command", ""))),
+        ("directory", str(origin.get("directory", ""))),
+        ("python", str(origin.get("python", ""))),
+        ("packages", _listed(origin.get("packages"))),
+        ("GPUs", str(origin.get("gpus", ""))),
+        ("environment", _listed(origin.get("environment"))),
+        ("system", " · ".join(filter(None, (str(origin.get("system", "")), _cpus(origin.get("cpus")))))),
         ("host", run.host),
         ("process", "" if run.pid is None else str(run.pid)),
         ("source", run.source),
@@ -49,6 +59,23 @@ def where(run: RunInfo) -> list[tuple[str, str]]:
         ("run id", run.run_id),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _code(git: object) -> str:
+    if not isinstance(git, Mapping) or "commit" not in git:
+        return ""
+    branch = f" on {git['branch']}" if git.get("branch") else ""
+    changed = str(git.get("changed_files", ""))
+    files = f", {fmt.plural(int(changed), 'file')} changed since" if changed.isdecimal() and changed != "0" else ""
+    return f"git commit {git['commit']}{branch}{files}"
+
+
+def _listed(values: object) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items()) if isinstance(values, Mapping) else ""
+
+
+def _cpus(count: object) -> str:
+    return f"{count} CPUs" if count else ""
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Markup:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rlwatch.compare import ABSENT
 from rlwatch.compare.configs import settings
-from rlwatch.records import JSON, RunInfo
+from rlwatch.records import JSON, ORIGIN, RunInfo
 
 FIELDS = ("id", "name", "project", "trainer", "host", "tag", "note")
 SAME: tuple[frozenset[str], ...] = (
@@ -64,7 +64,8 @@ def facts_of(run: RunInfo) -> Facts:
         "note": (notes,),
     }
     told = [text for values in fields.values() for text in values]
-    said = [f"{name}={value if isinstance(value, str) else _plain(value)}" for name, value in given.items()]
+    own = ((name, value) for name, value in given.items() if not name.startswith(f"{ORIGIN}."))
+    said = [f"{name}={value if isinstance(value, str) else _plain(value)}" for name, value in own]
     return Facts(fields, given, "\n".join((*told, *said)).casefold())
 
 

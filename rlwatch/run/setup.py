@@ -26,9 +26,10 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake
 from rlwatch.recorder.judge_thread import JudgeThread
 from rlwatch.recorder.writer import StoreSink, Writer
-from rlwatch.records import RunInfo, RunState
+from rlwatch.records import ORIGIN, RunInfo, RunState
 from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
 from rlwatch.run.alerting import Alerting, alerting_for
+from rlwatch.run.origin import origin
 from rlwatch.run.run import Engine, Run, watch_over
 from rlwatch.store.url import open_store
 
@@ -128,7 +129,7 @@ def _of_this_process(info: RunInfo, *, config: object, tags: object) -> RunInfo:
         project=_short(info.project),
         name=_short(info.name),
         created_at=time.time(),
-        config=recordable(config),
+        config={ORIGIN: origin(), **recordable(config)},
         tags=tags_of(tags),
         host=socket.gethostname(),
         pid=os.getpid(),

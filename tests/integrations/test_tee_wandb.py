@@ -15,6 +15,7 @@ from wandb_offline import offline_runs
 import rlwatch
 from rlwatch.errors import ConfigError, MissingExtraError, StoreError
 from rlwatch.integrations.wandb import run_id
+from rlwatch.records import ORIGIN
 
 pytestmark = pytest.mark.torch
 
@@ -166,7 +167,8 @@ def test_the_run_is_named_as_wandb_knows_it_without_secrets(tee):
 
     assert (info.project, info.name, info.tags) == ("math", "seed3", ("mine",))
     assert info.run_id == f"math-{theirs.id}"
-    assert info.config == {"lr": 1e-6, "wandb_api_key": "[redacted]", "hub": {"token": "[redacted]"}, "beta": 0.1}
+    given = {name: value for name, value in info.config.items() if name != ORIGIN}
+    assert given == {"lr": 1e-6, "wandb_api_key": "[redacted]", "hub": {"token": "[redacted]"}, "beta": 0.1}
 
 
 def test_each_wandb_run_is_a_run_and_ends_with_it(tee, store):

@@ -39,7 +39,7 @@ def test_what_is_logged_is_stored(store):
     assert repr(values) == "(0.7, nan, -inf, 0.1)"
     assert series(store, run, "grad_norm") == [(1, 1.5), (2, math.inf)]
     info = open_store(store).run(run.info.run_id)
-    assert (info.project, info.name, info.state, info.config) == ("math", "seed3", RunState.FINISHED, {"lr": 1e-6})
+    assert (info.project, info.name, info.state, info.config["lr"]) == ("math", "seed3", RunState.FINISHED, 1e-6)
 
 
 def test_an_exception_is_the_runs_end(store):
