@@ -364,7 +364,6 @@ class Board {
     }
     this.drawLane();
     this.tell();
-    this.remember();
   }
 
   // The range shown: what was just asked for until the server has heard of it, else what it says.
@@ -475,7 +474,7 @@ class Board {
       const node = el("figure", "panel"), head = el("figcaption"), words = el("span", "words");
       words.append(el("span", "title"), el("span", "sub"));
       head.append(words);
-      if (this.data.pins && !panel.cells) head.append(button("pin", "", "", () => this.pin(node.dataset.metric)));
+      if (this.data.pins && !panel.cells) head.append(button("pin", "", "", () => this.ask({ kind: "pin", name: node.dataset.metric })));
       node.append(head, el("div", "chart"));
       return node;
     };
@@ -599,26 +598,6 @@ class Board {
     const middle = box.left - home.left + left, right = middle + 14 + this.tip.offsetWidth > home.width;
     this.tip.style.left = `${Math.max(0, right ? middle - 14 - this.tip.offsetWidth : middle + 14)}px`;
     this.tip.style.top = `${box.top - home.top + (inStrip(chart) ? 0 : 8)}px`;
-  }
-
-  // Pins of a project are kept by the browser: a new run of it begins with them.
-  remember() {
-    if (!this.data.pins) return;
-    const key = `rlwatch-pins:${this.data.project}`, address = new URLSearchParams(location.search);
-    const known = JSON.parse(localStorage.getItem(key) ?? "[]");
-    if (!this.started && !this.data.pins.length && known.length && !address.has("pin")) {
-      this.started = true;
-      this.ask({ kind: "pins", names: known });
-      return;
-    }
-    this.started = true;
-    localStorage.setItem(key, JSON.stringify(this.data.pins));
-  }
-
-  pin(name) {
-    const now = this.data.pins.includes(name) ? this.data.pins.filter((one) => one !== name) : [...this.data.pins, name];
-    localStorage.setItem(`rlwatch-pins:${this.data.project}`, JSON.stringify(now));
-    this.ask({ kind: "pin", name });
   }
 
   resize() {

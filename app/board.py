@@ -140,7 +140,6 @@ class Board:
     marks: Sequence[Mark] = ()
     at: int | None = None
     asked: Sequence[float] | None = None
-    project: str = ""
     pins: Sequence[str] | None = None
 
     def data(self) -> Json:
@@ -156,7 +155,6 @@ class Board:
                 "line": self.ink.line, "quiet": self.ink.quiet, "grid": self.ink.grid, "band": self.ink.band,
                 "text": self.ink.text, "bad": self.ink.bad,
             },
-            "project": self.project,
             "pins": None if self.pins is None else list(self.pins),
             "marks": [self._mark(mark) for mark in self.marks],
             "strip": [self._panel(panel) for panel in self.strip],

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
+from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.records import Finding, RunInfo
 
-from . import board, charts, health, layout, queries, run_forecast, run_history, run_layers, smoothing
+from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, smoothing
+from . import format as fmt
 from .board import ASINH, AT, LINEAR, LOG, Board, axis_range, lines_of, usual_range, wide
 from .layout import GoToTokens
 from .marks import Mark, marks_of_run
@@ -58,18 +60,24 @@ class Look:
     at: int | None = None
 
     @classmethod
-    def of_address(cls) -> Look:
-        """As the address and the controls say."""
+    def of_address(cls, project: str) -> Look:
+        """As the address and the controls say, of a run of ``project``."""
         state, address = st.session_state, st.query_params
         return cls(
             axis=state.get("axis", "step"),
             smooth=state.get("smooth", smoothing.OFF),
             log=bool(state.get("log")),
             clip=bool(state.get("clip", True)),
-            pins=tuple(dict.fromkeys(address.get_all(PIN))),
+            pins=chosen_pins(project),
             opened=frozenset(address.get_all(MORE)),
             at=board.at_step(address),
         )
+
+
+def chosen_pins(project: str) -> tuple[str, ...]:
+    """Starred metrics: those in the address, which may say that there are none, else those of the project."""
+    said = st.query_params.get_all(PIN)
+    return tuple(dict.fromkeys(filter(None, said))) if said else pins.pins_of(project)
 
 
 def controls() -> None:
@@ -107,14 +115,29 @@ def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
         _zoom(asked.get("range"), run_id, axis)
     elif kind == "at":
         _set(address, AT, None if asked.get("x") is None else str(_place(run_id, axis).step(float(asked["x"]))))
-    elif kind in {"pin", "more"}:
-        param, name = (PIN, str(asked.get("name"))) if kind == "pin" else (MORE, str(asked.get("section")))
-        now = address.get_all(param)
-        _set_all(address, param, [one for one in now if one != name] if name in now else [*now, name])
-    elif kind == "pins":
-        _set_all(address, PIN, [str(name) for name in asked.get("names", ())][:MOST_FOUND])
+    elif kind == "more":
+        _set_all(address, MORE, _turned(address.get_all(MORE), str(asked.get("section"))))
+    elif kind == "pin":
+        _pin(queries.run(run_id).project, str(asked.get("name")))
     elif kind == "go":
         st.session_state[LEAVE] = int(asked["step"])
+
+
+def _turned(names: Sequence[str], name: str) -> list[str]:
+    """With the name where it was not, without it where it was."""
+    return [one for one in names if one != name] if name in names else [*names, name]
+
+
+def _pin(project: str, name: str) -> None:
+    """Star a metric, or take its star: in the address, and for everybody where one may."""
+    names, who = _turned(chosen_pins(project), name), layout.principal()
+    st.query_params[PIN] = names or [""]
+    if not who.may_command:
+        return
+    try:
+        pins.keep_pins(queries.store(), project, names, who)
+    except RLWatchError as error:
+        st.toast(f"Starred in this address alone: {fmt.shorten(str(error), 200)}")
 
 
 def _zoom(asked: Sequence[float] | None, run_id: str, axis: str) -> None:
@@ -332,7 +355,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         names = queries.metric_names(run)
         if not names:
             st.caption("No metric has been recorded yet.")
-        look = Look.of_address()
+        look = Look.of_address(run.project)
         drawing = _drawing(run, look)
         place = smoothing.place_of(run, look.axis)
         if place is None:
@@ -372,5 +395,5 @@ def _boards(drawing: Drawing, place: board.Place, names: Sequence[str], marked: 
 
     board.show(Board(**common, strip=strip(drawing, [*panels, *risk])), "board-strip", ask)
     drawing = replace(drawing, look=replace(look, wanted=find()))
-    below = Board(**common, sections=shown_sections(drawing, names, panels), project=run.project, pins=look.pins)
+    below = Board(**common, sections=shown_sections(drawing, names, panels), pins=look.pins)
     board.show(below, "board-all", ask)

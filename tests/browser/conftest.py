@@ -169,6 +169,21 @@ def page(browser, request):
 
 
 @pytest.fixture
+def joined(browser):
+    """A page of another person's browser."""
+    contexts = []
+
+    def join(app, role, name):
+        contexts.append(browser.new_context())
+        log_in(contexts[-1], app, role, name)
+        return contexts[-1].new_page()
+
+    yield join
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
 def messages(page):
     """The sizes of what the app has sent to ``page`` so far, in bytes; scripts and styles are not among them."""
     sizes = []

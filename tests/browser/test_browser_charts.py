@@ -100,8 +100,8 @@ def test_a_link_restores_everything_and_back_goes_back(shared_app, page, shared_
     expect(page.locator("h3").first).to_have_text("Pinned")
 
 
-def test_a_metric_is_searched_for_and_pinned_for_the_next_run_of_the_project(shared_app, page, shared_store):
-    """In the address of this one, in the browser for the next."""
+def test_a_metric_is_searched_for_and_pinned_for_the_next_run_of_the_project(shared_app, page, joined, shared_store):
+    """In the address of this one, in the store for the next and for others."""
     for run in ("first", "second"):
         write(shared_store, run, metrics={f"mine/odd{i}": float(i) for i in range(20)})
     page.goto(f"{shared_app}/run?run=first")
@@ -110,9 +110,10 @@ def test_a_metric_is_searched_for_and_pinned_for_the_next_run_of_the_project(sha
     expect(page.locator("h3").first).to_have_text("1 of 22 metrics match")
     page.get_by_role("button", name="Pin mine/odd13").click()
     expect(page).to_have_url(re.compile("pin=mine%2Fodd13"))
-    page.goto(f"{shared_app}/run?run=second")
-    expect(page.locator("h3").first).to_have_text("Pinned")
-    expect(page.locator("figure").first).to_have_attribute("data-metric", "mine/odd13")
+    theirs = joined(shared_app, "viewer", "bob")
+    theirs.goto(f"{shared_app}/run?run=second")
+    expect(theirs.locator("h3").first).to_have_text("Pinned")
+    expect(theirs.locator("figure").first).to_have_attribute("data-metric", "mine/odd13")
 
 
 def test_marks_lead_to_what_they_mark_and_a_nan_is_told(shared_app, page, shared_store):
