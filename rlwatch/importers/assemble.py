@@ -22,6 +22,8 @@ _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
     ("skyrl", frozenset({"policy/policy_entropy", "policy/ppo_clip_ratio", "reward/avg_raw_reward"})),
     ("tinker", frozenset({"env/all/reward/total", "optim/kl_sample_train_v1"})),
     ("roll", frozenset({"actor/ppo_ratio_clipfrac", "actor/policykl", "critic/entropy/mean"})),
+    ("torchforge", frozenset({"reward/evaluate_response/avg_total_reward", "buffer/sample/avg_buffer_utilization"})),
+    ("sb3", frozenset({"time/total_timesteps", "rollout/ep_rew_mean"})),
     ("verl", frozenset({"actor/ppo_kl", "actor/pg_loss", "critic/score/mean", "global_seqlen/mean"})),
     ("verl", frozenset({"actor_ppo_kl", "actor_pg_loss", "critic_score_mean", "critic_rewards_mean"})),
     (

@@ -72,13 +72,15 @@ class Row:
 class Reading(ABC):
     """One reading of a log: its rows, and what is learnt besides them.
 
-    ``skips``: what was left out; ``recognised``: whether the mark of the format was seen.
+    ``skips``: what was left out; ``recognised``: whether the mark of the format was seen; ``source``: the trainer,
+    where the log tells another than its format does.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.skips = Skips()
         self.recognised = False
+        self.source: str | None = None
 
     @abstractmethod
     def rows(self, path: Path) -> Iterator[Row]:
@@ -285,8 +287,10 @@ OWN_STEP_FIELDS = (
     "training_step",
     "update_step",
     "optimizer_step",
+    "time/iterations",
+    "time/total_timesteps",
 )
-"""Fields of LLaMA-Factory and of loops of one's own that are looked for where none of those stands."""
+"""Fields of LLaMA-Factory, loops of one's own and Stable-Baselines3, looked for where none of those stands."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")

@@ -17,7 +17,8 @@ from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Row, n
 from rlwatch.importers.lines import Segment, shown
 
 _RUN_COLUMNS = ("run_id", "run")
-_STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", "epoch")
+_OF_SB3 = ("time/iterations", "time/total_timesteps")
+_STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", *_OF_SB3, "epoch")
 """In this order: an epoch is the step of a log that has no other. A header says what each column is, a single row of
 another format does not: there ``"steps": 2000`` is as likely a setting.
 """

@@ -10,7 +10,7 @@ import json
 import math
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
 from itertools import groupby
@@ -86,16 +86,11 @@ class DatabaseReading(Reading):
         for run_id, name, value in _asked(database, "SELECT run_uuid, key, value FROM params"):
             self._configs.setdefault(run_id, {})[name] = value
         number = 0
-        for (run_id, name, step), values in groupby(database.execute(_MLFLOW), key=lambda row: row[:3]):
-            metrics: dict[str, float] = {}
-            at = 0.0
-            for _, _, _, moment, metric, value, is_nan in values:
-                number += 1
-                if metric in metrics:  # logged again at the same step, or without one
-                    yield Row(int(step), metrics, number, self._named(run_id, name), at)
-                    metrics = {}
-                metrics[metric], at = _value(value, nan=bool(is_nan)), moment / 1000
-            yield Row(int(step), metrics, number, self._named(run_id, name), at)
+        for (run_id, name), values in groupby(database.execute(_MLFLOW), key=lambda row: row[:2]):
+            plain = ((step, at / 1000, key, _value(value, nan=bool(nan))) for _, _, step, at, key, value, nan in values)
+            for row in rows_of_steps(plain, self._named(run_id, name), number):
+                number = row.line
+                yield row
 
     def _named(self, run_id: str, name: str | None) -> str:
         """Name of a run; with the beginning of its id where another run has the name."""
@@ -104,6 +99,23 @@ class DatabaseReading(Reading):
             plain = name or run_id
             self._names[run_id] = f"{plain}-{run_id[:8]}" if plain in taken else plain
         return self._names[run_id]
+
+
+def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, number: int = 0) -> Iterator[Row]:
+    """Rows of (step, moment, metric, value) in order of steps; what was logged again at a step is a row of its own.
+
+    ``number``: values that came before these.
+    """
+    for step, those in groupby(values, key=lambda value: value[0]):
+        metrics: dict[str, float] = {}
+        at = 0.0
+        for _, moment, metric, value in those:
+            number += 1
+            if metric in metrics:
+                yield Row(int(step), metrics, number - 1, run, at)
+                metrics = {}
+            metrics[metric], at = value, moment
+        yield Row(int(step), metrics, number, run, at)
 
 
 def _opened(path: Path) -> sqlite3.Connection:

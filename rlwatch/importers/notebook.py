@@ -1,21 +1,23 @@
-"""Tables that Hugging Face's Trainer shows in a notebook: ``<th>Step</th><th>Training Loss</th>...``, in ``.ipynb``.
+"""Notebooks (``.ipynb``): the tables that Hugging Face's Trainer shows, else what cells printed, as a console's output.
 
-The table of a training is redrawn as it grows, so that the notebook keeps the last one, with every row. Several tables
-are a run each. What was not measured reads ``No log`` and is left out; a name that was broken at its slashes, to fit
-the table, is mended. "Lines" are numbers of rows.
+A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the last
+one, with every row. Several tables are a run each. What was not measured reads ``No log`` and is left out; a name that
+was broken at its slashes, to fit the table, is mended. "Lines" are numbers of rows, of printed output those of all
+cells together.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Reading, Row, Skips, Verdict, metrics_of, step_of
+from rlwatch.importers.base import LineImporter, LineParser, Reading, Row, Skips, Verdict, metrics_of, step_of
 from rlwatch.importers.json_logs import load_document
+from rlwatch.records import JSON
 
 _MARK = "<th>Step</th>"
 _TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
@@ -36,20 +38,51 @@ def is_notebook(head: bytes, path: Path) -> bool:
 class NotebookReading(Reading):
     """Read as a whole, since a notebook is one JSON document."""
 
+    def __init__(self, path: str, consoles: Sequence[LineImporter]) -> None:
+        super().__init__(path)
+        self._consoles = consoles
+        self._printed: LineParser | None = None
+
     def rows(self, path: Path) -> Iterator[Row]:
-        """The rows of every table of steps, one table after another."""
-        tables = [rows for text in _texts(load_document(path)) for rows in _tables(text, self.skips)]
+        """The rows of every table of steps, one table after another, or those that the cells printed."""
+        document = load_document(path)
+        tables = [rows for text in _texts(document) for rows in _tables(text, self.skips)]
         tables = [rows for rows in tables if len(rows) >= LEAST_ROWS]
         if not tables:
-            problem = (
-                "is a notebook without a table of training steps in its outputs; anything else in one is not supported "
-                "yet; export the metrics to a CSV 'run_id,step,metric,value' and give that"
-            )
-            raise ImportFormatError(str(path), problem)
+            yield from self._printed_rows(document, path)
+            return
         self.recognised = True
         for number, rows in enumerate(tables, 1):
             for step, metrics, line in rows:
                 yield Row(step, metrics, line, f"table {number}" if len(tables) > 1 else "")
+
+    def notes(self) -> tuple[str, ...]:
+        """Source of the rows."""
+        return () if self._printed is None else ("read from what its cells printed", *self._printed.notes())
+
+    def _printed_rows(self, document: JSON, path: Path) -> Iterator[Row]:
+        """The rows of the console whose output the cells hold, if any."""
+        printed = "".join(_streams(document)).encode()
+        best = max(self._consoles, key=lambda console: console.sniff(printed, path).confidence)
+        if best.sniff(printed, path).confidence <= 0:
+            problem = "is a notebook of whose outputs none is a table of training steps or a trainer's console output"
+            raise ImportFormatError(str(path), problem)
+        self._printed = best.reading(self.path)
+        self._printed.skips = self.skips
+        self.recognised, self.source = True, best.source
+        intake = self._printed.intake()
+        yield from intake.feed(printed)
+        yield from intake.finish()
+
+
+def _streams(document: JSON) -> Iterator[str]:
+    """Printed text of each cell, in order."""
+    cells = document.get("cells") if isinstance(document, dict) else None
+    for cell in cells if isinstance(cells, list) else ():
+        outputs = cell.get("outputs") if isinstance(cell, dict) else None
+        for output in outputs if isinstance(outputs, list) else ():
+            text = output.get("text") if isinstance(output, dict) else None
+            yield "".join(map(str, text)) if isinstance(text, list) else text if isinstance(text, str) else ""
 
 
 def _texts(document: object, depth: int = DEEPEST) -> Iterator[str]:
@@ -86,7 +119,16 @@ def _tables(text: str, skips: Skips) -> Iterator[list[tuple[int, dict[str, float
 
 
 class Notebook:
-    """A notebook, or a JSON document with the tables of one."""
+    """A notebook, or a JSON document with the tables of one.
+
+    Parameters
+    ----------
+    consoles
+        Formats that its cells may have printed.
+    """
+
+    def __init__(self, consoles: Sequence[LineImporter]) -> None:
+        self._consoles = consoles
 
     name: ClassVar[str] = "notebook"
     expects: ClassVar[str] = "notebook (.ipynb) with a table <th>Step</th>"
@@ -104,4 +146,4 @@ class Notebook:
 
     def reading(self, path: str) -> NotebookReading:
         """A fresh reading."""
-        return NotebookReading(path)
+        return NotebookReading(path, self._consoles)

@@ -12,17 +12,34 @@ from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
-from rlwatch.importers.base import ImportedRun, Importer, Reading, Row, Verdict
+from rlwatch.importers.base import ImportedRun, Importer, LineImporter, Reading, Row, Verdict
+from rlwatch.importers.block_console import BlockConsole
+from rlwatch.importers.clearml_offline import ClearMlOffline
 from rlwatch.importers.csv_table import LongTable, WideTable
 from rlwatch.importers.data_frame import is_table, plain, tables_of
 from rlwatch.importers.databases import RunDatabase
 from rlwatch.importers.json_document import JsonDocument, JsonDocumentReading
 from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLines
-from rlwatch.importers.lines import MOST_RUNS, UTF16, blocks, shown
+from rlwatch.importers.lines import MOST_RUNS, blocks, shown
 from rlwatch.importers.loop_console import LoopConsole
+from rlwatch.importers.markdown_table import MarkdownTable
+from rlwatch.importers.megatron_console import MegatronConsole
+from rlwatch.importers.mlflow_files import MlflowFiles, runs_of_mlflow
 from rlwatch.importers.notebook import Notebook
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.parquet import ParquetTable
+from rlwatch.importers.refusals import (
+    EXPORT,
+    NO_LOG_OF_WANDB,
+    RUNS_NOT_STEPS,
+    beside_wandb,
+    died_early,
+    is_binary,
+    named_binary,
+    unknown_format,
+)
+from rlwatch.importers.slime_console import SlimeConsole
+from rlwatch.importers.swanlab_runs import SwanLabRun
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
 from rlwatch.importers.trl_console import TrlConsole
 from rlwatch.importers.verl_console import VerlConsole
@@ -31,80 +48,25 @@ from rlwatch.metrics import known
 from rlwatch.plugins import usable
 from rlwatch.seam import asked, described
 
-_EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
-_WRITE = 'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\', or ' + _EXPORT
-_UNPACK = "unpack it first"
-_RUN_TABLE = re.compile(rb'(?:\xef\xbb\xbf)?"?Name"?,"?State"?,')
-RUNS_NOT_STEPS = (
-    "table of runs: one row a run, with its last values and none of its steps; give the history of one run instead "
-    "(its .wandb file, or what run.scan_history() returns as a CSV with a column '_step')"
-)
-HARDLY = 0.2
-_MAGIC: tuple[tuple[bytes, str, str], ...] = (
-    (b":SWL", "a SwanLab run (.swanlab)", _EXPORT),
-    (b"\x89HDF", "an HDF5 file", _EXPORT),
-    (b"PK\x03\x04", "a zip archive", _UNPACK),
-    (b"%PDF", "a PDF", _EXPORT),
-)
-_TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(rb"<table[^>]{0,200}class=\\?[\"']dataframe|<th>Step</th>"), "a table of a notebook (HTML)"),
-    (re.compile(rb"^\s*<(?:!doctype|html)", re.IGNORECASE), "a web page (HTML)"),
-    (re.compile(rb"iteration {1,20}\d{1,15}/ {0,20}\d{1,15} \|"), "Megatron's console output"),
-    (re.compile(rb"^\|? ?Step \|", re.MULTILINE), "a Markdown table"),
-    (re.compile(rb"=== \[.{0,200}\] - METRICS STEP \d+ ==="), "torchforge's console output"),
-    (re.compile(rb"Step \d{1,15} {1,20}\|.{0,200}\| {1,20}Loss"), "prime-rl's console output"),
-)
-
-
-def named_binary(head: bytes) -> str | None:
-    """Name of the known format of ``head`` that is not text and not supported, with advice; None otherwise."""
-    for magic, name, advice in _MAGIC:
-        if head.startswith(magic):
-            return f"is {name}, which is not supported yet; {advice}"
-    return None
-
-
-def named_text(head: bytes) -> str | None:
-    """The same for text that no importer recognised."""
-    if _RUN_TABLE.match(head):
-        return f"is a {RUNS_NOT_STEPS}"
-    for pattern, name in _TEXT:
-        if pattern.search(head):
-            return f"looks like {name}, which is not supported yet; {_EXPORT}"
-    return None
-
-
-def unknown_format(head: bytes, tried: str) -> str:
-    """The problem with text that no importer recognised; ``tried``: what each was missing."""
-    return named_text(head) or f"no known format; {_WRITE} (tried {tried})"
-
-
-def is_binary(head: bytes) -> bool:
-    """True if ``head`` is no text: it begins with NUL bytes among others and is not UTF-16 with a byte order mark.
-
-    NUL bytes at the end are what a machine that lost power leaves in a text file.
-    """
-    return b"\x00" in head.rstrip(b"\x00")[:4096] and not head.startswith(UTF16)
-
-
 # Directories that are runs, and the logs below a directory.
 
-PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb")
+PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb", "*.swanlab")
 """Names of logs, unless somebody says otherwise."""
 DEEPEST = 12
 """Levels of directories that are looked through."""
 _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)$")
 _STATES = ("trainer_state.json", "*/trainer_state.json")
 _CHECKPOINT = "checkpoint-"
-_WANDB = "*.wandb"
+_RUN_FILES = ("*.wandb", "*.swanlab")
+_AIM = ".aim"
 
 
 def run_directory(directory: Path) -> Path | None:
-    """Log of a directory that is one run: itself (TensorBoard), or its ``.wandb`` file; None if it is none."""
-    runs = sorted(directory.glob(_WANDB))
+    """Log that a directory is: itself (TensorBoard, MLflow's files), or its tracker's file; None if it is none."""
+    runs = sorted(run for pattern in _RUN_FILES for run in directory.glob(pattern))
     if len(runs) == 1:
         return runs[0]
-    return directory if event_files(directory) else None
+    return directory if event_files(directory) or runs_of_mlflow(directory) else None
 
 
 def run_in(directory: Path) -> Path:
@@ -116,6 +78,9 @@ def run_in(directory: Path) -> Path:
         (state for pattern in _STATES for state in directory.glob(pattern)), key=lambda state: state.stat().st_mtime
     )
     below = next(logs_below(directory), None)
+    if _is_aim(directory):
+        problem = "is a repository of Aim, a database that only Aim reads; " + EXPORT
+        raise ImportFormatError(str(directory), problem)
     if states:
         hint = f"the newest state of this directory is {states[-1]}"
     elif below is not None:
@@ -123,6 +88,10 @@ def run_in(directory: Path) -> Path:
     else:
         hint = "give the log file inside it"
     raise ImportFormatError(str(directory), f"is a directory, not a log; {hint}")
+
+
+def _is_aim(directory: Path) -> bool:
+    return directory.name == _AIM or (directory / _AIM).is_dir()
 
 
 def boards_below(directory: Path) -> list[Path]:
@@ -153,9 +122,10 @@ def logs_in(path: Path) -> list[Path]:
 
     Of checkpoints of one training only the newest state counts, which holds all before.
     """
-    if not path.is_dir() or run_directory(path) is not None or boards_below(path):
+    if not path.is_dir() or run_directory(path) is not None or boards_below(path) or _is_aim(path):
         return [path]
-    return [*logs_below(path, (*PATTERNS, "*.parquet")), *newest_states(path)]
+    found = [*logs_below(path, (*PATTERNS, "*.parquet")), *newest_states(path)]
+    return [*found, *(home for home in sorted(path.rglob("mlruns")) if home.is_dir() and runs_of_mlflow(home))]
 
 
 Refused = Callable[[Path, OSError], None]
@@ -166,9 +136,9 @@ def logs_below(
 ) -> Iterator[Path]:
     """The logs in ``directory`` and below it, each once, directories in order of their names.
 
-    A directory with event files is one log, and one with a ``.wandb`` file is nothing but that run. Hidden
-    directories, checkpoints, links, what is neither file nor directory, and stores of rlwatch are left out. So are
-    directories that cannot be read, of which ``refused`` is told.
+    A directory with event files is one log, and one with a ``.wandb`` or ``.swanlab`` file is nothing but that run.
+    Hidden directories, checkpoints, links, what is neither file nor directory, and stores of rlwatch are left out. So
+    are directories that cannot be read, of which ``refused`` is told.
     """
     yield from _below(directory, tuple(patterns), DEEPEST, refused)
 
@@ -181,9 +151,9 @@ def _below(directory: Path, patterns: tuple[str, ...], depth: int, refused: Refu
         return
     if any((directory / name / "run.db").is_file() for name in directories):
         return
-    wandb = [name for name in names if fnmatch(name, _WANDB)]
-    if wandb:
-        yield from (directory / name for name in wandb if _wanted(name, patterns))
+    runs = [name for name in names if _wanted(name, _RUN_FILES)]
+    if runs:
+        yield from (directory / name for name in runs if _wanted(name, patterns))
         return
     if any("tfevents" in name for name in names) and (patterns == PATTERNS or _wanted("events.out.tfevents", patterns)):
         yield directory
@@ -212,25 +182,36 @@ def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
 
 TENSORBOARD = TensorBoardEvents()
 JSON_DOCUMENT = JsonDocument()
-BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline(), ParquetTable(), RunDatabase())
+MLFLOW_FILES = MlflowFiles()
+BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline(), SwanLabRun(), ParquetTable(), RunDatabase())
+CONSOLES: tuple[LineImporter, ...] = (
+    OpenRlhfConsole(),
+    SlimeConsole(),
+    MegatronConsole(),
+    VerlConsole(),
+    TrlConsole(),
+    BlockConsole(),
+    LoopConsole(),
+)
 IMPORTERS: tuple[Importer, ...] = (
     *BINARY,
+    MLFLOW_FILES,
     TrainerState(),
     VerlJsonLines(),
     FlatJsonLines(),
+    ClearMlOffline(),
     JSON_DOCUMENT,
-    Notebook(),
+    Notebook(CONSOLES),
     LongTable(),
     WideTable(),
-    OpenRlhfConsole(),
-    VerlConsole(),
-    TrlConsole(),
-    LoopConsole(),
+    MarkdownTable(),
+    *CONSOLES,
 )
 WINDOW = 1 << 18
 _OVERLAP = 1 << 14
 _LISTED = 20
 LEAST_RUNS = 3
+HARDLY = 0.2
 
 
 def formats() -> tuple[str, ...]:
@@ -309,8 +290,10 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
     """The importer for the log at ``path``. Raises ``ImportFormatError`` with what was tried if none fits."""
     log = readable(path)
     if log.is_dir():
-        return TENSORBOARD
-    head, tried = b"", ""
+        return TENSORBOARD if event_files(log) else MLFLOW_FILES
+    if beside_wandb(log):
+        raise ImportFormatError(str(log), NO_LOG_OF_WANDB)
+    head, tried, window = b"", "", b""
     for last in (False, True):
         for number, window in enumerate(windows(log)):
             importer, reason = recognise(window, log, beginning=number == 0, last=last)
@@ -320,7 +303,7 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
                 head, tried = window, reason
     if not head.strip():
         raise ImportFormatError(str(log), "the file is empty; has the run logged anything yet?")
-    raise ImportFormatError(str(log), unknown_format(head, tried))
+    raise ImportFormatError(str(log), died_early(window) or unknown_format(head, tried))
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
@@ -439,10 +422,15 @@ def _read_boards(directory: Path, boards: Sequence[Path], run: str | None) -> li
     return [each for name, each in found.items() if run in (None, name)]
 
 
+def _told_source(importer: Importer, reading: Reading) -> str:
+    """The trainer, as far as the log or else its format tells."""
+    return importer.source if reading.source is None else reading.source
+
+
 def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading) -> ImportedRun:
     return ImportedRun(
         name=name,
-        source=source_of(assembly.names, importer.source),
+        source=source_of(assembly.names, _told_source(importer, reading)),
         format=importer.name,
         path=reading.path,
         records=assembly.by_step() if importer.table else assembly.records,
@@ -471,7 +459,7 @@ def _check_rows(runs: Mapping[str, RunAssembly], importer: Importer, path: str) 
 
 def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:
     names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
-    if not known(names, source_of(names, importer.source)):
+    if not known(names, source_of(names, _told_source(importer, reading))):
         few = ", ".join(shown(name) for name in names[:5]) or "none"
         problem = (
             f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "

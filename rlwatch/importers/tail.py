@@ -13,6 +13,7 @@ from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import Importer, Row, Skipped, Skips, StreamImporter
 from rlwatch.importers.follow import DirectoryFollower, Follower, Position, StreamFollower, WholeFollower
 from rlwatch.importers.lines import A_LOOK, is_packed, open_regular, shown, unpacker
+from rlwatch.importers.refusals import unknown_format
 from rlwatch.importers.registry import (
     TENSORBOARD,
     WINDOW,
@@ -23,7 +24,6 @@ from rlwatch.importers.registry import (
     refuse_binary,
     run_name,
     sniff,
-    unknown_format,
 )
 from rlwatch.records import StepRecord
 

@@ -14,7 +14,6 @@ Fields by number as in tensorboard/compat/proto: event.proto, summary.proto, ten
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from typing import ClassVar
 from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
 from rlwatch.importers.binary_records import TfRecords, fields, floating, message, signed, text
 from rlwatch.importers.lines import LARGEST_STEP, MOST_NAMES, shown
+from rlwatch.importers.scalar_rows import ScalarRows
 
 SCALARS = "scalars"
 _VERSION = b"brain.Event:"
@@ -50,10 +50,7 @@ class EventIntake:
         self._frames = TfRecords()
         self._count = 0
         self._plugins: dict[str, str] = {}
-        self._open: Row | None = None
-        self._metrics: dict[str, float] = {}
-        """Those of the open row."""
-        self._alarmed = -1
+        self._rows = ScalarRows()
 
     def feed(self, data: bytes) -> Iterator[Row]:
         """Rows of the steps that ``data`` completes."""
@@ -72,9 +69,7 @@ class EventIntake:
 
     def finish(self) -> Iterator[Row]:
         """The row of the last step."""
-        if self._open is not None:
-            yield self._open
-        self._open = None
+        yield from self._rows.finish()
 
     def cut(self) -> Iterator[Row]:
         """The same."""
@@ -84,14 +79,7 @@ class EventIntake:
         if step < 0 or step >= LARGEST_STEP:
             self._reading.skips.add("a step below 0" if step < 0 else "a step of 2**53 or more", self._count)
             return
-        if self._open is None or self._open.step != step or name in self._metrics:
-            yield from self.finish()
-            self._metrics = {}
-            self._open = Row(step, self._metrics, self._count, ts=ts)
-        self._metrics[name] = value
-        if not math.isfinite(value) and step != self._alarmed:
-            self._alarmed = step
-            yield from self.finish()
+        yield from self._rows.add(step, name, value, ts=ts, line=self._count)
 
     def _event(self, frame: bytes) -> tuple[int, float, list[tuple[str, float]]]:
         step, ts = 0, 0.0

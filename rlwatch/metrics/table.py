@@ -18,6 +18,7 @@ DRAWS = (1, 2, 4, 8, 16, 32, 64)
 REWARD: tuple[Metric, ...] = (
     Metric("reward/mean", Family.REWARD, "", "mean reward of the batch", aggregator="sequence mean", aliases=(
         same("reward"), same("critic/score/mean", "verl"), same("rollout/reward_mean", "openrlhf"),
+        same("reward/evaluate_response/avg_total_reward", "torchforge"), same("rollout/ep_rew_mean", "sb3"),
         same("rollout/raw_reward", "slime"), same("ppo_actor/task_reward/avg", "areal"), same("reward/avg_raw_reward", "skyrl"),
         same("env/all/reward/total", "tinker"), same("reward/all/mean", "prime-rl"), same("score", "openrlhf"), same("self_distillation/reward_mean", "trl"),
         proxy("accuracy", "nemo-rl", aggregator="mean reward of the prompts that count"), proxy("filtered_reward", "nemo-rl", aggregator="after dynamic sampling"),
@@ -65,8 +66,8 @@ REWARD: tuple[Metric, ...] = (
         same("val/accuracy", "nemo-rl"), same("validation/accuracy", "nemo-rl")), everyday=("val reward", "val accuracy", "val score")),
     Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(
         same("critic/advantages/mean"), same("rollout/advantages", "slime"), same("ppo_actor/advantages/avg", "areal"), same("loss/avg_raw_advantages", "skyrl"),
-        same("advantages/mean", "nemo-rl")), everyday=("advantage",)),
-    Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0, everyday=("advantage std",)),
+        same("advantages/mean", "nemo-rl"), same("main/rollout/avg_advantage", "torchforge")), everyday=("advantage",)),
+    Metric("adv/std", Family.REWARD, "", "standard deviation of the advantage", 0.0, aliases=(same("main/rollout/std_advantage", "torchforge"),), everyday=("advantage std",)),
     Metric("adv/max", Family.REWARD, "", "largest advantage", aliases=(same("critic/advantages/max"), same("ppo_actor/advantages/max", "areal")), everyday=("advantage max",)),
     Metric("adv/min", Family.REWARD, "", "smallest advantage", aliases=(same("critic/advantages/min"), same("ppo_actor/advantages/min", "areal")), everyday=("advantage min",)),
 )
@@ -176,7 +177,7 @@ TRUST_REGION: tuple[Metric, ...] = (
     fraction("ratio/seq_ess", Family.TRUST_REGION, "effective sample size of the ratios of responses over their number", aggregator="sequences"),
     fraction("ratio/clipfrac", Family.TRUST_REGION, "tokens whose ratio is clipped", aliases=(
         same("clip_ratio/region_mean", "", aggregator="token fraction, sign-aware"), same("actor/pg_clipfrac", "verl"),
-        same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"),
+        same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"), same("train/clip_fraction", "sb3"),
         same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
         proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl"), proxy("cispo_clip_ratio", "ms-swift"),
         same("ppo_actor/update/clip_ratio/avg", "areal"), same("policy/ppo_clip_ratio", "skyrl"), same("policy/loss_metrics/clip_ratio", "skyrl")),
@@ -201,20 +202,20 @@ OPTIMISATION: tuple[Metric, ...] = (
     Metric("loss/policy", Family.OPTIMISATION, "", "policy loss (comparable only within one aggregation mode)", aliases=(
         same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
         same("policy/policy_loss", "skyrl"), same("ppo_actor/update/actor_loss/avg", "areal"), proxy("policy/final_loss", "skyrl"),
-        proxy("loss"), proxy("Training Loss", "trl"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), same("self_distillation/policy_loss", "trl")),
+        proxy("loss"), proxy("Training Loss", "trl"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), proxy("rl_trainer/avg_loss", "torchforge"), same("train/policy_gradient_loss", "sb3"), same("self_distillation/policy_loss", "trl")),
         panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss", "rl loss")),
     Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
-        same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"),
+        same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"), same("grad norm"),
         same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"), same("policy/raw_grad_norm", "skyrl"), same("policy/grad_norm", "skyrl"),
         same("ppo_actor/update/grad_norm", "areal"), same("ppo_actor/grad_norm", "areal"), same("train/actor-grad_norm", "slime")),
         panel=1, vital=True, everyday=("grad", "grad norm", "gradnorm", "gnorm", "global grad norm", "policy grad norm", "grad norm total")),
     Metric("optim/grad_norm_max", Family.OPTIMISATION, "", "largest global gradient norm of several optimizer steps in one step", 0.0, aggregator="maximum"),
     Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
-        same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"),
+        same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"), same("learning rate"), same("rl_trainer/learning_rate", "torchforge"),
         same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"), same("policy/policy_lr", "skyrl"), same("ppo_actor/update/lr", "areal"),
         same("ppo_actor/lr", "areal")), panel=5, everyday=("lr", "learning rate")),
-    Metric("optim/loss_scale", Family.OPTIMISATION, "", "factor of the loss in float16", 0.0, aliases=(same("loss_scale"),)),
+    Metric("optim/loss_scale", Family.OPTIMISATION, "", "factor of the loss in float16", 0.0, aliases=(same("loss_scale"), same("loss scale"))),
     Metric("optim/layers_clipped", Family.OPTIMISATION, "layers", "layers that layer-wise clipping scaled down", 0.0, aggregator="last optimizer step"),
     fraction("optim/clip_scale_min", Family.OPTIMISATION, "smallest factor that layer-wise clipping scaled a layer by (1: none)", aggregator="last optimizer step"),
     fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps skipped because a gradient was not finite (float16 loss scaler, verl)", aggregator="step fraction"),
@@ -240,7 +241,7 @@ CRITIC: tuple[Metric, ...] = (
     Metric("critic/value_loss", Family.CRITIC, "", "loss of the value head (squared error, halved by some)", 0.0, aliases=(
         same("critic/vf_loss", "verl"), same("loss/value_avg", "trl"), same("train/value_loss", "slime"), same("critic_loss", "openrlhf"),
         same("ppo_critic/update/value_loss/avg", "areal"), same("ppo_critic/update/loss/avg", "areal"), same("critic/critic_loss", "skyrl"),
-        same("critic/loss", "roll"), same("value_loss"), same("vf_loss")), panel=1, everyday=("value loss", "vf loss", "critic loss", "value function loss")),
+        same("critic/loss", "roll"), same("value_loss"), same("vf_loss"), same("train/value_loss", "sb3")), panel=1, everyday=("value loss", "vf loss", "critic loss", "value function loss")),
     Metric("critic/explained_var", Family.CRITIC, "", "share of the variance of the returns that the values explain: 1 all, 0 none, below 0 worse than their mean", None, 1.0, aliases=(
         same("critic/vf_explained_var", "verl"), same("explained_variance"), same("explained_var")),
         panel=2, everyday=("explained variance", "explained var", "vf explained var", "value explained variance")),
@@ -284,7 +285,7 @@ _LEVEL: tuple[Metric, ...] = (
         panel=2, everyday=("mismatch kl", "rollout trainer kl", "vllm kl", "sglang kl")),
     nats("mismatch/k3", Family.MISMATCH, "the same by the k3 estimator", low=0.0, estimator="k3", aliases=(
         same("rollout_corr/k3_kl", "verl", "k3"), same("rollout_correction/k3_kl", "", "k3"), same("mismatch_kl/all/mean", "prime-rl", "k3"), same("mismatch_kl/all", "prime-rl", "k3"),
-        same("mismatch_k3"), same("gen_kl_error", "nemo-rl", "k3"), same("train_rollout_kl", "", "k3", _RESPONSES),
+        same("mismatch_k3"), same("gen_kl_error", "nemo-rl", "k3"), same("Generation KL Error", "", "k3"), same("train_rollout_kl", "", "k3", _RESPONSES),
         proxy("kl", "trl/async", "k3", "current policy against the sampling one")),
         panel=1, everyday=("mismatch k 3", "mismatch k 3 kl", "rollout k 3", "rollout k 3 kl")),
     nats("mismatch/logp_absdiff", Family.MISMATCH, "mean |log trainer - log rollout|", low=0.0, aliases=(
@@ -506,7 +507,7 @@ ROLLOUTS: tuple[Metric, ...] = (
         proxy("ppo_actor/update/version_stats/sample_staleness_proximal_avg", "areal", aggregator="to the proximal policy")),
         panel=4, everyday=("staleness", "policy lag", "off policy steps", "staleness steps")),
     Metric("staleness/max", Family.ROLLOUTS, "versions", "the same, of the oldest response", aggregator="maximum", aliases=(
-        same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"), same("off_policy/max", "prime-rl"),
+        same("Max. Off-Policy Level"), same("sample/staleness_max", "trl"), same("training/off_policy/trajectory_staleness/max", "verl"), same("off_policy/max", "prime-rl"),
         same("async/staleness_max"), same("max_trajectory_policy_age", "nemo-rl"), same("ppo_actor/update/version_stats/sample_staleness_theta_max", "areal"),
         same("version/sample_staleness_max")), everyday=("staleness max",)),
     fraction("staleness/stale_frac", Family.ROLLOUTS, "samples of an earlier policy than the one that is updated", aggregator="sample fraction", aliases=(

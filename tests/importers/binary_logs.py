@@ -67,11 +67,39 @@ def history(items: Mapping[str, object], *, nested: bool = True) -> wandb.Record
 
 
 def log(records: Iterable[wandb.Record]) -> bytes:
+    """wandb's log of the records."""
+    return leveldb_log(b":W&B" + struct.pack("<HB", 0xBEE1, 0), (record.SerializeToString() for record in records))
+
+
+def leveldb_log(preamble: bytes, records: Iterable[bytes]) -> bytes:
     """A LevelDB log of the records: 7 bytes of preamble, blocks of 32 KiB."""
-    out = bytearray(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
+    out = bytearray(preamble)
     for record in records:
-        _append(out, record.SerializeToString())
+        _append(out, record)
     return bytes(out)
+
+
+def swanlab_file(rows: Rows) -> bytes:
+    """As SwanLab 0.8 and later write a run: a ``Record`` (field 13: a ``ScalarRecord``) a scalar."""
+    scalars = [_scalar(step, name, value) for step, metrics in rows for name, value in metrics.items()]
+    return leveldb_log(b":SWL" + struct.pack("<HB", 0xE1D6, 2), [_field(13, scalar) for scalar in scalars])
+
+
+def _scalar(step: int, name: str, value: float) -> bytes:
+    number = b"\x09" + struct.pack("<d", value) if value else b""  # Protocol Buffers leave out a 0
+    return _field(1, name.encode()) + b"\x10" + _varint(step) + _field(4, b"\x08" + _varint(step)) + _field(5, number)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
 
 
 def _append(out: bytearray, data: bytes) -> None:

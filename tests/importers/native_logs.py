@@ -122,3 +122,78 @@ def loop_console(rows: Rows, *, total: int = TOTAL) -> bytes:
         pairs = ", ".join(f"{name}: {value!r}" for name, value in metrics.items())
         lines.append(f"Epoch:[1/1]({step}/{total}), {pairs}, epoch_time: 9.0min\n")
     return "".join(lines).encode()
+
+
+def slime_console(rows: Rows) -> bytes:
+    """slime's line of an update, under Ray and Python's logging; ``train/step`` is wandb's axis."""
+    lines = []
+    for step, metrics in rows:
+        shown = str({**metrics, "train/step": step})
+        lines.append(f"(MegatronTrainRayActor pid=78) [2026-01-01 10:00:00] model.py:607 - step {step}: {shown}\n")
+    return "".join(lines).encode()
+
+
+def megatron_console(rows: Rows, *, total: int = TOTAL) -> bytes:
+    """Megatron's ``training_log``: 8 places for the iteration, pairs between bars."""
+    lines = []
+    for step, metrics in rows:
+        pairs = "".join(f" {name}: {value!r} |" for name, value in metrics.items())
+        beside = "elapsed time per iteration (ms): 215613.0 | remaining time: 3d 18h |"
+        lines.append(f" [2026-01-01 10:00:00] iteration {step:8d}/{total:8d} | {beside}{pairs}\n")
+    return "".join(lines).encode()
+
+
+def torchforge_console(rows: Rows) -> bytes:
+    """torchforge's console backend: a block a step, between two rules of ``=``."""
+    blocks = []
+    for step, metrics in rows:
+        pairs = "".join(f"  {name}: {value!r}\n" for name, value in metrics.items())
+        blocks.append(f"[0] INFO === [global_logger_fF8h_r0] - METRICS STEP {step} ===\n{pairs}{'=' * 30}\n\n")
+    return "".join(blocks).encode()
+
+
+def nemo_rl_console(rows: Rows, *, total: int = TOTAL) -> bytes:
+    """NeMo-RL's print-outs of a step: validation first, then results, then timing with units."""
+    blocks = []
+    for step, metrics in rows:
+        pairs = "".join(f"  • {name}: {value:.4f}\n" for name, value in metrics.items())
+        held_out = "📊 Validation Results:\n    • Accuracy: 0.2500\n    • Samples processed: 256\n"
+        timing = "⏱️  Timing:\n  • Total step time: 12.31s\n  • generation: 8.00s (66.0%)\n"
+        rule = "=" * 25
+        blocks.append(f"\n{rule} Step {step}/{total} {rule}\n{held_out}\n📊 Training Results:\n{pairs}\n{timing}")
+    return "".join(blocks).encode()
+
+
+def areal_console(rows: Rows, *, total: int = TOTAL, columns: int = 2) -> bytes:
+    """AReaL's step and the table below it, as ``tabulate`` draws ``fancy_grid``."""
+    blocks = []
+    for step, metrics in rows:
+        cells = [f" {name} │ {value:.4e} " for name, value in metrics.items()]
+        lines = ["│".join(cells[at : at + columns]) for at in range(0, len(cells), columns)]
+        body = "\n├───┼───┤\n".join(f"│{line}│" for line in lines)
+        log = "20260101-10:00:00.000 StatsLogger INFO: "
+        blocks.append(f"{log}Epoch 1/2 Step {step}/{total} Train step {step}/{2 * total} done.\n{log}\n")
+        blocks.append(f"╒═══╤═══╕\n{body}\n╘═══╧═══╛\n")
+    return "".join(blocks).encode()
+
+
+def markdown_table(rows: Rows, *, names: Sequence[str]) -> bytes:
+    """A table that somebody pasted into an issue."""
+    lines = [f"Look at this:\n\n| Step | {' | '.join(names)} |\n|{':---:|' * (len(names) + 1)}\n"]
+    for step, metrics in rows:
+        cells = [repr(metrics[name]) if name in metrics else "No log" for name in names]
+        lines.append(f"| {step} | {' | '.join(cells)} |\n")
+    return "".join(lines).encode()
+
+
+def clearml_metrics(rows: Rows) -> bytes:
+    """ClearML's offline session: a list of events a flush; NaN as 0, unless it was told to keep it."""
+    lines = []
+    for step, metrics in rows:
+        events = []
+        for name, value in metrics.items():
+            title, _, series = name.rpartition("/")
+            event = {"timestamp": 1795455265540 + step, "type": "training_stats_scalar", "task": "offline-b772"}
+            events.append({**event, "iter": step, "metric": title, "variant": series, "value": value, "method": "get"})
+        lines.append(json.dumps(events) + "\n")
+    return "".join(lines).encode()

@@ -73,13 +73,9 @@ def test_nul_bytes_at_the_end_of_a_log_do_not_make_it_binary(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
-        ("run-x.swanlab", b":SWL\xe1\xd6\x00", "SwanLab"),
         ("logs.zip", b"PK\x03\x04\x14", "zip"),
         ("table.h5", b"\x89HDF\r\n", "HDF5"),
-        ("nb.ipynb", json.dumps({"cells": [{"cell_type": "code"}]}).encode(), "notebook"),
         ("page.html", b"<!DOCTYPE html><html><body>loss</body>", "web page"),
-        ("megatron.log", b" iteration        7/    2174 | loss: -2.3E-06 | grad norm: 0.016 |\n", "Megatron"),
-        ("issue.md", b"Step | Training Loss | reward\n-- | -- | --\n1 | 0.1 | 0.2\n", "Markdown"),
         ("nb.json", b'[{"cell": 1, "output": "<table border=\\"1\\" class=\\"dataframe\\">"}]', "notebook"),
     ],
 )
@@ -91,6 +87,13 @@ def test_known_formats_that_are_not_supported_are_named(tmp_path, name, content,
     assert kind in problem
     assert "not supported yet" in problem
     assert "CSV" in problem or "unpack" in problem
+
+
+def test_a_notebook_without_rows_is_named(tmp_path):
+    """Neither a table nor a console in it."""
+    (tmp_path / "nb.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code"}]}))
+
+    assert "a notebook of whose outputs none is" in refusal(tmp_path / "nb.ipynb")
 
 
 def test_a_database_is_named(tmp_path):

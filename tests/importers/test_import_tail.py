@@ -198,10 +198,10 @@ def test_a_log_that_tells_nothing_yet_is_waited_for(tmp_path):
 
 def test_what_will_never_be_a_log_is_refused(tmp_path):
     """Waiting for it would be for ever."""
-    log = tmp_path / "run.swanlab"
-    log.write_bytes(b":SWL\xe1\xd6\x00")
+    log = tmp_path / "run.h5"
+    log.write_bytes(b"\x89HDF\r\n")
 
-    with pytest.raises(ImportFormatError, match="SwanLab"):
+    with pytest.raises(ImportFormatError, match="HDF5"):
         LogTail(log).poll()
     with pytest.raises(ImportFormatError, match="no such file"):
         LogTail(tmp_path / "nowhere")

@@ -1,0 +1,91 @@
+"""Offline sessions of ClearML: ``metrics.jsonl`` of ``~/.clearml/cache/offline/offline-ID/``.
+
+Each line is a list of events, a scalar each. A scalar has a title (``metric``) and a series (``variant``), which are
+one name ``title/series``, or one word where they are equal. ClearML writes NaN and the infinities as 0, unless it is
+told otherwise (``Logger.set_reporting_nan_value``), and says so on the console only: a note warns of it. Settings are
+in ``task.json`` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlwatch.importers.base import LineImporter, LineParser, Row, step_of, value_of
+from rlwatch.importers.json_logs import load_document
+from rlwatch.importers.lines import Segment, parsed, shown
+from rlwatch.importers.scalar_rows import ScalarRows
+from rlwatch.records import JSON
+
+_SCALAR = "training_stats_scalar"
+_SETTINGS = "task.json"
+
+
+class ClearMlParser(LineParser):
+    """Every scalar says its step."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._rows = ScalarRows()
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """Rows that the events of a line end."""
+        if not segment.text.startswith("[{"):
+            return
+        try:
+            events: Any = parsed(segment.text)
+        except ValueError as error:
+            self.skips.add(str(error), segment.line)
+            return
+        for event in events:
+            if isinstance(event, dict) and event.get("type") == _SCALAR:
+                self.recognised = True
+                yield from self._scalar(event, segment.line)
+
+    def _scalar(self, event: dict[str, Any], line: int) -> Iterator[Row]:
+        name, value = _name(str(event.get("metric", "")), str(event.get("variant", ""))), value_of(event.get("value"))
+        try:
+            step = step_of(event.get("iter"))
+        except ValueError:
+            self.skips.add(f"{shown(name)}: a value of the whole run, not of a step", line)
+            return
+        if value is None:
+            self.skips.add(f"{shown(name)} is not a number", line)
+            return
+        moment = value_of(event.get("timestamp", 0.0)) or 0.0
+        yield from self._rows.add(step, name, value, ts=moment / 1000, line=line)
+
+    def finish(self) -> Iterator[Row]:
+        """The row of the last step."""
+        yield from self._rows.finish()
+
+    def config(self) -> Mapping[str, JSON]:
+        """The hyperparameters of the task, where its file lies beside the metrics."""
+        file = Path(self.path).with_name(_SETTINGS)
+        found: Any = load_document(file) if file.is_file() else {}
+        sections = found.get("hyperparams", {}) if isinstance(found, dict) else {}
+        return {name: one.get("value") for section in sections.values() for name, one in section.items()}
+
+    def notes(self) -> tuple[str, ...]:
+        """Warning of what ClearML does to NaN."""
+        return ("ClearML writes NaN and infinities as 0: a value that was not finite is not seen here",)
+
+
+def _name(title: str, series: str) -> str:
+    """Name of a scalar.
+
+    >>> _name("train", "reward"), _name("kl", "kl")
+    ('train/reward', 'kl')
+    """
+    return title if series == title else f"{title}/{series}"
+
+
+class ClearMlOffline(LineImporter):
+    """The metrics of an offline session of ClearML."""
+
+    name: ClassVar[str] = "clearml"
+    expects: ClassVar[str] = "metrics.jsonl of an offline session of ClearML"
+    weight: ClassVar[float] = 0.97
+    marks: ClassVar[tuple[bytes, ...]] = (b'"training_stats_scalar"',)
+    parser: ClassVar[type[LineParser]] = ClearMlParser

@@ -1,0 +1,79 @@
+"""Markdown tables with a column ``Step``: model cards of Hugging Face's trainers, and what people paste into issues.
+
+A card's table is of evaluations: beside ``Validation Loss`` all but ``Training Loss`` and ``Epoch`` was measured on
+held-out data, and is called ``eval/...``. ``No log`` is what was not measured; ``nan`` and ``inf`` are read as such. A
+second table begins anew, as another attempt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
+from rlwatch.importers.lines import LONGEST_NAME, Segment
+
+_RULE = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?\|?\s*")
+_STEP = "step"
+_HELD_OUT = "Validation Loss"
+_OF_TRAINING = frozenset({"Training Loss", "Epoch", "Step"})
+_NOTHING = frozenset({"No log", "No Log", ""})
+LONGEST = 20_000
+"""Characters of a row."""
+
+
+class MarkdownTableParser(LineParser):
+    """Every row of a table says its step."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._above: list[str] = []
+        self._columns: list[str] = []
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """The row of one line."""
+        cells = cells_of(segment.text) if "|" in segment.text and len(segment.text) <= LONGEST else []
+        above, self._above = self._above, cells
+        if len(cells) == len(above) > 1 and _RULE.fullmatch(segment.text):
+            self._columns = above if _STEP in map(str.lower, above) else []
+        elif self._columns and len(cells) == len(self._columns):
+            self.recognised = True
+            yield from self._row(dict(zip(self._columns, cells, strict=True)), segment.line)
+        else:
+            self._columns = []
+
+    def _row(self, named: dict[str, str], line: int) -> Iterator[Row]:
+        field = next(name for name in named if name.lower() == _STEP)
+        try:
+            step = step_of(named.pop(field))
+        except ValueError as error:
+            self.skips.add(str(error), line)
+            return
+        held_out = _HELD_OUT in named
+        said = {
+            name if not held_out or name in _OF_TRAINING else f"eval/{name}": cell
+            for name, cell in named.items()
+            if cell not in _NOTHING and 0 < len(name) <= LONGEST_NAME
+        }
+        yield Row(step, metrics_of(said, self.skips, line), line)
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of a row of a table.
+
+    >>> cells_of("| Step | Training Loss |"), cells_of("1 | 0.5")
+    (['Step', 'Training Loss'], ['1', '0.5'])
+    """
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+class MarkdownTable(LineImporter):
+    """A table of a model card, or one that somebody pasted."""
+
+    name: ClassVar[str] = "markdown"
+    expects: ClassVar[str] = "Markdown table with a column 'Step'"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"Step", b"step")
+    weight: ClassVar[float] = 0.7
+    parser: ClassVar[type[LineParser]] = MarkdownTableParser

@@ -1,0 +1,47 @@
+"""Megatron's console line: ``iteration 7/ 2174 | learning rate: 1.0E-06 | loss: 1.2E-01 | grad norm: 0.016 |``.
+
+Of Megatron-LM and what trains with it (ms-swift, MindSpeed, NeMo before 2). ``nan`` and ``inf`` are read as such; a
+value with a unit (``3d 18h``) is no metric. Megatron says nothing of an iteration in which it skipped the update but
+that it was one, so a row may lack its losses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlwatch.importers.base import LineImporter, LineParser, Row, number, step_of
+from rlwatch.importers.lines import LONGEST_NAME, Segment, without_prefix
+
+_LINE = re.compile(r"(?:^|[\s\]])iteration {1,20}(?P<n>\d{1,15})/ {0,20}\d{1,15} \|")
+
+
+class MegatronConsoleParser(LineParser):
+    """Every row says its step."""
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """The row of one line."""
+        text = without_prefix(segment.text)
+        match = _LINE.search(text)
+        if match is None:
+            return
+        metrics: dict[str, float] = {}
+        for part in text[match.end() :].split("|"):
+            name, told, said = part.rpartition(":")
+            value = number(said) if told else None
+            if value is not None and 0 < len(name.strip()) <= LONGEST_NAME:
+                metrics[name.strip()] = value
+        if metrics:
+            self.recognised = True
+            yield Row(step_of(match["n"]), metrics, segment.line)
+
+
+class MegatronConsole(LineImporter):
+    """Console output of Megatron-LM."""
+
+    name: ClassVar[str] = "megatron-console"
+    expects: ClassVar[str] = "line 'iteration N/ M | name: value | ...'"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"iteration ",)
+    parser: ClassVar[type[LineParser]] = MegatronConsoleParser

@@ -1,0 +1,122 @@
+"""MLflow's file store: ``mlruns/EXPERIMENT/RUN/metrics/NAME``, a line ``milliseconds value step`` for each value.
+
+``mlruns``, an experiment and a run may be given. Each run is one here, with its settings (``params/NAME``); deleted
+ones are left out. A metric's name may have slashes, which are directories. NaN and the infinities are written as such.
+Lines of MLflow before 1.0 have no step, which MLflow reads as 0. "Lines" are numbers of values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import Reading, Row, Verdict, number, step_of
+from rlwatch.importers.databases import rows_of_steps
+from rlwatch.importers.lines import MOST_RUNS, shown
+from rlwatch.records import JSON
+
+_DEPTHS = ("*", "*/*")
+_ABOUT, _METRICS, _PARAMS = "meta.yaml", "metrics", "params"
+_NAME = re.compile(r"^run_name: *(['\"]?)(.*?)\1 *$", re.MULTILINE)
+_DELETED = re.compile(r"^lifecycle_stage: *['\"]?deleted", re.MULTILINE)
+_TAG_OF_NAME = "tags/mlflow.runName"
+
+
+def runs_of_mlflow(directory: Path) -> list[Path]:
+    """The runs of a file store, of one of its experiments, or the run that ``directory`` is; none of any other."""
+    if _is_run(directory):
+        return [directory]
+    return next((runs for pattern in _DEPTHS if (runs := list(filter(_is_run, sorted(directory.glob(pattern)))))), [])
+
+
+def _is_run(path: Path) -> bool:
+    return (path / _ABOUT).is_file() and (path / _METRICS).is_dir()
+
+
+class MlflowReading(Reading):
+    """Of a file store, an experiment or a run."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._configs: list[dict[str, JSON]] = []
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The rows of every run, one run after another."""
+        runs = [run for run in runs_of_mlflow(path) if not _DELETED.search(_text(run / _ABOUT))]
+        if len(runs) > MOST_RUNS:
+            raise ImportFormatError(self.path, f"holds more than {MOST_RUNS:,} runs; give one of its directories")
+        taken: set[str] = set()
+        for run in runs:
+            plain = _name(run)
+            name = f"{plain}-{run.name[:8]}" if plain in taken else plain
+            taken.add(name)
+            self._configs.append({str(key): value for key, value in _files(run / _PARAMS)})
+            self.recognised = True
+            yield from rows_of_steps(iter(sorted(self._values(run), key=lambda value: value[:2])), name)
+
+    def config(self) -> Mapping[str, JSON]:
+        """Settings, where one run was read."""
+        return self._configs[0] if len(self._configs) == 1 else {}
+
+    def _values(self, run: Path) -> Iterator[tuple[int, float, str, float]]:
+        for name, text in _files(run / _METRICS):
+            for line, said in enumerate(text.splitlines(), 1):
+                moment, value, step = [*said.split(" "), "0", "0"][:3] if " " in said else ("", "", "")
+                read = number(value)
+                try:
+                    at = float(moment) / 1000
+                    place = step_of(step)
+                except ValueError:
+                    read = None
+                if read is None:
+                    self.skips.add(f"{shown(name)}: a line that is no 'milliseconds value step'", line)
+                else:
+                    yield place, at, name, read
+
+
+def _name(run: Path) -> str:
+    """The name that MLflow shows: of its description, or, before 2.0, a tag; its id otherwise."""
+    found = _NAME.search(_text(run / _ABOUT))
+    return (found[2] if found else "") or _text(run / _TAG_OF_NAME).strip() or run.name
+
+
+def _files(directory: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of each file below ``directory``."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(directory).as_posix(), _text(path)
+
+
+def _text(path: Path) -> str:
+    """Text of a file; empty where there is none. Raises ``ImportFormatError`` where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ImportFormatError(str(path), f"cannot be read: {error.strerror or error}") from error
+
+
+class MlflowFiles:
+    """A file store of MLflow."""
+
+    name: ClassVar[str] = "mlflow-files"
+    expects: ClassVar[str] = "directory of MLflow's file store (mlruns)"
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+        """No file is one."""
+        return Verdict(0.0, f"no {self.expects}")
+
+    def holds(self, directory: Path) -> bool:
+        """True if ``directory`` is one."""
+        return bool(runs_of_mlflow(directory))
+
+    def reading(self, path: str) -> MlflowReading:
+        """A fresh reading."""
+        return MlflowReading(path)
