@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel browser bench bench-app bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -85,11 +85,18 @@ openrlhf-run: $(VENV_VERL)/.openrlhf
 nightly: $(if $(ARGS),,thorough)
 	$(PYTHON) tests/nightly/newest.py $(ARGS)
 
+# What is published: the sdist, the wheel made of it, and what their checkers say.
+DIST ?= dist
+dist: $(VENV)/.dev
+	rm -rf $(DIST)
+	$(BIN)/python -m build --outdir $(DIST) .
+	$(BIN)/twine check --strict $(DIST)/*
+	$(BIN)/check-wheel-contents $(DIST)/*.whl
+
 # The dashboard must start from an editable checkout and from a wheel alike.
 wheel: $(VENV)/.dev
 	$(BIN)/rlwatch ui --check
-	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(MAKE) dist DIST=build/wheel
 	$(BIN)/pip install --quiet --no-deps --target build/wheel/site build/wheel/*.whl
 	cd build/wheel && PYTHONPATH=site ../../$(BIN)/python -m rlwatch.cli ui --check
 
