@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlwatch.analysis.lookup import find_run
+from rlwatch.cli import serving_metrics
 from rlwatch.cli.console import say
 from rlwatch.cli.options import StoreOption, examples, opened
 from rlwatch.errors import ConfigError
@@ -16,10 +17,12 @@ from rlwatch.export import spike_table, write_csv, write_parquet
 EPILOG = examples(
     "rlwatch export spikes math-7b-s3 culprits.parquet",
     "rlwatch export spikes 4f2a culprits.csv",
+    "rlwatch export metrics --listen 127.0.0.1:9464",
 )
 WRITERS = {".csv": write_csv, ".parquet": write_parquet}
 
-group = typer.Typer(no_args_is_help=True, help="Write what a run recorded into a file for other tools.", epilog=EPILOG)
+group = typer.Typer(no_args_is_help=True, help="Give what runs recorded to other tools.", epilog=EPILOG)
+group.command("metrics", epilog=serving_metrics.EPILOG)(serving_metrics.metrics)
 
 
 @group.command("spikes", epilog=EPILOG)

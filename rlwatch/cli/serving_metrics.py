@@ -1,0 +1,166 @@
+"""``rlwatch export metrics``: the runs of a store for Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlwatch.analysis.gauges import TYPE, Gauge, exposition, gauges
+from rlwatch.cli.background import sigterm_as_ctrl_c
+from rlwatch.cli.console import say
+from rlwatch.cli.options import StoreOption, examples, opened
+from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.metrics import BY_NAME
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+
+EPILOG = examples(
+    "rlwatch export metrics > /var/lib/node_exporter/rlwatch.prom",
+    "rlwatch export metrics --listen 127.0.0.1:9464",
+    "rlwatch export metrics --otlp http://collector:4318",
+)
+PATH = "/metrics"
+FRESH_S = 1.0
+"""Seconds for which an answer is given again: many may ask at once."""
+HOUR_S = 3600.0
+
+
+def metrics(
+    *,
+    store: StoreOption = None,
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.0, help="Only runs that gave a sign within so many hours; 0: all runs.")
+    ] = 24.0,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help=f"Answer Prometheus at {PATH} until it is ended.")
+    ] = "",
+    otlp: Annotated[
+        str,
+        typer.Option(
+            "--otlp", metavar="URL", help="Push to an OpenTelemetry collector (OTLP over HTTP) until it is ended."
+        ),
+    ] = "",
+    every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between two pushes.")] = 15.0,
+) -> None:
+    """Print what Prometheus would scrape of a store's runs, answer its scrapes, or push to OpenTelemetry.
+
+    Last values by rlwatch's own names, and step, silence, verdict and urgency of each run: docs/prometheus.md.
+    """
+    if listen and otlp:
+        raise ConfigError("--listen answers and --otlp pushes: start one process for each")
+    with opened(store) as source:
+        look = Look(lambda: gauges(source, time.time(), quiet_for_s=hours * HOUR_S if hours else float("inf")))
+        if otlp:
+            _push(otlp, every, look)
+        elif listen:
+            _answer(listen, look)
+        else:
+            typer.echo(exposition(look()), nl=False)
+
+
+class Look:
+    """Gauges as of now, or of less than a second ago; for threads."""
+
+    def __init__(self, asked: Callable[[], list[Gauge]]) -> None:
+        self._asked = asked
+        self._lock = Lock()
+        self._found: list[Gauge] = []
+        self._until = 0.0
+
+    def __call__(self) -> list[Gauge]:
+        """The gauges."""
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._found = self._asked()
+                self._until = time.monotonic() + FRESH_S
+            return self._found
+
+
+class Scraped(BaseHTTPRequestHandler):
+    """Answers ``GET /metrics`` and nothing else."""
+
+    def __init__(self, look: Look, *args: object) -> None:
+        self._look = look
+        super().__init__(*args)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """Answer one request."""
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(404, f"only {PATH} is here")
+            return
+        body = exposition(self._look()).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its signature)
+        """Say nothing: one is asked every few seconds."""
+
+
+def server(listen: str, look: Look) -> ThreadingHTTPServer:
+    """A server of ``HOST:PORT``. Raises ``ConfigError`` where there can be none."""
+    host, _, port = listen.rpartition(":")
+    try:
+        return ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), partial(Scraped, look))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"--listen {listen}: {error}; give HOST:PORT, as 127.0.0.1:9464") from error
+
+
+def _answer(listen: str, look: Look) -> None:
+    with server(listen, look) as answering, sigterm_as_ctrl_c():
+        host, port = answering.server_address[:2]
+        say(f"answering at http://{host!s}:{port}{PATH}; Ctrl-C ends it")
+        try:
+            answering.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+def _push(url: str, every: float, look: Look) -> None:
+    pushing = provider(url, every, look)
+    say(f"pushing to {url} every {every:g} s; Ctrl-C ends it")
+    with sigterm_as_ctrl_c():
+        try:
+            while True:
+                time.sleep(HOUR_S)
+        except KeyboardInterrupt:
+            pushing.shutdown()
+
+
+def provider(url: str, every: float, look: Look) -> MeterProvider:
+    """A provider that pushes all gauges every so many seconds, and once more when it is shut down."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+    except ImportError:
+        raise MissingExtraError("opentelemetry", "otel", "pushing to OpenTelemetry") from None
+    exporter = OTLPMetricExporter(endpoint=f"{url.rstrip('/')}/v1/metrics")
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=every * 1000)
+    given = MeterProvider([reader], resource=Resource.create({"service.name": "rlwatch"}))
+    _observe(given.get_meter("rlwatch"), look)
+    return given
+
+
+def _observe(meter: Meter, look: Look) -> None:
+    """Register a gauge for everything that a run may have: OpenTelemetry asks each when it exports."""
+    from opentelemetry.metrics import Observation
+
+    def observed(name: str, _options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(v, dict(labels)) for gauge in look() if gauge.name == name for labels, v in gauge.samples]
+
+    of_runs = {f"rlwatch.run.{name}": "" for name in ("info", "urgency", "step", "nonfinite")}
+    measured = {f"rlwatch.{name.replace('/', '.')}": metric.unit for name, metric in BY_NAME.items()}
+    for name, unit in {**of_runs, "rlwatch.run.silence": "s", **measured}.items():
+        meter.create_observable_gauge(name, [partial(observed, name)], unit=unit)
