@@ -39,7 +39,11 @@ BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of rows. ``blob``: its name in the history of this repository, "" where it never was in it."""
+    """A file of rows.
+
+    ``blob``: its name in the history of this repository, "" where it never was in it; ``sampled``: whether runs of the
+    sample are chosen from it, which is settled once: the sample and what is measured on it stay as they are.
+    """
 
     name: str
     sha256: str
@@ -47,6 +51,7 @@ class Shard:
     runs: int
     rows: int
     blob: str = ""
+    sampled: bool = True
     made: tuple[str, ...] = ()
 
     @property
@@ -166,9 +171,9 @@ class Known:
 
 
 def known(index: Path = HERE) -> list[Known]:
-    """Every run of the corpus."""
+    """Every run that the sample may have: those of the shards that are sampled."""
     outcomes = {row["run"]: row["class"] for row in pc.read_csv(index / LABELS.name).to_pylist()}
-    records = [pq.read_table(index / shard.records, columns=["run", "source"]) for shard in shards()]
+    records = [pq.read_table(index / shard.records, columns=["run", "source"]) for shard in shards() if shard.sampled]
     return [Known(row["run"], row["source"], outcomes[row["run"]]) for row in pa.concat_tables(records).to_pylist()]
 
 
@@ -192,7 +197,7 @@ def sample(corpus: Path, out: Path, count: int = RUNS, seed: int = SEED) -> list
     """Rows and records of the chosen runs, from a folder that :func:`fetch` filled. Returns the files."""
     wanted = pa.array(chosen(known(), count, seed))
     tables: Mapping[str, list[pa.Table]] = {"": [], "-runs": []}
-    for shard in shards():
+    for shard in (each for each in shards() if each.sampled):
         for ending, parts in tables.items():
             table = pq.read_table(corpus / f"{shard.name}{ending}.parquet")
             parts.append(table.filter(pa.compute.is_in(table.column("run"), value_set=wanted)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,24 +50,45 @@ def test_the_sample_is_what_its_command_chooses(sampled):
 
 
 def test_the_list_of_labels_counts_what_the_data_card_says():
-    """All 793 runs, which are not here."""
-    labels = pc.read_csv(artefacts.LABELS)
-    (shard,) = artefacts.shards()
+    """All runs of both shards, which are not here."""
+    labels = {row["run"]: row for row in pc.read_csv(artefacts.LABELS).to_pylist()}
+    large, small = artefacts.shards()
 
-    assert (len(labels), shard.runs, shard.rows) == (793, 793, 360_466)
-    classes = labels.column("class").to_pylist()
-    counted = {outcome.value: classes.count(outcome.value) for outcome in Outcome}
-    assert counted == {"event": 325, "early": 4, "ambiguous": 29, "faulty": 97, "clean": 338}
-    types = [row["type"] for row in labels.to_pylist() if row["class"] == "event"]
-    assert {name: types.count(name) for name in set(types)} == {
-        "reward": 150,
-        "mismatch": 55,
-        "nan": 38,
-        "ent_high": 25,
-        "ref_kl": 21,
-        "grad": 19,
-        "ent_low": 17,
-    }
+    assert [(each.name, each.runs, each.rows) for each in (large, small)] == [
+        ("corpus", 793, 360_466),
+        ("small", 64, 7_612),
+    ]
+    assert len(labels) == large.runs + small.runs
+    counted = [
+        {outcome.value: sum(labels[run]["class"] == outcome for run in runs_of(shard)) for outcome in Outcome}
+        for shard in (large, small)
+    ]
+    assert counted == [
+        {"event": 325, "early": 4, "ambiguous": 29, "faulty": 97, "clean": 338},
+        {"event": 15, "early": 3, "ambiguous": 4, "faulty": 10, "clean": 32},
+    ]
+    types = [
+        Counter(labels[run]["type"] for run in runs_of(shard) if labels[run]["class"] == Outcome.EVENT)
+        for shard in (large, small)
+    ]
+    assert types == [
+        {"reward": 150, "mismatch": 55, "nan": 38, "ent_high": 25, "ref_kl": 21, "grad": 19, "ent_low": 17},
+        {"reward": 8, "grad": 4, "nan": 1, "ent_low": 1, "length": 1},
+    ]
+
+
+def test_a_shard_that_is_not_sampled_leaves_the_sample_as_it_is(sampled):
+    """Golden forecasts and figures of the sample stay comparable; its rows are fetched as those of any other."""
+    _, small = artefacts.shards()
+
+    assert not small.sampled
+    assert not set(runs_of(small)) & {run.run for run in artefacts.known()}
+    assert not set(runs_of(small)) & set(sampled.runs)
+
+
+def runs_of(shard):
+    """Names of the runs of a shard, from what is known of them."""
+    return pq.read_table(KEPT / shard.records).column("run").to_pylist()
 
 
 def test_runs_of_the_sample_are_labelled_as_in_the_whole_corpus(sampled):
