@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist browser bench bench-app bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist docs browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -84,6 +84,10 @@ openrlhf-run: $(VENV_VERL)/.openrlhf
 # against verl before 0.9. Needs the network and minutes for each; `make nightly ARGS="--only trl --minutes 20"`.
 nightly: $(if $(ARGS),,thorough)
 	$(PYTHON) tests/nightly/newest.py $(ARGS)
+
+# The documentation as a site, in build/site; links and anchors that lead nowhere fail.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What is published: the sdist, the wheel made of it, and what their checkers say.
 DIST ?= dist
