@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,21 +234,66 @@ def pyarrow() -> Any:
     return pa
 
 
-def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Write ``rows`` into a Parquet file. Raises ``MissingExtraError`` without pyarrow, ``OSError``."""
-    table = arrow_table(rows)
+TABLES = {
+    "history": "a row for each step of each process, a column for each metric",
+    "findings": "a row for each finding, and where it eased or ended",
+    "alerts": "a row for each alert, newest first",
+    "forecasts": "a row for each forecast",
+    "events": "a row for each event: resets, resumes, exceptions, notes",
+    "completions": "a row for each completion that was recorded",
+    "spikes": "a row for each culprit of a localised spike, and one for each spike that has none",
+}
+"""Tables of a run -> their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a run: its ``columns``, and its rows as dicts (None is missing) or as a table of pyarrow."""
+
+    columns: Mapping[str, Column]
+    rows: Callable[[], Iterable[Row]]
+    whole: Callable[[], pa.Table] | None = None
+    """The table of pyarrow, where it is made of something better than rows."""
+
+    def arrow(self) -> pa.Table:
+        """The table, typed and described. Raises ``MissingExtraError`` without pyarrow."""
+        return self.whole() if self.whole is not None else arrow_table(list(self.rows()), self.columns)
+
+
+def write_parquet(table: Table, path: Path) -> int:
+    """Write a Parquet file; returns the number of rows. Raises ``MissingExtraError`` without pyarrow, ``OSError``."""
+    written = table.arrow()
     from pyarrow import parquet
 
-    parquet.write_table(table, path)
+    parquet.write_table(written, path)
+    return int(written.num_rows)
 
 
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Write ``rows`` as CSV in UTF-8: missing is empty, NaN is ``NaN``, infinities ``Infinity`` and ``-Infinity``."""
+def write_csv(table: Table, path: Path) -> int:
+    """Write CSV in UTF-8; returns the number of rows. Missing is empty, NaN is ``NaN``, infinities ``Infinity`` and
+    ``-Infinity``.
+    """
+    number = 0
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for row in rows:
-            writer.writerow([_cell(_typed(row.get(name), column.kind)) for name, column in COLUMNS.items()])
+        writer.writerow(table.columns)
+        for row in table.rows():
+            number += 1
+            writer.writerow([_cell(_typed(row.get(name), column.kind)) for name, column in table.columns.items()])
+    return number
+
+
+def write_jsonl(table: Table, path: Path) -> int:
+    """Write a JSON object a line; returns their number. What is missing is left out; JSON has no NaN and no infinities:
+    they are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``rlwatch scan`` reads as numbers.
+    """
+    number = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in table.rows():
+            number += 1
+            known = {name: _typed(row.get(name), column.kind) for name, column in table.columns.items()}
+            file.write(json.dumps({name: _cell(value) for name, value in known.items() if value is not None}) + "\n")
+    return number
 
 
 def _typed(value: Any, kind: str) -> Any:

@@ -25,7 +25,7 @@ from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
 from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
 from rlwatch.curation.search import matching as matching_runs
 from rlwatch.errors import ConfigError
-from rlwatch.export import COLUMNS, Column, arrow_table, data_frame, pyarrow, spike_table
+from rlwatch.export import COLUMNS, TABLES, Column, Table, arrow_table, data_frame, pyarrow, spike_table
 from rlwatch.forecast.forecast import FORECAST, forecast_of
 from rlwatch.glance import framed, glance
 from rlwatch.metrics import canonicalise
@@ -340,32 +340,66 @@ class StoredRun:
 
     def findings(self) -> pd.DataFrame:
         """Findings, and that they eased or are over, in order (:data:`FINDINGS`)."""
-        told = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
-        return self._frame([asdict(finding) for finding in sorted(told, key=lambda one: one.seq)], FINDINGS)
+        return data_frame(self.table("findings").arrow())
 
     def alerts(self) -> pd.DataFrame:
         """Alerts, newest first (:data:`ALERTS`)."""
-        return self._frame([asdict(alert) for alert in self.store.alerts(self.run_id)], ALERTS)
+        return data_frame(self.table("alerts").arrow())
 
     def forecasts(self) -> pd.DataFrame:
         """Forecasts, in order (:data:`FORECASTS`)."""
-        kept = [(one.attempt, forecast_of(one)) for one in self.store.forecasts(self.run_id)]
-        rows = [{name: getattr(one, name, None) for name in FORECASTS} | {"attempt": of} for of, one in kept]
-        return self._frame(rows, FORECASTS)
+        return data_frame(self.table("forecasts").arrow())
 
     def events(self) -> pd.DataFrame:
         """Events: resets, resumes, exceptions, notes (:data:`EVENTS`)."""
-        return self._frame([asdict(event) for event in self.store.events(self.run_id)], EVENTS)
+        return data_frame(self.table("events").arrow())
 
     def spikes(self) -> pd.DataFrame:
         """Localised spikes, a row for each culprit (:data:`rlwatch.export.COLUMNS`)."""
-        return self._frame(spike_table(self.store, self.info), COLUMNS)
+        return data_frame(self.table("spikes").arrow())
 
     def completions(self, last: int | None = None) -> pd.DataFrame:
         """Recorded completions, newest step first; of the ``last`` newest batches where it is given."""
+        return data_frame(self._completions(last).arrow())
+
+    def table(self, kind: str) -> Table:
+        """One of :data:`rlwatch.export.TABLES`, as ``rlwatch export`` writes it; its rows need no package.
+
+        ``history`` has what every process logged. Raises ``ConfigError`` for another kind.
+        """
+        if kind not in TABLES:
+            raise ConfigError(f"there is no table {kind!r} of a run; there are {', '.join(TABLES)}")
+        made: Table = getattr(self, f"_{kind}")()
+        return made
+
+    def _history(self) -> Table:
+        series = self._series(self.store.metric_names(self.run_id), None, "all")
+        places = {"step": Column("int", "step"), "attempt": Column("int", "process")}
+        columns = places | {name: Column("float", "as it was logged") for name in series}
+        return Table(columns, lambda: _row_by_row(series), lambda: _wide(series))
+
+    def _findings(self) -> Table:
+        told = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
+        return Table(FINDINGS, lambda: [asdict(finding) for finding in sorted(told, key=lambda one: one.seq)])
+
+    def _alerts(self) -> Table:
+        return Table(ALERTS, lambda: [asdict(alert) for alert in self.store.alerts(self.run_id)])
+
+    def _forecasts(self) -> Table:
+        kept = [(one.attempt, forecast_of(one)) for one in self.store.forecasts(self.run_id)]
+        rows = [{name: getattr(one, name, None) for name in FORECASTS} | {"attempt": of} for of, one in kept]
+        return Table(FORECASTS, lambda: rows)
+
+    def _events(self) -> Table:
+        return Table(EVENTS, lambda: [asdict(event) for event in self.store.events(self.run_id)])
+
+    def _spikes(self) -> Table:
+        return Table(COLUMNS, lambda: spike_table(self.store, self.info))
+
+    def _completions(self, last: int | None = None) -> Table:
         rows = completion_rows(self.store.completions(self.run_id, last=last))
         more = {name: _kind_of(row[name]) for row in rows for name in row.keys() - COMPLETIONS.keys()}
-        return self._frame(rows, {**COMPLETIONS, **{name: Column(kind, "") for name, kind in more.items()}})
+        return Table({**COMPLETIONS, **{name: Column(kind, "") for name, kind in more.items()}}, lambda: rows)
 
     def config(self, attempt: int | None = None) -> pd.DataFrame:
         """Configuration of an attempt (None: the newest that gave one): dotted ``option``, ``value`` as text."""
@@ -505,20 +539,43 @@ def _kept(series: Series, kept: NDArray[np.bool_]) -> Series:
 def _wide(series: Mapping[str, Series]) -> pa.Table:
     """A row for each step of each attempt; of several values of one metric there the last logged."""
     arrow = pyarrow()
+    steps, attempts, metrics = _aligned(series)
+    columns: dict[str, Any] = {"step": arrow.array(steps), "attempt": arrow.array(attempts)}
+    for name, values, missing in metrics:
+        columns[name] = arrow.array(values, mask=missing, from_pandas=False)
+    return arrow.table(columns)
+
+
+def _row_by_row(series: Mapping[str, Series]) -> Iterator[Row]:
+    """The same rows one by one, without what is missing."""
+    steps, attempts, metrics = _aligned(series)
+    columns = [(name, values.tolist(), missing.tolist()) for name, values, missing in metrics]
+    for i, place in enumerate(zip(steps.tolist(), attempts.tolist(), strict=True)):
+        known = {name: values[i] for name, values, missing in columns if not missing[i]}
+        yield dict(zip(("step", "attempt"), place, strict=True)) | known
+
+
+_Column = tuple[str, NDArray[np.float64], NDArray[np.bool_]]
+
+
+def _aligned(series: Mapping[str, Series]) -> tuple[NDArray[np.int64], NDArray[np.int64], Iterator[_Column]]:
+    """Steps and attempts (R,) of all rows, and of each metric its values (R,) and where there is none (R,)."""
     nothing = [np.zeros(0, dtype=np.int64)]
     steps, attempts = (np.concatenate([*nothing, *(getattr(s, of) for s in series.values())]) for of in PLACE)
     first = int(steps.min(initial=0))
     width = int(steps.max(initial=0)) - first + 1
     rows, row_of = np.unique(attempts * width + steps - first, return_inverse=True)
-    columns: dict[str, Any] = {"step": arrow.array(rows % width + first), "attempt": arrow.array(rows // width)}
-    begin = 0
-    for name, one in series.items():
-        where = row_of[begin : begin + len(one.values)]
-        begin += len(one.values)
-        values, missing = np.zeros(len(rows)), np.ones(len(rows), dtype=np.bool_)
-        values[where], missing[where] = one.values, False
-        columns[name] = arrow.array(values, mask=missing, from_pandas=False)
-    return arrow.table(columns)
+
+    def metrics() -> Iterator[_Column]:
+        begin = 0
+        for name, one in series.items():
+            where = row_of[begin : begin + len(one.values)]
+            begin += len(one.values)
+            values, missing = np.zeros(len(rows)), np.ones(len(rows), dtype=np.bool_)
+            values[where], missing[where] = one.values, False
+            yield name, values, missing
+
+    return rows % width + first, rows // width, metrics()
 
 
 def _long(series: Mapping[str, Series]) -> pa.Table:

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 import rlwatch
 from rlwatch.errors import ConfigError, RunNotFoundError
-from rlwatch.export import COLUMNS
+from rlwatch.export import COLUMNS, TABLES
 from rlwatch.records import CULPRITS, LOCALISED, RESPONSES, Event, RunInfo, SpikeBatch, StepRecord
 
 DOCS = Path(__file__).parents[2] / "docs" / "localisation.md"
@@ -83,7 +83,7 @@ def test_csv_keeps_missing_nan_and_infinity_apart(store: Path, tmp_path: Path, i
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
 
-    assert "5 rows of 3 localised steps" in said
+    assert "5 rows written" in said
     assert list(rows[0]) == list(COLUMNS)
     assert [(row["step"], row["place"], row["sequence"]) for row in rows] == [
         ("4", "0", "3"), ("4", "1", "4"), ("9", "0", "3"), ("9", "1", "4"), ("11", "", ""),
@@ -106,6 +106,80 @@ def test_parquet_has_types_and_says_what_columns_mean(store: Path, tmp_path: Pat
     assert table["logp"].null_count == 5
     assert str(table.schema.field("complete").type) == "bool"
     assert table.schema.field("share").metadata[b"meaning"] == b"contribution / norm"
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> Path:
+    """Two processes that both logged step 2; NaN, infinities and what was not measured."""
+    opened = rlwatch.open_store(tmp_path / "two")
+    for attempt, steps in enumerate(((1, 2), (2, 3)), start=1):
+        writer = opened.open_run(RunInfo("r", name="math", created_at=NOW))
+        at = opened.first_seq("r", attempt)
+        rows = [{"reward": step / 4, "kl": (math.nan, math.inf, -math.inf)[step - 1]} for step in steps]
+        rows[-1] |= {"entropy": 0.5}
+        writer.write(
+            [
+                StepRecord(s, row, ts=NOW, attempt=attempt, seq=at + i)
+                for i, (s, row) in enumerate(zip(steps, rows, strict=True))
+            ]
+        )
+        writer.write([Event("note", steps[0], {"text": "a\nb"}, ts=NOW, attempt=attempt, seq=at + len(rows))])
+        writer.close()
+    return tmp_path / "two"
+
+
+HISTORY = [
+    {"step": 1, "attempt": 1, "kl": math.nan, "reward": 0.25},
+    {"step": 2, "attempt": 1, "entropy": 0.5, "kl": math.inf, "reward": 0.5},
+    {"step": 2, "attempt": 2, "kl": math.inf, "reward": 0.5},
+    {"step": 3, "attempt": 2, "entropy": 0.5, "kl": -math.inf, "reward": 0.75},
+]
+
+
+def test_the_history_is_written_step_by_step_for_every_process(resumed: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """In three formats the same: what was not measured is missing, NaN and infinities are values."""
+    for name in ("m.csv", "m.jsonl", "m.parquet"):
+        assert "4 rows" in invoke("export", "history", "r", tmp_path / name, "--store", resumed).stdout
+
+    lines = [strict(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    table = parquet.read_table(tmp_path / "m.parquet").to_pylist()
+    with (tmp_path / "m.csv").open(newline="", encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))
+    assert repr([{**row, "kl": float(row["kl"])} for row in lines]) == repr(HISTORY)
+    assert repr([{name: value for name, value in row.items() if value is not None} for row in table]) == repr(HISTORY)
+    assert [row["kl"] for row in cells] == ["NaN", "Infinity", "Infinity", "-Infinity"]
+    assert [row["entropy"] for row in cells] == ["", "0.5", "", "0.5"]
+
+
+def test_what_is_exported_can_be_imported(resumed: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """By the reader of JSON lines that reads anybody's: the same values, the NaN and the infinities too."""
+    invoke("export", "history", "r", tmp_path / "m.jsonl", "--store", resumed)
+    invoke("import", tmp_path / "m.jsonl", "--store", tmp_path / "again", "--name", "again")
+
+    found = rlwatch.open(tmp_path / "again")["again"].history(["kl", "entropy"], attempts="all")
+    assert repr(found["kl"].tolist()) == "[nan, inf, -inf]"
+    assert found["entropy"].isna().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("kind", sorted(TABLES))
+def test_every_table_of_a_run_can_be_written(kind: str, resumed: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """Also an empty one: with its columns."""
+    for name in (f"{kind}.csv", f"{kind}.jsonl", f"{kind}.parquet"):
+        invoke("export", kind, "r", tmp_path / name, "--store", resumed)
+
+    columns = parquet.read_table(tmp_path / f"{kind}.parquet").column_names
+    with (tmp_path / f"{kind}.csv").open(newline="", encoding="utf-8") as file:
+        assert next(csv.reader(file)) == columns
+    assert "step" in columns
+    if kind == "events":
+        bodies = [json.loads(line)["body"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        assert [json.loads(body)["text"] for body in bodies if "text" in body] == ["a\nb", "a\nb"]
+
+
+def test_a_table_that_there_is_not_is_named_with_those_there_are(resumed: Path) -> None:
+    """From Python; the command line has a command for each."""
+    with pytest.raises(ConfigError, match=r"no table 'losses'.*history, findings"):
+        rlwatch.open(resumed)["r"].table("losses")
 
 
 def test_python_gets_a_data_frame(store: Path) -> None:
@@ -140,7 +214,7 @@ def test_a_name_of_two_runs_is_refused(tmp_path: Path) -> None:
         rlwatch.open(tmp_path)["same"].spikes()
 
 
-@pytest.mark.parametrize(("name", "says"), [("spikes.xlsx", "*.csv or *.parquet"), ("there.csv", "--force")])
+@pytest.mark.parametrize(("name", "says"), [("spikes.xlsx", "*.csv, *.jsonl or *.parquet"), ("there.csv", "--force")])
 def test_what_cannot_be_written_is_said_in_a_line(
     store: Path, tmp_path: Path, invoke: Invoke, name: str, says: str
 ) -> None:
