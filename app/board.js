@@ -450,6 +450,7 @@ class Board {
         this.rest.append(node);
       }
       node.querySelector("h3").textContent = section.title;
+      node.querySelector("h3").hidden = !section.title;
       const grid = node.querySelector(".grid");
       node.style.setProperty("--columns", Math.min(Math.max(section.panels.length, 1), 3));
       node.style.setProperty("--span", section.span || Math.min(Math.max(section.panels.length, 1), 3));

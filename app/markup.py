@@ -67,13 +67,27 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 .rl-numbers th, .rl-numbers td { text-align: right; padding: .15rem .9rem .15rem 0; border: 0; }
 .rl-panel { font-size: .8125rem; font-weight: 600; line-height: 1rem; margin-top: .25rem; }
 .rl-quiet { font-size: .8rem; opacity: .75; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-@media (max-width: 640px) { [data-testid="stColumn"]:has(.st-key-drawer) { order: -1; } }
+@media (max-width: 640px) {  /* on a phone the strip comes first: what it stands in is dissolved into the page */
+  [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] :is([data-testid="stVerticalBlock"],
+    [data-testid="stHorizontalBlock"], [data-testid="stColumn"], [data-testid="stLayoutWrapper"]
+    ):has(.st-key-board-strip) { display: contents; }
+  .st-key-board-strip { order: 1; }
+  [data-testid="stLayoutWrapper"]:has(> .st-key-controls) { order: 2; }
+  .st-key-board-strip ~ * { order: 4; }
+  :has(.st-key-board-strip) ~ [data-testid] { order: 5; }
+  [data-testid="stColumn"]:has(.st-key-drawer) { order: 3; }
+  .st-key-controls { gap: .5rem 1rem !important; }
+}
 .rl-pairs { font-size: .8rem; margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .rl-pairs dt { opacity: .75; margin-top: .3rem; }
 .rl-pairs dd { margin: 0; font-family: monospace; }
+[data-testid="stTopNavLink"]:focus-visible, [data-testid="stMain"]:focus-visible {
+  outline: 2px solid currentColor !important; outline-offset: -2px; }
+[data-testid="stCaptionContainer"] { color: inherit !important; opacity: .75; }
+[data-testid="stCaptionContainer"] p { color: inherit !important; }
 [data-testid="stElementContainer"][data-stale="true"] { opacity: 1 !important; transition: none !important; }
 </style>"""
 DARK_STYLE = """<style>
-[data-testid="stBaseButton-primary"]:not(:disabled) { color: #0b1a24; }
+[data-testid="stBaseButton-primary"]:not(:disabled), [data-tag] * { color: #0b1a24 !important; }
 </style>"""
 """On a dark page what can be pressed is light: white on it could not be read."""

@@ -243,7 +243,7 @@ def _part(show: Callable[..., None], every: float | None, *args: object) -> None
 
 def _controls(run: RunInfo) -> bool:
     """Draw what concerns the whole page; True if the drawer is wanted."""
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
         _range(run)
         st.toggle(
             "Live",

@@ -141,6 +141,7 @@ function row(columns, data, context) {
 }
 
 function heading(column, context) {
+  if (!column.label && !column.sort) return el("td", column.style);  // above what says by itself what it is
   const th = el("th", column.style, column.sort ? undefined : column.label);
   if (!column.sort) return th;
   const button = el("button", "", column.label + ({ ascending: " ↑", descending: " ↓" }[column.sorted] || ""));
@@ -197,7 +198,7 @@ export default function (component) {
   };
   const table = el("table", data.rows.some((one) => one.chosen) ? "choosing" : "");
   const head = el("tr");
-  if (context.boxed) head.append(el("th", "box"));
+  if (context.boxed) head.append(el("td", "box"));
   for (const column of data.columns) head.append(heading(column, context));
   const thead = el("thead");
   thead.append(head);

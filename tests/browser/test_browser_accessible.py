@@ -1,0 +1,94 @@
+"""Every page for people who see or move otherwise: axe finds nothing, and what the keyboard reaches shows that it did."""
+
+import time
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+from test_browser_pages import write
+
+from rlwatch.records import Alert, AlertState, Event, Finding, RunState, Severity
+
+pytestmark = pytest.mark.browser
+
+PAGES = (
+    "/", "/run?run=ill", "/run?run=well&axis=time&smooth=EMA+0.9", "/compare?runs=ill&runs=well", "/tokens?run=ill",
+    "/rollouts?run=ill", "/alerts", "/rules", "/forecasts",
+)  # fmt: skip
+SIZES = {"wide": (1500, 1000), "phone": (390, 844)}
+UNSEEN = """() => {
+  let node = document.activeElement;
+  while (node?.shadowRoot?.activeElement) node = node.shadowRoot.activeElement;
+  if (!node || node === document.body) return "";
+  const drawn = (one) => {
+    const look = getComputedStyle(one), ring = look.outlineStyle !== "none" && parseFloat(look.outlineWidth) > 0;
+    return ring || look.boxShadow !== "none" || one.matches(":focus-within:not(:focus)") && parseFloat(look.borderTopWidth) > 0;
+  };
+  let one = node;
+  for (let i = 0; i < 5 && one; i++, one = one.parentElement) if (drawn(one)) return "";
+  return node.outerHTML.slice(0, 200);
+}"""
+"""What has the focus without an outline, a shadow or a border that shows it; empty where it shows."""
+STOPS = 30
+"""Presses of the tab key on a page."""
+
+
+@pytest.fixture(scope="module")
+def filled(shared_store):
+    """A run with all that a page can tell, and its twin."""
+    alert = Alert("a1", "ill", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 150, 160,
+                  "entropy fell to 0.1", fired_at=time.time())  # fmt: skip
+    collapse = Finding("d", "entropy_collapse", Severity.CRITICAL, 160, 150, "entropy fell", {"ratio": 0.1})
+    layers = {f"grad_layer/model.layers.{i}": 1.0 + i for i in range(4)}
+    quantiles = {"ratio/mean": 1.0, "ratio/min": 0.5, "ratio/p99": 1.5}
+    events = [collapse, Event("gradient_localised", step=40), Event("reference_reset", step=80)]
+    write(shared_store, "ill", steps=range(1, 201), alerts=[alert], findings=events, metrics={**layers, **quantiles})
+    write(shared_store, "well", name="seed4", steps=range(1, 201), end=RunState.FINISHED)
+    return shared_store
+
+
+def opened(page, address):
+    """The page, once it is drawn."""
+    page.goto(address)
+    expect(page.locator(".rl-who")).to_be_visible()
+    if any(name in address for name in ("/run?", "/compare", "/tokens")):
+        expect(page.locator(".u-over").first).to_be_visible()
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_any_page(shared_app, page, filled, scheme):
+    """Contrast, names and structure, wide and on a phone, in both themes."""
+    page.emulate_media(color_scheme=scheme)
+    found = {}
+    for size, (width, height) in SIZES.items():
+        page.set_viewport_size({"width": width, "height": height})
+        for address in PAGES:
+            opened(page, f"{shared_app}{address}")
+            for wrong in Axe().run(page).response["violations"]:
+                found[f"{size} {address}: {wrong['help']}"] = [node["html"][:200] for node in wrong["nodes"][:3]]
+    assert found == {}
+
+
+def test_what_the_keyboard_reaches_shows_that_it_has_the_focus(shared_app, page, filled):
+    """On the page of a run, the list and the incidents, stop by stop."""
+    unseen = []
+    for address in ("/run?run=ill", "/", "/alerts"):
+        opened(page, f"{shared_app}{address}")
+        for _ in range(STOPS):
+            page.keyboard.press("Tab")
+            unseen.append((address, page.evaluate(UNSEEN)))
+    assert [one for one in unseen if one[1]] == []
+
+
+def test_on_a_phone_the_strip_is_above_the_fold_and_nothing_is_wider_than_the_screen(shared_app, page, filled):
+    """Before controls and drawer, which follow it."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    opened(page, f"{shared_app}/run?run=ill")
+    strip, drawer = page.locator(".st-key-board-strip").bounding_box(), page.locator(".st-key-drawer").bounding_box()
+    assert strip["y"] < 844 / 2
+    assert strip["y"] + strip["height"] < page.locator(".st-key-controls").bounding_box()["y"] < drawer["y"]
+    assert drawer["y"] < page.locator(".st-key-board-all").bounding_box()["y"]
+    for address in PAGES:
+        opened(page, f"{shared_app}{address}")
+        assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390, address
