@@ -12,6 +12,7 @@ import streamlit as st
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import RunInfo
 
+from . import overlays
 from .board import Cells, Panel, Section
 from .queries import BUCKETS, REFRESH_SHARE, metric_names, outline, store, store_url
 from .thinning import Curve, Floats, branches
@@ -21,6 +22,9 @@ COLUMNS = 120
 MOST_ROWS = 120
 """Layers drawn at most: those furthest above their usual norm."""
 ROW_PX, LEAST_PX, MOST_PX, FOOT_PX = 14, 90, 600, 8
+APART = "layers/heterogeneity"
+"""How far the layers' norms are from moving in step: a line below the map."""
+APART_PX = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,8 @@ def map_height(rows: int) -> int:
     return FOOT_PX + min(max(LEAST_PX, rows * ROW_PX), MOST_PX)
 
 
-def map_section(shown: LayerMap) -> Section:
-    """The map among the charts, on their axis."""
+def map_section(shown: LayerMap, apart: Curve | None = None) -> Section:
+    """The map among the charts, on their axis; below it the heterogeneity of the layers, where that is known."""
     names = shown.cells.names
     left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
     broken = "pink: NaN or Inf" if shown.cells.bad.any() else ""
@@ -120,7 +124,19 @@ def map_section(shown: LayerMap) -> Section:
         cells=shown.cells,
         height=map_height(len(names)),
     )
-    return Section("layers", "Layers", [panel], span=3)
+    return Section("layers", "Layers", [panel] if apart is None else [panel, apart_panel(apart)], span=3)
+
+
+def apart_panel(curve: Curve) -> Panel:
+    """The line of heterogeneity."""
+    return Panel(
+        name="layers-apart",
+        title="heterogeneity of the layers",
+        lines=(overlays.line("heterogeneity", 0, curve),),
+        range=(0.0, max(1.0, float(curve.values.max(initial=0.0)))),
+        sub="1 - mean correlation of their norms over the last 50 rows: 0 in step, 1 unrelated",
+        height=APART_PX,
+    )
 
 
 # Gradient norms of a run's layers, thinned for the screen.
@@ -128,14 +144,17 @@ def map_section(shown: LayerMap) -> Section:
 
 def layer_section(run: RunInfo, window: tuple[int, int]) -> Section | None:
     """One map of all layers; None where none was measured."""
-    names = [name.removeprefix(LAYER_PREFIX) for name in metric_names(run) if name.startswith(LAYER_PREFIX)]
+    every = metric_names(run)
+    names = [name.removeprefix(LAYER_PREFIX) for name in every if name.startswith(LAYER_PREFIX)]
     if not names:
         return None
     last = run.last_step or 0
     progress = last // max(1, last // REFRESH_SHARE)
     key = (run.run_id, run.attempt, progress, run.state.value)
-    rows = _layers(store_url(), key, tuple(in_model_order(names)), dict(outline(run).starts), window)
-    return map_section(layer_map(rows, window))
+    wanted = [LAYER_PREFIX + name for name in in_model_order(names)] + [APART] * (APART in every)
+    rows = _layers(store_url(), key, tuple(wanted), dict(outline(run).starts), window)
+    apart = rows.pop().curve if APART in every else None
+    return map_section(layer_map(rows, window), apart)
 
 
 @st.cache_data(show_spinner=False, max_entries=20)
@@ -146,8 +165,7 @@ def _layers(
     starts: Mapping[int, int],
     window: tuple[int, int],
 ) -> list[LayerRow]:
-    """Norms of every layer, as the newest attempts measured them."""
-    read = store().series(key[0], [LAYER_PREFIX + name for name in names], steps=window, points=BUCKETS)
-    return [
-        LayerRow(name, branches(read[LAYER_PREFIX + name], dict(starts), window, BUCKETS).current) for name in names
-    ]
+    """Norms of every layer, as the newest attempts measured them, and what else is named."""
+    read = store().series(key[0], names, steps=window, points=BUCKETS)
+    curves = [branches(read[name], dict(starts), window, BUCKETS).current for name in names]
+    return [LayerRow(name.removeprefix(LAYER_PREFIX), curve) for name, curve in zip(names, curves, strict=True)]

@@ -1,18 +1,22 @@
 """Where localisation runs: each kind of loss, model and trainer with a plant of its own; the table of the guide.
 
     python benchmarks/blame_where.py [--only WORD] [--seeds 3]
-    python benchmarks/blame_where.py --ranks            # TRL on two gloo processes: DDP, FSDP2, DeepSpeed ZeRO-1 and -2
+    python benchmarks/blame_where.py --ranks            # TRL on two gloo processes: DDP, FSDP2
+    python benchmarks/blame_where.py --zero             # the same under DeepSpeed: ZeRO-1 and -2, float32 and bfloat16
 
 Twelve healthy steps, and one with the plant, in a loop of one's own (a real ``Watcher``) or in the real TRL trainer.
 ``right``: verdict and cause are, and every planted token is recorded. Where a trainer cannot be looked into, the row
 has the reason that is given. accelerate takes neither FSDP nor DeepSpeed for a launch on CPUs: this script tells it
-that the processes are FSDP's, which then run as on GPUs; DeepSpeed has to be installed.
+that the processes are theirs, which then run as on GPUs. On several ranks each training runs once more without
+localisation, and ``the same`` says whether all weights came out bit for bit alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -20,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -402,8 +407,10 @@ def judged(case: Case, seed: int) -> tuple[bool, str]:
 
 # The real TRL trainer on two processes.
 
-SCENARIOS = {
-    "TRL, DDP": "ddp", "TRL, FSDP2": "fsdp2", "TRL, DeepSpeed ZeRO-1": "zero1", "TRL, DeepSpeed ZeRO-2": "zero2",
+SCENARIOS = {"TRL, DDP": "ddp", "TRL, FSDP2": "fsdp2"}
+ZERO = {
+    "TRL, DeepSpeed ZeRO-1": "zero1", "TRL, DeepSpeed ZeRO-2": "zero2",
+    "TRL, DeepSpeed ZeRO-1, bfloat16": "zero1-bf16", "TRL, DeepSpeed ZeRO-2, bfloat16": "zero2-bf16",
 }  # fmt: skip
 TRL_STEPS = 12
 
@@ -428,32 +435,65 @@ def as_fsdp() -> None:
     state.AcceleratorState.__init__ = made
 
 
-def train_rank(scenario: str, folder: Path) -> None:
-    """One rank of a real GRPO training whose last step has an off-policy token on rank 1."""
-    for room in ("integrations", "gradloc", "localising"):
-        sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / room))
-    rank, more = int(os.environ["RANK"]), {}
+def as_deepspeed() -> None:
+    """Tell accelerate that these CPU processes are DeepSpeed's, which talk through gloo."""
+    import deepspeed.ops
+    from accelerate import state
+    from accelerate.utils import DistributedType
+    from transformers import training_args
+
+    # What it would compile for messages between the processes of one machine; gloo carries them as well.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    state.PartialState._prepare_backend = lambda *_args, **_kwargs: ("gloo", DistributedType.MULTI_GPU)
+    training_args.is_torch_bf16_gpu_available = lambda: True
+
+
+def settings_of(scenario: str) -> dict[str, Any]:
+    """Training arguments; accelerate is told what the processes are."""
     if scenario == "fsdp2":
         as_fsdp()
-    elif scenario.startswith("zero"):
-        names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-        stage = {"stage": int(scenario[-1])}
-        settings = {"zero_optimization": stage, "zero_allow_untested_optimizer": True, "gradient_clipping": "auto"}
-        more = {"deepspeed": settings | dict.fromkeys(names, "auto"), "use_cpu": False}
+    if not scenario.startswith("zero"):
+        return {}
+    as_deepspeed()
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    zero = {"zero_optimization": {"stage": int(scenario[4])}, "zero_allow_untested_optimizer": True}
+    low = {"bf16": {"enabled": True}} if scenario.endswith("bf16") else {}
+    return {"deepspeed": zero | low | dict.fromkeys(names, "auto"), "use_cpu": False, "bf16": bool(low)}
+
+
+def train_rank(scenario: str, folder: Path) -> None:
+    """One rank of a real GRPO training whose last step has an off-policy token on rank 1; and without localisation."""
+    for room in ("integrations", "gradloc", "localising"):
+        sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / room))
+    rank, more = int(os.environ["RANK"]), settings_of(scenario)
     import tiny_trl
     from planted import Planted, off_policy
+    from transformers import Qwen2ForCausalLM
 
     from rlwatch.integrations.trl import watch
 
-    trainer = tiny_trl.make_trainer(
-        folder / f"rank{rank}", num_iterations=2, max_steps=TRL_STEPS, learning_rate=1e-5, **more
-    )
-    run = watch(trainer, store=folder / "store", run_id="run", sigterm=False, localise=SETTINGS)
-    planted = Planted(trainer, off_policy(size=1e3), step=TRL_STEPS) if rank == 1 else None
-    trainer.train()
-    if planted is not None:
-        (folder / "places.json").write_text(json.dumps(planted.places))
-    del run
+    # Each rank reads a policy of its own: saved before there is a process group, in which only rank 0 writes.
+    tiny_trl.model_on_disk(folder / f"policy{rank}")
+    left: dict[str, Any] = {}
+    for name, localise in (("never", False), ("run", SETTINGS)):
+        policy = Qwen2ForCausalLM.from_pretrained(folder / f"policy{rank}")
+        trainer = tiny_trl.make_trainer(
+            folder / f"{name}{rank}", model=policy, num_iterations=2, max_steps=TRL_STEPS, learning_rate=1e-5, **more
+        )
+        watch(trainer, store=folder / "store", run_id=name, sigterm=False, localise=localise)
+        planted = Planted(trainer, off_policy(size=1e3), step=TRL_STEPS) if rank == 1 else None
+        begun = time.perf_counter()
+        trainer.train()
+        left[f"{name} s"] = time.perf_counter() - begun
+        left[name] = bits(trainer.accelerator.unwrap_model(trainer.model))
+        left["places"] = None if planted is None else planted.places
+    (folder / f"left{rank}.json").write_text(json.dumps(left))
+
+
+def bits(model: nn.Module) -> list[str]:
+    """Checksum of each weight, as far as it is here."""
+    local = [p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()]
+    return [hashlib.sha256(p.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for p in local]
 
 
 def of_ranks(scenario: str) -> tuple[bool, str]:
@@ -463,6 +503,7 @@ def of_ranks(scenario: str) -> tuple[bool, str]:
         around = {
             **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2",
             "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
+            "ACCELERATE_TORCH_DEVICE": "cpu",
         }  # fmt: skip
         around["ACCELERATE_USE_DEEPSPEED" if scenario.startswith("zero") else "ACCELERATE_USE_CPU"] = "true"
         probe.close()
@@ -479,7 +520,9 @@ def of_ranks(scenario: str) -> tuple[bool, str]:
         if any(rank.returncode for rank in ranks) or not store.exists():
             return False, "the trainer did not run: " + " ".join(errors[0].strip().splitlines()[-1:])
         events = list(rlwatch.open_store(store).events("run"))
-        (planted,) = json.loads((Path(folder) / "places.json").read_text())
+        left = [json.loads((Path(folder) / f"left{i}.json").read_text()) for i in range(2)]
+        (planted,) = left[1]["places"]
+        same = all(rank["run"] == rank["never"] for rank in left)
         missing = [e.body for e in events if e.kind == "not_available"]
     body = next((e.body for e in events if e.kind == "gradient_localised" and e.step == TRL_STEPS), None)
     if body is None or body["why_not"]:
@@ -487,7 +530,10 @@ def of_ranks(scenario: str) -> tuple[bool, str]:
     worst = body["culprits"][0] if body["culprits"] else {}
     place = [worst.get("rank"), worst.get("row"), worst.get("position")]
     right = place == [1, *planted] and body["verdict"] == "token" and body["cause"] == "token ratio"
-    return right, f"{body['method']}, gap {body['gap']} | {body['message']}"
+    alike = "the same" if same else "not the same"
+    step_s, cost = left[0]["never s"] / TRL_STEPS, body["cost"]
+    price = f"{cost['forwards']} forwards, {cost['backwards']} backwards, {cost['seconds'] / step_s:.1f} steps"
+    return right and same, f"{alike} | {body['method']}, gap {body['gap']} | {price} | {body['message']}"
 
 
 def main() -> None:
@@ -495,6 +541,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--ranks", action="store_true", help="TRL on two processes")
+    parser.add_argument("--zero", action="store_true", help="TRL on two processes under DeepSpeed")
     parser.add_argument("--scenario", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -502,11 +549,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.scenario:
         return train_rank(options.scenario, options.folder)
-    for name, scenario in SCENARIOS.items() if options.ranks else ():
+    if options.zero and importlib.util.find_spec("deepspeed") is None:
+        parser.error("--zero needs DeepSpeed, which is not installed here: pip install deepspeed")
+    scenarios = (SCENARIOS if options.ranks else {}) | (ZERO if options.zero else {})
+    for name, scenario in scenarios.items():
         if options.only in name:
             right, said = of_ranks(scenario)
             print(f"| {name} | {'right' if right else 'not right'} | {said}", flush=True)
-    for name, case in CASES.items() if not options.ranks else ():
+    for name, case in CASES.items() if not scenarios else ():
         if options.only in name:
             with contextlib.redirect_stderr(io.StringIO()):
                 found = [judged(case, seed) for seed in range(options.seeds)]

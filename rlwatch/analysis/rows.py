@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlwatch.metrics import BY_NAME, canonicalise, resolve
+from rlwatch.metrics import BY_NAME, LAYER_PREFIX, canonicalise, resolve
 from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.stats import median
 
 if TYPE_CHECKING:
     from rlwatch.control.liveness import Sign
@@ -69,6 +71,35 @@ def status(run: RunInfo, sign: Sign | None = None) -> str:
     if sign.dead_since is not None:
         return "dead"
     return "running" if sign.silent_s is None else "stale"
+
+
+HETEROGENEITY = "layers/heterogeneity"
+
+
+def layer_row(store: Store, run: RunInfo) -> dict[str, JSON] | None:
+    """Heterogeneity of the layers' gradients: last value, median and largest of the run; None where never known.
+
+    The heaviest layer is that of the last step.
+    """
+    last = store.last_values(run.run_id)
+    if HETEROGENEITY not in last:
+        return None
+    series = store.series(run.run_id, [HETEROGENEITY])[HETEROGENEITY]
+    pairs = zip(series.steps.tolist(), series.values.tolist(), strict=True)
+    known = [(value, int(step)) for step, value in pairs if math.isfinite(value)]
+    if not known:
+        return None
+    largest, largest_step = max(known, key=lambda one: one[0])
+    norms = {name: v for name, (_, v) in last.items() if name.startswith(LAYER_PREFIX) and math.isfinite(v)}
+    return {
+        "heterogeneity": known[-1][0],
+        "step": known[-1][1],
+        "median": median([value for value, _ in known]),
+        "largest": largest,
+        "largest_step": largest_step,
+        "heaviest": max(norms, key=lambda name: norms[name], default="").removeprefix(LAYER_PREFIX),
+        "max_share": last.get("layers/max_share", (0, math.nan))[1],
+    }
 
 
 def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:

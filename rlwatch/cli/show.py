@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
+from rlwatch.analysis.rows import Row, describe, key_values, last_metrics, layer_row
 from rlwatch.cli.completions import (
     MOST,
     FromOption,
@@ -96,6 +96,7 @@ def show(
         view = view_of_run(source, info, gone=row["status"] == "dead")
         actions = action_rows(view.events, view.commands)
         every = last_metrics(source, info) if metrics else None
+        layers = layer_row(source, info)
         tokens = _spikes(source, info.run_id) if spikes else None
         every_text = completion_rows(source.completions(info.run_id)) if completions else []
     texts = wish.of(every_text) if completions else None
@@ -110,12 +111,14 @@ def show(
                 "pid": info.pid,
                 "findings": view.findings,
                 "recoveries": view.recoveries,
+                "layers": layers,
             }
             | {"diagnosis": view.diagnosis.to_dict(), "forecast": newest_row(view.forecasts), "actions": actions}
             | {name: part for name, part in extra.items() if part is not None}
         )
         return
     _print_head(info, row)
+    _print_layers(layers)
     print_verdict(view.verdict)
     print_diagnosis(view.diagnosis, everything=findings)
     print_forecast(view.forecasts, now=True)
@@ -178,6 +181,16 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
     shown = [f"{label} {number(value)}" for label, value in key_values(values).items() if value is not None]
     if shown:
         say(f"  {'last':<10} {'  '.join(shown)}")
+
+
+def _print_layers(row: Row | None) -> None:
+    """One line; nothing where too few layers, or steps, were measured."""
+    if row is None:
+        return
+    largest = f"largest {number(row['largest'])} at step {step(row['largest_step'])}"
+    text = f"heterogeneity {number(row['heterogeneity'])} (usually {number(row['median'])}, {largest}; 0: all in step)"
+    heaviest = f"  {row['heaviest']} holds {percent(row['max_share'])}" if math.isfinite(row["max_share"]) else ""
+    say(f"  {'layers':<10} {text}{heaviest}")
 
 
 def _print_found(findings: Sequence[Finding], *, everything: bool, newest: int = 10) -> None:

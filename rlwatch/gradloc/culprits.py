@@ -533,6 +533,15 @@ def culprits_of_trace(hosts: Sequence[HostPass], trace: Trace, most: int = 8) ->
 # Culprits of every rank on every rank: what travels is text.
 
 
+def size_of(culprit: Culprit) -> float:
+    """Size that culprits are ranked by: the norm of the token's own gradient, or the contribution if larger."""
+    # |<g_t, u>| <= ||g_t|| by Cauchy-Schwarz: a contribution is larger only where the token was not verified, or
+    # rounding.
+    own = 0.0 if culprit.own is None else culprit.own.norm
+    contribution = 0.0 if culprit.contribution is None else abs(culprit.contribution)
+    return max((value for value in (own, contribution) if not math.isnan(value)), default=math.inf)
+
+
 def shared_culprits(local: Sequence[Culprit], world: World) -> list[Culprit]:
     """Culprits of all ranks, by rank, in the order they had there. A collective; NaN and Inf come through."""
     if world.size == 1:

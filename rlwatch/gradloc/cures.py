@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from rlwatch.gradloc.culprits import HostPass
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.distributed import World, sharded_modules
+from rlwatch.gradloc.distributed import World, reshard, sharded_modules
 from rlwatch.gradloc.gradients import beside_training, run_again
 from rlwatch.gradloc.loss_form import COLUMNS
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.gradloc.report import Cure
 from rlwatch.gradloc.rerun import tried
+from rlwatch.tensors.gradnorm import shard_of
 
 RATIO_CAP = 3.0
 """Ratios are clipped at it: the usual cap of dual-clip PPO."""
@@ -135,7 +136,8 @@ class Proposal:
 class Through:
     """Part of the gradient that comes through log-probs and entropies, by the backward of training.
 
-    ``norm`` is its own (NaN with several ranks), ``along`` its component along the gradient that training holds.
+    ``norm`` is its own (NaN where several ranks hold whole gradients), ``along`` its component along the gradient that
+    training holds.
     """
 
     norm: float
@@ -161,8 +163,6 @@ class Pharmacy:
     def cure(self, proposal: Proposal) -> Cure | None:
         """The norm with it; None where that cannot be told."""
         before = self.direction.norm
-        if sharded_modules(self.model):
-            return None
         if proposal.only:
             through = self.through()
             if through is None or not math.isfinite(through.norm):
@@ -173,15 +173,24 @@ class Pharmacy:
         ranks = self.world.sum(torch.tensor(float(changed), dtype=torch.float64))
         if not float(ranks):
             return None
-        if self.world.size > 1 and float(ranks) > 1:
+        if not self.together and self.world.size > 1 and float(ranks) > 1:
             return None  # gradients of several ranks would have to travel
-        after, why = tried(lambda: self._norm(changes, proposal.entropy - 1.0)) if changed else (0.0, "")
-        whole = float(self.world.sum(torch.tensor(math.nan if after is None else after, dtype=torch.float64)))
+        runs = changed or self.together
+        after, why = tried(lambda: self._square(changes, proposal.entropy - 1.0)) if runs else (0.0, "")
+        whole = self._sum(math.nan if after is None else after) ** 0.5
         if why:
             self.notes.append(f"cures: {why}")
         if not math.isfinite(whole):
             return None
         return Cure(proposal.kind, proposal.value, proposal.action, before, whole)
+
+    @property
+    def together(self) -> bool:
+        """True where all ranks must take part in each backward (FSDP2), and have their shards of what it gives."""
+        return bool(sharded_modules(self.model))
+
+    def _sum(self, here: float) -> float:
+        return float(self.world.sum(torch.tensor(here, dtype=torch.float64)))
 
     def _changes(self, proposal: Proposal) -> list[np.ndarray | None]:
         """(B, T) what is added to the coefficients of each pass; None where nothing is."""
@@ -195,37 +204,41 @@ class Pharmacy:
 
     def through(self) -> Through | None:
         """Run one backward of all tokens; None where what comes through them cannot be told. The answer is kept."""
-        if self._through is None and not sharded_modules(self.model):
+        if self._through is None:
             here, why = tried(self._alone)
             self.notes += [f"through the tokens: {why}"] if why else []
-            norm, along = (math.nan, math.nan) if here is None else here
-            norm = norm if self.world.size == 1 else math.nan
-            along = float(self.world.sum(torch.tensor(along, dtype=torch.float64)))
-            self._through = Through(norm, along)
+            square, along = (math.nan, math.nan) if here is None else here
+            square = self._sum(square) if self.world.size == 1 or self.together else math.nan
+            self._through = Through(square**0.5, self._sum(along))
         return self._through if self._through is not None and math.isfinite(self._through.along) else None
 
     def _alone(self) -> tuple[float, float]:
-        """Norm of this rank's part of what comes through the tokens, and its part along the gradient."""
+        """Squared norm of this rank's part of what comes through the tokens, and its part along the gradient."""
         changes = [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
         added = self._added(changes, 1.0)
         squares = math.fsum(float(part.norm(dtype=torch.float32)) ** 2 for part in added.values())
-        held = {name: self.direction.gradients[name].detach().float() for name in added}
-        along = math.fsum(float((part * held[name]).sum()) for name, part in added.items())
-        return math.sqrt(squares), along / self.direction.length
+        held = ((part, self._counted(self.direction.gradients[name])) for name, part in added.items())
+        along = math.fsum(float((part * there.float()).sum()) for part, there in held if there is not None)
+        return squares, along / self.direction.length
 
-    def _norm(self, changes: Sequence[np.ndarray | None], entropy: float) -> float:
-        """Norm of the gradient with the changes, and ``entropy`` times its coefficients more."""
+    def _square(self, changes: Sequence[np.ndarray | None], entropy: float) -> float:
+        """Squared norm of the gradient with the changes, and ``entropy`` times its coefficients more: what is here."""
         added, unit = self._added(changes, entropy), self.direction.norm / self.direction.length
         squares = 0.0
         for name, gradient in self.direction.gradients.items():
-            whole = gradient.detach().float() * unit
+            here = self._counted(gradient)
+            if here is None:
+                continue
+            whole = here.float() * unit
             whole = whole + added[name] if name in added else whole
             squares += float(whole.norm(dtype=torch.float32)) ** 2
-        return math.sqrt(squares)
+        return squares
 
     def _added(self, changes: Sequence[np.ndarray | None], entropy: float) -> dict[str, Tensor]:
-        """Gradient of each parameter that the changes add, as a mean over ranks."""
+        """Gradient of each parameter that the changes add, as a mean over ranks; of shards those that are here."""
         named = [(name, p) for name, p in self.model.named_parameters() if name in self.direction.gradients]
+        if self.together:
+            return self._added_together(changes, entropy, named)
         total: list[Tensor | None] = [None] * len(named)
         with beside_training(self.model):
             for one, change in zip(self.passes.all, changes, strict=True):
@@ -233,6 +246,41 @@ class Pharmacy:
                     self._add(one, change, named, total, entropy=entropy)
         found = zip(named, total, strict=True)
         return {name: part / self.world.size for (name, _), part in found if part is not None}
+
+    def _added_together(
+        self, changes: Sequence[np.ndarray | None], entropy: float, named: Sequence[tuple[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Run the ordinary backwards that make FSDP2 reduce gradients, each on all ranks, with zeros where need be."""
+        ranks = [int(count) for count in self.world.gather(torch.tensor([len(changes)]))]
+        with beside_training(self.model):
+            for _, parameter in named:
+                parameter.grad = None
+            for k in range(max(ranks)):
+                change = changes[k] if k < len(changes) else None
+                if self._sum(float(change is not None)):
+                    self._backward(self.passes.all[k if k < len(changes) else 0], change, entropy)
+            reshard(self.model)
+            found = {name: self._counted(p.grad) for name, p in named if p.grad is not None}
+        return {name: part.float() for name, part in found.items() if part is not None}
+
+    def _counted(self, gradient: Tensor) -> Tensor | None:
+        """What of it counts on this rank: all, or of a DTensor the shard, if no rank before this one has the same."""
+        held = gradient.detach()
+        if hasattr(held, "to_local"):
+            return shard_of(held)
+        return held if not self.together or self.world.rank == 0 else None
+
+    def _backward(self, one: LossPass, change: np.ndarray | None, entropy: float) -> None:
+        """Run one backward of all of ``one`` into ``.grad``."""
+        outputs = run_again(one)
+        parts = {name: part for name, part in outputs.parts().items() if part.requires_grad}
+        given = {name: torch.zeros_like(part) for name, part in parts.items()}
+        if change is not None:
+            given["logp"] = _weights(torch.as_tensor(change), None, outputs.logp)
+            if entropy and "entropy" in given and "entropy" in one.coefficients:
+                given["entropy"] = one.coefficient("entropy").to(given["entropy"]) * entropy
+        torch.autograd.backward(list(parts.values()), [given[name] for name in parts])
+        self.backwards += 1
 
     def _add(
         self,

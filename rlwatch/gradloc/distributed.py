@@ -1,4 +1,4 @@
-"""Ranks that localise one step together, and models that FSDP2 shards or DDP replicates over them."""
+"""Ranks that localise one step together, and models that FSDP2 or DeepSpeed shards or DDP replicates over them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from rlwatch.tensors.gradnorm import partitioned
 
 _groups = count()
 """Every rank makes its groups in the same order."""
@@ -323,6 +325,26 @@ def _owned(groups: list[list[Any]]) -> list[list[int]]:
             deeper = [one for one in unit.modules() if place.get(id(one), i) != i]
             owner.update((id(p), place[id(one)]) for one in deeper for p in one.parameters())
     return [[key for key, one in owner.items() if one == i] for i in range(len(groups))]
+
+
+# Gradients that DeepSpeed parts over the ranks (ZeRO-1, -2), as far as looking at them needs care.
+
+
+@contextmanager
+def whole_gradients(model: nn.Module) -> Iterator[None]:
+    """Gradients that DeepSpeed has parted over the ranks are whole in ``.grad`` inside, and nowhere afterwards.
+
+    A collective over DeepSpeed's own group, to be entered between the backward and the engine's step; it takes memory
+    for one set of gradients. Nothing happens to any other model.
+    """
+    parted: list[Any] = [p for p in model.parameters() if partitioned(p)]
+    try:
+        for p in parted:
+            p.grad = p.get_full_hp_grad().to(p.dtype)
+        yield
+    finally:
+        for p in parted:
+            p.grad = None
 
 
 # Models that DDP keeps alike on every rank, as far as looking at them needs care.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlwatch.gradloc.attribution import Attribution
-from rlwatch.gradloc.culprits import HostPass, StepLevels, cause_of_step, layer_to_blame
+from rlwatch.gradloc.culprits import HostPass, StepLevels, cause_of_step, layer_to_blame, size_of
 from rlwatch.gradloc.cures import (
     GAP_CAP,
     RATIO_CAP,
@@ -39,6 +39,9 @@ USUAL_NORM = 3.0
 """A norm up to so many times its usual size is none to explain any further."""
 ALONE = 0.9
 """A layer that holds this part of the squared norm is to blame, also where the tokens do not explain the norm."""
+LITTLE, REST = 0.1, 0.05
+"""Tokens below this part of the worst one are told apart from those to blame, where all of them together are this part
+of what stands out at most."""
 MAJOR = 0.5
 """A term that makes this part of the coefficients, or of the norm, is what they consist of."""
 
@@ -355,12 +358,25 @@ def _rows_of(host: HostPass, guilty: set[tuple[int, int, int]]) -> np.ndarray:
     return np.asarray(host.mask & np.array(rows, dtype=bool)[:, None])
 
 
+def _leading(culprits: Sequence[Culprit]) -> list[Culprit]:
+    """Tokens to blame: all of ``culprits``, or those beside which the others are next to nothing."""
+    sizes = [size_of(culprit) for culprit in culprits]
+    least = LITTLE * max(sizes, default=0.0)
+    little = math.fsum(size for size in sizes if size < least)
+    if not little <= REST * math.fsum(sizes):
+        return list(culprits)
+    return [culprit for culprit, size in zip(culprits, sizes, strict=True) if size >= least]
+
+
 def _tokens_said(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: int) -> tuple[str, Sequence[Unit]]:
     """Words on tokens that are to blame by themselves, and what they hold."""
     worst = culprits[0]
     rank = f" of rank {worst.at.rank}" if ranks > 1 else ""
     place = f"position {worst.at.position} of sequence {worst.sequence}{rank}"
-    shares = [culprit.share for culprit in culprits if culprit.share is not None and math.isfinite(culprit.share)]
+    leading = culprits if blamed.statement else _leading(culprits)
+    little = len(culprits) - len(leading)
+    count -= little
+    shares, small = _shares(leading), _shares([one for one in culprits if one not in leading])
     named = blamed.statement or (f"one token, {place}," if count <= 1 else f"{count} tokens")
     if not shares:
         verb = "have the largest gradients" if count > 1 else "has the largest gradient"
@@ -373,8 +389,15 @@ def _tokens_said(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: 
         text += f" ({percent(up)} along it, {percent(-down)} against)"
     if plural and not blamed.statement:
         text += f", the worst {percent(worst.share)} at {place}"
+    if little:
+        text += f" ({little} more {'stand' if little > 1 else 'stands'} out, with {percent(sum(small))} of it)"
     unit = Unit(Verdict.TOKEN, "these tokens", up + down, up, down, len(shares))
     above, below = sum(row.up for row in blamed.every) - up, sum(row.down for row in blamed.every) - down
     left = sum(row.tokens for row in blamed.every) - len(shares)
     others = Unit(Verdict.TOKEN, "all others", above + below, above, below, left)
     return text, (unit, others)
+
+
+def _shares(culprits: Sequence[Culprit]) -> list[float]:
+    """Those that are known."""
+    return [one.share for one in culprits if one.share is not None and math.isfinite(one.share)]

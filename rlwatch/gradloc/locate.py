@@ -25,11 +25,12 @@ from rlwatch.gradloc.culprits import (
     describe,
     on_host,
     shared_culprits,
+    size_of,
     step_levels,
 )
 from rlwatch.gradloc.cures import Pharmacy
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.distributed import Alone, World, differing_weights, gather_plain
+from rlwatch.gradloc.distributed import Alone, World, differing_weights, gather_plain, sharded_modules
 from rlwatch.gradloc.explaining import Explaining, Grown, Told
 from rlwatch.gradloc.history import History, Scales
 from rlwatch.gradloc.nonfinite import shared_trace, trace
@@ -277,7 +278,7 @@ class _Step:
 
     def by_backward(self, attribution: Attribution, direction: Direction, pharmacy: Pharmacy) -> Attribution:
         """``attribution``, or where the backward says that more comes through the tokens, what that gives each."""
-        through = pharmacy.through()
+        through = None if sharded_modules(self.model) else pharmacy.through()
         if through is None:
             return attribution
         gap = (through.along + attribution.aux) / direction.norm - 1
@@ -455,15 +456,6 @@ class _Found:
         """Sum over tokens that stand out, and count, of what they are beyond the largest usual one."""
         usual = self.limits.screen / BEYOND
         return math.fsum(max(self.whole(at) - usual, 0.0) for at in self.places() if counts(at))
-
-
-def size_of(culprit: Culprit) -> float:
-    """Size that culprits are ranked by: the norm of the token's own gradient, or the contribution if larger."""
-    # |<g_t, u>| <= ||g_t|| by Cauchy-Schwarz: a contribution is larger only where the token was not verified, or
-    # rounding.
-    own = 0.0 if culprit.own is None else culprit.own.norm
-    contribution = 0.0 if culprit.contribution is None else abs(culprit.contribution)
-    return max((value for value in (own, contribution) if not math.isnan(value)), default=math.inf)
 
 
 def _value(contributions: Sequence[Tensor], at: TokenAt) -> float | None:

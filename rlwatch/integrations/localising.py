@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rlwatch.clipping.skip import SkipOnSpike, skip_step
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes
+from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes, whole_gradients
 from rlwatch.gradloc.history import History, added_up, measured, scales_of
 from rlwatch.gradloc.locate import Located, LocateOptions, locate
 from rlwatch.gradloc.loss_form import sample_of
@@ -325,17 +325,18 @@ class Localiser:
         if self.rewards is not None:
             self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)
         options = LocateOptions(culprits=self._settings.culprits)
-        located = locate(
-            spike.model,
-            self.passes,
-            world=world,
-            options=options,
-            norm=read.norm,
-            threshold=decision.threshold,
-            usual=self.usual.shares,
-            scales=read.scales,
-            history=self._history,
-        )
+        with whole_gradients(spike.model):
+            located = locate(
+                spike.model,
+                self.passes,
+                world=world,
+                options=options,
+                norm=read.norm,
+                threshold=decision.threshold,
+                usual=self.usual.shares,
+                scales=read.scales,
+                history=self._history,
+            )
         record_located(LocatedStep(spike.step, located, self._settings, self._decode), world, self._seam.run)
         self._seam.attempt("inputs of a spike", self._keep_inputs, spike, located, world)
         self._judge(spike, located)

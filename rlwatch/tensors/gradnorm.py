@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -116,9 +116,10 @@ def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) ->
 
     Accumulated in float32 whatever the gradients' type. Gradients are read, never changed. Of a DTensor this rank's
     shard counts, on the lowest of the ranks that hold the same one; a whole gradient counts on ``rank`` 0, because
-    data-parallel ranks all have the same. What FSDP1 flattens and what still waits to be reduced is not measured.
+    data-parallel ranks all have the same. DeepSpeed's partitions count where they are, between the backward and the
+    engine's step. What FSDP1 flattens and what still waits to be reduced is not measured.
     """
-    pieces = [Piece.of(name, p, rank) for name, p in parameters if p.grad is not None]
+    pieces = [Piece.of(name, p, rank) for name, p in parameters if p.grad is not None or partitioned(p)]
     counted = {piece.name: piece.counted for piece in pieces if piece.counted is not None}
     if not counted:
         return None
@@ -148,11 +149,13 @@ class Piece:
     @classmethod
     def of(cls, name: str, parameter: Parameter, rank: int) -> Piece:
         """Take what counts here of the gradient of ``parameter``."""
-        grad = cast("Tensor", parameter.grad)
+        if parameter.grad is None:
+            return cls(name, _partition(parameter), parameter.numel())
+        grad = parameter.grad
         if hasattr(parameter, "_fsdp_flattened") or hasattr(parameter, "_is_flat_param"):
             return cls(name, None, max(1, grad.numel()))
         if hasattr(grad, "to_local"):
-            return cls(name, _shard(grad), grad.numel())
+            return cls(name, shard_of(grad), grad.numel())
         return cls(name, grad.detach() if rank == 0 else None, grad.numel())
 
     @property
@@ -161,7 +164,7 @@ class Piece:
         return 0 if self.counted is None else self.counted.numel()
 
 
-def _shard(grad: Any) -> Tensor | None:
+def shard_of(grad: Any) -> Tensor | None:
     """The part of a DTensor on this rank, if it counts here: the first of its copies, and nothing left to reduce."""
     place = grad.device_mesh.get_coordinate()
     if place is None or any(placement.is_partial() for placement in grad.placements):
@@ -170,6 +173,23 @@ def _shard(grad: Any) -> Tensor | None:
         return None
     local: Tensor = grad.detach().to_local()
     return local
+
+
+def partitioned(parameter: Parameter) -> bool:
+    """True where DeepSpeed (ZeRO-1, -2) parts the gradient of ``parameter`` over the ranks, and leaves no ``.grad``."""
+    return parameter.grad is None and hasattr(parameter, "_hp_mapping")
+
+
+def _partition(parameter: Any) -> Tensor | None:
+    """The part of such a gradient on this rank; None where it has none, and once the engine has stepped."""
+    mapping = parameter._hp_mapping  # noqa: SLF001  (DeepSpeed's own API gathers the whole)
+    if mapping is None:
+        return None
+    try:
+        part: Tensor = mapping.get_lp_grad_fragment(parameter._index_in_param_group)  # noqa: SLF001
+    except ValueError:
+        return None
+    return part.detach()
 
 
 def _squares(grads: list[Tensor]) -> list[Tensor]:

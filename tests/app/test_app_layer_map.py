@@ -109,15 +109,25 @@ def layers_of(page):
 
 def test_the_run_page_shows_one_map_and_no_chart_per_layer(store_dir):
     """Below the charts; the layers' own series are not offered as charts."""
-    write_run(store_dir, metrics=lambda step: {**layered(step), "layers/rise": 1.0 + step % 2})
+    told = {"layers/heterogeneity": 0.25}
+    write_run(store_dir, metrics=lambda step: {**layered(step), **told, "layers/rise": 1.0 + step % 2})
     page = run_page()
     assert no_traceback(page)
     [section] = layers_of(page)
     assert len(section["panels"][0]["cells"]["names"]) == 12
+    assert [panel["title"] for panel in section["panels"][1:]] == ["heterogeneity of the layers"]
+    assert set(filter(None, section["panels"][1]["lines"][0]["y"])) == {0.25}
     titles = list(panels(page))
     assert "layers/rise" in titles
     assert not [title for title in titles if title.startswith("grad_layer/")]
     assert not any(section["more"] for section in board(page)["sections"])
+
+
+def test_where_no_heterogeneity_is_known_the_map_stands_alone(store_dir):
+    """No empty chart below it."""
+    write_run(store_dir, metrics=layered)
+    [section] = layers_of(run_page())
+    assert len(section["panels"]) == 1
 
 
 def test_the_map_shows_the_steps_that_the_charts_show(store_dir):

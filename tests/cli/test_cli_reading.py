@@ -130,6 +130,26 @@ def test_show_tells_who_where_and_how(runs_dir: Path, invoke: Invoke) -> None:
         assert words in result.stdout
 
 
+def test_show_says_how_far_the_layers_are_from_moving_in_step(tmp_path: Path, invoke: Invoke) -> None:
+    """The last heterogeneity beside the run's usual and largest, and the heaviest layer; no word where none is known."""
+    store = open_store(tmp_path / "runs")
+    for run, more in (("told", True), ("silent", False)):
+        writer = store.open_run(RunInfo(run, created_at=NOW))
+        for at in range(1, 12):
+            layers = {"layers/heterogeneity": 0.8 if at == 7 else 0.1 + at / 1000, "layers/max_share": 0.64}
+            norms = {"grad_layer/model.layers.0": 3.0, "grad_layer/model.layers.1": 4.0}
+            writer.write([StepRecord(at, {"entropy": 1.0, **norms, **(layers if more else {})})])
+        writer.close()
+
+    text = invoke("show", "told", "--store", tmp_path / "runs").stdout
+    layers = strict(invoke("show", "told", "--store", tmp_path / "runs", "--format", "json").stdout)["layers"]
+
+    assert "heterogeneity 0.111 (usually 0.106, largest 0.8 at step 7; 0: all in step)" in " ".join(text.split())
+    assert "model.layers.1 holds 64" in " ".join(text.split())
+    assert (layers["heterogeneity"], layers["step"], layers["largest_step"]) == (pytest.approx(0.111), 11, 7)
+    assert "heterogeneity" not in invoke("show", "silent", "--store", tmp_path / "runs").stdout
+
+
 def test_show_metrics_lists_each_with_its_canonical_name(runs_dir: Path, invoke: Invoke) -> None:
     """And its unit."""
     text = invoke("show", "beta-2", "--metrics", "--store", runs_dir).stdout

@@ -225,6 +225,27 @@ def test_a_response_whose_ratio_counts_is_blamed_for_one_token():
     assert {row for row, _ in places(report)} == {2}
 
 
+def test_one_token_beside_which_the_others_are_nothing_is_said_to_be_one():
+    """Three more stand out, each a fraction of it: they are recorded and counted, and not blamed."""
+
+    def shift(old):
+        old[2, 3] -= 7.0
+        for row in (4, 5, 6):
+            old[row, 5] -= 2.0
+
+    run = Run()
+    report = run.look(
+        changed(run.batch(), advantages=lambda a: [a[row].fill_(-1.0) for row in (2, 4, 5, 6)], old=shift)
+    )
+
+    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.TOKEN_RATIO)
+    assert report.count == len(report.culprits) == 4
+    assert report.statement.startswith("one token, position 3 of sequence 2, makes ")
+    assert "(3 more stand out, with " in report.statement
+    assert report.units[0].tokens == 1
+    assert sum(unit.share for unit in report.units) == pytest.approx(1.0, abs=0.01)
+
+
 def test_neighbours_are_one_stretch():
     """Eight tokens one after the other."""
     run = Run()

@@ -23,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "nightly"
 TESTING = ("pytest", "hypothesis", "pytest-timeout")
-NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "accelerate")
+NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "accelerate",
+         "deepspeed")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ VERL = ("TransferQueue>=0.1.10", "orjson", "cachetools", "fastapi", "uvicorn")
 ROOMS = (
     Room("trl", ("trl", "transformers", "peft", "tokenizers"), TRL),
     Room("trl-oldest", ("trl==1.0.0", "transformers==5.0.0", "accelerate==1.4.0", "requests"), ("tests/nightly/test_oldest_trl.py",)),
+    Room(
+        "trl-deepspeed",
+        ("trl", "transformers", "tokenizers", "einops", "hjson", "ninja", "py-cpuinfo", "msgpack", "pydantic", "psutil"),
+        ("tests/nightly/test_deepspeed_trl.py",),
+        bare=("deepspeed",),
+        flags=("--timeout=6000",),
+    ),
     Room("verl", ("verl", *VERL), ("tests/verl",)),
     Room(
         "openrlhf",

@@ -8,6 +8,8 @@ import torch
 from tiny_step import LOSSES, outputs, plant, policy, rollouts
 
 from rlwatch.gradloc.attribution import attribute
+from rlwatch.gradloc.culprits import on_host
+from rlwatch.gradloc.cures import Pharmacy, Proposal, clipped_advantages, scaled
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.nonfinite import trace
@@ -21,6 +23,11 @@ UNEQUAL = {2: [[[0, 1], [2, 3], [4]], [[5, 6, 7]]], 4: [[[0], [1], [2]], [[3, 4]
 EQUAL = {2: [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], 4: [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]]}
 """As sharded models need them."""
 TOP = 20
+PROPOSALS = [
+    Proposal("clip advantages", 0.5, "", clipped_advantages(0.5)), Proposal("without the term", None, "", only=True),
+    Proposal("rescale entropy", 0.0, "", scaled(1.0), entropy=0.0),
+]  # fmt: skip
+"""Cures that change tokens on every rank."""
 FD, JVP = Method.FD, Method.JVP
 
 
@@ -82,7 +89,10 @@ def localise(model, passes, where, world=None, *, methods=(FD, JVP), k=3):
     notes = []
     own = verify(model, passes, candidates, world=world, notes=notes)
     traced = trace(model, passes, world=world)
+    pharmacy = Pharmacy(model, passes, on_host(passes, world.rank, forms=True), direction, world)
+    cures = {one.kind: pharmacy.cure(one) for one in PROPOSALS}
     return {
+        "cures": {kind: None if cure is None else cure.after for kind, cure in cures.items()},
         "norm": direction.norm,
         "layers": dict(direction.layers),
         "gap": {m: one.gap for m, one in found.items()},

@@ -103,8 +103,12 @@ def test_under_ddp_every_rank_finds_what_one_process_finds(replicated, one_proce
 def test_under_fsdp2_every_rank_finds_what_one_process_finds(request, one_process, played_in, ranks, how):
     """Whether it gathers weights anew for the backward or keeps them, recomputes activations, or copies shards."""
     found = [rank["step"][how] for rank in request.getfixturevalue(played_in)[ranks]]
+    truth = one_process(EQUAL[ranks], how != "untied")
 
-    assert_as_one_process(found, one_process(EQUAL[ranks], how != "untied"))
+    assert_as_one_process(found, truth)
+    assert truth["cures"]["clip advantages"] < 0.9 * truth["norm"]
+    for rank in found:
+        assert rank["cures"] == pytest.approx(truth["cures"], rel=1e-4)
 
 
 @pytest.mark.parametrize(("played_in", "ranks", "how"), HALF)
@@ -124,6 +128,7 @@ def test_in_half_precision_fsdp2_finds_the_same_within_its_rounding(request, one
         assert list(rank["own"]) == rank["candidates"]
         for token in truth["top"][:3]:
             assert rank["own"][token] == pytest.approx(truth["own"][token], rel=2e-2)
+        assert rank["cures"] == pytest.approx(truth["cures"], rel=5e-2)
         assert rank["same"]
 
 

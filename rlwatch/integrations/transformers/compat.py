@@ -11,6 +11,8 @@ SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 """Engines of accelerate that keep no whole weight or gradient on a rank."""
 HIDDEN = ("DEEPSPEED", "MEGATRON_LM", "XLA")
 """Engines whose gradients are not in ``.grad`` when the trainer clips them."""
+PARTED = (1, 2)
+"""Stages of ZeRO that part gradients over the ranks and leave the weights whole."""
 CLIP: Needs = {"_clip_grad_norm": ("model",)}
 ACCELERATOR: Needs = {"clip_grad_norm_": ("parameters", "max_norm")}
 LOSS: Needs = {"training_step": ("model", "inputs")}
@@ -29,6 +31,31 @@ def sharding_engine(trainer: Any) -> str | None:
     kind = trainer.accelerator.distributed_type
     name = str(getattr(kind, "value", kind))
     return name if name in SHARDED else None
+
+
+def deepspeed_engine(trainer: Any) -> Any | None:
+    """DeepSpeed's engine, which clips and steps as part of accelerate's backward; None before training, and without."""
+    wrapped = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
+    return None if wrapped is None else wrapped.engine
+
+
+def unseen(trainer: Any) -> str | None:
+    """Reason why nobody sees the gradients that an engine keeps from ``.grad``; None where they can be seen."""
+    name = sharding_engine(trainer)
+    if name not in HIDDEN:
+        return None
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None) if name == "DEEPSPEED" else None
+    if plugin is None:
+        return f"gradients cannot be seen under {name}"
+    stage, config = int(plugin.zero_stage), plugin.deepspeed_config
+    if stage not in PARTED:
+        return f"gradients are seen under ZeRO-1 and -2 of DeepSpeed, not under stage {stage}"
+    if trainer.args.fp16 or config.get("fp16", {}).get("enabled") is True:
+        return "gradients are not looked at under DeepSpeed's loss scale of float16"
+    offload = config.get("zero_optimization", {}).get("offload_optimizer") or {}
+    if offload.get("device", "none") != "none":
+        return "gradients that DeepSpeed offloads with its optimizer cannot be seen"
+    return None
 
 
 # Description of a training run: source, configuration, output directory.

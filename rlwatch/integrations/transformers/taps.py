@@ -17,7 +17,7 @@ from rlwatch.clipping import Clipped
 from rlwatch.integrations.compat import lacking, vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
-from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, sharding_engine
+from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.seam import Seam
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
@@ -35,6 +35,7 @@ class TrainerTaps:
         self._clipped = False
         self._reads_gradients = False
         self._wraps_late = False
+        self._engine: Any = None
 
     def tap_loss(self) -> None:
         """Read the loss of every micro-batch, before the trainer hides what is not finite."""
@@ -64,6 +65,11 @@ class TrainerTaps:
         if self._wraps_late:
             self._wraps_late = False
             self._wrap_clip(self.trainer.accelerator, "clip_grad_norm_")
+        engine = deepspeed_engine(self.trainer)
+        if engine is not None and engine is not self._engine:
+            self._engine = engine
+            if unseen(self.trainer) is None:
+                self._wrap_engine(engine)
 
     def gradients_if_unclipped(self) -> None:
         """Read gradients nobody clips before the optimizer steps: the trainer then never asks for the norm."""
@@ -112,6 +118,11 @@ class TrainerTaps:
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
+            if self._clipped and self._engine is not None:  # the engine has stepped, and been looked at before that
+                total = original(*args, **kwargs)
+                if self.live:
+                    self._seam.attempt("gradients", self._add_gradients, None, total)
+                return total
             self._clipped = True
             model = getattr(self.trainer, "model_wrapped", self.trainer.model)
             norms = self._seam.attempt("gradients", self._read_gradients, model) if self.live else None
@@ -128,6 +139,25 @@ class TrainerTaps:
             return total
 
         setattr(owner, name, tapped)
+
+    def _wrap_engine(self, engine: Any) -> None:
+        """Gradients are read before DeepSpeed's ``engine`` clips them and steps, in one."""
+        original = engine.step
+
+        @wraps(original)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            if engine.is_gradient_accumulation_boundary():
+                self._clipped = True
+                if self._reads_gradients and self.live:
+                    self._seam.attempt("gradients", self._add_parted, engine.module)
+                self.complete(None)
+            return original(*args, **kwargs)
+
+        engine.step = tapped
+
+    def _add_parted(self, model: Any) -> None:
+        run = self._seam.run
+        self._add_gradients(None if run is None else grad_norms(model.named_parameters(), rank=run.rank), None)
 
     def _add_clipped(self, clipped: Clipped) -> None:
         if self.live:

@@ -19,7 +19,7 @@ from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
 from rlwatch.gradloc.recording import Context
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike
-from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine
+from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine, unseen
 from rlwatch.integrations.trl.batch import Scored, as_text, tasks_of
 from rlwatch.seam import Seam, asked
 from rlwatch.tensors.tokens import TokenBatch
@@ -36,8 +36,10 @@ def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise
     if wish is None:
         return Localise() if level.includes(Level.FULL) and engine is None else None
     settings = Localise.of(wish)
-    if settings is not None and engine in HIDDEN:
-        raise ConfigError(f"localise: gradients cannot be seen under {engine}; leave localise= out, or pass False")
+    if settings is not None and (reason := unseen(trainer)):
+        raise ConfigError(f"localise: {reason}; leave localise= out, or pass False")
+    if settings is not None and settings.skip is not None and engine in HIDDEN:
+        raise ConfigError(f"localise: under {engine} a step cannot be left out; leave skip= out")
     if settings is not None and not level.includes(Level.TOKENS):
         raise ConfigError(f'localise: it needs level="tokens" or closer, got {level.value!r}')
     return settings
