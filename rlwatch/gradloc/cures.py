@@ -264,7 +264,7 @@ class Pharmacy:
         return {name: part.float() for name, part in found.items() if part is not None}
 
     def _counted(self, gradient: Tensor) -> Tensor | None:
-        """What of it counts on this rank: all, or of a DTensor the shard, if no rank before this one has the same."""
+        """Part of it that counts on this rank: all, or of a DTensor the shard, if no rank before this one has it."""
         held = gradient.detach()
         if hasattr(held, "to_local"):
             return shard_of(held)

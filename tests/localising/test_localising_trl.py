@@ -1,9 +1,13 @@
 """Spikes of the gradient in the real TRL trainer: the tokens that did it are named, and training does not notice."""
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
 from peft import LoraConfig
 from planted import Planted, broken, off_policy
 from tiny_trl import FakeRun, fresh_model, make_trainer
@@ -210,6 +214,28 @@ def test_an_ordinary_run_is_left_alone(tmp_path):
     run, _ = spiked(tmp_path, localise=True, max_steps=8)
 
     assert localised(run) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "fp16", "localise", "says"),
+    [
+        ({"zero_optimization": {"stage": 3}}, False, True, "not under stage 3"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, False, True, "offloads"),
+        ({"zero_optimization": {"stage": 1}}, True, True, "float16"),
+        ({"zero_optimization": {"stage": 1}}, False, Localise(skip=SkipOnSpike()), "cannot be left out"),
+        ({"zero_optimization": {"stage": 1}}, False, True, ""),
+        ({"zero_optimization": {"stage": 2}}, False, True, ""),
+    ],
+)
+def test_under_deepspeed_what_was_never_tried_is_refused_at_set_up(tmp_path, monkeypatch, config, fp16, localise, says):
+    """With the reason; ZeRO-1 and -2 are taken."""
+    trainer, run = make_trainer(tmp_path), FakeRun()
+    plugin = SimpleNamespace(zero_stage=config["zero_optimization"]["stage"], deepspeed_config=config)
+    monkeypatch.setattr(AcceleratorState, "deepspeed_plugin", plugin)
+    monkeypatch.setitem(trainer.accelerator.state.__dict__, "distributed_type", DistributedType.DEEPSPEED)
+    monkeypatch.setattr(trainer.args, "fp16", fp16)
+    with pytest.raises(ConfigError, match=says) if says else nullcontext():
+        watch(trainer, run=run, localise=localise)
 
 
 def test_what_cannot_be_had_is_refused_at_set_up(tmp_path):
