@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
@@ -59,6 +60,7 @@ _STATES = ("trainer_state.json", "*/trainer_state.json")
 _CHECKPOINT = "checkpoint-"
 _RUN_FILES = ("*.wandb", "*.swanlab")
 _AIM = ".aim"
+_STATE_OF_OTHER_NAME = "?*trainer_state.json"
 
 
 def run_directory(directory: Path) -> Path | None:
@@ -124,7 +126,7 @@ def logs_in(path: Path) -> list[Path]:
     """
     if not path.is_dir() or run_directory(path) is not None or boards_below(path) or _is_aim(path):
         return [path]
-    found = [*logs_below(path, (*PATTERNS, "*.parquet")), *newest_states(path)]
+    found = [*logs_below(path, (*PATTERNS, "*.parquet", _STATE_OF_OTHER_NAME)), *newest_states(path)]
     return [*found, *(home for home in sorted(path.rglob("mlruns")) if home.is_dir() and runs_of_mlflow(home))]
 
 
@@ -211,6 +213,8 @@ WINDOW = 1 << 18
 _OVERLAP = 1 << 14
 _LISTED = 20
 LEAST_RUNS = 3
+MOST_NAMES_TRIED = 5000
+"""Files beside one that is not there, among which its name is looked for."""
 HARDLY = 0.2
 
 
@@ -312,12 +316,22 @@ def readable(path: str | os.PathLike[str]) -> Path:
     if log.is_dir():
         return run_in(log)
     if not log.exists():
-        raise ImportFormatError(str(log), "no such file")
+        raise ImportFormatError(str(log), "no such file" + nearly(log))
     if not log.is_file():
         raise ImportFormatError(
             str(log), "is not a regular file; save the output to one (`| tee train.log`) and give that"
         )
     return log
+
+
+def nearly(missing: Path) -> str:
+    """Names beside a file that is not there, as a question; empty if none is almost its name."""
+    try:
+        names = [*islice((path.name for path in missing.parent.iterdir()), MOST_NAMES_TRIED)]
+    except OSError:
+        return ""
+    close = [str(missing.parent / name) for name in get_close_matches(missing.name, names, n=2, cutoff=0.7)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def run_name(path: Path) -> str:

@@ -30,6 +30,14 @@ def test_a_missing_file(tmp_path):
     assert refusal(tmp_path / "nowhere.log") == "no such file"
 
 
+def test_a_missing_file_beside_one_of_almost_its_name(tmp_path):
+    """Mistyped, most likely."""
+    (tmp_path / "healthy-console.log").write_text("x")
+    (tmp_path / "notes.txt").write_text("x")
+
+    assert refusal(tmp_path / "helthy-console.log") == f"no such file; did you mean {tmp_path / 'healthy-console.log'}?"
+
+
 def test_a_directory(tmp_path):
     """The newest state in it is what was meant, perhaps."""
     assert "give the log file" in refusal(tmp_path)

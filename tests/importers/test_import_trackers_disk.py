@@ -165,6 +165,14 @@ def test_a_repository_of_aim_is_named_with_what_to_do(tmp_path):
             read_log(path)
 
 
+def test_a_state_that_was_kept_under_another_name_is_found_below_a_directory(tmp_path):
+    """People copy the one of the last checkpoint out before they delete the rest."""
+    (tmp_path / "seed3-trainer_state.json").write_bytes(native_logs.trainer_state(ROWS))
+    (tmp_path / "config.json").write_text("{}")
+
+    assert logs_in(tmp_path) == [tmp_path / "seed3-trainer_state.json"]
+
+
 def test_what_wandb_keeps_beside_a_run_is_named(tmp_path):
     """It holds last values or settings, of no step."""
     (tmp_path / "files").mkdir()
