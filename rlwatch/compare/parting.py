@@ -352,8 +352,18 @@ def _spread(values: Floats) -> float:
     """Standard deviation about 0 that single rows cannot move, and that tails do."""
     if not len(values):
         return 0.0
-    middle, tail = np.quantile(np.abs(values), (0.5, 0.9))
-    return float(max(GAUSSIAN * middle, tail / 1.6449))
+    middle, tail = _quantiles(np.abs(values), (0.5, 0.9))
+    return max(GAUSSIAN * middle, tail / 1.6449)
+
+
+def _quantiles(values: Floats, shares: tuple[float, ...]) -> list[float]:
+    """As ``np.quantile``, which takes ten times as long over the few rows that most calls have."""
+    last = len(values) - 1
+    places = [divmod(share * last, 1.0) for share in shares]
+    lows = [int(low) for low, _ in places]
+    ordered = np.partition(values, sorted({place for low in lows for place in (low, min(low + 1, last))}))
+    ends = [(float(ordered[low]), float(ordered[min(low + 1, last)])) for low in lows]
+    return [low + (high - low) * part for (low, high), (_, part) in zip(ends, places, strict=True)]
 
 
 def _different_at_once(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
