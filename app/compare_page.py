@@ -31,6 +31,7 @@ from rlwatch.wording import cell
 from . import board, charts, layout, overlays, queries, table
 from . import format as fmt
 from .board import Board, Line, Place, Section
+from .charts import DARK
 from .layout import GoToRun
 from .markup import Markup, el, joined
 from .queries import Version, store, store_url, version
@@ -317,15 +318,16 @@ def _lines(
 ) -> dict[str, list[Line]]:
     """The lines of each metric: a run alone by its extremes, several by the mean of all of their rows."""
     found: dict[str, list[Line]] = {metric: [] for metric in metrics}
+    dark = layout.ink() is DARK
     for place, group in enumerate(groups):
         part = (*window, BUCKETS if len(group.runs) == 1 else None)
         read = [_rows(store_url(), version(run), axis, tuple(metrics), part) for run in group.runs]
         for metric in metrics:
             members = [of[metric] for of in read if metric in of]
             if len(members) == 1:
-                found[metric].append(overlays.line(group.name, place, curve_of(members[0])))
+                found[metric].append(overlays.line(group.name, place, curve_of(members[0]), dark=dark))
             elif members:
-                found[metric].append(overlays.line(group.name, place, *mean_of(members)))
+                found[metric].append(overlays.line(group.name, place, *mean_of(members), dark=dark))
     return found
 
 
@@ -365,7 +367,7 @@ def _legend(groups: Sequence[Group]) -> Markup:
         *(
             el(
                 "span",
-                el("span", cls="swatch", style=overlays.swatch(place)),
+                el("span", cls="swatch", style=overlays.swatch(place, dark=layout.ink() is DARK)),
                 group.name + (" · mean ± std" if len(group.runs) > 1 else ""),
             )
             for place, group in enumerate(groups)

@@ -13,21 +13,27 @@ from .thinning import Curve, Floats
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7A7A7A")
 """Okabe and Ito's, without black and with a yellow that reads on white."""
+ON_DARK = ("#56B4E9", "#F0824A", "#1DBF91", "#E29AC4", "#F0BE4F", "#9CD2F4", "#C9B83A", "#A6A6A6")
+"""The same hues, lighter; the two blues are told apart by their lightness."""
 DASHES: tuple[tuple[int, int] | None, ...] = (None, (6, 4), (2, 3))
 STYLES = ("solid", "dashed", "dotted")
 """The same, as a style sheet calls them."""
 
 
-def line(name: str, place: int, curve: Curve, area: Floats | None = None) -> Line:
+def line(name: str, place: int, curve: Curve, area: Floats | None = None, *, dark: bool = False) -> Line:
     """One of several: ``place`` decides colour and dashes, so that the same run looks the same in every chart."""
-    return Line(curve, COLOURS[place % len(COLOURS)], name, dash=DASHES[_round(place)], area=area)
+    return Line(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area)
 
 
-def swatch(place: int) -> str:
+def swatch(place: int, *, dark: bool = False) -> str:
     """Style of the sign of a line in a legend: hollow where the dashes tell it from another of its colour."""
-    colour = COLOURS[place % len(COLOURS)]
+    colour = _colour(place, dark=dark)
     fill = "none" if _round(place) else colour
     return f"background:{fill};border:2px {STYLES[_round(place)]} {colour}"
+
+
+def _colour(place: int, *, dark: bool) -> str:
+    return (ON_DARK if dark else COLOURS)[place % len(COLOURS)]
 
 
 def _round(place: int) -> int:

@@ -21,8 +21,6 @@ from .queries import Version, store, store_url, version
 from .thinning import Curve, Floats, Ints, thin
 
 BUCKETS = 240
-LIGHT_LINE = 5
-"""Place of the colour that reads on a dark page; the first reads on a light one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def show_spreads(run: RunInfo) -> None:
     whole = (outline.first, outline.last)
     window = charts.read_window(st.query_params, *whole)
     shown = (window.low, window.high)
-    found = _panels(store_url(), version(run), run.source, shown, LIGHT_LINE if layout.ink() is DARK else 0)
+    found = _panels(store_url(), version(run), run.source, shown, layout.ink() is DARK)
     if not found:
         st.html(el("div", NONE_RECORDED, cls="rl-soft"))
         return
@@ -83,7 +81,7 @@ def _panels(
     version: Version,
     source: str,
     window: tuple[int, int],
-    colour: int,
+    dark: bool,
 ) -> list[Panel]:
     names = queries.canonical_names(store().metric_names(version[0]), source)
     wanted = [spread for spread in SPREADS if all(metric in names for metric in spread.metrics)]
@@ -93,10 +91,12 @@ def _panels(
     series = store().series(version[0], sorted(read), steps=window)
     starts = dict(queries.outline(store().run(version[0])).starts)
     by_name = {metric: series[names[metric]] for spread in wanted for metric in spread.metrics}
-    return [panel for spread in wanted if (panel := panel_of(spread, by_name, starts, colour)) is not None]
+    return [panel for spread in wanted if (panel := panel_of(spread, by_name, starts, dark=dark)) is not None]
 
 
-def panel_of(spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], colour: int = 0) -> Panel | None:
+def panel_of(
+    spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], *, dark: bool = False
+) -> Panel | None:
     """The chart of one quantity; None where no step has all of its quantiles.
 
     Of several steps to a bucket the mean of the means, the smallest of the low and the largest of the high quantiles:
@@ -116,10 +116,10 @@ def panel_of(spread: Spread, series: Mapping[str, Series], starts: Mapping[int, 
     at = np.array([middle[bucket][0] for bucket in kept], dtype=np.int64)
     values = [np.array([part[bucket][1] for bucket in kept]) for part in (middle, low, high)]
     bad = tuple(dict.fromkeys(mark for where, column in own.values() for mark in thin(where, column, BUCKETS).bad))
-    dashed, dotted = colour + len(COLOURS), colour + len(COLOURS) * (len(DASHES) - 1)
-    lines = [overlays.line("mean", colour, _curve(at, values[0], bad), np.stack(values[1:]))]
-    lines += [overlays.line(spread.low_name, dashed, _curve(at, values[1]))] if spread.low else []
-    lines.append(overlays.line(spread.high_name, dotted, _curve(at, values[2])))
+    dashed, dotted = len(COLOURS), len(COLOURS) * (len(DASHES) - 1)
+    lines = [overlays.line("mean", 0, _curve(at, values[0], bad), np.stack(values[1:]), dark=dark)]
+    lines += [overlays.line(spread.low_name, dashed, _curve(at, values[1]), dark=dark)] if spread.low else []
+    lines.append(overlays.line(spread.high_name, dotted, _curve(at, values[2]), dark=dark))
     return overlays.overlay(spread.middle, lines, spread.title, spread.unit)
 
 

@@ -116,3 +116,17 @@ def test_more_runs_than_colours_are_told_apart_by_dashes():
     first, again = line("a", 0, curve([1])), line("b", len(COLOURS), curve([1]))
     assert (first.colour, first.dash) != (again.colour, again.dash)
     assert first.colour == again.colour
+
+
+@pytest.mark.parametrize(("dark", "page"), [(False, "#FFFFFF"), (True, "#181715")])
+def test_lines_can_be_told_from_the_page(dark, page):
+    """At least 2.2 : 1 on its background, as Okabe and Ito's lightest orange has on white."""
+
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for place in range(len(COLOURS)):
+        ends = sorted((light(line("a", place, curve([1]), dark=dark).colour), light(page)))
+        assert (ends[1] + 0.05) / (ends[0] + 0.05) >= (5.0 if dark else 2.2)
