@@ -69,11 +69,11 @@ def tools_of(
     )
     held = {name: logits[: len(fine)] for name, logits in held.items()}
     harmless = thresholds.healthy(fine, thresholds.sound_until(table, labels))
-    static = thresholds.smoothed(fine.static, fine.run)
+    static = thresholds.smoothed(fine, fine.static)
     found = []
     for name, logits in held.items():
         p = _calibrated(fine, fold, logits, held["taps"])
-        model = thresholds.smoothed(p[:, 1], fine.run)
+        model = thresholds.smoothed(fine, p[:, 1])
         risk = _risk(fine, fold, harmless, model, static)
         found.append(Tool("rlwatch" if name == "taps" else f"rlwatch on {name}", risk, p))
         if name == "taps":
@@ -93,7 +93,7 @@ def ablations(
         poorer = (_without(parts.scored, columns), _without(parts.coarse, columns))
         held = out_of_fold(*poorer, fold, form, profiles=["taps"], learn=learn, jobs=jobs)["taps"][: len(fine)]
         p = _calibrated(fine, fold, held, held)
-        found.append(Tool(f"model, {name}", thresholds.smoothed(p[:, 1], fine.run), p))
+        found.append(Tool(f"model, {name}", thresholds.smoothed(fine, p[:, 1]), p))
     return found
 
 

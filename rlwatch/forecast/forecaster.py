@@ -13,7 +13,17 @@ from functools import cache
 import numpy as np
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.features import BROKEN, FAR_AHEAD, FEATURES, LIMITS_V1, Features, FeatureStream, Reach, nearest
+from rlwatch.forecast.features import (
+    BROKEN,
+    FAR_AHEAD,
+    FEATURES,
+    LIMITS_V1,
+    Features,
+    FeatureStream,
+    Ints,
+    Reach,
+    nearest,
+)
 from rlwatch.forecast.forecast import Forecast, Reason
 from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
 from rlwatch.forecast.signals import SIGNALS, Floats, Read
@@ -21,8 +31,9 @@ from rlwatch.records import ClosedStep, Event
 
 BUDGET = "0.5"
 """False alarm episodes in 1000 healthy steps that are put up with: of sound runs of 500 steps few have one."""
-SMOOTHED = 3
-"""Rows whose median is judged: one odd row is no alarm."""
+SMOOTHED, SMOOTHED_STEPS = 3, 10
+"""Rows whose median is judged, as one odd row is no alarm, and the steps that they may span: in a log with a row every
+20 steps, which is a mean of so many, two more rows would be 40 steps of waiting."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
 """Environment variable with the path of a model to use instead of the shipped one."""
 BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
@@ -68,6 +79,7 @@ class Forecaster:
         self._stream = FeatureStream()
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
+        self._paced = False
         self._terms: Terms | None = None
         self._source: tuple[str | None, ...] = ()
 
@@ -98,6 +110,9 @@ class Forecaster:
         known = [each for each in features if each is not None]
         if not known:
             return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
+        if not self._paced:
+            rows = rows_judged(self._stream.history.steps)
+            self._paced, self._chances, self._reached = True, deque(maxlen=rows), deque(maxlen=rows)
         held = [self._held_to(each.read) for each in known]
         whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
         chances = dict[int, tuple[Floats, Chances]]()
@@ -180,6 +195,16 @@ def _of(close: Reach, read: Read) -> tuple[str, float | None, tuple[Reason, ...]
     signal = close.limit.signal
     ahead = close.steps if close.steps < FAR_AHEAD else None
     return close.limit.type, ahead, (Reason(_names(read).get(signal, signal), 1.0),)
+
+
+def cadence(steps: Ints | Floats) -> float:
+    """Steps from row to row, the median; 1 of a single row."""
+    return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
+
+
+def rows_judged(steps: Ints | Floats) -> int:
+    """Rows whose median is judged, in a log with rows at these steps."""
+    return min(SMOOTHED, 1 + int(SMOOTHED_STEPS // cadence(steps)))
 
 
 @cache

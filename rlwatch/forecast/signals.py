@@ -105,6 +105,8 @@ WARM_FROM, WARM_UNTIL = 10, 40
 """Steps of a run, counted from its first, that make its baseline."""
 LEAST_WARM = 5
 """Rows a baseline needs: a coarse log goes on past ``WARM_UNTIL`` until it has them."""
+LEAST_SPARSE, SPARSE_UNTIL = 3, 60
+"""Rows that are enough of a log so coarse that they are as many steps: waiting for five would take a hundred."""
 
 _RATIO = np.array([each.scale is Scale.RATIO for each in SIGNALS])
 _FLOOR = np.array([each.floor for each in SIGNALS])
@@ -232,7 +234,8 @@ class History:
         since = self.since_start(step)
         if since < WARM_FROM:
             return
-        if since >= WARM_UNTIL and len(self._warm) >= LEAST_WARM:
+        rows = len(self._warm)
+        if since >= WARM_UNTIL and (rows >= LEAST_WARM or (since >= SPARSE_UNTIL and rows >= LEAST_SPARSE)):
             self._freeze()
             return
         self._warm.append(row)

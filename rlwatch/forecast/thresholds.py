@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.examples import Examples, Floats
-from rlwatch.forecast.forecaster import SMOOTHED
+from rlwatch.forecast.forecaster import cadence, rows_judged
 from rlwatch.forecast.labels import Labels, Outcome
 from rlwatch.forecast.tables import RunTable
 
@@ -28,12 +28,12 @@ STATIC_SHARE = 0.4
 """Part of the budget that the way to the nearest limit gets; the model gets the rest."""
 
 
-def smoothed(scores: Floats, run: npt.NDArray[np.int64]) -> Floats:
+def smoothed(part: Examples, scores: Floats) -> Floats:
     """Median of the last rows of each run, as the forecaster takes it; rows of a run lie together, in order."""
     found = scores.copy()
-    for at in _runs(run):
-        part = scores[at]
-        found[at] = [np.median(part[max(0, i - SMOOTHED + 1) : i + 1]) for i in range(len(part))]
+    for at in _runs(part):
+        mine, rows = scores[at], rows_judged(part.step[at])
+        found[at] = [np.median(mine[max(0, i - rows + 1) : i + 1]) for i in range(len(mine))]
     return found
 
 
@@ -61,16 +61,13 @@ def episodes(part: Examples, alarm: npt.NDArray[np.bool_]) -> int:
     rows = np.flatnonzero(alarm)
     if not len(rows):
         return 0
-    apart = (np.diff(part.step[rows]) > QUIET_STEPS) | (np.diff(part.run[rows]) != 0)
-    return 1 + int(apart.sum())
+    gaps = np.diff(part.step[rows])
+    return 1 + int(((gaps > QUIET_STEPS) | (gaps < 0) | (np.diff(part.run[rows]) != 0)).sum())
 
 
 def steps_watched(part: Examples) -> float:
     """Steps that the rows stand for: their own cadence counts, not their number."""
-    gaps = np.diff(part.step)
-    same = np.diff(part.run) == 0
-    inside = gaps[same & (gaps > 0)]
-    return float(len(part)) * (float(np.median(inside)) if len(inside) else 1.0)
+    return sum(len(part.step[at]) * cadence(part.step[at]) for at in _runs(part))
 
 
 def threshold(part: Examples, scores: Floats, budget: float) -> float:
@@ -122,9 +119,10 @@ def _at(way: Sequence[tuple[float, int]], allowed: float) -> float:
     return within[-1][0]
 
 
-def _runs(run: npt.NDArray[np.int64]) -> list[slice]:
-    edges = np.flatnonzero(np.diff(run)) + 1
-    return [slice(a, b) for a, b in zip((0, *edges), (*edges, len(run)), strict=True)]
+def _runs(part: Examples) -> list[slice]:
+    """Rows of each run; those of one run at several cadences are as many runs."""
+    edges = np.flatnonzero((np.diff(part.run) != 0) | (np.diff(part.step) < 0)) + 1
+    return [slice(a, b) for a, b in zip((0, *edges), (*edges, len(part)), strict=True)]
 
 
 # A threshold from one's own healthy runs: how high the forecast has gone where nothing went wrong.

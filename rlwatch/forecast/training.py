@@ -484,8 +484,8 @@ def _profile(
 ) -> Profile:
     """Thresholds of one profile; ``rows``: those in which any alarm is false."""
     part = fine.only(rows)
-    p50 = thresholds.smoothed(chances(logits, lines)[:, 1], fine.run)[rows]
-    static = thresholds.smoothed(fine.static, fine.run)[rows]
+    p50 = thresholds.smoothed(fine, chances(logits, lines)[:, 1])[rows]
+    static = thresholds.smoothed(fine, fine.static)[rows]
     budgets = [f"{budget:g}" for budget in thresholds.BUDGETS]
     both = dict(zip(budgets, thresholds.jointly(part, p50, static), strict=True))
     return Profile(

@@ -54,6 +54,21 @@ def test_one_odd_row_is_no_alarm():
     assert not any(forecast.alarm for forecast in found.values())
 
 
+def test_three_rows_are_a_baseline_where_they_are_sixty_steps():
+    """A row every 20 steps: the first forecast is of the fifth row, not of the eighth."""
+    found = told(steady(200, every=20))
+
+    assert [step for step, forecast in found.items() if not forecast.absent] == list(range(100, 201, 20))
+
+
+@pytest.mark.parametrize(("every", "latest"), [(5, 215), (10, 220), (20, 240)])
+def test_a_coarse_log_waits_ten_steps_not_three_rows(every, latest):
+    """The level is of two rows; judged are three of a log of every 5 steps, two of every 10, and of every 20 one."""
+    rows = steady(300, every=every, **{"policy/entropy": lambda s: 0.01 if s > 200 else 1.0})
+
+    assert min(step for step, forecast in told(rows).items() if forecast.alarm) <= latest
+
+
 def test_a_limit_that_is_near_is_an_alarm_of_its_own():
     """KL to the reference, of which this model knows nothing: which limit, and when."""
     rows = steady(140, **{"policy/kl_ref_k3": lambda s: 0.02 * math.exp(0.05 * max(0, s - 50))})

@@ -161,10 +161,22 @@ def test_both_layers_together_keep_the_budget_and_make_the_most_of_it(alike):
         assert (first < alone) is alike
 
 
-def test_the_median_of_three_rows_is_that_of_the_forecaster():
-    """Within a run only."""
-    run = np.array([0, 0, 0, 0, 1, 1])
-    assert thresholds.smoothed(np.array([0.0, 9.0, 1.0, 2.0, 5.0, 7.0]), run).tolist() == [0.0, 4.5, 1.0, 2.0, 5.0, 6.0]
+def test_the_median_of_the_last_rows_is_that_of_the_forecaster():
+    """Within a run only: of three rows, or of as many as span ten steps."""
+    run, scores = np.array([0, 0, 0, 0, 1, 1]), np.array([0.0, 9.0, 1.0, 2.0, 5.0, 7.0])
+    at = np.array([4, 5, 6, 7, 4, 5])
+
+    assert thresholds.smoothed(_made(at, run=run), scores).tolist() == [0.0, 4.5, 1.0, 2.0, 5.0, 6.0]
+    assert thresholds.smoothed(_made(10 * at, run=run), scores).tolist() == [0.0, 4.5, 5.0, 1.5, 5.0, 6.0]
+    assert thresholds.smoothed(_made(20 * at, run=run), scores).tolist() == scores.tolist()
+
+
+def test_logs_of_one_run_at_several_cadences_are_as_many_runs():
+    """Each row stands for the steps of its own log, and an alarm in both logs is two."""
+    part = _made(np.array([40, 45, 50, 40, 50]))
+
+    assert thresholds.steps_watched(part) == 15 + 20
+    assert thresholds.episodes(part, np.array([0, 0, 1, 1, 0], bool)) == 2
 
 
 def test_alarms_shortly_before_an_onset_are_no_false_ones():
