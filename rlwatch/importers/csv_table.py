@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from abc import abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
@@ -17,6 +18,8 @@ from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Row, n
 from rlwatch.importers.lines import Segment, shown
 
 _RUN_COLUMNS = ("run_id", "run")
+_OF_TENSORBOARD = ["wall time", "step", "value"]
+_EXTREMES = ("__MIN", "__MAX")
 _OF_SB3 = ("time/iterations", "time/total_timesteps")
 _STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", *_OF_SB3, "epoch")
 """In this order: an epoch is the step of a log that has no other. A header says what each column is, a single row of
@@ -102,10 +105,15 @@ class LongTableParser(TableParser):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._metric = self._value = -1
+        self._named = ""
         self._open: Row | None = None
         self._metrics: dict[str, float] = {}
 
     def _accepts(self, columns: list[str]) -> bool:
+        if columns == _OF_TENSORBOARD:
+            self._value = columns.index("value")
+            self._named = _tag(Path(self.path).name)
+            return True
         if "metric" not in columns or "value" not in columns:
             return False
         self._metric, self._value = columns.index("metric"), columns.index("value")
@@ -113,7 +121,7 @@ class LongTableParser(TableParser):
 
     def _read(self, cells: list[str], line: int) -> Iterator[Row]:
         run, step = self._place(cells, line)
-        name = cells[self._metric]
+        name = self._named or cells[self._metric]
         value = self._number(cells[self._value], name, line)
         if value is None:
             return
@@ -130,20 +138,51 @@ class LongTableParser(TableParser):
         self._open = None
 
 
+def _tag(file: str) -> str:
+    """Name of the metric of a file that TensorBoard's page gave, which has it in its name and nowhere in it.
+
+    >>> _tag("run-seed3_logs-tag-train_reward.csv"), _tag("reward.csv")
+    ('train_reward', 'reward')
+    """
+    return file.partition("-tag-")[2].partition(".")[0] or file.partition(".")[0]
+
+
 class WideTableParser(TableParser):
-    """One line a step."""
+    """One line a step; of a chart of wandb's page, a column for each run, with the metric behind its name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._charted: list[tuple[str, str]] = []
+        """Run and metric of each column; empty where columns are metrics."""
 
     def _accepts(self, columns: list[str]) -> bool:
+        given = [column.rpartition(" - ") for column in self._columns or ()]
+        others = [parts for index, parts in enumerate(given) if index != self._step]
+        if others and all(run and metric for run, _, metric in others):
+            self._charted = [(run, "" if metric.endswith(_EXTREMES) else metric) for run, _, metric in given]
         return "value" not in columns and len(columns) > 1 + (self._run >= 0)
 
     def _read(self, cells: list[str], line: int) -> Iterator[Row]:
         run, step = self._place(cells, line)
+        if self._charted:
+            yield from self._of_runs(step, cells, line)
+            return
         metrics: dict[str, float] = {}
         for index, (name, text) in enumerate(zip(self._columns or (), cells, strict=True)):
             value = None if index in (self._step, self._run) or not name else self._number(text, name, line)
             if value is not None:
                 metrics[name] = value
         if metrics:
+            yield Row(step, metrics, line, run)
+
+    def _of_runs(self, step: int, cells: list[str], line: int) -> Iterator[Row]:
+        """A row for each run that was measured at this step."""
+        found: dict[str, dict[str, float]] = {}
+        for index, ((run, metric), text) in enumerate(zip(self._charted, cells, strict=True)):
+            value = self._number(text, metric, line) if metric and text and index != self._step else None
+            if value is not None:
+                found.setdefault(run, {})[metric] = value
+        for run, metrics in found.items():
             yield Row(step, metrics, line, run)
 
 

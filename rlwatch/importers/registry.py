@@ -39,6 +39,7 @@ from rlwatch.importers.refusals import (
     named_binary,
     unknown_format,
 )
+from rlwatch.importers.roll_console import RollConsole
 from rlwatch.importers.slime_console import SlimeConsole
 from rlwatch.importers.swanlab_runs import SwanLabRun
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
@@ -189,6 +190,7 @@ BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline(), SwanLabRun(), Parqu
 CONSOLES: tuple[LineImporter, ...] = (
     OpenRlhfConsole(),
     SlimeConsole(),
+    RollConsole(),
     MegatronConsole(),
     VerlConsole(),
     TrlConsole(),

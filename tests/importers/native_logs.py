@@ -133,6 +133,16 @@ def slime_console(rows: Rows) -> bytes:
     return "".join(lines).encode()
 
 
+def roll_console(rows: Rows) -> bytes:
+    """ROLL's pipeline: metrics as Python's JSON, then the step that is through; both under its logger."""
+    log = "[2026-01-01 10:00:00] [rlvr_pipeline.py (777)] [INFO] [PIPELINE 0 / 1][PID 1] "
+    lines = []
+    for step, metrics in rows:
+        lines.append(f'{log}[{{"prompt": "1+1=", "response": "2"}}]\n{log}{json.dumps(dict(metrics))}\n')
+        lines.append(f"{log}pipeline step {step} finished\n")
+    return "".join(lines).encode()
+
+
 def megatron_console(rows: Rows, *, total: int = TOTAL) -> bytes:
     """Megatron's ``training_log``: 8 places for the iteration, pairs between bars."""
     lines = []

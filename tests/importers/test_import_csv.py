@@ -175,3 +175,30 @@ def test_a_header_without_rows_is_a_clear_error(tmp_path):
     """Nothing has been logged."""
     with pytest.raises(ImportFormatError, match="holds no metrics of any step, read as csv"):
         read_log(write(tmp_path, "run_id,step,metric,value"))
+
+
+def test_the_csv_that_wandbs_page_gives_of_a_chart_holds_a_column_for_each_run(tmp_path):
+    """With extremes beside it, which are none of its metrics."""
+    names = [f"{run} - train/reward{end}" for run in ("sun-3", "sea-2 - b") for end in ("", "__MIN", "__MAX")]
+    lines = [
+        ["Step", *names],
+        *([str(step), f"0.{step}", "0", "1", *(["0.1"] * 3 if step > 1 else [""] * 3)] for step in (1, 2, 3)),
+    ]
+    (tmp_path / "chart.csv").write_text("".join(",".join(f'"{cell}"' for cell in line) + "\n" for line in lines))
+    found = {run.name: [(r.step, dict(r.metrics)) for r in run.records] for run in read_log(tmp_path / "chart.csv")}
+
+    assert found == {
+        "sun-3": [(step, {"train/reward": step / 10}) for step in (1, 2, 3)],
+        "sea-2 - b": [(step, {"train/reward": 0.1}) for step in (2, 3)],
+    }
+
+
+def test_the_csv_that_tensorboards_page_gives_has_its_metric_in_its_name(tmp_path):
+    """With an underscore for what is no name of a file."""
+    log = tmp_path / "run-seed3-tag-train_reward.csv"
+    log.write_text("Wall time,Step,Value\n" + "".join(f"1756.5,{step},0.{step}\n" for step in (1, 2, 3)))
+    [run] = read_log(log)
+
+    assert [(record.step, dict(record.metrics)) for record in run.records] == [
+        (step, {"train_reward": step / 10}) for step in (1, 2, 3)
+    ]

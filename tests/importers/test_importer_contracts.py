@@ -90,6 +90,14 @@ class TestSlimeConsole(ImporterContract):
         return native_logs.slime_console(rows)
 
 
+class TestRollConsole(ImporterContract):
+    format = "roll-console"
+    names = ("actor/grad_norm", "critic/entropy/mean")
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.roll_console(rows)
+
+
 class TestMegatronConsole(ImporterContract):
     format = "megatron-console"
     names = ("grad norm", "reward")
