@@ -1,4 +1,4 @@
-"""``rlwatch db`` and ``rlwatch sync``: a team's store on PostgreSQL, seen by who looks after it."""
+"""``rlwatch db`` and ``rlwatch sync``: a store, seen by who looks after it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
+from rich.progress import track
 
-from rlwatch.cli.console import say
-from rlwatch.cli.options import StoreOption, examples
+from rlwatch.cli.console import errors, print_table, say
+from rlwatch.cli.options import StoreOption, examples, opened
 from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
 
 URL = "postgresql://owner@db.example.com/rlwatch"
 group = typer.Typer(
-    help="A team's store on PostgreSQL: make and upgrade its tables, its roles.",
+    help="Look after a store: read it back, see what it takes; on PostgreSQL make its tables and its roles.",
     no_args_is_help=True,
-    epilog=examples(f"rlwatch db migrate --store {URL}", f"rlwatch db sql roles --store {URL} | psql {URL}"),
+    epilog=examples("rlwatch db check", "rlwatch db stats", f"rlwatch db migrate --store {URL}"),
 )
 MIGRATE_EPILOG = examples(f"rlwatch db migrate --store {URL}")
 SQL_EPILOG = examples(f"rlwatch db sql roles --store {URL} | psql {URL}", "rlwatch db sql citus")
+CHECK_EPILOG = examples("rlwatch db check", "rlwatch db check math-7b-s3", f"rlwatch db check --store {URL}")
+STATS_EPILOG = examples("rlwatch db stats", f"rlwatch db stats --store {URL}")
 SYNC_EPILOG = examples("rlwatch sync", "rlwatch sync /scratch/rlwatch")
 
 
@@ -52,6 +56,55 @@ def sql(
     from rlwatch.store.postgres import migrations
 
     print(migrations.script(script.value, _server(store).address.schema))
+
+
+@group.command("check", epilog=CHECK_EPILOG)
+def check(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs: ids, names, or the beginnings of either.", show_default="all, deleted ones too"),
+    ] = None,
+    store: StoreOption = None,
+) -> None:
+    """Read back everything of every run and compare series with the rows they were made of; SQLite looks through its
+    files. Changes nothing; exit code 1 if something is wrong.
+    """
+    from rlwatch.analysis.lookup import find_run
+    from rlwatch.store.checking import check_run
+
+    with opened(store) as source:
+        wrong = {} if runs else dict(source.unreadable())
+        wanted = [find_run(source, run).run_id for run in runs or ()]
+        wanted = wanted or [run.run_id for run in (*source.runs(), *source.runs(deleted=True))]
+        rows = values = 0
+        shown = track(wanted, description="reading back", console=errors(), transient=True)
+        for run_id in shown if errors().is_terminal else wanted:
+            checked = check_run(source, run_id)
+            rows, values = rows + checked.rows, values + checked.values
+            if checked.problems:
+                wrong[run_id] = "; ".join(checked.problems)
+    for run_id, why in wrong.items():
+        say(f"{run_id}: {why}", style="red")
+    said = f"{len(wrong)} with something wrong" if wrong else "nothing wrong"
+    say(f"{len(wanted)} runs read back, {rows:,} rows, {values:,} values: {said}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@group.command("stats", epilog=STATS_EPILOG)
+def stats(store: StoreOption = None) -> None:
+    """Say what a store takes on the disk, the most first: by run in a directory, by table on PostgreSQL."""
+    with opened(store) as source:
+        usage: dict[str, dict[str, int]] | None = source.usage() if hasattr(source, "usage") else None
+    if usage is None:
+        raise ConfigError("this store does not say what it takes: it is no directory and not on PostgreSQL")
+    kinds = sorted({kind for each in usage.values() for kind in each})
+    largest = sorted(usage.items(), key=lambda item: -sum(item[1].values()))
+    table = [
+        (name, *(decimal(each.get(kind, 0)) for kind in kinds), decimal(sum(each.values()))) for name, each in largest
+    ]
+    print_table(["", *(f">{kind}" for kind in kinds), ">together"], table)
+    say(f"{decimal(sum(sum(each.values()) for each in usage.values()))} together")
 
 
 def sync(

@@ -54,6 +54,18 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
             hurried=hurried,
         )
 
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Table -> its bytes on the server, those of rows and those of indexes."""
+        with self.server.reading() as db:
+            if db is None:
+                return {}
+            rows = db.execute(
+                "SELECT c.relname, pg_table_size(c.oid), pg_indexes_size(c.oid) FROM pg_class c "
+                "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind IN ('r', 'p')",
+                (self.server.address.schema,),
+            ).fetchall()
+        return {str(name): {"rows": int(table), "indexes": int(indexes)} for name, table, indexes in rows}
+
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives.
 

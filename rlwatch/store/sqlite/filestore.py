@@ -110,6 +110,25 @@ class FileStore(RunTables, ControlTables, CurationTables):
         """The writer of a run whose process is gone; None if somebody writes it, or it cannot be written from here."""
         return amend_files(layout.existing_files(self.root, run_id))
 
+    def damage(self, run_id: str) -> list[str]:
+        """What SQLite finds wrong with the files of a run, in its words; none where all is well."""
+        files = layout.existing_files(self.root, run_id)
+        found = []
+        for path, opened in (
+            (files.run, connection.open_reader(files)),
+            (files.control, connection.open_as_it_is(files.control, self._control_timeout_s)),
+        ):
+            if not layout.is_there(path):
+                continue
+            with opened as db:
+                said = [str(row[0]) for row in db.execute("PRAGMA quick_check(10)")]
+            found += [f"{path.name}: {line}" for line in said if line != "ok"]
+        return found
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Run id -> what its files take on the disk in bytes, by what they hold."""
+        return {run_id: layout.usage_of(layout.files_of(self.root, run_id)) for run_id in layout.run_ids(self.root)}
+
     def news(self, topic: Topic, run_id: str | None = None) -> None:
         """None: files push nothing."""
 

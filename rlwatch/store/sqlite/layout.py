@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from rlwatch.errors import RunNotFoundError, StoreError, StoreFullError
 from rlwatch.store import check_run_id
@@ -97,6 +98,19 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def usage_of(files: RunFiles) -> dict[str, int]:
+    """Bytes that the files of a run take on the disk, with what is set aside for them, by what they hold."""
+    kinds = {"run.db": "measurements", "control.db": "control", "run.journal": "journal"}
+    found: dict[str, int] = {}
+    for path in sorted(files.directory.rglob("*")):
+        name = next((kind for start, kind in kinds.items() if path.name.startswith(start)), "other")
+        with contextlib.suppress(OSError):
+            stat = path.lstat()
+            if S_ISREG(stat.st_mode):
+                found[name] = found.get(name, 0) + 512 * stat.st_blocks
+    return found
 
 
 def make_private(directory: Path) -> None:

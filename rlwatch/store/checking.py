@@ -1,0 +1,133 @@
+"""Read back all that a store holds of a run, by each of the ways there are, and say what does not agree."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlwatch.errors import StoreError
+from rlwatch.ports import Store
+from rlwatch.records import StepRecord
+
+PAGE, NAMES = 5000, 25
+"""Rows of the stream, and metrics, that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was read of a run: ``rows`` of its stream, ``values`` of its metrics, and what is wrong, in sentences."""
+
+    run_id: str
+    rows: int = 0
+    values: int = 0
+    problems: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Number of values, and the exclusive or of their bits: the same in any order, other where one bit is."""
+
+    values: int = 0
+    bits: int = 0
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        self.values += len(values)
+        self.bits ^= int(np.bitwise_xor.reduce(np.ascontiguousarray(values).view(np.uint64), initial=np.uint64(0)))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What the rows of the stream hold, read one after the other."""
+
+    rows: int = 0
+    sums: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
+
+    def read(self, store: Store, run_id: str) -> list[str]:
+        """Read all; returns what is wrong with their order, or nothing."""
+        last, found = 0, list[str]()
+        while page := store.stream(run_id, after_seq=last, limit=PAGE):
+            seqs = [item.seq for item in page]
+            if seqs != sorted(set(seqs)) or seqs[0] <= last:
+                found.append(f"rows after number {last} are not in order, or there twice")
+            self._add([item.metrics for item in page if isinstance(item, StepRecord)])
+            self.rows, last = self.rows + len(page), seqs[-1]
+        return found
+
+    def _add(self, rows: Iterable[Mapping[str, float]]) -> None:
+        values: dict[str, list[float]] = defaultdict(list)
+        for row in rows:
+            for name, value in row.items():
+                values[name].append(value)
+        for name, column in values.items():
+            self.sums[name].add(np.array(column, dtype=np.float64))
+
+
+def check_run(store: Store, run_id: str) -> Checked:
+    """Read back everything of a run: rows as they came, series, tokens, completions, findings, alerts, commands.
+
+    Series are kept beside the rows they were made of (blocks, chunks): the two must hold the same bits. The files of a
+    store in a directory are looked through by SQLite as well. A run that is being written meanwhile is judged up to
+    the rows there were. Never raises for what is wrong with the run.
+    """
+    problems = list(_damage(store, run_id))
+    stream = _Stream()
+    wrong = _tried(lambda: stream.read(store, run_id), "rows cannot be read")
+    problems += wrong or _series_that_differ(store, run_id, stream.sums)
+    others: dict[str, Callable[[], object]] = {
+        "settings": lambda: (store.run(run_id), store.configs(run_id)),
+        "localised tokens": lambda: (store.spikes(run_id), store.top_spikes(run_id)),
+        "completions": lambda: store.completions(run_id),
+        "findings": lambda: (store.findings(run_id), store.recoveries(run_id), store.judged(run_id)),
+        "forecasts": lambda: (store.forecasts(run_id), store.forecast_answers(run_id)),
+        "alerts": lambda: (store.alerts(run_id), store.acknowledgements(run_id), store.outbox(run_id)),
+        "commands": lambda: store.commands(run_id),
+        "what people said": lambda: (store.edits(run_id), store.audit(run_id)),
+    }
+    for what, read in others.items():
+        problems += _tried(partial(_nothing_wrong, read), f"{what} cannot be read")
+    return Checked(run_id, stream.rows, sum(one.values for one in stream.sums.values()), tuple(problems))
+
+
+def _nothing_wrong(read: Callable[[], object]) -> Sequence[str]:
+    read()
+    return ()
+
+
+def _series_that_differ(store: Store, run_id: str, expected: Mapping[str, _Sum]) -> Iterable[str]:
+    logged = sorted(expected)
+    for names in (logged[at : at + NAMES] for at in range(0, len(logged), NAMES)):
+        found: dict[str, _Sum] = {}
+        yield from _tried(
+            partial(_nothing_wrong, partial(_add_series, store, run_id, names, found)),
+            f"series of {names[0]} to {names[-1]} cannot be read",
+        )
+        for name, sums in found.items():
+            if sums.values < expected[name].values:  # more: logged meanwhile
+                yield f"the series of {name} has {sums.values} values, its rows {expected[name].values}"
+            elif sums.values == expected[name].values and sums.bits != expected[name].bits:
+                yield f"the series of {name} has other values than its rows"
+
+
+def _add_series(store: Store, run_id: str, names: Sequence[str], found: dict[str, _Sum]) -> None:
+    for name, series in store.series(run_id, names).items():
+        found[name] = _Sum()
+        found[name].add(series.values)
+
+
+def _damage(store: Store, run_id: str) -> Iterable[str]:
+    """What the engine that keeps the run finds wrong with its files, where it has a way to look."""
+    look: Callable[[str], Sequence[str]] | None = getattr(store, "damage", None)
+    return _tried(lambda: look(run_id) if look else (), "files cannot be looked through")
+
+
+def _tried(read: Callable[[], Sequence[str]], what: str) -> Sequence[str]:
+    """What ``read`` says is wrong, or that it failed."""
+    try:
+        return read()
+    except StoreError as error:
+        return [f"{what}: {error}"]
