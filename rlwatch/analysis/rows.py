@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rlwatch.metrics import BY_NAME, LAYER_PREFIX, canonicalise, resolve
 from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
-from rlwatch.stats import median
 
 if TYPE_CHECKING:
     from rlwatch.control.liveness import Sign

@@ -20,7 +20,7 @@ PAGE, NAMES = 5000, 25
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was read of a run: ``rows`` of its stream, ``values`` of its metrics, and what is wrong, in sentences."""
+    """Rows of the stream that were read, values of metrics, and what is wrong, in sentences."""
 
     run_id: str
     rows: int = 0
@@ -42,7 +42,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Stream:
-    """What the rows of the stream hold, read one after the other."""
+    """Contents of the rows of the stream, read one after the other."""
 
     rows: int = 0
     sums: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
@@ -120,13 +120,13 @@ def _add_series(store: Store, run_id: str, names: Sequence[str], found: dict[str
 
 
 def _damage(store: Store, run_id: str) -> Iterable[str]:
-    """What the engine that keeps the run finds wrong with its files, where it has a way to look."""
+    """Damage that the engine which keeps the run finds in its files, where it has a way to look."""
     look: Callable[[str], Sequence[str]] | None = getattr(store, "damage", None)
     return _tried(lambda: look(run_id) if look else (), "files cannot be looked through")
 
 
 def _tried(read: Callable[[], Sequence[str]], what: str) -> Sequence[str]:
-    """What ``read`` says is wrong, or that it failed."""
+    """Problems that ``read`` tells of, or that it failed."""
     try:
         return read()
     except StoreError as error:

@@ -111,7 +111,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return amend_files(layout.existing_files(self.root, run_id))
 
     def damage(self, run_id: str) -> list[str]:
-        """What SQLite finds wrong with the files of a run, in its words; none where all is well."""
+        """Damage that SQLite finds in the files of a run, in its words; none where all is well."""
         files = layout.existing_files(self.root, run_id)
         found = []
         for path, opened in (
