@@ -7,8 +7,9 @@
 Twelve healthy steps, and one with the plant, in a loop of one's own (a real ``Watcher``) or in the real TRL trainer.
 ``right``: verdict and cause are, and every planted token is recorded. Where a trainer cannot be looked into, the row
 has the reason that is given. accelerate takes neither FSDP nor DeepSpeed for a launch on CPUs: this script tells it
-that the processes are theirs, which then run as on GPUs. On several ranks each training runs once more without
-localisation, and ``the same`` says whether all weights came out bit for bit alike.
+that the processes are theirs, which then run as on GPUs. On several ranks each training (two micro-batches a step, a KL
+term, clipping) runs twice more, without localisation and with every step localised, and ``the same`` says whether all
+weights came out bit for bit alike.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import rlwatch
+from rlwatch.integrations.localising import Localise
 
 HEALTHY = 12
 Plant = Callable[["Step", int], Sequence[tuple[int, int]]]
@@ -413,6 +415,8 @@ ZERO = {
     "TRL, DeepSpeed ZeRO-1, bfloat16": "zero1-bf16", "TRL, DeepSpeed ZeRO-2, bfloat16": "zero2-bf16",
 }  # fmt: skip
 TRL_STEPS = 12
+WATCHED = {"never": False, "run": SETTINGS, "every": Localise(threshold=1e-12, share=0.99)}
+"""Trainings of a scenario: with no step localised, with spikes, with every step."""
 
 
 def as_fsdp() -> None:
@@ -462,7 +466,7 @@ def settings_of(scenario: str) -> dict[str, Any]:
 
 
 def train_rank(scenario: str, folder: Path) -> None:
-    """One rank of a real GRPO training whose last step has an off-policy token on rank 1; and without localisation."""
+    """One rank of real GRPO trainings whose last step has an off-policy token on rank 1: those of :data:`WATCHED`."""
     for room in ("integrations", "gradloc", "localising"):
         sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / room))
     rank, more = int(os.environ["RANK"]), settings_of(scenario)
@@ -475,11 +479,12 @@ def train_rank(scenario: str, folder: Path) -> None:
     # Each rank reads a policy of its own: saved before there is a process group, in which only rank 0 writes.
     tiny_trl.model_on_disk(folder / f"policy{rank}")
     left: dict[str, Any] = {}
-    for name, localise in (("never", False), ("run", SETTINGS)):
+    for name, localise in WATCHED.items():
         policy = Qwen2ForCausalLM.from_pretrained(folder / f"policy{rank}")
         trainer = tiny_trl.make_trainer(
-            folder / f"{name}{rank}", model=policy, num_iterations=2, max_steps=TRL_STEPS, learning_rate=1e-5, **more
-        )
+            folder / f"{name}{rank}", model=policy, num_iterations=2, max_steps=TRL_STEPS, learning_rate=1e-5,
+            per_device_train_batch_size=4, gradient_accumulation_steps=2, beta=0.1, **more
+        )  # fmt: skip
         watch(trainer, store=folder / "store", run_id=name, sigterm=False, localise=localise)
         planted = Planted(trainer, off_policy(size=1e3), step=TRL_STEPS) if rank == 1 else None
         begun = time.perf_counter()
@@ -522,14 +527,14 @@ def of_ranks(scenario: str) -> tuple[bool, str]:
         events = list(rlwatch.open_store(store).events("run"))
         left = [json.loads((Path(folder) / f"left{i}.json").read_text()) for i in range(2)]
         (planted,) = left[1]["places"]
-        same = all(rank["run"] == rank["never"] for rank in left)
+        same = all(rank[name] == rank["never"] for rank in left for name in WATCHED)
         missing = [e.body for e in events if e.kind == "not_available"]
     body = next((e.body for e in events if e.kind == "gradient_localised" and e.step == TRL_STEPS), None)
     if body is None or body["why_not"]:
         return False, json.dumps(missing) if body is None else str(body["why_not"])
     worst = body["culprits"][0] if body["culprits"] else {}
-    place = [worst.get("rank"), worst.get("row"), worst.get("position")]
-    right = place == [1, *planted] and body["verdict"] == "token" and body["cause"] == "token ratio"
+    place = [worst.get(name) for name in ("rank", "microbatch", "row", "position")]
+    right = place == [1, 0, *planted] and body["verdict"] == "token" and body["cause"] == "token ratio"
     alike = "the same" if same else "not the same"
     step_s, cost = left[0]["never s"] / TRL_STEPS, body["cost"]
     price = f"{cost['forwards']} forwards, {cost['backwards']} backwards, {cost['seconds'] / step_s:.1f} steps"
