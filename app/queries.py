@@ -107,8 +107,9 @@ def store() -> Store:
     return _opened(store_url())
 
 
-@st.cache_resource(show_spinner=False)
+@lru_cache(maxsize=16)
 def _opened(url: str) -> Store:
+    """Asked for by every read: what Streamlit does around its own caches would cost more than many of them."""
     return open_store(url)
 
 
