@@ -301,10 +301,14 @@ class Window(Stateful):
     def get(self) -> float | None:
         """Median; None before ``least`` rows. Where one row stands for all the steps of the window, the newest row."""
         if self._median is None and len(self._values) >= self.least:
-            at = self._steps
-            alone = len(at) == self.least and len(at) > 1 and at[-1] - at[-2] >= self.steps
-            self._median = self._values[-1] if alone else median(self._values)
+            self._median = self._values[-1] if self.alone else median(self._values)
         return self._median
+
+    @property
+    def alone(self) -> bool:
+        """True where one row stands for all the steps of the window: what is said of it is said of the newest row."""
+        at = self._steps
+        return len(at) == self.least and len(at) > 1 and at[-1] - at[-2] >= self.steps
 
     @property
     def last(self) -> int | None:

@@ -25,7 +25,9 @@ TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 NOTHING = 1e-7
 """Gradient norm that is none."""
 LUCK = 1.5
-"""Standard deviations taken off the first row before it counts as a level."""
+"""Standard deviations taken off a row that is a level by itself: the first, and the best where rows are far apart."""
+CHANCE = 0.01
+"""Share of the spread of a row's answers below which its mean has not moved: that of 10,000 answers wanders as much."""
 
 LEVEL_STEPS = 15
 """Steps of a level, with three rows at least."""
@@ -91,6 +93,7 @@ class RewardWatch:
         """Answers as of the last row: many detectors ask the same."""
         self._deepest = self._survived = 0.0
         self._answers = Answers()
+        self._spread = 0.0
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
@@ -98,6 +101,7 @@ class RewardWatch:
         if step is self._taken:
             return
         self._taken = step
+        self._spread = max(self._spread, finite(step, "reward/std") or 0.0)
         value = finite(step, "reward/mean")
         if value is not None:
             self.take(step.step, value)
@@ -191,15 +195,19 @@ class RewardWatch:
         start = self.start
         if start is None or self._first is None:
             return None
-        level = start if self._top is None else max(start, self._top)
+        top = self._top
+        if top is not None and self._window.alone:  # the highest of many single rows is a lucky one
+            top -= LUCK * self.noise
+        level = start if top is None else max(start, top)
         # The noise only lowers the first row, so most rows need not know it.
         return level if self._first <= level else max(level, self._first - LUCK * self.noise)
 
     def _counts(self, change: float, share: float, of: float, errors: float) -> bool:
         """True of a change that counts: more than a share, visible on the reward's own range, and beyond noise."""
-        if change <= max(share * abs(of), VISIBLE * self._range):
+        if change <= max(share * abs(of), VISIBLE * self._range, CHANCE * self._spread):
             return False
-        error = MEDIAN_ERROR * self.noise / math.sqrt(max(len(self._window), 1))
+        window = self._window
+        error = self.noise if window.alone else MEDIAN_ERROR * self.noise / math.sqrt(max(len(window), 1))
         return change > errors * error and change > WANDERS * self.wander
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:

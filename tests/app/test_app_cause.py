@@ -27,7 +27,7 @@ def test_a_healthy_run_is_left_alone(store_dir):
 
     assert no_traceback(page)
     assert "Likely" not in html(page)
-    assert [fold.label for fold in page.expander] == ["Settings (0)", "Where it ran"]
+    assert [fold.label for fold in page.expander] == ["Settings (0)", "Where it comes from"]
 
 
 def test_a_crash_that_nothing_explains_gives_no_orders(store_dir):

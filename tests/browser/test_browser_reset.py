@@ -27,9 +27,13 @@ def send_reset(page, trainer, why):
     expect(dialog).to_contain_text("no collapse is firing")
     send = dialog.get_by_role("button", name="Send")
     expect(send).to_be_disabled()
-    dialog.get_by_label("Why").fill(why)
+    reason = dialog.get_by_label("Why")
+    reason.fill(why)
+    reason.press("Tab")  # what was typed is sent when the field is left
+    expect(reason).to_have_value(why)
     dialog.get_by_label(re.compile("^Type")).press_sequentially(trainer.name)
     expect(send).to_be_enabled()
+    expect(reason).to_have_value(why)
     send.click()
     expect(dialog).to_be_hidden()
 

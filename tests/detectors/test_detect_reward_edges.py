@@ -9,7 +9,7 @@ from rlwatch.detectors.context import RewardWatch, RunContext, silent_share
 from rlwatch.detectors.reward.reward_drop import RewardDrop
 from rlwatch.detectors.reward.silent_groups import NoSignal
 from rlwatch.detectors.rollouts.lengths import LengthExplosion
-from rlwatch.records import ClosedStep
+from rlwatch.records import ClosedStep, Severity
 
 
 def watched(curve, length=60):
@@ -105,6 +105,40 @@ def test_a_fall_in_a_coarse_log_is_said_at_the_second_row_of_a_low_median(every,
     finding = found.get("warning", found["critical"])
 
     assert (finding.step, finding.onset_step) == (warned, change)
+
+
+@pytest.mark.parametrize("every", [16, 25, 50])
+def test_the_highest_of_many_noisy_single_rows_is_no_level_to_fall_from(every):
+    """Where a row is a level by itself: of 100 rewards that only wander at most a tenth is critical, of falls each one."""
+
+    def critical(seed, fall, noise):
+        rng, detector = random.Random(seed), RewardDrop()
+        found = [
+            finding
+            for i in range(60)
+            for finding in detector.update(
+                ClosedStep(
+                    every * i,
+                    {"reward/mean": (0.35 if i >= fall else 0.8 if noise < 0.2 else 0.1) + rng.gauss(0, noise)},
+                )
+            )
+        ]
+        return any(finding.severity is Severity.CRITICAL for finding in found)
+
+    assert sum(critical(seed, 99, 0.35) for seed in range(100)) <= 10
+    assert all(critical(seed, 30, 0.04) for seed in range(100))
+
+
+def test_a_mean_that_moves_by_a_millionth_of_its_answers_spread_has_not_moved():
+    """Rewards that are made alike in every batch have a mean of rounding errors; without their spread nobody knows."""
+
+    def found(spread):
+        detector = RewardDrop()
+        rows = [{"reward/mean": 1e-6 if i < 20 else -1e-6} | spread for i in range(80)]
+        return [finding for i, row in enumerate(rows) for finding in detector.update(ClosedStep(i, row))]
+
+    assert found({"reward/std": 0.5}) == []
+    assert found({}) != []
 
 
 @pytest.mark.parametrize(("by", "soon"), [(5.4, False), (6.2, True)])
