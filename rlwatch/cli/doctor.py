@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sqlite3
 import sys
 import time
@@ -59,17 +60,10 @@ SQLITE_NEEDED = (3, 24, 0)
 """UPSERT."""
 WAL_RESET_FIXED = (3, 51, 3)
 
-EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "alerts": ("pydantic", "httpx", "tenacity"),
-    "cli": ("typer", "rich"),
-    "app": ("streamlit", "limits"),
-    "trl": ("torch", "transformers", "trl"),
-    "transformers": ("torch", "transformers", "accelerate"),
-    "wandb": ("wandb",),
-    "tensorboard": ("tensorboard",),
-    "notify": ("apprise",),
-}
-"""What each optional part needs."""
+_OF_EXTRA = re.compile(r"([\w.-]+).*;.*\bextra\s*==\s*['\"]([\w-]+)['\"]")
+"""A requirement in the metadata of a distribution: its name, and the extra it is of."""
+NO_PARTS = ("all", "dev", "dev-verl")
+"""Extras that only name others, and those of who works on rlwatch."""
 
 TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "trl": ((1, 0), (2,)),
@@ -126,8 +120,17 @@ def namesake_check() -> Check:
 
 
 def extras_checks() -> list[Check]:
-    """Each optional part: complete, or what it lacks."""
-    return [_extra(name, packages) for name, packages in EXTRAS.items()]
+    """Each optional part: complete, or what it lacks; none where rlwatch is not installed, which another check says."""
+    try:
+        required = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
+    parts: dict[str, list[str]] = {}
+    for match in filter(None, map(_OF_EXTRA.match, required)):
+        name, extra = match.groups()
+        if name != DISTRIBUTION and extra not in NO_PARTS:
+            parts.setdefault(extra, []).append(name)
+    return [_extra(name, packages) for name, packages in parts.items()]
 
 
 def login_check() -> Check:

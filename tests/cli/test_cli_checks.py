@@ -17,10 +17,16 @@ from rlwatch.cli.doctor import Level
 SECRET_URL = "https://hooks.example.com/services/T0SECRET/B1SECRET"
 
 
-def _distribution(site: Path, name: str, version: str) -> None:
+def _distribution(site: Path, name: str, version: str, *requires: str) -> None:
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture
@@ -97,7 +103,23 @@ def test_an_import_that_is_not_the_installed_version_warns(site: Path) -> None:
 
 
 def test_each_extra_says_what_it_lacks(site: Path) -> None:
-    """Or with which versions it is complete."""
+    """Or with which versions it is complete; extras are those the installed distribution names."""
+    assert doctor.extras_checks() == []
+    _distribution(
+        site,
+        "rlwatch-monitor",
+        "1.0",
+        "numpy>=1.26",
+        "pydantic>=2.7; extra == 'alerts'",
+        "httpx>=0.27; extra == 'alerts'",
+        "tenacity>=9.0; extra == 'alerts'",
+        "rlwatch-monitor[alerts]; extra == 'cli'",
+        "typer>=0.15; extra == 'cli'",
+        'rich>=13.9; (python_version >= "3.11") and extra == "cli"',
+        "psycopg[binary]>=3.3; extra == 'postgres'",
+        "rlwatch-monitor[cli,postgres]; extra == 'all'",
+        "ruff>=0.11; extra == 'dev'",
+    )
     _distribution(site, "typer", "0.29.1")
     _distribution(site, "rich", "15.0.0")
     _distribution(site, "httpx", "0.28.1")
@@ -109,7 +131,8 @@ def test_each_extra_says_what_it_lacks(site: Path) -> None:
     assert checks["extra alerts"].level is Level.WARN
     assert checks["extra alerts"].text.startswith("without pydantic, tenacity;")
     assert "pip install 'rlwatch-monitor[alerts]'" in checks["extra alerts"].text
-    assert "pip install 'rlwatch-monitor[notify]'" in checks["extra notify"].text
+    assert "pip install 'rlwatch-monitor[postgres]'" in checks["extra postgres"].text
+    assert sorted(checks) == ["extra alerts", "extra cli", "extra postgres"]
 
 
 @pytest.mark.parametrize(
