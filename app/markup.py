@@ -84,7 +84,7 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 [data-testid="stTopNavLink"]:focus-visible, [data-testid="stMain"]:focus-visible {
   outline: 2px solid currentColor !important; outline-offset: -2px; }
 [data-testid="stCaptionContainer"] { color: inherit !important; opacity: .75; }
-[data-testid="stCaptionContainer"] p { color: inherit !important; }
+[data-testid="stCaptionContainer"] :is(p, code) { color: inherit !important; }
 [data-testid="stElementContainer"][data-stale="true"] { opacity: 1 !important; transition: none !important; }
 </style>"""
 DARK_STYLE = """<style>
