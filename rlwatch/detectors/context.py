@@ -27,7 +27,7 @@ NOTHING = 1e-7
 LUCK = 1.5
 """Standard deviations taken off a row that is a level by itself: the first, and the best where rows are far apart."""
 CHANCE = 0.01
-"""Share of the spread of a row's answers below which its mean has not moved: that of 10,000 answers wanders as much."""
+"""Share of the usual spread of answers below which their mean has not moved: that of 10,000 wanders as much."""
 
 LEVEL_STEPS = 15
 """Steps of a level, with three rows at least."""
@@ -93,7 +93,7 @@ class RewardWatch:
         """Answers as of the last row: many detectors ask the same."""
         self._deepest = self._survived = 0.0
         self._answers = Answers()
-        self._spread = 0.0
+        self._spread = Window(rows=60, steps=10**9, least=1)
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
@@ -101,8 +101,9 @@ class RewardWatch:
         if step is self._taken:
             return
         self._taken = step
-        self._spread = max(self._spread, finite(step, "reward/std") or 0.0)
-        value = finite(step, "reward/mean")
+        spread, value = finite(step, "reward/std"), finite(step, "reward/mean")
+        if spread is not None:
+            self._spread.update(step.step, spread)
         if value is not None:
             self.take(step.step, value)
 
@@ -204,7 +205,7 @@ class RewardWatch:
 
     def _counts(self, change: float, share: float, of: float, errors: float) -> bool:
         """True of a change that counts: more than a share, visible on the reward's own range, and beyond noise."""
-        if change <= max(share * abs(of), VISIBLE * self._range, CHANCE * self._spread):
+        if change <= max(share * abs(of), VISIBLE * self._range, CHANCE * (self._spread.get() or 0.0)):
             return False
         window = self._window
         error = self.noise if window.alone else MEDIAN_ERROR * self.noise / math.sqrt(max(len(window), 1))

@@ -141,6 +141,16 @@ def test_a_mean_that_moves_by_a_millionth_of_its_answers_spread_has_not_moved():
     assert found({}) != []
 
 
+def test_one_row_of_wild_answers_hides_no_later_fall():
+    """The usual spread counts: a verifier that once gave a thousand has not made every reward noise."""
+    detector, found = RewardDrop(), []
+    for i in range(80):
+        row = {"reward/mean": 0.8 if i < 40 else 0.2, "reward/std": 1000.0 if i == 10 else 0.3}
+        found += detector.update(ClosedStep(i, row))
+
+    assert Severity.CRITICAL in {finding.severity for finding in found}
+
+
 @pytest.mark.parametrize(("by", "soon"), [(5.4, False), (6.2, True)])
 def test_a_noisy_half_must_be_six_standard_errors_to_be_critical_soon(by, soon):
     """Swings of 2.2 around 10; otherwise it has to last."""
