@@ -16,6 +16,7 @@ stored within ``interval`` (0.1 s) of being known.
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections import deque
@@ -360,14 +361,16 @@ class Writer:
 # The sink that writes a run's batches to its store, and waits out a full disk.
 
 HEARTBEAT_S = 5.0
-RETRY_S = 1.0
-"""Seconds between two tries to write to a store that could not be written."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 5.0
+"""Pauses between two tries to write to a store that refuses, in seconds: each is twice the last, less up to three
+tenths, so that trainers that were refused together do not all come back together."""
 _LATER = (StoreError, OSError, MemoryError)
 """What may be over in a while: the same call is made again."""
 
 
 class StoreSink:
-    """Writes batches; keeps what could not be written (up to ``max_backlog`` items) and tries again, in order.
+    """Writes batches; keeps what could not be written (up to ``max_backlog`` items) and tries again, in order, ever
+    less often while the store refuses.
 
     A batch is written whole or not at all. When the backlog is full the newest items are dropped and
     counted as ``dropped``; so is an item that no store can hold, whatever came with it.
@@ -383,6 +386,7 @@ class StoreSink:
         self._judged: int | None = None
         self._checkpoint: Checkpoint | None = None
         self._heartbeat_due = self._retry_due = 0.0
+        self._pause_s = FIRST_RETRY_S
         self._lost: list[Storable] = []
 
     @property
@@ -414,7 +418,7 @@ class StoreSink:
         self._journaled.extend(numbers)
         if len(batch) > room:
             self._counters.warn("dropped", "the store cannot be written; records are dropped", len(batch) - room)
-        self._drain()
+        self._drain_if_due()
 
     def lost(self) -> list[Storable]:
         """Items dropped since the last call, because they cannot be stored."""
@@ -424,17 +428,15 @@ class StoreSink:
     def found(self, found: Sequence[Storable]) -> None:
         """Store what was found, which is little and never dropped, after anything still waiting."""
         self._backlog.extend(found)
-        self._drain()
+        self._drain_if_due()
 
     def tick(self) -> None:
         """Try the backlog again; note how far the run is judged; say now and then that the writer lives."""
+        if self._backlog or self._journaled or self._judged is not None:
+            self._drain_if_due()
         now = self._clock.monotonic()
-        if now >= self._retry_due and (self._backlog or self._journaled or self._judged is not None):
-            self._drain()
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_S
-            if self._backlog:
-                self._drain()
             self._writer.heartbeat(self._clock.now())
 
     def close(self) -> None:
@@ -455,12 +457,18 @@ class StoreSink:
         waiting = set(self._journaled)
         return sum(number in waiting for number, _ in journal.missing())
 
+    def _drain_if_due(self) -> None:
+        """Write what waits, unless the store refused just now."""
+        if self._clock.monotonic() >= self._retry_due:
+            self._drain()
+
     def _drain(self) -> None:
         while True:
             waiting, progress = self._backlog, self._progress()
             error = raised_by(self._writer.write, *((waiting,) if progress is None else (waiting, progress)))
             if error is None:
                 self._backlog = []
+                self._pause_s = FIRST_RETRY_S
                 return self._settled(progress)
             at = None
             if isinstance(error, UnstorableError):
@@ -498,7 +506,8 @@ class StoreSink:
         self._counters.warn("dropped", why)
 
     def _later(self, error: BaseException) -> None:
-        self._retry_due = self._clock.monotonic() + RETRY_S
+        self._retry_due = self._clock.monotonic() + self._pause_s * random.uniform(0.7, 1.0)
+        self._pause_s = min(2.0 * self._pause_s, LONGEST_RETRY_S)
         self._counters.warn("errors", f"the store cannot be written, trying again: {error}")
 
     def _progress(self) -> Progress | None:

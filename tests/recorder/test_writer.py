@@ -10,7 +10,7 @@ from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, admit
-from rlwatch.recorder.writer import StoreSink, Writer
+from rlwatch.recorder.writer import FIRST_RETRY_S, StoreSink, Writer
 from rlwatch.records import Event, RunInfo, StepRecord
 from rlwatch.store.sqlite.journal import Journal
 
@@ -160,6 +160,7 @@ def test_a_full_disk_is_waited_out():
     sink = StoreSink(disk, counters, clock)
     sink.write(records(1, 2))
     disk.full = False
+    clock.advance(FIRST_RETRY_S)
     sink.write(records(3))
 
     assert [r.step for r in disk.items] == [1, 2, 3]
