@@ -281,12 +281,12 @@ def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Pane
     """The pinned; then what was searched for, or the families."""
     look, run, by_name = drawing.look, drawing.run, _by_name(panels)
     pinned = [by_name.get(name, Panel(name)) for name in look.pins if name in names]
-    found = [_Planned("pinned", "Pinned", pinned)] if pinned else []
+    found: list[Planned] = [(board.Section("pinned", "Pinned", ()), pinned)] if pinned else []
     if look.wanted.strip():
         hits = found_by(names, panels, look.wanted)
         title = f"{len(hits)} of {len(names)} metrics match" if hits else f"None of {len(names)} metrics matches"
         rest = f"and {len(hits) - MOST_FOUND} more: another word narrows it" if len(hits) > MOST_FOUND else ""
-        return _drawn(drawing, [*found, _Planned("found", title, hits[:MOST_FOUND], rest)])
+        return _drawn(drawing, [*found, (board.Section("found", title, (), rest), hits[:MOST_FOUND])])
     suspects = {finding.metric for finding in drawing.findings}
     families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
     drawn = _drawn(drawing, [*found, *families])
@@ -299,19 +299,11 @@ def _by_name(panels: Sequence[Panel]) -> dict[str, Panel]:
     return {panel.name: panel for panel in panels}
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A section whose metrics are still to be read; see :class:`board.Section`."""
-
-    key: str
-    title: str
-    panels: Sequence[Panel]
-    note: str = ""
-    more: int = 0
-    open: bool = False
+Planned = tuple[board.Section, Sequence[Panel]]
+"""A section, and the metrics that are still to be read for its charts."""
 
 
-def _family(look: Look, section: Section) -> _Planned:
+def _family(look: Look, section: Section) -> Planned:
     opened = section.family.name in look.opened
     others = section.more[:MOST_MORE] if opened else []
     notes = [unchanging_words(section)]
@@ -319,23 +311,17 @@ def _family(look: Look, section: Section) -> _Planned:
         notes.append(f"and {len(section.more) - MOST_MORE} more: find them by name")
     note = " · ".join(filter(None, notes))
     family = section.family
-    return _Planned(family.name, family.value, [*section.shown, *others], note, len(section.more), opened)
+    made = board.Section(family.name, family.value, (), note, more=len(section.more), open=opened)
+    return made, [*section.shown, *others]
 
 
-def _drawn(drawing: Drawing, planned: Sequence[_Planned]) -> list[board.Section]:
+def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.Section]:
     """The sections with their charts, whose metrics are read together."""
-    wanted = sorted({panel.name for one in planned for panel in one.panels})
+    wanted = sorted({panel.name for _, panels in planned for panel in panels})
     read = queries.traces(drawing.run, drawing.window, wanted)
     return [
-        board.Section(
-            one.key,
-            one.title,
-            [drawing.chart(panel, read[panel.name], one.title) for panel in one.panels],
-            one.note,
-            one.more,
-            one.open,
-        )
-        for one in planned
+        replace(one, panels=[drawing.chart(panel, read[panel.name], one.title) for panel in panels])
+        for one, panels in planned
     ]
 
 

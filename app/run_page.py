@@ -12,6 +12,7 @@ from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.plugins import usable
 from rlwatch.records import Alert, AlertState, Command, RunInfo, RunState
 from rlwatch.seam import asked, described
+from rlwatch.view import explained
 from rlwatch.wording import code_in
 
 from . import board, charts, commands, layout, queries, rollouts_page, run_about, run_board, run_forecast, run_history
@@ -88,7 +89,7 @@ def show_cause(run_id: str) -> None:
         if not firing and not ended:
             return
         line = el("div", el("span", "Verdict", cls="label"), verdict.text, cls="rl-verdict")
-        diagnosis = queries.diagnosis(run)
+        diagnosis = explained(queries.diagnosis(run), verdict)
         if not diagnosis.causes or not (firing or verdict.bad):
             st.html(joined(line))
             return

@@ -85,8 +85,8 @@ def glance(view: RunView) -> Markup:
     return joined(
         el("div", el("b", view.name or view.run_id), cls="name"),
         el("p", verdict.text, cls=f"status {level}"),
-        cause_block(view.diagnosis),
-        actions_block(view.diagnosis),
+        cause_block(view.explanation),
+        actions_block(view.explanation),
         el("details", el("summary", label), el("div", table, cls="scroll")) if found else Markup(),
     )
 

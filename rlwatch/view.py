@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -135,8 +135,8 @@ class Verdict:
     """The state of a run in one line.
 
     ``word``: what became of it, ``at`` which step where the word has one. ``level``: the worst severity observed and
-    not run again since, also of what is over; None: nothing. ``missing``: what matters and nothing tells (see
-    :data:`MATTERS`).
+    not run again since, also of what is over; None: nothing. ``standing``: the same of what is not over. ``missing``:
+    what matters and nothing tells (see :data:`MATTERS`).
     """
 
     level: Severity | None
@@ -144,6 +144,7 @@ class Verdict:
     missing: tuple[str, ...] = ()
     word: Word = Word.HEALTHY
     at: int | None = None
+    standing: Severity | None = None
 
     @property
     def name(self) -> str:
@@ -166,7 +167,7 @@ class Verdict:
         if self.word in SERIOUS:
             return Severity.CRITICAL
         if self.word is Word.HEALTHY:
-            return Severity.WARNING if self.level is Severity.WARNING else None
+            return Severity.WARNING if self.standing is Severity.WARNING else None
         return Severity.WARNING
 
     def to_dict(self) -> dict[str, JSON]:
@@ -229,9 +230,14 @@ class RunView:
         return tuple(sorted((*self.findings, *self.recoveries), key=arrival))
 
     @property
+    def explanation(self) -> Diagnosis:
+        """The diagnosis as people are told it: beside a verdict that asks for none, none."""
+        return explained(self.diagnosis, self.verdict)
+
+    @property
     def cause(self) -> Cause | None:
-        """The likeliest cause, where one is at least plausible."""
-        return self.diagnosis.causes[0] if self.diagnosis.enough else None
+        """The likeliest cause, where one is at least plausible and asked for."""
+        return self.explanation.causes[0] if self.explanation.enough else None
 
     @property
     def sureness(self) -> Sureness | None:
@@ -262,6 +268,7 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
     names, steps = store.metric_names(run_id), store.steps(run_id)
     metrics = tuple(sorted(known(names, run.source)))
     findings, events = tuple(store.findings(run_id)), tuple(store.events(run_id))
+    recoveries = tuple(store.recoveries(run_id))
     culprits = store.spikes(run_id, last=CULPRIT_BATCHES, reason=CULPRITS)
     return RunView(
         run_id=run_id,
@@ -285,7 +292,7 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
         commands=tuple(store.commands(run_id)),
         culprits=tuple(sorted(culprits, key=lambda batch: -batch.step)),
         not_judged=tuple(not_run(registered(), frozenset(metrics))) if metrics else (),
-        recoveries=tuple(store.recoveries(run_id)),
+        recoveries=recoveries,
         ending=ending_of(run, gone=gone),
     )
 
@@ -339,6 +346,13 @@ def diagnosis_of(
         starts=_starts(reached),
         turns=() if knobs is None else knobs.turns(_starts(reached), source, _until(findings, at)),
     )
+
+
+def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
+    """``diagnosis`` as it is told beside ``verdict``: no cause of warnings that are over, of which nothing came."""
+    if verdict.level is Severity.WARNING and verdict.standing is None:
+        return Diagnosis(why_not="what was found was never critical, and is over", at_step=diagnosis.at_step)
+    return diagnosis
 
 
 def _until(findings: Sequence[Finding], at: int | None) -> int:
@@ -484,6 +498,7 @@ def verdict_of(
     missing = _missing(metrics) if metrics or unread_names else ()
     blind = len(missing) == len(MATTERS)
     found = lives(held)
+    standing = max((life.now for life in found if life.stands), key=lambda severity: severity.rank, default=None)
     word, at = (Word.NOT_JUDGED, None) if blind and not failed(held) else _became(found, steps)
     if word is Word.NOT_JUDGED:
         said = f"NOT JUDGED: {_gap(missing, unread_names)}"
@@ -491,16 +506,17 @@ def verdict_of(
         said = f"{_titled(word, at)}: {_said(word, found)}{undone}"
         said += f"; beyond that not judged: {_gap(missing, unread_names)}" if blind else ""
     if ending.how is End.DONE:
-        return Verdict(level, said, missing, word, at)
+        return Verdict(level, said, missing, word, at, standing)
     if ending.how is End.GOES_ON:
-        return _so_far(level, said, missing, word, found)
+        return replace(_so_far(level, said, missing, word, found), standing=standing)
     ended = Word.KILLED if ending.how is End.KILLED else Word.UNFINISHED
     why = one_line(ending.why, LONGEST)
     if word in (Word.COLLAPSED, Word.DEAD):
         when = "" if ending.at is None else f" at step {step(ending.at)}"
-        return Verdict(level, f"{said}; {ended.value}{when}" + (f": {why}" if why else ""), missing, word, at)
+        return Verdict(level, f"{said}; {ended.value}{when}" + (f": {why}" if why else ""), missing, word, at, standing)
     at = ending.at if ended is Word.KILLED else None
-    return Verdict(level, f"{_titled(ended, at)}: {why + '; ' if why else ''}until then {said}", missing, ended, at)
+    text = f"{_titled(ended, at)}: {why + '; ' if why else ''}until then {said}"
+    return Verdict(level, text, missing, ended, at, standing)
 
 
 def _titled(word: Word, at: int | None) -> str:
@@ -540,10 +556,12 @@ def _said(word: Word, found: Sequence[Life]) -> str:
         over = {_past(life): life for life in found if life.worst is Severity.CRITICAL and not life.stands}
         over |= {_past(life): life for life in found if life.worst is Severity.CRITICAL and life.stands}
         standing = _named([life for life in found if life.stands and life.worst is not Severity.CRITICAL])
-        parts = [_some(list(over))] if over else [f"no{'thing critical' if standing else ' failure'} was found"]
+        past = [_past(life) for life in found if life.worst is Severity.WARNING and not life.stands]
+        parts = [_some(list(over))] if over else [f"no{'thing critical' if standing or past else ' failure'} was found"]
         parts += [f"warnings: {standing}"] if standing else []
+        parts += [f"over by now: {_some(past)}"] if past else []
         remarks = _named([life for life in found if life.worst is Severity.INFO])
-        parts += [f"remarks: {remarks}"] if remarks and not over and not standing else []
+        parts += [f"remarks: {remarks}"] if remarks and len(parts) == 1 and not over else []
         return "; ".join(parts)
     standing_ = [life for life in found if life.stands]
     worst = max((life.now for life in standing_), key=lambda severity: severity.rank, default=None)

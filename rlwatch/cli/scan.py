@@ -151,7 +151,7 @@ def print_report(report: Report, *, everything: bool = False) -> None:
     print_verdict(view.verdict)
     name = f"{report.source}  {report.run}".strip()
     say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
-    print_diagnosis(view.diagnosis, everything=everything)
+    print_diagnosis(view.explanation, everything=everything)
     print_forecast(view.forecasts)
     print_findings(view.told)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])

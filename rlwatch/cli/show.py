@@ -120,7 +120,7 @@ def show(
     _print_head(info, row)
     _print_layers(layers)
     print_verdict(view.verdict)
-    print_diagnosis(view.diagnosis, everything=findings)
+    print_diagnosis(view.explanation, everything=findings)
     print_forecast(view.forecasts, now=True)
     _print_found(view.told, everything=findings)
     print_actions(actions)

@@ -40,7 +40,10 @@ def test_scan_says_the_highest_chance_and_the_first_alarm_before_what_was_found(
     said = lines.index(OF)
     assert said < lines.index("Findings")
     assert any("crash_forecast" in line and "likely within 50 steps" in line for line in lines[said:])
-    assert lines[0] == "healthy: nothing critical was found; warnings: a failure is forecast from step 31"
+    assert lines[0] == (
+        "healthy: nothing critical was found; warnings: a failure is forecast from step 31; over by now: "
+        "the reward does not change from step 1, over at step 35"
+    )
 
 
 def test_scan_gives_scripts_each_step(alarming: Path, invoke: Invoke) -> None:

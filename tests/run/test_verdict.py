@@ -10,7 +10,7 @@ from rlwatch.importers.base import ImportedRun
 from rlwatch.records import Finding, RunInfo, RunState, Severity, Stage, StepRecord
 from rlwatch.scanner import replay, scan
 from rlwatch.store.url import open_store
-from rlwatch.view import End, Ending, Word, stored_verdict, verdict_of
+from rlwatch.view import End, Ending, Word, diagnosis_of, explained, stored_verdict, verdict_of
 
 CRITICAL, WARNING, INFO = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 STEPS = {1: range(1, 301)}
@@ -74,6 +74,23 @@ def test_a_run_that_goes_on_is_in_danger_or_so_far_so_good():
     assert verdict_of([SPIKE, SPIKE_OVER], STEPS, ending=GOES_ON).text == (
         "recovered so far: gradient spike from step 60, over at step 102"
     )
+
+
+def test_a_warning_that_is_over_is_told_as_over_and_asks_for_nothing():
+    """Neither "no failure", nor a colour, nor a likely cause beside the word healthy; one that stands is all three."""
+    over = found("reward_drop", INFO, 150, Stage.RESOLVED, 180)
+    past, stands = verdict_of([FALL, over], STEPS), verdict_of([FALL, over, DRIFT], STEPS)
+    assert past.text == (
+        "healthy: nothing critical was found; over by now: the reward fell from step 150, over at step 180"
+    )
+    assert (past.level, past.urgency) == (WARNING, None)
+    assert stands.text.startswith("healthy: nothing critical was found; warnings: ")
+    assert stands.urgency is WARNING
+    diagnosis = diagnosis_of([FALL], STEPS)
+    assert diagnosis.causes[0].kind == "reward_drop"
+    assert not explained(diagnosis, past).causes
+    for verdict in (stands, verdict_of([FALL], STEPS), verdict_of([SPIKE, SPIKE_OVER], STEPS)):
+        assert explained(diagnosis, verdict) is diagnosis
 
 
 def test_what_steps_showed_that_were_run_again_is_no_part_of_it():
