@@ -143,7 +143,7 @@ class Chart {
     return {
       width: this.host.clientWidth || 300,
       height: this.height + (last ? 24 : 0),
-      padding: [4, 20, last ? 0 : 4, 0],
+      padding: [7, 20, last ? 0 : 4, 0], // half of the highest tick's word stands above the axis
       legend: { show: false },
       cursor: {
         y: false,

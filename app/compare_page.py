@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import streamlit as st
@@ -28,13 +28,14 @@ from rlwatch.metrics import BY_NAME, TABLE
 from rlwatch.records import RunInfo, RunState
 from rlwatch.wording import cell
 
-from . import board, charts, layout, overlays, queries, table
+from . import board, charts, layout, overlays, queries, scales, smoothing, table
 from . import format as fmt
-from .board import Board, Line, Place, Section
+from .board import Board, Line, Panel, Place, Section
 from .charts import DARK
 from .layout import GoToRun
 from .markup import Markup, el, joined
 from .queries import Version, store, store_url, version
+from .scales import Scales
 from .thinning import Curve, Floats, thin
 
 MOST_RUNS, MOST_PANELS, FIRST_PANELS = 24, 12, 6
@@ -102,6 +103,8 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     metrics = _metrics(runs, comparisons)
     groups = [(one.name, tuple(run.run_id for run in one.runs)) for one in groups_of(runs, grouped, differing)]
     live = any(run.state is RunState.RUNNING for run in runs)
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
+        scales.controls()
     board.library()
     with st.container():
         st.fragment(show_curves, run_every=layout.REFRESH_S if live else None)(groups, axis, metrics)
@@ -222,14 +225,13 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
         whole = (min(one.first for one in known), max(one.last for one in known))
         window = charts.read_window(st.query_params, *whole)
         shown = (window.low, window.high)
-        lines = _lines(drawn, axis, metrics, shown)
-        board.show_by_address(_board(axis, whole, shown, metrics, lines))
+        looks = Scales.chosen()
+        lines = _lines(drawn, axis, metrics, shown, looks)
+        panels = [overlays.overlay(name, lines[name], sub=_unit(name), scales=looks) for name in metrics if lines[name]]
+        board.show_by_address(_board(axis, whole, shown, panels))
 
 
-def _board(
-    axis: Axis, whole: tuple[int, int], shown: tuple[int, int], metrics: Sequence[str], lines: Mapping[str, list[Line]]
-) -> Board:
-    panels = [overlays.overlay(metric, lines[metric], sub=_unit(metric)) for metric in metrics if lines[metric]]
+def _board(axis: Axis, whole: tuple[int, int], shown: tuple[int, int], panels: Sequence[Panel]) -> Board:
     return Board(
         key=f"compared-by-{axis}",
         window=shown,
@@ -314,21 +316,47 @@ def _rows(
 
 
 def _lines(
-    groups: Sequence[Group], axis: Axis, metrics: Sequence[str], window: tuple[int, int]
+    groups: Sequence[Group], axis: Axis, metrics: Sequence[str], window: tuple[int, int], looks: Scales
 ) -> dict[str, list[Line]]:
-    """The lines of each metric: a run alone by its extremes, several by the mean of all of their rows."""
+    """The lines of each metric: a run alone by its extremes, several by the mean of all of their rows.
+
+    Where they are smoothed, what a run alone measured is pale below it.
+    """
     found: dict[str, list[Line]] = {metric: [] for metric in metrics}
     dark = layout.ink() is DARK
     for place, group in enumerate(groups):
         part = (*window, BUCKETS if len(group.runs) == 1 else None)
         read = [_rows(store_url(), version(run), axis, tuple(metrics), part) for run in group.runs]
+        smooth = [_smoothed(version(run), axis, tuple(metrics), window, looks) for run in group.runs]
         for metric in metrics:
             members = [of[metric] for of in read if metric in of]
+            smoothed = [of[metric] for of in smooth if metric in of]
             if len(members) == 1:
-                found[metric].append(overlays.line(group.name, place, curve_of(members[0]), dark=dark))
+                raw = overlays.line(group.name, place, curve_of(members[0]), dark=dark)
+                found[metric] += [overlays.line(group.name, place, curve_of(one), dark=dark) for one in smoothed]
+                found[metric].append(replace(raw, width=1.0, alpha=0.3) if smoothed else raw)
             elif members:
-                found[metric].append(overlays.line(group.name, place, *mean_of(members), dark=dark))
+                found[metric].append(overlays.line(group.name, place, *mean_of(smoothed or members), dark=dark))
     return found
+
+
+EVERYWHERE = 2**53
+"""Beyond every place on an axis."""
+
+
+def _smoothed(
+    version: Version, axis: Axis, metrics: tuple[str, ...], window: tuple[int, int], looks: Scales
+) -> dict[str, Rows]:
+    """Rows within ``window``, smoothed over all of the run; none where that is not asked for."""
+    if not looks.smooths:
+        return {}
+    whole = _rows(store_url(), version, axis, metrics, (-EVERYWHERE, EVERYWHERE, None))
+    found = {}
+    for metric, rows in whole.items():
+        values = smoothing.smoothed(rows.values, looks.smooth, clip=looks.clip)
+        inside = (rows.x >= window[0]) & (rows.x <= window[1]) & np.isfinite(values)
+        found[metric] = Rows(rows.x[inside], values[inside])
+    return {metric: rows for metric, rows in found.items() if len(rows)}
 
 
 def curve_of(rows: Rows) -> Curve:

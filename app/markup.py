@@ -27,6 +27,7 @@ STYLE = """<style>
 .rl-verdict .label { font-weight: 400; }
 .rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
 .rl-verdict .label, .rl-why .label { opacity: .75; margin-right: .75rem; }
+.rl-why a { color: inherit; }
 .rl-why .arrow { opacity: .5; padding: 0 .4rem; }
 .rl-do { font-size: .9rem; margin: .4rem 0; padding-left: 1.3rem; }
 .rl-do code { font-size: .85em; }

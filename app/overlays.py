@@ -8,7 +8,8 @@ import numpy as np
 
 from rlwatch.metrics import metric_of
 
-from .board import LINEAR, LOG, Line, Panel, axis_range, usual_range, wide
+from .board import Line, Panel
+from .scales import AS_USUAL, Scales
 from .thinning import Curve, Floats
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7A7A7A")
@@ -40,16 +41,13 @@ def _round(place: int) -> int:
     return place // len(COLOURS) % len(DASHES)
 
 
-def overlay(name: str, lines: Sequence[Line], title: str = "", sub: str = "") -> Panel:
+def overlay(name: str, lines: Sequence[Line], title: str = "", sub: str = "", scales: Scales = AS_USUAL) -> Panel:
     """The chart of these lines; a single outlier is told at the edge instead of flattening the others."""
-    values = np.concatenate([line.curve.values for line in lines]) if lines else np.empty(0)
-    ends = [usual_range(line.curve.values) for line in lines if len(line.curve)]
     areas = [line.area for line in lines if line.area is not None and line.area.size]
     metric = metric_of(name)
     limits = (None, None) if metric is None else (metric.low, metric.high)
     bottom, top = (-np.inf if limits[0] is None else limits[0]), (np.inf if limits[1] is None else limits[1])
     # A standard deviation knows no limits; the axis does.
-    ends += [(max(float(area[0].min()), bottom), min(float(area[1].max()), top)) for area in areas]
-    low, high = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=1.0)
-    scale = LOG if wide(values) and low > 0 and values.max() <= high else LINEAR
-    return Panel(name, title or name, lines, axis_range((low, high), scale, limits), sub, scale=scale)
+    ends = [(max(float(area[0].min()), bottom), min(float(area[1].max()), top)) for area in areas]
+    held, scale = scales.axis([line.curve.values for line in lines], limits, ends)
+    return Panel(name, title or name, lines, held, sub, scale=scale)

@@ -13,14 +13,15 @@ from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.records import Finding, RunInfo
 
-from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, smoothing
+from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, scales, smoothing
 from . import format as fmt
-from .board import ASINH, AT, LINEAR, LOG, Board, axis_range, lines_of, usual_range, wide
+from .board import AT, Board, lines_of
 from .layout import GoToTokens
 from .marks import Mark, marks_of_run
 from .queries import Outline
 from .run_charts import Panel, Section, all_panels, found_by, sections, unchanging_words
-from .thinning import Branches, Floats
+from .scales import AS_USUAL, Scales
+from .thinning import Branches
 
 STRIP = (
     ("risk", ("forecast/risk",)),
@@ -51,9 +52,7 @@ class Look:
     """Choices of whoever looks; see the controls above the charts."""
 
     axis: str = "step"
-    smooth: str = smoothing.OFF
-    log: bool = False
-    clip: bool = True
+    scales: Scales = AS_USUAL
     wanted: str = ""
     pins: tuple[str, ...] = ()
     opened: frozenset[str] = frozenset()
@@ -65,9 +64,7 @@ class Look:
         state, address = st.session_state, st.query_params
         return cls(
             axis=state.get("axis", "step"),
-            smooth=state.get("smooth", smoothing.OFF),
-            log=bool(state.get("log")),
-            clip=bool(state.get("clip", True)),
+            scales=Scales.chosen(),
             pins=chosen_pins(project),
             opened=frozenset(address.get_all(MORE)),
             at=board.at_step(address),
@@ -83,9 +80,7 @@ def chosen_pins(project: str) -> tuple[str, ...]:
 def controls() -> None:
     """Draw the choices that concern all charts."""
     st.selectbox("Axis", AXES, key="axis", bind="query-params", width=110)
-    st.selectbox("Smooth", smoothing.SMOOTHS, key="smooth", bind="query-params", width=140)
-    st.toggle("Log", key="log", bind="query-params", width="content")
-    st.toggle("Clip outliers", value=True, key="clip", bind="query-params", width="content")
+    scales.controls()
 
 
 def find() -> str:
@@ -186,15 +181,13 @@ class Drawing:
 
     def chart(self, panel: Panel, lines: Branches, family: str) -> board.Panel:
         """One metric as a chart."""
-        values = lines.current.values
-        scale = self._scale(lines)
-        ends = usual_range(values) if self.look.clip and scale == LINEAR else _ends(values)
+        ends, scale = self.look.scales.axis([lines.current.values], panel.limits)
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
         return board.Panel(
             name=panel.name,
             title=panel.title,
             lines=lines_of(lines, layout.ink(), self.smooth(panel.name)),
-            range=axis_range(ends, scale, panel.limits),
+            range=ends,
             sub=panel.subtitle(self.run.source),
             about=panel.about,
             family=family,
@@ -204,23 +197,13 @@ class Drawing:
             last=self.last[panel.name][1] if panel.name in self.last else None,
         )
 
-    def _scale(self, lines: Branches) -> int:
-        values = lines.current.values
-        if self.look.log:
-            return LOG if len(values) and values.min() > 0 else ASINH
-        clipped = self.look.clip and usual_range(values) != _ends(values)
-        return LOG if wide(values) and not clipped else LINEAR
-
     def smooth(self, name: str) -> Any:
         """The metric smoothed; None where that is not asked for."""
-        if self.look.smooth == smoothing.OFF:
+        scales = self.look.scales
+        if not scales.smooths:
             return None
         one = queries.whole(self.run, (name,))[name]
-        return smoothing.smooth_curve(one, self.outline.starts, self.window, self.look.smooth, clip=self.look.clip)
-
-
-def _ends(values: Floats) -> tuple[float, float]:
-    return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+        return smoothing.smooth_curve(one, self.outline.starts, self.window, scales.smooth, clip=scales.clip)
 
 
 def healthy_range(run: RunInfo, name: str, findings: Sequence[Finding]) -> tuple[float, float] | None:

@@ -61,17 +61,21 @@ def decayed(rows: Floats, past: float) -> Floats:
     return sums.ravel()[: len(rows)]
 
 
+def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
+    """``values`` (N,) as :func:`smooth` has them; ``clip``: without their outliers."""
+    if clip:
+        low, high = usual_range(values)
+        values = np.where((values < low) | (values > high), np.nan, values)
+    return smooth(values, how) if len(values) else values
+
+
 def smooth_curve(
     one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str, *, clip: bool = False
 ) -> Curve:
     """The branch that counts, smoothed over all of it and thinned within ``window``; ``clip``: without its outliers."""
     kept = counts(one, starts)
     order = np.argsort(one.steps[kept], kind="stable")
-    values = one.values[kept][order]
-    if clip:
-        low, high = usual_range(values)
-        values = np.where((values < low) | (values > high), np.nan, values)
-    steps, values = one.steps[kept][order], smooth(values, how) if len(values) else values
+    steps, values = one.steps[kept][order], smoothed(one.values[kept][order], how, clip=clip)
     inside = (steps >= window[0]) & (steps <= window[1])
     curve = thin(steps[inside], values[inside], BUCKETS)
     return Curve(curve.steps, curve.values, np.zeros(len(curve), dtype=np.bool_))

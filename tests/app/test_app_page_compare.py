@@ -159,3 +159,44 @@ def test_runs_are_picked_in_the_list_and_compared_by_a_button(store_dir):
     assert no_traceback(page)
     assert "Parted first" in html(page)
     assert page.query_params["runs"] == ["bad", "good"]
+
+
+def test_curves_are_smoothed_scaled_and_cut_as_on_the_page_of_a_run(store_dir):
+    """The smoothed line has the run's name and what was measured is pale below it; zero is no place on a log axis."""
+    spiky = sound(200, 2)
+    spiky["grad_norm"][100] = 1e6
+    write(store_dir, "bad", collapsed(200, 1, at=120))
+    write(store_dir, "spiky", spiky)
+    look = {"metrics": ["optim/grad_norm", "reward/mean"]}
+    plain, smoothed = (compare_page("bad", "spiky", **look, **more) for more in ({}, {"smooth": "EMA 0.9"}))
+    log, whole = (compare_page("bad", "spiky", **look, **more) for more in ({"log": "true"}, {"clip": "false"}))
+    by_title = [
+        {panel["title"]: panel for panel in overlaid(page)["sections"][0]["panels"]}
+        for page in (plain, smoothed, log, whole)
+    ]
+    norms = [panels["optim/grad_norm"] for panels in by_title]
+    assert [line["alpha"] for line in norms[0]["lines"]] == [1, 1]
+    assert [line["alpha"] for line in norms[1]["lines"]] == [1, 0.3, 1, 0.3]
+    assert norms[1]["lines"][0]["name"] == norms[1]["lines"][1]["name"]
+    measured, mean = (norms[1]["lines"][place]["y"] for place in (3, 2))
+    assert max(measured) == 1e6
+    assert max(mean) < 100  # an outlier that is cut has no part in the mean
+    assert norms[0]["range"][1] < 100
+    assert norms[2]["log"] == norms[3]["log"] == 1
+    assert norms[2]["range"][1] > 1e6
+    assert norms[3]["range"][1] > 1e6
+    assert [panels["reward/mean"]["log"] for panels in by_title][:2] == [0, 0]
+
+
+def test_the_mean_of_a_group_is_that_of_its_smoothed_runs(store_dir):
+    """Smoothed first, so that the band is that of what is drawn."""
+    for place in range(3):
+        write(store_dir, f"s{place}", sound(200, place), name=f"seed-{place}")
+    look = {"group": "name without its last number", "metrics": ["policy/entropy"]}
+    [raw], [smooth] = (
+        overlaid(compare_page("s0", "s1", "s2", **look, **more))["sections"][0]["panels"][0]["lines"]
+        for more in ({}, {"smooth": "mean of 50"})
+    )
+    rough = [sum(abs(b - a) for a, b in zip(line["y"], line["y"][1:], strict=False)) for line in (raw, smooth)]
+    assert rough[1] < rough[0] / 3
+    assert len(smooth["low"]) == len(smooth["y"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,24 @@ def shared_app(shared_store):
         yield address
 
 
+@pytest.fixture(scope="module")
+def filled(shared_store):
+    """A run with all that a page can tell, and its twin."""
+    from test_browser_pages import write
+
+    from rlwatch.records import Alert, AlertState, Event, Finding, RunState, Severity
+
+    alert = Alert("a1", "ill", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 150, 160,
+                  "entropy fell to 0.1", fired_at=time.time())  # fmt: skip
+    collapse = Finding("d", "entropy_collapse", Severity.CRITICAL, 160, 150, "entropy fell", {"ratio": 0.1})
+    layers = {f"grad_layer/model.layers.{i}": 1.0 + i for i in range(4)}
+    quantiles = {"ratio/mean": 1.0, "ratio/min": 0.5, "ratio/p99": 1.5}
+    events = [collapse, Event("gradient_localised", step=40), Event("reference_reset", step=80)]
+    write(shared_store, "ill", steps=range(1, 201), alerts=[alert], findings=events, metrics={**layers, **quantiles})
+    write(shared_store, "well", name="seed4", steps=range(1, 201), end=RunState.FINISHED)
+    return shared_store
+
+
 def log_in(context, app, role="operator", name="ann"):
     """Give a browser a session, as the form of the login page does."""
     answer = context.request.post(f"{app}/login", form={"token": TOKENS[role], "name": name}, max_redirects=0)
@@ -173,8 +192,8 @@ def joined(browser):
     """A page of another person's browser."""
     contexts = []
 
-    def join(app, role, name):
-        contexts.append(browser.new_context())
+    def join(app, role, name, **screen):
+        contexts.append(browser.new_context(**screen))
         log_in(contexts[-1], app, role, name)
         return contexts[-1].new_page()
 

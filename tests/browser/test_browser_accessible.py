@@ -1,13 +1,8 @@
 """Every page for people who see or move otherwise: axe finds nothing, and what the keyboard reaches shows that it did."""
 
-import time
-
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from test_browser_pages import write
-
-from rlwatch.records import Alert, AlertState, Event, Finding, RunState, Severity
 
 pytestmark = pytest.mark.browser
 
@@ -31,20 +26,6 @@ UNSEEN = """() => {
 """What has the focus without an outline, a shadow or a border that shows it; empty where it shows."""
 STOPS = 30
 """Presses of the tab key on a page."""
-
-
-@pytest.fixture(scope="module")
-def filled(shared_store):
-    """A run with all that a page can tell, and its twin."""
-    alert = Alert("a1", "ill", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 150, 160,
-                  "entropy fell to 0.1", fired_at=time.time())  # fmt: skip
-    collapse = Finding("d", "entropy_collapse", Severity.CRITICAL, 160, 150, "entropy fell", {"ratio": 0.1})
-    layers = {f"grad_layer/model.layers.{i}": 1.0 + i for i in range(4)}
-    quantiles = {"ratio/mean": 1.0, "ratio/min": 0.5, "ratio/p99": 1.5}
-    events = [collapse, Event("gradient_localised", step=40), Event("reference_reset", step=80)]
-    write(shared_store, "ill", steps=range(1, 201), alerts=[alert], findings=events, metrics={**layers, **quantiles})
-    write(shared_store, "well", name="seed4", steps=range(1, 201), end=RunState.FINISHED)
-    return shared_store
 
 
 def opened(page, address):

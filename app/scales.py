@@ -1,0 +1,73 @@
+"""Smoothing, scale and outliers of charts: the switches above them, and what they make of values on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import streamlit as st
+
+from . import smoothing
+from .board import ASINH, LINEAR, LOG, axis_range, usual_range, wide
+from .thinning import Floats
+
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Choices of whoever looks.
+
+    ``smooth``: one of :data:`smoothing.SMOOTHS`; ``log``: logarithmic axes; ``clip``: single outliers are cut.
+    """
+
+    smooth: str = smoothing.OFF
+    log: bool = False
+    clip: bool = True
+
+    @classmethod
+    def chosen(cls) -> Scales:
+        """As the switches say, and the address before they are drawn."""
+        state = st.session_state
+        return cls(state.get("smooth", smoothing.OFF), bool(state.get("log")), bool(state.get("clip", True)))
+
+    @property
+    def smooths(self) -> bool:
+        """True where lines are smoothed."""
+        return self.smooth != smoothing.OFF
+
+    def axis(
+        self,
+        lines: Sequence[Floats],
+        limits: tuple[float | None, float | None] = (None, None),
+        areas: Sequence[Ends] = (),
+    ) -> tuple[Ends, int]:
+        """Range and scale of the axis that holds ``lines``, each of finite values (N,), and the ends of ``areas``.
+
+        Logarithmic also where a linear one would flatten nearly all of them and no outlier is cut; both ways from zero
+        where that is asked for and not all are positive.
+        """
+        drawn = [line for line in lines if len(line)]
+        whole = [(float(line.min()), float(line.max())) for line in drawn]
+        cut = [usual_range(line) for line in drawn] if self.clip else whole
+        positive = all(low > 0 for low, _ in (*whole, *areas))
+        if self.log:
+            scale = LOG if positive and drawn else ASINH
+        else:
+            flat = bool(drawn) and cut == whole and positive and wide(np.concatenate(drawn))
+            scale = LOG if flat else LINEAR
+        ends = [*(cut if scale == LINEAR else whole), *areas]
+        low, high = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=1.0)
+        return axis_range((low, high), scale, limits), scale
+
+
+AS_USUAL = Scales()
+"""Nothing chosen."""
+
+
+def controls() -> None:
+    """Draw the switches."""
+    st.selectbox("Smooth", smoothing.SMOOTHS, key="smooth", bind="query-params", width=140)
+    st.toggle("Log", key="log", bind="query-params", width="content")
+    st.toggle("Clip outliers", value=True, key="clip", bind="query-params", width="content")
