@@ -3,7 +3,8 @@
 >>> from rlwatch.integrations.transformers import RLWatchCallback, watch
 
 ``watch(trainer)`` adds the raw loss, gradients per layer, commands and crash reports to what
-``callbacks=[RLWatchCallback()]`` records, the scalars of the log.
+``callbacks=[RLWatchCallback()]`` records, the scalars of the log. Once this is imported ``report_to="rlwatch"`` of the
+training arguments means that callback, as ``report_to="wandb"`` means wandb's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "transformers", "the transformers integration") from error
 
 from rlwatch.integrations.transformers.attach import RLWatchCallback, watch
+from rlwatch.integrations.transformers.compat import offer
 from rlwatch.integrations.transformers.layer_clipping import clip_layers
 
 __all__ = ["RLWatchCallback", "clip_layers", "watch"]
-del _torch, _transformers
+offer(RLWatchCallback)
+del _torch, _transformers, offer

@@ -75,7 +75,10 @@ def watch(trainer: Any, *, run: Run | None = None, level: str = Level.FULL, **in
 def refuse_twice(trainer: Any) -> None:
     """Raise ``ConfigError`` if ``trainer`` is watched already."""
     if any(isinstance(callback, RLWatchCallback) for callback in trainer.callback_handler.callbacks):
-        raise ConfigError("this trainer is watched already; leave RLWatchCallback out where watch(trainer) is called")
+        raise ConfigError(
+            'this trainer is watched already; leave RLWatchCallback and report_to="rlwatch" out where watch(trainer) is '
+            "called, which records more"
+        )
 
 
 def tap(trainer: Any, seam: Seam, level: Level) -> StepCallback:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from transformers.integrations import integration_utils
+
 from rlwatch.integrations.compat import Needs, lacking, vocab_size_of
 
 SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
@@ -56,6 +58,20 @@ def unseen(trainer: Any) -> str | None:
     if offload.get("device", "none") != "none":
         return "gradients that DeepSpeed offloads with its optimizer cannot be seen"
     return None
+
+
+REPORT_TO = "rlwatch"
+
+
+def offer(callback: type) -> None:
+    """Make ``report_to="rlwatch"`` mean ``callback``; a no-op where somebody took the name or there is no registry.
+
+    transformers has a dict for its trackers, and no other way to add one. Nothing else reads an entry of it: "all" means
+    the trackers that transformers finds installed.
+    """
+    registry = getattr(integration_utils, "INTEGRATION_TO_CALLBACK", None)
+    if isinstance(registry, dict):
+        registry.setdefault(REPORT_TO, callback)
 
 
 # Description of a training run: source, configuration, output directory.
