@@ -18,11 +18,13 @@ from rlwatch.cli.options import (
     Format,
     FormatOption,
     LogArgument,
+    PatternOption,
     ReadAsOption,
     RunOfLogOption,
     StoreOption,
     TrainerOption,
     examples,
+    format_of,
     opened,
 )
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
@@ -52,6 +54,7 @@ def import_log(
         typer.Option("--run-id", metavar="ID", help="Its id in the store.", show_default="made of the file's name"),
     ] = None,
     read_as: ReadAsOption = None,
+    pattern: PatternOption = None,
     source: TrainerOption = "",
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
@@ -63,7 +66,7 @@ def import_log(
     from rlwatch.importers import read_log
 
     with reading(log):
-        runs = read_log(log, run=run, format=read_as)
+        runs = read_log(log, run=run, format=format_of(read_as, pattern))
     if not runs:
         raise ImportFormatError(str(log), "holds no run")
     if run_id is not None and len(runs) > 1:

@@ -55,6 +55,15 @@ ReadAsOption = Annotated[
     str | None,
     typer.Option("--as", metavar="FORMAT", help="Read the log as this format.", show_default="found out by looking"),
 ]
+PatternOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pattern",
+        metavar="REGEX",
+        help="Read the lines of a log nobody knows by this: groups (?P<step>...), (?P<name>...) and (?P<value>...), or "
+        "one for each metric, (?P<reward>...).",
+    ),
+]
 TrainerOption = Annotated[
     str,
     typer.Option("--source", metavar="TRAINER", help="The trainer (trl/grpo, verl...), where the log does not tell."),
@@ -115,3 +124,15 @@ def alerting_of(config: Path | None, store: Store) -> Alerting:
     from rlwatch.run.alerting import alerting_for
 
     return alerting_for(config_file=config, webhook_url=None, rules=None, store=store)
+
+
+def format_of(read_as: str | None, pattern: str | None) -> str | None:
+    """The format that ``--as`` or ``--pattern`` asks for. Raises ``ConfigError`` for both."""
+    from rlwatch.errors import ConfigError
+    from rlwatch.importers.pattern_console import PREFIX
+
+    if pattern is None:
+        return read_as
+    if read_as is not None:
+        raise ConfigError(f"--as {read_as} and --pattern both say how to read the log; give one of them")
+    return PREFIX + pattern

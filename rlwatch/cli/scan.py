@@ -13,10 +13,12 @@ from rlwatch.cli.console import print_json, progress_bar, reading, say, warn
 from rlwatch.cli.fetching import fetched
 from rlwatch.cli.options import (
     ConfigOption,
+    PatternOption,
     ReadAsOption,
     RunOfLogOption,
     TrainerOption,
     examples,
+    format_of,
     rules_of,
 )
 from rlwatch.cli.view_text import (
@@ -42,6 +44,7 @@ EPILOG = examples(
     "rlwatch scan runs.csv --run seed3 || echo 'critical alarm'",
     "rlwatch scan outputs/ --format markdown",
     "kubectl logs trainer-0 | rlwatch scan -",
+    "rlwatch scan odd.log --pattern 'it (?P<step>\\d+).* R=(?P<reward>\\S+) H=(?P<entropy>\\S+)'",
 )
 
 
@@ -68,6 +71,7 @@ def scan(
     *,
     run: RunOfLogOption = None,
     read_as: ReadAsOption = None,
+    pattern: PatternOption = None,
     source: TrainerOption = "",
     config: ConfigOption = None,
     everything: Annotated[
@@ -87,7 +91,7 @@ def scan(
     Exit code 0: no critical alarm, 1: a critical alarm, 2: no log could be read (of several, each that could not is
     named on stderr). With --format json a log of one run gives one object, more runs a list.
     """
-    found = scanned(logs, run, read_as, source, config)
+    found = scanned(logs, run, format_of(read_as, pattern), source, config)
     reports = [report for _, report in found]
     if output is Output.TEXT:
         for report in reports:

@@ -14,7 +14,16 @@ import typer
 
 from rlwatch.cli.background import sigterm_as_ctrl_c
 from rlwatch.cli.import_log import Log
-from rlwatch.cli.options import ConfigOption, ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples
+from rlwatch.cli.options import (
+    ConfigOption,
+    PatternOption,
+    ReadAsOption,
+    RunOfLogOption,
+    StoreOption,
+    TrainerOption,
+    examples,
+    format_of,
+)
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
 
 EPILOG = examples(
@@ -58,6 +67,7 @@ def watch(
         typer.Option("--run-id", metavar="ID", help="Of a log: its id in the store.", show_default="made of its path"),
     ] = None,
     read_as: ReadAsOption = None,
+    pattern: PatternOption = None,
     source: TrainerOption = "",
     config: ConfigOption = None,
     store: StoreOption = None,
@@ -71,7 +81,7 @@ def watch(
     from rlwatch.importers.wandb_runs import wandb_run
 
     path = Path(source_)
-    log = Log(path, run, read_as, trainer=source, project=project, name=name, run_id=run_id)
+    log = Log(path, run, format_of(read_as, pattern), trainer=source, project=project, name=name, run_id=run_id)
     into = f"memory://watch-{uuid4().hex}" if no_store else store
     with sigterm_as_ctrl_c():
         if path.is_file():

@@ -29,6 +29,7 @@ from rlwatch.importers.mlflow_files import MlflowFiles, runs_of_mlflow
 from rlwatch.importers.notebook import Notebook
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.parquet import ParquetTable
+from rlwatch.importers.pattern_console import PREFIX, pattern_console
 from rlwatch.importers.refusals import (
     EXPORT,
     NO_LOG_OF_WANDB,
@@ -239,7 +240,9 @@ def _sniffed(importer: Importer, head: bytes, path: Path) -> Verdict:
 
 
 def named(name: str, path: str = "") -> Importer:
-    """The importer of a format. Raises ``ImportFormatError`` if there is none of that name."""
+    """The importer of a format, or of a ``pattern:REGEX``. Raises ``ImportFormatError`` if there is none of that name."""
+    if name.startswith(PREFIX):
+        return pattern_console(name.removeprefix(PREFIX))
     for importer in importers():
         if importer.name == name:
             return importer

@@ -49,5 +49,3 @@ def test_nobody_else_s_name_is_taken_and_all_means_what_it_meant(monkeypatch):
 
     assert INTEGRATION_TO_CALLBACK["rlwatch"] is dict
     assert "rlwatch" not in get_available_reporting_integrations()
-
-

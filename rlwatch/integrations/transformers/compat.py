@@ -66,8 +66,8 @@ REPORT_TO = "rlwatch"
 def offer(callback: type) -> None:
     """Make ``report_to="rlwatch"`` mean ``callback``; a no-op where somebody took the name or there is no registry.
 
-    transformers has a dict for its trackers, and no other way to add one. Nothing else reads an entry of it: "all" means
-    the trackers that transformers finds installed.
+    transformers has a dict for its trackers, and no other way to add one. Nothing else reads an entry of it: "all"
+    means the trackers that transformers finds installed.
     """
     registry = getattr(integration_utils, "INTEGRATION_TO_CALLBACK", None)
     if isinstance(registry, dict):
