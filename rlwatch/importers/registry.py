@@ -240,7 +240,7 @@ def _sniffed(importer: Importer, head: bytes, path: Path) -> Verdict:
 
 
 def named(name: str, path: str = "") -> Importer:
-    """The importer of a format, or of a ``pattern:REGEX``. Raises ``ImportFormatError`` if there is none of that name."""
+    """The importer of a format, or of ``pattern:REGEX``. Raises ``ImportFormatError`` if there is none of that name."""
     if name.startswith(PREFIX):
         return pattern_console(name.removeprefix(PREFIX))
     for importer in importers():

@@ -76,8 +76,8 @@ def refuse_twice(trainer: Any) -> None:
     """Raise ``ConfigError`` if ``trainer`` is watched already."""
     if any(isinstance(callback, RLWatchCallback) for callback in trainer.callback_handler.callbacks):
         raise ConfigError(
-            'this trainer is watched already; leave RLWatchCallback and report_to="rlwatch" out where watch(trainer) is '
-            "called, which records more"
+            'this trainer is watched already; leave RLWatchCallback and report_to="rlwatch" out where watch(trainer) '
+            "is called, which records more"
         )
 
 

@@ -1,0 +1,132 @@
+r"""Lines of anything, read by a regular expression of the user's.
+
+Its named groups say what is what: ``step``; ``name`` and ``value`` of one metric, as often in a line as they are found;
+any other group is a metric called as the group is. What is printed of one step on several lines is one row. Where no
+group is ``step``, each line that holds something is a row, numbered 1, 2, 3...
+
+>>> lines = pattern_console(r"it (?P<step>\d+) R (?P<reward>\S+)").reading("train.log")
+>>> [*lines.feed(Segment(1, "it 7 R nan")), *lines.finish()]
+[Row(step=7, metrics={'reward': nan}, line=1, run='', ts=0.0)]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import LineParser, Row, StreamImporter, Verdict, number, step_of
+from rlwatch.importers.lines import Segment, shown, without_prefix
+
+PREFIX = "pattern:"
+"""Beginning of a format that is a pattern: ``pattern:it (?P<step>...``."""
+STEP, NAME, VALUE = "step", "name", "value"
+LONGEST = 4000
+"""Characters of a line that is looked at: a pattern may take time that grows faster than the line."""
+
+
+class PatternParser(LineParser):
+    """Rows of the lines in which a pattern is found."""
+
+    def __init__(self, path: str, pattern: re.Pattern[str]) -> None:
+        super().__init__(path)
+        self._pattern = pattern
+        self._numbered = STEP not in pattern.groupindex
+        self._step: int | None = None
+        self._line = 0
+        self._metrics: dict[str, float] = {}
+        self._rows = 0
+
+    def feed(self, segment: Segment) -> Iterator[Row]:
+        """The row that was held back, where the line begins another."""
+        if len(segment.text) > LONGEST:
+            self.skips.add(f"a line of more than {LONGEST:,} characters", segment.line)
+            return
+        for found in self._pattern.finditer(without_prefix(segment.text)):
+            yield from self._take(found.groupdict(), segment.line)
+        if self._numbered:
+            yield from self.finish()
+
+    def finish(self) -> Iterator[Row]:
+        """The row that was held back."""
+        if self._metrics:
+            self._rows += 1
+            step = self._rows if self._numbered else self._step
+            if step is not None:
+                yield Row(step, self._metrics, self._line)
+            self._metrics = {}
+
+    def notes(self) -> tuple[str, ...]:
+        """Source of the steps."""
+        return ("the pattern has no group 'step': rows are numbered 1, 2, 3...",) if self._numbered else ()
+
+    def _take(self, groups: dict[str, str | None], line: int) -> Iterator[Row]:
+        if (said := groups.pop(STEP, None)) is not None:
+            try:
+                step = step_of(said)
+            except ValueError as error:
+                self.skips.add(str(error), line)
+                return
+            if step != self._step:
+                yield from self.finish()
+                self._step = step
+        if NAME in groups:
+            groups = {str(groups.pop(NAME)): groups.pop(VALUE), **groups}
+        metrics = {name: value for name, text in groups.items() if (value := self._value(name, text, line)) is not None}
+        if metrics and self._step is None and not self._numbered:
+            self.skips.add("a value before the first step", line)
+            return
+        if not metrics.keys().isdisjoint(self._metrics):
+            yield from self.finish()
+        self._line = line
+        self._metrics.update(metrics)
+        self.recognised = self.recognised or bool(metrics)
+
+    def _value(self, name: str, text: str | None, line: int) -> float | None:
+        """The number of a group; None, counted unless the group was not there, for what is none."""
+        value = None if text is None else number(text)
+        if value is None and text is not None:
+            self.skips.add(f"{shown(name)} is not a number", line)
+        return value
+
+
+class PatternConsole(StreamImporter):
+    """Any text, by a regular expression; never found out by looking."""
+
+    name: ClassVar[str] = "pattern"
+    expects: ClassVar[str] = "lines in which the pattern finds a number"
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = True
+    table: ClassVar[bool] = False
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+        """Nothing: it is asked for by name."""
+        return Verdict(0.0, "asked for by --pattern only")
+
+    def reading(self, path: str) -> PatternParser:
+        """A fresh parser."""
+        return PatternParser(path, self._pattern)
+
+
+def pattern_console(pattern: str) -> PatternConsole:
+    """The format of a pattern. Raises ``ImportFormatError`` for one that is none, or that names nothing to read."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ImportFormatError("--pattern", f"is not a regular expression ({error}); got {shown(pattern)}") from None
+    groups = compiled.groupindex.keys() - {STEP}
+    if not groups:
+        problem = (
+            "names no metric: give the groups (?P<name>...) and (?P<value>...), or one group for each metric, such as "
+            f"(?P<reward>...), and (?P<step>...); got {shown(pattern)}"
+        )
+        raise ImportFormatError("--pattern", problem)
+    if len(groups & {NAME, VALUE}) == 1:
+        missing = VALUE if NAME in groups else NAME
+        raise ImportFormatError("--pattern", f"has no group (?P<{missing}>...) beside the other; got {shown(pattern)}")
+    return PatternConsole(compiled)
