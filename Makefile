@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist docs browser bench bench-app bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist docs pictures browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -134,6 +134,10 @@ bench-forecast: $(VENV)/.dev
 	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
 	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \
 	  --scores "rldoctor 0.2.0=build/forecast/tools/rldoctor-0.2.0-any.csv" $(ARGS)
+
+# The pictures of README.md and docs/: the terminal and the dashboard, by the real command on the sample logs.
+pictures: $(VENV)/.dev browser
+	$(BIN)/python benchmarks/pictures.py $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/watching_cost.py

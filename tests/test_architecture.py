@@ -65,7 +65,7 @@ def test_the_floors_of_the_page_are_those_that_are_checked():
     """The page and the import linter know one order."""
     (contract,) = [one for one in CONFIG["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
     checked = [set(floor.replace(" ", "").split("|")) for floor in contract["layers"]]
-    (block,) = re.findall(r"<!-- floors -->\n```\n(.*?)```", PAGE, flags=re.DOTALL)
+    (block,) = re.findall(r"<!-- floors -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
     drawn = [set(re.findall(r"rlwatch\.\w+", line)) for line in block.splitlines() if "rlwatch." in line]
 
     assert checked == drawn
