@@ -257,7 +257,9 @@ def keywords_are_known(block: Block) -> None:
             definition = known.get(where)
         if definition is not None:
             asked = {keyword.arg for keyword in call.keywords if keyword.arg}
-            assert asked <= parameters(definition) or parameters(definition) >= {"**"}, f"{block.page}:{block.line} {where}"
+            assert asked <= parameters(definition) or parameters(definition) >= {"**"}, (
+                f"{block.page}:{block.line} {where}"
+            )
 
 
 HOMES = ast.literal_eval(
@@ -305,7 +307,9 @@ def parameters(definition: ast.stmt) -> set[str]:
 # Settings.
 
 
-@pytest.mark.parametrize("block", [b for b in EVERY if b.language in ("toml", "yaml")], ids=lambda b: f"{b.page}:{b.line}")
+@pytest.mark.parametrize(
+    "block", [b for b in EVERY if b.language in ("toml", "yaml")], ids=lambda b: f"{b.page}:{b.line}"
+)
 def test_its_settings_are_read(block: Block, workplace: Path):
     """TOML of ``rlwatch.toml`` is taken by the rules that apply, with channels that are there."""
     from rlwatch.alerts.config import load_config
@@ -316,4 +320,6 @@ def test_its_settings_are_read(block: Block, workplace: Path):
     assert tomllib.loads(block.text)
     if not block.why_left(block.text):
         (file := workplace / "block.toml").write_text(block.text)
-        load_config(file, env={"SLACK_URL": "https://hooks.slack.com/x", "PAGERDUTY_URL": "https://events.pagerduty.com/x"})
+        load_config(
+            file, env={"SLACK_URL": "https://hooks.slack.com/x", "PAGERDUTY_URL": "https://events.pagerduty.com/x"}
+        )
