@@ -157,6 +157,21 @@ class Journal(Protocol):
     A method that appends may be called from any thread and returns the item's number, or 0 if it is not kept.
     """
 
+    @property
+    def filled(self) -> float:
+        """Share of the room for it that is taken; from 1 on nothing but events is kept."""
+        ...
+
+    @property
+    def cramped(self) -> bool:
+        """True where its disk had no room for the last item."""
+        ...
+
+    @property
+    def limit(self) -> str:
+        """Words for what room there is."""
+        ...
+
     def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
         """Keep one record of plain numbers; ``whole``: whether these are all of its metrics."""
         ...
@@ -167,6 +182,14 @@ class Journal(Protocol):
 
     def note_end(self, state: RunState, reason: str, now: float) -> None:
         """Keep how the run was ended: that holds if this process is gone before :meth:`RunWriter.finish` was called."""
+        ...
+
+    def tend(self) -> None:
+        """Get ready for more, often; by the thread that writes."""
+        ...
+
+    def give_up(self, kind: type[SpikeBatch | CompletionBatch]) -> list[tuple[int, Item]] | None:
+        """Remove some of the oldest items of a kind; which of them are not stored, by number. None: it has none."""
         ...
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:

@@ -36,6 +36,7 @@ from rlwatch.records import (
     CRASH_FORECAST,
     CULPRITS,
     JSON,
+    SHED,
     Alert,
     Command,
     Event,
@@ -255,11 +256,38 @@ class RunView:
         return () if self.cause is None else self.cause.actions
 
     @property
+    def shed(self) -> tuple[str, ...]:
+        """Sentences, one a kind, for what was recorded no more because there was no room for it."""
+        return shed_lines(self.events)
+
+    @property
     def forecast(self) -> Forecast | None:
         """The newest; it may be without a number, and then says why."""
         from rlwatch.forecast.forecast import forecast_of
 
         return forecast_of(self.forecasts[-1]) if self.forecasts else None
+
+
+def shed_lines(events: Iterable[Event]) -> tuple[str, ...]:
+    """Sentences for what the events say was shed, one a kind, with the newest reason.
+
+    >>> said = {"what": "token records", "n": 12031, "first_step": 120, "last_step": 300, "why": "the disk is full"}
+    >>> shed_lines([Event("shed", 300, said)])
+    ('12,031 token records were shed between step 120 and 300, because the disk is full',)
+    """
+    sums: dict[str, tuple[int, int, int, str]] = {}
+    for event in events:
+        if event.kind != SHED:
+            continue
+        n, first, last = (int(event.body.get(name) or 0) for name in ("n", "first_step", "last_step"))
+        what, why = str(event.body.get("what", "records")), str(event.body.get("why", "there was no room"))
+        if what in sums:
+            n, first, last = n + sums[what][0], min(first, sums[what][1]), max(last, sums[what][2])
+        sums[what] = (n, first, last, why)
+    return tuple(
+        f"{n:,} {what} were shed between step {step(first)} and {step(last)}, because {one_line(why, most=300)}"
+        for what, (n, first, last, why) in sums.items()
+    )
 
 
 def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:

@@ -112,6 +112,7 @@ def show(
                 "findings": view.findings,
                 "recoveries": view.recoveries,
                 "layers": layers,
+                "shed": list(view.shed),
             }
             | {"diagnosis": view.diagnosis.to_dict(), "forecast": newest_row(view.forecasts), "actions": actions}
             | {name: part for name, part in extra.items() if part is not None}
@@ -119,6 +120,8 @@ def show(
         return
     _print_head(info, row)
     _print_layers(layers)
+    for line in view.shed:
+        say(line, style="yellow")
     print_verdict(view.verdict)
     print_diagnosis(view.explanation, everything=findings)
     print_forecast(view.forecasts, now=True)

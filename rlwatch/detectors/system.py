@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, inverse
-from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.records import SHED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number
 
@@ -268,8 +268,8 @@ class MetricVanished(BaseDetector):
         self._presence: dict[str, Presence] = {}
 
     def notice(self, event: Event) -> None:
-        """A run that goes on may log other things."""
-        if event.kind in ("resume", "rollback"):
+        """A run that goes on may log other things; what was shed is not missing."""
+        if event.kind in ("resume", "rollback", SHED):
             self._presence.clear()
 
     def measured(self, step: ClosedStep) -> bool:

@@ -563,6 +563,7 @@ SYSTEM: tuple[Metric, ...] = (
     Metric("rlwatch/bad_calls", Family.SYSTEM, "calls", "calls that could not be understood so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/skipped", Family.SYSTEM, "calls", "work left out so far because its tap was switched off", 0.0, aggregator="cumulative"),
     Metric("rlwatch/unkept", Family.SYSTEM, "records", "records that were not in the journal before they were stored so far", 0.0, aggregator="cumulative"),
+    Metric("rlwatch/shed", Family.SYSTEM, "", "token records, completions, values and rows given up so far for want of room while the store took nothing", 0.0, aggregator="cumulative"),
     Metric("rlwatch/completions_left_out", Family.SYSTEM, "texts", "texts left out so far for want of the run's budget of bytes", 0.0, aggregator="cumulative"),
     Metric("rlwatch/late", Family.SYSTEM, "records", "records that came after their step closed", 0.0, aggregator="cumulative"),
     Metric("rlwatch/records", Family.SYSTEM, "records", "records since the last new step", 0.0, aggregator="sum"),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlwatch.ports import Journal, Parcel
 from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.shedding import NEARLY, Shedding
 from rlwatch.records import CompletionBatch, Event, SpikeBatch
 from rlwatch.seam import asked, by_a_signal, described, raised_by, sheltered, shown
 
@@ -328,6 +329,10 @@ class BoundedQueue(Generic[T]):
             pass
         return out
 
+    def waiting(self) -> list[T]:
+        """What it holds now, oldest first."""
+        return list(self._items)
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -360,9 +365,12 @@ class Intake:
         self.spilling = False
         """Whether what is logged goes into the journal alone; the writer thread ends it when it has caught up."""
         self._counters = counters
+        self.shedding = Shedding(counters)
 
     def put(self, item: Queued) -> None:
-        """Take ``item``, or count that it was dropped."""
+        """Take ``item``, or count that it was dropped, or shed because there is little room left."""
+        if not self.takes(item):
+            return
         number, whole = self._kept(item)
         if number and whole and self.spilling:
             return
@@ -374,6 +382,24 @@ class Intake:
             self.spilling = True
         else:
             self._counters.warn("dropped", FULL)
+
+    def takes(self, item: Queued) -> bool:
+        """Whether there is room for ``item``, or for a part of it, to which it is cut."""
+        taken = self.room_taken
+        if taken < NEARLY:
+            return True
+        if isinstance(item, SpikeBatch | CompletionBatch):
+            return self.shedding.takes(item, taken)
+        return not isinstance(item, Entry) or self.shedding.cut(item.step, item.metrics, taken) or bool(item.deferred)
+
+    @property
+    def room_taken(self) -> float:
+        """Share of the room for what waits that is taken: in the journal, or in memory where its disk is full."""
+        if self.journal is None:
+            return 0.0
+        if self.journal.cramped:
+            return max(self.journal.filled, 0.5 + 0.5 * len(self.queue) / self.queue.maxsize)
+        return self.journal.filled
 
     def _kept(self, item: Queued) -> tuple[int, bool]:
         """Its number in the journal (0: not there), and whether all of it is."""

@@ -19,6 +19,7 @@ import itertools
 import random
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Entry, Intake, Numbered, Queued, numbers
+from rlwatch.recorder.shedding import EVICTED_FROM
 from rlwatch.records import CompletionBatch, Finding, ForecastRecord, SpikeBatch, StepRecord
 from rlwatch.seam import described, raised_by, sheltered
 
@@ -50,6 +52,7 @@ _REPORTED = (
     "bad_calls",
     "skipped",
     "unkept",
+    "shed",
 )  # counters that travel as metrics of the run
 
 
@@ -128,6 +131,7 @@ class Writer:
         self._held: deque[Queued] = deque()
         self._reread: set[int] = set()
         self._calm = 0
+        self._gone: list[int] = []
         self._found: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
         self._finds, self._finds_stored = itertools.count(1), 0
         self._stopping = self._ended = self._gave_up = False
@@ -231,16 +235,17 @@ class Writer:
     def _round(self) -> None:
         batch: list[Item] = []
         numbers: list[int] = []
-        full = self._store is not None and self._store.full
-        room = 0 if full else BATCH_LIMIT - len(self._held)
+        self._make_room()
+        room = BATCH_LIMIT if self._store is None else min(BATCH_LIMIT, self._store.room)
+        room = max(0, room - len(self._held))
         drained = self._queue.drain(room)
         self._held.extend(drained)
         while self._held and self._due(self._held[0]):
             self._guard_item(self._held.popleft(), batch, numbers)
         if self._intake.spilling:
             self._calm = 0
-            if not full and not self._held and not len(self._queue):
-                self._catch_up(batch, numbers)
+            if len(batch) < room and not self._held and not len(self._queue):
+                self._catch_up(batch, numbers, room - len(batch))
         elif self._reread and (calm := self._calm) < CALM_ROUNDS:
             self._calm = calm + 1
         else:
@@ -252,8 +257,42 @@ class Writer:
             self._cleared = self._rounds  # nothing of what was queued before this round is left
         self.cpu_seconds = time.thread_time()
 
+    def _make_room(self) -> None:
+        """Tend the journal; while it is too full, give up tokens that it holds, then completions."""
+        journal, shedding = self._intake.journal, self._intake.shedding
+        if journal is None:
+            return
+        journal.tend()
+        for kind in (SpikeBatch, CompletionBatch):
+            while self._intake.room_taken >= EVICTED_FROM or journal.cramped:
+                held = journal.give_up(kind)
+                if held is None:
+                    break
+                self._shed(held)
+                if journal.cramped:
+                    break  # whether that was enough is known once something is appended
+        why = f"the store took nothing{self._trouble()}, and {journal.limit}"
+        for event in shedding.tell(time.monotonic(), why, last=self._stopping):
+            self._intake.put(replace(event, ts=time.time()))
+
+    def _trouble(self) -> str:
+        return f" ({self._store.trouble})" if self._store is not None and self._store.trouble else ""
+
+    def _shed(self, held: Sequence[tuple[int, Item]]) -> None:
+        """Of what the journal gave up, all is lost that does not wait in memory, too."""
+        queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, Entry | Numbered)}
+        waiting = queued.union(() if self._store is None else self._store.waiting)
+        lost = [(number, item) for number, item in held if number not in waiting]
+        for _, item in lost:
+            if isinstance(item, SpikeBatch | CompletionBatch):
+                self._intake.shedding.give_up(item)
+        self._gone = sorted({*self._gone, *(number for number, _ in lost)})
+
     def _hand_over(self, batch: list[Item], numbers: list[int]) -> None:
         """To the sinks, then to the judge; ``numbers``: under which the journal has what the batch was made of."""
+        if numbers and self._gone:  # those that were given up are settled when their turn has come, and not before
+            passed = bisect_left(self._gone, max(numbers))
+            numbers, self._gone = [*self._gone[:passed], *numbers], self._gone[passed:]
         for sink in self._sinks:
             if sink is self._store and (batch or numbers):
                 self._guard(self._store.write, batch, numbers)
@@ -275,22 +314,22 @@ class Writer:
                 self._guard(self._store.found, found)
             self._finds_stored += 1
 
-    def _catch_up(self, batch: list[Item], numbers: list[int]) -> None:
-        """Take from the journal what did not fit into the queue, in the order it was logged."""
-        left = self._spilled(numbers)
+    def _catch_up(self, batch: list[Item], numbers: list[int], most: int) -> None:
+        """Take from the journal ``most`` of what did not fit into the queue, in the order it was logged."""
+        left = self._spilled(numbers, most)
         if not left:
             self._intake.spilling = False
-            left = self._spilled(numbers)  # what was logged until it was seen that there is room again
-            self._intake.spilling = len(left) == BATCH_LIMIT
+            left = self._spilled(numbers, most)  # what was logged until it was seen that there is room again
+            self._intake.spilling = len(left) == most
         for number, item in left:
             self._reread.add(number)
             if self._guard(self._stamp, item, batch):
                 numbers.append(number)
 
-    def _spilled(self, now: Sequence[int]) -> list[tuple[int, Item]]:
+    def _spilled(self, now: Sequence[int], most: int) -> list[tuple[int, Item]]:
         journal = self._intake.journal
         taken = self._reread.union(now, () if self._store is None else self._store.waiting)
-        return [] if journal is None else journal.missing(taken, BATCH_LIMIT)
+        return [] if journal is None else journal.missing(taken, most)
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:
         """The writer-thread seam: nothing a sink does may end the thread or reach training. Whether it went well."""
@@ -323,7 +362,7 @@ class Writer:
         if isinstance(queued, Awaited):
             entry, spikes = queued.opened()  # the metrics are the run's, the extreme tokens know their rank
             self._take(entry, batch)
-            batch.extend(replace(spike, attempt=self._attempt) for spike in spikes)
+            batch.extend(replace(spike, attempt=self._attempt) for spike in spikes if self._intake.takes(spike))
         elif isinstance(queued, Entry):
             if metrics := numbers(queued, self._counters):
                 self._stamp(StepRecord(queued.step, metrics, queued.ts), batch)
@@ -387,6 +426,8 @@ class StoreSink:
         self._checkpoint: Checkpoint | None = None
         self._heartbeat_due = self._retry_due = 0.0
         self._pause_s = FIRST_RETRY_S
+        self.trouble = ""
+        """Why the store last refused; empty: it never did."""
         self._lost: list[Storable] = []
 
     @property
@@ -395,9 +436,9 @@ class StoreSink:
         return bool(self._backlog)
 
     @property
-    def full(self) -> bool:
-        """True while no more should come before it can be written: elsewhere it may be kept better."""
-        return len(self._backlog) >= self._max_backlog
+    def room(self) -> int:
+        """Number of items that it takes now; beyond that they are kept better elsewhere."""
+        return max(0, self._max_backlog - len(self._backlog))
 
     @property
     def waiting(self) -> Sequence[int]:
@@ -413,7 +454,7 @@ class StoreSink:
 
         They are noted once the batch is kept here: what got lost before that is still in the journal.
         """
-        room = max(0, self._max_backlog - len(self._backlog))
+        room = self.room
         self._backlog.extend(batch[:room])
         self._journaled.extend(numbers)
         if len(batch) > room:
@@ -507,6 +548,7 @@ class StoreSink:
 
     def _later(self, error: BaseException) -> None:
         self._retry_due = self._clock.monotonic() + self._pause_s * random.uniform(0.7, 1.0)
+        self.trouble = str(error)
         self._pause_s = min(2.0 * self._pause_s, LONGEST_RETRY_S)
         self._counters.warn("errors", f"the store cannot be written, trying again: {error}")
 

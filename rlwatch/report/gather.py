@@ -14,10 +14,10 @@ from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.metrics import BY_NAME, resolve
 from rlwatch.ports import Series, Store
-from rlwatch.records import JSON, LOCALISED, Alert, Command, Event, Finding, RunInfo, Severity, SpikeBatch
+from rlwatch.records import JSON, LOCALISED, SHED, Alert, Command, Event, Finding, RunInfo, Severity, SpikeBatch
 from rlwatch.redaction import recordable
 from rlwatch.rollouts import Row, best_and_worst, completion_rows, flags, reward_parts
-from rlwatch.view import view_of_run
+from rlwatch.view import shed_lines, view_of_run
 from rlwatch.wording import cell, cut, moment, number, one_line, percent, step, words
 
 if TYPE_CHECKING:
@@ -268,6 +268,8 @@ def _happened(event: Event) -> Moment | None:
     if event.kind == LOCALISED:
         message = event.body.get("message") or event.body.get("why_not")
         return Moment(event.step, f"gradient localised: {message}") if message else None
+    if event.kind == SHED:
+        return Moment(event.step, shed_lines([event])[0])
     if event.kind == "exception":
         return Moment(event.step, f"training ended: {event.body.get('error', 'an exception')}", "critical")
     return Moment(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None

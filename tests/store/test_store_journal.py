@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from rlwatch.ports import Progress
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
-from rlwatch.store.sqlite.journal import HEADER_BYTES, SEGMENT_BYTES, Journal, Mark, entries, files_in
+from rlwatch.store.sqlite.journal import Journal, Mark, entries, files_in
+from rlwatch.store.sqlite.segments import HEADER_BYTES, SEGMENT_BYTES
 from rlwatch.store.url import open_store
 
 FLOATS = st.floats(width=64)
@@ -27,7 +29,9 @@ def bits(metrics):
 
 
 def items_of(directory):
-    return [item for file in files_in(directory) for _, item, _ in entries(file)[1]]
+    """In order of their numbers: what is bulky has files of its own."""
+    numbered = [(number, item) for file in files_in(directory) for number, item, _ in entries(file)[1]]
+    return [item for _, item in sorted(numbered, key=itemgetter(0))]
 
 
 def left_behind(root, *records, stored=0):
@@ -286,3 +290,22 @@ def test_a_journal_on_a_slow_disk_is_left_alone_for_longer_each_time(tmp_path, m
     assert [rests() for _ in range(8)] == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
     disk.step = 0.25  # as long as a busy machine may take
     assert all(journal.append_record(step, 1.0, {"kl": 1.0}) for step in range(9))
+
+
+def test_what_is_bulky_is_not_overtaken_by_thousands_of_rows(tmp_path):
+    """Rows and tokens lie in files of their own; whoever stores what a dead process left takes them in their order, or
+    the mark would take the tokens for lost.
+    """
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    steps = 6000
+    for step in range(steps):
+        writer.journal.append_record(step, 0.0, {"kl": 1.0})
+        if step % 1000 == 0:
+            writer.journal.append(SpikeBatch(step, {"logp": np.array([1.0])}, "culprits"))
+            writer.journal.tend()
+    writer.db.close()
+    writer.lock.release()
+
+    assert len(store.records("run")) == steps
+    assert [batch.step for batch in store.spikes("run")] == list(range(0, steps, 1000))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from rlwatch.errors import StoreError, UnstorableError
@@ -19,7 +20,7 @@ from rlwatch.store.postgres.ownership import lock_patiently
 from rlwatch.store.postgres.rows import CopiedBatch, last_numbers
 from rlwatch.store.postgres.series import metric_sets
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.sqlite.journal import Mark, entries, files_in
+from rlwatch.store.sqlite.journal import Mark, journals_in
 from rlwatch.store.sqlite.layout import writing_to
 from rlwatch.store.sqlite.rows import packing
 
@@ -35,15 +36,13 @@ def ship(db: Connection, run_id: str, directory: Path) -> int:
     if note.run_id != run_id or runrow.load(db, run_id) is None:
         raise StoreError(f"{directory} is of run {note.run_id!r}, which this store does not hold; it is left alone")
     shipped = 0
-    for path in files_in(directory):
-        nonce, journaled = entries(path)
-        mark = runrow.journal_mark(db, run_id, nonce)
-        left = [(number, item) for number, item, _ in journaled if not mark.holds(number)]
-        for at in range(0, len(left), _AT_ONCE):
-            some = left[at : at + _AT_ONCE]
+    for nonce, journaled in journals_in(directory).items():
+        mark = known = runrow.journal_mark(db, run_id, nonce)
+        left = (numbered for numbered in journaled if not known.holds(numbered[0]))
+        while some := list(islice(left, _AT_ONCE)):
             mark = mark.after(number for number, _ in some)
             _append(db, run_id, [replace(item, attempt=note.attempt) for _, item in some], mark)
-        shipped += len(left)
+            shipped += len(some)
     _end(db, note, spool.ending_in(directory))
     spool.remove(directory)
     return shipped

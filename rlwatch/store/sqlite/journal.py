@@ -9,38 +9,37 @@ The first byte of a body says what it is: the names of a metric set (JSON), a re
 of which was not a plain number yet), an event, a spike or a completion batch, or how the run was ended: whose process
 is gone before its writer came to the end has not died. A frame that was cut short, by a kill or a full disk, is passed
 over up to the next mark.
+
+Spike batches and completions have files of their own, so that where room is short they can be removed without the rows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import itertools
 import json
 import os
 import re
 import struct
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from heapq import heappop, heappush
 from itertools import islice
-from operator import call
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
-from rlwatch.errors import StoreError
+from rlwatch.errors import ConfigError, StoreError
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, RunState, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.rows import dumps, loads, pack_columns, plain, unpack_columns
+from rlwatch.store.sqlite.segments import HEADER_BYTES, MAGIC, SEGMENT_BYTES, Segment, Stream
 
-MAGIC, MARK, END = b"rlwatch1", b"\xf5RLW", b"wlr\xfa"
-HEADER_BYTES = len(MAGIC) + 8
-SEGMENT_BYTES = 1 << 20
-"""A file is followed by another beyond this size; so much room is set aside for it on the disk beforehand."""
-MOST_BYTES = 256 << 20
-"""Journal of one run that is not in its database yet; beyond it nothing is appended."""
+MARK, END = b"\xf5RLW", b"wlr\xfa"
+BUDGET_VARIABLE = "RLWATCH_JOURNAL_MB"
+BUDGET_MB, LEAST_MB = 256.0, 1.0
+"""Journal of one run that is not in its database yet, in 2**20 bytes; beyond it nothing but events is appended."""
 SLOW_S, REST_S, LONGEST_REST_S = 0.25, 60.0, 3600.0
 """A write into the page cache that takes so long (seconds) waited for the disk, and training with it: the journal is
 left alone for a minute, twice as long each time that happens again. A loaded machine alone does not take so long."""
@@ -50,48 +49,6 @@ _NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS, _ENDED = b"NRPESCF"
 _NUMBERED = struct.Struct("<BQ")  # what it is, and its number in the journal
 _FORGOTTEN = 4096
 """Numbers that were drawn and never stored (their thread died) are waited for until so many later ones were."""
-
-# The C library's own calls, made without giving up the interpreter lock: os.write would hand it to a thread that
-# computes, and logging would wait for it (5 ms or more) each time. A write into the page cache takes a microsecond.
-_libc = ctypes.PyDLL(None, use_errno=True)
-_write = _libc.write
-_write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
-_fallocate = getattr(_libc, "fallocate", None)
-_KEEP_SIZE = 1
-
-
-class _Segment:
-    """One file. It is closed when nobody uses it any more: a thread may be about to write into it."""
-
-    def __init__(self, path: Path, nonce: bytes) -> None:
-        self.path = path
-        self.bytes = 0
-        self.highest = 0
-        self.removed = False
-        self.longest_s = 0.0
-        self.sets: dict[tuple[str, ...], tuple[int, struct.Struct]] = {}
-        self.numbers = itertools.count()
-        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
-        self.fd = os.open(path, flags, 0o600)
-        if _fallocate is not None:
-            _fallocate(self.fd, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(SEGMENT_BYTES))  # a reserve: it may fail
-        self.put(MAGIC + nonce)
-
-    def put(self, data: bytes) -> bool:
-        """Append ``data``; whether all of it was written."""
-        write = partial(_write, self.fd, data, len(data))
-        # One after the other in C: between two lines of Python the interpreter lock may go to another thread for long.
-        timed: tuple[Callable[[], Any], ...] = (time.monotonic, write, time.monotonic)
-        before, written, after = map(call, timed)
-        if written < 0 and ctypes.get_errno() == errno.EINTR:
-            written = write()
-        self.longest_s = max(self.longest_s, after - before)
-        self.bytes += max(0, written)
-        return bool(written == len(data))
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +72,37 @@ class Mark:
         return Mark(self.nonce, upto, frozenset(above))
 
 
+def budget_bytes(env: Mapping[str, str] | None = None) -> int:
+    """Most bytes that a journal may take: 256 MB, or as ``RLWATCH_JOURNAL_MB`` says. Raises ``ConfigError``."""
+    said = (os.environ if env is None else env).get(BUDGET_VARIABLE, "").strip()
+    try:
+        megabytes = float(said or BUDGET_MB)
+    except ValueError:
+        megabytes = 0.0
+    if not LEAST_MB <= megabytes < float("inf"):
+        raise ConfigError(f"{BUDGET_VARIABLE} is a number of megabytes, {LEAST_MB:g} or more; got {said!r}")
+    return int(megabytes * (1 << 20))
+
+
 @dataclass(slots=True)
 class Journal:
     """The journal that this process appends to. ``append*`` may be called from any thread, and from signal handlers.
 
-    Only one thread calls the others. Opening it raises ``OSError`` where the directory cannot be written.
+    Only one thread calls the others. Opening it raises ``OSError`` where the directory cannot be written, and
+    ``ConfigError`` for a budget (``RLWATCH_JOURNAL_MB``) that is none.
     """
 
     directory: Path
+    budget_bytes: int = field(default_factory=budget_bytes)
     mark: Mark = field(init=False)
     _ids: Iterator[int] = field(init=False)
     _files: Iterator[int] = field(init=False)
     _nonce: bytes = field(init=False)
-    _now: _Segment = field(init=False)
-    _next: _Segment | None = field(init=False, default=None)
-    _old: list[_Segment] = field(init=False, default_factory=list)
+    _segment_bytes: int = field(init=False)
+    _rows: Stream = field(init=False)
+    _bulk: dict[type, Stream] = field(init=False)
+    cramped: bool = field(init=False, default=False)
+    """Whether its disk had no room for the last item."""
     _rests_until: float = field(init=False, default=0.0)
     _rest_s: float = field(init=False, default=REST_S)
 
@@ -137,7 +110,21 @@ class Journal:
         self._nonce = os.urandom(8)
         self.mark = Mark(self._nonce.hex())
         self._ids, self._files = itertools.count(1), itertools.count(1)
-        self._now = self._made()
+        self._segment_bytes = min(SEGMENT_BYTES, self.budget_bytes // 16)
+        self._rows = Stream(self._made, self._segment_bytes)
+        self._bulk = {kind: Stream(self._made, self._segment_bytes) for kind in (SpikeBatch, CompletionBatch)}
+        self._rows.here()
+
+    @property
+    def filled(self) -> float:
+        """Share of the budget that is taken; 1 and more: nothing but events is kept."""
+        return (self._rows.bytes + sum(stream.bytes for stream in self._bulk.values())) / self.budget_bytes
+
+    @property
+    def limit(self) -> str:
+        """Words for what it may take."""
+        most = f"{self.budget_bytes / (1 << 20):,.0f} MB"
+        return "the disk of its journal is full" if self.cramped else f"its journal may take {most}"
 
     def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
         """Keep one ``run.log``: plain numbers by name. The number it has here, or 0 if it could not be kept.
@@ -146,14 +133,17 @@ class Journal:
         """
         if self._rests_until and time.monotonic() < self._rests_until:
             return 0
+        if self.filled >= 1.0:
+            return 0
         names, kind, number = tuple(metrics), _RECORD if whole else _PART, next(self._ids)
         while True:
-            here = self._here()
+            here = self._rows.here()
             known = here.sets.get(names)
             if known is None:
                 text = json.dumps(names).encode()
                 known = (next(here.numbers), struct.Struct(f"<4sIBQqdI{len(names)}d4s"))
                 if not here.put(_framed(bytes((_NAMES,)) + known[0].to_bytes(4, "little") + text)):
+                    self.cramped = True
                     return 0
                 here.sets[names] = known
             length = known[1].size - _HEAD.size - len(END)
@@ -175,9 +165,16 @@ class Journal:
             body = len(head).to_bytes(4, "little") + head + rows
         if self._rests_until and time.monotonic() < self._rests_until:
             return 0
+        stream = self._bulk.get(type(item), self._rows)
+        if stream is not self._rows and self.filled >= 1.0:
+            return 0
         number = next(self._ids)
         while True:
-            here = self._here()
+            try:
+                here = stream.here()
+            except OSError:
+                self.cramped = True
+                return 0
             kept = self._put(here, number, _framed(_NUMBERED.pack(kind, number) + body))
             if not here.removed:
                 self._look_at(here)
@@ -187,60 +184,65 @@ class Journal:
         """Keep how the run was ended, before its writer comes to say so; also while the journal rests."""
         body = dumps([state.value, plain(reason), now]).encode()
         while True:
-            here = self._here()
+            here = self._rows.here()
             here.put(_framed(_NUMBERED.pack(_ENDED, 0) + body))
             if not here.removed:
                 return
 
     def stored(self, mark: Mark) -> None:
-        """Take notice of what the database holds by now; remove files of which it holds all, make the next one."""
+        """Take notice of what the database holds by now."""
         self.mark = mark
-        for segment in [segment for segment in self._old if segment.highest <= mark.upto]:
-            segment.removed = True
-            self._old.remove(segment)
-            with contextlib.suppress(OSError):
-                segment.path.unlink(missing_ok=True)
-        if self._next is None and self._now.bytes > SEGMENT_BYTES // 2:
-            with contextlib.suppress(OSError):  # the one in use goes on
-                self._next = self._made()
+        self.tend()
+
+    def tend(self) -> None:
+        """Remove files of which the database holds all, and make the next ones before they are needed."""
+        for stream in self._streams():
+            stream.tend(self.mark.upto)
+
+    def give_up(self, kind: type) -> list[tuple[int, Item]] | None:
+        """Remove the oldest file of items of ``kind`` (spike batches or completions); what it held and was not stored,
+        by number. None: there is no such file.
+        """
+        stream = self._bulk[kind]
+        oldest = next(iter(stream.files()), None)
+        if oldest is None:
+            return None
+        oldest.removed = True  # from here on whoever was about to write into it turns to the next
+        held = entries(oldest.path)[1]
+        stream.remove(oldest)
+        return [(number, item) for number, item, _ in held if not self.mark.holds(number)]
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
         """Items in the files, whole, not stored and not ``taken``; for the thread that writes the run."""
-        paths = [segment.path for segment in [*self._old, self._now]]
-        kept = (entry for path in paths for entry in entries(path)[1])
+        kept = _in_order((each.lowest, each.path) for stream in self._streams() for each in stream.files())
         new = ((number, item) for number, item, whole in kept if whole and number not in taken)
         return list(islice(((number, item) for number, item in new if not self.mark.holds(number)), limit))
 
     def close(self, *, remove: bool) -> None:
         """Leave it. ``remove``: all of it is stored."""
-        for segment in [*self._old, self._now, *([self._next] if self._next else [])]:
-            if remove:
+        for stream in self._streams() if remove else ():
+            for segment in [*stream.files(), *([stream.next] if stream.next else [])]:
                 with contextlib.suppress(OSError):
                     segment.path.unlink(missing_ok=True)
 
-    def _look_at(self, here: _Segment) -> None:
+    def _streams(self) -> list[Stream]:
+        return [self._rows, *self._bulk.values()]
+
+    def _look_at(self, here: Segment) -> None:
         """Rest if the disk made a thread wait that logged: once is enough."""
         if here.longest_s > SLOW_S:
             here.longest_s = 0.0
             self._rests_until = time.monotonic() + self._rest_s
             self._rest_s = min(2.0 * self._rest_s, LONGEST_REST_S)
 
-    def _made(self) -> _Segment:
-        return _Segment(self.directory / f"run.journal-{next(self._files)}", self._nonce)
+    def _made(self) -> Segment:
+        return Segment(self.directory / f"run.journal-{next(self._files)}", self._nonce, self._segment_bytes)
 
-    def _here(self) -> _Segment:
-        here, following = self._now, self._next
-        if here.bytes > SEGMENT_BYTES and following is not None:
-            self._next = None
-            self._old.append(here)
-            self._now = here = following
-        return here
-
-    def _put(self, here: _Segment, number: int, frame: bytes) -> int:
-        if here.bytes + len(self._old) * SEGMENT_BYTES > MOST_BYTES:
-            return 0
-        here.highest = max(here.highest, number)
-        return number if here.put(frame) else 0
+    def _put(self, here: Segment, number: int, frame: bytes) -> int:
+        here.lowest, here.highest = here.lowest or number, max(here.highest, number)
+        kept = here.put(frame)
+        self.cramped = not kept
+        return number if kept else 0
 
 
 def files_in(directory: Path) -> list[Path]:
@@ -251,6 +253,43 @@ def files_in(directory: Path) -> list[Path]:
     except OSError:
         return []
     return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]
+
+
+def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:
+    """By name the journals that a dead process, or several, left in ``directory``: their items in order of number, read
+    file by file.
+    """
+    by_name: dict[str, list[tuple[int, Path]]] = {}
+    for path in files_in(directory):
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+            if data[: len(MAGIC)] == MAGIC and len(data) >= HEADER_BYTES:
+                numbered = (body for body in _bodies(data, HEADER_BYTES) if body[:1] not in (b"N", b"F"))
+                first = next((int.from_bytes(body[1:9], "little") for body in numbered), 0)
+                by_name.setdefault(data[len(MAGIC) : HEADER_BYTES].hex(), []).append((first, path))
+    return {name: ((number, item) for number, item, _ in _in_order(files)) for name, files in by_name.items()}
+
+
+def _in_order(files: Iterable[tuple[int, Path]]) -> Iterator[tuple[int, Item, bool]]:
+    """Items of files (each with its lowest number) in order of number: rows are not to overtake what is kept apart from
+    them, since a mark takes numbers that many later ones have passed for lost.
+    """
+    waiting = deque(sorted(files, key=itemgetter(0)))
+    opened: list[tuple[int, int, Item, bool, Iterator[tuple[int, Item, bool]]]] = []
+    order = itertools.count()
+
+    def push(rest: Iterator[tuple[int, Item, bool]]) -> None:
+        for number, item, whole in rest:
+            heappush(opened, (number, next(order), item, whole, rest))
+            return
+
+    while waiting or opened:
+        while waiting and (not opened or waiting[0][0] <= opened[0][0]):
+            push(iter(sorted(entries(waiting.popleft()[1])[1], key=itemgetter(0))))
+        if opened:
+            number, _, item, whole, rest = heappop(opened)
+            yield number, item, whole
+            push(rest)
 
 
 def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:

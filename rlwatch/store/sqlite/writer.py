@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,11 +20,12 @@ from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
-from rlwatch.store.sqlite.journal import HEADER_BYTES, Journal, Mark, end_in, entries, files_in
+from rlwatch.store.sqlite.journal import Journal, Mark, end_in, files_in, journals_in
 from rlwatch.store.sqlite.layout import RunFiles, make_private, size_of, touch_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
 from rlwatch.store.sqlite.rows import Batch, MetricSets, packing
 from rlwatch.store.sqlite.schema import migrate, transaction
+from rlwatch.store.sqlite.segments import HEADER_BYTES
 from rlwatch.store.sqlite.series import metric_sets
 
 
@@ -264,13 +266,11 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
     run's lock.
     """
     paths = files_in(files.directory)
-    for path in paths:
-        nonce, journaled = entries(path)
-        mark = runrow.journal_mark(db, nonce)
-        left = [(number, item) for number, item, _ in journaled if not mark.holds(number)]
+    for nonce, journaled in journals_in(files.directory).items():
+        mark = known = runrow.journal_mark(db, nonce)
+        left = (numbered for numbered in journaled if not known.holds(numbered[0]))
         attempt = runrow.load(db, files.directory.name).attempt
-        for at in range(0, len(left), _AT_ONCE):
-            some = left[at : at + _AT_ONCE]
+        while some := list(islice(left, _AT_ONCE)):
             mark = mark.after(number for number, _ in some)
             _append(db, [replace(item, attempt=attempt) for _, item in some], mark)
     end = next((told for path in reversed(paths) if (told := end_in(path)) is not None), None)

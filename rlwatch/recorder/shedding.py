@@ -1,0 +1,134 @@
+"""Give up what is missed least when the room for what waits is nearly spent: at the door, and out of the journal.
+
+While a store takes nothing, what is logged waits in the run's journal, which has a budget. As that fills, the bulkiest
+goes first: tokens of single steps, then texts of completions, then series of the machine and the engines, and at last
+rows are thinned, to one in two steps, in four... Events, findings, alerts and commands are never given up, nor are rows
+that hold NaN or an infinity. All of it is counted, and told by events of the run (:data:`rlwatch.records.SHED`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from rlwatch.recorder.counters import Counters
+from rlwatch.records import SHED, CompletionBatch, Event, SpikeBatch
+
+
+class Kind(StrEnum):
+    """Kinds of what is given up, first to last."""
+
+    TOKENS = "token records"
+    COMPLETIONS = "completions"
+    SYSTEM = "values of system series"
+    ROWS = "metric rows"
+
+
+NEARLY = 0.6
+"""Share of the budget from which on anything is given up."""
+REFUSED_FROM = {Kind.TOKENS: NEARLY, Kind.COMPLETIONS: 0.65, Kind.SYSTEM: 0.75, Kind.ROWS: 0.8}
+"""Share of the budget from which on no more of a kind is taken."""
+EVICTED_FROM = 0.7
+"""Share of the budget from which on tokens, then completions, that were taken already are removed."""
+THINNEST = 6
+"""Of rows at least one step in two to this power is kept while there is any room."""
+TOLD_EVERY_S = 60.0
+"""Seconds between two events that tell what was given up."""
+SYSTEM = (
+    "system/", "sys/", "perf/", "timing/", "timing_s/", "timing_per_token_ms/", "time/", "profiling/", "engine/",
+    "vllm/", "vllm:", "sglang/", "sglang:", "gpu/", "gpu.", "cpu/", "memory/", "nccl/", "ray/", "throughput",
+)  # fmt: skip
+"""Beginnings of names of series about machines and engines, which no judgement of training needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was given up at one step."""
+
+    kind: Kind
+    n: int
+    step: int
+
+
+class Shedding:
+    """The door of a run whose room is nearly spent. :meth:`less` is called by threads that log, and takes no lock."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._given: deque[Given] = deque()
+        self._step, self._steps = -1, 0
+        self._told_at = -math.inf
+
+    def takes(self, batch: SpikeBatch | CompletionBatch, filled: float) -> bool:
+        """True where the batch may come in; ``filled``: share of the room that is taken."""
+        if filled < REFUSED_FROM[_kind(batch)]:
+            return True
+        self.give_up(batch)
+        return False
+
+    def cut(self, step: int, metrics: dict[str, Any], filled: float) -> bool:
+        """True where the row of ``step`` may come in; of its ``metrics`` those of the machine are removed before."""
+        if filled < REFUSED_FROM[Kind.SYSTEM]:
+            return True
+        machine = [name for name in metrics if type(name) is str and name.startswith(SYSTEM)]
+        for name in machine:
+            del metrics[name]
+        if machine:
+            self._note(Kind.SYSTEM, len(machine), step)
+        if not metrics:
+            return False
+        if filled < REFUSED_FROM[Kind.ROWS] or self._is_due(step, filled):
+            return True
+        if any(type(value) is float and not math.isfinite(value) for value in metrics.values()):
+            return True
+        self._note(Kind.ROWS, 1, step)
+        return False
+
+    def _is_due(self, step: int, filled: float) -> bool:
+        """True of one in 2, 4, 8... steps, the fewer the less room there is; of all rows of such a step."""
+        if step != self._step:
+            self._step, self._steps = step, self._steps + 1
+        spent = (filled - REFUSED_FROM[Kind.ROWS]) / (1.0 - REFUSED_FROM[Kind.ROWS])
+        every: int = 1 << min(THINNEST, 1 + int(THINNEST * spent))
+        return self._steps % every == 0
+
+    def give_up(self, batch: SpikeBatch | CompletionBatch) -> None:
+        """Count what is lost with the batch."""
+        self._note(_kind(batch), len(batch), batch.step)
+
+    def _note(self, kind: Kind, n: int, step: int) -> None:
+        self._given.append(Given(kind, n, step))
+        self._counters.warn("shed", f"the room for what the store does not take is nearly spent: {kind} are shed", n)
+
+    def tell(self, now: float, why: str, *, last: bool = False) -> list[Event]:
+        """What was given up since this was last told, as events; none before its time, unless it is the ``last`` call.
+
+        ``now``: seconds of a clock that only goes forward.
+        """
+        if not self._given or (now - self._told_at < TOLD_EVERY_S and not last):
+            return []
+        self._told_at = now
+        sums: dict[Kind, Event] = {}
+        for _ in range(len(self._given)):
+            given = self._given.popleft()
+            so_far = sums.get(given.kind)
+            sums[given.kind] = _event(given, why) if so_far is None else _more(so_far, given)
+        return [sums[kind] for kind in Kind if kind in sums]
+
+
+def _kind(batch: SpikeBatch | CompletionBatch) -> Kind:
+    return Kind.TOKENS if isinstance(batch, SpikeBatch) else Kind.COMPLETIONS
+
+
+def _event(given: Given, why: str) -> Event:
+    body = {"what": given.kind.value, "n": given.n, "first_step": given.step, "last_step": given.step, "why": why}
+    return Event(SHED, given.step, body)
+
+
+def _more(event: Event, given: Given) -> Event:
+    body = event.body
+    first, last = min(body["first_step"], given.step), max(body["last_step"], given.step)
+    return replace(event, step=last, body={**body, "n": body["n"] + given.n, "first_step": first, "last_step": last})
