@@ -330,7 +330,7 @@ class BoundedQueue(Generic[T]):
         return out
 
     def waiting(self) -> list[T]:
-        """What it holds now, oldest first."""
+        """Its items now, oldest first."""
         return list(self._items)
 
     def __len__(self) -> int:
@@ -384,7 +384,7 @@ class Intake:
             self._counters.warn("dropped", FULL)
 
     def takes(self, item: Queued) -> bool:
-        """Whether there is room for ``item``, or for a part of it, to which it is cut."""
+        """True where there is room for ``item``, or for a part of it, to which it is cut."""
         taken = self.room_taken
         if taken < NEARLY:
             return True

@@ -46,7 +46,7 @@ SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was given up at one step."""
+    """Items given up at one step."""
 
     kind: Kind
     n: int
@@ -104,7 +104,7 @@ class Shedding:
         self._counters.warn("shed", f"the room for what the store does not take is nearly spent: {kind} are shed", n)
 
     def tell(self, now: float, why: str, *, last: bool = False) -> list[Event]:
-        """What was given up since this was last told, as events; none before its time, unless it is the ``last`` call.
+        """Events of what was given up since this was last told; none before its time, unless it is the ``last`` call.
 
         ``now``: seconds of a clock that only goes forward.
         """
