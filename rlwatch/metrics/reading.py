@@ -107,10 +107,38 @@ def _index() -> dict[str, list[tuple[Metric, Alias]]]:
     for metric in TABLE:
         for alias in metric.aliases:
             index.setdefault(alias.name, []).append((metric, alias))
+    for family in OPEN:
+        for alias in family.aliases:
+            if "*" not in alias.name:
+                member = replace(family, name=family.name + alias.name.rpartition("/")[2])
+                index.setdefault(alias.name, []).append((member, alias))
     return index
 
 
 _ALIASES = _index()
+_NO_MEMBER = frozenset(
+    {"mean", "std", "min", "max", "total", "total_reward", "chosen", "rejected", "margins", "accuracies"}
+)
+"""Parts of names that say how a batch was summed up, or of which pairs: no name of a member."""
+
+
+def _patterns() -> list[tuple[re.Pattern[str], Metric, Alias]]:
+    starred = [(family, alias) for family in OPEN for alias in family.aliases if "*" in alias.name]
+    return [(re.compile(re.escape(alias.name).replace(r"\*", "([^/]+)")), family, alias) for family, alias in starred]
+
+
+_PATTERNS = _patterns()
+
+
+def _member(name: str, source: str) -> Reading | None:
+    """Reading of a trainer's name for a member of an open family; None if it is none."""
+    for pattern, family, alias in _PATTERNS:
+        found = pattern.fullmatch(name) if _matches(alias, source) else None
+        if found is not None and found[1] not in _NO_MEMBER:
+            return Reading(replace(family, name=family.name + found[1]), alias)
+    return None
+
+
 _NO_LETTER = re.compile(r"[^a-z0-9]+")
 
 
@@ -152,6 +180,8 @@ def resolve(name: str, source: str = "") -> Reading | None:
     2
     >>> resolve("critic_score_mean").metric.name
     'reward/mean'
+    >>> resolve("rewards/format/mean").metric.name
+    'reward/part/format'
     """
     if len(name) > LONGEST_NAME:
         return None
@@ -166,7 +196,7 @@ def resolve(name: str, source: str = "") -> Reading | None:
     for prefix in _TRACKER_PREFIXES:
         if name.startswith(prefix):
             return resolve(name.removeprefix(prefix), source)
-    return _written_flat(name, source) or (None if source else _guessed(name))
+    return _written_flat(name, source) or (None if source else _guessed(name)) or _member(slashed, source)
 
 
 def _closest(candidates: Iterable[tuple[Metric, Alias]], source: str) -> tuple[Metric, Alias] | None:

@@ -74,6 +74,9 @@ REWARD: tuple[Metric, ...] = (
 OPEN_REWARD: tuple[Metric, ...] = (
     Metric("val-core/", Family.REWARD, "", "score on one held-out set, as verl names it", aggregator="evaluation"),
     Metric("reward/by_task/", Family.REWARD, "", "mean reward of the responses to one task or data source", aggregator="sequence mean"),
+    Metric("reward/part/", Family.REWARD, "", "mean of one part of the reward (format, answer...), by its name", aggregator="sequence mean", aliases=(
+        same("rewards/*/mean"), same("rewards/*"), same("gdpo/*/mean", "verl"), same("*_reward", "openrlhf"), same("self_distillation/rewards/*", "trl"),
+        same("reward/evaluate_response/avg_*_reward", "torchforge"), same("env/all/format", "tinker"), same("env/all/correct", "tinker"))),
 )
 
 # Exploration: entropy and diversity of the policy.
@@ -592,4 +595,5 @@ TABLE: tuple[Metric, ...] = (
 )
 
 OPEN: tuple[Metric, ...] = (*OPEN_REWARD, *OPEN_EXPLORATION, *OPEN_OPTIMISATION, *OPEN_ROLLOUTS)
-"""Families whose members a run names itself (its layers, its tasks): a row's name is what theirs begin with."""
+"""Families whose members a run names itself (its layers, its tasks): a row's name is what theirs begin with. In an alias
+of theirs ``*`` stands for the member's name; without one it is the last part."""

@@ -134,6 +134,7 @@ ROLLOUTS_BROKEN = {
     "reward/unique_answers": 0.2,
     "text/looping_frac": 100.0,
     "text/repetition": 6.0,
+    "reward/part/answer": 0.1,
     "len/tail_ratio": 8.0,
     "len/budget_used": 0.3,
     "partial/frac": 10.0,
@@ -183,6 +184,18 @@ def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, fl
         "partial/retention_mean": around(0.1),
         "time/step": around((0.05 * row["len/mean"]) * (4.0 if noise.random() < 0.02 else 1.0)),
         "time/throughput": around(5000.0),
+    }
+
+
+def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
+    """The parts of the reward beside ``row``: the format is learnt in the first tenth of the run, the answer all along.
+
+    ``progress``: share of the run that has passed.
+    """
+    answer = row["reward/mean"] + noise.gauss(0.0, 0.02)
+    return {
+        "reward/part/format": min(1.0 - 0.7 * math.exp(-30.0 * progress) + noise.gauss(-0.01, 0.01), 1.0),
+        "reward/part/answer": min(max(answer, 0.0), 1.0),
     }
 
 
@@ -275,8 +288,8 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics`` and ``critic_metrics``; the others are the same
-    without.
+    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics`` and ``part_metrics``; the others
+    are the same without.
     """
     return list(_rows(seed, length, every, layers, taps))
 
@@ -284,7 +297,7 @@ def healthy_run(
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
     """The same few runs serve many tests, and making one takes longer than judging it."""
-    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic = (random.Random(seed + i) for i in range(6))
+    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts = (random.Random(seed + i) for i in range(7))
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
         step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
@@ -293,6 +306,7 @@ def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[
         step.update(tapped_metrics(step, of_taps))
         step.update(engine_metrics(step, of_engine))
         step.update(rollout_metrics(step, of_rollouts))
+        step.update(part_metrics(at / length, step, of_parts))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return tuple(
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)

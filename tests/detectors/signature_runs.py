@@ -78,7 +78,7 @@ UNSPLIT: Mapping[str, Curve] = {
     "reward/zero_std_right_frac": missing, "reward/zero_std_wrong_frac": missing, "reward/effective_groups": missing,
 }  # fmt: skip
 """What TRL does not log of groups."""
-OF_THE_REWARD = ("critic/returns_mean", "critic/value_mean", "reward/pass_at_1", "reward/pass_at_8")
+OF_THE_REWARD = ("critic/returns_mean", "critic/value_mean", "reward/pass_at_1", "reward/pass_at_8", "reward/part/answer")
 """Metrics of a healthy run that would contradict another reward."""
 
 
@@ -122,7 +122,8 @@ SIGNATURES = (
         {"reward/zero_std_frac": line(0.05, 0.9, over=100), "reward/group_std": ramp(0.3, 0.01, 100), "reward/std": flat(0.3), "reward/mean": saturating, **UNSPLIT}),
     Signature(PROBE, "throughput rot", "throughput_drop", "warning", "a step takes 2.5 times as long, responses are 1.8 times as long",
         {"time/step": line(2.0, 5.0, sigma=0.05), "time/throughput": line(5000.0, 2000.0, sigma=50.0)}),
-    Signature(PROBE, "format gaming", "", "", "one part of the reward rises to 1 and the other stands still: parts are not read"),
+    Signature(PROBE, "format gaming", "format_gaming", "warning", "format 0.2 to 0.97 in 60 steps, the answers stand at 0.44",
+        {"reward/part/format": line(0.2, 0.97, over=60, sigma=0.01), "reward/part/answer": flat(0.44), "reward/mean": line(0.32, 0.72, over=60)}),
     Signature(PROBE, "drift of single positions", "", "", "KL on the first tokens of a response: no trainer logs it by position"),
     Signature(DOCTOR, "saturated groups", "zero_variance", "warning", "nearly solved: 0.75 of the groups agree",
         {"reward/mean": rising(0.3, 0.97), "reward/std": flat(0.2), "reward/zero_std_frac": line(0.1, 0.75, over=80), **UNSPLIT}),
@@ -142,8 +143,11 @@ SIGNATURES = (
         {"policy/entropy": lambda step, noise: 0.8 * math.exp(-6.5 * step / LENGTH + noise.gauss(0.0, 0.05)) + 0.006, "reward/mean": saturating}),
     Signature(DOCTOR, "gradient spikes", "grad_spike", "warning", "gradient norm x 60 at every 25th step",
         {"optim/grad_norm": spikes(0.5, 60.0, 25)}),
-    Signature(DOCTOR, "plateau", "", "", "the reward rises no more: said where KL or entropy tells why, and no failure by itself"),
-    Signature(DOCTOR, "format domination", "", "", "a part of the reward that everybody earns: parts are not read"),
+    Signature(DOCTOR, "plateau", "plateau", "info", "reward 0.18 to 0.55 in the first 100 steps, and flat from then on",
+        {"reward/mean": lambda step, noise: 0.18 + 0.37 / (1.0 + math.exp(-(step - 48) / 16.0)) + noise.gauss(0.0, 0.018)}),
+    Signature(DOCTOR, "format domination", "format_domination", "warning", "format 0.35 to 0.98 in 50 steps, the answers earn 0.01 to 0.03",
+        {"reward/part/format": lambda step, noise: min(0.35 + 0.63 / (1.0 + math.exp(-(step - 24) / 10.0)) + noise.gauss(0.0, 0.06), 1.0),
+         "reward/part/answer": lambda step, noise: max(0.01 + 0.02 * step / LENGTH + noise.gauss(0.0, 0.01), 0.0), "reward/mean": rising(0.1, 0.13, 0.01)}),
     Signature(SEED, "entropy explosion", "entropy_explosion", "critical", "entropy x 10, reward 0.7 to 0.1",
         {"policy/entropy": ramp(0.2, 2.0), "reward/mean": line(0.7, 0.1, over=50)}),
     Signature(SEED, "collapse from the first step", "entropy_collapse", "critical", "entropy 1.2, in the next steps 0.01; reward 0.3 to 0.02",
@@ -241,8 +245,12 @@ def _row(signature: Signature) -> str:
     said, kind = "nothing", "-"
     if signature.kind:
         kind = f"`{signature.kind}` ({entry(signature.kind).family})"
-        said = ", ".join(f"{severity} at {step}" for severity, step in judged(signature).items() if severity != "info")
+        least = "info" if signature.worst == "info" else "warning"
+        said = ", ".join(f"{WORDS[severity]} at {step}" for severity, step in judged(signature).items() if severity in (least, "warning", "critical"))
     return f"| {signature.source} | {signature.name} | {kind} | {signature.run} | {said} |\n"
+
+
+WORDS = {"info": "a remark, no alert", "warning": "warning", "critical": "critical"}
 
 
 def page(text: str) -> str:

@@ -44,7 +44,7 @@ def test_order_case_and_common_abbreviations_do_not_matter(name, metric):
 
 @pytest.mark.parametrize(
     "name",
-    ["clipped", "clipped_frac", "k3", "diff", "tokens", "prompt_length", "rewards/format/mean", "mean", "x", ""],
+    ["clipped", "clipped_frac", "k3", "diff", "tokens", "prompt_length", "rewards/format/std", "mean", "x", ""],
 )
 def test_what_may_mean_two_things_stays_unknown(name):
     """Better no metric than a wrong one."""

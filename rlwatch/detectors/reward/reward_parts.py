@@ -1,0 +1,191 @@
+"""Parts of the reward: one that has reached its ceiling, while the others stand still or weigh nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, members, rounded
+from rlwatch.detectors.standing import STILL, Course
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+from rlwatch.wording import number
+
+PREFIX = "reward/part/"
+PARTS = 12
+"""Parts followed at most; a run with more is not judged by them."""
+PINNED, NEARLY_ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+ALL = 0.99, 0.9
+"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+CLIMB = 1 / 3
+"""Of its best row that a part must have gained to be what was learnt."""
+ROWS, STEPS = 30, 100
+"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
+FEWEST, FIRST = 12, 4
+"""Points of a part's history since the climb that tell whether it moved, and the first of them."""
+STILL = 0.1
+"""Of its best row that a part, noise included, cannot have gained since then if it stands still."""
+ERRORS = 2.0
+"""Standard errors that noise is given."""
+ROOM = 0.75
+"""Of what it can reach, below which a part that stands still has anything left to learn."""
+ALL = 0.9
+"""Of the sum of all parts that those at their ceiling make up, from which nothing else weighs."""
+
+
+class Part(Course):
+    """One part of the reward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pinned = Hold(forgive=3)
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next finite value."""
+        super().update(step, value)
+        self._pinned.update(step, self.full)
+
+    @property
+    def moves(self) -> bool:
+        """False of one that has always been the same: a penalty that nobody incurs."""
+        return self.high > self.low
+
+    @property
+    def full(self) -> bool:
+        """True if half of the last rows are as good as the best row so far, or nearly all answers earn it."""
+        if self.high <= 0.0 or not self.moves:
+            return False
+        return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_ALL)
+
+    def learnt(self) -> float | None:
+        """Step at which it was halfway up, if it climbed and has been at its ceiling for long; None otherwise."""
+        return self.climbed(CLIMB * self.high) if self._pinned.lasted(ROWS, STEPS) else None
+
+    def still(self, since: float) -> bool:
+        """True if it has certainly gained next to nothing from ``since`` on."""
+        gained = self.gained(since)
+        return gained is not None and gained[1] < STILL
+
+
+class RewardParts(BaseDetector):
+    """The parts that trainers log beside the reward: which reached its ceiling, and what the others did since.
+
+    A format is learnt first in sound runs, too, so a part at its ceiling says nothing by itself. It is gaming if every
+    other part that moves has certainly gained nothing since it was halfway up, for ``STEPS`` steps at the ceiling, and
+    one of them has room; and domination if those at their ceiling are nearly all there is of the reward. Noise is no
+    evidence of standing still, and a part that never moved is none of anything. ``PARTS`` are followed at most.
+    """
+
+    name: ClassVar[str] = "reward_parts"
+    reads: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = ((PREFIX,),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: dict[str, Part] = {}
+        self._dominated = Hold(forgive=3)
+
+    def measured(self, step: ClosedStep) -> bool:
+        """True if the row holds a part."""
+        return any(finite(step, name) is not None for name in members(step, PREFIX))
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Follow the parts, and compare them."""
+        for name in members(step, PREFIX):
+            value = finite(step, name)
+            if value is not None and (name in self._parts or len(self._parts) <= PARTS):
+                self._parts.setdefault(name, Part()).update(step.step, value)
+        if not 2 <= len(self._parts) <= PARTS:
+            return []
+        moving = {name: part for name, part in self._parts.items() if part.moves}
+        full = {name: part for name, part in moving.items() if part.full}
+        rest = {name: part for name, part in moving.items() if name not in full}
+        return [*self._gamed(step, full, rest), *self._dominates(step, full, rest)]
+
+    def _gamed(self, step: ClosedStep, full: Mapping[str, Part], rest: Mapping[str, Part]) -> list[Finding]:
+        """The part at its ceiling that climbed last, if the others have stood still since."""
+        climbs = {name: part.learnt() for name, part in full.items()}
+        since, name = max(((at, name) for name, at in climbs.items() if at is not None), default=(0.0, ""))
+        if not name or not any(part.room for part in rest.values()):
+            return []
+        if not all(part.still(since) for part in rest.values()):
+            return []
+        others = " and ".join(f"{_named(other)} stands at {number(part.level)}" for other, part in rest.items())
+        return [
+            self.finding(
+                step,
+                "format_gaming",
+                Severity.WARNING,
+                f"{_named(name)} climbed to its ceiling of {number(full[name].level)} while {others}: "
+                "the policy earns the part that pays and learns nothing else",
+                onset=math.ceil(since),
+                metric=name,
+                evidence=rounded({other: part.level for other, part in self._parts.items()}),
+            )
+        ]
+
+    def _dominates(self, step: ClosedStep, full: Mapping[str, Part], rest: Mapping[str, Part]) -> list[Finding]:
+        """The parts that everybody earns, if they have been nearly all of the reward for long."""
+        earned, other = (sum(abs(part.level) for part in parts.values()) for parts in (full, rest))
+        self._dominated.update(step.step, bool(rest) and earned > 0.0 and earned >= ALL * (earned + other))
+        if not self._dominated.lasted(ROWS, STEPS):
+            return []
+        names = " and ".join(map(_named, full))
+        return [
+            self.finding(
+                step,
+                "format_domination",
+                Severity.WARNING,
+                f"{names}, which nearly every answer earns in full, is {earned / (earned + other):.0%} of all that the "
+                f"parts add up to: {' and '.join(map(_named, rest))} hardly weighs",
+                onset=self._dominated.since,
+                metric=max(full, key=lambda name: full[name].level),
+                evidence=rounded({name: part.level for name, part in self._parts.items()}),
+            )
+        ]
+
+
+def _named(metric: str) -> str:
+    return metric.removeprefix(PREFIX)

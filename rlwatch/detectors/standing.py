@@ -1,0 +1,72 @@
+"""A series that stands still: certainly so, noise included, which is more than not having been seen to rise."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, variance
+
+from rlwatch.stats import Thinned, Window
+
+FEWEST, FIRST = 12, 4
+"""Points since a step that tell whether a series moved, and how many of them are the first."""
+STILL = 0.1
+"""Of the range of its rows that a series, noise included, cannot have gained where it stands still."""
+ERRORS = 2.0
+"""Standard errors that noise is given."""
+ROOM = 0.75
+"""Of what it can reach, below which a series that stands still has much left to gain."""
+
+
+class Course:
+    """A reward or a part of one: its level, its range, and all of its history in a few dozen points."""
+
+    def __init__(self) -> None:
+        self._now = Window(rows=20, steps=20, least=5)
+        self._points = Thinned(points=64)
+        self.low, self.high = math.inf, -math.inf
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next finite value."""
+        self.low, self.high = min(self.low, value), max(self.high, value)
+        self._now.update(step, value)
+        self._points.update(step, float(step), value)
+
+    @property
+    def level(self) -> float:
+        """Median of the last rows; 0 where there are too few."""
+        return self._now.get() or 0.0
+
+    @property
+    def share(self) -> bool:
+        """True of one that may be a share of the answers."""
+        return self.low >= 0.0 and self.high <= 1.0
+
+    @property
+    def room(self) -> bool:
+        """True if it is well below what it can reach: 1 where it is a share, else the best row there was, if above 0."""
+        return self.level < ROOM * (1.0 if self.share else max(self.high, 0.0)) and self.high > 0.0
+
+    def climbed(self, least: float) -> float | None:
+        """Step at which it was last halfway between its lowest point and this level; None if they are less apart."""
+        steps, values = self._points.get()
+        if len(values) < FEWEST or self.level - min(values) < least:
+            return None
+        half = (self.level + min(values)) / 2.0
+        return max((step for step, value in zip(steps, values, strict=True) if value < half), default=None)
+
+    def gained(self, since: float) -> tuple[float, float] | None:
+        """Least and most that it can have gained from step ``since`` on, as shares of its range; None of too few."""
+        values = [value for step, value in zip(*self._points.get(), strict=True) if step >= since]
+        if len(values) < FEWEST or self.high <= self.low:
+            return None
+        half, scale = len(values) // 2, self.high - min(self.low, 0.0)
+        # The halves of a straight line are half of its rise apart in the mean; an early rise shows in the first points.
+        slow, early = _change(values[:half], values[half:]), _change(values[:FIRST], values[half:])
+        return min(2.0 * slow[0], early[0]) / scale, max(2.0 * slow[1], early[1]) / scale
+
+
+def _change(first: list[float], last: list[float]) -> tuple[float, float]:
+    """Difference of two means, give or take what noise allows."""
+    noise = ERRORS * math.sqrt(variance(first) / len(first) + variance(last) / len(last))
+    change = fmean(last) - fmean(first)
+    return change - noise, change + noise
