@@ -96,7 +96,7 @@ def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Findi
 
 
 @cache
-def broken_run(seed: int = 0, length: int = 160, at: int = 60) -> tuple[ClosedStep, ...]:
+def broken_run(seed: int = 0, length: int = 230, at: int = 60) -> tuple[ClosedStep, ...]:
     """A healthy run in which everything goes wrong at once: every detector has something to say.
 
     Held-out scores fall first. Entropy explodes and then, 40 steps on, collapses, while KL to the reference falls to
