@@ -43,7 +43,7 @@ class Course:
 
     @property
     def room(self) -> bool:
-        """True if it is well below what it can reach: 1 where it is a share, else the best row there was, if above 0."""
+        """True if it is well below what it can reach: 1 of a share, else the best row there was, if above 0."""
         return self.level < ROOM * (1.0 if self.share else max(self.high, 0.0)) and self.high > 0.0
 
     def climbed(self, least: float) -> float | None:

@@ -78,7 +78,13 @@ UNSPLIT: Mapping[str, Curve] = {
     "reward/zero_std_right_frac": missing, "reward/zero_std_wrong_frac": missing, "reward/effective_groups": missing,
 }  # fmt: skip
 """What TRL does not log of groups."""
-OF_THE_REWARD = ("critic/returns_mean", "critic/value_mean", "reward/pass_at_1", "reward/pass_at_8", "reward/part/answer")
+OF_THE_REWARD = (
+    "critic/returns_mean",
+    "critic/value_mean",
+    "reward/pass_at_1",
+    "reward/pass_at_8",
+    "reward/part/answer",
+)
 """Metrics of a healthy run that would contradict another reward."""
 
 
@@ -246,7 +252,11 @@ def _row(signature: Signature) -> str:
     if signature.kind:
         kind = f"`{signature.kind}` ({entry(signature.kind).family})"
         least = "info" if signature.worst == "info" else "warning"
-        said = ", ".join(f"{WORDS[severity]} at {step}" for severity, step in judged(signature).items() if severity in (least, "warning", "critical"))
+        said = ", ".join(
+            f"{WORDS[severity]} at {step}"
+            for severity, step in judged(signature).items()
+            if severity in (least, "warning", "critical")
+        )
     return f"| {signature.source} | {signature.name} | {kind} | {signature.run} | {said} |\n"
 
 
