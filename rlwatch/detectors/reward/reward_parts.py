@@ -15,62 +15,12 @@ from rlwatch.wording import number
 PREFIX = "reward/part/"
 PARTS = 12
 """Parts followed at most; a run with more is not judged by them."""
-PINNED, NEARLY_ALL = 0.99, 0.9
+PINNED, NEARLY_EVERYBODY = 0.99, 0.9
 """Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
 CLIMB = 1 / 3
 """Of its best row that a part must have gained to be what was learnt."""
 ROWS, STEPS = 30, 100
 """Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-ALL = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
-CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
-ROWS, STEPS = 30, 100
-"""Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
-FEWEST, FIRST = 12, 4
-"""Points of a part's history since the climb that tell whether it moved, and the first of them."""
-STILL = 0.1
-"""Of its best row that a part, noise included, cannot have gained since then if it stands still."""
-ERRORS = 2.0
-"""Standard errors that noise is given."""
-ROOM = 0.75
-"""Of what it can reach, below which a part that stands still has anything left to learn."""
 ALL = 0.9
 """Of the sum of all parts that those at their ceiling make up, from which nothing else weighs."""
 
@@ -97,7 +47,7 @@ class Part(Course):
         """True if half of the last rows are as good as the best row so far, or nearly all answers earn it."""
         if self.high <= 0.0 or not self.moves:
             return False
-        return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_ALL)
+        return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_EVERYBODY)
 
     def learnt(self) -> float | None:
         """Step at which it was halfway up, if it climbed and has been at its ceiling for long; None otherwise."""
