@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from rlwatch.records import (
@@ -449,6 +450,24 @@ class AlertStore(Protocol):
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages, oldest first."""
+
+
+class Bulk(StrEnum):
+    """Bulk of a run that explains a step, and may be removed when it is old."""
+
+    TOKENS = "tokens"
+    COMPLETIONS = "completions"
+
+
+class Pruning(Protocol):
+    """A store that can remove parts of runs; not every store can."""
+
+    def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
+        """Remove batches from before ``before`` (Unix seconds; those without a time count as ``undated``).
+
+        Returns their number and their bytes; with ``dry_run`` that is all. Raises ``RunLockedError`` where the writer
+        of a live run alone may change it.
+        """
 
 
 class CurationStore(Protocol):

@@ -64,7 +64,7 @@ class Config:
     """The configuration that applies.
 
     ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file; ``refused``: what a
-    file that came with the data says and may not, in one sentence, else "".
+    file that came with the data says and may not, in one sentence, else ""; ``retention``: kind -> seconds.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -75,6 +75,7 @@ class Config:
     warnings: tuple[str, ...] = ()
     actions: tuple[Mapping[str, JSON], ...] = ()
     refused: str = ""
+    retention: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -185,6 +186,7 @@ def _read(file: Path) -> Config:
         path=file,
         warnings=tuple(f"{file}: {problem}" for problem in problems),
         actions=parsed.actions,
+        retention=parsed.retention,
     )
 
 
@@ -255,7 +257,9 @@ def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
     """Tables of the file besides rules."""
     tables = [f"[notify.{name}]" for name, _, _ in parsed.channels]
     tables += ["[[actions]]"] if parsed.actions else []
-    tables += [f"[{name}]" for name in ("store", "dashboard", "grouping", "quiet_hours", "inhibit") if name in raw]
+    tables += [
+        f"[{name}]" for name in ("store", "dashboard", "retention", "grouping", "quiet_hours", "inhibit") if name in raw
+    ]
     return tables + ([] if parsed.default_rules else ["default_rules = false"])
 
 
@@ -319,6 +323,11 @@ HEAD = """\
 
 # [store]
 # url = "./rlwatch-runs"
+
+# [retention]                    # what `rlwatch db prune` removes; findings, alerts and metrics stay
+# tokens = "30d"
+# completions = "90d"
+# archived = "365d"              # whole runs that somebody archived
 
 # [dashboard]                    # alerts link to it
 # url = "http://127.0.0.1:8501"

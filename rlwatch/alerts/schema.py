@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import time
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, field_validator
 
 from rlwatch.alerts.rules import DAYS, GroupBy, Grouping, Inhibition, Policy, QuietHours, Rule, default_inhibitions
+from rlwatch.alerts.silencing import seconds_of
 from rlwatch.errors import ConfigError
 from rlwatch.notify.registry import notifier_kinds
 from rlwatch.records import JSON, Severity
@@ -47,6 +48,14 @@ class RuleTable(_Table):
     only_live: bool = True
 
 
+def _seconds(text: object) -> object:
+    try:
+        return seconds_of(text) if isinstance(text, str) else text
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+Age = Annotated[float, BeforeValidator(_seconds)]
 Level = Annotated[Severity, Strict(strict=False)]
 
 
@@ -112,6 +121,14 @@ class ActionTable(_Table):
     dry_run: bool = True
 
 
+class RetentionTable(_Table):
+    """``[retention]``: how long what is kept, as in ``tokens = "30d"``; of what is not named, for ever."""
+
+    tokens: Age | None = None
+    completions: Age | None = None
+    archived: Age | None = None
+
+
 class PlaceTable(_Table):
     """``[store]`` and ``[dashboard]``."""
 
@@ -129,6 +146,7 @@ class FileTable(_Table):
     actions: list[ActionTable] = []
     notify: dict[str, NotifyTable] = {}
     store: PlaceTable | None = None
+    retention: RetentionTable = RetentionTable()
     dashboard: PlaceTable | None = None
 
 
@@ -142,6 +160,7 @@ class Parsed:
     store_url: str | None
     dashboard_url: str
     actions: tuple[Mapping[str, JSON], ...] = ()
+    retention: Mapping[str, float] = field(default_factory=dict)
 
 
 def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
@@ -177,6 +196,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
         table.store.url if table.store else None,
         table.dashboard.url if table.dashboard else "",
         tuple(_tuples(action) for action in table.actions),
+        table.retention.model_dump(exclude_none=True),
     )
 
 
@@ -233,6 +253,7 @@ def _hint(place: tuple[int | str, ...]) -> str:
         "grouping": GroupingTable,
         "quiet_hours": QuietHoursTable,
         "inhibit": InhibitTable,
+        "retention": RetentionTable,
     }
     table = FileTable if len(place) == 1 else tables.get(place[0], PlaceTable)
     keys = [field.alias or name for name, field in table.model_fields.items()]

@@ -9,6 +9,7 @@ import typer
 from rlwatch import __version__
 from rlwatch.cli import (
     alerts,
+    audit,
     command,
     database,
     demo,
@@ -26,6 +27,7 @@ from rlwatch.cli import (
     runs,
     scan,
     show,
+    token_command,
     ui,
     watch,
 )
@@ -48,6 +50,7 @@ app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("import", epilog=import_log.EPILOG)(import_log.import_log)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
 app.command("edit", epilog=edit.EPILOG)(edit.edit)
+app.command("audit", epilog=audit.EPILOG)(audit.audit)
 app.command("purge", epilog=edit.PURGE)(edit.purge)
 app.command("show", epilog=show.EPILOG)(show.show)
 app.command("diff", epilog=diff.EPILOG)(diff.diff)
@@ -62,6 +65,7 @@ app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(rules.rules, name="rules")
 app.add_typer(forecast.group, name="forecast")
 app.add_typer(database.group, name="db")
+app.add_typer(token_command.group, name="token")
 app.command("sync", epilog=database.SYNC_EPILOG)(database.sync)
 
 

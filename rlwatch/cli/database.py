@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.progress import track
 
 from rlwatch.cli.console import errors, print_table, say
-from rlwatch.cli.options import StoreOption, examples, opened
+from rlwatch.cli.options import ByOption, ConfigOption, StoreOption, examples, me, opened
 from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ MIGRATE_EPILOG = examples(f"rlwatch db migrate --store {URL}")
 SQL_EPILOG = examples(f"rlwatch db sql roles --store {URL} | psql {URL}", "rlwatch db sql citus")
 CHECK_EPILOG = examples("rlwatch db check", "rlwatch db check math-7b-s3", f"rlwatch db check --store {URL}")
 STATS_EPILOG = examples("rlwatch db stats", f"rlwatch db stats --store {URL}")
+PRUNE_EPILOG = examples(
+    "rlwatch db prune --older-than 30d --kind tokens --dry-run",
+    "rlwatch db prune --older-than 90d --kind completions --kind tokens",
+    "rlwatch db prune",
+)
 SYNC_EPILOG = examples("rlwatch sync", "rlwatch sync /scratch/rlwatch")
 
 
@@ -42,7 +47,7 @@ def migrate(store: StoreOption = None) -> None:
     """Make the tables of a store on PostgreSQL, or bring them up to date. Run it as their owner."""
     from rlwatch.store.postgres import migrations
 
-    server = _server(store)
+    server = server_of(store)
     done, newest = server.migrate(), len(migrations.steps())
     say(f"{server.address.url}: format {newest}, " + ("made" if done else "nothing to do"))
 
@@ -55,7 +60,7 @@ def sql(
     """Print SQL for psql: reader, writer and operator roles with row-level security, or distribution by Citus."""
     from rlwatch.store.postgres import migrations
 
-    print(migrations.script(script.value, _server(store).address.schema))
+    print(migrations.script(script.value, server_of(store).address.schema))
 
 
 @group.command("check", epilog=CHECK_EPILOG)
@@ -107,6 +112,52 @@ def stats(store: StoreOption = None) -> None:
     say(f"{decimal(sum(sum(each.values()) for each in usage.values()))} together")
 
 
+@group.command("prune", epilog=PRUNE_EPILOG)
+def prune(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs: ids, names, or the beginnings of either.", show_default="all"),
+    ] = None,
+    *,
+    older_than: Annotated[str, typer.Option("--older-than", metavar="TIME", help="Of what is older: 2h, 30d.")] = "",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="tokens, completions, or archived (whole runs). May be repeated."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    by: ByOption = "",
+    config: ConfigOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Remove old token records and completions, and delete old archived runs; without options, by [retention].
+
+    Metrics, findings, alerts and commands stay. Deleted runs can be restored until `rlwatch purge` removes them.
+    """
+    from rlwatch.alerts.config import load_config
+    from rlwatch.alerts.silencing import seconds_of
+    from rlwatch.analysis.lookup import find_run
+    from rlwatch.curation.retention import KINDS
+    from rlwatch.curation.retention import prune as prune_store
+
+    if bool(older_than) != bool(kind):
+        raise ConfigError(f"--older-than and --kind ({', '.join(KINDS)}) belong together; without both, [retention]")
+    ages = dict.fromkeys(kind or (), seconds_of(older_than)) if older_than else dict(load_config(config).retention)
+    if not ages:
+        raise ConfigError("say --older-than and --kind, or write [retention] into rlwatch.toml; see docs/storage.md")
+    with opened(store) as source:
+        wanted = [find_run(source, run).run_id for run in runs or ()]
+        done = list(prune_store(source, ages, by=by or me(), runs=wanted, dry_run=dry_run))
+    gone = [each for each in done if not each.left]
+    if gone:
+        rows = [(each.run_id, each.kind, f"{each.n:,}", decimal(each.bytes) if each.bytes else "") for each in gone]
+        print_table(["run", "what", ">number", ">size"], rows)
+    for each in done:
+        if each.left:
+            say(f"{each.run_id}: {each.kind} left, {each.left}", style="yellow")
+    said = f"{decimal(sum(each.bytes for each in gone))} {'would go' if dry_run else 'removed'}"
+    say(said if gone else "nothing that old")
+
+
 def sync(
     directory: Annotated[
         Path | None,
@@ -120,7 +171,7 @@ def sync(
     place = directory or local_base()
     if not place.is_dir():
         raise ConfigError(f"{place} is no directory: nothing was left there")
-    shipped, left = ship_all(place, _server)
+    shipped, left = ship_all(place, server_of)
     for where, why in left.items():
         say(f"left in {where}: {why}", style="red")
     say(f"{shipped} items shipped from {place}")
@@ -128,7 +179,8 @@ def sync(
         raise typer.Exit(1)
 
 
-def _server(url: str | None) -> Server:
+def server_of(url: str | None) -> Server:
+    """The server of a store on PostgreSQL. Raises ``ConfigError`` for another store."""
     from rlwatch.store.url import default_store_url, open_store
 
     opened = open_store(url)

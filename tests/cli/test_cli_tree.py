@@ -30,6 +30,7 @@ COMMANDS = (
     "runs",
     "edit",
     "purge",
+    "audit",
     "show",
     "diff",
     "alerts",
@@ -42,6 +43,7 @@ COMMANDS = (
     "report",
     "forecast",
     "db",
+    "token",
     "sync",
 )
 WITH_JSON = (
@@ -49,6 +51,7 @@ WITH_JSON = (
     "import",
     "runs",
     "edit",
+    "audit",
     "show",
     "diff",
     "alerts list",

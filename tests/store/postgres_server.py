@@ -25,6 +25,7 @@ import psycopg
 ROLE = "rlw"
 ADMITTED = """
 host    all locked  127.0.0.1/32 scram-sha-256
+host    all +asked  127.0.0.1/32 scram-sha-256
 hostssl all tlsonly 127.0.0.1/32 trust
 host    all tlsonly 127.0.0.1/32 reject
 host    all all     127.0.0.1/32 trust

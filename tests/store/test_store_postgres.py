@@ -1,6 +1,8 @@
 """What a store on PostgreSQL refuses, and says; and what it takes that is odd. The contract is tested with the others'."""
 
+import contextlib
 import math
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -79,6 +81,29 @@ def test_each_refusal_says_what_to_do_in_one_line(locked_role, tmp_path: Path):
 
     assert [advice for said, advice in told.items() if advice not in said] == []
     assert all("\n" not in said and "wrong-one" not in said for said in told)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_network_that_swallows_everything_delays_nobody_for_long(tmp_path, monkeypatch, dropped):
+    """Packets go nowhere: a port whose queue takes connections nobody answers, or is full, so that they are dropped. A
+    person is told after ``connect_timeout``; a trainer begins without the server.
+    """
+    monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        hole = stack.enter_context(socket.socket())
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        for _ in range(4 if dropped else 0):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(hole.getsockname())
+        url = f"postgresql://rlw@127.0.0.1:{hole.getsockname()[1]}/db?connect_timeout=2"
+        assert "cannot be reached" in refused(url)
+        writer = open_store(url, control_timeout_s=0.0).open_run(RunInfo("run"))
+        assert writer.journal.append_record(1, 0.0, {"kl": 1.0})
+        with pytest.raises(StoreError, match="cannot be reached"):
+            writer.write(steps(1))
+        writer.close()
 
 
 def test_a_schema_from_the_future_is_refused_and_left_alone(postgres_url):

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 from rlwatch.errors import ControlUnavailableError, StoreError
+from rlwatch.ports import Bulk
 from rlwatch.records import Curation, Purge, RunEdit, RunInfo
 from rlwatch.store.sqlite.rows import dumps, loads, plain
 from rlwatch.store.sqlite.schema import transaction
@@ -83,6 +84,32 @@ def edit_of(run_id: str, by: str, at: float, body: str) -> RunEdit:
     said: dict[str, Any] = {name: value for name, value in loads(body).items() if name in _SAID}
     said |= {name: tuple(said.get(name, ())) for name in ("tagged", "untagged")}
     return RunEdit(run_id, by, at, **said)
+
+
+_OLD_BULK = {
+    Bulk.TOKENS: (
+        "SELECT count(*), coalesce(sum(length(v)), 0) FROM spike_batch WHERE coalesce(nullif(ts, 0), ?1) < ?2",
+        "DELETE FROM spike_top WHERE batch IN (SELECT id FROM spike_batch WHERE coalesce(nullif(ts, 0), ?1) < ?2)",
+        "DELETE FROM spike_batch WHERE coalesce(nullif(ts, 0), ?1) < ?2",
+    ),
+    Bulk.COMPLETIONS: (
+        "SELECT count(*), coalesce(sum(length(v)), 0) FROM completion_batch WHERE coalesce(nullif(ts, 0), ?1) < ?2",
+        "DELETE FROM completion_batch WHERE coalesce(nullif(ts, 0), ?1) < ?2",
+    ),
+}
+"""For each kind what counts batches from before ?2, and what removes them."""
+
+
+def remove_bulk(db: sqlite3.Connection, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
+    """Remove batches of a run from before then, and give their room back to the disk; how many, and their bytes."""
+    counting, *removing = _OLD_BULK[bulk]
+    n, size = db.execute(counting, (undated, before)).fetchone()
+    if n and not dry_run:
+        with transaction(db):
+            for statement in removing:
+                db.execute(statement, (undated, before))
+        db.execute("VACUUM")
+    return int(n), int(size)
 
 
 def purge_of(run: RunInfo, by: str, now: float) -> Purge:

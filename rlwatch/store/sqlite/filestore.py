@@ -16,15 +16,15 @@ from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
-from rlwatch.ports import RunWriter, Topic
+from rlwatch.ports import Bulk, RunWriter, Topic
 from rlwatch.records import OutboxMessage, Purge, RunEdit, RunInfo
 from rlwatch.store.sqlite import connection, layout, runrow, schema
 from rlwatch.store.sqlite import control as alert_rows
 from rlwatch.store.sqlite.control import ControlTables
-from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, purge_of, read_edits
+from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, purge_of, read_edits, remove_bulk
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
-from rlwatch.store.sqlite.writer import FileWriter, amend_files, open_files, recover
+from rlwatch.store.sqlite.writer import FileWriter, amend_files, for_good, open_files, recover
 
 _R = TypeVar("_R")
 
@@ -98,6 +98,16 @@ class FileStore(RunTables, ControlTables, CurationTables):
         finally:
             lock.release()
         return purged
+
+    def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
+        """Remove old batches of a run that nobody writes. Raises ``RunLockedError`` where somebody does."""
+        files = layout.existing_files(self.root, run_id)
+        lock = RunLock(files.lock, amending=True)
+        try:
+            with for_good(files) as db:
+                return remove_bulk(db, bulk, before, undated=undated, dry_run=dry_run)
+        finally:
+            lock.release()
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt."""

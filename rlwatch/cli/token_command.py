@@ -1,0 +1,72 @@
+"""``rlwatch token create | list | revoke``: a login of its own for each trainer of a store on PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlwatch.cli.console import print_json, print_table, say
+from rlwatch.cli.database import server_of
+from rlwatch.cli.options import ByOption, Format, FormatOption, StoreOption, examples, me
+from rlwatch.clock import SystemClock
+from rlwatch.wording import local_moment, plural
+
+URL = "postgresql://owner@db.example.com/rlwatch"
+group = typer.Typer(
+    help="Give each trainer a login of its own to a store on PostgreSQL, and take it away again.",
+    no_args_is_help=True,
+    epilog=examples(f"rlwatch token create node7 --project math --store {URL}", f"rlwatch token list --store {URL}"),
+)
+CREATE_EPILOG = examples(
+    f"rlwatch token create node7 --project math --store {URL}",
+    f"rlwatch token create nightly --project math --project code --store {URL}",
+)
+LIST_EPILOG = examples(f"rlwatch token list --store {URL}")
+REVOKE_EPILOG = examples(f"rlwatch token revoke node7 --store {URL}")
+
+
+@group.command("create", epilog=CREATE_EPILOG)
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the login: small letters, digits, '_' and '-'.")],
+    *,
+    project: Annotated[
+        list[str], typer.Option("--project", help="Project it may write to; '*': all. May be repeated.")
+    ],
+    by: ByOption = "",
+    store: StoreOption = None,
+) -> None:
+    """Make a login for a trainer and print its token, once: nobody keeps it, the server only what proves it."""
+    from rlwatch.store.postgres import logins
+
+    token = logins.create(server_of(store), name, project, by=by or me(), now=SystemClock().now())
+    say(f"{name} may record runs of {', '.join(project)}. On the trainer, with {name}@ in the store's URL:")
+    print(f"PGPASSWORD={token}")
+
+
+@group.command("list", epilog=LIST_EPILOG)
+def list_logins(store: StoreOption = None, output: FormatOption = Format.TEXT) -> None:
+    """List logins, who made them, and how many connections each holds now."""
+    from rlwatch.store.postgres import logins
+
+    found = logins.logins(server_of(store))
+    if output is Format.JSON:
+        print_json(found)
+    elif found:
+        rows = [(t.name, ", ".join(t.projects), t.by, local_moment(t.at), str(t.connected)) for t in found]
+        print_table(("login", "projects", "made by", "when", ">connections"), rows)
+    else:
+        say("no logins")
+
+
+@group.command("revoke", epilog=REVOKE_EPILOG)
+def revoke(
+    name: Annotated[str, typer.Argument(help="Name of the login.")],
+    *,
+    store: StoreOption = None,
+) -> None:
+    """Remove a login at once, connections that it holds included. What it recorded stays."""
+    from rlwatch.store.postgres import logins
+
+    cut = logins.revoke(server_of(store), name)
+    say(f"{name} is revoked; {plural(cut, 'connection')} cut")

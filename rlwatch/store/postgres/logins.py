@@ -1,0 +1,122 @@
+"""Logins for trainers on PostgreSQL, one each, so that each can be revoked by itself.
+
+A login is a role of the server in ``SCHEMA_writer``, a member of its project. The server keeps what proves the token (a
+SCRAM verifier, made here) and nobody the token itself; what it may do are the server's own grants and row-level
+security, whatever program presents it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import errors, sql
+
+from rlwatch.errors import ConfigError, StoreError
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.server import Server
+
+_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,39}")
+_MADE = "rlwatch token "
+"""Beginning of the comment on a role that was made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLogin:
+    """A login as it stands. ``at``: when it was made, Unix seconds; ``connected``: connections it holds now."""
+
+    name: str
+    projects: tuple[str, ...]
+    by: str
+    at: float
+    connected: int = 0
+
+
+def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: float) -> str:
+    """Make a login; returns its token, which is kept nowhere.
+
+    Raises
+    ------
+    ConfigError
+        For a name that is none, or no project.
+    StoreError
+        Where there are no roles yet, there is such a role already, or this one may not make roles.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"a login is up to 40 small letters, digits, '_' and '-', got {name!r}")
+    if not projects or not all(project.strip() for project in projects):
+        raise ConfigError("a login needs --project; '*' is every project")
+    token = secrets.token_urlsafe(32)
+    group, schema = f"{server.address.schema}_writer", server.address.schema
+    role = sql.Identifier(name)
+    with server.connection() as db, explained(server.address):
+        if db.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (group,)).fetchone() is None:
+            raise StoreError(
+                f"there is no role {group}: run `rlwatch db sql roles | psql ...` first, see docs/team-store.md"
+            )
+        verifier = db.pgconn.encrypt_password(token.encode(), name.encode(), b"scram-sha-256").decode()
+        try:
+            with db.transaction():
+                db.execute(
+                    sql.SQL("CREATE ROLE {} LOGIN IN ROLE {} PASSWORD {}").format(
+                        role, sql.Identifier(group), sql.Literal(verifier)
+                    )
+                )
+                made = _MADE + json.dumps({"schema": schema, "by": by, "at": now})
+                db.execute(sql.SQL("COMMENT ON ROLE {} IS {}").format(role, sql.Literal(made)))
+                for project in dict.fromkeys(projects):
+                    db.execute("INSERT INTO member (role_name, project) VALUES (%s, %s)", (name, project))
+        except errors.DuplicateObject:
+            raise StoreError(f"there is a role {name!r} already: revoke it first, or choose another name") from None
+    return token
+
+
+def logins(server: Server) -> list[TrainerLogin]:
+    """All logins made here for this store, by name."""
+    with server.connection() as db, explained(server.address):
+        return _logins(db, server.address.schema)
+
+
+def _logins(db: Connection, schema: str) -> list[TrainerLogin]:
+    rows = db.execute(
+        "SELECT r.rolname, shobj_description(r.oid, 'pg_authid'), (SELECT count(*) FROM pg_stat_activity AS a "
+        "WHERE a.usesysid = r.oid) FROM pg_roles AS r WHERE shobj_description(r.oid, 'pg_authid') LIKE %s ORDER BY 1",
+        (f"{_MADE}%",),
+    ).fetchall()
+    members: dict[str, list[str]] = {}
+    for role, project in db.execute("SELECT role_name, project FROM member ORDER BY 1, 2"):
+        members.setdefault(role, []).append(project)
+    found = []
+    for name, comment, connected in rows:
+        said = json.loads(str(comment).removeprefix(_MADE))
+        if said.get("schema") == schema:
+            projects = tuple(members.get(name, ()))
+            found.append(
+                TrainerLogin(name, projects, str(said.get("by", "")), float(said.get("at", 0)), int(connected))
+            )
+    return found
+
+
+def revoke(server: Server, name: str) -> int:
+    """Remove a login made here, and cut its connections; how many those were. Its runs stay.
+
+    Raises ``StoreError`` where there is no such login: other roles are left to whoever made them.
+    """
+    with server.connection() as db, explained(server.address):
+        if name not in {login.name for login in _logins(db, server.address.schema)}:
+            raise StoreError(
+                f"there is no login {name!r} made by `rlwatch token create`; `rlwatch token list` lists them"
+            )
+        role = sql.Identifier(name)
+        db.execute(sql.SQL("ALTER ROLE {} NOLOGIN").format(role))
+        cut = db.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = %s", (name,)
+        ).fetchone()
+        with db.transaction():
+            db.execute("DELETE FROM member WHERE role_name = %s", (name,))
+            db.execute(sql.SQL("DROP ROLE {}").format(role))
+    return int(cut[0]) if cut is not None else 0
