@@ -417,11 +417,11 @@ STUB = """export default function (component) {
 
 @cache
 def _library() -> str:
-    drawing, own, look, sheet = (
+    drawing, back, own, look, sheet = (
         (HERE / name).read_text(encoding="utf-8")
-        for name in ("vendor/uPlot.iife.min.js", "board.js", "board.css", "vendor/uPlot.min.css")
+        for name in ("vendor/uPlot.iife.min.js", "history.js", "board.js", "board.css", "vendor/uPlot.min.css")
     )
-    return f"{drawing}\nglobalThis.rlwatchBoardStyle = {json.dumps(sheet + look)};\n{own}"
+    return f"{drawing}\nglobalThis.rlwatchBoardStyle = {json.dumps(sheet + look)};\n{back}\n{own}"
 
 
 @cache

@@ -155,8 +155,10 @@ def show(
 
 @cache
 def _component() -> Callable[..., Any]:
-    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("table.js", "table.css"))
-    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_table", js=script, css=style)
+    back, script, style = (
+        (HERE / name).read_text(encoding="utf-8") for name in ("history.js", "table.js", "table.css")
+    )
+    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_table", js=f"{back}\n{script}", css=style)
     return mounted
 
 
