@@ -105,12 +105,13 @@ wheel: $(VENV)/.dev
 	cd build/wheel && PYTHONPATH=site ../../$(BIN)/python -m rlwatch.cli ui --check
 
 # The browser tests drive Debian's chromium, one of them through Debian's nginx, those of the store a PostgreSQL of their
-# own; without these they fail and say so. TEST_DB_URL names another PostgreSQL.
+# own, and promtool checks the rules for Prometheus; without these they fail and say so. TEST_DB_URL names another PostgreSQL.
 browser:
 	@missing=""; \
 	command -v chromium >/dev/null || test -n "$$RLWATCH_CHROMIUM" || missing="chromium"; \
 	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
 	command -v openssl >/dev/null || missing="$$missing openssl"; \
+	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	test -z "$$missing" || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

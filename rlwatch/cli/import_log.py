@@ -30,6 +30,7 @@ from rlwatch.cli.options import (
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
 from rlwatch.ports import RunReader, Store
 from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, StepRecord
+from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
     from rlwatch.importers import ImportedRun
@@ -134,7 +135,8 @@ def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, sour
         name=name or imported.name or run_id,
         source=source or imported.source,
         created_at=first,
-        tags=("imported",),
+        config=recordable(imported.config),
+        tags=("imported", *imported.tags),
     )
 
 

@@ -94,6 +94,10 @@ class Reading(ABC):
         """Settings of the run, where the log holds them."""
         return {}
 
+    def tags(self) -> tuple[str, ...]:
+        """Words that people gave the run, where the log holds them."""
+        return ()
+
 
 class Intake(Protocol):
     """Takes a file in as bytes, however they are cut, and gives rows."""
@@ -187,6 +191,7 @@ class ImportedRun:
     skipped: tuple[Skipped, ...] = ()
     config: Mapping[str, JSON] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -456,6 +456,7 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading)
         skipped=reading.skips.listed(),
         config=reading.config(),
         notes=reading.notes(),
+        tags=reading.tags(),
     )
 
 

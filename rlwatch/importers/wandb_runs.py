@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,7 +15,6 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import (
-    Reading,
     Row,
     Skipped,
     Skips,
@@ -26,7 +27,7 @@ from rlwatch.importers.base import (
 from rlwatch.importers.binary_records import WANDB, LevelDbLog, fields, floating, message, signed, text, zigzag
 from rlwatch.importers.follow import Position
 from rlwatch.importers.lines import LONGEST_NAME, parsed, shown
-from rlwatch.records import StepRecord
+from rlwatch.records import JSON, StepRecord
 from rlwatch.seam import asked
 
 TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
@@ -108,15 +109,23 @@ def _time(value: object) -> float:
 # ``wandb_internal.proto``; older files write values as JSON, newer ones may write them as numbers. JSON of wandb has
 # NaN and the infinities as such. "Lines" are numbers of rows.
 
-_HISTORY, _METRIC = 2, 12
+_HISTORY, _CONFIG, _STATS, _METRIC, _RUN = 2, 5, 7, 12, 17
+_UPDATE, _NAME, _NESTED, _JSON = 1, 1, 2, 16
+_ITEM_OF_STATS, _CONFIG_OF_RUN, _TAG_OF_RUN = 3, 4, 10
+SYSTEM = "system/"
+"""Prefix that wandb's pages give what it measures of the machine."""
 _NO_NUMBER = object()
 
 
 class WandbIntake:
-    """Takes one ``.wandb`` file in."""
+    """Takes one ``.wandb`` file in.
 
-    def __init__(self, reading: Reading) -> None:
+    What wandb measures of the machine has no step: the next row gets the last of it.
+    """
+
+    def __init__(self, reading: WandbReading) -> None:
         self._reading = reading
+        self._system: dict[str, float] = {}
         self._frames = LevelDbLog()
         self._steps = WandbSteps(reading.skips)
         self._count = 0
@@ -148,10 +157,45 @@ class WandbIntake:
         for number, value in fields(frame):
             if number == _HISTORY:
                 self._count += 1
-                return self._steps.row(_history(message(value)), self._count)
+                return self._with_system(self._steps.row(_history(message(value)), self._count))
             if number == _METRIC:
                 self._steps.define(next((text(axis) for at, axis in fields(message(value)) if at == 4), ""))
+            elif number == _STATS:
+                measured = (
+                    (SYSTEM + name, value_of(said)) for name, said in _items(message(value), _ITEM_OF_STATS).items()
+                )
+                self._system.update((name, number) for name, number in measured if number is not None)
+            elif number == _CONFIG:
+                self._reading.settings.update(_items(message(value), _UPDATE))
+            elif number == _RUN:
+                self._learn(message(value))
         return None
+
+    def _learn(self, run: bytes) -> None:
+        for number, value in fields(run):
+            if number == _CONFIG_OF_RUN:
+                self._reading.settings.update(_items(message(value), _UPDATE))
+            elif number == _TAG_OF_RUN:
+                self._reading.labels[text(value)] = None
+
+    def _with_system(self, row: Row | None) -> Row | None:
+        if row is None or not self._system:
+            return row
+        measured, self._system = self._system, {}
+        return replace(row, metrics={**measured, **row.metrics})
+
+
+def _items(record: bytes, number: int) -> dict[str, JSON]:
+    """Names and values of the items of a record, its fields of ``number``; what is no JSON is left out."""
+    found: dict[str, JSON] = {}
+    for at, value in fields(record):
+        if at == number:
+            item = list(fields(message(value)))
+            name = ".".join(text(part) for at, part in item if at in (_NAME, _NESTED))
+            said = next((text(part) for at, part in item if at == _JSON), "")
+            with suppress(ValueError):
+                found[name] = parsed(said)
+    return found
 
 
 def _history(record: bytes) -> Mapping[str, object]:
@@ -207,7 +251,20 @@ def _json(text: str) -> object:
 
 
 class WandbReading(StreamReading):
-    """Of a ``.wandb`` file."""
+    """Of a ``.wandb`` file. ``settings`` and ``labels`` are the run's configuration and tags, in order."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.settings: dict[str, JSON] = {}
+        self.labels: dict[str, None] = {}
+
+    def config(self) -> Mapping[str, JSON]:
+        """The configuration as the run had it last, without what wandb keeps there for itself."""
+        return {name: value for name, value in self.settings.items() if name != "_wandb"}
+
+    def tags(self) -> tuple[str, ...]:
+        """The tags that people gave the run before it began."""
+        return tuple(self.labels)
 
     def intake(self) -> WandbIntake:
         """Takes one file in."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import binary_logs
 import pytest
-from binary_logs import START, Event, wandb
+from binary_logs import START, Event, history, log, wandb
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,6 +19,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log, sniff
 from rlwatch.importers.binary_records import LevelDbLog, TfRecords, fields, floating, masked_crc32c, message, signed
 from rlwatch.importers.registry import logs_below
+from rlwatch.metrics import resolve
 from rlwatch.scanner import scan_all
 from rlwatch.testing.importer_contract import comparable
 
@@ -284,3 +285,32 @@ def test_a_directory_of_boards_holds_their_runs(tmp_path: Path) -> None:
     assert [run.name for run in read_log(tmp_path, run="b#2")] == ["b#2"]
     with pytest.raises(ImportFormatError, match="has no run 'c'"):
         read_log(tmp_path, run="c")
+
+
+def test_settings_tags_and_the_machine_come_along_with_a_wandb_file(tmp_path: Path) -> None:
+    """A sample of the machine has no step: the row after it gets the last; what is no number is left out."""
+    run = wandb.Record(run=wandb.RunRecord(run_id="a", tags=["math", "seed3"]))
+    run.run.config.update.add(key="lr", value_json="1e-6")
+    run.run.config.update.add(key="_wandb", value_json='{"cli_version": "0.31"}')
+    changed = wandb.Record()
+    changed.config.update.add(nested_key=["actor"], value_json='{"clip": NaN}')
+    changed.config.update.add(key="broken", value_json="{")
+    records = [run, changed]
+    for step in range(3):
+        for sample in range(2):
+            stats = wandb.Record()
+            stats.stats.item.add(key="gpu.0.memory", value_json=str(10 * step + sample))
+            stats.stats.item.add(key="gpu.0.name", value_json='"H200"')
+            records += [stats] if step < 2 else []
+        records.append(history({"reward": step, "loss": 0.5, "train/global_step": step}))
+    file = tmp_path / "run-a.wandb"
+    file.write_bytes(log(records))
+    [read] = read_log(file)
+
+    assert read.tags == ("math", "seed3")
+    assert repr(dict(read.config)) == "{'lr': 1e-06, 'actor': {'clip': nan}}"
+    assert [record.metrics.get("system/gpu.0.memory") for record in read.records] == [1, 11, None]
+    assert {name for record in read.records for name in record.metrics if name.startswith("system/")} == {
+        "system/gpu.0.memory"
+    }
+    assert not any(map(resolve, ("system/gpu.0.memory", "system/cpu", "system/proc.memory.rssMB", "system/gpu.0.gpu")))
