@@ -30,6 +30,7 @@ _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
         "openrlhf",
         frozenset({"actor_grad_norm", "ppo_clip_ratio", "vllm_kl", "rollout/reward_mean", "group_reward_std"}),
     ),
+    ("torchtune", frozenset({"approx_policy_kl", "num_stop_tokens"})),
     ("trl/online_dpo", frozenset({"objective/scores_margin"})),
     ("trl/ppo", frozenset({"policy/approxkl_avg", "objective/rlhf_reward"})),
     ("trl/dpo", frozenset({"rewards/accuracies"})),

@@ -26,7 +26,7 @@ REWARD: tuple[Metric, ...] = (
         proxy("rollout/rewards", "slime", aggregator="after normalisation within the group"), proxy("ppo_actor/final_reward/avg", "areal"),
         proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
         proxy("objective/rlhf_reward", "trl", aggregator="less the KL penalty"),
-        same("objective/scores", "trl"), proxy("return", "openrlhf")),
+        same("objective/scores", "trl"), same("scores", "torchtune"), same("rewards", "torchtune"), proxy("return", "openrlhf")),
         panel=1, vital=True, everyday=("reward", "episode reward", "reward score", "rollout reward", "reward data", "reward total", "score", "accuracy",
         "answer accuracy", "success fraction", "solve fraction", "pass fraction")),
     Metric("reward/std", Family.REWARD, "", "standard deviation of the reward over the batch", 0.0, aliases=(
@@ -130,7 +130,7 @@ TRUST_REGION: tuple[Metric, ...] = (
     nats("policy/kl_ref", Family.TRUST_REGION, "KL to the reference policy", estimator="k3", aliases=(
         same("kl", "trl/grpo", "k3", "token mean, times pi/pi_old with use_bias_correction_kl"), proxy("kl", "trl/rloo", "k1"),
         proxy("kl", "openrlhf", "k1|k2|k3"), proxy("kl", "trl/kto", "k1", "sequence sum of mismatched pairs, at least 0"),
-        proxy("objective/kl", "trl", "k1", "sequence sum"), same("kl", "", "k3"),
+        proxy("objective/kl", "trl", "k1", "sequence sum"), proxy("kl", "torchtune", "k1", "sequence sum"), same("kl", "", "k3"),
         same("actor/kl_loss", "verl", "kl_loss_type"), proxy("actor/reward_kl_penalty", "verl"),
         proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"), same("policy/policy_kl", "skyrl"),
         proxy("kl_policy_base", "tinker", "k1", "policy that sampled"), same("kl_penalty", "nemo-rl", "k3"), proxy("rollout/kl", "slime", "k1", "policy before the update"),
@@ -150,11 +150,11 @@ TRUST_REGION: tuple[Metric, ...] = (
            aggregator="share of the sum"),
     nats("policy/kl_old", Family.TRUST_REGION, "k1 between the policy before and during the update", estimator="k1", aliases=(
         same("actor/ppo_kl", "verl", "k1"), same("ppo_kl", "", "k1"), same("train/ppo_kl", "slime"),
-        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl"), same("ppo_actor/update/approx_kl/avg", "areal"),
+        same("approx_kl"), same("actor/approxkl", "roll"), same("policy/approxkl_avg", "trl"), same("ppo_actor/update/approx_kl/avg", "areal"), same("approx_policy_kl", "torchtune"),
         proxy("kl_pre_post_v1", "tinker", "k1", "after the update")), panel=5, everyday=("approxkl", "kl approx", "kl old")),
     Metric("policy/kl_coef", Family.TRUST_REGION, "", "weight of the KL term (beta)", 0.0, aliases=(same("actor/kl_coef"), same("beta"))),
     Metric("policy/clip_range", Family.TRUST_REGION, "", "how far a ratio may be from 1 before it is clipped (epsilon)", 0.0),
-    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio"), same("train/ois", "slime", aggregator=_RESPONSES), same("ppo_actor/update/importance_weight/avg", "areal"),
+    Metric("ratio/mean", Family.TRUST_REGION, "", "mean importance ratio pi/pi_old", 0.0, aliases=(same("ratio"), same("val/ratio"), same("train/ois", "slime", aggregator=_RESPONSES), same("ppo_actor/update/importance_weight/avg", "areal"), same("ratios", "torchtune"),
         same("probs_ratio", "nemo-rl"), same("actor/ratio_mean", "roll")),
         everyday=("ratio", "is ratio", "policy ratio")),
     Metric("ratio/max", Family.TRUST_REGION, "", "largest importance ratio", 0.0, aggregator="maximum", aliases=(
@@ -183,7 +183,7 @@ TRUST_REGION: tuple[Metric, ...] = (
         same("ppo_clip_ratio", "openrlhf"), same("pg_clipfrac"), same("train/pg_clipfrac", "slime"), same("train/clip_fraction", "sb3"),
         same("actor/ppo_ratio_clipfrac", "roll"), same("clip_ratio"), same("policy/clipfrac_avg", "trl"),
         proxy("clip_ratio/region_mean", "trl/rloo", aggregator="sequence fraction"), proxy("cispo_clip_ratio", "trl"), proxy("cispo_clip_ratio", "ms-swift"),
-        same("ppo_actor/update/clip_ratio/avg", "areal"), same("policy/ppo_clip_ratio", "skyrl"), same("policy/loss_metrics/clip_ratio", "skyrl")),
+        same("ppo_actor/update/clip_ratio/avg", "areal"), same("policy/ppo_clip_ratio", "skyrl"), same("clipfrac", "torchtune"), same("policy/loss_metrics/clip_ratio", "skyrl")),
         panel=3, everyday=("clip fraction", "clipfrac", "ratio clip fraction", "pg clip fraction")),
     fraction("ratio/clipfrac_low", Family.TRUST_REGION, "tokens clipped below (advantage < 0)", aliases=(
         same("clip_ratio/low_mean"), proxy("clip_ratio/low_mean", "trl/rloo", aggregator="sequence fraction"),
@@ -242,14 +242,14 @@ OPTIMISATION: tuple[Metric, ...] = (
 
 CRITIC: tuple[Metric, ...] = (
     Metric("critic/value_loss", Family.CRITIC, "", "loss of the value head (squared error, halved by some)", 0.0, aliases=(
-        same("critic/vf_loss", "verl"), same("loss/value_avg", "trl"), same("train/value_loss", "slime"), same("critic_loss", "openrlhf"),
+        same("critic/vf_loss", "verl"), same("loss/value_avg", "trl"), same("train/value_loss", "slime"), same("train/critic-value_loss", "slime"), same("critic_loss", "openrlhf"),
         same("ppo_critic/update/value_loss/avg", "areal"), same("ppo_critic/update/loss/avg", "areal"), same("critic/critic_loss", "skyrl"),
         same("critic/loss", "roll"), same("value_loss"), same("vf_loss"), same("train/value_loss", "sb3")), panel=1, everyday=("value loss", "vf loss", "critic loss", "value function loss")),
     Metric("critic/explained_var", Family.CRITIC, "", "share of the variance of the returns that the values explain: 1 all, 0 none, below 0 worse than their mean", None, 1.0, aliases=(
         same("critic/vf_explained_var", "verl"), same("explained_variance"), same("explained_var")),
         panel=2, everyday=("explained variance", "explained var", "vf explained var", "value explained variance")),
     fraction("critic/value_clipfrac", Family.CRITIC, "values whose update is clipped", aliases=(
-        same("critic/vf_clipfrac", "verl"), same("val/clipfrac_avg", "trl"), same("train/value_clipfrac", "slime"), same("critic/values_clipfrac", "skyrl"),
+        same("critic/vf_clipfrac", "verl"), same("val/clipfrac_avg", "trl"), same("train/value_clipfrac", "slime"), same("train/critic-value_clipfrac", "slime"), same("critic/values_clipfrac", "skyrl"),
         same("ppo_critic/update/clip_ratio/avg", "areal"), same("vf_clipfrac")),
         panel=4, everyday=("vf clip fraction", "value clip fraction", "vf clipfrac", "value clipfrac", "values clipfrac", "critic clip fraction")),
     Metric("critic/value_mean", Family.CRITIC, "", "mean value predicted", aliases=(
@@ -426,7 +426,7 @@ ROLLOUTS: tuple[Metric, ...] = (
     Metric("len/mean", Family.ROLLOUTS, "tokens", "mean response length", 0.0, aliases=(
         same("completions/mean_length"), same("response_length/mean", "verl"), same("completion_length"),
         same("rollout/response_length_mean", "openrlhf"), same("response_length", "openrlhf"),
-        same("rollout/response_len/mean", "slime"), same("tokens/response_length/mean", "roll"), same("generate/avg_num_tokens", "skyrl"),
+        same("rollout/response_len/mean", "slime"), same("response_lengths", "torchtune"), same("tokens/response_length/mean", "roll"), same("generate/avg_num_tokens", "skyrl"),
         same("policy/response_length", "skyrl"), same("mean_gen_tokens_per_sample", "nemo-rl"), same("decode_len/all/mean", "prime-rl"),
         proxy("env/all/ac_tokens_per_turn", "tinker", aggregator="mean of turns"), proxy("ppo_actor/seq_len/avg", "areal", aggregator="with the prompt"),
         proxy("total_length", "openrlhf", aggregator="with the prompt"), proxy("seq_len/all/mean", "prime-rl", aggregator="with the prompt"),

@@ -20,7 +20,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
         "measured on held-out prompts, now and then",
     ),
     (
-        r"^rewards?[/_].+|^gdpo/|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func",
+        r"^rewards?[/_].+|^gdpo/|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func"
+        r"|^(?:rlhf_reward|kl_reward|successes)$",
         "a part of the reward, whose whole is judged",
     ),
     (

@@ -91,6 +91,11 @@ MATTERS: dict[str, dict[str, str]] = {
         "critic/values_clipfrac": "critic/value_clipfrac", "async/staleness_mean": "staleness/mean", "async/staleness_max": "staleness/max",
         "async/staleness_ratio": "staleness/stale_frac", "timing/step": "time/step",
     },
+    "torchtune": {
+        "scores": "reward/mean", "rewards": "reward/mean", "kl": "policy/kl_ref", "kl_loss": "policy/kl_ref",
+        "approx_policy_kl": "policy/kl_old", "ratios": "ratio/mean", "clipfrac": "ratio/clipfrac", "response_lengths": "len/mean",
+        "policy_loss": "loss/policy", "value_loss": "critic/value_loss",
+    },
     "tinker": {
         "env/all/reward/total": "reward/mean", "test/env/all/reward/total": "val/score", "optim/entropy": "policy/entropy",
         "optim/kl_sample_train_v1": "mismatch/kl", "kl_policy_base": "policy/kl_ref", "kl_pre_post_v1": "policy/kl_old", "optim/lr": "optim/lr",
@@ -99,7 +104,18 @@ MATTERS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """Of each trainer the names that a detector or a person wants, and what they are."""
-TOLD_BY_NAMES = ("verl", "trl/async_grpo", "slime", "prime-rl", "nemo-rl", "areal", "skyrl", "tinker", "openrlhf")
+TOLD_BY_NAMES = (
+    "verl",
+    "trl/async_grpo",
+    "slime",
+    "prime-rl",
+    "nemo-rl",
+    "areal",
+    "skyrl",
+    "tinker",
+    "torchtune",
+    "openrlhf",
+)
 
 
 LOGGED: dict[str, list[str]] = {
