@@ -77,7 +77,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (
         r"kl_ent_ratio|tis_abs|ref_log_probs|rollout_log_probs|_probs_diff|prob_diff|seq_mult_prob_error|kl_common"
         r"|kl_sample_train_v2|kl_pre_post_v2|contain_eos|update_successful|version_stats|advantages?_abs|trajectory_s"
-        r"|entropy/|mismatch_kl/|mult_prob_error_plot|lead_steps|^variance_proxy/|(?:min|max|avg)_vio/|env/all|env/[^/]+/",
+        r"|entropy/|mismatch_kl/|mult_prob_error_plot|lead_steps|^variance_proxy/|(?:min|max|avg)_vio/|env/all|env/[^/]+/"
+        r"|^rollout_correction/(?:kl|chi2_seq)$",
         "said by a metric beside it that is judged",
     ),
 )
