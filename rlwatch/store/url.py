@@ -4,7 +4,8 @@
 ``./rlwatch-runs``     a directory, one sub-directory per run (SQLite)
 ``sqlite:///a/path``   the same, always absolute; ``%20`` and the like are decoded
 ``memory://name``      this process only
-``postgresql://...``   a PostgreSQL database, :mod:`rlwatch.store.postgres`
+``postgresql://...``   a PostgreSQL database, :mod:`rlwatch.store.postgres`; with
+                       ``?series=clickhouse://...`` its bulk in ClickHouse
 =====================  ==========================================================
 """
 

@@ -5,12 +5,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from postgres_server import PostgresServer, dropped, new_schema, sql
+from clickhouse_server import ClickHouseServer, engine
+from postgres_server import PostgresServer, dropped, emptied, new_schema
 from preloaded import Program
 
 from rlwatch.records import Silence
+from rlwatch.store.clickhouse.carrier import BULK
 from rlwatch.store.url import open_store
 
 _ROOT = Path(__file__).parents[2]
@@ -18,6 +21,7 @@ _PRELUDE = """
 import os, resource, signal, sys, time
 from rlwatch.errors import *
 from rlwatch.records import *
+from rlwatch.store.clickhouse.carrier import BULK
 from rlwatch.store.url import open_store
 import rlwatch.store.memory, rlwatch.store.sqlite.filestore, rlwatch.store.sqlite.shared, numpy.lib.format
 
@@ -138,7 +142,42 @@ def emptied_postgres_url(_postgres_tables, tmp_path: Path, monkeypatch) -> str:
     """A store whose tables are there and empty: making them anew takes longer than most tests."""
     monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path / "local"))
     schema, url = _postgres_tables
-    with sql(url) as db:
-        made = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
-        db.execute(";".join(f"DELETE FROM {schema}.{table}" for (table,) in made if table != "schema_version"))
+    emptied(url, schema)
+    return url
+
+
+@pytest.fixture(scope="session")
+def clickhouse_server() -> Iterator[ClickHouseServer]:
+    """An engine of this worker's own; what stops it starts it again."""
+    server = ClickHouseServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def clickhouse_place(request) -> str:
+    """A database of ClickHouse: that of ``TEST_CLICKHOUSE_URL`` where it is given."""
+    return os.environ.get("TEST_CLICKHOUSE_URL") or request.getfixturevalue("clickhouse_server").url
+
+
+@pytest.fixture(scope="session")
+def _carried_tables(postgres_place, clickhouse_place: str) -> Iterator[tuple[str, str]]:
+    schema = new_schema()
+    url = f"{postgres_place(schema)}&series={quote(clickhouse_place, safe='')}"
+    open_store(url).server.migrate()
+    yield schema, url
+    dropped(url, schema)
+    for name in ("to_record", "to_point", "to_latest", "row", *BULK):
+        engine(clickhouse_place).do(f"DROP TABLE {schema}_{name}")
+
+
+@pytest.fixture
+def emptied_carried_url(_carried_tables, tmp_path: Path, monkeypatch) -> str:
+    """A store whose series lie in ClickHouse, without runs; what is left there of those of other tests counts no more."""
+    monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path / "local"))
+    schema, url = _carried_tables
+    emptied(url, schema)
     return url

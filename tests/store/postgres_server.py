@@ -153,10 +153,18 @@ def new_schema() -> str:
 
 def sql(url: str) -> psycopg.Connection:
     """A connection past the store, to the same database."""
-    return psycopg.connect(re.sub(r"[?&]schema=\w+", "", url), autocommit=True)
+    return psycopg.connect(re.sub(r"[?&](schema|series)=[^&]+", "", url), autocommit=True)
 
 
 def dropped(url: str, schema: str) -> None:
     """Drop the schema."""
     with sql(url) as db:
         db.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+def emptied(url: str, schema: str) -> None:
+    """Empty all tables but what says which they are."""
+    with sql(url) as db:
+        made = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
+        kept = ("schema_version", "series_place")
+        db.execute(";".join(f"DELETE FROM {schema}.{table}" for (table,) in made if table not in kept))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from hashlib import sha256
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from rlwatch.errors import MissingExtraError, StoreURLError
+from rlwatch.store.clickhouse.address import Place, known_client, read_place
 
 SCHEMA = "rlwatch"
 """Where in the database the tables are, unless the URL says ``schema=``."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_OURS = ("schema", "series")
 _SECRET = ("password", "sslpassword")
 _DEFAULTS = {
     "connect_timeout": "5",
@@ -28,12 +30,14 @@ class Address:
     """One schema of one database.
 
     ``settings``: libpq's, by name, a password too where the URL has one; what it does not say, libpq takes from its
-    own environment variables and files. ``url``: the same without a password.
+    own environment variables and files. ``url``: the same without a password. ``series``: the
+    server that has rows, localised tokens and completions, if it is another.
     """
 
     url: str
     schema: str
     settings: dict[str, str] = field(repr=False)
+    series: Place | None = None
 
     @property
     def where(self) -> str:
@@ -52,25 +56,31 @@ class Address:
 
 def read_address(url: str) -> Address:
     """The address in ``url``. Raises ``StoreURLError``, which never repeats it: it may hold a password."""
-    schema, rest = _own(url)
+    own, rest = _own(url)
+    schema = own.get("schema", SCHEMA)
     if not _NAME.fullmatch(schema):
         raise StoreURLError(
             "schema= of a postgresql: store is up to 40 small letters, digits and '_', not starting with a digit"
         )
     settings = _settings(rest)
-    shown = _without_secrets(rest)
+    series = read_place(own["series"]) if own.get("series") else None
+    shown = [_without_secrets(rest)]
     if schema != SCHEMA:
-        shown += f"{'&' if '?' in shown else '?'}schema={schema}"
-    return Address(shown, schema, _DEFAULTS | settings)
+        shown.append(f"schema={schema}")
+    if series is not None:
+        known_client()
+        shown.append(f"series={quote(series.url, safe='/:@?=,')}")
+    url = shown[0] + ("&" if "?" in shown[0] else "?") * (len(shown) > 1) + "&".join(shown[1:])
+    return Address(url, schema, _DEFAULTS | settings, series)
 
 
-def _own(url: str) -> tuple[str, str]:
+def _own(url: str) -> tuple[dict[str, str], str]:
     """Our options, and the URL without them."""
     head, _, query = url.partition("?")
-    parts = [part for part in query.split("&") if part]
-    ours = [part.partition("=")[2] for part in parts if part.startswith("schema=")]
-    rest = "&".join(part for part in parts if not part.startswith("schema="))
-    return (unquote(ours[-1]) if ours else SCHEMA), f"{head}?{rest}" if rest else head
+    parts = [part.partition("=") for part in query.split("&") if part]
+    ours = {name: unquote(value) for name, _, value in parts if name in _OURS}
+    rest = "&".join("".join(part) for part in parts if part[0] not in _OURS)
+    return ours, f"{head}?{rest}" if rest else head
 
 
 def known_driver() -> None:

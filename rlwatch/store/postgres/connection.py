@@ -15,6 +15,8 @@ class Connection(psycopg.Connection[Row]):
     patience_s: float | None = None
     made: bool = False
     """True once the tables are known to be there."""
+    placed: bool = False
+    """True once it is noted where series lie."""
     by_policy: bool = False
     """True where row-level security holds for this role."""
 

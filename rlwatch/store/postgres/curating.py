@@ -27,6 +27,7 @@ OF_A_RUN = (
     "completion_batch",
     "chunk",
     "chunk_axis",
+    "series_epoch",
     "journal",
     "checkpoint",
     "command",
@@ -102,6 +103,7 @@ class Curating(ABC):
             if not locked(db, lock_of(self.server.address, run_id)):
                 raise RunLockedError(f"run {run_id!r} is being written; end it before it is purged")
             try:
+                self.server.carrier.remove(run_id)
                 with db.transaction():
                     self._remove(db, purged)
             finally:

@@ -21,6 +21,9 @@ _BUSY = (
 _LOST = ("08", "57P")
 """Beginnings of the codes of errors after which the same call may succeed on a new connection."""
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+"""Pauses of a trainer between two tries to reach a server that is away; each is twice the last."""
+
 
 class UnreachableError(StoreError):
     """The server cannot be reached now, or went away in the middle: the same call may be made again."""

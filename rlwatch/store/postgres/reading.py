@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
-from rlwatch.errors import RunNotFoundError, StoreCorruptError
+from rlwatch.errors import RunNotFoundError
 from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
     JSON,
@@ -25,23 +24,28 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.store.postgres import runrow
+from rlwatch.store.postgres.carrier import Asked, Carrier
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.curating import as_edited
-from rlwatch.store.postgres.series import metric_sets, read_columns, read_series, read_spans
+from rlwatch.store.postgres.series import metric_sets, read_series
+from rlwatch.store.postgres.tables import newest_rows, values_of
 from rlwatch.store.sqlite.reading import as_named_now
-from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
+from rlwatch.store.sqlite.rows import FINDING_BODY, loads, unpack_columns
 from rlwatch.store.thinning import bounds_of, thinned
 
-_RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
 _EVENTS = "SELECT seq, attempt, step, ts, kind, body FROM event "
-_AT_ONCE = 500  # rows of a branch
 Opened = AbstractContextManager[Connection]
 
 
 class Runs(ABC):
-    """Answers about runs (``RunReader``), over two hooks: a snapshot of the store, and of one run."""
+    """Answers about runs (``RunReader``), over three hooks: the carrier, and a snapshot of the store and of one run."""
 
     url: str
+
+    @property
+    @abstractmethod
+    def _carrier(self) -> Carrier:
+        """Where rows, localised tokens and completions lie."""
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:
@@ -82,13 +86,9 @@ class Runs(ABC):
         self, run_id: str, *, after_seq: int = 0, limit: int | None = None, last: int | None = None
     ) -> list[StepRecord]:
         """Records with ``seq > after_seq`` in order of ``seq``; of these the ``last`` newest if given."""
-        order, most = ("ASC", limit) if last is None else ("DESC", last)
+        most, newest = (limit, False) if last is None else (last, True)
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                f"{_RECORDS} WHERE run_id = %s AND seq > %s ORDER BY seq {order} LIMIT %s",
-                (run_id, after_seq, most),
-                binary=True,
-            ).fetchall()
+            rows = self._carrier.rows(db, run_id, after_seq, limit=most, newest=newest)
             found = list(_decoded(metric_sets(db, run_id), rows))
         return found if last is None else found[::-1]
 
@@ -100,15 +100,12 @@ class Runs(ABC):
         return self._branch(run_id, attempt, before_step, after_seq)
 
     def _branch(self, run_id: str, attempt: int, before_step: int, after_seq: int) -> Iterator[StepRecord | Event]:
-        with self.snapshot(run_id) as db, db.cursor("branch", binary=True) as cursor:
-            cursor.itersize = _AT_ONCE
-            sets, below = metric_sets(db, run_id), _bounds(db, run_id, attempt, before_step)
+        with self.snapshot(run_id) as db:
+            sets, below = metric_sets(db, run_id), self._bounds(db, run_id, attempt, before_step)
             events = _events(db, run_id, after_seq)
-            cursor.execute(
-                _RECORDS + "WHERE run_id = %s AND seq > %s AND attempt < %s ORDER BY seq", (run_id, after_seq, attempt)
-            )
+            rows = self._carrier.rows_before(db, run_id, after_seq, attempt)
             cut: set[int] = set()  # attempts that have left the branch: their later events do not belong to it
-            for item in _merged(_decoded(sets, cursor), events):
+            for item in _merged(_decoded(sets, rows), events):
                 bound = below.get(item.attempt)
                 if bound is None or (isinstance(item, Event) and item.attempt in cut):
                     continue
@@ -120,16 +117,12 @@ class Runs(ABC):
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
         """Earlier attempt -> the step below which :meth:`branch` has its records."""
         with self.snapshot(run_id) as db:
-            return _bounds(db, run_id, attempt, before_step)
+            return self._bounds(db, run_id, attempt, before_step)
 
     def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
         """The next ``limit`` records and events above ``after_seq``."""
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                _RECORDS + "WHERE run_id = %s AND seq > %s ORDER BY seq LIMIT %s",
-                (run_id, after_seq, limit),
-                binary=True,
-            ).fetchall()
+            rows = self._carrier.rows(db, run_id, after_seq, limit=limit)
             events = _events(db, run_id, after_seq, limit)
             return list(islice(_merged(_decoded(metric_sets(db, run_id), rows), events), limit))
 
@@ -154,10 +147,7 @@ class Runs(ABC):
         """Attempt -> the steps it has records of, ascending."""
         found: dict[int, list[int]] = {}
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                "SELECT attempt, step FROM record WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2", (run_id,), binary=True
-            )
-            for attempt, step in rows:
+            for attempt, step in self._carrier.steps(db, run_id):
                 found.setdefault(attempt, []).append(step)
         return found
 
@@ -169,7 +159,7 @@ class Runs(ABC):
     def spans(self, run_id: str) -> dict[int, tuple[int, int]]:
         """Attempt -> its lowest and its highest step."""
         with self.snapshot(run_id) as db:
-            return read_spans(db, run_id)
+            return self._carrier.spans(db, run_id)
 
     def series(
         self,
@@ -181,53 +171,36 @@ class Runs(ABC):
         points: int | None = None,
     ) -> dict[str, Series]:
         """Series of ``names``: whole, new, of a range of steps, or thinned once they are read."""
+        asked = Asked(after_seq, *(steps or (-(1 << 63), (1 << 63) - 1)))
         with self.snapshot(run_id) as db:
-            found = read_series(db, run_id, names, after_seq, steps)
+            found = read_series(db, self._carrier, run_id, names, asked)
             if points is None:
                 return found
-            bounds = bounds_of(read_spans(db, run_id))
+            bounds = bounds_of(self._carrier.spans(db, run_id))
         return {name: thinned(one, points, bounds) for name, one in found.items()}
 
     def moments(self, run_id: str) -> Series:
         """Unix seconds of every record."""
         with self.snapshot(run_id) as db:
-            columns = read_columns(db, run_id, "record", "float8send(ts)", "")
-        seqs, steps, attempts, moments = columns
+            seqs, steps, attempts, moments = self._carrier.moments(db, run_id)
         return Series("ts", steps, moments, attempts, seqs)
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
         """Metric name -> (step, value) as last recorded."""
         with self.snapshot(run_id) as db:
             sets = metric_sets(db, run_id)
-            newest = [
-                row
-                for number in sets
-                for table in ("record", "forecast")
-                for row in db.execute(
-                    f"SELECT seq, step, v, mset FROM {table} WHERE run_id = %s AND mset = %s ORDER BY seq DESC LIMIT 1",
-                    (run_id, number),
-                    binary=True,
-                )
-            ]
+            newest = [*self._carrier.last_values(db, run_id, sets), *newest_rows(db, run_id, "forecast", sets)]
         last: dict[str, tuple[int, float]] = {}
-        for _, step, blob, number in sorted(newest, key=lambda row: row[0]):
-            last.update({name: (step, value) for name, value in _values(sets[number], blob).items()})
+        for _, step, values in sorted(newest, key=itemgetter(0)):
+            last.update({name: (step, value) for name, value in values.items()})
         return last
 
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
         """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
-        asked = {"run": run_id, "reason": reason, "step": step, "last": last}
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                """SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch WHERE run_id = %(run)s
-                   AND (%(reason)s::text IS NULL OR reason = %(reason)s)
-                   AND (%(step)s::bigint IS NULL OR step = %(step)s) ORDER BY id DESC LIMIT %(last)s) AS newest
-                   ORDER BY step, id""",
-                asked,
-                binary=True,
-            ).fetchall()
+            rows = list(self._carrier.spikes(db, run_id, last=last, reason=reason, step=step))
         return [
             SpikeBatch(at, as_named_now(why, unpack_columns(blob)), why, ts, attempt, rank)
             for at, blob, why, ts, attempt, rank in rows
@@ -236,12 +209,7 @@ class Runs(ABC):
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
         """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                """SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top
-                   JOIN spike_batch AS whole ON whole.run_id = top.run_id AND whole.id = top.batch
-                   WHERE top.run_id = %s ORDER BY score DESC, top.id LIMIT %s""",
-                (run_id, limit),
-            ).fetchall()
+            rows = list(self._carrier.top_spikes(db, run_id, limit))
         return [
             {"step": step, "attempt": attempt, "rank": rank, **as_named_now(reason, loads(body))}
             for step, attempt, rank, body, reason in rows
@@ -250,15 +218,20 @@ class Runs(ABC):
     def completions(self, run_id: str, *, last: int | None = None) -> list[CompletionBatch]:
         """Recorded completions by step, or the ``last`` newest batches."""
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                """SELECT step, v, ts, attempt, rank FROM (SELECT * FROM completion_batch WHERE run_id = %s
-                   ORDER BY id DESC LIMIT %s) AS newest ORDER BY step, id""",
-                (run_id, last),
-                binary=True,
-            ).fetchall()
+            rows = list(self._carrier.completions(db, run_id, last))
         return [
             CompletionBatch(step, unpack_columns(blob), ts, attempt, rank) for step, blob, ts, attempt, rank in rows
         ]
+
+    def _bounds(self, db: Connection, run_id: str, attempt: int, before_step: int) -> dict[int, int]:
+        firsts = {of: low for of, (low, _) in self._carrier.spans(db, run_id).items()}
+        events = db.execute("SELECT DISTINCT attempt FROM event WHERE run_id = %s", (run_id,))
+        known = firsts.keys() | {of for (of,) in events}
+        below: dict[int, int] = {}
+        for earlier in sorted((of for of in known if of < attempt), reverse=True):
+            below[earlier] = before_step
+            before_step = min(before_step, firsts.get(earlier, before_step))
+        return below
 
     def findings(self, run_id: str) -> list[Finding]:
         """Findings in order of ``seq``: those that began or became worse."""
@@ -288,7 +261,7 @@ class Runs(ABC):
             ).fetchall()
             sets = metric_sets(db, run_id)
         return [
-            ForecastRecord(step, _values(sets[mset], blob), loads(body), ts, attempt, seq)
+            ForecastRecord(step, values_of(sets[mset], blob), loads(body), ts, attempt, seq)
             for seq, attempt, step, ts, mset, blob, body in rows[::-1]
         ]
 
@@ -306,34 +279,12 @@ def _events(db: Connection, run_id: str, after_seq: int, limit: int | None = Non
 
 def _decoded(sets: Mapping[int, tuple[str, ...]], rows: Iterable[Row]) -> Iterator[StepRecord]:
     for seq, attempt, rank, step, ts, mset, blob in rows:
-        yield StepRecord(step, _values(sets[mset], blob), ts, attempt, rank, seq)
+        yield StepRecord(step, values_of(sets[mset], blob), ts, attempt, rank, seq)
 
 
 def _merged(records: Iterator[StepRecord], events: Iterator[Event]) -> Iterator[StepRecord | Event]:
     parts: tuple[Iterator[StepRecord | Event], ...] = (records, events)
     return heapq.merge(*parts, key=attrgetter("seq"))
-
-
-def _bounds(db: Connection, run_id: str, attempt: int, before_step: int) -> dict[int, int]:
-    firsts = db.execute(
-        """SELECT attempt, min(step) FROM record WHERE run_id = %(run)s AND attempt < %(attempt)s GROUP BY attempt
-           UNION ALL SELECT DISTINCT attempt, NULL::bigint FROM event WHERE run_id = %(run)s AND attempt < %(attempt)s
-           ORDER BY 1 DESC, 2 DESC NULLS LAST""",
-        {"run": run_id, "attempt": attempt},
-    )
-    below: dict[int, int] = {}
-    for earlier, first_step in firsts:
-        below.setdefault(earlier, before_step)
-        if first_step is not None:
-            before_step = min(before_step, first_step)
-    return below
-
-
-def _values(names: tuple[str, ...], blob: bytes) -> dict[str, float]:
-    try:
-        return dict(zip(names, packing(names).unpack(blob), strict=True))
-    except struct.error as error:
-        raise StoreCorruptError(f"packed values: {error}") from error
 
 
 def _finding(row: Row) -> Finding:

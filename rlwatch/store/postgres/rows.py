@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlwatch.ports import Storable
+from rlwatch.store.postgres.carrier import Bulk, Shipment
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import copy_rows
 from rlwatch.store.sqlite.rows import Batch, dumps
@@ -40,28 +41,41 @@ class CopiedBatch(Batch):
     def _add(self, item: Storable) -> None:
         super()._add(item if self.place is None else self.place(item))
 
-    def copy(self, db: Connection, run_id: str, numbers: Numbers) -> None:
-        """Copy the rows in; the caller holds the transaction."""
+    def copy(self, db: Connection, run_id: str, numbers: Numbers, shipment: Shipment | None = None) -> None:
+        """Copy the rows in, but for what was shipped elsewhere; the caller holds the transaction."""
         sets = [(number, dumps(list(names))) for names, (number, _) in self.new_sets.items()]
         findings = list(enumerate(self._findings, start=numbers.finding + 1))
-        spikes = list(enumerate(self._spikes, start=numbers.spike_batch + 1))
-        tops = [(batch, *top) for batch, (_, of_it) in spikes for top in of_it]
-        completions = list(enumerate(self._completions, start=numbers.completion_batch + 1))
         copy_rows(db, run_id, "metric_set", sets)
-        copy_rows(db, run_id, "record", self._records)
         copy_rows(db, run_id, "event", self._events)
         copy_rows(db, run_id, "finding", [(number, *row) for number, row in findings])
         copy_rows(db, run_id, "forecast", self._new_forecasts(db, run_id))
+        self.numbers = replace(numbers, finding=numbers.finding + len(findings))
+        if shipment is None:
+            self._copy_bulk(db, run_id)
+        else:
+            shipment.note(db)
+
+    def _copy_bulk(self, db: Connection, run_id: str) -> None:
+        numbers = self.numbers
+        spikes = list(enumerate(self._spikes, start=numbers.spike_batch + 1))
+        tops = [(batch, *top) for batch, (_, of_it) in spikes for top in of_it]
+        completions = list(enumerate(self._completions, start=numbers.completion_batch + 1))
+        copy_rows(db, run_id, "record", self._records)
         copy_rows(db, run_id, "spike_batch", [(number, *row) for number, (row, _) in spikes])
         copy_rows(db, run_id, "spike_top", [(n, *top) for n, top in enumerate(tops, start=numbers.spike_top + 1)])
         copy_rows(db, run_id, "completion_batch", [(number, *row) for number, row in completions])
         self.numbers = replace(
             numbers,
-            finding=numbers.finding + len(findings),
             spike_batch=numbers.spike_batch + len(spikes),
             spike_top=numbers.spike_top + len(tops),
             completion_batch=numbers.completion_batch + len(completions),
         )
+
+    @property
+    def bulk(self) -> Bulk:
+        """What a shipment takes."""
+        names = {number: of for of, (number, _) in (self._sets | self.new_sets).items()}
+        return Bulk(names, self._records, self._spikes, self._completions)
 
     def widths(self) -> list[tuple[int, int]]:
         """Metric set of each record, and how many metrics it has."""

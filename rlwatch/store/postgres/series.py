@@ -8,18 +8,14 @@ the row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlwatch.ports import Series
+from rlwatch.store.postgres.carrier import Asked, Carrier, Part
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import copy_rows
 from rlwatch.store.sqlite.blocks import pack_axis, unpack_axis
 from rlwatch.store.sqlite.rows import loads
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ROWS = 1024
 """Rows of a chunk."""
@@ -27,7 +23,6 @@ MOST_VALUES = 4 << 20
 """Values of the chunks of a metric set: where there would be more, rows stay rows."""
 _WIDTH = 8  # bytes of a float64
 _ASKED = "AND mset = %(mset)s AND seq > %(after)s AND step BETWEEN %(low)s AND %(high)s"
-_Part = tuple["np.ndarray", "np.ndarray", "np.ndarray", "np.ndarray"]
 
 
 def metric_sets(db: Connection, run_id: str) -> dict[int, tuple[str, ...]]:
@@ -36,55 +31,43 @@ def metric_sets(db: Connection, run_id: str) -> dict[int, tuple[str, ...]]:
     return {number: tuple(loads(names)) for number, names in rows}
 
 
-def read_spans(db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
-    """Attempt -> its lowest and its highest step."""
-    rows = db.execute(
-        "SELECT attempt, min(step), max(step) FROM record WHERE run_id = %s GROUP BY attempt ORDER BY attempt",
-        (run_id,),
-    )
-    return {attempt: (low, high) for attempt, low, high in rows}
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Rows above ``after``, with steps from ``low`` to ``high``."""
-
-    after: int
-    low: int
-    high: int
-
-    def of(self, part: _Part) -> _Part:
-        """Those of the part that are asked for; the part itself where that is all."""
-        seqs, steps, *_ = part
-        mask = (seqs > self.after) & (steps >= self.low) & (steps <= self.high)
-        return part if mask.all() else cast("_Part", tuple(column[mask] for column in part))
-
-
 def read_series(
-    db: Connection, run_id: str, names: Sequence[str], after_seq: int, steps: tuple[int, int] | None
+    db: Connection,
+    carrier: Carrier,
+    run_id: str,
+    names: Sequence[str],
+    asked: Asked,
 ) -> dict[str, Series]:
     """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
-    asked = _Asked(after_seq, *(steps or (-(1 << 63), (1 << 63) - 1)))
-    parts: dict[str, list[_Part]] = {name: [] for name in names}
-    for number, held in metric_sets(db, run_id).items():
+    parts: dict[str, list[Part]] = {name: [] for name in names}
+    sets = metric_sets(db, run_id)
+    for name, part in carrier.parts(db, run_id, sets, parts, asked):
+        parts[name].append(part)
+    for number, held in sets.items():
         places = {name: held.index(name) for name in parts if name in held}
-        if not places:
-            continue
-        chunked = _last_chunked(db, run_id, number)
-        newer = replace(asked, after=max(chunked, after_seq))
-        sources = [_rows(db, run_id, ("record", number), places, newer)]
-        sources.append(_rows(db, run_id, ("forecast", number), places, asked))
-        if chunked > after_seq:
-            sources.insert(0, _chunks(db, run_id, number, places, asked))
-        for source in sources:
-            for name, part in source:
-                parts[name].append(part)
+        for name, part in _rows(db, run_id, ("forecast", number), places, asked) if places else ():
+            parts[name].append(part)
     return {name: _joined(name, of_name) for name, of_name in parts.items()}
 
 
+def chunked_parts(
+    db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
+) -> Iterator[tuple[str, Part]]:
+    """Rows of ``names`` by metric set: from chunks, and cut out of the rows after them."""
+    names = list(names)
+    for number, held in sets.items():
+        places = {name: held.index(name) for name in names if name in held}
+        if not places:
+            continue
+        chunked = _last_chunked(db, run_id, number)
+        if chunked > asked.after:
+            yield from _chunks(db, run_id, number, places, asked)
+        yield from _rows(db, run_id, ("record", number), places, asked._replace(after=max(chunked, asked.after)))
+
+
 def _chunks(
-    db: Connection, run_id: str, number: int, places: Mapping[str, int], asked: _Asked
-) -> Iterator[tuple[str, _Part]]:
+    db: Connection, run_id: str, number: int, places: Mapping[str, int], asked: Asked
+) -> Iterator[tuple[str, Part]]:
     import numpy as np
 
     axes = db.execute(
@@ -108,12 +91,12 @@ def _chunks(
         values[place].append(blob)
     for name, place in places.items():
         whole = np.frombuffer(b"".join(values[place]), dtype="<f8")
-        yield name, asked.of((seqs, steps, attempts, whole))
+        yield name, asked.of(Part(seqs, steps, attempts, whole))
 
 
 def _rows(
-    db: Connection, run_id: str, kept: tuple[str, int], places: Mapping[str, int], asked: _Asked
-) -> Iterator[tuple[str, _Part]]:
+    db: Connection, run_id: str, kept: tuple[str, int], places: Mapping[str, int], asked: Asked
+) -> Iterator[tuple[str, Part]]:
     """Cut out of the rows of a table and metric set by the server, and joined: no row becomes an object here."""
     table, number = kept
     low, high = min(places.values()), max(places.values()) + 1
@@ -122,10 +105,10 @@ def _rows(
     seqs, steps, attempts, values = read_columns(db, run_id, table, cut, _ASKED, **said)
     wide = values.reshape(len(seqs), high - low)
     for name, place in places.items():
-        yield name, (seqs, steps, attempts, wide[:, place - low])
+        yield name, Part(seqs, steps, attempts, wide[:, place - low])
 
 
-def read_columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> _Part:
+def read_columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> Part:
     """``seq``, ``step``, ``attempt`` and ``values`` of the rows, in order of ``seq``, each as one piece of memory."""
     import numpy as np
 
@@ -138,12 +121,12 @@ def read_columns(db: Connection, run_id: str, table: str, values: str, which: st
         binary=True,
     ).fetchone()
     seqs, steps, attempts, packed = (part or b"" for part in row or (None,) * 4)
-    whole = (np.frombuffer(part, dtype=">i8").astype(np.int64) for part in (seqs, steps, attempts))
+    axes = [np.frombuffer(part, dtype=">i8").astype(np.int64) for part in (seqs, steps, attempts)]
     kind = ">f8" if "send" in values else "<f8"
-    return cast("_Part", (*whole, np.frombuffer(packed, dtype=kind).astype(np.float64)))
+    return Part(axes[0], axes[1], axes[2], np.frombuffer(packed, dtype=kind).astype(np.float64))
 
 
-def _joined(name: str, parts: list[_Part]) -> Series:
+def _joined(name: str, parts: list[Part]) -> Series:
     import numpy as np
 
     parts = [part for part in parts if len(part[0])]

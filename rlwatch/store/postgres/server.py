@@ -19,17 +19,18 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from rlwatch.errors import StoreError
 from rlwatch.store.postgres import migrations
 from rlwatch.store.postgres.address import Address
-from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.failures import UnreachableError, explained, refusal
+from rlwatch.store.postgres.carrier import Carrier
+from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, UnreachableError, explained, refusal
+from rlwatch.store.postgres.tables import Tables
 from rlwatch.store.sqlite.ownership import keep_forever
 
 MOST_IDLE = 8
 FRESH_S = 2.0
 """A connection used so lately is taken to live; an older one is asked first."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
-"""Pauses of a trainer between two tries to reach a server that is away; each is twice the last."""
 
 
 class Server:
@@ -52,6 +53,7 @@ class Server:
         self.patience_s = patience_s
         self._lock_wait_s = lock_wait_s
         self.hurried = hurried
+        self.carrier = _carrier(address, patience_s=patience_s, hurried=hurried)
         self._idle: deque[tuple[float, Connection]] = deque()
         self._pid = os.getpid()
         self._guard = threading.Lock()
@@ -157,7 +159,11 @@ class Server:
         db = self.connect(checked=False)
         try:
             with explained(self.address):
-                return migrations.migrate(db, self.address)
+                done = migrations.migrate(db, self.address)
+                self._note_made(db)
+                self.carrier.make()
+                self._place(db)
+                return done
         finally:
             db.close()
 
@@ -166,6 +172,9 @@ class Server:
         if not self.is_made(db):
             migrations.migrate(db, self.address)
             self._note_made(db)
+        if not db.placed:
+            self.carrier.make()
+            self._place(db)
 
     def close(self) -> None:
         """Close what is idle; what is in use is closed when it comes back."""
@@ -183,7 +192,31 @@ class Server:
 
     def _note_made(self, db: Connection) -> None:
         row = db.execute("SELECT row_security_active('record')").fetchone()
-        db.made, db.by_policy = True, bool(row and row[0])
+        by_policy = bool(row and row[0])
+        place = db.execute("SELECT place FROM series_place").fetchone()
+        db.placed = (place is not None) == (self.address.series is not None)
+        if not db.placed:
+            self._look_where(db, place)
+        db.made, db.by_policy = True, by_policy
+
+    def _look_where(self, db: Connection, place: Row | None) -> None:
+        """Refuse to look for series where they are not."""
+        where = self.address.where
+        if place is not None:
+            raise StoreError(f"series of {where} lie elsewhere: add series={place[0]} to the store's URL")
+        if db.execute("SELECT 1 FROM run LIMIT 1").fetchone() is not None:
+            raise StoreError(
+                f"{where} holds runs whose series lie in PostgreSQL itself: leave series= out, or copy them to a store "
+                "with another schema= by `rlwatch db copy`"
+            )
+
+    def _place(self, db: Connection) -> None:
+        """Note where series lie from now on."""
+        if not db.placed and self.address.series is not None:
+            db.execute(
+                "INSERT INTO series_place (place) VALUES (%s) ON CONFLICT DO NOTHING", (self.address.series.url,)
+            )
+        db.placed = True
 
     def _lives(self, db: Connection) -> bool:
         try:
@@ -198,3 +231,12 @@ class Server:
             for _, db in self._idle:
                 keep_forever(db)
             self._idle, self._pid, self._guard = deque(), os.getpid(), threading.Lock()
+
+
+def _carrier(address: Address, *, patience_s: float, hurried: bool) -> Carrier:
+    if address.series is None:
+        return Tables()
+    from rlwatch.store.clickhouse.carrier import ClickHouse
+    from rlwatch.store.clickhouse.engine import Engine
+
+    return ClickHouse(Engine(address.series, patience_s=patience_s, hurried=hurried), address.schema)

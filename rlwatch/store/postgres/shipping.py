@@ -13,6 +13,7 @@ from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Item
 from rlwatch.records import RunState
 from rlwatch.store.postgres import runrow, spool
+from rlwatch.store.postgres.carrier import Carrier, Shipment
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import explained
@@ -28,20 +29,20 @@ logger = logging.getLogger("rlwatch")
 _AT_ONCE = 1000  # items of a journal
 
 
-def ship(db: Connection, run_id: str, directory: Path) -> int:
+def ship(db: Connection, carrier: Carrier, run_id: str, directory: Path) -> int:
     """Store what is in the spool and not on the server, then remove it; how many items. The caller holds the lock."""
     note = spool.read_note(directory)
     if note.attempt == 0 and note.run_id == run_id:
         note = begun(db, directory, note)
     if note.run_id != run_id or runrow.load(db, run_id) is None:
         raise StoreError(f"{directory} is of run {note.run_id!r}, which this store does not hold; it is left alone")
-    shipped = 0
+    shipped, shipment = 0, carrier.shipment(run_id)
     for nonce, journaled in journals_in(directory).items():
         mark = known = runrow.journal_mark(db, run_id, nonce)
         left = (numbered for numbered in journaled if not known.holds(numbered[0]))
         while some := list(islice(left, _AT_ONCE)):
             mark = mark.after(number for number, _ in some)
-            _append(db, run_id, [replace(item, attempt=note.attempt) for _, item in some], mark)
+            _append(db, run_id, [replace(item, attempt=note.attempt) for _, item in some], mark, shipment)
             shipped += len(some)
     _end(db, note, spool.ending_in(directory))
     spool.remove(directory)
@@ -58,15 +59,17 @@ def begun(db: Connection, directory: Path, note: spool.Note, name: str = "") -> 
     return note
 
 
-def _append(db: Connection, run_id: str, items: Sequence[Item], mark: Mark) -> None:
+def _append(db: Connection, run_id: str, items: Sequence[Item], mark: Mark, shipment: Shipment | None) -> None:
     """Items that no store can hold are passed over here, too."""
     sets = {names: (number, packing(names)) for number, names in metric_sets(db, run_id).items()}
     batch = CopiedBatch(runrow.judged(db, run_id)[1], sets)
     for item in items:
         with suppress(UnstorableError):
             batch.add(item)
+    if shipment is not None:
+        shipment.send(db, batch.bulk)
     with db.transaction():
-        batch.copy(db, run_id, last_numbers(db, run_id))
+        batch.copy(db, run_id, last_numbers(db, run_id), shipment)
         runrow.note_rows(db, run_id, batch.last_seq, batch.newest)
         runrow.note_journal(db, run_id, mark)
 
@@ -98,7 +101,7 @@ def sync(directory: Path, server_of: Callable[[str], Server]) -> tuple[int, dict
                 with explained(server.address):
                     server.make(db)
                     lock_patiently(db, server.address, note.run_id)
-                    shipped += ship(db, note.run_id, each)
+                    shipped += ship(db, server.carrier, note.run_id, each)
             finally:
                 db.close()
         except StoreError as error:

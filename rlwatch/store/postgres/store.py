@@ -14,6 +14,7 @@ from rlwatch.store.postgres import writer
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.alerts import Alerts
 from rlwatch.store.postgres.away import begin_away
+from rlwatch.store.postgres.carrier import Carrier
 from rlwatch.store.postgres.commands import Commands
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.curating import Curating
@@ -33,7 +34,8 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
     Parameters
     ----------
     url
-        ``postgresql://user@host:5432/database?sslmode=verify-full&schema=team``: options of libpq, and ``schema``.
+        ``postgresql://user@host:5432/database?sslmode=verify-full&schema=team``: options of libpq, ``schema``,
+        and ``series=clickhouse://...`` where the bulk lies in ClickHouse.
     control_timeout_s
         How long commands, alerts and outbox wait for another process before ``StoreBusyError``, in seconds. 0, as of
         a trainer: while the server is away it is asked now and then only.
@@ -64,7 +66,8 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
                 "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relkind IN ('r', 'p')",
                 (self.server.address.schema,),
             ).fetchall()
-        return {str(name): {"rows": int(table), "indexes": int(indexes)} for name, table, indexes in rows}
+        own = {str(name): {"rows": int(table), "indexes": int(indexes)} for name, table, indexes in rows}
+        return own | self._carrier.usage()
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives.
@@ -90,6 +93,10 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
     def close(self) -> None:
         """Close connections that are not in use; idempotent."""
         self.server.close()
+
+    @property
+    def _carrier(self) -> Carrier:
+        return self.server.carrier
 
     def _reading(self) -> AbstractContextManager[Connection | None]:
         return self.server.reading()

@@ -16,6 +16,7 @@ from rlwatch.ports import Journal as JournalPort
 from rlwatch.ports import Progress, Storable
 from rlwatch.records import Finding, RunInfo, RunState
 from rlwatch.store.postgres import runrow, spool
+from rlwatch.store.postgres.carrier import Shipment
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import UnreachableError, explained
@@ -72,6 +73,7 @@ class PostgresWriter:
         self._place: Callable[[Storable], Storable] | None = None
         self._numbers, self.last_seq, self._sets = Numbers(), 0, MetricSets()
         self._chunking: Chunking | None = None
+        self._shipment: Shipment | None = None
         if db is not None:
             self._load(db)
         belongs_here(self)
@@ -81,7 +83,8 @@ class PostgresWriter:
         self.last_seq = runrow.judged(db, self.run.run_id)[1]
         known = metric_sets(db, self.run.run_id)
         self._sets = {names: (number, packing(names)) for number, names in known.items()}
-        self._chunking = Chunking(db, self.run.run_id)
+        self._shipment = self._server.carrier.shipment(self.run.run_id)
+        self._chunking = Chunking(db, self.run.run_id) if self._shipment is None else None
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
@@ -92,16 +95,21 @@ class PostgresWriter:
         for item in fresh:
             batch.add(item)
         mark = self._marked(progress)
-        self._sent = _Sent(fresh, batch, mark)
         try:
+            with explained(self._server.address):
+                if self._shipment is not None:
+                    self._shipment.send(db, batch.bulk)
+            self._sent = _Sent(fresh, batch, mark)
             with explained(self._server.address), db.transaction():
-                batch.copy(db, self.run.run_id, self._numbers)
+                batch.copy(db, self.run.run_id, self._numbers, self._shipment)
                 self._note(db, batch, progress, mark)
                 if any(isinstance(item, Finding) for item in fresh):
                     tell(db, self._server.address, "alerts", self.run.run_id)
         except StoreError as error:
             if not isinstance(error, UnreachableError):  # else: whether it is in is seen on the next connection
                 self._sent = None
+            if self._shipment is not None:
+                self._shipment.forget()
             raise
         self._is_in(self._sent)
         for item in items if self._stored else ():
@@ -255,7 +263,7 @@ def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
 def ship_left(server: Server, db: Connection, run_id: str) -> None:
     """Ship what earlier processes left of the run on this node."""
     for directory in spool.left_behind(spool.place_of(server.address) / run_id):
-        ship(db, run_id, directory)
+        ship(db, server.carrier, run_id, directory)
 
 
 def new_name() -> str:

@@ -5,7 +5,7 @@
 SELECT create_distributed_table('{schema}.run', 'run_id');
 SELECT create_distributed_table('{schema}.' || name, 'run_id', colocate_with => '{schema}.run')
     FROM unnest(ARRAY['attempt', 'metric_set', 'record', 'event', 'finding', 'forecast', 'spike_batch', 'spike_top',
-        'completion_batch', 'chunk', 'chunk_axis', 'journal', 'checkpoint', 'command', 'alert', 'outbox', 'acknowledgement',
-        'alert_book', 'forecast_answer', 'edit']) AS name;
+        'completion_batch', 'chunk', 'chunk_axis', 'series_epoch', 'journal', 'checkpoint', 'command', 'alert',
+        'outbox', 'acknowledgement', 'alert_book', 'forecast_answer', 'edit']) AS name;
 SELECT create_reference_table('{schema}.' || name)
-    FROM unnest(ARRAY['schema_version', 'silence', 'audit', 'purge', 'member']) AS name;
+    FROM unnest(ARRAY['schema_version', 'series_place', 'silence', 'audit', 'purge', 'member']) AS name;

@@ -25,8 +25,8 @@ GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {schema}_reader, {schema}_write
 GRANT INSERT ON {schema}.attempt, {schema}.metric_set, {schema}.record, {schema}.event, {schema}.finding,
     {schema}.forecast, {schema}.spike_batch, {schema}.spike_top, {schema}.completion_batch,
     {schema}.chunk, {schema}.chunk_axis TO {schema}_writer;
-GRANT INSERT, UPDATE ON {schema}.run, {schema}.journal, {schema}.alert, {schema}.outbox, {schema}.alert_book
-    TO {schema}_writer;
+GRANT INSERT, UPDATE ON {schema}.run, {schema}.journal, {schema}.alert, {schema}.outbox, {schema}.alert_book,
+    {schema}.series_epoch TO {schema}_writer;
 GRANT INSERT, UPDATE, DELETE ON {schema}.checkpoint TO {schema}_writer;
 GRANT UPDATE (status, claimed_at, finished_at, finished_step, result) ON {schema}.command TO {schema}_writer;
 GRANT USAGE ON SEQUENCE {schema}.alert_id_seq, {schema}.outbox_id_seq TO {schema}_writer, {schema}_operator;

@@ -1,0 +1,251 @@
+"""Rows, localised tokens and completions of runs in ClickHouse, as far as PostgreSQL says that they count."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from rlwatch.store.clickhouse.engine import Engine, tables
+from rlwatch.store.clickhouse.shipment import ClickHouseShipment
+from rlwatch.store.clickhouse.wire import Answer, literal
+from rlwatch.store.postgres.carrier import Asked, Part
+from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.sqlite.rows import plain
+
+_ROW = struct.Struct("<qqqqdi")
+_BATCH = struct.Struct("<qqqd")
+_NEWEST = struct.Struct("<Qqqd")
+_PAGE, _NAMES = 5000, 500
+BULK = ("record", "point", "latest", "spike", "completion")
+"""Tables that hold anything."""
+
+
+class _Epoch(NamedTuple):
+    """Numbers up to which what was sent under an epoch counts."""
+
+    epoch: int
+    first_seq: int
+    last_seq: int
+    spikes: int
+    completions: int
+
+
+class ClickHouse:
+    """A ``Carrier`` whose tables' names begin with ``name``."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine, self._name = engine, name
+
+    def rows(
+        self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
+    ) -> Iterable[Row]:
+        """Rows above a number."""
+        return self._rows(db, run_id, f"seq > {after_seq}", limit, "DESC" if newest else "ASC")
+
+    def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
+        """A page after the other."""
+        while page := self._rows(db, run_id, f"seq > {after_seq} AND attempt < {attempt}", _PAGE, "ASC"):
+            yield from page
+            after_seq = page[-1][0]
+
+    def _rows(self, db: Connection, run_id: str, which: str, limit: int | None, order: str) -> list[Row]:
+        most = "" if limit is None else f"LIMIT {limit}"
+        answer = self._read(
+            db, run_id, "seq, attempt, rank, step, ts, mset, v", "record", f"AND {which} ORDER BY seq {order} {most}"
+        )
+        found = []
+        while answer:
+            found.append((*answer.numbers(_ROW), answer.blob(8)))
+        return found
+
+    def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
+        """Attempt and step, each once."""
+        answer, pair = self._read(db, run_id, "DISTINCT attempt, step", "record", "ORDER BY 1, 2"), struct.Struct("<qq")
+        while answer:
+            attempt, step = answer.numbers(pair)
+            yield attempt, step
+
+    def spans(self, db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
+        """Attempt -> its lowest and its highest step."""
+        answer = self._read(db, run_id, "attempt, min(step), max(step)", "record", "GROUP BY attempt ORDER BY attempt")
+        found, three = {}, struct.Struct("<qqq")
+        while answer:
+            attempt, low, high = answer.numbers(three)
+            found[attempt] = (low, high)
+        return found
+
+    def parts(
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
+    ) -> Iterator[tuple[str, Part]]:
+        """Columns as the server puts them together, metric by metric; not in order."""
+        known = _by_word(sets)
+        asked_for = {plain(name) for name in names}
+        wanted = [word for word in known if word in asked_for]
+        which = f"AND seq > {asked.after} AND step BETWEEN {asked.low} AND {asked.high}"
+        for some in (wanted[at : at + _NAMES] for at in range(0, len(wanted), _NAMES)):
+            of = f"AND metric IN ({', '.join(map(literal, some))})"
+            answer = self._read(db, run_id, f"metric, {_columns('value')}", "point", f"{of} {which} GROUP BY metric")
+            while answer:
+                yield known[answer.text()], _part(answer)
+
+    def moments(self, db: Connection, run_id: str) -> Part:
+        """When each record was made."""
+        import numpy as np
+
+        answer = self._read(db, run_id, _columns("ts"), "record", "")
+        if not answer:
+            none = np.empty(0, dtype=np.int64)
+            return Part(none, none, none, np.empty(0))
+        found = _part(answer)
+        order = np.argsort(found.seqs, kind="stable")
+        return Part(*(column[order] for column in found))
+
+    def last_values(
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
+    ) -> Iterable[tuple[int, int, Mapping[str, float]]]:
+        """Out of the table of newest values; of those that do not count, what does is looked for among the rest."""
+        counted = _counted(db, run_id)
+        if not sets or not counted:
+            return
+        statement = "SELECT metric, argMaxMerge(last) FROM {}_latest WHERE run_id = {} GROUP BY metric"
+        answer, known = self._engine.read(statement.format(self._name, literal(run_id))), _by_word(sets)
+        doubtful = list[str]()
+        while answer:
+            metric, (epoch, seq, step, value) = answer.text(), answer.numbers(_NEWEST)
+            if any(epoch == one.epoch and one.first_seq <= seq <= one.last_seq for one in counted):
+                yield seq, step, {known[metric]: value}
+            else:
+                doubtful.append(metric)
+        for some in (doubtful[at : at + _NAMES] for at in range(0, len(doubtful), _NAMES)):
+            of = f"AND metric IN ({', '.join(map(literal, some))}) GROUP BY metric"
+            answer = self._read(db, run_id, "metric, argMax((epoch, seq, step, value), seq)", "point", of)
+            while answer:
+                metric, (_, seq, step, value) = answer.text(), answer.numbers(_NEWEST)
+                yield seq, step, {known[metric]: value}
+
+    def spikes(
+        self, db: Connection, run_id: str, *, last: int | None, reason: str | None, step: int | None
+    ) -> Iterable[Row]:
+        """Batches by step."""
+        which = _batches_of(db, run_id, "spikes")
+        which += "" if reason is None else f" AND reason = {literal(reason)}"
+        which += "" if step is None else f" AND step = {int(step)}"
+        answer = self._batches("spike", "step, attempt, rank, ts, reason, v", which, last)
+        while answer:
+            at, attempt, rank, ts = answer.numbers(_BATCH)
+            why, blob = answer.text(), answer.blob()
+            yield at, blob, why, ts, attempt, rank
+
+    def top_spikes(self, db: Connection, run_id: str, limit: int) -> Iterable[Row]:
+        """The worst rows."""
+        answer, three = (
+            self._engine.read(
+                f"SELECT step, attempt, rank, body, reason FROM {self._name}_spike FINAL "
+                "ARRAY JOIN scores AS score, bodies AS body, arrayEnumerate(scores) AS place "
+                f"WHERE {_batches_of(db, run_id, 'spikes')} "
+                f"ORDER BY score DESC, epoch, number, place LIMIT {limit}"
+            ),
+            struct.Struct("<qqq"),
+        )
+        while answer:
+            yield (*answer.numbers(three), answer.text(), answer.text())
+
+    def completions(self, db: Connection, run_id: str, last: int | None) -> Iterable[Row]:
+        """Batches by step."""
+        which = _batches_of(db, run_id, "completions")
+        answer = self._batches("completion", "step, attempt, rank, ts, v", which, last)
+        while answer:
+            step, attempt, rank, ts = answer.numbers(_BATCH)
+            yield step, answer.blob(), ts, attempt, rank
+
+    def shipment(self, run_id: str) -> ClickHouseShipment:
+        """Writes of a writer that begins."""
+        return ClickHouseShipment(self._engine, self._name, run_id, time.time)
+
+    def make(self) -> None:
+        """Make what is missing, and have the server keep what the address says."""
+        for statement in tables(self._name):
+            self._engine.do(statement)
+        for table in BULK:
+            self._keep(f"{self._name}_{table}", self._engine.place.keep_days.get(table))
+
+    def _keep(self, table: str, days: int | None) -> None:
+        answer = self._engine.read(
+            f"SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = {literal(table)}"
+        )
+        said = answer.text() if answer else ""
+        if days is not None and f"toIntervalDay({days})" not in said:
+            self._engine.do(f"ALTER TABLE {table} MODIFY TTL at + toIntervalDay({days})")
+        elif days is None and "toIntervalDay(" in said:
+            self._engine.do(f"ALTER TABLE {table} REMOVE TTL")
+
+    def remove(self, run_id: str) -> None:
+        """Remove all there is of the run."""
+        for table in BULK:
+            self._engine.do(f"DELETE FROM {self._name}_{table} WHERE run_id = {literal(run_id)}")
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Table -> its bytes on the server."""
+        names = ", ".join(literal(f"{self._name}_{table}") for table in BULK)
+        answer, size = (
+            self._engine.read(
+                "SELECT table, toUInt64(sum(bytes_on_disk)) FROM system.parts WHERE active "
+                f"AND database = currentDatabase() AND table IN ({names}) GROUP BY table"
+            ),
+            struct.Struct("<Q"),
+        )
+        found: dict[str, dict[str, int]] = {}
+        while answer:
+            name = f"ClickHouse {answer.text()}"
+            found[name] = {"rows": answer.numbers(size)[0]}
+        return found
+
+    def _read(self, db: Connection, run_id: str, what: str, table: str, rest: str) -> Answer:
+        """Rows of the run that count; ``rest``: which of them, and in which order."""
+        counts = " OR ".join(
+            f"epoch = {one.epoch} AND seq BETWEEN {one.first_seq} AND {one.last_seq}"
+            for one in _counted(db, run_id)
+            if one.last_seq >= one.first_seq
+        )
+        if not counts:
+            return Answer(b"")
+        return self._engine.read(
+            f"SELECT {what} FROM {self._name}_{table} FINAL WHERE run_id = {literal(run_id)} AND ({counts}) {rest}"
+        )
+
+    def _batches(self, table: str, what: str, which: str, last: int | None) -> Answer:
+        newest = "" if last is None else f"ORDER BY epoch DESC, number DESC LIMIT {last}"
+        return self._engine.read(
+            f"SELECT {what} FROM (SELECT * FROM {self._name}_{table} FINAL WHERE {which} {newest}) "
+            "ORDER BY step, epoch, number"
+        )
+
+
+def _counted(db: Connection, run_id: str) -> list[_Epoch]:
+    rows = db.execute(
+        "SELECT epoch, first_seq, last_seq, spikes, completions FROM series_epoch WHERE run_id = %s ORDER BY epoch",
+        (run_id,),
+    )
+    return [_Epoch(*row) for row in rows]
+
+
+def _by_word(sets: Mapping[int, tuple[str, ...]]) -> dict[str, str]:
+    """Metric as the server knows it -> its name."""
+    return {plain(name): name for names in sets.values() for name in names}
+
+
+def _batches_of(db: Connection, run_id: str, kind: str) -> str:
+    """Condition on batches of the run that count."""
+    numbers = ((one.epoch, getattr(one, kind)) for one in _counted(db, run_id))
+    counts = " OR ".join(f"epoch = {epoch} AND number <= {most}" for epoch, most in numbers if most)
+    return f"run_id = {literal(run_id)} AND ({counts or 'false'})"
+
+
+def _columns(values: str) -> str:
+    return f"groupArray(seq), groupArray(step), groupArray(attempt), groupArray({values})"
+
+
+def _part(answer: Answer) -> Part:
+    return Part(*(answer.array(kind) for kind in ("<i8", "<i8", "<i8", "<f8")))

@@ -1,0 +1,143 @@
+"""Requests to a ClickHouse server: bounded in time, with its errors as ours, and rare while it is away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
+from rlwatch.store.clickhouse.address import Place
+from rlwatch.store.clickhouse.wire import Answer
+from rlwatch.store.postgres.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, UnreachableError
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # what it would print is said by our errors
+_T = TypeVar("_T")
+_Key = tuple[tuple[tuple[str, str | int | bool], ...], tuple[tuple[str, str], ...], int]
+CONNECT_S = 5
+_REFUSED = {
+    516: "the password is wrong or missing: set CLICKHOUSE_PASSWORD",
+    192: "there is no such user: set CLICKHOUSE_USER",
+    497: "this user may not do that; see docs/team-store.md",
+    81: "create the database first, or correct its name",
+    60: "tables of rlwatch are missing: have their owner run `rlwatch db migrate`",
+}
+_LATER = {159, 160, 202, 203, 209, 210, 225, 242, 252, 279, 285, 286, 319, 425, 999}
+"""Timeouts, too many queries or parts, networks, keepers and quorums: the same request may succeed later."""
+_SYSTEM = re.compile(
+    r"(?<=\[Errno )-?\d+\] [\w ]+|[Rr]ead timed out|connect timeout|Connection aborted|Temporary failure"
+)
+_BESIDE = re.compile(r" \(for url .*| In scope .*|: While (executing|processing) .*")
+_FULL = {243, 241}
+
+
+class Engine:
+    """The server at ``place``; may be used from many threads, and from forked children.
+
+    Parameters
+    ----------
+    place
+        Which, and how to log in.
+    patience_s
+        Longest wait for an answer, in seconds.
+    hurried
+        For a trainer: while the server is away, ask only now and then, and fail at once in between.
+    """
+
+    def __init__(self, place: Place, *, patience_s: float, hurried: bool) -> None:
+        self.place = place
+        self._hurried = hurried
+        self._key = (tuple(place.client.items()), tuple(place.settings.items()), int(patience_s) or 1)
+        self._away_until, self._pause_s, self._away_because = 0.0, FIRST_PAUSE_S, ""
+
+    def read(self, statement: str) -> Answer:
+        """Rows of a SELECT, in RowBinary."""
+        return Answer(self._asked(lambda client: client.raw_query(statement, fmt="RowBinary")))
+
+    def insert(self, table: str, columns: str, block: bytes) -> None:
+        """Insert rows in RowBinary; they are stored once this returns."""
+        names = columns.split(", ")
+        self._asked(lambda client: client.raw_insert(table, names, block, fmt="RowBinary"))
+
+    def do(self, statement: str) -> None:
+        """Carry out anything else."""
+        self._asked(lambda client: client.command(statement))
+
+    def _asked(self, ask: Callable[[Client], _T]) -> _T:
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+        from urllib3.exceptions import HTTPError
+
+        if self._hurried and time.monotonic() < self._away_until:
+            raise UnreachableError(self._away_because)
+        try:
+            answer = ask(_client(os.getpid(), self._key))
+        except (ClickHouseError, HTTPError, OSError) as error:
+            explained = self._explained(error)
+            if isinstance(explained, UnreachableError):
+                self._away_because = str(explained)
+                self._away_until = time.monotonic() + self._pause_s * random.uniform(0.7, 1.0)
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            raise explained from None  # the driver's text may hold statements
+        self._pause_s, self._away_until = FIRST_PAUSE_S, 0.0
+        return answer
+
+    def _explained(self, error: Exception) -> StoreError:
+        where, code = self.place.where, getattr(error, "code", None)
+        said = _words(error)
+        if code in _REFUSED:
+            return StoreError(f"{where} refuses ({said}); {_REFUSED[code]}")
+        if code in _FULL:
+            return StoreFullError(f"no room in {where} ({said}); free some there: nothing was half-written")
+        if code == 164:
+            return StoreError(f"{where} is read-only for this user ({said}); see docs/team-store.md")
+        if code == 394:
+            return StoreBusyError(f"{where} is busy ({said}); try again")
+        if code is None or code in _LATER:
+            return UnreachableError(f"{where} cannot be reached ({said}); check host, port and that the server runs")
+        if code in (33, 49, 246, 271):
+            return StoreCorruptError(f"{where} holds what cannot be read ({said})")
+        return StoreError(f"{where}: {said}")
+
+
+@lru_cache(maxsize=8)
+def _client(pid: int, key: _Key) -> Client:  # noqa: ARG001  (a forked child has one of its own)
+    """The client of a place: its hand-shake takes longer than most requests, so that stores of a process share one."""
+    import clickhouse_connect
+
+    said, settings, patience_s = key
+    client: dict[str, Any] = dict(said)
+    return clickhouse_connect.get_client(
+        **client,
+        settings=dict(settings),
+        connect_timeout=CONNECT_S,
+        send_receive_timeout=patience_s,
+        query_retries=0,
+        client_name="rlwatch",
+        autogenerate_session_id=False,
+    )
+
+
+def tables(name: str) -> list[str]:
+    """Statements that make the tables of a store of this name."""
+    text = (resources.files("rlwatch.store.clickhouse") / "sql" / "tables.sql").read_text(encoding="utf-8")
+    lines = [line for line in text.replace("{name}", name).splitlines() if not line.startswith("--")]
+    return [statement.strip() for statement in "\n".join(lines).split(";") if statement.strip()]
+
+
+def _words(error: Exception) -> str:
+    """What the server said, or the system's word for it; never a statement, an address or a password."""
+    text = " ".join(str(error).split())
+    found = _SYSTEM.search(text)
+    if found is not None:
+        return found[0].strip(" :]")
+    text = text.partition("DB::Exception:")[2].strip()
+    return _BESIDE.sub("", text)[:200] or type(error).__name__

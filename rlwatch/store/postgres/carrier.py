@@ -1,0 +1,134 @@
+"""The seam between what a team's store controls and the bulk that it carries: rows, localised tokens, completions.
+
+Runs, findings, commands and alerts always lie in PostgreSQL. What grows with every step lies there too
+(:mod:`rlwatch.store.postgres.tables`) or in ClickHouse (:mod:`rlwatch.store.clickhouse`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rlwatch.store.postgres.connection import Connection, Row
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Part(NamedTuple):
+    """Rows of one metric in order of ``seq``, by column (all of equal length N): int64, and float64 ``values``."""
+
+    seqs: np.ndarray
+    steps: np.ndarray
+    attempts: np.ndarray
+    values: np.ndarray
+
+
+class Asked(NamedTuple):
+    """Rows above ``after``, with steps from ``low`` to ``high``."""
+
+    after: int
+    low: int
+    high: int
+
+    def of(self, part: Part) -> Part:
+        """Those of the part that are asked for; the part itself where that is all."""
+        mask = (part.seqs > self.after) & (part.steps >= self.low) & (part.steps <= self.high)
+        return part if mask.all() else Part(*(column[mask] for column in part))
+
+
+class Bulk(NamedTuple):
+    """Rows of a batch of the kinds that grow with every step; ``names``: metric set -> its metrics."""
+
+    names: Mapping[int, tuple[str, ...]]
+    records: Sequence[Row]
+    spikes: Sequence[tuple[Row, Sequence[Row]]]
+    completions: Sequence[Row]
+
+
+class Shipment(Protocol):
+    """Writes of one writer to an engine that commits apart from PostgreSQL.
+
+    What is sent counts once the transaction that notes it has committed, and never otherwise: whatever is there of a
+    write that failed stays out of sight.
+    """
+
+    def send(self, db: Connection, bulk: Bulk) -> None:
+        """Store the bulk of a batch, before the transaction. Raises ``UnreachableError`` while that is away."""
+        ...
+
+    def note(self, db: Connection) -> None:
+        """Note in the transaction that what was sent counts."""
+        ...
+
+    def forget(self) -> None:
+        """Leave what was sent and not noted out of sight for good."""
+        ...
+
+
+class Carrier(Protocol):
+    """Reader of the bulk of runs, each answer of the snapshot that ``db`` holds."""
+
+    def rows(
+        self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
+    ) -> Iterable[Row]:
+        """``seq, attempt, rank, step, ts, mset, packed values`` in order of ``seq``, or the ``newest`` first."""
+        ...
+
+    def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
+        """The same of attempts before ``attempt``, read bit by bit."""
+        ...
+
+    def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
+        """Attempt and step, each once, in this order."""
+        ...
+
+    def spans(self, db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
+        """Attempt -> its lowest and its highest step."""
+        ...
+
+    def parts(
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
+    ) -> Iterator[tuple[str, Part]]:
+        """Rows of each of ``names``, in as many parts as they lie in; ``sets``: the run's metric sets."""
+        ...
+
+    def moments(self, db: Connection, run_id: str) -> Part:
+        """When each record was made, as values."""
+        ...
+
+    def last_values(
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
+    ) -> Iterable[tuple[int, int, Mapping[str, float]]]:
+        """``seq``, step and values of the rows that hold the newest value of a metric."""
+        ...
+
+    def spikes(
+        self, db: Connection, run_id: str, *, last: int | None, reason: str | None, step: int | None
+    ) -> Iterable[Row]:
+        """``step, columns, reason, ts, attempt, rank`` of spike batches by step."""
+        ...
+
+    def top_spikes(self, db: Connection, run_id: str, limit: int) -> Iterable[Row]:
+        """``step, attempt, rank, body, reason`` of the worst rows, the worst first."""
+        ...
+
+    def completions(self, db: Connection, run_id: str, last: int | None) -> Iterable[Row]:
+        """``step, columns, ts, attempt, rank`` of batches of completions by step."""
+        ...
+
+    def shipment(self, run_id: str) -> Shipment | None:
+        """Writes of a writer that begins; None where rows are copied in with the transaction itself."""
+        ...
+
+    def make(self) -> None:
+        """See that tables are there, and keep what they are to keep, however often."""
+        ...
+
+    def remove(self, run_id: str) -> None:
+        """Remove all there is of the run, before PostgreSQL does."""
+        ...
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Table -> kind -> bytes, apart from PostgreSQL's own."""
+        ...

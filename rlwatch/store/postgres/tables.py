@@ -1,0 +1,137 @@
+"""The bulk of runs in PostgreSQL's own tables, beside what controls them: the carrier unless the URL names another."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+
+from rlwatch.errors import StoreCorruptError
+from rlwatch.store.postgres.carrier import Asked, Part
+from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.series import chunked_parts, read_columns
+from rlwatch.store.sqlite.rows import packing
+
+RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
+_AT_ONCE = 500  # rows of a branch
+
+
+class Tables:
+    """A ``Carrier`` whose rows are copied in by the transaction that notes them."""
+
+    def rows(
+        self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
+    ) -> Iterable[Row]:
+        """Rows above a number."""
+        order = "DESC" if newest else "ASC"
+        return db.execute(
+            f"{RECORDS} WHERE run_id = %s AND seq > %s ORDER BY seq {order} LIMIT %s",
+            (run_id, after_seq, limit),
+            binary=True,
+        ).fetchall()
+
+    def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
+        """By a cursor of the server."""
+        with db.cursor("branch", binary=True) as cursor:
+            cursor.itersize = _AT_ONCE
+            cursor.execute(
+                RECORDS + "WHERE run_id = %s AND seq > %s AND attempt < %s ORDER BY seq", (run_id, after_seq, attempt)
+            )
+            yield from cursor
+
+    def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
+        """Attempt and step, each once."""
+        rows = db.execute(
+            "SELECT attempt, step FROM record WHERE run_id = %s GROUP BY 1, 2 ORDER BY 1, 2", (run_id,), binary=True
+        )
+        return ((attempt, step) for attempt, step in rows)
+
+    def spans(self, db: Connection, run_id: str) -> dict[int, tuple[int, int]]:
+        """Attempt -> its lowest and its highest step."""
+        rows = db.execute(
+            "SELECT attempt, min(step), max(step) FROM record WHERE run_id = %s GROUP BY attempt ORDER BY attempt",
+            (run_id,),
+        )
+        return {attempt: (low, high) for attempt, low, high in rows}
+
+    def parts(
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
+    ) -> Iterator[tuple[str, Part]]:
+        """Older rows out of chunks, newer ones out of rows."""
+        yield from chunked_parts(db, run_id, sets, names, asked)
+
+    def moments(self, db: Connection, run_id: str) -> Part:
+        """When each record was made."""
+        return read_columns(db, run_id, "record", "float8send(ts)", "")
+
+    def last_values(
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
+    ) -> Iterable[tuple[int, int, Mapping[str, float]]]:
+        """The last row of each metric set."""
+        return newest_rows(db, run_id, "record", sets)
+
+    def spikes(
+        self, db: Connection, run_id: str, *, last: int | None, reason: str | None, step: int | None
+    ) -> Iterable[Row]:
+        """Batches by step."""
+        return db.execute(
+            """SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch WHERE run_id = %(run)s
+               AND (%(reason)s::text IS NULL OR reason = %(reason)s)
+               AND (%(step)s::bigint IS NULL OR step = %(step)s) ORDER BY id DESC LIMIT %(last)s) AS newest
+               ORDER BY step, id""",
+            {"run": run_id, "reason": reason, "step": step, "last": last},
+            binary=True,
+        ).fetchall()
+
+    def top_spikes(self, db: Connection, run_id: str, limit: int) -> Iterable[Row]:
+        """The worst rows."""
+        return db.execute(
+            """SELECT top.step, top.attempt, top.rank, body, reason FROM spike_top AS top
+               JOIN spike_batch AS whole ON whole.run_id = top.run_id AND whole.id = top.batch
+               WHERE top.run_id = %s ORDER BY score DESC, top.id LIMIT %s""",
+            (run_id, limit),
+        ).fetchall()
+
+    def completions(self, db: Connection, run_id: str, last: int | None) -> Iterable[Row]:
+        """Batches by step."""
+        return db.execute(
+            """SELECT step, v, ts, attempt, rank FROM (SELECT * FROM completion_batch WHERE run_id = %s
+               ORDER BY id DESC LIMIT %s) AS newest ORDER BY step, id""",
+            (run_id, last),
+            binary=True,
+        ).fetchall()
+
+    def shipment(self, run_id: str) -> None:  # noqa: ARG002
+        """None: the transaction has all of it."""
+        return
+
+    def make(self) -> None:
+        """Nothing apart from the migrations."""
+
+    def remove(self, run_id: str) -> None:
+        """Nothing apart from the tables of the run."""
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Nothing apart from PostgreSQL's."""
+        return {}
+
+
+def newest_rows(
+    db: Connection, run_id: str, table: str, sets: Mapping[int, tuple[str, ...]]
+) -> Iterator[tuple[int, int, Mapping[str, float]]]:
+    """``seq``, step and values of the last row of each metric set in a table of packed rows."""
+    for number, names in sets.items():
+        rows = db.execute(
+            f"SELECT seq, step, v FROM {table} WHERE run_id = %s AND mset = %s ORDER BY seq DESC LIMIT 1",
+            (run_id, number),
+            binary=True,
+        )
+        for seq, step, blob in rows:
+            yield seq, step, values_of(names, blob)
+
+
+def values_of(names: tuple[str, ...], blob: bytes) -> dict[str, float]:
+    """Metric -> value, as packed. Raises ``StoreCorruptError``."""
+    try:
+        return dict(zip(names, packing(names).unpack(blob), strict=True))
+    except struct.error as error:
+        raise StoreCorruptError(f"packed values: {error}") from error
