@@ -2,6 +2,7 @@
 
 What rlwatch's client asks of a server is passed on as it stands; users, clusters and the gathering of inserts are not
 there. Prints its port once it answers. A user ``locked`` has the password ``s3cret``; all others need none.
+While there is a file ``twice`` in the directory, every insert is carried out twice.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Front(BaseHTTPRequestHandler):
         with tempfile.NamedTemporaryFile(dir=self.scratch) as rows:
             rows.write(body)
             rows.flush()
-            self.engine.query(f"{insert[1]} FROM INFILE '{rows.name}' FORMAT {insert[2]}")
+            for _ in range(2 if Path(self.scratch, "twice").exists() else 1):
+                self.engine.query(f"{insert[1]} FROM INFILE '{rows.name}' FORMAT {insert[2]}")
         return b""
 
     def body(self) -> bytes:

@@ -18,7 +18,6 @@ from rlwatch.errors import StoreError, StoreURLError
 from rlwatch.records import CompletionBatch, Event, RunEdit, RunInfo, RunState, SpikeBatch, StepRecord
 from rlwatch.store.clickhouse.address import read_place
 from rlwatch.store.clickhouse.carrier import BULK
-from rlwatch.store.clickhouse.engine import Engine
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.postgres.shipping import sync
@@ -153,18 +152,17 @@ def test_a_resume_continues_what_lies_below_its_start(emptied_carried_url):
     assert store.steps("run") == {1: [1, 2, 3, 4], 2: [3, 5]}
 
 
-def test_rows_that_are_sent_twice_are_there_once(emptied_carried_url, monkeypatch):
-    """As a client that was cut off sends them again."""
-    once = Engine.insert
-
-    def twice(self, *args):
-        once(self, *args)
-        once(self, *args)
-
-    monkeypatch.setattr(Engine, "insert", twice)
-    store = open_store(emptied_carried_url)
+def test_rows_that_are_sent_twice_are_there_once(own_servers, store_url):
+    """As a client that was cut off sends them again: the server has two of each, and shows one."""
+    store, mark = open_store(store_url), own_servers[1].directory / "twice"
+    store.server.migrate()
+    schema, past = read_address(store_url).schema, engine(own_servers[1].url)
+    past.do(f"SYSTEM STOP MERGES {schema}_record")
+    mark.touch()
     fill(store, [*steps(1, 2, 3), SpikeBatch(1, {"logp": np.zeros(2)}), CompletionBatch(1, {"text": ["a"]})])
+    mark.unlink()
 
+    assert past.read(f"SELECT count() FROM {schema}_record").numbers(struct.Struct("<Q")) == (6,)
     assert [record.step for record in store.records("run")] == [1, 2, 3]
     assert len(store.series("run", ["kl"])["kl"].values) == 3
     assert (len(store.spikes("run")), len(store.completions("run")), len(store.top_spikes("run"))) == (1, 1, 2)

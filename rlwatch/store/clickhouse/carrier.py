@@ -91,7 +91,7 @@ class ClickHouse:
                 yield known[answer.text()], _part(answer)
 
     def moments(self, db: Connection, run_id: str) -> Part:
-        """When each record was made."""
+        """Moments of the records."""
         import numpy as np
 
         answer = self._read(db, run_id, _columns("ts"), "record", "")

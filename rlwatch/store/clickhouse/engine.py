@@ -134,7 +134,7 @@ def tables(name: str) -> list[str]:
 
 
 def _words(error: Exception) -> str:
-    """What the server said, or the system's word for it; never a statement, an address or a password."""
+    """Words of the server, or the system's; never a statement, an address or a password."""
     text = " ".join(str(error).split())
     found = _SYSTEM.search(text)
     if found is not None:

@@ -94,7 +94,7 @@ class Carrier(Protocol):
         ...
 
     def moments(self, db: Connection, run_id: str) -> Part:
-        """When each record was made, as values."""
+        """Moments of the records, as values."""
         ...
 
     def last_values(

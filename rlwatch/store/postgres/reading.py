@@ -45,7 +45,7 @@ class Runs(ABC):
     @property
     @abstractmethod
     def _carrier(self) -> Carrier:
-        """Where rows, localised tokens and completions lie."""
+        """Carrier of rows, localised tokens and completions."""
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:

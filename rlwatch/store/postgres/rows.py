@@ -73,7 +73,7 @@ class CopiedBatch(Batch):
 
     @property
     def bulk(self) -> Bulk:
-        """What a shipment takes."""
+        """Rows for a shipment."""
         names = {number: of for of, (number, _) in (self._sets | self.new_sets).items()}
         return Bulk(names, self._records, self._spikes, self._completions)
 

@@ -60,7 +60,7 @@ class Tables:
         yield from chunked_parts(db, run_id, sets, names, asked)
 
     def moments(self, db: Connection, run_id: str) -> Part:
-        """When each record was made."""
+        """Moments of the records."""
         return read_columns(db, run_id, "record", "float8send(ts)", "")
 
     def last_values(
