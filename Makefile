@@ -145,9 +145,11 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/log_call.py
 	$(BIN)/python benchmarks/delivery_faults.py
 
-# Seconds and bytes of the dashboard's list of runs, over 10, 100 and 1000 runs.
+# Seconds and bytes of the dashboard's list of runs, over 10, 100 and 1000 runs; the first chart of one beside other tools,
+# which are installed into an environment of their own.
 bench-app: $(VENV)/.dev browser
 	$(BIN)/python benchmarks/app_cost.py --browser $(ARGS)
+	$(BIN)/python benchmarks/app_peers.py --peers build/app-peers
 
 # What a run survives: hundreds of kills, full disks and the like, and what is left beside its peers. It takes up to 20
 # minutes on two cores and writes docs/reliability.md. Root is needed for the disks; what cannot be tried is named.
