@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist docs pictures browser bench bench-app bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist docs docs-reference pictures browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -135,6 +135,11 @@ bench-forecast: $(VENV)/.dev
 	  --scores "rlwatch's detectors, critical=build/forecast/tools/rlwatch-critical.csv" \
 	  --scores "PyPI rlwatch 0.5.1=build/forecast/tools/rlwatch-0.5.1-any.csv" \
 	  --scores "rldoctor 0.2.0=build/forecast/tools/rldoctor-0.2.0-any.csv" $(ARGS)
+
+# The pages that are made from the code: tables of the catalogue and of metrics, commands, settings. A test says when stale.
+docs-reference: $(VENV)/.dev
+	$(BIN)/python -m rlwatch.catalogue
+	$(BIN)/python docs/reference.py
 
 # The pictures of README.md and docs/: the terminal and the dashboard, by the real command on the sample logs.
 pictures: $(VENV)/.dev browser
