@@ -11,6 +11,7 @@ import math
 import re
 import time
 import unicodedata
+from collections.abc import Iterable
 from html import escape
 
 from rlwatch.catalogue import entry
@@ -144,6 +145,32 @@ def cell(value: JSON) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return number(value) if value is None or isinstance(value, float) else str(value)
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+    """At most ``most`` of the names that ``name`` is almost, the nearest first; case and ``_`` for ``-`` do not count.
+
+    ``alike`` in [0, 1]: the least ratio of matching characters, 1 for the same name.
+
+    >>> nearest("lower_lr", ["lower-lr", "pause", "stop"]), nearest("kl", ["reward"])
+    (['lower-lr'], [])
+    """
+    from difflib import get_close_matches
+
+    plain: dict[str, str] = {}
+    for one in known:
+        plain.setdefault(one.lower().replace("_", "-"), one)
+    return [plain[one] for one in get_close_matches(name.lower().replace("_", "-"), plain, most, alike)]
+
+
+def meant(name: str, known: Iterable[str], most: int = 2, alike: float = 0.6) -> str:
+    """A question after a wrong name; empty if none that is known is near.
+
+    >>> meant("tlr", ["trl", "verl"]), meant("x", ["trl"])
+    ('; did you mean trl?', '')
+    """
+    near = nearest(name, known, most, alike)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def cut(text: str, most: int) -> str:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta, tzinfo
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -21,6 +20,7 @@ from zoneinfo import ZoneInfo
 from rlwatch.catalogue import kinds
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, JSON, Alert, Finding, Severity
+from rlwatch.wording import nearest
 
 SILENT, CRASHED = "run_silent", "run_crashed"
 HEARTBEAT_KINDS = (SILENT, CRASHED)
@@ -48,7 +48,7 @@ def unknown_kinds(
     problems = []
     for who, kind in named:
         if kind not in known:
-            near = get_close_matches(kind, known, n=1)
+            near = nearest(kind, known)
             hint = f"did you mean {near[0]!r}?" if near else f"known kinds: {', '.join(known)}"
             problems.append(f"{who} names the kind {kind!r}, which no detector reports; {hint}")
     return problems

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import time
-from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, field_validator
@@ -15,6 +14,7 @@ from rlwatch.alerts.silencing import seconds_of
 from rlwatch.errors import ConfigError
 from rlwatch.notify.registry import notifier_kinds
 from rlwatch.records import JSON, Severity
+from rlwatch.wording import nearest
 
 _T = TypeVar("_T")
 
@@ -257,5 +257,5 @@ def _hint(place: tuple[int | str, ...]) -> str:
     }
     table = FileTable if len(place) == 1 else tables.get(place[0], PlaceTable)
     keys = [field.alias or name for name, field in table.model_fields.items()]
-    near = get_close_matches(str(place[-1]), keys, n=1)
+    near = nearest(str(place[-1]), keys)
     return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(keys)}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from rlwatch.errors import ConfigError, RunNotFoundError
 from rlwatch.ports import RunReader
 from rlwatch.records import RunInfo
+from rlwatch.wording import nearest
 
 MOST_LISTED = 5
 
@@ -51,7 +51,7 @@ def _not_found(store: RunReader, runs: Sequence[RunInfo], reference: str) -> str
     if not runs:
         return f"no run {reference!r}: the store holds no runs yet"
     by_word = {word: run for run in reversed(runs) for word in (run.run_id, run.name) if word}
-    close = get_close_matches(reference, by_word, n=MOST_LISTED, cutoff=0.5)
+    close = nearest(reference, by_word, MOST_LISTED, 0.5)
     near = list({by_word[word].run_id: by_word[word] for word in close}.values())
     hint = f"did you mean {_listed(near)}?" if near else f"the newest are {_listed(runs)}"
     return f"no run {reference!r}; {hint}"

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from fnmatch import filter as matching
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -36,7 +35,7 @@ from rlwatch.report.html import figures
 from rlwatch.rollouts import completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import RunView, view_of_run
-from rlwatch.wording import Markup, el, number, step
+from rlwatch.wording import Markup, el, meant, nearest, number, step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -368,7 +367,8 @@ class StoredRun:
         ``history`` has what every process logged. Raises ``ConfigError`` for another kind.
         """
         if kind not in TABLES:
-            raise ConfigError(f"there is no table {kind!r} of a run; there are {', '.join(TABLES)}")
+            there_are = f"there are {', '.join(TABLES)}{meant(kind, TABLES)}"
+            raise ConfigError(f"there is no table {kind!r} of a run; {there_are}")
         made: Table = getattr(self, f"_{kind}")()
         return made
 
@@ -459,7 +459,7 @@ class StoredRun:
                 continue
             fits = matching(logged, name)
             if not fits:
-                near = get_close_matches(name, [*logged, *canonical], cutoff=0.5)
+                near = nearest(name, [*logged, *canonical], 3, 0.5)
                 hint = f"did you mean {', '.join(near)}?" if near else "run.metrics() lists what it logs"
                 raise ConfigError(f"run {self.run_id!r} logs no metric {name!r}; {hint}")
             found |= {one: one for one in fits}

@@ -28,7 +28,7 @@ from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus, Silence
-from rlwatch.wording import duration, for_terminal, local_moment, one_line, step
+from rlwatch.wording import duration, for_terminal, local_moment, meant, one_line, step
 
 if TYPE_CHECKING:
     from rlwatch.alerts.outbox import Trial
@@ -175,9 +175,12 @@ def silence(
             labels=labels,
             everything=everything,
         )
+        names = [] if not run else [name for one in target.runs() for name in (one.run_id, one.name) if name]
     say(f"{fresh.silence_id}: {silencing.matchers(fresh)} silenced until {local_moment(fresh.until)}")
+    if run and run not in names:
+        say(f"no run is called {run!r} yet{meant(run, names)}", style="yellow")
     if kind and kind not in builtin_kinds():
-        say(f"no shipped detector reports the kind {kind!r}", style="yellow")
+        say(f"no shipped detector reports the kind {kind!r}{meant(kind, builtin_kinds())}", style="yellow")
 
 
 def silences(

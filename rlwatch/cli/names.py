@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ import typer
 from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, TrainerOption, examples
 from rlwatch.metrics import BY_NAME, OPEN, TABLE, Family, Metric, Reading, resolve, unjudged
-from rlwatch.wording import one_line
+from rlwatch.wording import nearest, one_line
 
 EPILOG = examples(
     "rlwatch names", "rlwatch names --find entropy", "rlwatch names actor/entropy my_kl --source verl || echo 'unknown'"
@@ -64,7 +63,7 @@ def _told(name: str, source: str) -> dict[str, str | bool]:
     if reason:
         return {"name": name, "metric": "", "how": f"seen, not judged: {reason}", "known": True}
     every = {*BY_NAME, *(alias.name for metric in TABLE for alias in metric.aliases)}
-    near = get_close_matches(name, sorted(every), 2, 0.75)
+    near = nearest(name, sorted(every), 2, 0.75)
     hint = f"; close to it: {', '.join(near)}" if near else ""
     return {"name": name, "metric": "", "how": f"not known, so nothing judges it{hint}", "known": False}
 

@@ -24,6 +24,20 @@ class Format(StrEnum):
     JSON = "json"
 
 
+def _trainer(source: str) -> str:
+    """The trainer as given; a warning where it is almost one whose names are known."""
+    from rlwatch.cli.console import errors
+    from rlwatch.metrics import TABLE
+    from rlwatch.wording import meant, one_line
+
+    known = {alias.source for metric in TABLE for alias in metric.aliases if alias.source}
+    if source and source.partition("/")[0] not in {name.partition("/")[0] for name in known}:
+        hint = meant(source, sorted(known), 1)
+        if hint:
+            errors().print(f"no names of a trainer {one_line(source)!r} are known{hint}", style="yellow", markup=False)
+    return source
+
+
 StoreOption = Annotated[
     str | None,
     typer.Option(
@@ -66,7 +80,12 @@ PatternOption = Annotated[
 ]
 TrainerOption = Annotated[
     str,
-    typer.Option("--source", metavar="TRAINER", help="The trainer (trl/grpo, verl...), where the log does not tell."),
+    typer.Option(
+        "--source",
+        metavar="TRAINER",
+        help="The trainer (trl/grpo, verl...), where the log does not tell.",
+        callback=_trainer,
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,

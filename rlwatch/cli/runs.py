@@ -12,7 +12,7 @@ from rlwatch.analysis.rows import KEY_METRICS, describe, key_values
 from rlwatch.cli.console import SEVERITY_STYLES, STATUS_STYLES, Cell, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
 from rlwatch.records import JSON, Severity
-from rlwatch.wording import duration, number, one_line, step
+from rlwatch.wording import duration, meant, number, one_line, step
 
 EPILOG = examples(
     "rlwatch runs",
@@ -48,9 +48,10 @@ def runs(
 
     now = time.time()
     with opened(store) as source:
+        every = source.runs(deleted=deleted)
         found = [
             run
-            for run in matching(source.runs(deleted=deleted), search)
+            for run in matching(every, search)
             if (project is None or run.project == project)
             and set(tag or ()) <= set(run.tags)
             and (archived or deleted or not run.curation.archived)
@@ -69,7 +70,9 @@ def runs(
     elif not unreadable:
         asked = {"in project": project, "with tag": ", ".join(tag or ()), "that fit": search}
         given = [f"{word} {value!r}" for word, value in asked.items() if value]
-        say(" ".join(["no deleted runs" if deleted else "no runs", *given]) if given or deleted else "no runs yet")
+        hint = meant(project, dict.fromkeys(run.project for run in every)) if project else ""
+        what = " ".join(["no deleted runs" if deleted else "no runs", *given])
+        say(what + hint if given or deleted else "no runs yet")
     for name, reason in unreadable.items():
         say(f"unreadable: {name}: {reason}", style="yellow")
 

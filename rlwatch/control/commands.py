@@ -18,6 +18,7 @@ from rlwatch.plugins import usable
 from rlwatch.ports import CommandStore
 from rlwatch.records import JSON, Command
 from rlwatch.redaction import redacted
+from rlwatch.wording import meant
 
 REQUIRED: Any = object()
 """The default of an argument that must be given."""
@@ -164,7 +165,8 @@ def command_kind(name: str) -> CommandKind:
         return COMMAND_KINDS[name]
     others = handlers_of_plugins()
     if name not in others:
-        raise ConfigError(f"unknown command {name!r}; known: {', '.join(sorted([*COMMAND_KINDS, *others]))}")
+        known = sorted([*COMMAND_KINDS, *others])
+        raise ConfigError(f"unknown command {name!r}; known: {', '.join(known)}{meant(name, known, alike=0.75)}")
     return CommandKind(name, others[name].meaning, others[name].args)
 
 

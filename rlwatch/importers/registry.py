@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
@@ -50,6 +49,7 @@ from rlwatch.importers.wandb_runs import WandbOffline
 from rlwatch.metrics import known
 from rlwatch.plugins import usable
 from rlwatch.seam import asked, described
+from rlwatch.wording import meant, nearest
 
 # Directories that are runs, and the logs below a directory.
 
@@ -246,7 +246,8 @@ def named(name: str, path: str = "") -> Importer:
     for importer in importers():
         if importer.name == name:
             return importer
-    raise ImportFormatError(path or "format", f"no format is called {name!r}; there are: {', '.join(formats())}")
+    hint = meant(name, formats()) or f"; there are: {', '.join(formats())}"
+    raise ImportFormatError(path or "format", f"no format is called {name!r}{hint}")
 
 
 def verdicts(head: bytes, path: Path, *, beginning: bool = True) -> list[tuple[Importer, Verdict]]:
@@ -335,7 +336,7 @@ def nearly(missing: Path) -> str:
         names = [*islice((path.name for path in missing.parent.iterdir()), MOST_NAMES_TRIED)]
     except OSError:
         return ""
-    close = [str(missing.parent / name) for name in get_close_matches(missing.name, names, n=2, cutoff=0.7)]
+    close = [str(missing.parent / name) for name in nearest(missing.name, names, 2, 0.7)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

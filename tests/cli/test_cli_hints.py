@@ -1,0 +1,51 @@
+"""A name that is almost right is asked about; one that is not is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_helpers import Invoke, record_run, write_log
+
+from rlwatch.store.url import open_store
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with one run, and a log beside it."""
+    monkeypatch.chdir(tmp_path)
+    record_run(open_store(tmp_path / "rlwatch-runs"), "seed3", project="math-rl")
+    write_log(tmp_path / "train.log", [{"step": step, "reward": 0.5, "kl": 0.01} for step in range(1, 6)])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("scan trian.log", "did you mean train.log?"),
+        ("scan train.log --as trl-consol", "did you mean trl-console or"),
+        ("scan train.log --source tlr", "no names of a trainer 'tlr' are known; did you mean trl?"),
+        ("show sede3", "did you mean seed3?"),
+        ("runs --project math-lr", "no runs in project 'math-lr'; did you mean math-rl?"),
+        ("command seed3 lower_lr", "did you mean lower-lr?"),
+        ("alerts silence --run sede3 --for 1h --why x", "no run is called 'sede3' yet; did you mean seed3?"),
+        ("alerts silence --kind kl_drfit --for 1h --why x", "did you mean kl_drift"),
+    ],
+)
+def test_what_is_almost_a_name_is_asked_about(place: Path, invoke: Invoke, command: str, hint: str):
+    """Runs, projects, files, formats, trainers, commands, kinds."""
+    result = invoke(*command.split())
+
+    assert hint in " ".join((result.stdout + result.stderr).split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["runs --project elsewhere", "scan train.log --source my-loop", "alerts silence --run seed3 --for 1h --why x"],
+)
+def test_what_is_no_mistake_is_not_asked_about(place: Path, invoke: Invoke, command: str):
+    """A trainer of one's own, a run that is there."""
+    result = invoke(*command.split())
+
+    assert "did you mean" not in result.stdout + result.stderr
+    assert "yet" not in result.stdout + result.stderr
