@@ -42,6 +42,9 @@ KEYS = {
     "notify.argv": "the command of a channel of kind `command`, as a list",
     "notify.pass_env": "variables that the command sees beside the few it is given",
     "notify.options": "settings of a plugin's kind",
+    "retention.tokens": "age from which `rlwatch db prune` removes token records, as `30d`; not named: never",
+    "retention.completions": "the same of the texts of completions",
+    "retention.archived": "the same of whole runs that are archived",
     "store.url": "the store, wherever none is named (`RLWATCH_STORE` goes first)",
     "dashboard.url": "address of the dashboard, for links in messages",
 }
@@ -52,6 +55,7 @@ VARIABLES = {
     "RLWATCH_WEBHOOK_URL": "makes the channel `webhook`",
     "RLWATCH_WEBHOOK_SECRET": "signs what the webhook is sent",
     "RLWATCH_LOCAL_DIR": "local disk of a trainer whose store is on a network; default `/tmp/rlwatch-UID`",
+    "RLWATCH_JOURNAL_MB": "most megabytes of a run that wait while its store takes nothing, 1 or more; default 256",
     "RLWATCH_STATE_DIR": "where logins and marks of processes are kept; default `~/.local/state/rlwatch`",
     "RLWATCH_PLUGINS": "`off` leaves all plug-ins out",
     "RLWATCH_DEBUG": "`1` prints tracebacks of known errors, too",
@@ -187,8 +191,7 @@ def keys(heading: str, model: Any, meaning: dict[str, str], made: type | None = 
         if made is not None and not isinstance(own := getattr(made(**NEEDED), name), Mapping):
             value = list(own) if isinstance(own, tuple) else getattr(own, "value", own)
         default = "required" if field.default is PydanticUndefined else f"`{value}`"
-        kind = getattr(field.annotation, "__name__", "") if not getattr(field.annotation, "__args__", ()) else ""
-        shown = kind or re.sub(r"[\w.]+\.(\w+)", r"\1", str(field.annotation))
+        shown = model.__annotations__[name].replace("Age", "str")
         rows.append((f"`{key}`", f"`{cell(shown)}`", default.replace("`None`", "-"), meaning[key]))
     return f"### {heading}\n\n" + table(("key", "type", "default", "meaning"), rows)
 
@@ -201,8 +204,8 @@ def settings() -> str:
     def worded(prefix: str) -> dict[str, str]:
         return {key.removeprefix(f"{prefix}."): words for key, words in KEYS.items() if key.startswith(f"{prefix}.")}
 
-    wanted = ("rules", "grouping", "quiet_hours", "inhibit", "actions", "notify", "store", "dashboard", "default_rules")
-    if set(schema.FileTable.model_fields) != set(wanted):
+    wanted = ("rules", "grouping", "quiet_hours", "inhibit", "actions", "notify", "store", "retention", "dashboard")
+    if set(schema.FileTable.model_fields) != {*wanted, "default_rules"}:
         raise SystemExit(f"rlwatch.toml has other tables than {wanted}: describe them in docs/reference.py")
     tables = [
         keys("[[rules]]", schema.RuleTable, described(inspect.getdoc(rules.Rule) or ""), rules.Rule),
@@ -212,6 +215,7 @@ def settings() -> str:
         keys("[notify.NAME]", schema.NotifyTable, worded("notify")),
         keys("[[actions]]", schema.ActionTable, described(inspect.getdoc(Action) or "")),
         keys("[store]", schema.PlaceTable, worded("store")),
+        keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),
     ]
     own = f"`default_rules` (`bool`, default `true`): {KEYS['default_rules']}.\n"
