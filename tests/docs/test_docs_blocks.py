@@ -53,7 +53,7 @@ LEFT = {
     ("", "rlwatch forecast train "): "a corpus of failures; tests/forecast",
     ("", "rlwatch forecast label "): "a corpus of failures; tests/forecast",
     ("", "rlwatch command math-7b-s3 "): "a live trainer; tests/cli and tests/browser have one",
-    ("docs/watch.md", "odd.log"): "a log that nobody knows; tests/importers/test_import_pattern_console.py has some",
+    ("docs/watch.md", "odd.log"): "a log that nobody knows; tests/importers/test_import_pattern.py has some",
     ("", "RLWATCH_FORECAST"): "a training of the reader's",
     ("", "pip install"): "installs; make dist and tests/shipping try what is published",
     ("", "make "): "is what runs this test, or takes minutes",
