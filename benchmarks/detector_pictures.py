@@ -1,8 +1,8 @@
 """Write docs/detectors.md and its pictures: ``python benchmarks/detector_pictures.py``, in a clone's root.
 
-Each detector has tests in ``tests/detectors``: synthetic runs in which it must fire, and near ones in which it must not.
-They are run here, every row that a detector takes is written down, and of each kind one run of either sort is drawn: the
-metric that the finding names, where it began and where it was said. What a detector goes by is its own docstring, and
+Each detector has tests in ``tests/detectors``: synthetic runs in which it must fire, and near ones in which it must
+not. They are run here, every row that a detector takes is written down, and of each kind one run of either sort is
+drawn: the metric that it names, where it began and where it was said. What a detector goes by is its own docstring, and
 its limits are the constants of its module.
 """
 
@@ -54,7 +54,12 @@ class Played:
     @property
     def words(self) -> str:
         """The name of the test as a sentence."""
-        return re.sub(r"\[.*", "", self.test.rpartition("::")[2]).removeprefix("test_").replace("_", " ").partition(" (")[0]
+        return (
+            re.sub(r"\[.*", "", self.test.rpartition("::")[2])
+            .removeprefix("test_")
+            .replace("_", " ")
+            .partition(" (")[0]
+        )
 
 
 def recorded() -> dict[type, list[Played]]:
@@ -118,7 +123,6 @@ def chosen(kind: Kind, runs: Sequence[Played]) -> tuple[Played, Played | None, s
     silent = [run for run in runs if not run.said and len(values(run, metric)) >= SHORTEST]
     module = one.test.partition("::")[0]
 
-
     def near(run: Played) -> tuple[bool, bool, float]:
         return bool(SILENT.search(run.words)), run.test.startswith(module), moved(run, metric)
 
@@ -159,12 +163,22 @@ def panel(run: Played, metric: str, kind: str, left: int) -> Any:
     if said:
         begun, told = said[0].onset_step, said[0].step
         if begun >= first:
-            parts.append(el("line", x1=x(begun), x2=x(begun), y1=24, y2=HEIGHT - 18, stroke=RED, stroke_dasharray="3 3"))
+            parts.append(
+                el("line", x1=x(begun), x2=x(begun), y1=24, y2=HEIGHT - 18, stroke=RED, stroke_dasharray="3 3")
+            )
         parts.append(el("line", x1=x(told), x2=x(told), y1=24, y2=HEIGHT - 18, stroke=RED))
     ends = [10.0**end if log else end for end in (low, high)]
-    parts += [text(number(ends[1]), x=left + 40, y=34, text_anchor="end"), text(number(ends[0]), x=left + 40, y=HEIGHT - 22, text_anchor="end")]
-    parts += [text(str(first), x=left + 44, y=HEIGHT - 4), text(str(last), x=left + WIDTH - 10, y=HEIGHT - 4, text_anchor="end")]
-    parts.append(el("line", x1=left + 44, x2=left + WIDTH - 10, y1=HEIGHT - 18, y2=HEIGHT - 18, stroke=SOFT, stroke_width=0.5))
+    parts += [
+        text(number(ends[1]), x=left + 40, y=34, text_anchor="end"),
+        text(number(ends[0]), x=left + 40, y=HEIGHT - 22, text_anchor="end"),
+    ]
+    parts += [
+        text(str(first), x=left + 44, y=HEIGHT - 4),
+        text(str(last), x=left + WIDTH - 10, y=HEIGHT - 4, text_anchor="end"),
+    ]
+    parts.append(
+        el("line", x1=left + 44, x2=left + WIDTH - 10, y1=HEIGHT - 18, y2=HEIGHT - 18, stroke=SOFT, stroke_width=0.5)
+    )
     verdict = f"said at step {said[0].step}" if said else "silent"
     parts.append(text(f"{metric}: {verdict}", x=left + 44, y=14))
     return joined(*parts)
@@ -175,7 +189,9 @@ def picture(kind: str, fired: Played, silent: Played | None, metric: str) -> str
     panels = [panel(fired, metric, kind, 0)] + ([panel(silent, metric, kind, WIDTH + GAP)] if silent else [])
     wide = WIDTH * len(panels) + GAP * (len(panels) - 1)
     label = f"{kind}: a run in which it is found" + (", and one in which it is not" if silent else "")
-    svg = el("svg", *panels, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {HEIGHT}", role="img", aria_label=label)
+    svg = el(
+        "svg", *panels, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {HEIGHT}", role="img", aria_label=label
+    )
     return f"{svg}\n"
 
 
@@ -188,11 +204,17 @@ def limits(detector: type) -> list[tuple[str, str, str]]:
     own = "".join(inspect.getsource(one) for one in detector.__mro__ if one.__module__ == detector.__module__)
     body, found = ast.parse(text).body, []
     for node, after in zip(body, [*body[1:], None], strict=True):
-        if not isinstance(node, ast.Assign) or not isinstance(after, ast.Expr) or not isinstance(after.value, ast.Constant):
+        if (
+            not isinstance(node, ast.Assign)
+            or not isinstance(after, ast.Expr)
+            or not isinstance(after.value, ast.Constant)
+        ):
             continue
         target = node.targets[0]
         names = [one.id for one in target.elts] if isinstance(target, ast.Tuple) else [getattr(target, "id", "")]
-        if any(re.search(rf"\b{name}\b", own) for name in names) and re.fullmatch(r"[-\d., ()e_]+", ast.unparse(node.value)):
+        if any(re.search(rf"\b{name}\b", own) for name in names) and re.fullmatch(
+            r"[-\d., ()e_]+", ast.unparse(node.value)
+        ):
             found.append((", ".join(names), ast.unparse(node.value).strip("()"), str(after.value.value)))
     return found
 
@@ -208,7 +230,10 @@ def section(kind: Kind, detector: type, found: tuple[Played, Played | None, str]
     parts = [f"### {kind.title}: `{kind.name}`\n", prose(inspect.getdoc(detector) or ""), ""]
     if kind.source:
         parts += [f"Source: {kind.source}.", ""]
-    rows = [f"| `{name}` | {value} | {' '.join(words.replace('``', '`').split()).replace('|', chr(92) + '|')} |" for name, value, words in limits(detector)]
+    rows = [
+        f"| `{name}` | {value} | {' '.join(words.replace('``', '`').split()).replace('|', chr(92) + '|')} |"
+        for name, value, words in limits(detector)
+    ]
     if rows:
         parts += ["| limit | default | meaning |", "|---|---|---|", *rows, ""]
     if found is None:
@@ -225,10 +250,12 @@ def section(kind: Kind, detector: type, found: tuple[Played, Played | None, str]
 
 HEAD = """# Detectors, one by one
 
-Written by `python benchmarks/detector_pictures.py`; do not edit. What each goes by, in the words of its code; the limits of its module; and two synthetic runs from its own tests: one in which
-it must fire and a near one in which it must not. The line is the metric that the finding names; dashed red is where it began, red where it was first said. Red ticks below are values that are no numbers.
-What each kind means for a run stands in [findings](findings.md), how often they are right on public runs in [detection](detection.md). The runs are made to show
-a shape, and say nothing of how often a detector is right. In brackets the name of the test.
+Written by `python benchmarks/detector_pictures.py`; do not edit. What each goes by, in the words of its code;
+the limits of its module; and two synthetic runs from its own tests: one in which it must fire and a near one
+in which it must not. The line is the metric that the finding names; dashed red is where it began, red where
+it was first said. Red ticks below are values that are no numbers. What each kind means for a run stands in
+[findings](findings.md), how often they are right on public runs in [detection](detection.md). The runs are
+made to show a shape, and say nothing of how often a detector is right. In brackets the name of the test.
 """
 
 
@@ -240,7 +267,9 @@ def page(runs: dict[type, list[Played]]) -> str:
         known = [kind for kind in kinds().values() if kind.family == family.value and kind.name in of_kind]
         if known:
             parts.append(f"## {family.value}\n")
-            parts += [section(kind, of_kind[kind.name], chosen(kind, runs.get(of_kind[kind.name], []))) for kind in known]
+            parts += [
+                section(kind, of_kind[kind.name], chosen(kind, runs.get(of_kind[kind.name], []))) for kind in known
+            ]
     return "\n".join(parts)
 
 

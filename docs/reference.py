@@ -137,7 +137,11 @@ def commands() -> str:
 
     from rlwatch.cli.app import app
 
-    parts = ["# Commands\n", HEAD, "Exit codes: 0, 1 where a command says so, 2 if the request or its input is wrong.\n"]
+    parts = [
+        "# Commands\n",
+        HEAD,
+        "Exit codes: 0, 1 where a command says so, 2 if the request or its input is wrong.\n",
+    ]
     for words, command in leaves(typer.main.get_command(app)):
         text = inspect.cleandoc(command.help or "").replace("\f", "")
         parts += [f"## {words}\n", "\n\n".join(cell(part) for part in text.split("\n\n")) + "\n"]
@@ -157,7 +161,9 @@ def described(docstring: str) -> dict[str, str]:
     """Meaning of each parameter, from the section of a docstring; several in one line share theirs."""
     section = re.search(r"Parameters\n-+\n(.*?)(?=\n\S[^\n]*\n-{3,}|\n>>>|\Z)", docstring, re.DOTALL)
     found: dict[str, str] = {}
-    for names, text in re.findall(r"^(\S[^\n]*)\n((?:    [^\n]*\n?|\n)+)", section[1] + "\n" if section else "", re.MULTILINE):
+    for names, text in re.findall(
+        r"^(\S[^\n]*)\n((?:    [^\n]*\n?|\n)+)", section[1] + "\n" if section else "", re.MULTILINE
+    ):
         found |= dict.fromkeys((name.strip() for name in names.split(",")), cell(text))
     return found
 
@@ -219,17 +225,32 @@ def settings() -> str:
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),
     ]
     own = f"`default_rules` (`bool`, default `true`): {KEYS['default_rules']}.\n"
-    parts = ["# Settings\n", HEAD, "## rlwatch.toml\n", "How rules, grouping and silences work together: [alerts](alerts.md).\n", own]
-    parts += [*tables, "## Variables of the environment\n", table(("variable", "meaning"), variables()), "## Of a run\n"]
+    parts = [
+        "# Settings\n",
+        HEAD,
+        "## rlwatch.toml\n",
+        "How rules, grouping and silences work together: [alerts](alerts.md).\n",
+        own,
+    ]
+    parts += [
+        *tables,
+        "## Variables of the environment\n",
+        table(("variable", "meaning"), variables()),
+        "## Of a run\n",
+    ]
     return "\n".join([*parts, *(f"### {title}\n\n{call(path, name)}" for title, path, name in CALLS)])
 
 
 def variables() -> list[tuple[str, str]]:
     """Every variable that the sources name, with its meaning. Exits where the two differ."""
     files = [path for room in ("rlwatch", "app") for path in (ROOT / room).rglob("*.py")]
-    named = {name for path in files for name in re.findall(r"\bRLWATCH_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8"))}
+    named = {
+        name for path in files for name in re.findall(r"\bRLWATCH_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8"))
+    }
     if missing := (named - set(VARIABLES) - INSIDE) | (set(VARIABLES) - named):
-        raise SystemExit(f"docs/reference.py describes other variables than the sources name: {', '.join(sorted(missing))}")
+        raise SystemExit(
+            f"docs/reference.py describes other variables than the sources name: {', '.join(sorted(missing))}"
+        )
     return [(f"`{name}`", words) for name, words in VARIABLES.items()]
 
 
@@ -246,7 +267,9 @@ def main(arguments: list[str]) -> int:
             if "--check" not in arguments:
                 path.write_text(text, encoding="utf-8")
     if stale:
-        sys.stdout.write(f"{'out of date, run make docs-reference' if '--check' in arguments else 'written'}: {', '.join(stale)}\n")
+        sys.stdout.write(
+            f"{'out of date, run make docs-reference' if '--check' in arguments else 'written'}: {', '.join(stale)}\n"
+        )
     return 1 if stale and "--check" in arguments else 0
 
 
