@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import sqlite3
 import sys
 import time
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 import typer
 
 import rlwatch
-from rlwatch.cli import app_login
+from rlwatch.cli import app_login, plugins
 from rlwatch.cli.console import print_json, print_table
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
 from rlwatch.errors import ConfigError, StoreError
@@ -191,6 +192,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 # Can the store be reached and written, and can its runs be read?
 
 MOST_LISTED = 10
+LEAST_FREE = 1 << 30
+"""Bytes: some runs of 100,000 steps of 150 metrics, or one with its journal and completions."""
 
 
 def storage_checks(url: str | None, mounts: str | None = None) -> list[Check]:
@@ -221,7 +224,17 @@ def _place(store: Store, mounts: str | None) -> list[Check]:
     root: Path | None = getattr(store, "root", None)
     if root is None:
         return [Check("store", Level.OK, store.url)]
-    return [_writable(root), *_network(root, mounts)]
+    return [_writable(root), *_space(root), *_network(root, mounts)]
+
+
+def _space(root: Path) -> list[Check]:
+    """A disk that is nearly full; empty where there is room."""
+    existing = next(place for place in (root, *root.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if free >= LEAST_FREE:
+        return []
+    text = f"{free >> 20} MiB are free at {existing}: when they are used up nothing more is recorded; make room there"
+    return [Check("disk", Level.WARN, text)]
 
 
 def _network(root: Path, mounts: str | None) -> list[Check]:
@@ -407,6 +420,16 @@ def doctor(
         raise typer.Exit(1)
 
 
+def plugin_checks() -> list[Check]:
+    """Plugins that were left out, with the reason; one line where all work, empty where there is none."""
+    found = plugins.everything()
+    broken = [plugin for plugin in found if plugin.problem]
+    checks = [Check(f"plugin {one.name}", Level.WARN, f"{one.origin} is left out: {one.problem}") for one in broken]
+    if found and not broken:
+        checks = [Check("plugins", Level.OK, f"{len(found)} of other packages; rlwatch plugins lists them")]
+    return checks
+
+
 def examine(store: str | None, *, ping: bool = False) -> list[Check]:
     """Every check, in the order of a person's questions."""
     return [
@@ -418,6 +441,7 @@ def examine(store: str | None, *, ping: bool = False) -> list[Check]:
         login_check(),
         *trainer_checks(),
         *verl_checks(),
+        *plugin_checks(),
         *storage_checks(store),
         *webhook_checks(ping=ping, store_root=root_of(store)),
     ]

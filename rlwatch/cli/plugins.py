@@ -21,7 +21,7 @@ def plugins(
     doors: Annotated[bool, typer.Option("--doors", help="What can be added at all.")] = False,
 ) -> None:
     """List what installed packages add, with version and origin; exit code 1 if anything was left out."""
-    found = [plugin for door in DOORS for plugin in judged(door, _ours().get(door, ()))]
+    found = everything()
     if output is Format.JSON:
         told = [asdict(replace(plugin, target=None)) for plugin in found]
         for row in told:
@@ -31,6 +31,11 @@ def plugins(
         _print(found, doors=doors)
     if any(plugin.problem for plugin in found):
         raise typer.Exit(1)
+
+
+def everything() -> list[Plugin]:
+    """All plugins of all doors, those that were left out with their problems."""
+    return [plugin for door in DOORS for plugin in judged(door, _ours().get(door, ()))]
 
 
 def _print(found: Collection[Plugin], *, doors: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import say
 from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples, opened
+from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlwatch.report import Facts
@@ -21,7 +23,12 @@ EPILOG = examples(
     "rlwatch report math-7b-s3",
     "rlwatch report math-7b-s3 --format md -o post-mortem.md",
     "rlwatch report train.log -o report.html",
+    "rlwatch report math-7b-s3 --format space -o space && hf upload me/post-mortem space --repo-type space",
 )
+
+
+LONGEST_TITLE = 60
+"""Characters of a Space's title."""
 
 
 class Kind(StrEnum):
@@ -29,6 +36,7 @@ class Kind(StrEnum):
 
     HTML = "html"
     MD = "md"
+    SPACE = "space"
 
 
 def report(
@@ -36,9 +44,19 @@ def report(
         str, typer.Argument(help="A run (its id, its name, or the beginning of either), or the path of a log.")
     ],
     *,
-    kind: Annotated[Kind, typer.Option("--format", help="HTML with pictures, or Markdown.")] = Kind.HTML,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            "--format", help="HTML with pictures, Markdown, or a directory that is a static Space of Hugging Face."
+        ),
+    ] = Kind.HTML,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; - for stdout. Default: RUN-report.html.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The file (of a Space: the directory) to write; - for stdout. Default: RUN-report.html.",
+        ),
     ] = None,
     of_log: RunOfLogOption = None,
     read_as: ReadAsOption = None,
@@ -52,6 +70,9 @@ def report(
     facts = _of_log(Path(run), of_log, read_as, source) if Path(run).is_file() else _of_run(run, store)
     from rlwatch.report import html, markdown
 
+    if kind is Kind.SPACE:
+        _write_space(output or Path(f"{_file_name(facts.title)}-space"), facts.title, html(facts))
+        return
     text = html(facts) if kind is Kind.HTML else markdown(facts)
     if output == Path("-"):
         typer.echo(text, nl=False)
@@ -88,6 +109,21 @@ def _file_name(title: str) -> str:
     """The last part of a title as a name of a file: letters, digits, dots and dashes."""
     name = Path(title).name
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)[:80].strip(".-") or "run"
+
+
+def _write_space(target: Path, title: str, page: str) -> None:
+    """A directory with what a static Space needs. Raises ``ConfigError`` where it would write over another's README."""
+    about, index = target / "README.md", target / "index.html"
+    if str(target) == "-":
+        raise ConfigError("a Space is a directory of two files; -o - cannot hold it, give -o DIRECTORY")
+    if about.exists() and not index.exists():
+        raise ConfigError(f"{target} has a README.md and is no Space; give another directory with -o")
+    target.mkdir(parents=True, exist_ok=True)
+    front = {"title": _file_name(title)[:LONGEST_TITLE], "sdk": "static", "pinned": False}
+    said = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items())
+    _write(about, f"---\n{said}---\n\nThe post-mortem of a training run, written by rlwatch.\n")
+    _write(index, page)
+    say(f"{target}  ({len(page) // 1024 + 1} KiB; read it before you make it public: it holds texts the model wrote)")
 
 
 def _write(target: Path, text: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_helpers import Invoke, record_run, strict
@@ -90,6 +92,18 @@ def test_a_store_that_may_not_be_written_or_read_is_reported(
     checks = {check.name: check for check in doctor.storage_checks(str(tmp_path))}
 
     assert checks["store"].level is level
+
+
+@pytest.mark.parametrize(("free", "warned"), [(300 << 20, True), (2 << 30, False)])
+def test_a_disk_that_is_nearly_full_is_warned_of(
+    free: int, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the store is still to be made."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    told = [check.text for check in doctor.storage_checks(str(tmp_path / "runs")) if check.name == "disk"]
+
+    assert bool(told) is warned
+    assert all("300 MiB are free" in text for text in told)
 
 
 def test_a_network_file_system_is_warned_of(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from cli_helpers import Invoke, record_run, write_log
 
 from rlwatch.store.url import open_store
@@ -35,6 +36,22 @@ def test_markdown_goes_where_it_is_told(store: Path, invoke: Invoke, tmp_path: P
     assert to_file.exit_code == to_stdout.exit_code == 0
     assert (tmp_path / "r.md").read_text().startswith("# seed/3 &lt;x&gt;")
     assert to_stdout.stdout.startswith("# seed/3")
+
+
+def test_a_space_is_a_directory_that_hugging_face_takes(store: Path, invoke: Invoke, tmp_path: Path) -> None:
+    """Front matter that YAML reads, and the page itself; nobody's README is written over."""
+    result = invoke("report", "aaaa", "--store", store, "--format", "space", "-o", tmp_path / "space")
+    _, front, _ = (tmp_path / "space" / "README.md").read_text().split("---\n")
+
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(front) == {"title": "3--x", "sdk": "static", "pinned": False}
+    assert (tmp_path / "space" / "index.html").read_text().startswith("<!doctype html>")
+    assert sorted(path.name for path in (tmp_path / "space").iterdir()) == ["README.md", "index.html"]
+    assert invoke("report", "aaaa", "--store", store, "--format", "space", "-o", tmp_path / "space").exit_code == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("mine")
+    refused = invoke("report", "aaaa", "--store", store, "--format", "space", "-o", tmp_path / "mine")
+    assert (refused.exit_code, (tmp_path / "mine" / "README.md").read_text()) == (2, "mine")
 
 
 def test_a_log_needs_no_store(invoke: Invoke, tmp_path: Path) -> None:

@@ -133,6 +133,14 @@ def test_what_is_broken_is_named_and_left_out(broken: Path, tmp_path: Path) -> N
     assert problems["detectors", "long_answers"] == problems["stores", "scratch"] == ""
 
 
+def test_doctor_names_what_was_left_out(broken: Path, tmp_path: Path) -> None:
+    """Each with its package and the reason."""
+    code = "from rlwatch.cli.doctor import plugin_checks; print(*(f'{c.level} {c.name}: {c.text}' for c in plugin_checks()), sep='\\n')"
+    told = said(broken, code, tmp_path)
+
+    assert "warn plugin absent: broken-plugin 0.9 (no_such_module:X) is left out: cannot be loaded" in told
+
+
 def test_none_is_loaded_where_nobody_wants_any(broken: Path, tmp_path: Path) -> None:
     """RLWATCH_PLUGINS=off."""
     assert listed(broken, tmp_path, RLWATCH_PLUGINS="off") == (0, [])
