@@ -78,6 +78,8 @@ LEFT = {
     ("docs/own-loop.md", "watcher.state_dict()"): "a loop's middle; tests/integrations",
     ("docs/team-store.md", "rlwatch.init("): "needs PostgreSQL; tests/store",
     ("docs/trackers.md", "tee_wandb("): "takes the place of wandb.log in this process; examples/tee_wandb.py is run",
+    ("docs/trainers.md", "run_exp("): "a training of LLaMA-Factory, which asks for an environment of its own",
+    ("docs/trainers.md", "swift rlhf "): "a training of ms-swift, which asks for an environment of its own",
     ("docs/localisation.md", ".spikes()"): "runs with spikes; tests/export",
     # Settings
     ("docs/diagnosis.md", "[my_kind]"): "an entry of the catalogue; tests/test_contributing.py adds one",
