@@ -57,6 +57,10 @@ LEFT = {
     ("", "RLWATCH_FORECAST"): "a training of the reader's",
     ("", "pip install"): "installs; make dist and tests/shipping try what is published",
     ("", "make "): "is what runs this test, or takes minutes",
+    (
+        "",
+        "--pattern ",
+    ): "a log of the reader's; tests/importers/test_import_pattern.py and tests/cli/test_cli_pattern.py",
     ("", "ssh "): "needs another machine",
     ("", "python benchmarks/"): "takes minutes",
     ("", "python -m benchmarks."): "takes minutes to days",
