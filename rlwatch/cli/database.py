@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.progress import track
+from rich.progress import Progress, TaskID, track
 
 from rlwatch.cli.console import errors, print_table, say
 from rlwatch.cli.options import ByOption, ConfigOption, StoreOption, examples, me, opened
-from rlwatch.errors import ConfigError
+from rlwatch.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from rlwatch.records import RunInfo
     from rlwatch.store.postgres.server import Server
 
 URL = "postgresql://owner@db.example.com/rlwatch"
 group = typer.Typer(
-    help="Look after a store: read it back, see what it takes; on PostgreSQL make its tables and its roles.",
+    help="Look after a store: read it back, copy it, see what it takes; on PostgreSQL make its tables and its roles.",
     no_args_is_help=True,
     epilog=examples("rlwatch db check", "rlwatch db stats", f"rlwatch db migrate --store {URL}"),
 )
@@ -31,6 +34,9 @@ PRUNE_EPILOG = examples(
     "rlwatch db prune --older-than 30d --kind tokens --dry-run",
     "rlwatch db prune --older-than 90d --kind completions --kind tokens",
     "rlwatch db prune",
+)
+COPY_EPILOG = examples(
+    f"rlwatch db copy ./rlwatch-runs {URL}", f"rlwatch db copy {URL} ./kept 'math-*'", "rlwatch db copy ./a ./b"
 )
 SYNC_EPILOG = examples("rlwatch sync", "rlwatch sync /scratch/rlwatch")
 
@@ -156,6 +162,58 @@ def prune(
             say(f"{each.run_id}: {each.kind} left, {each.left}", style="yellow")
     said = f"{decimal(sum(each.bytes for each in gone))} {'would go' if dry_run else 'removed'}"
     say(said if gone else "nothing that old")
+
+
+@group.command("copy", epilog=COPY_EPILOG)
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The store to copy from: a directory or a URL.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The store to copy to.")],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Patterns of ids or names, such as 'math-*'.", show_default="all, deleted ones too"),
+    ] = None,
+) -> None:
+    """Copy runs with all that was recorded and said about them, then compare both. What is there already is gone on
+    with, so that it may be cut short and repeated. Exit code 1 if a run could not be copied or is not the same.
+    """
+    from rlwatch.store.transfer import copy_run, copy_shared
+
+    failed: dict[str, str] = {}
+    with opened(source) as ours, opened(target) as theirs:
+        if ours.url == theirs.url:
+            raise ConfigError(f"both are {ours.url}; give another store to copy to")
+        wanted = [run.run_id for run in (*ours.runs(), *ours.runs(deleted=True)) if _fits(run, runs)]
+        if runs and not wanted:
+            raise ConfigError(f"no run fits {' '.join(runs)}; `rlwatch runs` lists what there is")
+        failed |= {} if runs else ours.unreadable()
+        with Progress(console=errors(), transient=True, disable=not errors().is_terminal) as shown:
+            for run_id in wanted[::-1]:  # the oldest first
+                task = shown.add_task(run_id, total=ours.judged(run_id)[1])
+                try:
+                    copied = copy_run(ours, theirs, run_id, partial(_advance, shown, task))
+                except StoreError as error:
+                    failed[run_id] = str(error)
+                    continue
+                finally:
+                    shown.remove_task(task)
+                if copied.differs:
+                    failed[run_id] = f"differs in {', '.join(copied.differs)}; copy it again if it is being written"
+                rows, others = copied.counts["rows"], sum(copied.counts.values()) - copied.counts["rows"]
+                say(f"{run_id}: {rows:,} rows ({copied.written:,} new), {others:,} other things, {copied.digest[:12]}")
+        copy_shared(ours, theirs)
+    for run_id, why in failed.items():
+        say(f"{run_id}: {why}", style="red")
+    say(f"{len(wanted)} runs, {len(failed)} of them not copied or not the same")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _fits(run: RunInfo, patterns: list[str] | None) -> bool:
+    return not patterns or any(fnmatchcase(word, each) for word in (run.run_id, run.name) for each in patterns)
+
+
+def _advance(shown: Progress, task: TaskID, upto: int) -> None:
+    shown.update(task, completed=upto)
 
 
 def sync(
