@@ -169,6 +169,11 @@ class Journal(Protocol):
         ...
 
     @property
+    def refusals(self) -> int:
+        """Number of items that its disk had no room for."""
+        ...
+
+    @property
     def limit(self) -> str:
         """Words for what room there is."""
         ...

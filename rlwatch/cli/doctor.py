@@ -248,7 +248,7 @@ def _network(root: Path, mounts: str | None) -> list[Check]:
             "file system",
             Level.WARN,
             f"{root} lies on a network file system ({kind}): runs are written node-locally and copied there every "
-            "minute, and commands cannot reach the trainer; choose a local directory if you can",
+            "minute, and commands go by files, which takes seconds to a minute; choose a local directory if you can",
         )
     ]
 

@@ -369,7 +369,8 @@ class Intake:
 
     def put(self, item: Queued) -> None:
         """Take ``item``, or count that it was dropped, or shed because there is little room left."""
-        if not self.takes(item):
+        journal = self.journal
+        if journal is not None and (journal.filled >= NEARLY or journal.cramped) and not self.takes(item):
             return
         number, whole = self._kept(item)
         if number and whole and self.spilling:

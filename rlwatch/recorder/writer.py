@@ -132,6 +132,7 @@ class Writer:
         self._reread: set[int] = set()
         self._calm = 0
         self._gone: list[int] = []
+        self._refusals = 0
         self._found: deque[Sequence[Storable] | tuple[int, Checkpoint | None]] = deque()
         self._finds, self._finds_stored = itertools.count(1), 0
         self._stopping = self._ended = self._gave_up = False
@@ -264,13 +265,13 @@ class Writer:
             return
         journal.tend()
         for kind in (SpikeBatch, CompletionBatch):
-            while self._intake.room_taken >= EVICTED_FROM or journal.cramped:
+            # On a full disk a file goes for each time that something found no room, and not before the next.
+            while journal.filled >= EVICTED_FROM or journal.refusals > self._refusals:
                 held = journal.give_up(kind)
                 if held is None:
                     break
                 self._shed(held)
-                if journal.cramped:
-                    break  # whether that was enough is known once something is appended
+                self._refusals = journal.refusals
         why = f"the store took nothing{self._trouble()}, and {journal.limit}"
         for event in shedding.tell(time.monotonic(), why, last=self._stopping):
             self._intake.put(replace(event, ts=time.time()))

@@ -27,6 +27,8 @@ from rlwatch.trust import FILE_NAME, why_not_obeyed
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
 DOOR = "rlwatch.stores"
+SHARED_VARIABLE = "RLWATCH_SHARED_STORE"
+"""Set, and not 0: a directory is taken to be on a network file system, also where that cannot be seen."""
 OWN = ("sqlite", "memory", "postgresql", "postgres")
 """Schemes that no plugin can have."""
 _FORMS = "a directory, sqlite:///absolute/path, postgresql://user@host/database or memory://name"
@@ -138,7 +140,8 @@ def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -
         raise StoreURLError(
             f"{path} is the directory of one run; the store is the one above it: {path.absolute().parent}"
         )
-    kind = network_file_system(path)
+    said = os.environ.get(SHARED_VARIABLE, "")
+    kind = network_file_system(path) or (f"shared, as {SHARED_VARIABLE} says" if said not in ("", "0") else None)
     if kind is not None:
         return SharedStore(path, kind, timeout_s=control_timeout_s, clock=clock)
     return FileStore(path, control_timeout_s=control_timeout_s, clock=clock)

@@ -135,6 +135,7 @@ def test_a_full_disk_makes_room_for_rows_by_giving_up_tokens(tmp_path: Path):
         while journal.append(spikes(next(steps))):
             pass
         assert journal.cramped
+        refused = journal.refusals
         while journal.append_record(1, 0.0, {"kl": 1.0}):  # the rest of what was set aside for rows
             pass
         lost = journal.give_up(SpikeBatch)
@@ -146,6 +147,7 @@ def test_a_full_disk_makes_room_for_rows_by_giving_up_tokens(tmp_path: Path):
     assert [item.step for _, item in lost] == list(range(len(lost)))
     assert number
     assert not journal.cramped
+    assert journal.refusals > refused
     assert (found[number].step, found[number].metrics) == (2, {"kl": 2.0})
     assert not any(isinstance(item, SpikeBatch) for item in found.values())
 

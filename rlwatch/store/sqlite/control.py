@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter, itemgetter
-from typing import Any, NoReturn
+from typing import Any
 
 from rlwatch.clock import Clock
-from rlwatch.errors import ControlUnavailableError, StoreError
+from rlwatch.errors import StoreError
 from rlwatch.ports import Composer
 from rlwatch.records import (
     Acknowledgement,
@@ -426,41 +426,3 @@ class ControlTables(PeopleTables):
     ) -> list[OutboxMessage]:
         with self._control(run_id) as db:
             return [] if db is None else lease_messages(db, run_id, now, until=until, limit=limit, channels=channels)
-
-
-class NoCommands:
-    """Refuse commands where a place cannot carry them: every method of ``CommandStore`` raises why."""
-
-    _no_commands_because: str
-
-    def submit(self, command: Command) -> Command:  # noqa: ARG002
-        """Not here."""
-        self._refuse()
-
-    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:  # noqa: ARG002
-        """Not here."""
-        self._refuse()
-
-    def claim(self, run_id: str, now: float) -> list[Command]:  # noqa: ARG002
-        """Not here."""
-        self._refuse()
-
-    def settle(
-        self,
-        run_id: str,  # noqa: ARG002
-        command_id: str,  # noqa: ARG002
-        status: CommandStatus,  # noqa: ARG002
-        now: float,  # noqa: ARG002
-        *,
-        step: int | None,  # noqa: ARG002
-        result: str,  # noqa: ARG002
-    ) -> Command:
-        """Not here."""
-        self._refuse()
-
-    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:  # noqa: ARG002
-        """Not here."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise ControlUnavailableError(f"commands are not available {self._no_commands_because}")

@@ -101,8 +101,12 @@ class Journal:
     _segment_bytes: int = field(init=False)
     _rows: Stream = field(init=False)
     _bulk: dict[type, Stream] = field(init=False)
+    filled: float = field(init=False, default=0.0)
+    """Share of the budget that is taken, as last reckoned and added to since; from 1 on nothing but events is kept."""
     cramped: bool = field(init=False, default=False)
     """Whether its disk had no room for the last item."""
+    refusals: int = field(init=False, default=0)
+    """Number of items that its disk had no room for."""
     _rests_until: float = field(init=False, default=0.0)
     _rest_s: float = field(init=False, default=REST_S)
 
@@ -114,11 +118,6 @@ class Journal:
         self._rows = Stream(self._made, self._segment_bytes)
         self._bulk = {kind: Stream(self._made, self._segment_bytes) for kind in (SpikeBatch, CompletionBatch)}
         self._rows.here()
-
-    @property
-    def filled(self) -> float:
-        """Share of the budget that is taken; 1 and more: nothing but events is kept."""
-        return (self._rows.bytes + sum(stream.bytes for stream in self._bulk.values())) / self.budget_bytes
 
     @property
     def limit(self) -> str:
@@ -143,8 +142,7 @@ class Journal:
                 text = json.dumps(names).encode()
                 known = (next(here.numbers), struct.Struct(f"<4sIBQqdI{len(names)}d4s"))
                 if not here.put(_framed(bytes((_NAMES,)) + known[0].to_bytes(4, "little") + text)):
-                    self.cramped = True
-                    return 0
+                    return self._refused()
                 here.sets[names] = known
             length = known[1].size - _HEAD.size - len(END)
             frame = known[1].pack(MARK, length, kind, number, step, ts, known[0], *metrics.values(), END)
@@ -173,8 +171,7 @@ class Journal:
             try:
                 here = stream.here()
             except OSError:
-                self.cramped = True
-                return 0
+                return self._refused()
             kept = self._put(here, number, _framed(_NUMBERED.pack(kind, number) + body))
             if not here.removed:
                 self._look_at(here)
@@ -198,6 +195,7 @@ class Journal:
         """Remove files of which the database holds all, and make the next ones before they are needed."""
         for stream in self._streams():
             stream.tend(self.mark.upto)
+        self._reckon()
 
     def give_up(self, kind: type) -> list[tuple[int, Item]] | None:
         """Remove the oldest file of items of ``kind`` (spike batches or completions); what it held and was not stored,
@@ -210,6 +208,7 @@ class Journal:
         oldest.removed = True  # from here on whoever was about to write into it turns to the next
         held = entries(oldest.path)[1]
         stream.remove(oldest)
+        self._reckon()
         return [(number, item) for number, item, _ in held if not self.mark.holds(number)]
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
@@ -224,6 +223,10 @@ class Journal:
             for segment in [*stream.files(), *([stream.next] if stream.next else [])]:
                 with contextlib.suppress(OSError):
                     segment.path.unlink(missing_ok=True)
+
+    def _reckon(self) -> None:
+        """Exactly: threads that add at once overwrite each other's sum."""
+        self.filled = sum(stream.bytes for stream in self._streams()) / self.budget_bytes
 
     def _streams(self) -> list[Stream]:
         return [self._rows, *self._bulk.values()]
@@ -240,9 +243,15 @@ class Journal:
 
     def _put(self, here: Segment, number: int, frame: bytes) -> int:
         here.lowest, here.highest = here.lowest or number, max(here.highest, number)
-        kept = here.put(frame)
-        self.cramped = not kept
-        return number if kept else 0
+        if not here.put(frame):
+            return self._refused()
+        self.filled += len(frame) / self.budget_bytes
+        self.cramped = False
+        return number
+
+    def _refused(self) -> int:
+        self.cramped, self.refusals = True, self.refusals + 1
+        return 0
 
 
 def files_in(directory: Path) -> list[Path]:

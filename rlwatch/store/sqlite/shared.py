@@ -3,27 +3,31 @@
 The write-ahead log needs shared memory and locks that NFS, Lustre and their kin do not give. So the writer
 works in a directory of its node and puts a whole copy of ``run.db`` into the shared directory by rename: at
 the start, every minute, and at the end. Readers see those copies. What a killed process had not yet published
-is still in the node's directory and goes out when the run resumes on that node.
+is still in the node's directory and goes out when the run resumes on that node. What people ask and say, and the alerts
+of the run, lie in the shared directory as well, in a file of each node (:mod:`rlwatch.store.sqlite.nodefiles`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import sqlite3
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import StoreError
 from rlwatch.ports import Composer, RunWriter, Topic
 from rlwatch.records import (
+    JSON,
     Acknowledgement,
     Alert,
     AuditEntry,
@@ -36,8 +40,8 @@ from rlwatch.records import (
 )
 from rlwatch.store.sqlite import connection, layout, runrow
 from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
-from rlwatch.store.sqlite.control import NoCommands
 from rlwatch.store.sqlite.curating import NoCuration
+from rlwatch.store.sqlite.filecommands import FileCommands
 from rlwatch.store.sqlite.filestore import FileStore
 from rlwatch.store.sqlite.layout import (
     RunFiles,
@@ -47,18 +51,29 @@ from rlwatch.store.sqlite.layout import (
     touch_private,
     writing_to,
 )
+from rlwatch.store.sqlite.nodefiles import (
+    NodeFiles,
+    acknowledgement_of,
+    alert_of,
+    gathered,
+    records_of,
+    silence_of,
+    words_of,
+)
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.writer import FileWriter, open_files
 
+logger = logging.getLogger("rlwatch")
+_T = TypeVar("_T")
 _warned: set[Path] = set()
 
 
-class SharedStore(RunTables, NoCommands, NoCuration):
+class SharedStore(RunTables, FileCommands, NoCuration):
     """Runs under ``root`` on a file system of type ``kind`` (``nfs4``...).
 
-    Alerts, outbox and silences stay on the node that writes the run; commands and edits raise
-    ``ControlUnavailableError``.
+    Commands, acknowledgements, silences and alerts are seen by all nodes; messages stay on the node that writes the
+    run, and edits raise ``ControlUnavailableError``.
     ``local_root`` is where the writer works: by default under ``RLWATCH_LOCAL_DIR``, else the node's
     temporary directory.
     """
@@ -102,40 +117,70 @@ class SharedStore(RunTables, NoCommands, NoCuration):
         """Nothing is held between calls."""
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
-        """Keep them on this node."""
+        """Keep them on this node, and show the alerts to the others."""
         self._local.put_alerts(alerts, messages)
+        for run_id in dict.fromkeys(alert.run_id for alert in alerts):
+            self._show(run_id, [alert for alert in alerts if alert.run_id == run_id])
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Keep them on this node."""
-        return self._local.publish(run_id, alerts, compose)
+        """Keep them on this node, with what people of others acknowledged, and show the alerts to those."""
+        self._adopt(run_id)
+        new = self._local.publish(run_id, alerts, compose)
+        self._show(run_id, alerts)
+        return new
 
     def ledger(self, run_id: str) -> Ledger:
         """That of a run written on this node."""
-        return self._local.ledger(run_id) if self._is_here(run_id) else Ledger()
+        if not self._is_here(run_id):
+            return Ledger(tuple(self.alerts(run_id)[::-1]), (), tuple(self.acknowledgements(run_id)))
+        self._adopt(run_id)
+        return self._local.ledger(run_id)
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
-        """Keep it on this node."""
-        return self._local.acknowledge(acknowledgement)
+        """Keep it where the run is written, or for that node to find."""
+        run_id = acknowledgement.run_id
+        if self._is_here(run_id):
+            return self._local.acknowledge(acknowledgement)
+        with self._said(run_id).change() as mine:
+            kept = next((a for a in self.acknowledgements(run_id) if a.alert_id == acknowledgement.alert_id), None)
+            if kept is not None and kept.severity.rank >= acknowledgement.severity.rank:
+                return kept
+            mine.setdefault("acknowledgements", {})[acknowledgement.alert_id] = words_of(acknowledgement)
+        return acknowledgement
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
-        """Those of runs written on this node."""
-        return self._local.acknowledgements(run_id) if self._is_here(run_id) else []
+        """Of one run, or of all, from whatever node."""
+        found: dict[str, Acknowledgement] = {}
+        for each in [*self._kept_here(run_id), *self._from_others(run_id, "acknowledgements", acknowledgement_of)]:
+            known = found.get(each.alert_id)
+            if known is None or each.severity.rank > known.severity.rank:
+                found[each.alert_id] = each
+        return list(found.values())
 
     def put_silence(self, silence: Silence) -> None:
-        """Keep it on this node."""
-        self._local.put_silence(silence)
+        """Keep it for all nodes; the newest word on a silence counts."""
+        with self._store_wide_words().change() as mine:
+            words = {"said_at": self._clock.now(), "silence": words_of(silence)}
+            mine.setdefault("silences", {})[silence.silence_id] = words
 
     def silences(self) -> list[Silence]:
-        """Those of this node."""
-        return self._local.silences()
+        """All silences, oldest first."""
+        said = gathered(self._store_wide_words().all(), "silences")
+        newest = sorted((each for each in said if isinstance(each[1], dict)), key=lambda each: _said_at(each[1]))
+        known = {silence.silence_id: silence for silence in self._local.silences()}
+        known |= {s.silence_id: s for s in records_of(newest, lambda words: silence_of(words["silence"]))}
+        return sorted(known.values(), key=lambda silence: silence.created_at)
 
     def put_entry(self, entry: AuditEntry) -> None:
-        """Keep it on this node."""
-        self._local.put_entry(entry)
+        """Keep it for all nodes."""
+        with self._store_wide_words().change() as mine:
+            mine.setdefault("audit", {}).setdefault(entry.entry_id, words_of(entry))
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """Acts and words of people of this node."""
-        return self._local.audit(run_id)
+        """Acts and words of people of all nodes."""
+        said = records_of(gathered(self._store_wide_words().all(), "audit"), lambda words: AuditEntry(**words))
+        known = {e.entry_id: e for e in [*said, *self._local.audit()] if run_id in (None, e.run_id)}
+        return sorted(known.values(), key=lambda entry: entry.at)
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
         """Keep it on this node."""
@@ -150,8 +195,12 @@ class SharedStore(RunTables, NoCommands, NoCuration):
         return self._local.exclusive()
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
-        """Those of runs written on this node."""
-        return self._local.alerts(run_id) if self._is_here(run_id) else []
+        """Of one run, or of all, newest first; of other nodes' as they were last told."""
+        if run_id is not None and self._is_here(run_id):
+            return self._local.alerts(run_id)
+        here = self._local.alerts() if run_id is None else []
+        told = {alert.alert_id: alert for alert in self._from_others(run_id, "alerts", alert_of)}
+        return [*here, *sorted(told.values(), key=lambda alert: alert.fired_at or 0.0, reverse=True)]
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
@@ -178,6 +227,48 @@ class SharedStore(RunTables, NoCommands, NoCuration):
         """The run's tables as they were published last."""
         return connection.open_immutable(existing_files(self.root, run_id))
 
+    def _said(self, run_id: str) -> NodeFiles:
+        return NodeFiles(existing_files(self.root, run_id).directory, self._own_place())
+
+    def _store_wide_words(self) -> NodeFiles:
+        return NodeFiles(self.root, self._own_place())
+
+    def _own_place(self) -> Path:
+        _refuse_others(self.local_root)
+        return self.local_root
+
+    def _kept_here(self, run_id: str | None) -> list[Acknowledgement]:
+        return self._local.acknowledgements(run_id) if self._is_here(run_id) else []
+
+    def _from_others(self, run_id: str | None, kind: str, made: Callable[[JSON], _T]) -> list[_T]:
+        """Records of ``kind`` in the files about a run, or about all runs that are not written here."""
+        if run_id is not None:
+            return records_of(gathered(self._said(run_id).all(), kind), made)
+        elsewhere = [each for each in self._run_ids() if not self._is_here(each)]
+        return [record for each in elsewhere for record in self._from_others(each, kind, made)]
+
+    def _adopt(self, run_id: str) -> None:
+        """Take over what people of other nodes acknowledged, where the run is written."""
+        known = {each.alert_id: each.severity.rank for each in self._local.acknowledgements(run_id)}
+        try:
+            said = self._from_others(run_id, "acknowledgements", acknowledgement_of)
+        except StoreError as error:
+            logger.debug("what other nodes say of run %s is not known now: %s", run_id, error)
+            return
+        for each in said:
+            if each.severity.rank > known.get(each.alert_id, -1):
+                self._local.acknowledge(each)
+
+    def _show(self, run_id: str, alerts: Sequence[Alert]) -> None:
+        """Tell other nodes of alerts. That they cannot be told now does not concern what was kept."""
+        if not alerts:
+            return
+        try:
+            with self._said(run_id).change() as mine:
+                mine.setdefault("alerts", {}).update({alert.alert_id: words_of(alert) for alert in alerts})
+        except StoreError as error:
+            logger.warning("alerts of run %s are not shown on other nodes: %s", run_id, error)
+
     def _is_here(self, run_id: str | None) -> bool:
         if run_id is None:
             return True
@@ -189,10 +280,15 @@ class SharedStore(RunTables, NoCommands, NoCuration):
             _warned.add(self.root)
             warnings.warn(
                 f"{self.root} is on a network file system ({self._kind}): this run is written to {self.local_root} "
-                "and copied there every 60 s and at the end; commands are not available. "
+                "and copied there every 60 s and at the end; commands go by files, within a minute. "
                 "RLWATCH_LOCAL_DIR chooses another local directory.",
                 stacklevel=3,
             )
+
+
+def _said_at(words: JSON) -> float:
+    said = words.get("said_at")
+    return float(said) if isinstance(said, int | float) else 0.0
 
 
 def local_base() -> Path:

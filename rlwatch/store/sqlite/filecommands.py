@@ -1,0 +1,126 @@
+"""Commands of a run on a network file system, through files of the nodes: ``CommandStore``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+from rlwatch.errors import StoreError
+from rlwatch.records import Command, CommandStatus
+from rlwatch.store.sqlite.nodefiles import NodeFiles, command_of, gathered, records_of, words_of
+
+_ANSWER = ("status", "claimed_at", "finished_at", "finished_step", "result")
+
+
+class FileCommands(ABC):
+    """Commands that each node keeps in its own file. Only the run's trainer claims and settles, so that it decides.
+
+    A command that is cancelled before it was claimed is ``cancelling`` until the trainer says that it is cancelled.
+    """
+
+    @abstractmethod
+    def _said(self, run_id: str) -> NodeFiles:
+        """The files about a run that exists. Raises ``RunNotFoundError``."""
+
+    def submit(self, command: Command) -> Command:
+        """Keep it, or return the one that already has this id or idempotency key."""
+        files = self._said(command.run_id)
+        with files.change() as mine:
+            for known in self.commands(command.run_id):
+                same_key = command.idempotency_key and known.idempotency_key == command.idempotency_key
+                if known.command_id == command.command_id or same_key:
+                    return known
+            mine.setdefault("commands", {})[command.command_id] = words_of(command)
+        return command
+
+    def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
+        """Commands of a run, oldest first; of two nodes' with one idempotency key the older."""
+        nodes = self._said(run_id).all()
+        asked = records_of(gathered(nodes, "commands"), command_of)
+        answers: dict[str, dict[str, Any]] = {}
+        for command_id, answer in gathered(nodes, "answers"):
+            if isinstance(answer, dict) and _later(answer, answers.get(command_id)):
+                answers[command_id] = {name: answer.get(name) for name in _ANSWER}
+        cancelled = dict(gathered(nodes, "cancelled"))
+        found, keys = [], set[str]()
+        for command in sorted(asked, key=lambda each: (each.created_at, each.command_id)):
+            if command.idempotency_key and command.idempotency_key in keys:
+                continue
+            keys.add(command.idempotency_key)
+            found.append(_stands(command, answers.get(command.command_id), cancelled))
+        return [command for command in found if status in (None, command.status)]
+
+    def claim(self, run_id: str, now: float) -> list[Command]:
+        """Answer what is overdue or was cancelled, claim the rest and return it."""
+        waiting = [command for command in self.commands(run_id) if command.status.open and command.claimed_at is None]
+        if not waiting:
+            return []
+        taken = []
+        with self._said(run_id).change() as mine:
+            for command in waiting:
+                if 0 < command.expires_at <= now:
+                    answered = replace(command, status=CommandStatus.EXPIRED, finished_at=now)
+                elif command.status is CommandStatus.CANCELLING:
+                    answered = replace(command, status=CommandStatus.CANCELLED, finished_at=now)
+                else:
+                    answered = replace(command, status=CommandStatus.CLAIMED, claimed_at=now)
+                    taken.append(answered)
+                mine.setdefault("answers", {})[command.command_id] = _answer(answered)
+        return taken
+
+    def settle(
+        self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
+    ) -> Command:
+        """Answer a claimed command; the first answer stays."""
+        if status.open:
+            answers = ", ".join(each.value for each in CommandStatus if not each.open)
+            raise StoreError(f"a command is settled as one of {answers}, not as {status.value!r}")
+        with self._said(run_id).change() as mine:
+            command = self._known(run_id, command_id)
+            if not command.status.open:
+                return command
+            if command.claimed_at is None:
+                raise StoreError(f"command {command_id!r} is still queued: claim it before settling it")
+            settled = replace(command, status=status, finished_at=now, finished_step=step, result=result)
+            mine.setdefault("answers", {})[command_id] = _answer(settled)
+        return settled
+
+    def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
+        """Ask the trainer to let it go; it answers at its next look. What was answered before stays so."""
+        with self._said(run_id).change() as mine:
+            command = self._known(run_id, command_id)
+            if not command.status.open:
+                return command
+            mine.setdefault("cancelled", {})[command_id] = {"at": now, "result": result}
+        return self._known(run_id, command_id)
+
+    def _known(self, run_id: str, command_id: str) -> Command:
+        for command in self.commands(run_id):
+            if command.command_id == command_id:
+                return command
+        raise StoreError(f"run {run_id!r} has no command {command_id!r}")
+
+
+def _answer(command: Command) -> dict[str, Any]:
+    return {name: getattr(command, name) for name in _ANSWER}
+
+
+def _later(answer: dict[str, Any], known: dict[str, Any] | None) -> bool:
+    """True where ``answer`` counts beside ``known``, of an earlier trainer's node: an end counts before a claim."""
+    if known is None or known.get("finished_at") is None:
+        return True
+    return answer.get("finished_at") is not None and answer["finished_at"] < known["finished_at"]
+
+
+def _stands(command: Command, answer: dict[str, Any] | None, cancelled: dict[str, Any]) -> Command:
+    if answer is not None:
+        try:
+            command = replace(command, **{**answer, "status": CommandStatus(answer["status"])})
+        except ValueError:
+            return command
+    if command.status in (CommandStatus.QUEUED, CommandStatus.CLAIMED) and command.command_id in cancelled:
+        said = cancelled[command.command_id]
+        result = str(said.get("result", "")) if isinstance(said, dict) else ""
+        return replace(command, status=CommandStatus.CANCELLING, result=result)
+    return command
