@@ -352,6 +352,11 @@ class DeliveryThread:
         )
 
     @property
+    def alive(self) -> bool:
+        """True while its thread runs."""
+        return self._thread.is_alive()
+
+    @property
     def errors(self) -> int:
         """Number of times a notifier raised, which it must not."""
         return self._deliverer.errors

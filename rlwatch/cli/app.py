@@ -26,6 +26,7 @@ from rlwatch.cli import (
     rules,
     runs,
     scan,
+    serve,
     show,
     token_command,
     ui,
@@ -45,6 +46,7 @@ app = typer.Typer(
 
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("ui", epilog=ui.EPILOG)(ui.ui)
+app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("scan", epilog=scan.EPILOG)(scan.scan)
 app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("import", epilog=import_log.EPILOG)(import_log.import_log)

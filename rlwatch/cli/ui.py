@@ -35,53 +35,59 @@ EPILOG = examples(
 )
 MAY = {app_login.OPERATOR: "reads and commands", app_login.VIEWER: "reads"}
 PROXY = "Reverse proxy"
+PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
+HostOption = Annotated[
+    str, typer.Option("--host", help="Address to listen on; 0.0.0.0: every interface of this machine.")
+]
+PublicUrlOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--public-url",
+        metavar="URL",
+        help="The address people open, where it is another: a proxy's, or a tunnel's http://localhost:PORT. May be "
+        "repeated.",
+        rich_help_panel=PROXY,
+    ),
+]
+ProxyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--behind-proxy",
+        metavar="ADDRESS",
+        help="Address or network of a proxy, whose X-Forwarded-For is believed. May be repeated.",
+        rich_help_panel=PROXY,
+    ),
+]
+BasePathOption = Annotated[
+    str,
+    typer.Option(
+        "--base-path",
+        metavar="PATH",
+        help="Serve below this path, as /rlwatch.",
+        show_default="that of --public-url",
+        rich_help_panel=PROXY,
+    ),
+]
+UserHeaderOption = Annotated[
+    str,
+    typer.Option(
+        "--user-header",
+        metavar="NAME",
+        help="The header in which the proxy names the person; kept with their commands.",
+        rich_help_panel=PROXY,
+    ),
+]
 
 
 def ui(
     store: StoreOption = None,
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8501,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; 0.0.0.0: every interface of this machine.")
-    ] = "127.0.0.1",
+    port: PortOption = 8501,
+    host: HostOption = "127.0.0.1",
     *,
-    public_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--public-url",
-            metavar="URL",
-            help="The address people open, where it is another: a proxy's, or a tunnel's http://localhost:PORT. May be "
-            "repeated.",
-            rich_help_panel=PROXY,
-        ),
-    ] = None,
-    behind_proxy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--behind-proxy",
-            metavar="ADDRESS",
-            help="Address or network of a proxy, whose X-Forwarded-For is believed. May be repeated.",
-            rich_help_panel=PROXY,
-        ),
-    ] = None,
-    base_path: Annotated[
-        str,
-        typer.Option(
-            "--base-path",
-            metavar="PATH",
-            help="Serve below this path, as /rlwatch.",
-            show_default="that of --public-url",
-            rich_help_panel=PROXY,
-        ),
-    ] = "",
-    user_header: Annotated[
-        str,
-        typer.Option(
-            "--user-header",
-            metavar="NAME",
-            help="The header in which the proxy names the person; kept with their commands.",
-            rich_help_panel=PROXY,
-        ),
-    ] = "",
+    public_url: PublicUrlOption = None,
+    behind_proxy: ProxyOption = None,
+    base_path: BasePathOption = "",
+    user_header: UserHeaderOption = "",
     forget_logins: Annotated[
         bool, typer.Option("--forget-logins", help="First end every session of your dashboards that are started anew.")
     ] = False,
@@ -112,14 +118,14 @@ def ui(
         raise typer.Exit(_check(where, passing, store, config))
     require_free_port(where.host, where.port)
     script, login = app_script(), Login.of_user()
-    _introduce(where, login)
+    introduce(where, login)
     with sigterm_as_ctrl_c(), opened(store) as outbox:
         alerting = alerting_of(config, outbox)
         with delivering(outbox, alerting), looking_after(outbox, alerting):
             raise typer.Exit(_serve(script, where, login, store, config))
 
 
-def _introduce(where: Place, login: Login) -> None:
+def introduce(where: Place, login: Login) -> None:
     """The links, by role; of a token that was set, where it was. And what is not as safe as it could be."""
     say("rlwatch dashboard  (Ctrl-C stops it)", style="bold")
     for role, token in login.tokens.items():
@@ -294,7 +300,7 @@ def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = S
     while time.monotonic() < end:
         if process.poll() is not None:
             return f"the server ended with code {process.returncode}"
-        if _healthy(url):
+        if healthy(url):
             return None
         time.sleep(0.1)
     return f"no healthy answer from {url} within {deadline_s:g} s"
@@ -311,7 +317,8 @@ def refuses_strangers(url: str) -> str | None:
         return f"no answer: {error}"
 
 
-def _healthy(url: str) -> bool:
+def healthy(url: str) -> bool:
+    """True where the dashboard at ``url`` answers."""
     try:
         with urlopen(f"{url}/_stcore/health", timeout=2.0) as answer:  # noqa: S310  (http, loopback)
             return bool(answer.status == 200 and answer.read().strip() == b"ok")

@@ -223,6 +223,8 @@ class WatchmanThread:
     """A watchman who looks every ten seconds until stopped. A daemon: it does not keep a process alive."""
 
     def __init__(self, watchman: Watchman, *, every_s: float = LOOK_S) -> None:
+        self.looks = 0
+        """Looks at the store so far."""
         self.failures = 0
         """Looks that failed as a whole."""
         self._watchman = watchman
@@ -236,6 +238,11 @@ class WatchmanThread:
         """Begin."""
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """True while its thread runs."""
+        return self._thread.is_alive()
+
     def stop(self, deadline_s: float = 5.0) -> bool:
         """End, after the look that may be going on; False if that took longer than ``deadline_s`` seconds."""
         self._stop.set()
@@ -245,6 +252,7 @@ class WatchmanThread:
     def _work(self) -> None:
         while not self._stop.is_set():
             sheltered(self._watchman.look, self._failed)  # a look that fails must not be the last
+            self.looks += 1
             self._stop.wait(self._every_s)
 
     def _failed(self, error: BaseException) -> None:

@@ -23,6 +23,7 @@ ROOT = Path(rlwatch.__file__).parent.parent
 COMMANDS = (
     "demo",
     "ui",
+    "serve",
     "scan",
     "watch",
     "import",

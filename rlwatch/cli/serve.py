@@ -1,0 +1,316 @@
+"""``rlwatch serve``: one process for a team: watchman, delivery of alerts, dashboard, probes and metrics."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlwatch.analysis.gauges import TYPE, Gauge, exposition, gauges
+from rlwatch.cli import app_login, ui
+from rlwatch.cli.app_login import Login, Place
+from rlwatch.cli.background import LAST_ROUND_S, sigterm_as_ctrl_c, watchman
+from rlwatch.cli.console import say
+from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
+from rlwatch.cli.serving_metrics import HOUR_S, Look
+from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.metrics import BY_NAME
+from rlwatch.records import OutboxStatus
+from rlwatch.redaction import redacted
+from rlwatch.seam import described, sheltered, tireless
+from rlwatch.seam import say as log
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+
+    from rlwatch.alerts.outbox import DeliveryThread
+    from rlwatch.monitor.watchman import WatchmanThread
+    from rlwatch.ports import Store
+    from rlwatch.run.machine import MachineThread
+
+EPILOG = examples(
+    "rlwatch serve --store postgresql://operator@db/rlwatch",
+    "rlwatch serve --store /data/rlwatch-runs --host 0.0.0.0 --public-url https://gpu.example.org/rlwatch",
+    "rlwatch serve --no-ui --listen 0.0.0.0:9464 --engine http://gpu-2:8000/metrics",
+)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Pauses before a dashboard that died is started anew: each twice the last, until one has lived for the longest."""
+CHECK_S = 0.5
+"""Seconds between two looks at the dashboard."""
+FRESH_S = 2.0
+"""Seconds for which an answer about readiness is given again."""
+
+
+def serve(
+    store: StoreOption = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address of /healthz, /readyz and /metrics.")
+    ] = "127.0.0.1:9464",
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.0, help="In /metrics: runs of the last so many hours; 0: all runs.")
+    ] = 24.0,
+    *,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Without the dashboard.")] = False,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine", metavar="URL", help="Metrics of a rollout engine to pass on in /metrics. May be repeated."
+        ),
+    ] = None,
+    host: ui.HostOption = "127.0.0.1",
+    port: ui.PortOption = 8501,
+    public_url: ui.PublicUrlOption = None,
+    behind_proxy: ui.ProxyOption = None,
+    base_path: ui.BasePathOption = "",
+    user_header: ui.UserHeaderOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Run all that a team's store needs: watchman, delivery of alerts, dashboard, metrics. SIGTERM ends it in order.
+
+    /healthz says whether the process does its work (restart it if not), /readyz whether it can be used now, /metrics is
+    for Prometheus. Several may serve one store: each alert is delivered once.
+    """
+    at = _address(listen)
+    _require_server()
+    where = app_login.place(
+        host,
+        port,
+        base_path=base_path,
+        public_urls=public_url or (),
+        proxies=behind_proxy or (),
+        user_header=user_header,
+    )
+    dashboard = None if no_ui else _dashboard(where, store, config)
+    with sigterm_as_ctrl_c(), opened(store) as source:
+        try:
+            with _working(source, config, engine or (), dashboard) as work:
+                work.quiet_for_s = hours * HOUR_S if hours else float("inf")
+                _answer(work, *at)
+        except KeyboardInterrupt:
+            return
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"--listen {listen}: give HOST:PORT, as 127.0.0.1:9464")
+    at = host.strip("[]") or "127.0.0.1"
+    ui.require_free_port(at, int(port))
+    return at, int(port)
+
+
+def _require_server() -> None:
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "serve", "rlwatch serve")
+
+
+def _dashboard(where: Place, store: str | None, config: Path | None) -> Dashboard:
+    ui.require_streamlit()
+    ui.require_free_port(where.host, where.port)
+    script, login = ui.app_script(), Login.of_user()
+    ui.introduce(where, login)
+    start = partial(ui.start_server, script, where, login, store, config=config)
+    return Dashboard(start, partial(ui.healthy, where.local + where.base_path))
+
+
+class Dashboard:
+    """The dashboard as a child process, which is started anew where it ends.
+
+    Parameters
+    ----------
+    start
+        Starts it.
+    healthy
+        Says whether it answers.
+    """
+
+    def __init__(self, start: Callable[[], subprocess.Popen[str]], healthy: Callable[[], bool]) -> None:
+        self.restarts = 0
+        """Times that it ended by itself and was started anew."""
+        self._start, self._healthy = start, healthy
+        self._process: subprocess.Popen[str] | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(
+            target=tireless, args=(self._work, self._failed), name="rlwatch-dashboard", daemon=True
+        )
+
+    def begin(self) -> None:
+        """Start it, and look after it in a thread of its own."""
+        self._thread.start()
+
+    @property
+    def up(self) -> bool:
+        """True where it answers."""
+        process = self._process
+        return process is not None and process.poll() is None and self._healthy()
+
+    @property
+    def alive(self) -> bool:
+        """True while somebody looks after it."""
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """End it for good."""
+        self._ending.set()
+        self._thread.join(ui.STOP_DEADLINE_S)
+        if self._process is not None:
+            ui.stop_server(self._process)
+
+    def _work(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self._ending.is_set():
+            began = time.monotonic()
+            self._process = self._start()
+            while self._process.poll() is None:
+                if self._ending.wait(CHECK_S):
+                    return
+            lived = time.monotonic() - began
+            pause = FIRST_PAUSE_S if lived > LONGEST_PAUSE_S else min(2.0 * pause, LONGEST_PAUSE_S)
+            log(
+                logging.WARNING,
+                "the dashboard ended with code %s and is started anew in %g s",
+                self._process.returncode,
+                pause,
+            )
+            self._ending.wait(pause)
+            self.restarts += 1
+
+    def _failed(self, error: BaseException) -> None:
+        log(logging.WARNING, "the dashboard cannot be started: %s", described(error))
+
+
+class Work:
+    """All that one process does for a store, and what it answers when it is asked how it fares."""
+
+    def __init__(
+        self,
+        store: Store,
+        delivery: DeliveryThread | None,
+        watch: WatchmanThread,
+        dashboard: Dashboard | None,
+        engines: MachineThread | None,
+    ) -> None:
+        self.quiet_for_s = float("inf")
+        self.store, self.delivery, self.watch, self.dashboard, self.engines = store, delivery, watch, dashboard, engines
+        self._look = Look(self._gauges)
+        self._lock = threading.Lock()
+        self._ready: dict[str, str] = {}
+        self._ready_until = 0.0
+        self._of_engines: dict[str, float] = {}
+
+    def broken(self) -> dict[str, str]:
+        """Parts of the process that do their work no more, and why: only a new process helps."""
+        threads = {"watchman": self.watch, "delivery": self.delivery, "dashboard": self.dashboard}
+        return {name: "its thread has ended" for name, one in threads.items() if one is not None and not one.alive}
+
+    def waits_for(self) -> dict[str, str]:
+        """Whatever is needed and does not answer now, and why; as of now or of two seconds ago."""
+        with self._lock:
+            if time.monotonic() >= self._ready_until:
+                problem = redacted(sheltered(self._store_problem, described))
+                self._ready = {**self.broken(), **({"store": problem} if problem else {})}
+                if self.dashboard is not None and not self.dashboard.up:
+                    self._ready.setdefault("dashboard", "it does not answer")
+                self._ready_until = time.monotonic() + FRESH_S
+            return self._ready
+
+    def metrics(self) -> str:
+        """Everything for Prometheus."""
+        return exposition(self._look())
+
+    def _store_problem(self) -> str:
+        """Nothing where it can be read; else it raises."""
+        self.store.runs()
+        return ""
+
+    def _gauges(self) -> list[Gauge]:
+        waiting = [one for one in self.store.outbox() if one.status is OutboxStatus.PENDING]
+        found: dict[str, tuple[str, float]] = {
+            "serve.outbox": ("messages that wait to be delivered", len(waiting)),
+            "serve.looks": ("looks at the runs of the store", self.watch.looks),
+            "serve.looks_failed": ("looks at the store that failed", self.watch.failures),
+        }
+        if self.dashboard is not None:
+            found["serve.dashboard_up"] = ("1: the dashboard answers", self.dashboard.up)
+            found["serve.dashboard_restarts"] = ("times the dashboard was started anew", self.dashboard.restarts)
+        if self.engines is not None:
+            self._of_engines = self.engines.taken() or self._of_engines
+            found |= {name: (BY_NAME[name].meaning, value) for name, value in self._of_engines.items()}
+        own = [
+            Gauge(f"rlwatch.{name.replace('/', '.')}", meaning, samples=[({}, float(value))])
+            for name, (meaning, value) in found.items()
+        ]
+        of_runs = gauges(self.store, time.time(), quiet_for_s=self.quiet_for_s)
+        known = {gauge.name: gauge for gauge in of_runs}
+        for gauge in own:  # an engine's metric may be a run's as well: one name, one block
+            if gauge.name in known:
+                known[gauge.name].samples.extend(gauge.samples)
+        return [*of_runs, *(gauge for gauge in own if gauge.name not in known)]
+
+
+@contextmanager
+def _working(store: Store, config: Path | None, engines: Sequence[str], dashboard: Dashboard | None) -> Iterator[Work]:
+    """All threads and the child, ended in the order in which nothing is lost: the last messages at the end."""
+    from rlwatch.monitor.watchman import WatchmanThread
+    from rlwatch.run.engines import Engines, addresses
+    from rlwatch.run.machine import MachineThread
+
+    alerting = alerting_of(config, store)
+    reader = Engines(addresses(engines))
+    asked = MachineThread(lambda: reader.read) if engines else None
+    with ExitStack() as undo:
+        delivery = alerting.start(store)
+        if delivery is not None:
+            undo.callback(delivery.stop, LAST_ROUND_S)
+        watch = WatchmanThread(watchman(store, alerting))
+        watch.start()
+        undo.callback(watch.stop)
+        if asked is not None:
+            asked.start()
+            undo.callback(asked.stop)
+        if dashboard is not None:
+            dashboard.begin()
+            undo.callback(dashboard.end)
+        yield Work(store, delivery, watch, dashboard, asked)
+
+
+def answers(work: Work) -> Starlette:
+    """The three addresses, as an application for uvicorn."""
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    def healthz(_: Request) -> Response:
+        broken = work.broken()
+        return JSONResponse({"broken": broken}, 503 if broken else 200)
+
+    def readyz(_: Request) -> Response:
+        waits = work.waits_for()
+        return JSONResponse({"waits_for": waits}, 503 if waits else 200)
+
+    def metrics(_: Request) -> Response:
+        return Response(work.metrics(), media_type=TYPE)
+
+    return Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)])
+
+
+def _answer(work: Work, host: str, port: int) -> None:
+    import uvicorn
+
+    settings = uvicorn.Config(
+        answers(work), host=host, port=port, log_level="warning", access_log=False, lifespan="off"
+    )
+    settings.timeout_graceful_shutdown = 5
+    say(f"serving {work.store.url}; probes and metrics at http://{host}:{port}; SIGTERM or Ctrl-C ends it", style="dim")
+    uvicorn.Server(settings).run()
