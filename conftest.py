@@ -32,6 +32,8 @@ def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collecto
     return [one for one in collectors if not (in_tests and isinstance(one, DoctestModule))]
 
 
+os.environ.setdefault("RLWATCH_SYSTEM", "0")  # a look at the machine would go with some row of a run, if it takes long
+
 PROCESSES = "RLWATCH_TEST_PROCESSES"
 
 

@@ -258,7 +258,7 @@ USUAL: Mapping[str, Any] = {
     "repeat_minutes": REPEAT_MINUTES,
 }
 """A rule as most are: a warning must last, a critical one need not."""
-USUALLY = "non-finite entropy mismatch gradients kl no-signal reward length text throughput logging"
+USUALLY = "non-finite entropy mismatch gradients kl no-signal reward length text throughput logging machine"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(USUALLY.split(), USUAL),
     # Maintenance, not an emergency: twice the patience, and no reminders.
@@ -280,7 +280,7 @@ def default_rules() -> tuple[Rule, ...]:
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'no-signal', 'reward', 'length', 'text', 'throughput',
-     'logging', 'reset-due', 'reference', 'forecast', 'standstill', 'heartbeat', 'other']
+     'logging', 'machine', 'reset-due', 'reference', 'forecast', 'standstill', 'heartbeat', 'other']
     """
     about = {name: tuple(kind.name for kind in kinds().values() if kind.rule == name) for name in SHAPES}
     named = tuple(Rule(name, kinds=about[name], **shape) for name, shape in SHAPES.items())

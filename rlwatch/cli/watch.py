@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -26,10 +27,12 @@ from rlwatch.cli.options import (
 )
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
 
+Beside = Callable[[], Mapping[str, float]]
 EPILOG = examples(
     "rlwatch watch train.log",
     "rlwatch watch train.log --once || echo 'critical alarm'",
     "rlwatch watch ./outputs --logs '*.log'",
+    "rlwatch watch train.log --engine http://gpu-2:8000/metrics",
     "rlwatch watch wandb/latest-run",
     "rlwatch watch ./rlwatch-runs",
     "rlwatch watch math-7b-s3 --poll 10",
@@ -66,6 +69,15 @@ def watch(
         str | None,
         typer.Option("--run-id", metavar="ID", help="Of a log: its id in the store.", show_default="made of its path"),
     ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            metavar="URL",
+            help="Of a log: metrics of a rollout engine (vLLM, SGLang), http://HOST:8000/metrics; recorded with the "
+            "rows that come. May be repeated.",
+        ),
+    ] = None,
     read_as: ReadAsOption = None,
     pattern: PatternOption = None,
     source: TrainerOption = "",
@@ -83,15 +95,18 @@ def watch(
     path = Path(source_)
     log = Log(path, run, format_of(read_as, pattern), trainer=source, project=project, name=name, run_id=run_id)
     into = f"memory://watch-{uuid4().hex}" if no_store else store
-    with sigterm_as_ctrl_c():
+    address = None if path.exists() else wandb_run(source_)
+    with sigterm_as_ctrl_c(), _asking(engine or (), path, address, once=once or bool(logs)) as beside:
         if path.is_file():
-            _watch_log(log, into, config, once=once, poll_s=poll)
+            _watch_log(log, into, config, once=once, poll_s=poll, beside=beside)
         elif path.is_dir() and (patterns := _logs_in(path, logs)):
             _watch_many(log, patterns, into, config, once=once, poll_s=poll)
         elif path.is_dir() and not logs and _is_run(path):
-            _watch_log(log, into, config, once=once, poll_s=poll)
-        elif address := wandb_run(source_):
-            _watch_wandb(replace(log, path=Path(address)), into, config, once=once, poll_s=poll)
+            _watch_log(log, into, config, once=once, poll_s=poll, beside=beside)
+        elif address:
+            _watch_log(
+                replace(log, path=Path(address)), into, config, once=once, poll_s=poll, beside=beside, wandb=True
+            )
         elif "://" in source_ or path.is_dir():
             if path.is_dir():
                 _some_run_in(path, once=once)
@@ -102,12 +117,43 @@ def watch(
             _watch_store(store, source_, config, once=once, poll_s=poll)
 
 
-def _watch_log(log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
-    from rlwatch.cli import watch_log
+@contextmanager
+def _asking(engines: Sequence[str], path: Path, address: str | None, *, once: bool) -> Iterator[Beside]:
+    """Ask ``engines`` in a thread of its own; what they said since the last call is what this gives.
 
+    Raises ``ConfigError`` where there is no row that it could go with.
+    """
+    if not engines:
+        yield dict
+        return
+    from rlwatch.cli.console import warn
+    from rlwatch.run.engines import Engines, addresses
+    from rlwatch.run.machine import MachineThread
+
+    if once or not (address or path.is_file() or (path.is_dir() and _is_run(path))):
+        raise ConfigError(
+            "--engine goes with the rows of one log that is followed; the rows of a store are its trainers': say "
+            "rlwatch.init(engines=...) or RLWATCH_ENGINES there"
+        )
+    asked = Engines(addresses(engines), told=warn)
+    thread = MachineThread(lambda: asked.read)
+    thread.start()
+    try:
+        yield thread.taken
+    finally:
+        thread.stop()
+
+
+def _watch_log(
+    log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float, beside: Beside, wandb: bool = False
+) -> None:
+    from rlwatch.cli import watch_log
+    from rlwatch.importers.wandb_runs import WandbTail
+
+    tail = WandbTail(str(log.path)) if wandb else None
     if once:
-        raise typer.Exit(watch_log.scan_once(log, store, config))
-    watch_log.follow(log, store, config, lambda: time.sleep(poll_s))
+        raise typer.Exit(watch_log.scan_once(log, store, config, tail))
+    watch_log.follow(log, store, config, lambda: time.sleep(poll_s), tail=tail, beside=beside)
 
 
 def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
@@ -158,16 +204,6 @@ def _watch_many(
     if once:
         raise typer.Exit(watch_many.look_once(log, patterns, store, config))
     watch_many.follow(log, patterns, store, config, lambda: time.sleep(poll_s))
-
-
-def _watch_wandb(log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
-    from rlwatch.cli import watch_log
-    from rlwatch.importers.wandb_runs import WandbTail
-
-    tail = WandbTail(str(log.path))
-    if once:
-        raise typer.Exit(watch_log.scan_once(log, store, config, tail))
-    watch_log.follow(log, store, config, lambda: time.sleep(poll_s), tail=tail)
 
 
 def _watch_store(url: str | None, run: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:

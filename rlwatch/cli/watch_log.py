@@ -6,7 +6,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -205,6 +205,8 @@ class LogWatch:
         Begins the recording, once the log tells what it is.
     tail
         Where the records come from, if not from the file at the log's path.
+    beside
+        Gives what else is known by now, which goes with the newest of the rows that come while it looks.
     """
 
     def __init__(
@@ -215,8 +217,10 @@ class LogWatch:
         *,
         tail: Tail | None = None,
         clock: Clock | None = None,
+        beside: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.log = log
+        self._beside = beside
         self.run_id = log.run_id or log_id(log.path, log.run or "")
         self.recording: Recording | None = None
         self._positions, self._start, self._clock = positions, start, clock or SystemClock()
@@ -257,6 +261,9 @@ class LogWatch:
     def look(self) -> int:
         """Take the next records; how many there were."""
         records = self.tail.poll(MOST)
+        if self._caught_up and records:
+            newest = records[-1]
+            records = [*records[:-1], replace(newest, metrics={**self._beside(), **newest.metrics})]
         self._take(_stamped(records, self._clock.now() if self._caught_up else 0.0))
         self._caught_up = self._caught_up or not self.tail.behind
         if self.recording is not None:
@@ -351,6 +358,7 @@ def follow(
     clock: Clock | None = None,
     *,
     tail: Tail | None = None,
+    beside: Callable[[], Mapping[str, float]] = dict,
 ) -> None:
     """Record and judge the log as it grows, until ``pause`` raises ``KeyboardInterrupt``.
 
@@ -359,7 +367,7 @@ def follow(
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
-            watch = watch_of(log, store, alerting, clock=clock, tail=tail)
+            watch = watch_of(log, store, alerting, clock=clock, tail=tail, beside=beside)
             say(f"watching {log.path}; Ctrl-C stops", style="dim")
             try:
                 with backlog(watch.tail) as shown:
@@ -406,13 +414,14 @@ def watch_of(
     clock: Clock | None = None,
     tail: Tail | None = None,
     prefix: str = "",
+    beside: Callable[[], Mapping[str, float]] = dict,
 ) -> LogWatch:
     """The log on its way into the store, judged by ``alerting``; ``prefix`` goes before each line that is told."""
 
     def start(tail: Tail) -> Recording:
         return _recording(log, tail.name, tail.source, store, alerting, prefix=prefix)
 
-    return LogWatch(log, Positions(store), start, tail=tail, clock=clock)
+    return LogWatch(log, Positions(store), start, tail=tail, clock=clock, beside=beside)
 
 
 def ever_critical(store: Store, run_id: str) -> bool:

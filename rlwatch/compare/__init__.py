@@ -116,7 +116,7 @@ def judged_metrics(subject: Subject) -> list[str]:
 
 def _tells(metric: str) -> bool:
     if metric_of(metric) is not None:
-        return metric != TOKENS and family_of(metric) is not Family.SYSTEM
+        return metric != TOKENS and family_of(metric) not in (Family.SYSTEM, Family.ENGINE)
     return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in BESIDE_LEARNING
 
 

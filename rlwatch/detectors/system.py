@@ -233,8 +233,8 @@ NAMES = 1000
 """Metrics followed at most."""
 NAMED = 8
 """Names given at most."""
-OWN = "rlwatch/"
-"""Counters of rlwatch's own come when there is something to count."""
+OWN = ("rlwatch/", "system/", "engine/")
+"""Counters of rlwatch's own come when there is something to count, looks at machines and engines when it is time."""
 
 
 @dataclass(slots=True)

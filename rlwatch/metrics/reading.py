@@ -322,6 +322,7 @@ _FAMILY_PREFIXES: tuple[tuple[str, Family], ...] = (
     ("completion", Family.ROLLOUTS),
     ("response", Family.ROLLOUTS),
     ("prompt", Family.ROLLOUTS),
+    ("engine/", Family.ENGINE),
     ("len/", Family.ROLLOUTS),
     ("text/", Family.ROLLOUTS),
     ("tool", Family.ROLLOUTS),

@@ -16,6 +16,7 @@ class Family(StrEnum):
     CRITIC = "Critic"
     MISMATCH = "Engine mismatch"
     ROLLOUTS = "Rollouts"
+    ENGINE = "Engine"
     SYSTEM = "System"
 
 

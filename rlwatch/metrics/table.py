@@ -7,6 +7,7 @@ call it in loops of their own (``everyday``), and its place among the charts of 
 
 from __future__ import annotations
 
+from rlwatch.metrics.machines import ENGINE, MACHINE, OPEN_MACHINE
 from rlwatch.metrics.rows import Family, Metric, fraction, nats, other, proxy, same
 
 # fmt: off
@@ -591,9 +592,11 @@ TABLE: tuple[Metric, ...] = (
     *CRITIC,
     *MISMATCH,
     *ROLLOUTS,
+    *ENGINE,
     *SYSTEM,
+    *MACHINE,
 )
 
-OPEN: tuple[Metric, ...] = (*OPEN_REWARD, *OPEN_EXPLORATION, *OPEN_OPTIMISATION, *OPEN_ROLLOUTS)
+OPEN: tuple[Metric, ...] = (*OPEN_REWARD, *OPEN_EXPLORATION, *OPEN_OPTIMISATION, *OPEN_ROLLOUTS, *OPEN_MACHINE)
 """Families whose members a run names itself (its layers, its tasks): a row's name is what theirs begin with. In an alias
 of theirs ``*`` stands for the member's name; without one it is the last part."""

@@ -21,7 +21,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -100,6 +100,8 @@ class Writer:
         Where they go after that.
     attempt, last_seq
         Stamped onto records; ``seq`` continues from ``last_seq``.
+    beside
+        Gives what else is known by now and goes with the next record, under names that it does not have itself.
     interval
         Seconds between two looks at the queue.
     """
@@ -115,6 +117,7 @@ class Writer:
         rank: int = 0,
         last_seq: int = 0,
         interval: float = 0.1,
+        beside: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         self._intake = queue if isinstance(queue, Intake) else Intake(queue, None, counters)
         self._queue = self._intake.queue
@@ -126,6 +129,7 @@ class Writer:
         self._rank = rank
         self._seq = last_seq
         self._interval = interval
+        self._beside = beside
         self._reported: dict[str, int] = {}
         self._layers: DerivedLayers | None = None
         self._held: deque[Queued] = deque()
@@ -377,6 +381,8 @@ class Writer:
         if isinstance(item, StepRecord):
             metrics = dict(item.metrics)
             self._report(metrics)
+            if self._beside is not None:
+                metrics = {**self._beside(), **metrics}
             self._guard(self._derive, item.step, metrics)
             item = replace(item, metrics=metrics, rank=self._rank)
         self._seq += 1

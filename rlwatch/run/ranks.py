@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from rlwatch.link.hub import Chair, Hub
@@ -17,6 +17,7 @@ from rlwatch.ports import Meeting, Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
 from rlwatch.records import Command, CommandStatus
+from rlwatch.run.machine import WithMachines, packed
 from rlwatch.run.run import Run, watch_over
 from rlwatch.seam import described, say, sheltered
 
@@ -58,7 +59,7 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float =
     if run.rank == 0:
         _host(run, meeting, place)
     else:
-        run.link(OtherRank(run.rank, _finder(meeting), run.counters, hope_s=hope_s))
+        run.link(OtherRank(run.rank, _finder(meeting), run.counters, hope_s=hope_s, found=run.machine_found))
         watch_over(run, sigterm=False)
 
 
@@ -153,7 +154,7 @@ class FirstRank:
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the writer thread, where the step awaits the others' shares."""
         moment = self._measured.next(parcel.step)
-        self._offer(Awaited(parcel, self.hub.inbox, moment, time.time(), self.latest.update))
+        self._offer(Awaited(WithMachines(parcel), self.hub.inbox, moment, time.time(), self.latest.update))
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
         """Meet where there are commands: the others are asked where they are."""
@@ -212,12 +213,21 @@ class FirstRank:
 
 
 class OtherRank:
-    """Any other rank, over its spoke. ``find`` says where rank 0 is, once it is known."""
+    """Any other rank, over its spoke. ``find`` says where rank 0 is, once it is known; ``found``, called on the thread
+    that sends, what is new of this rank's machine.
+    """
 
     def __init__(
-        self, rank: int, find: Callable[[], Address | None], counters: Counters, *, hope_s: float = HOPE_S
+        self,
+        rank: int,
+        find: Callable[[], Address | None],
+        counters: Counters,
+        *,
+        hope_s: float = HOPE_S,
+        found: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._counters = counters
+        self._found = found
         self._queue: BoundedQueue[tuple[Moment, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
         self._measured = Pace()
         self.spoke = Spoke(
@@ -242,7 +252,7 @@ class OtherRank:
 
     def send(self, parcel: Parcel) -> None:
         """Into the queue of the sending thread."""
-        if not self._queue.offer((self._measured.next(parcel.step), parcel.encode)):
+        if not self._queue.offer((self._measured.next(parcel.step), lambda: packed(self._found(), parcel.encode()))):
             self._counters.warn("dropped", FULL)
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:

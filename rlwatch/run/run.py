@@ -28,6 +28,7 @@ from rlwatch.seam import asked, described, harmless, seconds, sheltered, shown, 
 
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Outcome
+    from rlwatch.run.machine import MachineThread
 
 
 DEADLINE_S = 10.0
@@ -137,10 +138,20 @@ class Run:
         self._health = Health()
         self._ended = False
         self._listeners: list[Callable[[Outcome], None]] = []
+        self._machine: MachineThread | None = None
 
     def attach(self, engine: Engine) -> None:
         """Begin to record; a run nothing is attached to does nothing."""
         self._engine = engine
+
+    def measure(self, machine: MachineThread) -> None:
+        """Look at the machine from now on: with each row, or with each share that is sent to rank 0."""
+        self._machine = machine
+        machine.start()
+
+    def machine_found(self) -> Mapping[str, float]:
+        """Mean of the looks at the machine since the last call; empty where there was none, or nobody looks."""
+        return {} if self._machine is None else self._machine.taken()
 
     @property
     def active(self) -> bool:
@@ -254,6 +265,8 @@ class Run:
         self._ended = True
         end = time.monotonic() + deadline_s
         engine, link = self._engine, self._link
+        if self._machine is not None:
+            self._machine.stop()
         stopped = engine is None or self._safely(lambda: self._finish(engine, ended_as, reason, deadline_s))
         if link is not None:
             stopped &= self._safely(lambda: link.close(max(0.1, end - time.monotonic())))
@@ -288,7 +301,7 @@ class Run:
 
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
-        self._engine = None
+        self._engine = self._machine = None
         if self._link is not None:
             self._link.forked()
             self._link = None

@@ -29,6 +29,8 @@ from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import ORIGIN, RunInfo, RunState
 from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
 from rlwatch.run.alerting import Alerting, alerting_for
+from rlwatch.run.engines import VARIABLE, Engines, addresses
+from rlwatch.run.machine import machine_thread, wanted
 from rlwatch.run.origin import origin
 from rlwatch.run.run import Engine, Run, watch_over
 from rlwatch.store.url import open_store
@@ -61,6 +63,8 @@ def init(
     world_size: int | None = None,
     queue_size: int = 10_000,
     sigterm: bool = True,
+    system: bool | None = None,
+    engines: str | Sequence[str] | None = None,
 ) -> Run:
     """Begin recording a run, or continue one.
 
@@ -89,6 +93,12 @@ def init(
         Records that may wait; beyond it they are dropped and counted.
     sigterm
         Whether to finish the run on SIGTERM, where no other handler is installed.
+    system
+        Whether to measure the machine (:mod:`rlwatch.run.machine`), every 15 s in a thread of its own; None: unless
+        ``RLWATCH_SYSTEM`` is ``0`` or ``off``.
+    engines
+        Addresses of the metrics of rollout engines (:mod:`rlwatch.run.engines`), as ``http://HOST:8000/metrics``, asked
+        as often, by rank 0; by default ``RLWATCH_ENGINES``, with commas between them.
 
     Raises
     ------
@@ -102,8 +112,14 @@ def init(
     rank = _from_environment("RANK", 0) if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
     asked = RunInfo(run_id=run_id or "", project=project or "default", name=name or "", source=source)
+    places = {} if output_dir is None else {"checkpoints": output_dir}
     if rank != 0:
-        return Run(asked, Counters(), rank=rank, world_size=world_size)
+        inert = Run(asked, Counters(), rank=rank, world_size=world_size)
+        if wanted(system) and world_size > 1:
+            inert.measure(machine_thread(rank, places))
+        return inert
+    asked_engines = addresses(os.environ.get(VARIABLE, "") if engines is None else engines)
+    ask = Engines(asked_engines).read if asked_engines else None
     place = opened(store)
     alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
     assembly = Assembly(place, alerting, detectors, queue_size, world_size)
@@ -116,6 +132,10 @@ def init(
         run = assembly.run(writer)
         undo.pop_all()
     watch_over(run, sigterm=sigterm)
+    root = getattr(place, "root", None)
+    if wanted(system) or ask is not None:
+        at = {**places, "store": root} if root else places
+        run.measure(machine_thread(0, at, engines=ask, system=wanted(system)))
     return run
 
 
@@ -195,6 +215,7 @@ class Assembly:
             judge=judge,
             attempt=info.attempt,
             last_seq=run_writer.last_seq,
+            beside=run.machine_found,
         )
         if self.detectors is not None:
             self.detectors()  # what is wrong with them is said now; the judge makes its own

@@ -19,7 +19,15 @@ from rlwatch.catalogue import entry
 from rlwatch.metrics import BY_NAME, OPEN, Family
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
-from rlwatch.testing.healthy_runs import EMPTY, HELD_OUT, ROLLOUTS_BROKEN, VANISHES, engine_broken, healthy_run
+from rlwatch.testing.healthy_runs import (
+    EMPTY,
+    HELD_OUT,
+    ROLLOUTS_BROKEN,
+    VANISHES,
+    engine_broken,
+    healthy_run,
+    machine_broken,
+)
 
 Make = Callable[[], Detector]
 LAYERS = 6
@@ -103,7 +111,7 @@ def broken_run(seed: int = 0, length: int = 230, at: int = 60) -> tuple[ClosedSt
     nothing, and the reward with it. Made once, as the healthy ones are.
     """
     return tuple(
-        _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, explodes=row.step < at + 40))
+        _gamed(row, at) if row.step < at else replace(row, metrics=_broken(row, row.step - at))
         for row in whole_run(seed, length)
     )
 
@@ -128,7 +136,8 @@ def _gamed(row: ClosedStep, at: int) -> ClosedStep:
     return replace(row, metrics={**row.metrics, HELD_OUT: 0.5 if row.step < at - 35 else 0.1})
 
 
-def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
+def _broken(row: ClosedStep, since: int) -> dict[str, float]:
+    explodes = since < 40
     factors = {
         "policy/entropy": 10.0 if explodes else 1e-4,
         "policy/kl_ref": 200.0 if explodes else 0.0,
@@ -141,7 +150,7 @@ def _broken(row: ClosedStep, *, explodes: bool) -> dict[str, float]:
     worse = {name: value * factors.get(name, 1.0) for name, value in row.metrics.items() if name != VANISHES}
     worse |= {name: value * 200.0 for name, value in worse.items() if name.startswith("mismatch/")}
     worse["grad_layer/layers.1"] *= 200.0
-    worse |= engine_broken(row.metrics, seen=explodes)
+    worse |= engine_broken(row.metrics, seen=explodes) | machine_broken(row.metrics, since)
     return worse | EMPTY | {"reward/zero_std_frac": 1.0, "len/clipped": 1.0, "loss/policy": math.nan}
 
 

@@ -10,6 +10,37 @@ from functools import lru_cache
 from rlwatch.records import ClosedStep
 
 
+def machine_metrics(at: int, noise: random.Random) -> dict[str, float]:
+    """Metrics of two machines: busy, warm, with caches that fill at first and checkpoints that come and go.
+
+    ``at``: rows before this one. At half of the steps one of the four ranks is slower, now this, now that.
+    """
+    slow = noise.choice("01234567")
+    filling = 30.0 * math.exp(-at / 20.0)
+    return {
+        "system/memory/free": 200.0 + filling + noise.gauss(0.0, 3.0),
+        "system/memory/process": 60.0 - filling / 2.0,
+        "system/rank/1/memory/free": 210.0 + noise.gauss(0.0, 3.0),
+        "system/disk/checkpoints/free": 900.0 - 20.0 * (at % 10) + noise.gauss(0.0, 1.0),
+        "system/gpu/0/temperature": 65.0 + noise.gauss(0.0, 3.0),
+        "system/gpu/0/throttled": float(noise.random() < 0.02),
+        "system/rank/1/gpu/0/throttled": 0.0,
+        **{f"time/rank/{rank}": (1.5 if rank == slow else 1.0) * (8.0 + noise.gauss(0.0, 0.4)) for rank in "0123"},
+    }
+
+
+MACHINE_BROKEN = {"system/gpu/0/throttled": 0.9, "system/gpu/0/temperature": 92.0, "time/rank/2": 20.0}
+"""Values of a machine that is too hot."""
+
+
+def machine_broken(row: Mapping[str, float], since: int) -> dict[str, float]:
+    """Values that replace those of the healthy ``row``, so many rows after everything began to go wrong."""
+    if "system/memory/free" not in row:
+        return {}
+    left = max(0.0, 1.0 - since / 200.0)
+    return MACHINE_BROKEN | {"system/memory/free": 200.0 * left, "system/disk/checkpoints/free": 900.0 * left}
+
+
 def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
     """Metrics beside ``row`` (of :func:`healthy_metrics`) of a mixture of experts trained with tools, in half
     precision; every update is made and every response is text.
@@ -288,8 +319,8 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics`` and ``part_metrics``; the others
-    are the same without.
+    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics`` and
+    ``machine_metrics``; the others are the same without.
     """
     return list(_rows(seed, length, every, layers, taps))
 
@@ -297,7 +328,9 @@ def healthy_run(
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
     """The same few runs serve many tests, and making one takes longer than judging it."""
-    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts = (random.Random(seed + i) for i in range(7))
+    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine = (
+        random.Random(seed + i) for i in range(8)
+    )
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
         step.update(layer_norms(step["optim/grad_norm"], layers, of_layers))
@@ -307,9 +340,10 @@ def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[
         step.update(engine_metrics(step, of_engine))
         step.update(rollout_metrics(step, of_rollouts))
         step.update(part_metrics(at / length, step, of_parts))
+        step.update(machine_metrics(at, of_machine))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return tuple(
-        ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + i)
+        ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + 60.0 * i)
         for i, chunk in enumerate(chunks)
     )
 

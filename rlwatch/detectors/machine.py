@@ -1,0 +1,291 @@
+"""The machine under the run: a rank that holds up the others, GPUs held back by heat, memory and disks that run out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, members, rounded
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold, Window
+from rlwatch.wording import number
+
+FOLLOWED = 1024
+"""Ranks, or GPUs, that are followed at most."""
+SLOWER = 1.25
+"""Times the median of the ranks: what one gains by more GPUs is lost again to waiting for this one."""
+SLOW_ROWS = 5
+"""Rows on end of it, for the median of its last twenty rows: lengths of responses differ from rank to rank and step to
+step, a sick machine stays slow."""
+
+
+class StragglingRank(BaseDetector):
+    """Time of each rank for its own part of a step, over the median of all: one and the same is slower for long."""
+
+    name: ClassVar[str] = "straggling_rank"
+    reads: ClassVar[tuple[str, ...]] = ("time/rank/",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("time/rank/",),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ratios: dict[str, Window] = {}
+        self._slow: dict[str, Hold] = {}
+
+    def measured(self, step: ClosedStep) -> bool:
+        """True where two ranks or more were timed."""
+        return len(_times(step)) > 1
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge each rank against the median of all: of two, the slower against the middle of both."""
+        times = _times(step)
+        usual = median(times.values())
+        if usual <= 0.0:
+            return []
+        for rank, seconds in times.items():
+            if rank not in self._ratios and len(self._ratios) >= FOLLOWED:
+                continue
+            ratio = self._ratios.setdefault(rank, Window(rows=20, steps=20))
+            ratio.update(step.step, min(seconds / usual, 1e6))
+            self._slow.setdefault(rank, Hold(forgive=1)).update(step.step, ratio.reaches(SLOWER))
+        slow = [rank for rank in times if rank in self._slow and self._slow[rank].lasted(SLOW_ROWS)]
+        if not slow:
+            return []
+        worst = max(slow, key=lambda rank: self._ratios[rank].get() or 0.0)
+        factor = self._ratios[worst].get() or 0.0
+        return [
+            self.finding(
+                step,
+                self.name,
+                Severity.WARNING,
+                f"rank {worst} takes {number(times[worst])} s for its part of a step, {number(factor)} times the "
+                f"median of {len(times)} ranks: the others wait for it",
+                onset=self._slow[worst].since,
+                metric=f"time/rank/{worst}",
+                score=factor / SLOWER,
+                baseline=usual,
+                evidence=rounded({"factor": factor, "seconds": times[worst], "median": usual, "ranks": len(times)}),
+            )
+        ]
+
+
+def _times(step: ClosedStep) -> dict[str, float]:
+    """Seconds by rank, as far as they are times."""
+    found = {name.removeprefix("time/rank/"): finite(step, name) for name in members(step, "time/rank/")}
+    return {rank: seconds for rank, seconds in found.items() if seconds is not None and 0.0 <= seconds < 1e9}
+
+
+HELD_BACK = 0.5
+"""Share of the looks at which the clock was held back: half the time is no passing peak."""
+HELD_ROWS = 5
+"""Rows on end of it."""
+
+
+class GpuThrottled(BaseDetector):
+    """GPUs whose clock heat or the power supply holds back, row after row. Its own power limit is no failure."""
+
+    name: ClassVar[str] = "gpu_throttled"
+    reads: ClassVar[tuple[str, ...]] = ("system/gpu/",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("system/gpu/",), ("system/rank/",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held_back: dict[str, Hold] = {}
+
+    def measured(self, step: ClosedStep) -> bool:
+        """True where a GPU told of its clock."""
+        return bool(_throttled(step))
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge each GPU."""
+        shares = _throttled(step)
+        for name, share in shares.items():
+            if name in self._held_back or len(self._held_back) < FOLLOWED:
+                self._held_back.setdefault(name, Hold(forgive=1)).update(step.step, share >= HELD_BACK)
+        lasting = [name for name in shares if name in self._held_back and self._held_back[name].lasted(HELD_ROWS)]
+        if not lasting:
+            return []
+        worst = max(lasting, key=lambda name: shares[name])
+        gpu = worst.removeprefix("system/").removesuffix("/throttled")
+        heat = finite(step, f"system/{gpu}/temperature")
+        hot = "" if heat is None else f" at {number(heat)} °C"
+        more = f", and {len(lasting) - 1} more" if len(lasting) > 1 else ""
+        return [
+            self.finding(
+                step,
+                self.name,
+                Severity.WARNING,
+                f"{gpu.replace('/', ' ')} is held back by heat or its power supply{hot}{more}: the clock is lowered at "
+                f"{100.0 * shares[worst]:.0f} % of the looks, and every rank waits for it",
+                onset=self._held_back[worst].since,
+                metric=worst,
+                score=shares[worst] / HELD_BACK,
+                evidence=rounded({"share": shares[worst], "temperature": heat, "gpus": len(lasting)}),
+            )
+        ]
+
+
+def _throttled(step: ClosedStep) -> dict[str, float]:
+    names = [name for name in members(step, "system/") if name.endswith("/throttled")]
+    return {name: share for name in names if (share := finite(step, name)) is not None and 0.0 <= share <= 1.0}
+
+
+# What runs out: memory that leaks, disks that fill.
+
+POINTS = 24
+"""Readings that a trend is made of."""
+APART_S = 60.0
+"""Seconds between two of them at least: in less than these 24 minutes a leak looks like work."""
+STEADY = 0.3
+"""The slowest quarter of the window over the fastest, at least: a jump is no leak."""
+LASTING = 0.75
+"""The last quarter over the first, at least: what fills at the start of a run slows down."""
+CLEAR = 4.0
+"""The whole fall over the usual deviation within a quarter (a straight line has 12, noise about 1)."""
+HOURS = 12.0
+"""Hours until it is used up from which somebody should know: a night."""
+CONFIRMED = 6
+"""Readings on end that must say so."""
+MOST = 1e12
+"""What is left beyond this is no reading."""
+
+
+class Depletion:
+    """Forecast of when something is used up: the hours, where what is left has been falling steadily."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)
+        self._hold = Hold(forgive=1)
+        self._readings = 0
+        self.hours: float | None = None
+        """Hours until nothing is left, by the last readings; None where they do not fall steadily."""
+        self.since: int | None = None
+        """First step of the readings that say so."""
+
+    def update(self, step: int, ts: float, left: float) -> None:
+        """Take a reading of the time ``ts`` (seconds; a row without a time tells nothing)."""
+        if ts <= 0.0 or not 0.0 <= left <= MOST:
+            return
+        last = self._points[-1][0] if self._points else -math.inf
+        if ts < last:
+            self._points.clear()
+            self._hold.clear()
+        elif ts < last + APART_S:
+            return
+        self._points.append((ts, left))
+        self._readings += 1
+        self.hours = self._forecast()
+        soon = self.hours is not None and self.hours <= HOURS
+        self.since = (self.since if self.since is not None else step) if soon else None
+        self._hold.update(self._readings, soon)
+
+    @property
+    def lasted(self) -> bool:
+        """True where it is used up within :data:`HOURS`, as reading after reading says."""
+        return self.hours is not None and self._hold.lasted(CONFIRMED)
+
+    def _forecast(self) -> float | None:
+        if len(self._points) < POINTS:
+            return None
+        quarter = POINTS // 4
+        parts = [[left for _, left in list(self._points)[i : i + quarter]] for i in range(0, POINTS, quarter)]
+        levels = [median(part) for part in parts]
+        falls = [before - after for before, after in pairwise(levels)]
+        noise = max(median(abs(left - level) for left in part) for part, level in zip(parts, levels, strict=True))
+        fall = levels[0] - levels[-1]
+        steady = min(falls) > STEADY * max(falls) and falls[-1] >= LASTING * falls[0]
+        if min(falls) <= 0.0 or not steady or fall <= CLEAR * noise:
+            return None
+        times = [ts for ts, _ in self._points]
+        seconds = median(times[-quarter:]) - median(times[:quarter])
+        return self._points[-1][1] / (fall / seconds) / 3600.0
+
+
+class _RunsOut(BaseDetector):
+    """Common ground of what runs out: a forecast for each metric, the soonest is reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depletions: dict[str, Depletion] = {}
+
+    def left(self, step: ClosedStep) -> dict[str, float]:
+        """Amounts that are left, by metric."""
+        raise NotImplementedError
+
+    def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
+        """The message."""
+        raise NotImplementedError
+
+    def measured(self, step: ClosedStep) -> bool:
+        """True where something is known to be left."""
+        return bool(self.left(step))
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge each trend."""
+        lefts = self.left(step)
+        for metric, left in lefts.items():
+            if metric in self._depletions or len(self._depletions) < FOLLOWED:
+                self._depletions.setdefault(metric, Depletion()).update(step.step, step.ts, left)
+        ending = {m: trend for m, trend in self._depletions.items() if m in lefts and trend.lasted}
+        if not ending:
+            return []
+        metric = min(ending, key=lambda name: ending[name].hours or 0.0)
+        hours = ending[metric].hours or 0.0
+        return [
+            self.finding(
+                step,
+                self.kinds[0],
+                Severity.WARNING,
+                self.words(step, metric, lefts[metric], f"{hours:.1f} h" if hours < 10.0 else f"{hours:.0f} h"),
+                onset=ending[metric].since,
+                metric=metric,
+                score=HOURS / max(hours, 0.1),
+                evidence=rounded({"hours": hours, "left": lefts[metric]}),
+            )
+        ]
+
+
+class MemoryLeak(_RunsOut):
+    """Memory of each machine that can still be had: when it is gone, the kernel ends the run."""
+
+    name: ClassVar[str] = "memory_leak"
+    reads: ClassVar[tuple[str, ...]] = ("system/memory/free",)
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (("system/memory/free",), ("system/rank/",))
+
+    def left(self, step: ClosedStep) -> dict[str, float]:
+        """GiB free, by machine."""
+        return _of(step, "/memory/free")
+
+    def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
+        """Say where, how long, and how much of it the training process has."""
+        own = finite(step, metric.removesuffix("free") + "process")
+        having = "" if own is None else f"; the training process has {number(own)} GiB"
+        return f"memory falls steadily: {number(left)} GiB are left, and gone in about {hours}{having} ({metric})"
+
+
+class DiskFullAhead(_RunsOut):
+    """Free space of each disk: a checkpoint that cannot be written ends the run, and may spoil the one before."""
+
+    name: ClassVar[str] = "disk_full_ahead"
+    reads: ClassVar[tuple[str, ...]] = ("system/disk/checkpoints/free", "system/disk/store/free")
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("system/disk/checkpoints/free",),
+        ("system/disk/store/free",),
+        ("system/rank/",),
+    )
+
+    def left(self, step: ClosedStep) -> dict[str, float]:
+        """GiB free, by disk."""
+        return {name: left for name, left in _of(step, "/free").items() if "/disk/" in name}
+
+    def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:  # noqa: ARG002
+        """Say which disk, and how long."""
+        disk = metric.removesuffix("/free").rpartition("/")[2]
+        return f"the disk of the {disk} fills up: {number(left)} GiB are left, and full in about {hours} ({metric})"
+
+
+def _of(step: ClosedStep, end: str) -> dict[str, float]:
+    names = [name for name in members(step, "system/") if name.endswith(end)]
+    return {name: left for name in names if (left := finite(step, name)) is not None and 0.0 <= left <= MOST}

@@ -1,0 +1,289 @@
+"""The machine that a run lives on, measured off the training thread: processors, memory, disks, networks, GPUs.
+
+A thread of its own looks every :data:`EVERY_S` seconds. What it saw goes with the next row of the run, as the mean of
+the looks since the row before, so that it has the step, the time and the place of everything else that is recorded; a
+rank other than 0 sends it along with its share of a step. Nothing here is called by the training thread.
+
+The first rank of a machine measures the machine; the others what is theirs alone: their process, and their GPU where
+``CUDA_VISIBLE_DEVICES`` gives them one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlwatch.ports import Parcel
+from rlwatch.records import SpikeBatch
+from rlwatch.run.gpus import gpu_reader
+from rlwatch.seam import described, say, sheltered, tireless
+
+EVERY_S = 15.0
+"""Seconds between two looks."""
+VARIABLE = "RLWATCH_SYSTEM"
+"""``0`` or ``off`` turns it off, where nobody says otherwise in the code."""
+GIB, MIB = 2**30, 2**20
+NO_PSUTIL = "the machine is not measured: psutil is not installed (pip install 'rlwatch-monitor[system]')"
+CGROUP = Path("/sys/fs/cgroup")
+_said: set[str] = set()
+Read = Callable[[], dict[str, float]]
+
+
+def wanted(system: bool | None) -> bool:
+    """True where the machine is to be measured: as ``system`` says, else as :data:`VARIABLE` does, else it is."""
+    if system is not None:
+        return bool(system)
+    return os.environ.get(VARIABLE, "").strip().lower() not in ("0", "off", "false", "no")
+
+
+class Machine:
+    """Reads the machine; each call of :meth:`read` gives what holds now, rates since the call before.
+
+    Raises ``ImportError`` where psutil is missing.
+
+    Parameters
+    ----------
+    places
+        Directories whose disk is measured, by the word that names them: ``store``, ``checkpoints``.
+    whole
+        Whether to measure what all processes of the machine share.
+    """
+
+    def __init__(self, places: Mapping[str, str | os.PathLike[str]], *, whole: bool = True) -> None:
+        self._psutil: Any = import_module("psutil")
+        self._process = self._psutil.Process()
+        self._places = dict(places) if whole else {}
+        self._whole = whole
+        self._gpus = gpu_reader() if whole or _own_gpu() else None
+        self._before: tuple[float, dict[str, float]] | None = None
+        self._process.cpu_percent()  # the first answer of each means nothing
+        self._psutil.cpu_percent()
+
+    def read(self) -> dict[str, float]:
+        """Metrics of the table, by name; what this machine does not tell is left out."""
+        found: dict[str, float] = {}
+        parts = [self._of_process, *((self._of_machine, self._of_disks, self._rates) if self._whole else ())]
+        for part in (*parts, self._gpus):
+            if part is not None:
+                sheltered(lambda part=part: found.update(part()), self._left_out)  # type: ignore[misc]
+        return found
+
+    def _left_out(self, error: BaseException) -> None:
+        """A disk that went, a counter that this kernel lacks: the others are told."""
+        _say_once(f"a part of the machine cannot be measured: {described(error)}")
+
+    def _of_process(self) -> dict[str, float]:
+        return {
+            "system/cpu/process": self._process.cpu_percent() / 100.0,
+            "system/memory/process": self._process.memory_info().rss / GIB,
+        }
+
+    def _of_machine(self) -> dict[str, float]:
+        memory = self._psutil.virtual_memory()
+        total, free = float(memory.total), float(memory.available)
+        limit = container_memory()
+        if limit is not None and limit[0] < total:
+            total, free = limit[0], min(free, limit[1])
+        return {
+            "system/cpu/util": self._psutil.cpu_percent() / 100.0,
+            "system/memory/util": min(max(1.0 - free / total, 0.0), 1.0),
+            "system/memory/free": free / GIB,
+        }
+
+    def _of_disks(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        seen: set[int] = set()
+        for name, place in self._places.items():
+            path = _existing(Path(place))
+            device = path.stat().st_dev
+            if device in seen:  # one disk is one metric, under the name of the first place
+                continue
+            seen.add(device)
+            usage = self._psutil.disk_usage(str(path))
+            found[f"system/disk/{name}/free"] = usage.free / GIB
+            found[f"system/disk/{name}/util"] = usage.percent / 100.0
+        return found
+
+    def _rates(self) -> dict[str, float]:
+        disk, net = self._psutil.disk_io_counters(), self._psutil.net_io_counters()
+        counts: dict[str, float] = {}
+        if disk is not None:
+            counts |= {"system/disk/read": disk.read_bytes / MIB, "system/disk/write": disk.write_bytes / MIB}
+        if net is not None:
+            counts |= {"system/net/received": net.bytes_recv / MIB, "system/net/sent": net.bytes_sent / MIB}
+        now, (then, before) = time.monotonic(), self._before or (0.0, {})
+        self._before = (now, counts)
+        if not before or now <= then:
+            return {}
+        return {
+            name: max(0.0, (value - before[name]) / (now - then)) for name, value in counts.items() if name in before
+        }
+
+
+def container_memory(root: Path = CGROUP) -> tuple[float, float] | None:
+    """Limit of the container's memory and what is free of it, in bytes; None where there is none (cgroup v2).
+
+    Pages of files that can be dropped count as free, as they do on a machine.
+    """
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((root / "memory.current").read_text())
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        total = int(limit)
+    except (OSError, ValueError):
+        return None
+    return float(total), float(max(0, total - used + int(stat.get("inactive_file", 0))))
+
+
+def _existing(place: Path) -> Path:
+    """The directory, or the nearest above it that is there already."""
+    return next((path for path in (place, *place.absolute().parents) if path.exists()), Path("/"))
+
+
+def _own_gpu() -> bool:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return bool(visible) and "," not in visible
+
+
+class MachineThread:
+    """Looks at the machine until it is stopped. A daemon: it keeps no process alive.
+
+    Parameters
+    ----------
+    make
+        Makes what is read, on this thread.
+    every_s
+        Seconds between two looks.
+    """
+
+    def __init__(self, make: Callable[[], Read], *, every_s: float = EVERY_S) -> None:
+        self.cpu_seconds = 0.0
+        """Time that the thread has computed for."""
+        self._make = make
+        self._every_s = every_s
+        self._looks: list[dict[str, float]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=tireless, args=(self._work, _failed), name="rlwatch-machine", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, deadline_s: float = 0.0) -> object:
+        """End, at the next occasion."""
+        self._stop.set()
+        if deadline_s > 0.0:
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def taken(self) -> dict[str, float]:
+        """Mean of the looks since the last call, by name; empty where there was none. For one thread."""
+        looks, self._looks = self._looks, []
+        names = dict.fromkeys(name for look in looks for name in look)
+        read = {name: [look[name] for look in looks if name in look] for name in names}
+        return {name: sum(values) / len(values) for name, values in read.items()}
+
+    def _work(self) -> None:
+        read: Read | None = sheltered(self._make, _failed)
+        while read is not None and not self._stop.wait(self._every_s):
+            found = sheltered(read, lambda _: {})
+            if found and len(self._looks) < MOST_LOOKS:
+                self._looks.append(found)
+            self.cpu_seconds = time.thread_time()
+
+
+MOST_LOOKS = 240
+"""Looks kept between two rows: an hour of them. A row that takes longer has the means of its first hour."""
+
+
+def _failed(error: BaseException) -> None:
+    _say_once(NO_PSUTIL if isinstance(error, ImportError) else f"the machine is not measured: {described(error)}")
+
+
+def _say_once(words: str) -> None:
+    if words not in _said:
+        _said.add(words)
+        say(logging.INFO if words is NO_PSUTIL else logging.WARNING, "%s", words)
+
+
+def machine_thread(
+    rank: int,
+    places: Mapping[str, str | os.PathLike[str]],
+    *,
+    engines: Read | None = None,
+    system: bool = True,
+    every_s: float = EVERY_S,
+) -> MachineThread:
+    """The thread that measures for ``rank``: the machine where it is the first rank of it, else what is its own.
+
+    ``engines`` is read as well, ``system`` says whether the machine is.
+    """
+    whole = os.environ.get("LOCAL_RANK", "0" if rank == 0 else "1") == "0"
+
+    def make() -> Read:
+        machine = sheltered(lambda: Machine(places, whole=whole).read, _failed) if system else None
+        reads = [read for read in (machine, engines) if read is not None]
+        return lambda: {name: value for read in reads for name, value in sheltered(read, lambda _: {}).items()}
+
+    return MachineThread(make, every_s=every_s)
+
+
+# With a rank's share of a step: a length, what was measured as JSON, and then the share as it was.
+
+_HEAD = struct.Struct("<I")
+PREFIX, OF_RANK = "system/", "system/rank/"
+
+
+def packed(found: Mapping[str, float], share: bytes) -> bytes:
+    """``share`` of another rank with what was ``found`` of its machine."""
+    body = json.dumps(found).encode() if found else b""
+    return _HEAD.pack(len(body)) + body + share
+
+
+class WithMachines:
+    """Rank 0's parcel of a step, whose others are :func:`packed`: theirs are named after their rank."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        self._parcel = parcel
+        self.step = parcel.step
+
+    def ready(self) -> bool:
+        """As the parcel says."""
+        return self._parcel.ready()
+
+    def encode(self) -> bytes:
+        """The parcel's own bytes."""
+        return self._parcel.encode()
+
+    def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
+        """Merge as the parcel does, and add what was found of the others' machines."""
+        shares, found = unpacked(others)
+        metrics, spikes = self._parcel.merged(shares)
+        return {**metrics, **found}, spikes
+
+
+def unpacked(others: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[str, float]]:
+    """Shares as they were, and what was found of each rank, named after it.
+
+    >>> unpacked({3: packed({"system/cpu/process": 1.0}, b"share")})
+    ({3: b'share'}, {'system/rank/3/cpu/process': 1.0})
+    """
+    shares, found = {}, {}
+    for rank, payload in others.items():
+        end = _HEAD.size + _HEAD.unpack_from(payload)[0]
+        shares[rank] = payload[end:]
+        of_rank = json.loads(payload[_HEAD.size : end] or b"{}")
+        found.update({f"{OF_RANK}{rank}/{name.removeprefix(PREFIX)}": float(of_rank[name]) for name in of_rank})
+    return shares, found
