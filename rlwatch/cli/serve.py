@@ -133,9 +133,18 @@ class Dashboard:
         Starts it.
     healthy
         Says whether it answers.
+    pauses_s
+        The first and the longest pause before it is started anew, in seconds.
     """
 
-    def __init__(self, start: Callable[[], subprocess.Popen[str]], healthy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], subprocess.Popen[str]],
+        healthy: Callable[[], bool],
+        *,
+        pauses_s: tuple[float, float] = (FIRST_PAUSE_S, LONGEST_PAUSE_S),
+    ) -> None:
+        self._first_s, self._longest_s = pauses_s
         self.restarts = 0
         """Times that it ended by itself and was started anew."""
         self._start, self._healthy = start, healthy
@@ -168,7 +177,7 @@ class Dashboard:
             ui.stop_server(self._process)
 
     def _work(self) -> None:
-        pause = FIRST_PAUSE_S
+        pause = self._first_s
         while not self._ending.is_set():
             began = time.monotonic()
             self._process = self._start()
@@ -176,7 +185,7 @@ class Dashboard:
                 if self._ending.wait(CHECK_S):
                     return
             lived = time.monotonic() - began
-            pause = FIRST_PAUSE_S if lived > LONGEST_PAUSE_S else min(2.0 * pause, LONGEST_PAUSE_S)
+            pause = self._first_s if lived > self._longest_s else min(2.0 * pause, self._longest_s)
             log(
                 logging.WARNING,
                 "the dashboard ended with code %s and is started anew in %g s",

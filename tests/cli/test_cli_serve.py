@@ -21,7 +21,6 @@ from postgres_server import PostgresServer
 from prometheus_client.parser import text_string_to_metric_families
 
 import rlwatch
-from rlwatch.cli import serve
 from rlwatch.cli.serve import Dashboard
 from rlwatch.cli.ui import free_port
 from rlwatch.records import OutboxStatus, RunState
@@ -159,18 +158,15 @@ def test_two_processes_on_one_database_tell_of_a_crash_once_and_wait_while_it_is
     assert told == names
 
 
-def test_a_child_that_ends_is_started_anew_until_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_is_started_anew_until_it_is_to_end() -> None:
     """Ever less often; one that cannot be started at all is tried again, too."""
-    monkeypatch.setattr(serve, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(serve, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(serve, "CHECK_S", 0.01)
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
         started.append(subprocess.Popen(["true" if len(started) < 3 else "cat"], stdin=subprocess.PIPE, text=True))
         return started[-1]
 
-    dashboard = Dashboard(begin, lambda: True)
+    dashboard = Dashboard(begin, lambda: True, pauses_s=(0.01, 0.05))
     dashboard.begin()
     until(lambda: dashboard.restarts == 3 and dashboard.up)
     dashboard.end()

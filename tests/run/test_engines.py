@@ -13,6 +13,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.metrics import BY_NAME, Family
 from rlwatch.run.alerting import Alerting
 from rlwatch.run.engines import MEANS, RATES, SHARES, SUMS, Engines, addresses
+from rlwatch.run.machine import machine_thread
 from rlwatch.store.url import open_store
 
 VLLM = """\
@@ -226,18 +227,14 @@ def test_what_is_no_address_is_said_at_once(tmp_path, given):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_live_run_records_its_engine(tmp_path, monkeypatch):
+def test_a_live_run_records_its_engine(tmp_path):
     """With the next row, beside what the trainer logs."""
-    from rlwatch.run import machine
-
-    monkeypatch.setitem(machine.machine_thread.__kwdefaults__, "every_s", 0.01)
-    with serving(VLLM.format(**BEGUN)) as page:
-        monkeypatch.setenv("RLWATCH_ENGINES", page.url)
-        with rlwatch.init(store=tmp_path, system=False) as run:
-            end = time.monotonic() + 20
-            while len(page.asked) < 3 and time.monotonic() < end:
-                time.sleep(0.01)
-            run.log({"entropy": 0.5}, step=1)
+    with serving(VLLM.format(**BEGUN)) as page, rlwatch.init(store=tmp_path, system=False) as run:
+        run.measure(machine_thread(0, {}, engines=Engines([page.url]).read, system=False, every_s=0.01))
+        end = time.monotonic() + 20
+        while len(page.asked) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        run.log({"entropy": 0.5}, step=1)
     (record,) = open_store(str(tmp_path)).records(run.info.run_id)
 
     assert record.metrics["entropy"] == 0.5

@@ -217,9 +217,8 @@ def test_what_is_trained_is_recorded_alike_with_and_without(tmp_path):
     assert any("system/cpu/util" in row for row in looked)
 
 
-def test_what_fails_on_the_machine_stays_there(tmp_path, caplog, monkeypatch):
+def test_what_fails_on_the_machine_stays_there(tmp_path):
     """A reading that raises, whatever it is, costs the run no row."""
-    monkeypatch.setattr(machine, "_said", set())
 
     def read():
         raise SystemExit(3)
@@ -235,7 +234,6 @@ def test_what_fails_on_the_machine_stays_there(tmp_path, caplog, monkeypatch):
 
 def test_without_psutil_it_is_said_once(tmp_path, caplog, monkeypatch):
     """And the run goes on."""
-    monkeypatch.setattr(machine, "_said", set())
     monkeypatch.setitem(sys.modules, "psutil", None)
     with caplog.at_level(logging.INFO, "rlwatch"):
         for i in range(2):
