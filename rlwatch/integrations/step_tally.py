@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -318,18 +318,26 @@ class MergedStep:
     spikes: Sequence[SpikeBatch]
 
 
+BEFORE = "before the update: "
+"""Put before the names of what a worker measured of the policy before the update."""
+
+BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
+"""Names of statistics of the policy's log-probs -> what they are called where those are the old ones."""
+
+
 def encoded_tally(tally: StepTally, step: int) -> bytes:
     """Encode what a worker measured of ``step``, for :func:`merge_workers`. Waits for the device."""
     return SharedStep.of(step, tally.stats, tally.spikes, {}).encode()
 
 
 def merge_workers(
-    step: int, batch: StepTally, workers: Mapping[int, bytes], decode: Decode | None = None
+    step: int, batch: StepTally, workers: Mapping[int, bytes], decode: Decode | None = None, *, sampled: bool = False
 ) -> MergedStep:
     """``batch`` is what the driver measured; ``workers``, by rank, what :func:`encoded` made there.
 
     Ranks merge exactly. What both measure is the driver's: it sees every response once, and the workers as often
-    as they update on it. The driver's extreme tokens come first, as those of rank 0.
+    as they update on it. The driver's extreme tokens come first, as those of rank 0. Of a batch that was ``sampled``
+    the workers know more: what all of them measured :data:`BEFORE` the update is that of every token.
     """
     shares = {rank: decoded_share(workers[rank]) for rank in sorted(workers)}
     update: Stats = {}
@@ -337,9 +345,21 @@ def merge_workers(
         update = merge_ranks(update, share.stats)
     tables = [] if batch.spikes is None else [(0, batch.spikes.names, batch.spikes.rows.double().numpy())]
     tables += [(rank, share.columns, share.rows) for rank, share in shares.items() if share.columns]
-    return MergedStep(
-        {**read_stats({**update, **batch.stats}), **_averages(batch.numbers)}, _spikes_of_workers(step, tables, decode)
-    )
+    before = _before_update(shares.values()) if sampled else {}
+    both = {**{name: stat for name, stat in update.items() if not name.startswith(BEFORE)}, **batch.stats, **before}
+    return MergedStep({**read_stats(both), **_averages(batch.numbers)}, _spikes_of_workers(step, tables, decode))
+
+
+def _before_update(shares: Iterable[Share]) -> Stats:
+    """What every worker that tells of tokens measured before the update; nothing, as long as one of them did not."""
+    telling = [share.stats for share in shares if any(name.startswith("policy/") for name in share.stats)]
+    stats: Stats = {}
+    for one in telling:
+        mine = {name.removeprefix(BEFORE): stat for name, stat in one.items() if name.startswith(BEFORE)}
+        if not mine:
+            return {}
+        stats = merge_ranks(stats, mine)
+    return {BEFORE_THE_UPDATE.get(name, name): stat for name, stat in stats.items()}
 
 
 def _spikes_of_workers(

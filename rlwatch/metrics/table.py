@@ -573,6 +573,7 @@ SYSTEM: tuple[Metric, ...] = (
     Metric("rlwatch/records", Family.SYSTEM, "records", "records since the last new step", 0.0, aggregator="sum"),
     Metric("rlwatch/records_usual", Family.SYSTEM, "records", "most records an earlier step had", 0.0, aggregator="maximum"),
     Metric("rlwatch/ranks", Family.SYSTEM, "ranks", "ranks whose share of the batch is in the step's statistics", 1.0),
+    fraction("rlwatch/measured_share", Family.SYSTEM, "share of a step's tokens that were measured one by one, where a step was too large for all"),
     Metric("rlwatch/refused", Family.SYSTEM, "inputs", "inputs that did not fit and were left out so far", 0.0, aggregator="cumulative"),
     Metric("rlwatch/errors", Family.SYSTEM, "errors", "errors rlwatch swallowed so far", 0.0, aggregator="cumulative"),
     fraction("forecast/p20", Family.SYSTEM, "chance that a failure begins within 20 steps", aggregator="forecast"),

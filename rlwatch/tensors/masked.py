@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,21 +103,29 @@ def masked_min(x: Tensor, mask: Tensor) -> Tensor:
 def masked_quantile(x: Tensor, mask: Tensor, q: float) -> Tensor:
     """Compute the ``q``-quantile inside the mask with linear interpolation, 0-d; NaN for an empty mask or a NaN inside.
 
-    Exact, by sorting: O(n log n) on the device, any size (``torch.quantile`` refuses more than 2**24).
+    Exact: by sorting, O(n log n) on the device, any size (``torch.quantile`` refuses more than 2**24); on a CPU, where
+    nothing is waited for, by selection, O(n).
     """
-    ordered = keep(x, mask, torch.inf).flatten().sort().values
-    if not ordered.numel():
-        return ordered.new_full((), torch.nan)
+    kept = keep(x, mask, torch.inf).flatten()
+    if not kept.numel():
+        return kept.new_full((), torch.nan)
     last = _spread(mask, x).sum() - 1
     # float64: a place beyond 2**24 is no whole number in float32 any more, and a step holds that many tokens.
     place = q * last.clamp(min=0).to(torch.float32 if x.device.type == "mps" else torch.float64)
     low = place.floor()
-    left = ordered.gather(0, low.long().view(1)).squeeze(0)
-    right = ordered.gather(0, place.ceil().long().view(1)).squeeze(0)
+    left, right = _in_order(kept, torch.stack([low, place.ceil()]).long()).unbind()
     # inf - inf is NaN: between two equal neighbours (both infinite, perhaps) there is nothing to interpolate.
-    value = torch.where(left == right, left, left + (right - left) * (place - low).to(ordered.dtype))
+    value = torch.where(left == right, left, left + (right - left) * (place - low).to(kept.dtype))
     undefined = (last < 0) | keep(x, mask, 0.0).isnan().any()  # NaN sorts last, so it would pass for a large value
     return torch.where(undefined, torch.nan, value)
+
+
+def _in_order(x: Tensor, places: Tensor) -> Tensor:
+    """The values of ``x`` (N,) that stand at ``places`` (K,) once it is sorted, NaN last."""
+    if x.device.type != "cpu":
+        return x.sort().values.gather(0, places)
+    ranks = places.numpy()
+    return torch.from_numpy(np.partition(x.numpy(), ranks)[ranks])
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:

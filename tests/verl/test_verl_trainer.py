@@ -21,7 +21,7 @@ from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.checkpoints import read_facts
 from rlwatch.integrations.verl import attach as hooks
-from rlwatch.integrations.verl import heartbeat
+from rlwatch.integrations.verl import heartbeat, sampling
 from rlwatch.integrations.verl.compat import missing_parts
 from rlwatch.records import Command, RunState
 from rlwatch.store.url import open_store
@@ -571,3 +571,41 @@ def test_a_reset_whose_step_is_never_measured_is_reported_without_a_kl(make, lev
     (reset,) = events(driver, "reference_reset")
 
     assert reset.body["kl_before"] is None
+
+
+def test_a_step_beyond_the_budget_is_measured_in_part_and_says_so(make, monkeypatch):
+    """Rewards, groups and lengths are those of every response; of tokens two of four responses are read."""
+    monkeypatch.setattr(sampling, "LEAST", 1)
+    trainer = make()
+    with open_dict(trainer.config):
+        trainer.config.trainer.rlwatch.budget_ms = 1e-6
+    driver = started(trainer)
+    whole = tiny.batch_of(1)
+    lengths = whole["responses"].offsets().diff().tolist()
+    monkeypatch.setattr(driver.statistics.budget, "per_token", 2e-6 / sum(lengths))
+    keys = [f"prompt_{row}_0" for row in range(tiny.ROWS)]
+    asked = []
+
+    def fetch(keys_of_rows, _partition, *, select_fields):
+        asked.append((list(keys_of_rows), list(select_fields)))
+        rows = [keys.index(key) for key in keys_of_rows]
+        return {
+            name: tiny.jagged([whole[name].unbind()[row] for row in rows]) for name in select_fields if name in whole
+        }
+
+    monkeypatch.setattr(transfer_queue, "kv_batch_get", fetch)
+    tags = [{"response_len": n} for n in lengths]
+    trainer.step_to(1)
+    driver.measure(types.SimpleNamespace(keys=keys, partition_id="train", tags=tags))
+    driver.settle(30.0)
+    driver.run.flush()
+    store = open_store(trainer.config.trainer.rlwatch["store"])
+    (record,) = [one for one in store.records(driver.run.info.run_id) if "len/mean" in one.metrics]
+
+    (read,) = [got for got, fields in asked if "old_log_probs" in fields]
+    assert 0 < len(read) < len(keys)
+    share = sum(lengths[keys.index(key)] for key in read) / sum(lengths)
+    assert record.metrics["rlwatch/measured_share"] == pytest.approx(share)
+    assert record.metrics["len/mean"] == pytest.approx(sum(lengths) / len(lengths))
+    assert record.metrics.get("rlwatch/errors", 0) == 0
+    assert "policy/logp_mean" in record.metrics

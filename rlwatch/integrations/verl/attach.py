@@ -370,9 +370,12 @@ def rlwatch_attach(self: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"missing": self.rlwatch.missing, "vocab_size": self.rlwatch.vocab_size, "not_localised": why_not}
 
 
-def rlwatch_collect(self: Any, step: int) -> dict[str, Any]:
-    """Hand over what this rank measured since the last call, packed, as that of ``step``."""
-    return dict(_inside(self).collect(step))
+def rlwatch_collect(self: Any, step: int, before: bool = False) -> dict[str, Any]:
+    """Hand over what this rank measured since the last call, packed, as that of ``step``.
+
+    ``before``: from now on measure the policy before the update here as well: steps are too large for the driver.
+    """
+    return dict(_inside(self).collect(step, before=before))
 
 
 def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:

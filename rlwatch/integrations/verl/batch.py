@@ -82,16 +82,16 @@ class StepBatch:
     def of(cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any, step: int) -> StepBatch:
         """Read the keys and tags of a ``KVBatchMeta`` and ``data``, the TensorDict of its fields."""
         rows = [i for i, tag in enumerate(tags) if not tag.get("is_padding", False)]
-        keep = torch.tensor(rows, dtype=torch.int64)
+        keep = slice(None) if len(rows) == len(tags) else torch.tensor(rows, dtype=torch.int64)
         present = set(data.keys())
         tokens = {name: Padded.of(data[name]).values[keep] for name in TOKEN_FIELDS if name in present}
         lengths = data["responses"].offsets().diff()[keep]
-        named = {name: [_listed(data[name])[i] for i in rows] for name in RESPONSE_FIELDS if name in present}
+        named = {name: [listed(data[name])[i] for i in rows] for name in RESPONSE_FIELDS if name in present}
         versions: list[Any] = [tags[i].get("max_global_steps") for i in rows]
         stale = None if None in versions else torch.tensor([step - 1 - version for version in versions])
         asked = data[PROMPTS].unbind() if PROMPTS in present else ()
         prompts = tuple(asked[i].clone() for i in rows if asked)
-        beside = _listed(data[EXTRA]) if EXTRA in present else []
+        beside = listed(data[EXTRA]) if EXTRA in present else []
         extra = tuple(getattr(beside[i], "data", beside[i]) for i in rows if beside)
         return cls(tokens, lengths, tuple(keys[i] for i in rows), named, stale, prompts, extra)
 
@@ -208,7 +208,7 @@ def _within(x: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(_inside(lengths, x.shape[1]), x, torch.zeros_like(x))
 
 
-def _listed(x: Any) -> list[Any]:
+def listed(x: Any) -> list[Any]:
     """A column of anything, however the queue gives it back."""
     return list(x.tolist() if hasattr(x, "tolist") else x)
 
@@ -304,10 +304,10 @@ NAMED = {"uid": "group", "data_source": "task", "request_id": "rollout", "index"
 def identity_of(data: Any, rows: int) -> dict[str, list[Any]]:
     """Columns of :data:`rlwatch.gradloc.passes.IDENTITY` of the responses in ``data``, as far as verl sent them."""
     given = {ours: data.get(name, None) for name, ours in NAMED.items()}
-    found = {name: _listed(values) for name, values in given.items() if values is not None}
+    found = {name: listed(values) for name, values in given.items() if values is not None}
     extra = data.get("extra_info", None)
     if "prompt_index" not in found and extra is not None:
-        infos = _listed(extra)
+        infos = listed(extra)
         found["prompt_index"] = [info.get("index") if isinstance(info, Mapping) else None for info in infos]
     return {name: values for name, values in found.items() if len(values) == rows}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, overload
@@ -23,13 +25,14 @@ from rlwatch.integrations.completions import (
 )
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import decoded_batches
-from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
+from rlwatch.integrations.step_tally import BEFORE_THE_UPDATE, Decode, StepTally, StepThread, merge_workers
 from rlwatch.integrations.verl.batch import EXTRA, PROMPTS, RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
 from rlwatch.integrations.verl.compat import in_words
 from rlwatch.integrations.verl.heartbeat import failing
 from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
+from rlwatch.integrations.verl.sampling import MEASURED_SHARE, Budget, EveryResponse, Rows
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.records import LOCALISED, CompletionBatch
 from rlwatch.rollouts import PART
@@ -99,10 +102,13 @@ class Driver:
             self.statistics.pass_over()
             return
         step, answers = int(self.trainer.global_steps), None
+        rows = self.seam.attempt("batch", self._rows, meta, step)
         if self._workers is not None:  # asked even if there is no room: what they keep of this step must go
-            answers = self.seam.attempt("workers", self._workers.ask, "collect", step)
+            before = rows is not None and rows.chosen is not None
+            answers = self.seam.attempt("workers", self._workers.ask, "collect", step, before)
         if self.statistics.thread.room():
-            self.statistics.submit(step, self.seam.attempt("batch", self._fetch, meta, step), answers)
+            fetched = None if rows is None else self.seam.attempt("batch", self._fetch, meta, step, rows)
+            self.statistics.submit(step, fetched, answers)
         else:
             self.statistics.pass_over()
 
@@ -119,6 +125,7 @@ class Driver:
         given = {
             "level": str(self._settings.level),
             "bypass": reading.bypass,
+            "truncation": reading.truncation,
             "localise": self._settings.localise,
             "text": self._settings.text,
         }
@@ -148,23 +155,45 @@ class Driver:
         if self._settings.text:
             self.statistics.decode = texts.decode
 
-    def _fetch(self, meta: Any, step: int) -> Read:
-        """Copies out of the queue, which verl empties next; the rest is for the thread of the statistics."""
+    def _rows(self, meta: Any, step: int) -> Rows:
+        """Which rows of the step are responses, and which of these to read."""
+        return Rows.of(meta.keys, meta.tags, self.statistics.budget, step)
+
+    def _fetch(self, meta: Any, step: int, rows: Rows) -> Fetched:
+        """Copies out of the queue, which verl empties next; the rest is for the thread of the statistics.
+
+        Of a step that would cost more than the budget only some rows are copied, and of the others a value each.
+        """
         import transfer_queue as tq
+
+        def fetch(keys: Sequence[str], fields: Sequence[str]) -> Any:
+            return tq.kv_batch_get(list(keys), meta.partition_id, select_fields=list(fields))
 
         texts = self.statistics.texts
         names = [*TOKEN_FIELDS, *RESPONSE_FIELDS, *(() if texts is None else texts.fields)]
-        data = tq.kv_batch_get(meta.keys, meta.partition_id, select_fields=names)
-        return partial(StepBatch.of, tuple(meta.keys), [dict(tag) for tag in meta.tags], data, step)
+        begin, every = time.perf_counter(), None
+        if rows.chosen is not None:
+            every = EveryResponse.read(rows.keys, rows.lengths, fetch, self.statistics.reading)
+        keys, tags = rows.to_read
+        data = fetch(keys, names)
+        waited_ms = 1e3 * (time.perf_counter() - begin)
+        return Fetched(partial(StepBatch.of, keys, tags, data, step), every, waited_ms)
 
 
 # The statistics of one global step, put together of the batch and of all workers on a thread of our own.
 
-BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
-"""The batch's log-probs are those of the policy before the update; here is what to call its statistics."""
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A step's batch, copied out of the queue.
 
-Read = Callable[[], StepBatch]
+    ``read`` makes a batch of it; ``every`` is what is known of all its responses, where the batch holds only some;
+    ``waited_ms``: how long training waited for the queue.
+    """
+
+    read: Callable[[], StepBatch]
+    every: EveryResponse | None = None
+    waited_ms: float = 0.0
 
 
 class Statistics:
@@ -172,6 +201,7 @@ class Statistics:
 
     def __init__(self, seam: Seam, settings: Settings) -> None:
         self.reading = Reading()
+        self.budget = Budget(settings.budget_ms)
         self.numbers: dict[str, float] = {}
         self.decode: Decode | None = None
         self.texts: Texts | None = None
@@ -200,9 +230,9 @@ class Statistics:
         for awaited, on_metrics in due:
             self._seam.attempt("metrics of a step", on_metrics, metrics if awaited == step else {})
 
-    def submit(self, step: int, read: Read | None, answers: Answers | None) -> None:
+    def submit(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
         """Compute and record ``step`` of its batch, read on our thread, and of what the workers will answer."""
-        self.thread.submit(self._guarded, step, read, answers)
+        self.thread.submit(self._guarded, step, fetched, answers)
 
     def close(self, deadline_s: float = 30.0) -> None:
         """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost."""
@@ -211,25 +241,29 @@ class Statistics:
         if self.texts is not None:
             self.texts.close()
 
-    def _guarded(self, step: int, read: Read | None, answers: Answers | None) -> None:
-        metrics = self._seam.aside("statistics", self._record, step, read, answers)
+    def _guarded(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
+        metrics = self._seam.aside("statistics", self._record, step, fetched, answers)
         self._hand_over(step, metrics or {})
 
-    def _record(self, step: int, read: Read | None, answers: Answers | None) -> Mapping[str, float]:
+    def _record(self, step: int, fetched: Fetched | None, answers: Answers | None) -> Mapping[str, float]:
         run = self._seam.run
         if run is None:
             return {}
         replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
         for reply in replies:
             self.thread.count_errors(f"worker {reply['rank']}", int(reply.get("errors", 0)))
-        tally, batch = StepTally(), None if read is None else self._seam.attempt("batch", read)
+        begin = time.thread_time()
+        every = None if fetched is None else fetched.every
+        tally, batch = StepTally(), None if fetched is None else self._seam.attempt("batch", fetched.read)
         if batch is not None:
-            self._seam.attempt("batch statistics", self._add_batch, tally, batch)
+            self._seam.attempt("batch statistics", self._add_batch, tally, batch, every)
             self._seam.attempt("text", self._add_text, tally, run, step, batch)
         for name, value in self.numbers.items():
             tally.add_number(name, value)
         parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
-        whole = merge_workers(step, tally, parcels, self.decode)
+        whole = merge_workers(step, tally, parcels, self.decode, sampled=every is not None)
+        if fetched is not None and batch is not None:
+            self.budget.spent(int(batch.lengths.sum()), 1e3 * (time.thread_time() - begin) + fetched.waited_ms)
         run.log(whole.metrics, step=step)
         for spikes in whole.spikes:
             run.log_spikes(spikes)
@@ -237,7 +271,7 @@ class Statistics:
         self._seam.attempt("localised spikes", self._count_refused, replies, run)
         return whole.metrics
 
-    def _add_batch(self, tally: StepTally, batch: StepBatch) -> None:
+    def _add_batch(self, tally: StepTally, batch: StepBatch, every: EveryResponse | None) -> None:
         tokens = batch.token_batch(self.reading)
         if tokens is not None:
             for piece in pieces(tokens, batch.lengths.tolist()):
@@ -245,7 +279,11 @@ class Statistics:
             for of_the_loss, of_the_batch in BEFORE_THE_UPDATE.items():
                 if of_the_loss in tally.stats:
                     tally.stats[of_the_batch] = tally.stats.pop(of_the_loss)
-        tally.add_stats(observe_responses(batch.response_batch(self.reading)))
+        stats = observe_responses(batch.response_batch(self.reading))
+        if every is not None:
+            stats |= observe_responses(every.response_batch(self.reading))
+            tally.add_number(MEASURED_SHARE, float(batch.lengths.sum() / every.lengths.sum()))
+        tally.add_stats(stats)
 
     def _add_text(self, tally: StepTally, run: Run, step: int, batch: StepBatch) -> None:
         if self.texts is None:

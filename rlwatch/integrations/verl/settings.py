@@ -13,13 +13,15 @@ from rlwatch.integrations.level import Level
 NAME = "rlwatch"
 """The tracking backend, and the optional section ``trainer.rlwatch``."""
 
-OURS = ("level", "text", "completions", "localise")
+OURS = ("level", "text", "completions", "localise", "budget_ms")
 FOR_INIT = ("project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url")
 """Arguments of :func:`rlwatch.init` that ``trainer.rlwatch`` may give."""
 
 
 NOT_HERE = ("skip", "keep_inputs")
 """Fields that verl cannot have: several of its optimizer steps share a global step, and its engine skips by itself."""
+BUDGET_MS = 1000.0
+"""Milliseconds of the driver that the tokens of a step may cost by default."""
 USE = "use actor_rollout_ref.actor.strategy=fsdp2"
 
 
@@ -36,13 +38,14 @@ class Settings:
 
     Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
     ``localise`` are the fields of :class:`~rlwatch.integrations.localising.Localise` that were given; None: spikes are
-    not localised.
+    not localised. ``budget_ms``: milliseconds of the driver that the tokens of a step may cost; None for any.
     """
 
     level: Level = Level.FULL
     text: bool = False
     completions: KeepCompletions | None = None
     localise: Mapping[str, Any] | None = None
+    budget_ms: float | None = BUDGET_MS
     init: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -72,7 +75,13 @@ class Settings:
         text, completions = bool(given.get("text", False)), _keep(given.get("completions", False))
         actor = ((config or {}).get("actor_rollout_ref") or {}).get("actor") or {}
         localise = _localise(given.get("localise"), level, str(actor.get("strategy", "fsdp")))
-        return cls(level, text, completions, localise, init)
+        return cls(level, text, completions, localise, _budget(given.get("budget_ms", BUDGET_MS)), init)
+
+
+def _budget(wish: Any) -> float | None:
+    if wish is None or (isinstance(wish, int | float) and not isinstance(wish, bool) and wish > 0):
+        return None if wish is None else float(wish)
+    raise ConfigError(f"trainer.rlwatch.budget_ms is milliseconds above 0, or null for no limit; got {wish!r}")
 
 
 def _keep(wish: Any) -> KeepCompletions | None:

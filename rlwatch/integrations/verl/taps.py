@@ -20,15 +20,17 @@ from typing_extensions import override
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.step_tally import BEFORE, StepTally
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.localise import Localising
 from rlwatch.integrations.weights import gradients_of
 from rlwatch.seam import Seam
+from rlwatch.tensors.covariance import Pairs
 from rlwatch.tensors.gradnorm import GradNorms, Marked
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, Total, nonfinite
 from rlwatch.tensors.observe import observe
+from rlwatch.tensors.tokens import TokenBatch
 
 TAPPED = "rlwatch_tapped_by"
 """Attribute of a wrapped policy loss: whose it is."""
@@ -53,6 +55,8 @@ class WorkerTaps:
         verl's registry of policy losses, by name; all entries are wrapped, new ones at the next :meth:`take`.
     bypass
         Whether the old log-probs are the rollout engine's: then only the update knows the trainer's own.
+    truncation
+        Largest weight of verl's token-level importance sampling, if it has one.
     layers
         Whether the engine's gradients are what its optimizer's step clips; some engines scale them within it.
     localising
@@ -67,6 +71,7 @@ class WorkerTaps:
         level: Level,
         *,
         bypass: bool = False,
+        truncation: float | None = None,
         layers: bool = True,
         rank: int = 0,
         localising: Localising | None = None,
@@ -77,6 +82,7 @@ class WorkerTaps:
         self.seam = seam
         self._level = level
         self._bypass = bypass
+        self._truncation = truncation
         self._layers = layers
         self._rank = rank
         self._localising = localising
@@ -85,6 +91,7 @@ class WorkerTaps:
         self.tokens = 0
         """Tokens whose statistics wait to be taken."""
         self.uncollected = UNCOLLECTED
+        self._before = False
 
     def attach(self) -> None:
         """Put the wrappers in place, on what this verl has."""
@@ -98,9 +105,15 @@ class WorkerTaps:
         if reads and lacking(self._actor.engine, STEPS) is None:
             self._wrap_optimizer_step()
 
-    def take(self) -> StepTally:
-        """Hand over what was measured since the last call."""
+    def take(self, *, before: bool = False) -> StepTally:
+        """Hand over what was measured since the last call.
+
+        ``before``: from now on measure the policy before the update as well.
+        """
         tally, self.tally, self.tokens = self.tally, StepTally(), 0
+        if self._before:
+            tally.stats = compacted(tally.stats)
+        self._before = before and not self._bypass
         if self._level.includes(Level.TOKENS):
             self.seam.attempt("policy losses", self._wrap_registry)
         return tally
@@ -165,6 +178,9 @@ class WorkerTaps:
             batch = loss_batch(given, Clipping.of(mode, given.get("config")), more)
             known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
             self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
+            if self._before:
+                full = self._level.includes(Level.FULL)
+                self.tally.add_stats(before_update(batch, full=full, truncation=self._truncation))
             self.tally.add_spikes(batch)
             self.tokens += batch.logp.numel()
 
@@ -196,6 +212,33 @@ class WorkerTaps:
         self.tally.add_stats(step_stats(whole))
         if norms is not None:
             self.tally.add_stats(gradient_stats(norms, whole, scaled=scaled))
+
+
+# Of a step that is too large for the driver the workers measure the policy before the update as well: together they see
+# every token, once an epoch, and where it lies.
+
+MOST_VALUES = 1024
+"""Values a rank sends of a quantile: any quantile of theirs is exact for some q' within 1 / 1024 of q."""
+
+
+def before_update(batch: TokenBatch, *, full: bool, truncation: float | None = None) -> Stats:
+    """What the driver measures of tokens, as far as the ``batch`` of a loss holds it, under names of their own.
+
+    Not the ids: their repetitions are for the driver, in the rows that it reads.
+    """
+    if batch.old_logp is None:
+        return {}
+    own = replace(batch, logp=batch.old_logp, old_logp=None, ids=None, clip=None, dual_clip=None, truncation=truncation)
+    return {BEFORE + name: stat for name, stat in observe(own, full=full).items() if not isinstance(stat, Pairs)}
+
+
+def compacted(stats: Stats) -> Stats:
+    """``stats`` with at most :data:`MOST_VALUES` values of each quantile: the driver puts those of all ranks in order.
+
+    Without pairs, which are many: the driver has pairs of the rows that it reads.
+    """
+    with torch.no_grad():
+        return {name: stat.compact(MOST_VALUES) for name, stat in stats.items() if not isinstance(stat, Pairs)}
 
 
 # verl makes several optimizer steps in one of its global steps: what is kept of each.

@@ -82,6 +82,7 @@ class Inside:
             seam,
             level,
             bypass=bool(settings.get("bypass")),
+            truncation=settings.get("truncation"),
             layers=str(worker.config.actor.strategy) in ENGINES,
             rank=int(worker.rank),
             localising=localising if isinstance(localising, Localising) else None,
@@ -89,15 +90,15 @@ class Inside:
         taps.attach()
         return cls(worker, seam, taps, missing_of_actor(actor, registry), localising)
 
-    def collect(self, step: int) -> Mapping[str, Any]:
-        """Hand over what was measured since the last call, packed for the driver.
+    def collect(self, step: int, *, before: bool = False) -> Mapping[str, Any]:
+        """Hand over what was measured since the last call, packed for the driver; then go by ``before``.
 
         Of ranks that see the same tokens (sequence parallelism) one reports them; each reports its own gradients.
         Waits for the device: the actor has updated and is idle.
         """
         if self.taps is None:
             return {}
-        tally = self.taps.take()
+        tally = self.taps.take(before=before)
         if not _tells_of_tokens(self._worker.actor.engine):
             tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
         parcel = {} if tally.empty else {"parcel": encoded_tally(tally, step)}
