@@ -30,8 +30,8 @@ from rlwatch.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-KNOWN = {"bash", "python", "toml", "yaml", "nginx", "mermaid", "text"}
-"""``text`` is output, and nothing to carry out."""
+KNOWN = {"bash", "python", "toml", "yaml", "nginx", "mermaid", "sql", "text"}
+"""``text`` is output, and nothing to carry out; ``sql`` is for a server."""
 TREE: Any = typer.main.get_command(app)
 
 # (page, a part of the block or line): why it is not carried out here.
@@ -40,6 +40,7 @@ LEFT = {
     ("", "rlwatch ui"): "a server; tests/browser starts it",
     ("", "rlwatch sync"): "needs PostgreSQL; tests/store/test_store_postgres_shipping.py",
     ("", "postgresql://"): "needs PostgreSQL; tests/store starts one where it is installed",
+    ("", "clickhouse-client "): "needs ClickHouse; tests/store has its engine",
     ("", "createdb "): "needs PostgreSQL; tests/store starts one where it is installed",
     ("", "--listen "): "a server; tests/cli/test_cli_serving_metrics.py",
     ("", "--otlp "): "a collector; tests/cli/test_cli_serving_metrics.py",
