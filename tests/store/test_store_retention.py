@@ -1,4 +1,4 @@
-"""Retention: what is old and bulky goes, by kind; all else is left as it was. In a directory and on PostgreSQL."""
+"""Retention: what is old and bulky goes, by kind; all else is left as it was. In a directory, on PostgreSQL and in ClickHouse."""
 
 import numpy as np
 import pytest
@@ -19,12 +19,12 @@ DAY = 86_400.0
 NOW = 100 * DAY
 
 
-@pytest.fixture(params=["directory", "postgres"])
+@pytest.fixture(params=["directory", "postgres", "carried"])
 def store(request, tmp_path):
     """An empty one of each sort."""
     if request.param == "directory":
         return open_store(tmp_path / "runs")
-    return open_store(request.getfixturevalue("emptied_postgres_url"))
+    return open_store(request.getfixturevalue(f"emptied_{request.param}_url"))
 
 
 def record(store, run_id="run", *, end=True):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from rlwatch.ports import Bulk
 from rlwatch.store.clickhouse.engine import Engine, tables
 from rlwatch.store.clickhouse.shipment import ClickHouseShipment
 from rlwatch.store.clickhouse.wire import Answer, literal
@@ -180,6 +181,20 @@ class ClickHouse:
             self._engine.do(f"ALTER TABLE {table} MODIFY TTL at + toIntervalDay({days})")
         elif days is None and "toIntervalDay(" in said:
             self._engine.do(f"ALTER TABLE {table} REMOVE TTL")
+
+    def prune(
+        self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
+    ) -> tuple[int, int]:
+        """Remove old batches that count; what does not is out of sight anyway."""
+        table = {Bulk.TOKENS: "spike", Bulk.COMPLETIONS: "completion"}[bulk]
+        old = f"{_batches_of(db, run_id, f'{table}s')} AND if(ts = 0, {undated!r}, ts) < {before!r}"
+        answer = self._engine.read(
+            f"SELECT count(), toUInt64(sum(length(v))) FROM {self._name}_{table} FINAL WHERE {old}"
+        )
+        count, size = answer.numbers(struct.Struct("<QQ"))
+        if count and not dry_run:
+            self._engine.do(f"DELETE FROM {self._name}_{table} WHERE {old}")
+        return count, size
 
     def remove(self, run_id: str) -> None:
         """Remove all there is of the run."""

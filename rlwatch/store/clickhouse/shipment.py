@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rlwatch.store.clickhouse.engine import Engine
 from rlwatch.store.clickhouse.wire import floats, string, strings, varint
-from rlwatch.store.postgres.carrier import Bulk
+from rlwatch.store.postgres.carrier import Load
 from rlwatch.store.postgres.connection import Connection
 
 MOST_BYTES = 16 << 20
@@ -28,7 +28,7 @@ class ClickHouseShipment:
         self._first, self._last, self._spikes, self._completions = 1, 0, 0, 0
         self._names: dict[int, bytes] = {}
 
-    def send(self, db: Connection, bulk: Bulk) -> None:
+    def send(self, db: Connection, bulk: Load) -> None:
         """Store the bulk; it counts once :meth:`note` has committed."""
         if not (bulk.records or bulk.spikes or bulk.completions):
             return
@@ -76,14 +76,14 @@ class ClickHouseShipment:
         self._epoch = epoch
         self._first, self._last, self._spikes, self._completions = 1, 0, 0, 0
 
-    def _rows(self, bulk: Bulk) -> Iterator[bytes]:
+    def _rows(self, bulk: Load) -> Iterator[bytes]:
         for seq, attempt, rank, step, ts, mset, packed in bulk.records:
             names = self._names.get(mset)
             if names is None:
                 names = self._names[mset] = strings(bulk.names[mset])
             yield _ROW.pack(seq, self._epoch, attempt, rank, step, ts, mset) + names + floats(packed)
 
-    def _spiked(self, bulk: Bulk) -> Iterator[bytes]:
+    def _spiked(self, bulk: Load) -> Iterator[bytes]:
         for number, (row, tops) in enumerate(bulk.spikes, start=self._spikes + 1):
             step, attempt, rank, ts, reason, count, blob = row
             head = _BATCH.pack(self._epoch, number, step, attempt, rank, ts)
@@ -101,7 +101,7 @@ class ClickHouseShipment:
                 )
             )
 
-    def _completed(self, bulk: Bulk) -> Iterator[bytes]:
+    def _completed(self, bulk: Load) -> Iterator[bytes]:
         for number, row in enumerate(bulk.completions, start=self._completions + 1):
             step, attempt, rank, ts, count, blob = row
             head = _BATCH.pack(self._epoch, number, step, attempt, rank, ts)

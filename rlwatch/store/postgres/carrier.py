@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from rlwatch.ports import Bulk
 from rlwatch.store.postgres.connection import Connection, Row
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Asked(NamedTuple):
         return part if mask.all() else Part(*(column[mask] for column in part))
 
 
-class Bulk(NamedTuple):
+class Load(NamedTuple):
     """Rows of a batch of the kinds that grow with every step; ``names``: metric set -> its metrics."""
 
     names: Mapping[int, tuple[str, ...]]
@@ -53,7 +54,7 @@ class Shipment(Protocol):
     write that failed stays out of sight.
     """
 
-    def send(self, db: Connection, bulk: Bulk) -> None:
+    def send(self, db: Connection, bulk: Load) -> None:
         """Store the bulk of a batch, before the transaction. Raises ``UnreachableError`` while that is away."""
         ...
 
@@ -123,6 +124,12 @@ class Carrier(Protocol):
 
     def make(self) -> None:
         """See that tables are there, and keep what they are to keep, however often."""
+        ...
+
+    def prune(
+        self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
+    ) -> tuple[int, int]:
+        """Remove batches as ``Pruning.prune`` does, in the transaction of ``db`` where that can be."""
         ...
 
     def remove(self, run_id: str) -> None:

@@ -113,19 +113,8 @@ class Curating(ABC):
 
     def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
         """Remove old batches of a run, whoever writes it meanwhile."""
-        table = {Bulk.TOKENS: "spike_batch", Bulk.COMPLETIONS: "completion_batch"}[bulk]
-        old = "run_id = %s AND coalesce(nullif(ts, 0), %s) < %s"
-        which = (run_id, undated, before)
         with self._changing(run_id) as db:
-            found = db.execute(
-                f"SELECT count(*), coalesce(sum(length(v)), 0) FROM {table} WHERE {old}", which
-            ).fetchone()
-            if found is not None and found[0] and not dry_run:
-                if bulk is Bulk.TOKENS:
-                    ids = f"SELECT id FROM spike_batch WHERE {old}"
-                    db.execute(f"DELETE FROM spike_top WHERE run_id = %s AND batch IN ({ids})", (run_id, *which))
-                db.execute(f"DELETE FROM {table} WHERE {old}", which)
-        return (0, 0) if found is None else (int(found[0]), int(found[1]))
+            return self.server.carrier.prune(db, run_id, bulk, before, undated=undated, dry_run=dry_run)
 
     def _remove(self, db: Connection, purged: Purge) -> None:
         for table in OF_A_RUN:

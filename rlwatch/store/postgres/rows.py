@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rlwatch.ports import Storable
-from rlwatch.store.postgres.carrier import Bulk, Shipment
+from rlwatch.store.postgres.carrier import Load, Shipment
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import copy_rows
 from rlwatch.store.sqlite.rows import Batch, dumps
@@ -72,10 +72,10 @@ class CopiedBatch(Batch):
         )
 
     @property
-    def bulk(self) -> Bulk:
+    def bulk(self) -> Load:
         """Rows for a shipment."""
         names = {number: of for of, (number, _) in (self._sets | self.new_sets).items()}
-        return Bulk(names, self._records, self._spikes, self._completions)
+        return Load(names, self._records, self._spikes, self._completions)
 
     def widths(self) -> list[tuple[int, int]]:
         """Metric set of each record, and how many metrics it has."""

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 
 from rlwatch.errors import StoreCorruptError
+from rlwatch.ports import Bulk
 from rlwatch.store.postgres.carrier import Asked, Part
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.series import chunked_parts, read_columns
@@ -106,6 +107,21 @@ class Tables:
 
     def make(self) -> None:
         """Nothing apart from the migrations."""
+
+    def prune(
+        self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
+    ) -> tuple[int, int]:
+        """Remove old batches, and of localised tokens their worst rows."""
+        table = {Bulk.TOKENS: "spike_batch", Bulk.COMPLETIONS: "completion_batch"}[bulk]
+        old = "run_id = %s AND coalesce(nullif(ts, 0), %s) < %s"
+        which = (run_id, undated, before)
+        found = db.execute(f"SELECT count(*), coalesce(sum(length(v)), 0) FROM {table} WHERE {old}", which).fetchone()
+        if found is not None and found[0] and not dry_run:
+            if bulk is Bulk.TOKENS:
+                ids = f"SELECT id FROM spike_batch WHERE {old}"
+                db.execute(f"DELETE FROM spike_top WHERE run_id = %s AND batch IN ({ids})", (run_id, *which))
+            db.execute(f"DELETE FROM {table} WHERE {old}", which)
+        return (0, 0) if found is None else (int(found[0]), int(found[1]))
 
     def remove(self, run_id: str) -> None:
         """Nothing apart from the tables of the run."""
