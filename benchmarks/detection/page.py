@@ -89,6 +89,7 @@ def page(recorded: Mapping[str, Recorded], *, state: str, command: str) -> str:
             f"{readme(recorded)}\n",
             "In full:\n",
             markdown(tables.methods(together, strict=True)) + "\n",
+            Path(__file__).with_name("missed.md").read_text(),
         ]
     for name, told in recorded.items():
         if not told.every:
