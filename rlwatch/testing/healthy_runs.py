@@ -329,7 +329,7 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics`` and
+    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
     ``machine_metrics`` and ``position_metrics``; the others are the same without.
     """
     return list(_rows(seed, length, every, layers, taps))
