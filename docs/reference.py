@@ -56,7 +56,7 @@ VARIABLES = {
     "RLWATCH_WEBHOOK_SECRET": "signs what the webhook is sent",
     "RLWATCH_LOCAL_DIR": "local disk of a trainer whose store is on a network; default `/tmp/rlwatch-UID`",
     "RLWATCH_JOURNAL_MB": "most megabytes of a run that wait while its store takes nothing, 1 or more; default 256",
-    "RLWATCH_SHARED_STORE": "`1`: nodes share the store's directory without locks to rely on (NFS), if that is not seen",
+    "RLWATCH_SHARED_STORE": "`1`: nodes share the store's directory without locks to rely on (NFS), if unseen",
     "RLWATCH_SYSTEM": "`off` or `0`: do not measure the machine beside a run",
     "RLWATCH_ENGINES": "addresses of rollout engines' metrics that rank 0 reads beside a run, with commas between them",
     "RLWATCH_STATE_DIR": "where logins and marks of processes are kept; default `~/.local/state/rlwatch`",
