@@ -351,7 +351,7 @@ def merge_workers(
 
 
 def _before_update(shares: Iterable[Share]) -> Stats:
-    """What every worker that tells of tokens measured before the update; nothing, as long as one of them did not."""
+    """Merge what workers that tell of tokens measured before the update; nothing, as long as one of them did not."""
     telling = [share.stats for share in shares if any(name.startswith("policy/") for name in share.stats)]
     stats: Stats = {}
     for one in telling:

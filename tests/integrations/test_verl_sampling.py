@@ -78,9 +78,7 @@ def test_rows_of_a_large_step_fit_the_budget_and_every_length_is_there():
 @given(lengths=some.lists(some.integers(1, 40), min_size=20, max_size=60), step=some.integers(0, 10**6))
 def test_rows_are_distinct_and_never_none_and_draw_nothing_from_training(lengths, step):
     state, torch_state = random.getstate(), torch.get_rng_state()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "LEAST", 8)
-        rows = Budget(8 * sampling.FIRST_GUESS).rows(lengths, step)
+    rows = Budget(8 * sampling.FIRST_GUESS, least=8).rows(lengths, step)
 
     assert rows == sorted(set(rows))
     assert 1 <= len(rows) < len(lengths)
@@ -88,9 +86,8 @@ def test_rows_are_distinct_and_never_none_and_draw_nothing_from_training(lengths
     assert torch.equal(torch.get_rng_state(), torch_state)
 
 
-def test_each_row_is_as_likely_as_any_other(monkeypatch):
-    monkeypatch.setattr(sampling, "LEAST", 8)
-    lengths, budget = [5] * 40, Budget(50 * sampling.FIRST_GUESS)
+def test_each_row_is_as_likely_as_any_other():
+    lengths, budget = [5] * 40, Budget(50 * sampling.FIRST_GUESS, least=8)
     taken = [row for step in range(3000) for row in budget.rows(lengths, step)]
     share = len(taken) / 3000 / 40
 
@@ -112,15 +109,14 @@ def test_what_a_token_costs_is_learnt():
 
 
 @pytest.mark.parametrize("at_once", [1, 30, 2**20])
-def test_every_response_is_known_as_if_the_whole_batch_had_been_read(monkeypatch, at_once):
+def test_every_response_is_known_as_if_the_whole_batch_had_been_read(at_once):
     """Rewards, groups, lengths, cuts and tasks, however few rows are copied at once."""
-    monkeypatch.setattr(sampling, "AT_ONCE", at_once)
     columns, lengths = queue_of()
     keys, tags = keys_of(40), [{"response_len": n} for n in lengths]
     reading = Reading(longest=LONGEST, eos=EOS)
     whole = StepBatch.of(keys, tags, fetching(columns)(keys, list(columns)), 3)
     want = metrics(observe_responses(whole.response_batch(reading)))
-    every = EveryResponse.read(keys, lengths, fetching(columns), reading)
+    every = EveryResponse.read(keys, lengths, fetching(columns), reading, at_once=at_once)
     got = metrics(observe_responses(every.response_batch(reading)))
 
     assert got == {name: want[name] for name in got}

@@ -21,7 +21,7 @@ from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.checkpoints import read_facts
 from rlwatch.integrations.verl import attach as hooks
-from rlwatch.integrations.verl import heartbeat, sampling
+from rlwatch.integrations.verl import heartbeat
 from rlwatch.integrations.verl.compat import missing_parts
 from rlwatch.records import Command, RunState
 from rlwatch.store.url import open_store
@@ -575,14 +575,14 @@ def test_a_reset_whose_step_is_never_measured_is_reported_without_a_kl(make, lev
 
 def test_a_step_beyond_the_budget_is_measured_in_part_and_says_so(make, monkeypatch):
     """Rewards, groups and lengths are those of every response; of tokens two of four responses are read."""
-    monkeypatch.setattr(sampling, "LEAST", 1)
     trainer = make()
     with open_dict(trainer.config):
         trainer.config.trainer.rlwatch.budget_ms = 1e-6
     driver = started(trainer)
     whole = tiny.batch_of(1)
     lengths = whole["responses"].offsets().diff().tolist()
-    monkeypatch.setattr(driver.statistics.budget, "per_token", 2e-6 / sum(lengths))
+    budget = driver.statistics.budget
+    budget.least, budget.per_token = 1, 2e-6 / sum(lengths)
     keys = [f"prompt_{row}_0" for row in range(tiny.ROWS)]
     asked = []
 

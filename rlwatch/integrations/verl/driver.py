@@ -156,7 +156,7 @@ class Driver:
             self.statistics.decode = texts.decode
 
     def _rows(self, meta: Any, step: int) -> Rows:
-        """Which rows of the step are responses, and which of these to read."""
+        """Tell rows of the step that are responses, and those of them to read."""
         return Rows.of(meta.keys, meta.tags, self.statistics.budget, step)
 
     def _fetch(self, meta: Any, step: int, rows: Rows) -> Fetched:

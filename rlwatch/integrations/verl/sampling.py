@@ -46,13 +46,14 @@ class Budget:
 
     milliseconds: float | None
     per_token: float = FIRST_GUESS
+    least: int = LEAST
 
     @property
     def tokens(self) -> float:
         """Tokens that fit: a power of two, so that a cost which wavers does not change what is measured."""
         if self.milliseconds is None:
             return math.inf
-        return max(LEAST, 2.0 ** math.floor(math.log2(max(self.milliseconds / self.per_token, 1.0))))
+        return max(self.least, 2.0 ** math.floor(math.log2(max(self.milliseconds / self.per_token, 1.0))))
 
     def spent(self, tokens: int, milliseconds: float) -> None:
         """Take into account what ``tokens`` did cost."""
@@ -105,7 +106,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class EveryResponse:
-    """What is known of all B responses of a step, one value each.
+    """Everything known of all B responses of a step, one value each.
 
     ``rewards`` (B,) or None; ``lengths`` (B,); ``last`` (B,) the last id of a response as long as may be, else -1.
     """
@@ -117,16 +118,24 @@ class EveryResponse:
     named: Mapping[str, Sequence[Any]]
 
     @classmethod
-    def read(cls, keys: Sequence[str], lengths: Sequence[int], fetch: Fetch, reading: Reading) -> EveryResponse:
+    def read(
+        cls,
+        keys: Sequence[str],
+        lengths: Sequence[int],
+        fetch: Fetch,
+        reading: Reading,
+        *,
+        at_once: int = AT_ONCE,
+    ) -> EveryResponse:
         """Copy it out of the queue, a few rows at a time; ``lengths`` are those of the responses with ``keys``."""
         sums, last = [], torch.full((len(keys),), -1)
-        for rows in _runs(lengths):
+        for rows in _runs(lengths, at_once):
             data = fetch(keys[rows], ["rm_scores"])
             if "rm_scores" in data.keys():  # noqa: SIM118  (TensorDict)
                 scores = data["rm_scores"]
                 sums.append(torch.segment_reduce(scores.values().float(), "sum", offsets=scores.offsets(), initial=0))
         longest = [row for row, length in enumerate(lengths) if reading.longest and length >= reading.longest]
-        for some in _runs([lengths[row] for row in longest]):
+        for some in _runs([lengths[row] for row in longest], at_once):
             rows_of_them = longest[some]
             ids = fetch([keys[row] for row in rows_of_them], ["responses"])["responses"]
             last[rows_of_them] = ids.values()[ids.offsets()[1:] - 1].long()
@@ -150,11 +159,11 @@ class EveryResponse:
         )
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[slice]:
-    """Consecutive rows that hold :data:`AT_ONCE` tokens at most; a longer one goes alone."""
+def _runs(lengths: Sequence[int], at_once: int) -> Iterator[slice]:
+    """Consecutive rows that hold ``at_once`` tokens at most; a longer one goes alone."""
     first, held = 0, 0
     for row, length in enumerate(lengths):
-        if row > first and held + length > AT_ONCE:
+        if row > first and held + length > at_once:
             yield slice(first, row)
             first, held = row, 0
         held += length

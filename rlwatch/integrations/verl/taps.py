@@ -222,7 +222,7 @@ MOST_VALUES = 1024
 
 
 def before_update(batch: TokenBatch, *, full: bool, truncation: float | None = None) -> Stats:
-    """What the driver measures of tokens, as far as the ``batch`` of a loss holds it, under names of their own.
+    """Measure what the driver does of tokens, as far as the ``batch`` of a loss holds it, under names of their own.
 
     Not the ids: their repetitions are for the driver, in the rows that it reads.
     """
