@@ -233,6 +233,7 @@ SLOWER = {
     "no_signal": "groups that agree are chance in a few rows: five of them at least",
     "reward_constant": "counts equal values: a row is one value, however many steps it stands for",
     "reward_hacking": "judges held-out scores against many rows of reward",
+    "reward_parts": "is certain that the others gained nothing only over many rows",
 }
 """Detectors that a coarse log makes wait longer, and why."""
 
