@@ -97,6 +97,7 @@ def children(pid: int) -> list[int]:
     ]
 
 
+@pytest.mark.thorough
 def test_a_dashboard_that_is_killed_comes_back_and_sigterm_ends_all_of_it(tmp_path: Path, start: Any) -> None:
     """The real one. It is not ready in between, and nothing is left behind."""
     record_run(open_store(str(tmp_path)), "math-1", reward=float("nan"))

@@ -1292,6 +1292,8 @@ THREADS = {
     "rlwatch/link/hub.py": "tireless",
     "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go; what its "
     "ear raises is as if the connection had broken",
+    "rlwatch/run/machine.py": "tireless, and every look is sheltered",
+    "rlwatch/cli/serve.py": "no training in its process: who serves watches the children and ends with them",
     "rlwatch/run/ranks.py": "every look holds whatever is raised",
     "rlwatch/integrations/verl/attach.py": "Run.finish, which holds whatever is raised",
     "rlwatch/run/run.py": "waits for a signal's number, nothing else",

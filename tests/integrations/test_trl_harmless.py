@@ -301,7 +301,7 @@ def test_a_trainer_is_watched_once(tmp_path):
     """Twice would record every step twice; the message says what to leave out."""
     trainer = make_trainer(tmp_path)
     watch(trainer, run=FakeRun())
-    with pytest.raises(ConfigError, match="watched already; leave RLWatchCallback out"):
+    with pytest.raises(ConfigError, match="watched already; leave RLWatchCallback and report_to"):
         watch(trainer, run=FakeRun())
 
 

@@ -13,7 +13,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import encoded_batches
 from rlwatch.integrations.step_tally import WAITING, StepTally, encoded_tally, merge_workers
 from rlwatch.integrations.verl.batch import Reading, StepBatch
-from rlwatch.integrations.verl.driver import Statistics
+from rlwatch.integrations.verl.driver import Fetched, Statistics
 from rlwatch.integrations.verl.settings import Settings
 from rlwatch.integrations.verl.taps import EverMarked, gradient_stats, step_stats
 from rlwatch.recorder.counters import Counters
@@ -86,7 +86,7 @@ def test_ranks_merge_exactly(stats, run):
 def test_batch_and_update_are_one_record(stats, run):
     """What the driver read of the batch, what the workers measured, and what never changes."""
     stats.numbers["policy/vocab_size"] = 16.0
-    stats.submit(5, batch, lambda: [update_on(0, 1.0)])
+    stats.submit(5, Fetched(batch), lambda: [update_on(0, 1.0)])
     stats.close()
 
     ((step, metrics),) = run.logged
@@ -98,7 +98,7 @@ def test_batch_and_update_are_one_record(stats, run):
 
 def test_log_probs_of_the_batch_are_those_before_the_update(stats, run):
     """Their non-finite ones are the old policy's."""
-    stats.submit(5, batch, None)
+    stats.submit(5, Fetched(batch), None)
     stats.close()
 
     assert run.logged[0][1]["nonfinite/old_logp"] == 0
@@ -118,7 +118,7 @@ def test_extreme_tokens_of_batch_and_workers(stats, run):
     worker = StepTally()
     worker.add_batch(TokenBatch(logp=old + torch.tensor([[0.0, 4.0, 0.0]]), mask=torch.ones(1, 3), old_logp=old))
     stats.decode = lambda ids: "".join(map(str, ids))
-    stats.submit(5, batch, lambda: [{"rank": 1, "parcel": encoded_tally(worker, 5), "errors": 0}])
+    stats.submit(5, Fetched(batch), lambda: [{"rank": 1, "parcel": encoded_tally(worker, 5), "errors": 0}])
     stats.close()
 
     by_rank = {found.rank: found.columns for found in run.spikes}
@@ -179,7 +179,7 @@ def test_workers_that_cannot_answer_cost_their_statistics_only(stats, run, caplo
 
     with caplog.at_level(logging.WARNING, "rlwatch"):
         for step in range(2):
-            stats.submit(step, batch, silent)
+            stats.submit(step, Fetched(batch), silent)
         stats.close()
 
     assert [step for step, _ in run.logged] == [0, 1]
@@ -191,7 +191,7 @@ def test_workers_that_cannot_answer_cost_their_statistics_only(stats, run, caplo
 @pytest.mark.parametrize("broken", [lambda: 1 / 0, lambda: SimpleNamespace(token_batch=lambda reading: 1 / 0)])
 def test_a_batch_that_cannot_be_read_costs_its_statistics_only(stats, run, broken):
     """A bug of ours there does not lose the workers' half."""
-    stats.submit(5, broken, lambda: [update_on(0, 1.0)])
+    stats.submit(5, Fetched(broken), lambda: [update_on(0, 1.0)])
     stats.close()
 
     assert run.logged == [(5, {"ratio/mean": 1.0})]
@@ -230,7 +230,7 @@ def test_levels_below_full_leave_out_what_sorts(run):
     for level, there in ((Level.TOKENS, False), (Level.FULL, True)):
         made = Statistics(Seam(run), Settings(level))
         made.reading = Reading()
-        made.submit(5, batch, None)
+        made.submit(5, Fetched(batch), None)
         made.close()
         assert ("text/repetition" in run.logged[-1][1] or "text/distinct_1" in run.logged[-1][1]) is there
 

@@ -196,6 +196,7 @@ def test_a_file_that_is_damaged_costs_itself(tmp_path, two, text):
     assert [each.command_id for each in here.claim("run", 1.0)] == ["c1"]
 
 
+@pytest.mark.thorough
 def test_processes_without_any_lock_on_the_share_lose_no_command(tmp_path):
     """A trainer and askers on two other nodes, two on one of them; whoever tries to lock a file of the share is refused."""
     (tmp_path / "shim.c").write_text(NO_LOCKS)

@@ -98,7 +98,8 @@ def test_kl_to_an_equal_reference_is_exactly_zero_and_no_token_carries_it():
 
     stats = {name: stat for name, stat in observe(same).items() if name.startswith("policy/kl_ref_")}
     shares = {name: stats.pop(name) for name in list(stats) if name.endswith("_share")}
-    assert set(numbers(stats).values()) == {0.0}
+    measured = {name: stat for name, stat in stats.items() if float(stat.count) > 0}  # no response is long
+    assert set(numbers(measured).values()) == {0.0}
     assert {name: stat.settle().count.item() for name, stat in shares.items()} == {
         "policy/kl_ref_neg_share": 0,
         "policy/kl_ref_unlikely_share": 0,

@@ -139,6 +139,8 @@ def test_every_one_of_them_is_documented():
     for name, stat in stats.items():
         row, value = BY_NAME[name], stat.value().item()
         assert row.meaning, name
+        if not float(stat.settle().count):
+            continue  # nothing lies at these positions
         assert row.low is None or value >= row.low, name
         assert row.high is None or value <= row.high, name
 

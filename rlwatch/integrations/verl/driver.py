@@ -252,18 +252,18 @@ class Statistics:
         replies = [] if answers is None else self._seam.attempt("workers", _gathered, answers) or []
         for reply in replies:
             self.thread.count_errors(f"worker {reply['rank']}", int(reply.get("errors", 0)))
-        begin = time.thread_time()
+        begin, tokens = time.thread_time(), None
         every = None if fetched is None else fetched.every
         tally, batch = StepTally(), None if fetched is None else self._seam.attempt("batch", fetched.read)
         if batch is not None:
-            self._seam.attempt("batch statistics", self._add_batch, tally, batch, every)
+            tokens = self._seam.attempt("batch statistics", self._add_batch, tally, batch, every)
             self._seam.attempt("text", self._add_text, tally, run, step, batch)
         for name, value in self.numbers.items():
             tally.add_number(name, value)
         parcels = {int(reply["rank"]): reply["parcel"] for reply in replies if "parcel" in reply}
         whole = merge_workers(step, tally, parcels, self.decode, sampled=every is not None)
-        if fetched is not None and batch is not None:
-            self.budget.spent(int(batch.lengths.sum()), 1e3 * (time.thread_time() - begin) + fetched.waited_ms)
+        if fetched is not None and tokens is not None:
+            self.budget.spent(tokens, 1e3 * (time.thread_time() - begin) + fetched.waited_ms)
         run.log(whole.metrics, step=step)
         for spikes in whole.spikes:
             run.log_spikes(spikes)
@@ -271,7 +271,8 @@ class Statistics:
         self._seam.attempt("localised spikes", self._count_refused, replies, run)
         return whole.metrics
 
-    def _add_batch(self, tally: StepTally, batch: StepBatch, every: EveryResponse | None) -> None:
+    def _add_batch(self, tally: StepTally, batch: StepBatch, every: EveryResponse | None) -> int:
+        """Measure the batch into ``tally``; returns how many tokens it has."""
         tokens = batch.token_batch(self.reading)
         if tokens is not None:
             for piece in pieces(tokens, batch.lengths.tolist()):
@@ -284,6 +285,7 @@ class Statistics:
             stats |= observe_responses(every.response_batch(self.reading))
             tally.add_number(MEASURED_SHARE, float(batch.lengths.sum() / every.lengths.sum()))
         tally.add_stats(stats)
+        return int(batch.lengths.sum())
 
     def _add_text(self, tally: StepTally, run: Run, step: int, batch: StepBatch) -> None:
         if self.texts is None:
