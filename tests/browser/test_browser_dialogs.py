@@ -63,7 +63,8 @@ OVERLAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_axe_finds_nothing_in_what_opens_above_a_page(shared_app, page, filled, scheme):
     """Dialogs of commands, of an incident and of edits, what hangs below the buttons of the list, and an open drawer."""
     page.emulate_media(color_scheme=scheme)
