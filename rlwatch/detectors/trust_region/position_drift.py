@@ -46,7 +46,7 @@ class PositionDrift(RiseDetector):
         return value / largest if value >= LEAST else min(value / largest, TIMES / 2.0)
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The stretch, and how far it is from the others."""
+        """Which stretch, and how far it is from the others."""
         metric, value = rise.limit.metric, finite(step, rise.limit.metric)
         what = "KL to the reference" if metric.startswith(FAMILIES[0]) else "gap between trainer and rollout engine"
         return self.finding(
