@@ -17,7 +17,7 @@ from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.groups import GroupStd, ResponsesIn, consecutive, scores
 from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratios
-from rlwatch.tensors.kl import observe_kl, observe_kl_spread
+from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
 from rlwatch.tensors.lengths import observe_lengths
 from rlwatch.tensors.likelihood import observe_displacement, observe_logp
 from rlwatch.tensors.masked import indicator
@@ -29,7 +29,7 @@ from rlwatch.tensors.transfer import Transfer
 
 OBSERVERS = (
     *(observe_logp, observe_entropy, observe_entropy_quantiles, observe_covariance, observe_ratios, observe_clipping),
-    *(observe_kl, observe_kl_spread, observe_mismatch, observe_advantages, observe_lengths, observe_displacement),
+    *(observe_kl, observe_kl_quantiles, observe_mismatch, observe_advantages, observe_lengths, observe_displacement),
     observe_off_policy,
 )
 """Those of :func:`rlwatch.tensors.observe.observe` that are affordable where a step takes 20 ms."""

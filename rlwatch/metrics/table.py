@@ -13,8 +13,6 @@ from rlwatch.metrics.rows import Family, Metric, fraction, nats, other, proxy, s
 # fmt: off
 
 _RESPONSES = "mean of responses' means"
-POSITIONS = ((0, "1 to 8"), (8, "9 to 64"), (64, "65 to 512"), (512, "513 and on"))
-"""Stretches of a response that are told apart: their first position, counted from 0, and which tokens they hold."""
 DRAWS = (1, 2, 4, 8, 16, 32, 64)
 """The k of pass@k and all-correct@k."""
 
@@ -146,7 +144,6 @@ TRUST_REGION: tuple[Metric, ...] = (
     nats("policy/kl_ref_weighted", Family.TRUST_REGION, "k3 times pi/pi_old: unbiased on samples of the old policy", estimator="V3.2"),
     nats("policy/kl_ref_max", Family.TRUST_REGION, "largest k3 of a token", low=0.0, aggregator="maximum"),
     nats("policy/kl_ref_p99", Family.TRUST_REGION, "99th percentile of k3", low=0.0, aggregator="99th percentile"),
-    *(nats(f"policy/kl_ref_at_{first}", Family.TRUST_REGION, f"k3 of the tokens {where} of a response", low=0.0) for first, where in POSITIONS),
     fraction("policy/kl_ref_far", Family.TRUST_REGION, "tokens more than twice or less than half as likely as under the reference"),
     fraction("policy/kl_ref_saturated", Family.TRUST_REGION, "tokens with k3 > 10, where verl clamps it: no gradient pulls them back"),
     fraction("policy/kl_ref_neg_share", Family.TRUST_REGION, "share of the k3 sum that tokens of negative advantage hold", aggregator="share of the sum"),
@@ -302,7 +299,6 @@ _LEVEL: tuple[Metric, ...] = (
     nats("mismatch/logp_absdiff_max", Family.MISMATCH, "largest |log trainer - log rollout|", low=0.0, aggregator="maximum",
            aliases=(same("sampling/sampling_logp_difference/max"), same("ppo_actor/update/logp_abs_diff/max", "areal")), everyday=("logp abs diff max", "logp absdiff max", "log prob abs diff max")),
     nats("mismatch/logp_absdiff_p99", Family.MISMATCH, "99th percentile of |log trainer - log rollout|", low=0.0, aggregator="99th percentile"),
-    *(nats(f"mismatch/logp_absdiff_at_{first}", Family.MISMATCH, f"|log trainer - log rollout| of the tokens {where} of a response", low=0.0) for first, where in POSITIONS),
     Metric("mismatch/m2", Family.MISMATCH, "nats^2", "mean squared log trainer - log rollout", 0.0),
     Metric("mismatch/mult_prob_error", Family.MISMATCH, "", "mean factor exp|d| between the two probabilities of a token; trouble where it trends past 1.01 to 1.02", 1.0,
            aliases=(same("token_mult_prob_error", "nemo-rl"),)),

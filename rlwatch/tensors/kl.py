@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.masked import indicator, keep, widen
-from rlwatch.tensors.mergeable import Max, Mean, Share, Stats, by_position, nonfinite_stats
+from rlwatch.tensors.mergeable import Max, Mean, Share, Stats, nonfinite_stats
 from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -98,10 +98,8 @@ def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
     return stats
 
 
-def observe_kl_spread(batch: TokenBatch) -> Stats:
-    """KL (k3, nats) over tokens and positions: ``policy/kl_ref_p99``, 99th percentile, and ``policy/kl_ref_at_*``."""
+def observe_kl_quantiles(batch: TokenBatch) -> Stats:
+    """``policy/kl_ref_p99``: 99th percentile of k3 over tokens, nats."""
     if batch.ref_logp is None:
         return {}
-    estimate = k3(widen(batch.logp) - widen(batch.ref_logp))
-    stats: Stats = {"policy/kl_ref_p99": Quantile.of(estimate, batch.mask, 0.99)}
-    return stats | by_position("policy/kl_ref_at_", estimate, batch.mask)
+    return {"policy/kl_ref_p99": Quantile.of(k3(widen(batch.logp) - widen(batch.ref_logp)), batch.mask, 0.99)}

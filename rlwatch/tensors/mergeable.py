@@ -82,19 +82,6 @@ class Mean(Total):
         return self.kept / self.count
 
 
-POSITIONS = (0, 8, 64, 512)
-"""First positions, counted from 0, of the stretches of a response that are told apart: its opening shows the format."""
-
-
-def by_position(prefix: str, x: Tensor, mask: Tensor) -> dict[str, Stat]:
-    """Mean of ``x`` (B, T) over the tokens of each stretch of ``POSITIONS``; not measured where there is none."""
-    ends = (*POSITIONS[1:], max(x.shape[-1], POSITIONS[-1]))
-    return {
-        f"{prefix}{first}": Mean.of(x[..., first:end], mask[..., first:end])
-        for first, end in zip(POSITIONS, ends, strict=True)
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class Share(Stat):
     """Share that a part holds of a sum of numbers >= 0, in [0, 1]; once settled, absent where the sum is 0."""

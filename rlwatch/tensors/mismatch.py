@@ -30,7 +30,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.kl import k3
 from rlwatch.tensors.masked import indicator, keep, widen
-from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, by_position, nonfinite_stats
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
 from rlwatch.tensors.spread import Correlation, Ess, Growth, Quantile, Slope, Std
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -238,8 +238,7 @@ def tail_stats(gap: Gap, at: Thresholds = USUAL, entropy: Tensor | None = None) 
 
     ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2; ``overconfident_frac``:
     share that the engine held above .9 and the trainer below .5; ``absdiff_per_1k``: growth of |d| over 1,000 tokens
-    of a response; ``logp_absdiff_at_*``: mean |d| of each stretch of positions; ``ess_truncated``: the effective sample
-    size after truncation, beside the raw one it flatters.
+    of a response; ``ess_truncated``: the effective sample size after truncation, beside the raw one it flatters.
     """
     distance = gap.d.abs()
     position = torch.arange(gap.d.shape[-1], device=gap.d.device, dtype=gap.d.dtype) / 1000
@@ -251,7 +250,6 @@ def tail_stats(gap: Gap, at: Thresholds = USUAL, entropy: Tensor | None = None) 
         "mismatch/overconfident_frac": Mean.of(indicator(contradicted, gap.d), gap.scored),
         "mismatch/absdiff_per_1k": Slope.of(position, distance, gap.scored),
         "mismatch/ess_truncated": Ess.of(gap.d.clamp(max=math.log(at.cap)), gap.scored),
-        **by_position("mismatch/logp_absdiff_at_", distance, gap.scored),
         **_by_probability(gap),
         **_masked_entropy(gap, at, entropy),
     }

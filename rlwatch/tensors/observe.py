@@ -16,7 +16,7 @@ from rlwatch.tensors.covariance import observe_covariance, observe_top_covarianc
 from rlwatch.tensors.degeneration import observe_degeneration
 from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
 from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratio_quantiles, observe_ratios
-from rlwatch.tensors.kl import observe_kl, observe_kl_spread
+from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
 from rlwatch.tensors.lengths import observe_length_tail, observe_lengths
 from rlwatch.tensors.likelihood import observe_displacement, observe_logp
 from rlwatch.tensors.masked import counting_once
@@ -46,7 +46,7 @@ FULL: tuple[Observer, ...] = (
     observe_entropy_quantiles,
     observe_top_covariance,
     observe_ratio_quantiles,
-    observe_kl_spread,
+    observe_kl_quantiles,
     observe_mismatch_detail,
     observe_displacement,
     observe_length_tail,

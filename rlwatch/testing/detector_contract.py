@@ -42,7 +42,6 @@ TAPS_BROKEN = {
     "ratio/geo_mean": 1.5,
     "ratio/product_ess": 0.01,
     "ratio/log_var_growth": 1e5,
-    "policy/kl_ref_at_0": 30.0,
     "policy/kl_ref_k1": -200.0,
     "policy/kl_ref_saturated": 1e4,
     "offpolicy/masked": 50.0,

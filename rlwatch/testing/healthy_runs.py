@@ -306,16 +306,6 @@ def tapped_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
     }
 
 
-def position_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """KL by position in the response beside ``row``: the opening is the farthest from the reference."""
-    kl = row["policy/kl_ref"]
-    return {
-        "policy/kl_ref_at_0": 2.0 * kl * math.exp(noise.gauss(0.0, 0.4)),
-        "policy/kl_ref_at_8": 1.2 * kl * math.exp(noise.gauss(0.0, 0.2)),
-        "policy/kl_ref_at_64": kl * math.exp(noise.gauss(0.0, 0.05)),
-    }
-
-
 def layer_norms(total: float, layers: int, noise: random.Random) -> dict[str, float]:
     """``grad_layer/layers.<i>`` of a model whose lower layers carry more; their squares add up to ``total`` squared."""
     raw = [(1.0 + 3.0 / (1 + i)) * math.exp(noise.gauss(0.0, 0.1)) for i in range(layers)]
@@ -329,8 +319,8 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
-    ``machine_metrics`` and ``position_metrics``; the others are the same without.
+    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics`` and
+    ``machine_metrics``; the others are the same without.
     """
     return list(_rows(seed, length, every, layers, taps))
 
@@ -338,8 +328,8 @@ def healthy_run(
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
     """The same few runs serve many tests, and making one takes longer than judging it."""
-    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine, of_positions = (
-        random.Random(seed + i) for i in range(9)
+    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine = (
+        random.Random(seed + i) for i in range(8)
     )
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
@@ -351,7 +341,6 @@ def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[
         step.update(rollout_metrics(step, of_rollouts))
         step.update(part_metrics(at / length, step, of_parts))
         step.update(machine_metrics(at, of_machine))
-        step.update(position_metrics(step, of_positions))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return tuple(
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + 60.0 * i)

@@ -201,7 +201,7 @@ class Passes:
         if len(passes) < 2:
             return stats
         batch = TokenBatch(policy, mask, advantages=outputs["advantages"], ref_logp=passes[1])
-        return stats | kl.observe_kl(batch) | (kl.observe_kl_spread(batch) if self._full else {})
+        return stats | kl.observe_kl(batch) | (kl.observe_kl_quantiles(batch) if self._full else {})
 
 
 # Generations and their rewards: groups, lengths, tasks, and a few completions as text.
