@@ -130,11 +130,21 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric, Alias]]:
 _PATTERNS = _patterns()
 
 
+_PARTS = frozenset({"format", "accuracy", "answer", "correct", "correctness", "length", "reasoning", "style"})
+"""Words that name a part of a reward in anybody's loop."""
+
+
 def _member(name: str, source: str) -> Reading | None:
-    """Reading of a trainer's name for a member of an open family; None if it is none."""
+    """Reading of a trainer's name for a member of an open family; None if it is none.
+
+    Where the trainer is not known, a pattern of plain words (``*_reward``) is read for the words of ``_PARTS`` only:
+    ``attack_reward`` and ``defend_reward`` are those of two policies, ``best_reward`` is one of other steps.
+    """
     for pattern, family, alias in _PATTERNS:
         found = pattern.fullmatch(name) if _matches(alias, source) else None
-        if found is not None and found[1] not in _NO_MEMBER:
+        if found is None or found[1] in _NO_MEMBER:
+            continue
+        if source or "/" in alias.name or found[1] in _PARTS:
             return Reading(replace(family, name=family.name + found[1]), alias)
     return None
 

@@ -118,6 +118,8 @@ def test_the_order_of_names_and_a_part_that_is_missing_now_and_then_change_nothi
         ("train/rewards/format_reward/mean", "", "format_reward"),
         ("gdpo/accuracy/mean", "verl", "accuracy"),
         ("format_reward", "openrlhf", "format"),
+        ("attack_reward", "openrlhf", "attack"),
+        ("correctness_reward", "", "correctness"),
         ("env/all/format", "tinker", "format"),
         ("reward/evaluate_response/avg_MathReward_reward", "torchforge", "MathReward"),
         ("reward/part/format", "trl/grpo", "format"),
@@ -134,10 +136,11 @@ def test_trainers_names_of_parts_read_as_parts(name, source, part):
         ("rewards/format/std", "trl/grpo"), ("rewards/margins", "trl/dpo"), ("rewards/accuracies", "trl/dpo"),
         ("rewards/total_reward", "trl/grpo"), ("eval_rewards/format/mean", "trl/grpo"), ("format_reward", "verl"),
         ("gdpo/accuracy/std", "verl"), ("rewards/mean", "trl/grpo"),
+        ("attack_reward", ""), ("best_reward", ""), ("running_reward", ""),
     ],
 )  # fmt: skip
 def test_what_only_looks_like_a_part_is_none(name, source):
-    """Spreads, sums, pairs, held-out ones and other trainers'."""
+    """Spreads, sums, pairs, held-out ones, other trainers', and of no trainer's those of other policies and steps."""
     assert resolve(name, source) is None
 
 
