@@ -30,7 +30,7 @@ from rlwatch.diagnosis import (
     row_steps,
 )
 from rlwatch.diagnosis.signs import on_branch
-from rlwatch.metrics import canonicalise, foremost, known, resolve, unread
+from rlwatch.metrics import canonicalise, foremost, known, resolve, unjudged, unread
 from rlwatch.ports import Store
 from rlwatch.records import (
     CRASH_FORECAST,
@@ -64,6 +64,8 @@ MATTERS: Mapping[str, frozenset[str]] = {
     "KL": frozenset({"policy/kl_ref", "policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "policy/kl_old"}),
 }
 """Facts without any of which a failure of training cannot be seen, and the metrics that tell them."""
+BESIDE: Mapping[str, frozenset[str]] = {"length": frozenset({"len/mean", "len/p50", "len/clipped"})}
+"""The same of facts without which some failures cannot be seen."""
 LONGEST = 300
 """Characters of names in a verdict: a log may call its metrics anything."""
 CULPRIT_BATCHES = 8
@@ -90,6 +92,7 @@ class Word(StrEnum):
 
 
 SERIOUS = frozenset({Word.DAMAGED, Word.COLLAPSED, Word.DEAD, Word.KILLED, Word.IN_DANGER})
+FINE = (Word.HEALTHY, Word.RECOVERED)
 DATED = frozenset({Word.COLLAPSED, Word.KILLED})
 """Words that come with their step."""
 REWARD_RULE = "reward"
@@ -137,7 +140,7 @@ class Verdict:
 
     ``word``: what became of it, ``at`` which step where the word has one. ``level``: the worst severity observed and
     not run again since, also of what is over; None: nothing. ``standing``: the same of what is not over. ``missing``:
-    what matters and nothing tells (see :data:`MATTERS`).
+    what matters and nothing tells (see :data:`MATTERS` and :data:`BESIDE`).
     """
 
     level: Severity | None
@@ -155,7 +158,7 @@ class Verdict:
     @property
     def judged(self) -> bool:
         """False where nothing that matters is told: then that nothing was found says nothing."""
-        return len(self.missing) < len(MATTERS)
+        return not _blind(self.missing)
 
     @property
     def bad(self) -> bool:
@@ -514,7 +517,7 @@ def verdict_of(
 
     ``told``: its findings and recoveries; what a later attempt ran again no longer counts. ``metrics`` and
     ``unread_names``: what the run logs, known and not. Where none of the known ones matters the verdict is that nothing
-    was judged, not that nothing was found.
+    was judged, not that nothing was found; where some do, it says beside what was found what was not judged.
 
     >>> verdict_of([Finding("d", "entropy_collapse", Severity.CRITICAL, 40, 31, "")], {1: range(50)}).text
     'collapsed@31: entropy collapse from step 31'
@@ -524,7 +527,7 @@ def verdict_of(
     level = max((finding.severity for finding in held), key=lambda severity: severity.rank, default=None)
     undone = "" if len(held) == len(everything) else "; what was found in steps that were run again is left out"
     missing = _missing(metrics) if metrics or unread_names else ()
-    blind = len(missing) == len(MATTERS)
+    blind = _blind(missing)
     found = lives(held)
     standing = max((life.now for life in found if life.stands), key=lambda severity: severity.rank, default=None)
     word, at = (Word.NOT_JUDGED, None) if blind and not failed(held) else _became(found, steps)
@@ -532,7 +535,8 @@ def verdict_of(
         said = f"NOT JUDGED: {_gap(missing, unread_names)}"
     else:
         said = f"{_titled(word, at)}: {_said(word, found)}{undone}"
-        said += f"; beyond that not judged: {_gap(missing, unread_names)}" if blind else ""
+        beyond = "beyond that " if blind else ""
+        said += f"; {beyond}not judged: {_gap(missing, unread_names)}" if blind or (missing and word in FINE) else ""
     if ending.how is End.DONE:
         return Verdict(level, said, missing, word, at, standing)
     if ending.how is End.GOES_ON:
@@ -580,7 +584,7 @@ def _so_far(level: Severity | None, said: str, missing: tuple[str, ...], word: W
 
 def _said(word: Word, found: Sequence[Life]) -> str:
     """The failures that a word rests on."""
-    if word in (Word.HEALTHY, Word.RECOVERED):
+    if word in FINE:
         over = {_past(life): life for life in found if life.worst is Severity.CRITICAL and not life.stands}
         over |= {_past(life): life for life in found if life.worst is Severity.CRITICAL and life.stands}
         standing = _named([life for life in found if life.stands and life.worst is not Severity.CRITICAL])
@@ -602,15 +606,20 @@ def _past(life: Life) -> str:
 
 
 def _missing(metrics: Collection[str]) -> tuple[str, ...]:
-    return tuple(fact for fact, telling in MATTERS.items() if telling.isdisjoint(metrics))
+    return tuple(fact for fact, telling in {**MATTERS, **BESIDE}.items() if telling.isdisjoint(metrics))
+
+
+def _blind(missing: Collection[str]) -> bool:
+    return MATTERS.keys() <= set(missing)
 
 
 def _gap(missing: Sequence[str], unread_names: Collection[str]) -> str:
     """Facts that are not known, and the names that may be them."""
-    names = foremost(unread_names)
+    names = foremost(name for name in unread_names if not unjudged(name))
     more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
     told = f"; unknown names: {one_line(', '.join(names[:NAMES_TOLD]), LONGEST)}{more}" if names else ""
-    return f"no {', '.join(missing[:-1])} or {missing[-1]} is known{told}"
+    facts = " or ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+    return f"no {facts} is {'known' if names else 'logged'}{told}"
 
 
 def _named(found: Iterable[Life]) -> str:

@@ -69,10 +69,11 @@ def test_a_log_of_which_nothing_that_matters_is_known_is_not_called_ok(tmp_path:
     verdict = json.loads(invoke("scan", log, "--format", "json").stdout)["verdict"]
 
     assert result.exit_code == 0
-    text = "NOT JUDGED: no reward, entropy or KL is known; unknown names: my_reward_v2, apples, timing_s/gen, train_step_ms"
+    text = "NOT JUDGED: no reward, entropy, KL or length is known; unknown names: my_reward_v2, apples"
+    missing = ["reward", "entropy", "KL", "length"]
     assert result.stdout.startswith(text)
     said = {"name": "not judged", "word": "not judged", "at": None, "urgency": "warning"}
-    assert verdict == said | {"level": None, "text": text, "judged": False, "missing": ["reward", "entropy", "KL"]}
+    assert verdict == said | {"level": None, "text": text, "judged": False, "missing": missing}
 
 
 def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Path, invoke: Invoke) -> None:
@@ -85,7 +86,7 @@ def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Pa
 
     assert result.exit_code == 1
     assert result.stdout.startswith("collapsed@30: ")
-    assert "beyond that not judged: no reward, entropy or KL is known; unknown names: mine" in " ".join(
+    assert "beyond that not judged: no reward, entropy, KL or length is known; unknown names: mine" in " ".join(
         result.stdout.split()
     )
 
@@ -100,7 +101,9 @@ def test_what_is_known_and_not_judged_is_counted_by_reason(tmp_path: Path, invok
 
     assert "known and not judged: 3 speed, which tells nothing of learning" in result.stdout
     assert (report["unknown"], sorted(report["unjudged"])) == ([], ["perf/mfu/actor", "timing_s/gen", "timing_s/ref"])
-    assert report["verdict"]["missing"] == ["entropy", "KL"]
+    first = " ".join(result.stdout.split())
+    assert first.startswith("healthy: no failure was found; not judged: no entropy, KL or length is logged ")
+    assert report["verdict"]["missing"] == ["entropy", "KL", "length"]
     assert report["verdict"]["judged"]
 
 
@@ -110,7 +113,7 @@ def test_a_healthy_log_exits_0_and_says_so(healthy_log: Path, invoke: Invoke) ->
 
     assert result.exit_code == 0
     assert "trl-console, 60 steps" in result.stdout
-    assert result.stdout.startswith("healthy: no failure was found\n")
+    assert result.stdout.startswith("healthy: no failure was found; not judged: no length is logged\n")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("not judged: ")]
     assert line.endswith("--all lists them")
     assert "not judged: mismatch_growth: needs " in invoke("scan", healthy_log, "--all").stdout

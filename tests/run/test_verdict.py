@@ -93,6 +93,25 @@ def test_a_warning_that_is_over_is_told_as_over_and_asks_for_nothing():
         assert explained(diagnosis, verdict) is diagnosis
 
 
+EVERYTHING = ("reward/mean", "policy/entropy", "policy/kl_ref", "len/mean")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "unknown", "text"),
+    [
+        (EVERYTHING, (), "healthy: no failure was found"),
+        (EVERYTHING, ("mine",), "healthy: no failure was found"),
+        (EVERYTHING[:3], (), "healthy: no failure was found; not judged: no length is logged"),
+        (EVERYTHING[:1], ("timing_s/gen",), "healthy: no failure was found; not judged: no entropy, KL or length is logged"),
+        (EVERYTHING[:2], ("H", "div"), "healthy: no failure was found; not judged: no KL or length is known; unknown names: H, div"),
+    ],
+)  # fmt: skip
+def test_what_was_not_judged_is_said_beside_what_was_not_found(metrics, unknown, text):
+    """In the first line, with the names that may be it; names that are known to tell nothing of it are not named."""
+    assert verdict_of([], STEPS, metrics, unknown).text == text
+    assert verdict_of([], STEPS, metrics, unknown).judged
+
+
 def test_what_steps_showed_that_were_run_again_is_no_part_of_it():
     """Neither a collapse nor its end."""
     again = {1: range(1, 251), 2: range(100, 301)}
