@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import local
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from rlwatch.clock import Clock, SystemClock
@@ -24,6 +23,7 @@ from rlwatch.store.sqlite.control import ControlTables
 from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, purge_of, read_edits, remove_bulk
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
+from rlwatch.store.sqlite.remembered import RunsAtRest, Unchanged, copied, stamp_of
 from rlwatch.store.sqlite.writer import FileWriter, amend_files, for_good, open_files, recover
 
 _R = TypeVar("_R")
@@ -52,6 +52,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         self._quiet = Unchanged[bool]()
         self._edited = Unchanged[tuple[RunEdit, ...]]()
         self._rows_read = Unchanged[tuple[list[Any], bool]]()
+        self._resting = RunsAtRest(self.root)
         self._held = local()  # of each thread: run id -> the snapshot it asks all of
 
     def run(self, run_id: str) -> RunInfo:
@@ -64,7 +65,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
             with connection.open_reader(files) as db:
                 run = runrow.load(db, run_id)
             self._infos.keep(run_id, stamp, run)
-        return curated(replace(run, config=_copied(run.config)), self._edits(run_id))
+        return curated(replace(run, config=copied(run.config)), self._edits(run_id))
 
     def _edits(self, run_id: str) -> Sequence[RunEdit]:
         """As everywhere; not read again before their file changes. Brings nothing up to date: it may not be ours."""
@@ -172,6 +173,26 @@ class FileStore(RunTables, ControlTables, CurationTables):
     def _run_ids(self) -> list[str]:
         return layout.run_ids(self.root)
 
+    def _listed(self) -> tuple[list[RunInfo], dict[str, str]]:
+        """As everywhere, but of a run at rest the files are not opened again, by no process."""
+        runs: list[RunInfo] = []
+        unreadable: dict[str, str] = {}
+        for entry in layout.directories_in(self.root):
+            run = self._resting.recall(entry)
+            if run is None and layout.is_there(Path(entry.path, "run.db")):
+                before = self._resting.look(entry)
+                try:
+                    run = self.run(entry.name)
+                except StoreError as error:
+                    unreadable[entry.name] = str(error)
+                else:
+                    if before is not None:
+                        self._resting.keep(before, run)
+            if run is not None:
+                runs.append(run)
+        self._resting.save({run.run_id for run in runs})
+        return runs, unreadable
+
     @contextmanager
     def at_once(self, run_id: str) -> Iterator[None]:
         """The file is opened once, which costs as much as most questions do."""
@@ -207,50 +228,3 @@ class FileStore(RunTables, ControlTables, CurationTables):
     def _made_store_wide(self) -> AbstractContextManager[sqlite3.Connection]:
         layout.make_private(self.root)
         return connection.create_tables(self.root / "alerts.db", schema.STORE_WIDE, self._control_timeout_s)
-
-
-def _copied(value: Any) -> Any:
-    """JSON that a caller may change; ``deepcopy`` takes ten times as long over what a thousand runs were given."""
-    if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
-
-
-# What was read of files, remembered for as long as they stay as they were.
-
-_T = TypeVar("_T")
-_SETTLED_NS = 2_000_000_000
-"""Younger time stamps are not trusted: the next change might leave the same one."""
-
-Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-def stamp_of(*paths: Path) -> Stamp:
-    """Time, size and identity of each file; None for one that is not there. Opens nothing."""
-    return tuple(_stamp(path) for path in paths)
-
-
-class Unchanged(Generic[_T]):
-    """A value per name, good while the stamp it was kept under is the current one."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[Stamp, _T]] = {}
-
-    def recall(self, name: str, stamp: Stamp) -> _T | None:
-        """The value kept under exactly this stamp."""
-        kept = self._kept.get(name)
-        return kept[1] if kept is not None and kept[0] == stamp else None
-
-    def keep(self, name: str, stamp: Stamp, value: _T) -> None:
-        """Remember ``value``, read after ``stamp`` was taken, unless the files changed only just now."""
-        newest = max((part[0] for part in stamp if part is not None), default=time.time_ns())
-        if time.time_ns() - newest > _SETTLED_NS:
-            self._kept[name] = (stamp, value)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -71,14 +71,19 @@ def existing_files(root: Path, run_id: str) -> RunFiles:
 
 def run_ids(root: Path) -> list[str]:
     """Directories under ``root`` that hold a ``run.db``; none if there is no root yet."""
+    return [entry.name for entry in directories_in(root) if is_there(root / entry.name / "run.db")]
+
+
+def directories_in(root: Path) -> list[os.DirEntry[str]]:
+    """Directories under ``root`` by name, whatever they hold, but hidden ones; none if there is no root yet."""
     try:
         with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(f"cannot list {root} ({error.strerror}); check its permissions") from error
-    return sorted(name for name in names if is_there(root / name / "run.db"))
+    return sorted(found, key=lambda entry: entry.name)
 
 
 def is_there(path: Path) -> bool:

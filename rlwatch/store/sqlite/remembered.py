@@ -1,0 +1,216 @@
+"""Remember what was read of files for as long as they stay as they were: in memory, and what runs at rest say of
+themselves in one file of the store as well, so that a process that lists a thousand runs opens hardly any of theirs.
+
+A run is at rest while nobody writes it and nothing waits in a journal. Whatever changes it makes or removes a file of
+its directory, or leaves another time or size on one of them, so that four time stamps say whether a line of
+``.runs.jsonl`` still holds. The file is no source of anything: lines that are torn, old or somebody else's are left
+out, and it may be removed at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from rlwatch.errors import StoreError
+from rlwatch.records import JSON, Curation, RunInfo, RunState
+from rlwatch.store.sqlite.journal import files_in
+from rlwatch.store.sqlite.rows import dumps, plain
+from rlwatch.version import __version__
+
+_log = logging.getLogger("rlwatch")
+_T = TypeVar("_T")
+_SETTLED_NS = 2_000_000_000
+"""Younger time stamps are not trusted: the next change might leave the same one."""
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp_of(*paths: Path) -> Stamp:
+    """Time, size and identity of each file; None for one that is not there. Opens nothing."""
+    return tuple(_stamp(path) for path in paths)
+
+
+def settled(stamp: Stamp) -> bool:
+    """True if files of this stamp, taken just now, did not change just now as well."""
+    now = time.time_ns()
+    return now - max((part[0] for part in stamp if part is not None), default=now) > _SETTLED_NS
+
+
+class Unchanged(Generic[_T]):
+    """A value per name, good while the stamp it was kept under is the current one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Stamp, _T]] = {}
+
+    def recall(self, name: str, stamp: Stamp) -> _T | None:
+        """The value kept under exactly this stamp."""
+        kept = self._kept.get(name)
+        return kept[1] if kept is not None and kept[0] == stamp else None
+
+    def keep(self, name: str, stamp: Stamp, value: _T) -> None:
+        """Remember ``value``, read after ``stamp`` was taken, unless the files changed only just now."""
+        if settled(stamp):
+            self._kept[name] = (stamp, value)
+
+
+def copied(value: Any) -> Any:
+    """JSON that a caller may change; ``deepcopy`` takes ten times as long over what a thousand runs were given."""
+    if isinstance(value, dict):
+        return {name: copied(one) for name, one in value.items()}
+    return [copied(one) for one in value] if isinstance(value, list) else value
+
+
+def _stamp(path: Path | str) -> tuple[int, int, int] | None:
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - a thousand times a list
+    except OSError:
+        return None
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+
+# Runs at rest, in a file of the store.
+
+NAME = ".runs.jsonl"
+_FILES = ("run.db", "run.db-wal", "control.db")
+_MOST_BYTES_A_RUN, _MOST_BYTES = 1 << 16, 1 << 24
+"""Larger ones are read from their own files: settings may have megabytes."""
+_FIELDS = tuple(field.name for field in fields(RunInfo) if field.name not in {"curation", "tags", "state"})
+_CURATION = tuple(field.name for field in fields(Curation))
+
+
+class _Rest(NamedTuple):
+    """A run at rest: stamps of its directory and of ``_FILES``, and what is to be listed."""
+
+    stamp: Stamp
+    run: RunInfo
+
+
+class RunsAtRest:
+    """What runs of the store in ``root`` said of themselves, good while their files stay as they were."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._path = root, root / NAME
+        self._kept: dict[str, _Rest] = {}
+        self._new: list[str] = []
+        self._lines = -1  # of the file; not read yet
+        self._refused = False
+
+    def recall(self, entry: os.DirEntry[str]) -> RunInfo | None:
+        """The run in this directory of ``root``, if it is known and nothing has changed since."""
+        if self._lines < 0:
+            self._lines = 0
+            self._read()
+        rest = self._kept.get(entry.name)
+        if rest is None or not _holds(rest.stamp, entry):
+            return None
+        run = rest.run
+        return replace(run, config=copied(run.config)) if run.config else run
+
+    def look(self, entry: os.DirEntry[str]) -> Stamp | None:
+        """What :meth:`keep` takes, before the run is read; None where it is not at rest, or changed only just now."""
+        stamp = (_stamp(entry.path), *(_stamp(f"{entry.path}/{name}") for name in _FILES))
+        return stamp if settled(stamp) and not files_in(Path(entry.path)) else None
+
+    def keep(self, stamp: Stamp, run: RunInfo) -> None:
+        """Remember ``run``, read after ``stamp`` was taken."""
+        self._kept[run.run_id] = _Rest(stamp, replace(run, config=copied(run.config)))
+        with suppress(StoreError):  # settings without an end
+            self._new.append(dumps([__version__, stamp, _row(run)]))
+
+    def save(self, there: Collection[str]) -> None:
+        """Add what is new to the file; anew where most of it is old, or of runs that are no longer ``there``."""
+        new, self._new = [line for line in self._new if len(line) <= _MOST_BYTES_A_RUN], []
+        if not new or self._refused:
+            return
+        self._lines += len(new)
+        try:
+            if self._lines > 2 * len(there) + 64:
+                self._rewrite(there)
+            else:
+                _append(self._path, new)
+        except OSError as error:  # a place where we may only read, a full disk: it is faster with it, that is all
+            self._refused = True
+            _log.debug("%s is not kept: %s", self._path, error)
+
+    def _rewrite(self, there: Collection[str]) -> None:
+        rests = [self._kept[name] for name in there if name in self._kept]
+        lines = [dumps([__version__, stamp, _row(run)]) for stamp, run in rests]
+        born = self._path.with_name(f"{NAME}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            _append(born, [line for line in lines if len(line) <= _MOST_BYTES_A_RUN])
+            born.replace(self._path)
+        finally:
+            born.unlink(missing_ok=True)
+        self._lines = len(lines)
+
+    def _read(self) -> None:
+        try:
+            stat = self._path.lstat()
+            if stat.st_uid != os.getuid() or stat.st_size > _MOST_BYTES:
+                return
+            lines = self._path.read_bytes().split(b"\n")
+        except OSError:
+            return
+        for version, stamp, row in _parsed(lines):
+            self._lines += 1
+            if version == __version__:
+                with suppress(KeyError, TypeError, ValueError, AttributeError):
+                    run = _run(row)
+                    self._kept[run.run_id] = _Rest(tuple(part and tuple(part) for part in stamp), run)
+
+
+def _holds(stamp: Stamp, entry: os.DirEntry[str]) -> bool:
+    """Whether the directory is as it was, so that no name came or went, and the files that it had, too."""
+    try:
+        directory = entry.stat()
+    except OSError:
+        return False
+    known = stamp[0]
+    if known is None or (directory.st_mtime_ns, directory.st_size, directory.st_ino) != known:
+        return False
+    files = zip(_FILES, stamp[1:], strict=True)
+    return all(part is None or _stamp(f"{entry.path}/{name}") == part for name, part in files)
+
+
+def _append(path: Path, lines: list[str]) -> None:
+    """In one write; a line that was cut short before stays alone."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, "\n".join(["", *lines, ""]).encode())
+    finally:
+        os.close(file)
+
+
+def _parsed(lines: list[bytes]) -> Iterator[Any]:
+    whole = [line for line in lines if line]
+    try:
+        found = json.loads(b"[" + b",".join(whole) + b"]")
+    except ValueError:  # some line is torn
+        found = []
+        for line in whole:
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return (line for line in found if isinstance(line, list) and len(line) == 3)
+
+
+def _row(run: RunInfo) -> dict[str, JSON]:
+    row = {name: getattr(run, name) for name in _FIELDS}
+    row = {name: plain(value) if isinstance(value, str) else value for name, value in row.items()}
+    curation = [getattr(run.curation, name) for name in _CURATION] if run.curation != Curation() else None
+    return {**row, "tags": run.tags, "state": run.state.value, "curation": curation}
+
+
+def _run(row: dict[str, Any]) -> RunInfo:
+    edited = row["curation"]
+    curation = Curation(*edited[:-1], tuple(edited[-1])) if edited else Curation()
+    known = {**row, "tags": tuple(row["tags"]), "state": RunState(row["state"]), "curation": curation}
+    return RunInfo(**known)
