@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -55,10 +56,14 @@ def unprivileged() -> dict[str, object]:
 
 @dataclass
 class PostgresServer:
-    """One cluster, started and stopped at will. Writes survive its death, not the machine's: fsync is off."""
+    """One cluster, started and stopped at will. Writes survive its death, not the machine's: fsync is off.
+
+    ``also``: settings besides the tests' own, or instead of them.
+    """
 
     directory: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="rlwpg")))
     port: int = 0
+    also: Mapping[str, object] = field(default_factory=dict)
     process: subprocess.Popen | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +102,7 @@ class PostgresServer:
             "max_connections": 60,
             "shared_buffers": "32MB",
             "max_wal_size": "256MB",
+            **self.also,
         }
         flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with (self.directory / "log").open("ab") as log:
