@@ -6,7 +6,7 @@
 A PostgreSQL of its own on the same machine (fsync off, as in the tests). Runs are real ones of ``rlwatch.init``, ten
 in a process, judged and forecast as ever. Every call of ``run.log`` is timed; in the end every row, value and token
 record is read back. ``lost``, ``doubled``, ``dropped``, ``raised`` must be 0, or the exit code is 1. ``--beside`` does
-the same into directories first, to have something to hold the calls against on a busy machine. Where the disk fills up it
+the same into directories first, to have something to hold the calls against on a busy machine. The disk that fills up
 is a tmpfs, which takes root.
 """
 

@@ -205,12 +205,12 @@ def _parsed(lines: list[bytes]) -> Iterator[Any]:
 def _row(run: RunInfo) -> dict[str, JSON]:
     row = {name: getattr(run, name) for name in _FIELDS}
     row = {name: plain(value) if isinstance(value, str) else value for name, value in row.items()}
-    curation = [getattr(run.curation, name) for name in _CURATION] if run.curation != Curation() else None
+    curation = {name: getattr(run.curation, name) for name in _CURATION} if run.curation != Curation() else None
     return {**row, "tags": run.tags, "state": run.state.value, "curation": curation}
 
 
 def _run(row: dict[str, Any]) -> RunInfo:
     edited = row["curation"]
-    curation = Curation(*edited[:-1], tuple(edited[-1])) if edited else Curation()
+    curation = Curation(**{**edited, "logged_tags": tuple(edited["logged_tags"])}) if edited else Curation()
     known = {**row, "tags": tuple(row["tags"]), "state": RunState(row["state"]), "curation": curation}
     return RunInfo(**known)
