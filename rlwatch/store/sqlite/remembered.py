@@ -95,7 +95,7 @@ class _Rest(NamedTuple):
 
 
 class RunsAtRest:
-    """What runs of the store in ``root`` said of themselves, good while their files stay as they were."""
+    """Memory of what runs of the store in ``root`` said of themselves, good while their files stay as they were."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._path = root, root / NAME
@@ -116,7 +116,7 @@ class RunsAtRest:
         return replace(run, config=copied(run.config)) if run.config else run
 
     def look(self, entry: os.DirEntry[str]) -> Stamp | None:
-        """What :meth:`keep` takes, before the run is read; None where it is not at rest, or changed only just now."""
+        """Stamp for :meth:`keep`, before the run is read; None where it is not at rest, or changed only just now."""
         stamp = (_stamp(entry.path), *(_stamp(f"{entry.path}/{name}") for name in _FILES))
         return stamp if settled(stamp) and not files_in(Path(entry.path)) else None
 
@@ -169,7 +169,7 @@ class RunsAtRest:
 
 
 def _holds(stamp: Stamp, entry: os.DirEntry[str]) -> bool:
-    """Whether the directory is as it was, so that no name came or went, and the files that it had, too."""
+    """True if the directory is as it was, so that no name came or went, and the files that it had, too."""
     try:
         directory = entry.stat()
     except OSError:
