@@ -122,7 +122,8 @@ def show_head(run_id: str) -> None:
         ending = ending_words(run, health, now, vitals.pace)
         clauses = alerts if verdict is None else []  # what became of it is told below
         st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(clauses, ending)))
-        _moved_on(run, due=commands.reset_due(alerts), paused=pause is not None)
+        if st.session_state.get(CONTROLS_SHOW) not in (None, _shown(run, alerts, paused=pause is not None)):
+            st.rerun()
 
 
 def _name(run: RunInfo) -> Markup:
@@ -168,13 +169,16 @@ def _why(alerts: list[Alert], ending: str) -> Markup:
     return el("div", el("span", label, cls="label"), *parts, cls="rl-why")
 
 
-def _moved_on(run: RunInfo, *, due: bool, paused: bool) -> None:
-    """Redraw the page's controls when they no longer show the run's state, its length, what is due or a pause."""
-    shows = (run.run_id, run.state.value, run.attempt, charts.slider_end(queries.outline(run).last), due, paused)
-    before = st.session_state.get("head-shows")
-    st.session_state["head-shows"] = shows
-    if before is not None and before[0] == run.run_id and before != shows:
-        st.rerun()
+CONTROLS_SHOW = "controls-show"
+"""Session key of what the controls below the head were drawn for; not there while the page is being drawn whole: a head
+that drew it anew then, because the run moved on meanwhile, would keep a fast run's controls from ever being reached.
+"""
+
+
+def _shown(run: RunInfo, alerts: Sequence[Alert], *, paused: bool) -> tuple[object, ...]:
+    """What the controls depend on: the run's state, its length, what is due, a pause."""
+    end = charts.slider_end(queries.outline(run).last)
+    return (run.run_id, run.state.value, run.attempt, end, commands.reset_due(alerts), paused)
 
 
 # The page: head, cause, controls, history, forecast, charts.
@@ -199,7 +203,9 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     live = run.state is RunState.RUNNING and wanted
     every = layout.REFRESH_S if live else None
     board.library()
-    asked = queries.commands(run.run_id)
+    st.session_state.pop(CONTROLS_SHOW, None)
+    asked, alerts = queries.commands(run.run_id), queries.alerts(run.run_id)
+    paused = pause_of(run, asked, time.time()) is not None
     commands.dialog_if_open(run)
     _part(show_head, every, run.run_id)
     _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
@@ -208,19 +214,20 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     charts_at, drawer_at = st.columns([3.4, 1], gap="medium") if beside else (st.container(), None)
     if drawer_at is not None:
         with drawer_at, st.container(key="drawer"):
-            _drawer(run, every, asked)
+            _drawer(run, every, asked, paused=paused)
     with charts_at:
         _part(run_board.show_charts, every, run.run_id, go_to_tokens)
     for name, panel in usable("rlwatch.panels").items():
         _part(show_panel, every, name, panel, run.run_id)
+    st.session_state[CONTROLS_SHOW] = _shown(run, alerts, paused=paused)
 
 
-def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command]) -> None:
+def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paused: bool) -> None:
     """Cause and cure, commands, forecast, how the run was started: beside the charts, on a phone above them."""
-    now = time.time()
     _part(show_cause, every, run.run_id)
-    _buttons(run, paused=pause_of(run, asked, now) is not None)
-    _part(run_history.show_commands, COMMAND_REFRESH_S if commands.waiting(asked, now) else every, run.run_id)
+    _buttons(run, paused=paused)
+    waiting = commands.waiting(asked, time.time())
+    _part(run_history.show_commands, COMMAND_REFRESH_S if waiting else every, run.run_id)
     _part(run_forecast.show_forecast, every, run.run_id)
     run_about.show_about(run)
 

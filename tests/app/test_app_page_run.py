@@ -18,6 +18,7 @@ from app_world import (
     tables,
     write_run,
 )
+from streamlit.testing.v1 import AppTest
 
 from rlwatch.records import Event, RunState
 
@@ -38,6 +39,27 @@ def test_a_healthy_run_shows_its_charts_by_family(store_dir):
     assert len(drawn(panels(page)["reward/mean"])) == 30
     assert "healthy" in html(page)
     assert not page.warning
+
+
+def test_a_page_that_is_drawn_whole_is_drawn_once_however_far_the_run_has_come_since(store_dir):
+    """A head that began it anew for each look behind the run's pace would keep the commands from ever being reached."""
+
+    def script():
+        import streamlit as st
+        from rlwatch_app.run_page import page
+
+        st.session_state["drawn"] = st.session_state.get("drawn", 0) + 1
+        page(lambda run_id, step: None)
+
+    write_run(store_dir)
+    page = AppTest.from_function(script, default_timeout=120)
+    page.query_params["run"] = "run-1"
+    page.run()
+    write_run(store_dir, steps=300)
+    page.run()
+    assert no_traceback(page)
+    assert page.slider[0].max == 300
+    assert page.session_state["drawn"] == 2
 
 
 def test_the_strip_holds_what_tells_most_on_one_axis(store_dir):

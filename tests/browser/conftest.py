@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 from preloaded import Program
 from real_dashboard import ROOT, environment
-from waiting import until
+from waiting import PATIENCE_MS, patient, until
 
 from rlwatch.cli import ui
 from rlwatch.cli.app_login import Login, Token, place
 from rlwatch.store.url import open_store
 
 HERE = Path(__file__).resolve().parent
-PATIENCE_MS = 120_000
-"""How long a page is waited for: far longer than it takes on a busy machine, since nothing is asserted of its speed."""
 HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
 """Streamlit probes for a base path on deep links; two 404s belong to it."""
 
@@ -170,11 +168,10 @@ def page(browser, request):
     """A fresh page, logged in as operator ann, that fails its test on any script error or breach of the content policy;
     its last picture is kept in ``screenshots/``.
     """
-    context = browser.new_context(viewport={"width": 1500, "height": 1000})
+    context = patient(browser, viewport={"width": 1500, "height": 1000})
     for name in {"app", "shared_app"} & set(request.fixturenames):
         log_in(context, request.getfixturevalue(name))
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
     errors = []
     page.on("pageerror", lambda error: errors.append(f"error: {error}"))
     page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
@@ -193,7 +190,7 @@ def joined(browser):
     contexts = []
 
     def join(app, role, name, **screen):
-        contexts.append(browser.new_context(**screen))
+        contexts.append(patient(browser, **screen))
         log_in(contexts[-1], app, role, name)
         return contexts[-1].new_page()
 

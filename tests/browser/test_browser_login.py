@@ -12,6 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 from real_dashboard import Dashboard
+from waiting import patient
 
 from rlwatch.records import RunInfo, StepRecord
 from rlwatch.store.url import open_store
@@ -191,7 +192,7 @@ def test_guessing_is_slowed_down_and_nobody_else_is(tmp_path):
 
 def test_a_person_logs_in_by_the_form_and_leaves(dashboard, browser):
     """To the page they wanted; by the token or by the whole link. After leaving, nothing is shown."""
-    context = browser.new_context()
+    context = patient(browser)
     page = context.new_page()
     page.goto(f"{dashboard.url}/run?run=r")
     page.get_by_label("Token").fill("wrong")
@@ -242,7 +243,7 @@ def test_a_page_elsewhere_can_link_here_and_nothing_else(dashboard, browser, els
     notwithstanding.
     """
     served, port = elsewhere
-    context = browser.new_context()
+    context = patient(browser)
     page = context.new_page()
     page.goto(dashboard.links["operator"])
     expect(page.get_by_role("link", name="seed3")).to_be_visible()

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 from real_dashboard import ROOT, Dashboard
-from waiting import until
+from test_browser_commands import choose
+from waiting import patient, until
 
 from rlwatch.cli import ui
 from rlwatch.records import CommandStatus
@@ -85,7 +86,8 @@ def proxied(tmp_path):
 def test_a_command_is_sent_through_the_documented_proxy(proxied, train, browser):
     """Under the base path, over TLS, in the name that the proxy knows, whatever the browser claims."""
     trainer = train("live_loop.py", steps=5)
-    context = browser.new_context(
+    context = patient(
+        browser,
         ignore_https_errors=True,
         http_credentials={"username": "emmy", "password": "ideals"},
         extra_http_headers={"X-Remote-User": "root", "X-Rlwatch-Name": "root", "X-Rlwatch-Role": "operator"},
@@ -102,9 +104,7 @@ def test_a_command_is_sent_through_the_documented_proxy(proxied, train, browser)
     page.get_by_role("link", name=trainer.name).click()
     expect(page).to_have_url(f"{proxied.url}/run?run={trainer.run_id}")
     expect(page.locator(".rl-who")).to_contain_text("emmy · operator")
-    page.get_by_role("button", name="Commands", exact=True).click()
-    page.get_by_text("Save checkpoint…", exact=True).click()
-    dialog = page.get_by_role("dialog")
+    dialog = choose(page, "Save checkpoint…")
     expect(dialog).to_contain_text("In the name of emmy (operator)")
     dialog.get_by_role("button", name="Send").click()
     store = open_store(proxied.dashboard.store)
