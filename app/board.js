@@ -1,6 +1,6 @@
 // Charts of a run on one axis: uPlot draws, here is what surrounds it: marks, tooltip, zoom, pins.
 // Data become text nodes and pixels: nothing here builds HTML from data.
-const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000;
+const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3;
 
 function el(tag, className, text) {
   const node = document.createElement(tag);
@@ -332,6 +332,7 @@ class Board {
   constructor(host) {
     this.host = host;
     this.charts = new Map();
+    this.opened = new Set(); // of the sections that a narrow page folds
     this.strip = el("div", "strip");
     this.lane = el("div", "lane");
     this.rest = el("div", "rest");
@@ -352,7 +353,12 @@ class Board {
     this.data = component.data;
     this.data.marks = this.data.marks ?? [];
     if (this.wanted && (String(this.wanted) === String(this.data.asked) || Date.now() - this.since > PATIENCE_MS)) this.wanted = undefined;
+    this.paint();
+  }
+
+  paint() {
     this.host.dataset.view = JSON.stringify(this.view());
+    this.narrow = this.host.clientWidth < NARROW_PX;
     const kept = new Set();
     this.drawStrip(kept);
     this.drawSections(kept);
@@ -418,7 +424,7 @@ class Board {
   }
 
   drawStrip(kept) {
-    const narrow = this.host.clientWidth < 560, many = this.data.strip ?? [];
+    const narrow = this.host.clientWidth < NARROW_PX, many = this.data.strip ?? [];
     this.strip.hidden = !many.length;
     many.forEach((panel, i) => {
       const make = () => {
@@ -439,6 +445,24 @@ class Board {
     });
   }
 
+  // On a phone a page of many sections is a list of their names, but for what was starred or searched for.
+  folds(section) {
+    return this.host.clientWidth < NARROW_PX && this.data.sections.length > FEW && !["pinned", "found"].includes(section.key);
+  }
+
+  heading(node, section, folds, open) {
+    const head = node.querySelector("h3");
+    head.hidden = !section.title;
+    if (!folds) return void (head.textContent = section.title);
+    if (head.firstElementChild?.textContent !== section.title) {
+      head.replaceChildren(button("fold", section.title, "", () => {
+        if (!this.opened.delete(section.key)) this.opened.add(section.key);
+        this.paint();
+      }));
+    }
+    head.firstElementChild.setAttribute("aria-expanded", String(open));
+  }
+
   drawSections(kept) {
     const nodes = (this.data.sections ?? []).map((section) => {
       const id = `section-${section.key}`;
@@ -449,14 +473,15 @@ class Board {
         node.append(el("h3"), el("div", "grid"), el("div", "foot"));
         this.rest.append(node);
       }
-      node.querySelector("h3").textContent = section.title;
-      node.querySelector("h3").hidden = !section.title;
+      const folds = this.folds(section), open = !folds || this.opened.has(section.key);
+      this.heading(node, section, folds, open);
       const grid = node.querySelector(".grid");
       node.style.setProperty("--columns", Math.min(Math.max(section.panels.length, 1), 3));
       node.style.setProperty("--span", section.span || Math.min(Math.max(section.panels.length, 1), 3));
-      for (const panel of section.panels) this.drawPanel(section, panel, grid, kept);
+      if (open) for (const panel of section.panels) this.drawPanel(section, panel, grid, kept);
       const foot = node.querySelector(".foot");
       foot.replaceChildren();
+      if (!open) return node;
       if (section.more) {
         const label = section.open ? `hide ${section.more}` : `${section.more} more`;
         const open = button("more", label, `${label} charts of ${section.title}`, () => this.ask({ kind: "more", section: section.key }));
@@ -602,6 +627,7 @@ class Board {
   }
 
   resize() {
+    if (this.data && this.host.clientWidth && this.narrow !== this.host.clientWidth < NARROW_PX) this.paint(); // it was turned
     for (const { chart } of this.charts.values()) chart.resize();
     if (this.data) { this.drawLane(); this.tell(); }
   }

@@ -151,9 +151,10 @@ def judge(
 
 
 def _ended(run: RunInfo, verdict: Verdict | None) -> Health:
-    """A run that ended by itself: what became of it, and only where that is well, how its writer said it ended."""
+    """A run that ended by itself: what became of it; where that is well or unknown, also how its writer ended it."""
     if verdict is None or verdict.word not in ENDED:
-        return Health(Word.UNFINISHED if run.state is RunState.UNFINISHED else Word.FINISHED, run.state_reason)
+        why = "; ".join(filter(None, (verdict.text if verdict is not None else "", run.state_reason)))
+        return Health(Word.UNFINISHED if run.state is RunState.UNFINISHED else Word.FINISHED, why)
     _, _, why = verdict.text.partition(": ")
     return Health(ENDED[verdict.word], why, verdict.at)
 

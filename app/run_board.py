@@ -257,7 +257,8 @@ def _titled(
     low, high = made.range
     for level, _ in rules:
         low, high = min(low, level), max(high, level * 1.1)
-    return replace(made, title=title, band=band, rules=rules, range=(low, high), sub=made.title)
+    unit = " × alarm" if title == "risk" else ""
+    return replace(made, title=title, band=band, rules=rules, range=(low, high), sub=made.title, unit=unit)
 
 
 def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Panel]) -> list[board.Section]:

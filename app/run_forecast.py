@@ -9,7 +9,7 @@ import streamlit as st
 
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import limit_sentence
-from rlwatch.records import RunInfo
+from rlwatch.records import RunInfo, RunState
 
 from . import charts, layout, queries
 from . import format as fmt
@@ -140,7 +140,8 @@ def show_forecast(run_id: str) -> None:
         forecasts = queries.run_forecasts(run, (shown.low, shown.high))
         if forecasts is None:
             return
-        st.html(el("div", "Forecast", cls="rl-family"))
+        over = run.state is not RunState.RUNNING
+        st.html(el("div", "Forecast at its end" if over else "Forecast", cls="rl-family"))
         st.html(joined(forecast_facts(forecasts)))
         if forecasts.traces:
             st.html(joined(driver_bars(forecasts.newest, layout.ink())))

@@ -73,6 +73,8 @@ MOST_BUTTONS = 5
 
 MOST = 100
 """Rows a table shows; the older ones are counted."""
+FEW = 6
+"""Those of them that a phone shows at first."""
 
 FINDING_COLUMNS = (
     table.Column("severity", "tight"),
@@ -85,7 +87,7 @@ FINDING_COLUMNS = (
 TOKENS_COLUMN = table.Column("tokens", "tight")
 EVENT_COLUMNS = (table.Column("step", "right tight"), table.Column("event", "tight"), table.Column("what", "long"))
 COMMAND_COLUMNS = (
-    table.Column("command", "tight"),
+    table.Column("command", "tight lead"),
     table.Column("status", "tight"),
     table.Column("result", "long"),
     table.Column("why", "long middling"),
@@ -131,7 +133,7 @@ def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: 
     rows = [finding_row(finding) for finding in newest]
     if linked:
         rows = [table.Row([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
-    opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows)
+    opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows, few=FEW)
     if opened is not None:
         go_to_tokens(localised.run_id, int(opened))
     _older(found, newest)
@@ -170,7 +172,7 @@ def show_events(happened: Sequence[Event]) -> None:
         return
     st.html(el("div", "Events", cls="rl-family"))
     rows = [event_row(event) for event in list(reversed(happened))[:MOST]]
-    table.show("events", EVENT_COLUMNS, rows)
+    table.show("events", EVENT_COLUMNS, rows, few=FEW)
     _older(happened, rows)
 
 
@@ -192,7 +194,7 @@ def show_commands(run_id: str) -> None:
         waiting = commands.waiting(asked, now)
         if asked:
             st.html(el("div", "Commands", cls="rl-family"))
-            table.show("commands", COMMAND_COLUMNS, [command_row(c, now) for c in reversed(asked)])
+            table.show("commands", COMMAND_COLUMNS, [command_row(c, now) for c in reversed(asked)], few=FEW)
             _cancelling([c for c in asked if c.status in CANCELLABLE and not commands.missed(c, now)])
         if st.session_state.get("was-waiting", waiting) != waiting:
             st.session_state["was-waiting"] = waiting

@@ -135,7 +135,7 @@ def _facts(run: RunInfo, health: Health, step_s: float | None, now: float) -> Ma
     facts = [
         _fact("step", fmt.step(run.last_step)),
         _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
-        _fact("last step", fmt.age(run.last_ts, now)),
+        _fact("last step", fmt.age(run.last_ts, now) if run.last_ts else ""),
         _fact("attempt", str(run.attempt)),
         _fact("started", fmt.age(run.created_at, now)),
         _fact("source", fmt.shorten(run.source, 40)),

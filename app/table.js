@@ -152,6 +152,21 @@ function heading(column, context) {
   return th;
 }
 
+// On a phone the rows beyond the first few are cards behind a button.
+const ALL_ROWS = "all rows";
+
+function more(rest, { opened }) {
+  const button = el("button", "more", `${rest.length} more`);
+  button.type = "button";
+  button.addEventListener("click", () => {
+    opened.add(ALL_ROWS);
+    for (const tr of rest) tr.classList.remove("over");
+    rest[0].querySelector(REACHED)?.focus();
+    button.remove();
+  });
+  return button;
+}
+
 // What stands open, by page and table: kept outside the table's own node, which the page may make anew.
 const OPENED = (globalThis.rlwatchOpened ??= new Map());
 
@@ -205,7 +220,9 @@ export default function (component) {
   const body = el("tbody");
   for (const one of data.rows) body.append(row(data.columns, one, context));
   table.append(thead, body);
+  const rest = data.few && !context.opened.has(ALL_ROWS) ? [...body.children].slice(data.few) : [];
+  for (const tr of rest) tr.classList.add("over");
   const focused = placeOf(host, host.getRootNode().activeElement);
-  host.replaceChildren(table);
+  host.replaceChildren(table, ...(rest.length ? [more(rest, context)] : []));
   if (focused) at(host, focused)?.focus({ preventScroll: true });
 }

@@ -22,7 +22,8 @@ NAME_LIMIT = 80
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow).
+    """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``lead``
+    (the head of a card, on a phone).
 
     ``sort``: what a click on its head asks for (``""``: nothing); ``sorted``: ``ascending`` or ``descending`` now.
     """
@@ -122,12 +123,15 @@ def show(
     on_open: Callable[[str], None] | None = None,
     on_pick: Callable[[Mapping[str, bool]], None] | None = None,
     on_sort: Callable[[str], None] | None = None,
+    few: int = 0,
 ) -> str | None:
     """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew,
     ``on_pick`` of the rows whose boxes were ticked or cleared, ``on_sort`` of what the head of a column asks for.
+    ``few``: rows that a phone shows, the others behind a button; 0: all.
     """
     data = {
         "name": key,
+        "few": few,
         "columns": [asdict(column) for column in columns],
         "rows": [
             {

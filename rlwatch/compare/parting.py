@@ -57,8 +57,9 @@ class Parting:
 
     ``at``: the first place (a step, unless aligned otherwise) from which the difference stayed beyond chance, where it
     was ``left`` in the one and ``right`` in the other run; ``together``: the place before, None where they were apart
-    from the first rows on. ``times``: the difference there as a multiple of what separated them before (infinite where
-    nothing did, or where one is not finite). ``until``: where they came together again, None: they did not.
+    from the first rows on. ``times``: how far the difference moved there from what it was, ``before``, as a multiple
+    of how far it moved before (infinite where it did not, or where one is not finite). ``until``: where they came
+    together again, None: they did not.
     """
 
     metric: str
@@ -68,6 +69,7 @@ class Parting:
     times: float
     together: float | None = None
     until: float | None = None
+    before: float = 0.0
 
     @property
     def apart_from_start(self) -> bool:
@@ -92,6 +94,8 @@ class Parting:
         """Size of it beside what separated them before."""
         if not (math.isfinite(self.left) and math.isfinite(self.right)):
             return "both were finite before"
+        if math.isinf(self.times) and self.before:
+            return f"always {number(abs(self.before))} apart before"
         if math.isinf(self.times):
             return "nothing separated them before"
         return f"{number(self.times, 2)} times what separated them before"
@@ -175,9 +179,10 @@ def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | N
     if place is None:
         return _different_at_once(metric, x, a, b)
     at, until = place
-    before = np.abs(a[:at] - b[:at])
-    usual = max(GAUSSIAN * float(np.median(before)), _own_noise(a[:at]), _own_noise(b[:at]))
-    apart = abs(float(a[at] - b[at]))
+    before = a[:at] - b[:at]
+    offset = float(np.median(before))
+    usual = max(GAUSSIAN * float(np.median(np.abs(before - offset))), _own_noise(a[:at]), _own_noise(b[:at]))
+    apart = abs(float(a[at] - b[at]) - offset)
     return Parting(
         metric,
         float(x[at]),
@@ -186,6 +191,7 @@ def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | N
         apart / usual if usual > 0 else math.inf,
         float(x[at - 1]),
         None if until is None else float(x[until]),
+        offset,
     )
 
 

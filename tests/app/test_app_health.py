@@ -71,7 +71,7 @@ def test_among_equals_the_first_to_begin_is_the_reason():
     ],
 )
 def test_a_run_that_ended_is_called_by_what_became_of_it(became, expected):
-    """An imported collapse is no grey tick; one that ended well is finished, as its writer says."""
+    """An imported collapse is no grey tick; one that ended well is finished, and why that is known, as its writer says."""
     over = replace(LIVE, state=RunState.FINISHED, state_reason="imported from a log")
     verdict = Verdict(Severity.CRITICAL, f"{became.value}: entropy collapse from step 12", word=became, at=12)
 
@@ -79,7 +79,7 @@ def test_a_run_that_ended_is_called_by_what_became_of_it(became, expected):
 
     well = expected is Word.FINISHED
     assert (health.word, health.needs_you) == (expected, False)
-    assert health.why == ("imported from a log" if well else "entropy collapse from step 12")
+    assert health.why == (f"{verdict.text}; imported from a log" if well else "entropy collapse from step 12")
     assert (health.look == LOOKS[Word.FINISHED]) is well
 
 

@@ -1,8 +1,13 @@
 """Every page for people who see or move otherwise: axe finds nothing, and what the keyboard reaches shows that it did."""
 
+import re
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
+from test_browser_pages import write
+
+from rlwatch.records import RunState
 
 pytestmark = pytest.mark.browser
 
@@ -73,3 +78,30 @@ def test_on_a_phone_the_strip_is_above_the_fold_and_nothing_is_wider_than_the_sc
     for address in PAGES:
         opened(page, f"{shared_app}{address}")
         assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390, address
+
+
+def test_on_a_phone_families_open_at_a_tap_and_stay_so_through_a_search(shared_app, page, shared_store):
+    """A list of names first; on a desk nothing is folded."""
+    more = {"entropy": 1.0, "grad_norm": 1.0, "mismatch/k3": 0.1, "completions/mean_length": 9.0}
+    write(shared_store, "families", steps=range(1, 101), metrics=more, end=RunState.FINISHED)
+    page.set_viewport_size({"width": 390, "height": 844})
+    opened(page, f"{shared_app}/run?run=families")
+    below = page.locator(".st-key-board-all")
+    heads, charts = below.get_by_role("button", expanded=False), below.locator("figure.panel")
+    expect(below.get_by_role("button", name="Reward", exact=True)).to_have_attribute("aria-expanded", "false")
+    expect(charts).to_have_count(0)
+    many = heads.count()
+    below.get_by_role("button", name="Reward", exact=True).click()
+    expect(charts.first).to_be_visible()
+    expect(heads).to_have_count(many - 1)
+    page.get_by_role("textbox", name="Find a metric").fill("entropy")
+    page.keyboard.press("Enter")
+    expect(below.get_by_role("heading", name=re.compile("metrics match"))).to_be_visible()
+    expect(charts.first).to_contain_text("entropy")
+    page.get_by_role("textbox", name="Find a metric").fill("")
+    page.keyboard.press("Enter")
+    expect(below.get_by_role("button", name="Reward", exact=True)).to_have_attribute("aria-expanded", "true")
+    page.set_viewport_size({"width": 1500, "height": 1000})
+    expect(below.get_by_role("button", name="Reward", exact=True)).to_have_count(0)
+    expect(below.get_by_role("heading", name="Reward")).to_be_visible()
+    expect(charts.nth(2)).to_be_visible()

@@ -68,6 +68,17 @@ def test_the_evidence_is_a_sentence():
     assert 10 < found.times < 100
 
 
+def test_of_runs_that_were_always_apart_it_is_the_change_that_is_measured():
+    """A learning rate that was half as large and then was raised, not less than what separated them."""
+    x = np.arange(60.0)
+    raised = np.where(x < 40, 3e-4, 3e-4 * 1.08 ** (x - 39))
+    found = parting("optim/lr", rows(raised), rows(np.full(60, 2e-4)))
+
+    assert found is not None
+    assert (found.at, found.times) == (40, INF)
+    assert found.text() == "optim/lr parted at 40: 0.000324 against 0.0002, always 0.0001 apart before"
+
+
 def test_a_difference_that_is_there_from_the_first_row_is_no_event():
     """Another learning rate is a setting; what parts later comes before it."""
     one, other = sound(200, 3), sound(200, 4)
