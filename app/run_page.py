@@ -176,7 +176,7 @@ that drew it anew then, because the run moved on meanwhile, would keep a fast ru
 
 
 def _shown(run: RunInfo, alerts: Sequence[Alert], *, paused: bool) -> tuple[object, ...]:
-    """What the controls depend on: the run's state, its length, what is due, a pause."""
+    """Facts that the controls depend on: the run's state, its length, what is due, a pause."""
     end = charts.slider_end(queries.outline(run).last)
     return (run.run_id, run.state.value, run.attempt, end, commands.reset_due(alerts), paused)
 

@@ -184,7 +184,8 @@ def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> Non
     from rlwatch.integrations.trl import watch
 
     trainer = build_trainer(recipe, directory)
-    watch(trainer, project="demo", name=f"sort{DIGITS}-seed{recipe.seed}", store=store, config_file=config_file)
+    name, kept = f"sort{DIGITS}-seed{recipe.seed}", {"completions": True, "text": True}
+    watch(trainer, project="demo", name=name, store=store, config_file=config_file, **kept)
     trainer.train()
 
 
