@@ -88,6 +88,11 @@ def warn(text: str) -> None:
     errors().print(for_terminal(text), style="yellow", soft_wrap=True)
 
 
+def aside(text: str, style: str = "") -> None:
+    """One line on stderr beside what a script takes from stdout; control characters made visible."""
+    errors().print(for_terminal(text), style=style or None, soft_wrap=True)
+
+
 def print_json(value: object) -> None:
     """``value`` as strict JSON, alone on stdout."""
     sys.stdout.write(dumps(value) + "\n")

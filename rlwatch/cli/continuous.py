@@ -10,27 +10,32 @@ from rlwatch.records import Severity
 from rlwatch.wording import cut, for_markdown, one_line
 
 if TYPE_CHECKING:
-    from rlwatch.scanner import Alarm, Report
+    from rlwatch.cli.scan import Scanned
+    from rlwatch.errors import ImportFormatError
+    from rlwatch.scanner import Alarm
 
-Found = Sequence[tuple[str, "Report"]]
-"""Log and report of each run."""
+    Found = Sequence[Scanned]
+    Problems = Sequence[ImportFormatError]
+    """Why a log could not be read."""
+
 _LEVELS = {Severity.CRITICAL: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 LONGEST = 600
 _WITHIN_XML = str.maketrans({code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in (9, 10, 13)})
 """Characters that no XML document may hold."""
 
 
-def workflow_commands(found: Found) -> str:
-    """A line of workflow commands for each alarm, and one for the verdict of each run.
+def workflow_commands(found: Found, problems: Problems = ()) -> str:
+    """A line of workflow commands for each alarm, for the verdict of each run, and for each log that was left out.
 
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
     lines = []
-    for log, report in found:
+    for log, report, _ in found:
         for alarm in worst(report.alarms):
             title = f"{report.run}: {alarm.kind} at step {alarm.step}"
             lines.append(_command(_LEVELS[alarm.severity], log, title, alarm.reason))
         lines.append(_command("notice", log, f"{report.run}: verdict", report.view.verdict.text))
+    lines += [_command("warning", one.source, "not read", one.problem) for one in problems]
     return "\n".join(lines)
 
 
@@ -46,10 +51,13 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def junit(found: Found) -> str:
-    """A suite for each run: a case for the verdict, and one for each kind of alarm, failed where it was critical."""
+def junit(found: Found, problems: Problems = ()) -> str:
+    """A suite for each run: a case for the verdict, and one for each kind of alarm, failed where it was critical.
+
+    A log that could not be read is a case with an error.
+    """
     root = ET.Element("testsuites", name="rlwatch")
-    for log, report in found:
+    for log, report, _ in found:
         alarms = worst(report.alarms)
         failed = [alarm for alarm in alarms if alarm.severity is Severity.CRITICAL]
         suite = ET.SubElement(
@@ -60,6 +68,13 @@ def junit(found: Found) -> str:
         for alarm in alarms:
             said = f"step {alarm.step}: {alarm.reason}"
             _case(suite, report.run, alarm.kind, said if alarm in failed else "", said)
+    for one in problems:
+        log = _xml(one.source)
+        suite = ET.SubElement(
+            root, "testsuite", name=log, file=log, tests="1", failures="0", errors="1", skipped="0"
+        )  # fmt: skip
+        case = ET.SubElement(suite, "testcase", classname=log, name="read")
+        ET.SubElement(case, "error", message=_xml(cut(one.problem, LONGEST)))
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
@@ -75,13 +90,16 @@ def _xml(text: str) -> str:
     return text.translate(_WITHIN_XML)
 
 
-def table(found: Found) -> str:
-    """A table of Markdown: log, run, steps, verdict, and the alarms at their worst."""
+def table(found: Found, problems: Problems = ()) -> str:
+    """A table of Markdown: log, run, steps, verdict, and the alarms at their worst; then logs that were left out."""
     lines = ["| run | steps | verdict | alarms |", "|---|---|---|---|"]
-    for log, report in found:
+    for log, report, _ in found:
         name = report.run if report.run in log else f"{report.run} ({log})"
         alarms = ", ".join(f"{alarm.kind} {alarm.severity.value} at {alarm.step}" for alarm in worst(report.alarms))
         cells = (name, str(report.steps), cut(report.view.verdict.text, LONGEST), alarms or "none")
+        lines.append("| " + " | ".join(for_markdown(one_line(cell, LONGEST)) for cell in cells) + " |")
+    for one in problems:
+        cells = (one.source, "", f"not read: {one.problem}", "")
         lines.append("| " + " | ".join(for_markdown(one_line(cell, LONGEST)) for cell in cells) + " |")
     return "\n".join(lines)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, progress_bar, reading, say
+from rlwatch.cli.console import aside, print_json, progress_bar, reading, say
+from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import (
     Format,
     FormatOption,
@@ -62,7 +63,8 @@ def import_log(
 ) -> None:
     """Copy a log's records and findings into the store as finished runs; prints their ids.
 
-    An id the store has already is refused, and then nothing is imported.
+    An id the store has already is refused, and then nothing is imported. What the names in the log were read as is
+    told on stderr.
     """
     from rlwatch.importers import read_log
 
@@ -90,8 +92,9 @@ def import_log(
     if output is Format.JSON:
         print_json(rows)
     else:
-        for row in rows:
+        for row, info, imported in zip(rows, infos, runs, strict=True):
             say(row["run_id"])
+            print_names({name for record in imported.records for name in record.metrics}, info.source, aside)
 
 
 def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> dict[str, JSON]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from rlwatch.cli.console import print_json, progress_bar, reading, say, warn
-from rlwatch.cli.fetching import fetched
+from rlwatch.cli.fetching import STDIN, fetched
+from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import (
     ConfigOption,
     PatternOption,
@@ -34,10 +34,9 @@ from rlwatch.wording import step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rlwatch.errors import ImportFormatError
     from rlwatch.scanner import Report
 
-SHOWN = 12
-"""Names in a line."""
 EPILOG = examples(
     "rlwatch scan train.log",
     "rlwatch scan trainer_state.json --format json | jq .alarms",
@@ -56,6 +55,14 @@ class Output(StrEnum):
     GITHUB = "github"
     JUNIT = "junit"
     MARKDOWN = "markdown"
+
+
+class Scanned(NamedTuple):
+    """Report of one run, its log as it was named, and the names in it."""
+
+    log: str
+    report: Report
+    names: tuple[str, ...]
 
 
 def scan(
@@ -91,11 +98,11 @@ def scan(
     Exit code 0: no critical alarm, 1: a critical alarm, 2: no log could be read (of several, each that could not is
     named on stderr). With --format json a log of one run gives one object, more runs a list.
     """
-    found = scanned(logs, run, format_of(read_as, pattern), source, config)
-    reports = [report for _, report in found]
+    found, problems = scanned(logs, run, format_of(read_as, pattern), source, config)
+    reports = [one.report for one in found]
     if output is Output.TEXT:
-        for report in reports:
-            print_report(report, everything=everything)
+        for one in found:
+            print_report(one, everything=everything)
     elif output is Output.JSON:
         documents = [report.to_dict() for report in reports]
         print_json(documents[0] if len(documents) == 1 else documents)
@@ -107,24 +114,24 @@ def scan(
             Output.JUNIT: continuous.junit,
             Output.MARKDOWN: continuous.table,
         }
-        typer.echo(written[output](found))
+        typer.echo(written[output](found, problems))
     if not all(report.ok for report in reports):
         raise typer.Exit(1)
 
 
 def scanned(
     given: Sequence[str], run: str | None, read_as: str | None, source: str, config: Path | None
-) -> list[tuple[str, Report]]:
-    """Log and report of each run of the logs, or of ``run`` only.
+) -> tuple[list[Scanned], list[ImportFormatError]]:
+    """Each run of the logs, or ``run`` only, and why a log could not be read, which is named on stderr, too.
 
-    Raises ``ImportFormatError`` where none can be read; where some can, the others are named on stderr.
+    Raises ``ImportFormatError`` where none can be read.
     """
     from rlwatch.errors import ImportFormatError
     from rlwatch.importers import logs_in, read_log
     from rlwatch.scanner import replay
 
     rules = rules_of(config)
-    found: list[tuple[str, Report]] = []
+    found: list[Scanned] = []
     problems: list[ImportFormatError] = []
     for named in given:
         with fetched(named) as path:
@@ -136,8 +143,10 @@ def scanned(
                 except ImportFormatError as error:
                     problems.append(error)
                     continue
-                name = str(log) if log != path else named
-                found += [(name, replay(one, source=source, rules=rules, progress=progress_bar)) for one in runs]
+                name = str(log) if log != path else "standard input" if named == STDIN else named
+                for one in runs:
+                    report = replay(one, source=source, rules=rules, progress=progress_bar)
+                    found.append(Scanned(name, report, tuple({n for r in one.records for n in r.metrics})))
             if not logs:
                 problems.append(ImportFormatError(named, "is a directory without a log"))
     if not found and len(problems) == 1:
@@ -146,14 +155,15 @@ def scanned(
         warn(f"left out: {problem}")
     if not found:
         raise ImportFormatError(", ".join(given), f"none of {len(problems)} files could be read")
-    return found
+    return found, problems
 
 
-def print_report(report: Report, *, everything: bool = False) -> None:
+def print_report(found: Scanned, *, everything: bool = False) -> None:
     """The answer first: verdict, cause, what to do; then what was found, how the log was read, what was not judged."""
+    report = found.report
     view = report.view
     print_verdict(view.verdict)
-    name = f"{report.source}  {report.run}".strip()
+    name = f"{found.log}  {report.run}".strip()
     say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
     print_diagnosis(view.explanation, everything=everything)
     print_forecast(view.forecasts)
@@ -163,24 +173,6 @@ def print_report(report: Report, *, everything: bool = False) -> None:
         say(note, style="dim")
     for skipped in report.skipped:
         say(f"skipped {skipped}", style="dim")
-    print_names(report)
+    print_names(found.names, view.source)
     print_not_judged(view.not_judged, "--all", everything=everything)
     say()
-
-
-def print_names(report: Report) -> None:
-    """Print what names no trainer gives were taken for, and which names nothing reads."""
-    if report.guessed:
-        pairs = [f"{name} as {metric}" for name, metric in report.guessed.items()]
-        say(f"read by their words: {some(pairs)}", style="dim")
-    if report.unknown:
-        say(f"not known, so nothing judges them: {some(report.unknown)}", style="dim")
-    if report.unjudged:
-        reasons = [f"{count} {reason}" for reason, count in Counter(report.unjudged.values()).most_common()]
-        say(f"known and not judged: {some(reasons)}", style="dim")
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -19,6 +19,7 @@ from rlwatch.alerts.rules import Policy
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, say, warn
 from rlwatch.cli.import_log import Log, holds, log_id
+from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_forecast, print_outcome
 from rlwatch.clock import Clock, SystemClock
@@ -223,6 +224,8 @@ class LogWatch:
         self._beside = beside
         self.run_id = log.run_id or log_id(log.path, log.run or "")
         self.recording: Recording | None = None
+        self.names: set[str] = set()
+        """Names of the metrics in the rows taken so far."""
         self._positions, self._start, self._clock = positions, start, clock or SystemClock()
         position, last_seq = positions.load(self.run_id)
         self.tail: Tail = tail or LogTail(
@@ -294,6 +297,7 @@ class LogWatch:
                 self._note(self.tail.position)
             self.recording = self.recording or self._start(self.tail)
             self.recording.take(records)
+            self.names.update(*(record.metrics for record in records))
         if records or self._clock.monotonic() >= self._save_due:
             self._note(self.tail.position)
 
@@ -345,6 +349,7 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
         watch.end("the log was read to its end", whole=True)
         delivered = deliver_once(store, alerting)
         print_forecast(store.forecasts(watch.run_id))
+        print_names(watch.names, log.trainer or watch.tail.source)
         code = int(ever_critical(store, watch.run_id))
     say(f"run {watch.run_id}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
     return code
@@ -372,6 +377,7 @@ def follow(
             try:
                 with backlog(watch.tail) as shown:
                     catch_up(watch, shown)
+                print_names(watch.names, log.trainer or watch.tail.source)
                 problem = ""
                 while True:
                     problem = report_problem(watch, problem)

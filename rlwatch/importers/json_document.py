@@ -1,7 +1,8 @@
 """Logs that are one JSON document: rows in a list, columns in lists, and tables of rows.
 
 ``[{"step": 1, "loss": 0.5}, ...]`` is what a callback dumps at the end; ``{"loss": [0.5, 0.4], "reward": [...]}`` what
-is kept for a plot, ``{"history": [{...}, ...]}`` either within other things. Rows that do not say their step are
+is kept for a plot, ``{"history": [{...}, ...]}`` either within other things, columns also by group (``{"history":
+{"step": [...], "train": {"reward": [...]}}}``). Rows that do not say their step are
 numbered. Several tables in one document are a run each. Line numbers are numbers of rows.
 """
 
@@ -101,7 +102,7 @@ def _tables(document: JSON) -> list[tuple[str, list[dict[str, object]]]]:
     if columns:
         return [("", columns)]
     found = [(name, _rows_of(value)) for name, value in document.items() if isinstance(value, list)]
-    within = [(name, _columns(value)) for name, value in document.items() if isinstance(value, dict)]
+    within = [(name, _columns(flattened(value))) for name, value in document.items() if isinstance(value, dict)]
     return [(name, rows) for name, rows in (*found, *within) if rows]
 
 

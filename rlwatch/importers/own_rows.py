@@ -120,6 +120,8 @@ class OwnRows:
         meant = self._meant(row, nulls, trains=kind != EVAL) if nulls else set[str]()
         kept: dict[str, object] = {}
         for name, value in row.items():
+            if name in _KIND_FIELDS and isinstance(value, str):  # a word for the row, and no metric of it
+                continue
             if name in nulls and name not in meant:
                 skips.add("a null (read as not measured)", line)
                 continue

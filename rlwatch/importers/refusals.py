@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlwatch.importers.lines import UTF16, shown
+from rlwatch.importers.lines import UTF16, Segments, shown
+from rlwatch.importers.loop_pairs import is_step, pairs_of
+from rlwatch.metrics import known
 
 EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
-_WRITE = 'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\', or ' + EXPORT
+_WRITE = (
+    'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\'; or say how its '
+    f"lines are read (--pattern, docs/watch.md), or {EXPORT}"
+)
+LONGEST_OF_LINE = 4000
+LEAST_CHANGES = 4
 _UNPACK = "unpack it first"
 _RUN_TABLE = re.compile(rb'(?:\xef\xbb\xbf)?"?Name"?,"?State"?,')
 RUNS_NOT_STEPS = (
@@ -51,7 +60,33 @@ def named_text(head: bytes) -> str | None:
 
 def unknown_format(head: bytes, tried: str) -> str:
     """The problem with text that no importer recognised; ``tried``: what each was missing."""
-    return named_text(head) or f"no known format; {_WRITE} (tried {tried})"
+    names = _names_of_lines(head)
+    return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} (tried {tried})")
+
+
+def none_known(names: Sequence[str]) -> str:
+    """The problem with a log whose metrics have names that nothing reads."""
+    few = ", ".join(shown(name) for name in names[:5]) or "none"
+    return (
+        f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "
+        "example policy/entropy, policy/kl_ref, reward/mean, optim/grad_norm, or loss, kl, reward as TRL does"
+    )
+
+
+def _names_of_lines(head: bytes) -> list[str]:
+    """Names in lines that tell a step and numbers that change, as of metrics; empty where there are no such lines."""
+    last: dict[tuple[str, ...], dict[str, float]] = {}
+    changes: Counter[tuple[str, ...]] = Counter()
+    segments = Segments()
+    for segment in segments.feed(head) + segments.finish():
+        found = pairs_of(segment.text) if len(segment.text) <= LONGEST_OF_LINE else {}
+        names = tuple(name for name in found if not is_step(name))
+        if len(names) > 1 and len(names) < len(found):
+            before = last.setdefault(names, found)
+            changes[names] += before != found
+            last[names] = found
+    likeliest = max(changes, key=lambda names: changes[names], default=())
+    return list(likeliest) if changes[likeliest] >= LEAST_CHANGES and not known(likeliest) else []
 
 
 def is_binary(head: bytes) -> bool:

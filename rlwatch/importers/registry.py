@@ -37,6 +37,7 @@ from rlwatch.importers.refusals import (
     died_early,
     is_binary,
     named_binary,
+    none_known,
     unknown_format,
 )
 from rlwatch.importers.roll_console import RollConsole
@@ -481,9 +482,4 @@ def _check_rows(runs: Mapping[str, RunAssembly], importer: Importer, path: str) 
 def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:
     names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
     if not known(names, source_of(names, _told_source(importer, reading))):
-        few = ", ".join(shown(name) for name in names[:5]) or "none"
-        problem = (
-            f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "
-            "example policy/entropy, policy/kl_ref, reward/mean, optim/grad_norm, or loss, kl, reward as TRL does"
-        )
-        raise ImportFormatError(reading.path, problem)
+        raise ImportFormatError(reading.path, none_known(names))

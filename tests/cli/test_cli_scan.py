@@ -358,3 +358,18 @@ def test_the_real_shape_of_a_trainer_state_is_read(tmp_path: Path, invoke: Invok
     result = invoke("import", path, "--store", tmp_path / "runs")
 
     assert (result.exit_code, result.stdout) == (0, "my-model\n")
+
+
+@pytest.mark.parametrize("command", ["scan", "import", "watch"])
+def test_each_way_of_reading_says_what_names_were_taken_for(command: str, tmp_path: Path, invoke: Invoke) -> None:
+    """Of a log of no known trainer; what scripts take from `import` stays the id alone."""
+    log = tmp_path / "own.log"
+    log.write_text("".join(f"step={n} reward=0.{n} resp_len={90 + n} H=1.5\n" for n in range(1, 9)))
+    more = {"scan": (), "import": ("--store", tmp_path / "runs"), "watch": ("--once", "--store", tmp_path / "runs")}
+
+    told = invoke(command, log, *more[command])
+    lines = (told.stderr if command == "import" else told.stdout).splitlines()
+
+    assert "read as: reward as reward/mean; by their words: resp_len as len/mean" in lines
+    assert "not known, so nothing judges them: H" in lines
+    assert command != "import" or told.stdout == "own\n"

@@ -109,9 +109,22 @@ def test_junit_fails_what_was_critical(folder: Path, invoke: Invoke) -> None:
     assert [case.get("name") for case in broken.findall("testcase[failure]")] == ["verdict", "nonfinite"]
 
 
+def test_a_log_that_cannot_be_read_is_an_error_of_junit_and_an_annotation(folder: Path, invoke: Invoke) -> None:
+    """Beside those that were: a system that reads the report and no stderr must not take it for sound."""
+    logs = (folder / "sound.log", folder / "notes.log")
+    *_, left_out = ET.fromstring(invoke("scan", *logs, "--format", "junit").stdout).findall("testsuite")
+    annotations = invoke("scan", *logs, "--format", "github").stdout.splitlines()
+
+    assert (left_out.get("file"), left_out.get("errors")) == (str(logs[1]), "1")
+    (error,) = left_out.findall("testcase/error")
+    assert str(error.get("message")).startswith("no known format")
+    assert annotations[-1].startswith(f"::warning file={logs[1]},title=not read::no known format")
+
+
 def test_a_table_of_markdown_has_a_row_a_run(folder: Path, invoke: Invoke) -> None:
     """For a pull request."""
     told = invoke("scan", folder, "--format", "markdown")
 
-    assert sum(line.startswith("| ") for line in told.stdout.splitlines()) == 4
+    assert sum(line.startswith("| ") for line in told.stdout.splitlines()) == 5
+    assert "not read: no known format" in told.stdout
     assert "collapsed@61" in told.stdout

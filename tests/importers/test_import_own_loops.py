@@ -129,6 +129,13 @@ def test_rows_of_rollouts_updates_and_evaluations_are_not_one_series(tmp_path):
     assert scan(tmp_path / "metrics.jsonl").view.metrics.count("val/score") == 1
 
 
+def test_the_word_for_a_kind_of_row_is_not_told_as_left_out(tmp_path):
+    """It was read: as the kind."""
+    run = read(tmp_path, [{"type": "train", "step": step, "loss": 0.5, "reward": 0.1} for step in range(9)])
+
+    assert run.skipped == ()
+
+
 def test_a_field_that_is_no_kind_of_row_changes_no_name(tmp_path):
     """``phase`` may be a part of a curriculum."""
     run = read(tmp_path, [{**row, "phase": "warmup" if i < 5 else "main"} for i, row in enumerate(training(1, 11))])
@@ -190,6 +197,15 @@ def test_lists_of_numbers_are_columns(tmp_path):
     ]
 
 
+def test_columns_may_stand_in_groups(tmp_path):
+    """Beside settings, which are no columns."""
+    history = {"steps": [1, 2, 3], "train": {"reward": [0.1, 0.2, 0.3], "entropy": [1.0, 0.9, 0.8]}}
+    run = read(tmp_path, json.dumps({"config": {"lr": 1e-6}, "history": history}), "result.json")
+
+    assert [r.step for r in run.records] == [1, 2, 3]
+    assert dict(run.records[2].metrics) == {"train/reward": 0.3, "train/entropy": 0.8}
+
+
 def test_tables_of_one_document_are_runs(tmp_path):
     """Two cells of a notebook; a table of held-out prompts beside one of the training is none of its own."""
     log = tmp_path / "tables.json"
@@ -226,6 +242,12 @@ def test_the_table_of_a_notebook_is_a_run(tmp_path):
         ("2025-09-23 08:59:11,896 - INFO - iter {n}/90 | policy loss: 1e-3 | entropy: 0.25", {"policy loss": 1e-3, "entropy": 0.25}),
         ("Step {n}: reward = 0.5, kl = 0.25, took: 9.00min, acc: 30%", {"reward": 0.5, "kl": 0.25}),
         ("(worker pid=9) Update #{n} reward: 0.5; entropy: 0.25", {"reward": 0.5, "entropy": 0.25}),
+        ("INFO 10:00:01 trainer step={n} reward=0.5 entropy=0.25", {"reward": 0.5, "entropy": 0.25}),
+        ("INFO trainer reward=0.5 entropy=0.25 step={n}", {"reward": 0.5, "entropy": 0.25}),
+        ("step {n} | reward 0.5 | entropy 0.25 | 1.2 s", {"reward": 0.5, "entropy": 0.25}),
+        ("Training:  5%|#  | {n}/60 [00:01<01:00, 1.0it/s, reward=0.5, entropy=0.25]", {"reward": 0.5, "entropy": 0.25}),
+        ("{{'iter': {n}, 'reward': 0.5, 'entropy': nan, 'note': 'x'}}", {"reward": 0.5, "entropy": math.nan}),
+        ("{{'iter': {n}, 'train': {{'reward': np.float64(0.5), 'kl': 0.25}}, 'optim': {{'lr': 1e-6}}}}", {"train/reward": 0.5, "train/kl": 0.25, "optim/lr": 1e-6}),
     ],
 )  # fmt: skip
 def test_a_line_of_names_and_numbers_is_a_row(tmp_path, line, metrics):
@@ -234,6 +256,54 @@ def test_a_line_of_names_and_numbers_is_a_row(tmp_path, line, metrics):
 
     assert (run.format, [r.step for r in run.records]) == ("loop-console", [1, 2, 3, 4, 5])
     assert repr(dict(run.records[0].metrics)) == repr({name: float(value) for name, value in metrics.items()})
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "Iteration {n}\n  mean reward: 0.5\n  entropy: 0.25\n",
+        "=== Step {n}/9 ===\nsampling...\n- mean reward: 0.5\n- entropy = 0.25\nsaved to disk\n",
+        "----\n| step | {n} |\n| mean reward | 0.5 |\n| entropy     | 0.25 |\n----\n",
+        "step: {n}\nmean reward: 0.5\nentropy: 0.25\n\n",
+    ],
+)
+def test_a_step_may_be_a_block_of_lines(tmp_path, block):
+    """A line with the step, or a row of a table, and then a name and a number a line; whole or in pieces."""
+    text = "beta: 0.04\nseed: 3\n" + "".join(block.format(n=n) for n in range(1, 8))
+    run = read(tmp_path, text, "run.log")
+    (tmp_path / "run.log").write_text("")
+    tail, found = LogTail(tmp_path / "run.log"), []
+    for at in range(0, len(text), 37):
+        with (tmp_path / "run.log").open("a") as log:
+            log.write(text[at : at + 37])
+        found += tail.poll()
+    found += tail.close()
+
+    assert [(r.step, dict(r.metrics)) for r in run.records] == [
+        (n, {"mean reward": 0.5, "entropy": 0.25}) for n in range(1, 8)
+    ]
+    assert run.format == "loop-console"
+    assert comparable(found) == comparable(run.records)
+
+
+def test_a_printed_dict_without_a_step_is_no_row(tmp_path):
+    """Of an answer, or of an evaluation, between the lines of a training."""
+    text = "".join(
+        f"step {n}: loss: 0.5, entropy: 0.25\n{{'format_reward': 1.0, 'reward': 0.0}}\n" for n in range(1, 6)
+    )
+    run = read(tmp_path, text, "run.log")
+
+    assert [dict(r.metrics) for r in run.records] == [{"loss": 0.5, "entropy": 0.25}] * 5
+
+
+def test_lines_of_names_that_nobody_knows_are_refused_with_the_names(tmp_path):
+    """The shape is no trouble then."""
+    (tmp_path / "run.log").write_text("".join(f"step={n} apples={n / 9} pears=0.5\n" for n in range(9)))
+
+    with pytest.raises(
+        ImportFormatError, match=r"none of its 2 metrics is known to rlwatch \(found 'apples', 'pears'\)"
+    ):
+        read_log(tmp_path / "run.log")
 
 
 def test_steps_of_lines_go_on_across_epochs(tmp_path):
