@@ -1,4 +1,4 @@
-"""What the names in a log were taken for, as text: the same for scan, import and watch."""
+"""Names of a log as text: what they were taken for; the same for scan, import and watch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = 12
 
 
 def reading_lines(names: Collection[str], source: str) -> list[str]:
-    """What a run's names were read as, and which nothing reads; those of a known trainer need no telling.
+    """Lines that say what a run's names were read as, and which nothing reads; a known trainer's need no telling.
 
     >>> for line in reading_lines(["reward", "avg_kl", "lr", "H", "timing_s/gen"], ""): print(line)
     read as: lr as optim/lr, reward as reward/mean; by their words: avg_kl as policy/kl_ref
