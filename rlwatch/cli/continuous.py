@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
 from rlwatch.records import Severity
 from rlwatch.wording import cut, for_markdown, one_line
 
 if TYPE_CHECKING:
-    from rlwatch.cli.scan import Scanned
     from rlwatch.errors import ImportFormatError
-    from rlwatch.scanner import Alarm
+    from rlwatch.scanner import Alarm, Report
 
-    Found = Sequence[Scanned]
     Problems = Sequence[ImportFormatError]
     """Why a log could not be read."""
 
+
+class Scanned(NamedTuple):
+    """Report of one run, its log as it was named, and the names in it."""
+
+    log: str
+    report: Report
+    names: tuple[str, ...]
+
+
+Found = Sequence[Scanned]
 _LEVELS = {Severity.CRITICAL: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 LONGEST = 600
 _WITHIN_XML = str.maketrans({code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if code not in (9, 10, 13)})

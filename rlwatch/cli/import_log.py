@@ -34,10 +34,11 @@ from rlwatch.records import JSON, Finding, ForecastRecord, RunInfo, RunState, St
 from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
-    from rlwatch.importers import ImportedRun
+    from rlwatch.importers import About, ImportedRun
     from rlwatch.view import Ending
 
 
+PROJECT = "default"
 EPILOG = examples(
     "rlwatch import train.log --project math-rl --name seed3",
     "rlwatch import runs.csv --run seed3",
@@ -48,8 +49,12 @@ EPILOG = examples(
 def import_log(
     log: LogArgument,
     *,
-    project: Annotated[str, typer.Option("--project", help="The project the run belongs to.")] = "default",
-    name: Annotated[str, typer.Option("--name", help="What people call the run.", show_default="its id")] = "",
+    project: Annotated[
+        str, typer.Option("--project", help="The project the run belongs to.", show_default="the log's, else default")
+    ] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="What people call the run.", show_default="the log's, else its id")
+    ] = "",
     run: RunOfLogOption = None,
     run_id: Annotated[
         str | None,
@@ -134,8 +139,8 @@ def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, sour
     first = next((record.ts for record in imported.records if record.ts), now)
     return RunInfo(
         run_id=run_id,
-        project=project,
-        name=name or imported.name or run_id,
+        project=project or imported.project or PROJECT,
+        name=name or imported.title or imported.name or run_id,
         source=source or imported.source,
         created_at=first,
         config=recordable(imported.config),
@@ -191,20 +196,21 @@ class Log:
     run: str | None = None
     read_as: str | None = None
     trainer: str = ""
-    project: str = "default"
+    project: str = ""
     name: str = ""
     run_id: str | None = None
 
-    def info(self, name: str, source: str, now: float) -> RunInfo:
+    def info(self, name: str, source: str, now: float, about: About | None = None) -> RunInfo:
         """The run in the store; the same log has the same id whenever it is watched."""
         run_id = self.run_id or log_id(self.path, self.run or "")
         return RunInfo(
             run_id=run_id,
-            project=self.project,
-            name=self.name or name,
+            project=self.project or (about.project if about else "") or PROJECT,
+            name=self.name or (about.name if about else "") or name,
             source=self.trainer or source,
             created_at=now,
-            tags=("watched",),
+            config=recordable(about.config if about else {}),
+            tags=("watched", *(about.tags if about else ())),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,8 +34,8 @@ from rlwatch.wording import step
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rlwatch.cli.continuous import Scanned
     from rlwatch.errors import ImportFormatError
-    from rlwatch.scanner import Report
 
 EPILOG = examples(
     "rlwatch scan train.log",
@@ -55,14 +55,6 @@ class Output(StrEnum):
     GITHUB = "github"
     JUNIT = "junit"
     MARKDOWN = "markdown"
-
-
-class Scanned(NamedTuple):
-    """Report of one run, its log as it was named, and the names in it."""
-
-    log: str
-    report: Report
-    names: tuple[str, ...]
 
 
 def scan(
@@ -126,6 +118,7 @@ def scanned(
 
     Raises ``ImportFormatError`` where none can be read.
     """
+    from rlwatch.cli.continuous import Scanned
     from rlwatch.errors import ImportFormatError
     from rlwatch.importers import logs_in, read_log
     from rlwatch.scanner import replay

@@ -60,9 +60,14 @@ def watch(
             "--logs", metavar="PATTERN", help="Of a directory: what its logs are called.", show_default="the usual"
         ),
     ] = None,
-    project: Annotated[str, typer.Option("--project", help="Of a log: the project its run belongs to.")] = "default",
+    project: Annotated[
+        str,
+        typer.Option(
+            "--project", help="Of a log: the project its run belongs to.", show_default="the log's, else default"
+        ),
+    ] = "",
     name: Annotated[
-        str, typer.Option("--name", help="Of a log: what people call its run.", show_default="its id")
+        str, typer.Option("--name", help="Of a log: what people call its run.", show_default="the log's, else its id")
     ] = "",
     run: RunOfLogOption = None,
     run_id: Annotated[

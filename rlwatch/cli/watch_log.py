@@ -425,7 +425,7 @@ def watch_of(
     """The log on its way into the store, judged by ``alerting``; ``prefix`` goes before each line that is told."""
 
     def start(tail: Tail) -> Recording:
-        return _recording(log, tail.name, tail.source, store, alerting, prefix=prefix)
+        return _recording(log, tail, store, alerting, prefix=prefix)
 
     return LogWatch(log, Positions(store), start, tail=tail, clock=clock, beside=beside)
 
@@ -437,8 +437,8 @@ def ever_critical(store: Store, run_id: str) -> bool:
     )
 
 
-def _recording(log: Log, name: str, source: str, store: Store, alerting: Alerting, *, prefix: str = "") -> Recording:
-    info = log.info(name, source, time.time())
+def _recording(log: Log, tail: Tail, store: Store, alerting: Alerting, *, prefix: str = "") -> Recording:
+    info = log.info(tail.name, tail.source, time.time(), tail.about)
     if holds(store, info.run_id):
         info = replace(info, name=log.name)  # without a new one it keeps the name it has
     return Recording(

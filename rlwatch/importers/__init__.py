@@ -1,11 +1,12 @@
 """Reading the logs that trainers leave behind: one file per format, recognised by content."""
 
-from rlwatch.importers.base import ImportedRun, Importer, Skipped
+from rlwatch.importers.base import About, ImportedRun, Importer, Skipped
 from rlwatch.importers.follow import Position
 from rlwatch.importers.registry import formats, logs_in, read_data, read_log, sniff
 from rlwatch.importers.tail import LogTail, Tail
 
 __all__ = [
+    "About",
     "ImportedRun",
     "Importer",
     "LogTail",

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segment, Segments, blocks, shown
@@ -69,6 +70,15 @@ class Row:
     ts: float = 0.0
 
 
+class About(NamedTuple):
+    """Name, project, settings and tags of a run, where its log holds them."""
+
+    name: str = ""
+    project: str = ""
+    config: Mapping[str, JSON] = MappingProxyType({})
+    tags: tuple[str, ...] = ()
+
+
 class Reading(ABC):
     """One reading of a log: its rows, and what is learnt besides them.
 
@@ -97,6 +107,10 @@ class Reading(ABC):
     def tags(self) -> tuple[str, ...]:
         """Words that people gave the run, where the log holds them."""
         return ()
+
+    def called(self) -> tuple[str, str]:
+        """What people call the run, and its project; empty where the log holds neither."""
+        return "", ""
 
 
 class Intake(Protocol):
@@ -180,7 +194,8 @@ class ImportedRun:
     """One run read from a log.
 
     ``records`` carry the source's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
-    ``notes`` say what a reader should know about how the log was read (where the steps came from).
+    ``notes`` say what a reader should know about how the log was read (where the steps came from), ``title`` and
+    ``project`` what a tracker called the run.
     """
 
     name: str
@@ -192,6 +207,8 @@ class ImportedRun:
     config: Mapping[str, JSON] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    title: str = ""
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -459,6 +459,8 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading)
         config=reading.config(),
         notes=reading.notes(),
         tags=reading.tags(),
+        title=reading.called()[0],
+        project=reading.called()[1],
     )
 
 

@@ -10,7 +10,7 @@ from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
-from rlwatch.importers.base import Importer, Row, Skipped, Skips, StreamImporter
+from rlwatch.importers.base import About, Importer, Row, Skipped, Skips, StreamImporter
 from rlwatch.importers.follow import DirectoryFollower, Follower, Position, StreamFollower, WholeFollower
 from rlwatch.importers.lines import A_LOOK, is_packed, open_regular, shown, unpacker
 from rlwatch.importers.refusals import unknown_format
@@ -43,6 +43,11 @@ class Tail(Protocol):
     @property
     def source(self) -> str:
         """The trainer, as far as is known."""
+        ...
+
+    @property
+    def about(self) -> About:
+        """What the log says of its run, as far as was read."""
         ...
 
     @property
@@ -163,6 +168,12 @@ class LogTail:
     def notes(self) -> tuple[str, ...]:
         """Notes on how the log is read."""
         return self._follower.reading.notes() if self._follower else ()
+
+    @property
+    def about(self) -> About:
+        """What the log says of its run, as far as was read."""
+        reading = self._follower.reading if self._follower else None
+        return About() if reading is None else About(*reading.called(), reading.config(), reading.tags())
 
     @property
     def problem(self) -> str:

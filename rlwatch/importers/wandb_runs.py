@@ -15,6 +15,7 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import (
+    About,
     Row,
     Skipped,
     Skips,
@@ -112,6 +113,7 @@ def _time(value: object) -> float:
 _HISTORY, _CONFIG, _STATS, _METRIC, _RUN = 2, 5, 7, 12, 17
 _UPDATE, _NAME, _NESTED, _JSON = 1, 1, 2, 16
 _ITEM_OF_STATS, _CONFIG_OF_RUN, _TAG_OF_RUN = 3, 4, 10
+_WORDS_OF_RUN: Mapping[int, str] = {3: "project", 6: "group", 7: "job_type", 8: "name", 9: "notes"}
 SYSTEM = "system/"
 """Prefix that wandb's pages give what it measures of the machine."""
 _NO_NUMBER = object()
@@ -177,6 +179,8 @@ class WandbIntake:
                 self._reading.settings.update(_items(message(value), _UPDATE))
             elif number == _TAG_OF_RUN:
                 self._reading.labels[text(value)] = None
+            elif number in _WORDS_OF_RUN:
+                self._reading.words[_WORDS_OF_RUN[number]] = text(value)
 
     def _with_system(self, row: Row | None) -> Row | None:
         if row is None or not self._system:
@@ -251,16 +255,25 @@ def _json(text: str) -> object:
 
 
 class WandbReading(StreamReading):
-    """Of a ``.wandb`` file. ``settings`` and ``labels`` are the run's configuration and tags, in order."""
+    """Of a ``.wandb`` file. ``settings`` and ``labels`` are the run's configuration and tags, in order.
+
+    ``words``: its project, name, group, job type and notes.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.settings: dict[str, JSON] = {}
         self.labels: dict[str, None] = {}
+        self.words: dict[str, str] = {}
 
     def config(self) -> Mapping[str, JSON]:
         """The configuration as the run had it last, without what wandb keeps there for itself."""
-        return {name: value for name, value in self.settings.items() if name != "_wandb"}
+        beside = {f"wandb/{word}": self.words[word] for word in ("group", "job_type", "notes") if self.words.get(word)}
+        return {name: value for name, value in self.settings.items() if name != "_wandb"} | beside
+
+    def called(self) -> tuple[str, str]:
+        """The run's name and project."""
+        return self.words.get("name", ""), self.words.get("project", "")
 
     def tags(self) -> tuple[str, ...]:
         """The tags that people gave the run before it began."""
@@ -345,6 +358,11 @@ class WandbTail:
     def source(self) -> str:
         """The trainer, as far as the metrics tell."""
         return source_of(self._assembly.names)
+
+    @property
+    def about(self) -> About:
+        """The project, which the address holds."""
+        return About(project=self.run.split("/")[1])
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:

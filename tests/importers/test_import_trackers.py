@@ -290,6 +290,7 @@ def test_a_directory_of_boards_holds_their_runs(tmp_path: Path) -> None:
 def test_settings_tags_and_the_machine_come_along_with_a_wandb_file(tmp_path: Path) -> None:
     """A sample of the machine has no step: the row after it gets the last; what is no number is left out."""
     run = wandb.Record(run=wandb.RunRecord(run_id="a", tags=["math", "seed3"]))
+    run.run.project, run.run.display_name, run.run.run_group, run.run.notes = "rl", "lively-owl", "seeds", "try 3"
     run.run.config.update.add(key="lr", value_json="1e-6")
     run.run.config.update.add(key="_wandb", value_json='{"cli_version": "0.31"}')
     changed = wandb.Record()
@@ -307,8 +308,9 @@ def test_settings_tags_and_the_machine_come_along_with_a_wandb_file(tmp_path: Pa
     file.write_bytes(log(records))
     [read] = read_log(file)
 
-    assert read.tags == ("math", "seed3")
-    assert repr(dict(read.config)) == "{'lr': 1e-06, 'actor': {'clip': nan}}"
+    assert (read.name, read.title, read.project, read.tags) == ("run-a", "lively-owl", "rl", ("math", "seed3"))
+    settings = {"lr": 1e-6, "actor": {"clip": math.nan}, "wandb/group": "seeds", "wandb/notes": "try 3"}
+    assert repr(dict(read.config)) == repr(settings)
     assert [record.metrics.get("system/gpu.0.memory") for record in read.records] == [1, 11, None]
     assert {name for record in read.records for name in record.metrics if name.startswith("system/")} == {
         "system/gpu.0.memory"
