@@ -200,13 +200,20 @@ class Log:
     name: str = ""
     run_id: str | None = None
 
-    def info(self, name: str, source: str, now: float, about: About | None = None) -> RunInfo:
-        """The run in the store; the same log has the same id whenever it is watched."""
-        run_id = self.run_id or log_id(self.path, self.run or "")
+    def id_of(self, training: int = 1) -> str:
+        """The id in the store of a training of the log: the same whenever it is watched."""
+        first = self.run_id or log_id(self.path, self.run or "")
+        return first if training == 1 else f"{first}-{training}"
+
+    def info(self, name: str, source: str, now: float, about: About | None = None, training: int = 1) -> RunInfo:
+        """The run in the store."""
+        from rlwatch.importers.tensorboard_events import called
+
+        run_id = self.id_of(training)
         return RunInfo(
             run_id=run_id,
             project=self.project or (about.project if about else "") or PROJECT,
-            name=self.name or (about.name if about else "") or name,
+            name=called(self.name or (about.name if about else "") or name, training),
             source=self.trainer or source,
             created_at=now,
             config=recordable(about.config if about else {}),

@@ -18,13 +18,14 @@ from rlwatch.alerts.messages import Notification
 from rlwatch.alerts.rules import Policy
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, say, warn
-from rlwatch.cli.import_log import Log, holds, log_id
+from rlwatch.cli.import_log import Log, holds
 from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_forecast, print_outcome
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError, RunNotFoundError
 from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
+from rlwatch.importers.tensorboard_events import trainings_until
 from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
 from rlwatch.monitor.judge import Judging, MonitorSink, past_of
@@ -200,6 +201,8 @@ QUIET_S = 30.0
 class LogWatch:
     """Reads a log and has it recorded, bit by bit.
 
+    ``run_ids`` are the runs it became so far: more than one of a directory with the event files of several trainings.
+
     Parameters
     ----------
     start
@@ -222,24 +225,35 @@ class LogWatch:
     ) -> None:
         self.log = log
         self._beside = beside
-        self.run_id = log.run_id or log_id(log.path, log.run or "")
+        self._place = log.id_of()
+        """Name under which the position is kept."""
         self.recording: Recording | None = None
         self.names: set[str] = set()
         """Names of the metrics in the rows taken so far."""
         self._positions, self._start, self._clock = positions, start, clock or SystemClock()
-        position, last_seq = positions.load(self.run_id)
+        position, last_seq = positions.load(self._place)
+        if position is not None and log.path.is_dir():
+            last_seq = positions.load(log.id_of(trainings_until(log.path, position.file)[0]))[1]
         self.tail: Tail = tail or LogTail(
             log.path, run=log.run, format=log.read_as, position=position, last_seq=last_seq
         )
+        self._training = self.tail.training
+        self._done = 0
+        self.run_ids: dict[str, None] = {}
         self.is_new = position is None and last_seq == 0
         self._saved = position
         self._save_due = 0.0
         self._caught_up = False
 
     @property
+    def run_id(self) -> str:
+        """The run that is recorded now."""
+        return self.log.id_of(self._training)
+
+    @property
     def records(self) -> int:
         """Number of records that were new to the store."""
-        return self.recording.records if self.recording else 0
+        return self._done + (self.recording.records if self.recording else 0)
 
     @property
     def behind(self) -> bool:
@@ -295,7 +309,11 @@ class LogWatch:
         if records:
             if not self.tail.turned:
                 self._note(self.tail.position)
+            if self.tail.training != self._training:
+                self.abandon("another training begins in its directory")
+                self._done, self._training, self.recording = self.records, self.tail.training, None
             self.recording = self.recording or self._start(self.tail)
+            self.run_ids[self.run_id] = None
             self.recording.take(records)
             self.names.update(*(record.metrics for record in records))
         if records or self._clock.monotonic() >= self._save_due:
@@ -311,7 +329,7 @@ class LogWatch:
 
     def _save(self, position: Position | None) -> None:
         if position is not None:
-            self._positions.save(self.run_id, position)
+            self._positions.save(self._place, position)
             self._saved = position
             self._save_due = self._clock.monotonic() + SAVE_S
 
@@ -338,7 +356,7 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
         watch = watch_of(log, store, alerting, tail=tail)
         if tail is None and watch.is_new:
             runs = read_log(log.path, run=log.run, format=log.read_as)
-            if not log.path.is_dir():  # the trainings of a directory are followed as attempts of one run
+            if not log.path.is_dir():  # the trainings of a directory are a run each
                 _only(runs, log)  # or why it cannot be watched
         while watch.look() or watch.behind:
             pass
@@ -348,10 +366,13 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
             say(f"left out: {watch.left_out}", style="dim")
         watch.end("the log was read to its end", whole=True)
         delivered = deliver_once(store, alerting)
-        print_forecast(store.forecasts(watch.run_id))
+        for run_id in watch.run_ids:
+            print_forecast(store.forecasts(run_id))
         print_names(watch.names, log.trainer or watch.tail.source)
-        code = int(ever_critical(store, watch.run_id))
-    say(f"run {watch.run_id}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
+        code = int(any(ever_critical(store, run_id) for run_id in watch.run_ids or (watch.run_id,)))
+    several = len(watch.run_ids) > 1
+    named = f"runs {', '.join(watch.run_ids)}" if several else f"run {watch.run_id}"
+    say(f"{named}: {watch.records} new records{f'; alerts {delivered}' if delivered else ''}")
     return code
 
 
@@ -392,12 +413,11 @@ def follow(
 
 def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
     """Take all there is, a lot at a time; Ctrl-C is heard, and ``shown`` is called, between two."""
-    known = watch.recording is not None
     while True:
+        known = set(watch.run_ids)
         with unbroken():
             watch.look()
-        if watch.recording is not None and not known:
-            known = True
+        if watch.recording is not None and watch.run_id not in known:
             say(f"run {watch.run_id} ({watch.tail.format})", style="dim")
         shown()
         if not watch.behind:
@@ -438,9 +458,9 @@ def ever_critical(store: Store, run_id: str) -> bool:
 
 
 def _recording(log: Log, tail: Tail, store: Store, alerting: Alerting, *, prefix: str = "") -> Recording:
-    info = log.info(tail.name, tail.source, time.time(), tail.about)
+    info = log.info(tail.name, tail.source, time.time(), tail.about, tail.training)
     if holds(store, info.run_id):
-        info = replace(info, name=log.name)  # without a new one it keeps the name it has
+        info = replace(info, name=log.name and info.name)  # without a new one it keeps the name it has
     return Recording(
         store,
         info,

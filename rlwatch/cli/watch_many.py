@@ -173,12 +173,12 @@ class Fleet:
         watch = member.watch or self._woken(member)
         if watch is None:
             return False
-        began = watch.recording is None
+        known = set(watch.run_ids)
         found = watch.look()
         if found:
             member.grew_at, member.problem = self._clock.monotonic(), ""
-        if began and watch.recording is not None:
-            self.recorded[watch.run_id] = None
+        if watch.recording is not None and watch.run_id not in known:
+            self.recorded.update(watch.run_ids)
             self._tell(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
         if watch.recording is None and not watch.behind and self._clock.now() - _modified(member.path) > RETRY_S:
             self._say_why_not(member, watch)
@@ -218,9 +218,8 @@ class Fleet:
         if watch is not None:
             member.mark = _mark(member.path)
             watch.end(reason, whole=self._once)
-            if watch.recording is not None:
-                self.recorded[watch.run_id] = None
-            elif self._once:
+            self.recorded.update(watch.run_ids)
+            if self._once and watch.recording is None:
                 self._say_why_not(member, watch, also_empty=True)
             if self._once and watch.recording is not None and (left_out := watch.left_out):
                 self._tell(f"{member.name}: left out: {left_out}", False)

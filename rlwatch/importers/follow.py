@@ -273,10 +273,7 @@ class StreamFollower:
 
 
 class DirectoryFollower(StreamFollower):
-    """Reads the event files of a TensorBoard run, one to its end and then, if there is one, the next by name.
-
-    A training that begins anew in the directory is the run's next attempt: whoever follows it follows one run.
-    """
+    """Reads the event files of a TensorBoard run, one to its end and then, if there is one, the next by name."""
 
     def _resume(self, position: Position) -> None:
         self._at = self._path / position.file

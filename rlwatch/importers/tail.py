@@ -25,6 +25,7 @@ from rlwatch.importers.registry import (
     run_name,
     sniff,
 )
+from rlwatch.importers.tensorboard_events import Training, trainings_until
 from rlwatch.records import StepRecord
 
 
@@ -34,6 +35,8 @@ class Tail(Protocol):
     name: str
     behind: bool
     turned: bool
+    training: int
+    """Number of the training that the last records are of: a directory of TensorBoard's may hold several."""
 
     @property
     def format(self) -> str:
@@ -94,7 +97,8 @@ class LogTail:
     All polls together with :meth:`close` give what :func:`~rlwatch.importers.read_log` gives for the finished log,
     however the writing and the polls fell. Console output, JSON lines, CSV, TensorBoard's and wandb's files are read
     incrementally and survive half-written ends, truncation (the next attempt begins) and rotation;
-    ``trainer_state.json`` and gzipped logs are read again when they change.
+    ``trainer_state.json`` and gzipped logs are read again when they change. Where a directory of TensorBoard's holds
+    another training, ``training`` goes up and records are numbered anew: they are of another run.
 
     Parameters
     ----------
@@ -140,6 +144,10 @@ class LogTail:
         self._rows: Iterator[Row] = iter(())
         self._begins = False
         self._importer: Importer | None = None
+        self.training = 1
+        self._training: Training | None = None
+        if self.path.is_dir():
+            self.training, self._training = trainings_until(self.path, position.file if position else "")
         if format is not None:
             self._follow(named(format, str(path)))
         elif self.path.is_dir():
@@ -325,12 +333,22 @@ class LogTail:
                 self._rows, self.behind, self.turned = chain([row], left), True, True
                 break
             if self._mine(row):
+                self._note_training(row)
                 self._begins = False
                 records.append(self._assembly.record(row, self._skips))
                 if most is not None and len(records) >= most:
                     self._rows, self.behind = left, True
                     break
         return records
+
+    def _note_training(self, row: Row) -> None:
+        """Begin another run where the first row of another event file begins a training anew."""
+        if self._training is None:
+            return
+        if self._begins and self._training.is_another(row):
+            self._training, self._assembly = Training(), RunAssembly(str(self.path))
+            self.training, self._base = self.training + 1, 0
+        self._training.add(row)
 
     def _mine(self, row: Row) -> bool:
         if not row.run:

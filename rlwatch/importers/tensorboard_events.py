@@ -140,7 +140,7 @@ def _tensor(tensor: bytes) -> float | None:
     return found[0] if found else None
 
 
-class _Training:
+class Training:
     """One training of a directory: the steps and metrics of its files so far."""
 
     def __init__(self) -> None:
@@ -155,6 +155,29 @@ class _Training:
         """Take a row in."""
         self.first = row.step if self.first is None else min(self.first, row.step)
         self.names.update(row.metrics)
+
+
+def trainings_until(directory: Path, file: str) -> tuple[int, Training]:
+    """Number of the training that ``file`` of a directory is of, and that training, as far as first rows tell."""
+    training, number = Training(), 1
+    for path in event_files(directory):
+        if path.name > file:
+            break
+        first = next(EventReading(str(path)).rows(path), None)
+        if first is not None:
+            if training.is_another(first):
+                training, number = Training(), number + 1
+            training.add(first)
+    return number, training
+
+
+def called(name: str, number: int) -> str:
+    """Name of the run of a directory's training of that number.
+
+    >>> called("seed3", 1), called("seed3", 2)
+    ('seed3', 'seed3#2')
+    """
+    return name if number == 1 else f"{name}#{number}"
 
 
 class EventReading(StreamReading):
@@ -173,7 +196,7 @@ class EventReading(StreamReading):
         if not path.is_dir():
             yield from super().rows(path)
             return
-        training, self._trainings = _Training(), 1
+        training, self._trainings = Training(), 1
         for file in event_files(path):
             rows = super().rows(file)
             first = next(rows, None)
@@ -181,9 +204,9 @@ class EventReading(StreamReading):
                 self._empty += 1
                 continue
             if training.is_another(first):
-                training = _Training()
+                training = Training()
                 self._trainings += 1
-            name = f"{path.resolve().name or 'run'}#{self._trainings}" if self._trainings > 1 else ""
+            name = called(path.resolve().name or "run", self._trainings) if self._trainings > 1 else ""
             for row in chain((first,), rows):
                 training.add(row)
                 yield replace(row, run=name) if name else row

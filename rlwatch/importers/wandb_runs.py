@@ -343,6 +343,7 @@ class WandbTail:
         self.run, self.name = run, run.rpartition("/")[2]
         self.format = "wandb-api"
         self.behind = self.turned = False
+        self.training = 1
         self.problem = ""
         self.modified = 0.0
         self._clock = clock or SystemClock()

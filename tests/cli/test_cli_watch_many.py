@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlwatch.cli.import_log import Log, log_id
 from rlwatch.cli.watch_log import LogWatch
 from rlwatch.cli.watch_many import Fleet
 from rlwatch.clock import ManualClock
+from rlwatch.importers import read_log
 from rlwatch.importers.registry import PATTERNS
 from rlwatch.records import RunState
 from rlwatch.store.url import open_store
@@ -203,6 +205,37 @@ def test_a_directory_that_is_a_store_or_a_run_is_no_directory_of_logs(tmp_path: 
     assert store.exit_code == 0
     assert "1 runs of 1 logs" in many.stdout
     assert [run.name for run in open_store(tmp_path / "runs").runs()] == ["seed3"]
+
+
+def test_trainings_of_one_tensorboard_directory_are_runs_also_when_it_is_watched_again(
+    tmp_path: Path, invoke: Invoke
+) -> None:
+    """As a scan reads them; what goes on goes on in its own run, and what begins anew later is another."""
+    import binary_logs
+
+    board, runs = tmp_path / "board", tmp_path / "runs"
+    board.mkdir()
+
+    def trained(file: int, first: int, last: int) -> None:
+        rows = [(step, {"train/reward": file + step % 3, "train/entropy": 1.0}) for step in range(first, last + 1)]
+        (board / f"events.out.tfevents.{file}.host").write_bytes(binary_logs.event_file(rows))
+
+    def recorded() -> dict[str, list[int]]:
+        with closing(open_store(runs)) as store:
+            return {run.name: [record.step for record in store.records(run.run_id)] for run in store.runs()}
+
+    trained(1, 1, 5)
+    trained(2, 1, 4)
+    both = invoke("watch", board, "--once", "--store", runs)
+    assert recorded() == {"board": [1, 2, 3, 4, 5], "board#2": [1, 2, 3, 4]}
+    trained(3, 5, 6)
+    trained(4, 1, 2)
+    more = invoke("watch", board, "--once", "--store", runs)
+    again = invoke("watch", tmp_path, "--once", "--store", runs)
+
+    assert recorded() == {"board": [1, 2, 3, 4, 5], "board#2": [1, 2, 3, 4, 5, 6], "board#3": [1, 2]}
+    assert ["9 new" in both.stdout, "4 new" in more.stdout, again.exit_code] == [True, True, 0]
+    assert [(run.name, len(run.records)) for run in read_log(board)] == [("board", 5), ("board#2", 6), ("board#3", 2)]
 
 
 def test_the_summary_counts_logs_by_what_they_do(logs: Path, clock: ManualClock, capsys: Any) -> None:
