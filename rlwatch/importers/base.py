@@ -109,7 +109,7 @@ class Reading(ABC):
         return ()
 
     def called(self) -> tuple[str, str]:
-        """What people call the run, and its project; empty where the log holds neither."""
+        """Name and project that people gave the run; empty where the log holds neither."""
         return "", ""
 
 

@@ -50,7 +50,7 @@ class Tail(Protocol):
 
     @property
     def about(self) -> About:
-        """What the log says of its run, as far as was read."""
+        """Name, project, settings and tags of the run, as far as was read."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class LogTail:
 
     @property
     def about(self) -> About:
-        """What the log says of its run, as far as was read."""
+        """Name, project, settings and tags of the run, as far as was read."""
         reading = self._follower.reading if self._follower else None
         return About() if reading is None else About(*reading.called(), reading.config(), reading.tags())
 
