@@ -41,6 +41,15 @@ def _largest(c: Tensor, mask: Tensor, fraction: float) -> tuple[torch.return_typ
     return top, torch.arange(len(top.values), device=n.device) < exact.floor().clamp(min=1)
 
 
+def _mean_of_largest(c: Tensor, times: Tensor, fraction: float) -> Tensor:
+    """Mean of the ``fraction`` of largest ``c`` (N,), each counted ``times`` (N,) times; of one at least."""
+    top = c.topk(min(len(c), max(1, int(float(times.sum()) * fraction))))  # as if each counted once: more than enough
+    weights = times[top.indices]
+    wanted = (times.sum() * fraction).floor().clamp(min=1)
+    taken = (wanted - (weights.cumsum(0) - weights)).clamp(min=0).minimum(weights)
+    return (torch.where(taken > 0, top.values, 0.0) * taken).sum() / taken.sum()
+
+
 @dataclass(frozen=True, slots=True)
 class Covariance(Paired):
     """Mean of c_t: the covariance over n tokens (not n - 1)."""
@@ -80,6 +89,8 @@ class Pairs(Stat):
         """Pairs evenly spaced in the order of c_t, where there are more than ``most``; all NaN if one was."""
         # In the order of c_t under this rank's means, which are close to the common ones: what is read of the pairs are
         # tails and counts of c_t, and evenly spaced order statistics keep both to within every / n.
+        if max(self.every) > 1:
+            return self
         columns = self.columns()
         c, mask = self.products(columns)
         every = -(-len(c) // most)
@@ -98,16 +109,28 @@ class Pairs(Stat):
         return x * y, columns["masks"]
 
     def columns(self) -> dict[str, Tensor]:
-        """Columns of all pairs by field, (N,): each pair as often as it counts."""
+        """Columns of all pairs that are kept by field, (N,)."""
         return {name: self._column(getattr(self, name)) for name in self._kept()}
+
+    def times(self, mask: Tensor) -> Tensor | None:
+        """Number of pairs that each stands for, (N,), 0 outside the ``mask``; None where each is itself alone."""
+        if max(self.every, default=1) == 1:
+            return None
+        counts = [x.new_full((x.numel(),), n, dtype=torch.float64) for x, n in zip(self.logp, self.every, strict=True)]
+        return keep(torch.cat(counts), mask, 0.0)
 
     def _kept(self) -> list[str]:
         return [f.name for f in fields(self) if f.name not in ("count", "means", "every")]
 
     def _column(self, pieces: tuple[Tensor, ...]) -> Tensor:
-        each = zip(pieces, self.logp, self.every, strict=True)
-        flat = [(piece.expand_as(x).flatten(), n) for piece, x, n in each]
-        return torch.cat([piece if n == 1 else piece.repeat_interleave(n) for piece, n in flat])
+        return torch.cat([piece.expand_as(x).flatten() for piece, x in zip(pieces, self.logp, strict=True)])
+
+    def _fraction(self, flags: Tensor, mask: Tensor) -> Tensor:
+        """Mean of the ``flags`` (N,) over all pairs inside the mask."""
+        times = self.times(mask)
+        if times is None:
+            return masked_mean(flags, mask)
+        return ((keep(flags, mask, 0.0) * times).sum() / times.sum()).to(flags.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +142,12 @@ class TopCovariance(Pairs):
         c, mask = self.products(self.columns())
         if not c.numel():
             return c.new_full((), torch.nan)
-        top, chosen = _largest(c, mask, TOP)
-        mean = torch.where(chosen, top.values, 0.0).sum() / chosen.sum()
+        times = self.times(mask)
+        if times is None:
+            top, chosen = _largest(c, mask, TOP)
+            mean = torch.where(chosen, top.values, 0.0).sum() / chosen.sum()
+        else:
+            mean = _mean_of_largest(keep(c, mask, -torch.inf), times, TOP).to(c.dtype)
         return torch.where(keep(c, mask, 0.0).isnan().any(), torch.nan, mean)
 
 
@@ -131,7 +158,7 @@ class PositiveCovariance(Pairs):
     @override
     def value(self) -> Tensor:
         c, mask = self.products(self.columns())
-        return masked_mean(indicator(c > 0, c), mask)
+        return self._fraction(indicator(c > 0, c), mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +175,7 @@ class ClipCovCandidates(Pairs):
     def value(self) -> Tensor:
         columns = self.columns()
         (c, mask), (low, high) = self.products(columns), BOUNDS
-        return masked_mean(indicator((c > low) & (c < high) & ~columns["clipped"], c), mask)
+        return self._fraction(indicator((c > low) & (c < high) & ~columns["clipped"], c), mask)
 
 
 def observe_covariance(batch: TokenBatch) -> Stats:

@@ -1,6 +1,7 @@
 """Covariance of log-prob and advantage: exact over micro-batches, and which tokens carry it."""
 
 import math
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -155,6 +156,25 @@ def test_a_large_rank_and_a_small_one_weigh_by_their_tokens():
 
     assert sent["policy/cov_positive"] == pytest.approx(numbers(alone)["policy/cov_positive"], abs=5e-3)
     assert sent["policy/cov_top"] == pytest.approx(numbers(alone)["policy/cov_top"], rel=0.05)
+
+
+def test_a_compact_pair_counts_as_those_it_stands_for():
+    """As if all were written out: of two ranks that thinned theirs by different numbers and of one that did not."""
+    parts = [compacted(large(5), 10_000), compacted(large(6), 700), observe(large(7, rows=1))]
+    for name in ("policy/cov_top", "policy/cov_positive", "policy/cov_candidates"):
+        thin = parts[0][name].merge(parts[1][name]).merge(parts[2][name])
+        assert sorted(thin.every) == [1, 10, 143]
+        kept = [field.name for field in fields(thin) if field.name not in ("count", "means", "every")]
+        columns = {
+            field: tuple(
+                piece.expand_as(logp).flatten().repeat_interleave(n)
+                for piece, logp, n in zip(getattr(thin, field), thin.logp, thin.every, strict=True)
+            )
+            for field in kept
+        }
+        written = replace(thin, **columns, every=(1, 1, 1))
+
+        assert thin.value().item() == pytest.approx(written.value().item(), rel=1e-5)
 
 
 def test_few_pairs_are_sent_as_they_are_and_a_nan_is_never_left_behind():
