@@ -184,8 +184,10 @@ def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> Non
     from rlwatch.integrations.trl import watch
 
     trainer = build_trainer(recipe, directory)
-    name, kept = f"sort{DIGITS}-seed{recipe.seed}", {"completions": True, "text": True}
-    watch(trainer, project="demo", name=name, store=store, config_file=config_file, **kept)
+    name = f"sort{DIGITS}-seed{recipe.seed}"
+    watch(
+        trainer, project="demo", name=name, store=store, config_file=config_file, completions=True, text=True
+    )  # fmt: skip
     trainer.train()
 
 
