@@ -23,11 +23,12 @@ import rlwatch
 from rlwatch.cli import app_login, plugins
 from rlwatch.cli.console import print_json, print_table
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.cli.variables import VARIABLES
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.integrations.verl.compat import LAUNCH, loads_plugins, verl_version
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat, directory, latest
 from rlwatch.ports import Store
-from rlwatch.wording import age
+from rlwatch.wording import age, meant
 
 if TYPE_CHECKING:
     from rlwatch.alerts.config import ChannelConfig, Config
@@ -327,6 +328,24 @@ def _beat(name: str, beat: Heartbeat) -> Check:
     return Check(name, Level.OK, f"{where}{role}")
 
 
+# Is a variable of the environment almost called as one that rlwatch reads?
+
+ALIKE = 0.85
+_PREFIX = "RLWATCH_"
+
+
+def variable_checks(environment: Mapping[str, str] | None = None) -> list[Check]:
+    """Variables that rlwatch does not read and whose names are almost those of such as it reads; the rest is yours."""
+    known = {*VARIABLES, *(f"{name}_FILE" for name in VARIABLES if name.endswith("_TOKEN"))}
+    strange = sorted(name for name in environment or os.environ if name.startswith(_PREFIX) and name not in known)
+    plain = [name.removeprefix(_PREFIX) for name in known]
+    return [
+        Check("variable", Level.WARN, f"{name} is read by nobody{hint}")
+        for name in strange
+        if (hint := meant(name.removeprefix(_PREFIX), plain, 1, ALIKE).replace("mean ", f"mean {_PREFIX}"))
+    ]
+
+
 # Is alerting configured as it can work, and are the webhooks' receivers there? No address is ever shown.
 
 PING_S = 5.0
@@ -439,6 +458,7 @@ def examine(store: str | None, *, ping: bool = False) -> list[Check]:
         namesake_check(),
         *extras_checks(),
         login_check(),
+        *variable_checks(),
         *trainer_checks(),
         *verl_checks(),
         *plugin_checks(),

@@ -57,6 +57,8 @@ LEFT = {
     ("docs/watch.md", "odd.log"): "a log that nobody knows; tests/importers/test_import_pattern.py has some",
     ("", "RLWATCH_FORECAST"): "a training of the reader's",
     ("", "pip install"): "installs; make dist and tests/shipping try what is published",
+    ("", "uvx "): "installs; tried by hand from a clone, with uv 0.13",
+    ("", "pipx "): "installs; tried by hand from a clone, with pipx 1.18",
     ("", "make "): "is what runs this test, or takes minutes",
     (
         "",
