@@ -40,6 +40,7 @@ from starlette.websockets import WebSocket
 from streamlit.file_util import get_static_dir
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from . import oidc
 from .principal import NAME_HEADER, ROLE_HEADER
 
 HERE = Path(__file__).resolve().parent
@@ -89,6 +90,8 @@ class Settings:
         Networks whose forwarded headers are believed.
     user_header
         The header in which such a proxy names the person, in lower case.
+    people
+        Role -> addresses that come in by OIDC (:mod:`rlwatch_app.oidc`); empty: nobody does.
     """
 
     origins: Sequence[str]
@@ -99,6 +102,7 @@ class Settings:
     wildcard: bool = False
     proxies: Sequence[str] = ()
     user_header: str = ""
+    people: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class Gate:
         connection = HTTPConnection(scope)
         session = None
         answer = self._misplaced(connection)
-        if answer is None and connection.scope["path"] == f"{self._settings.base_path}/_stcore/health":
+        if answer is None and self._for_anybody(connection):
             await self._app(scope, receive, send)
             return
         if answer is None:
@@ -160,6 +164,14 @@ class Gate:
             await _deny(scope, receive, send, answer or PlainTextResponse("Log in first.\n", 401))
         else:
             await (answer or self._ask(connection))(scope, receive, send)
+
+    def _for_anybody(self, connection: HTTPConnection) -> bool:
+        """True for what needs no session: the health of the server, and the way to an OIDC provider and back."""
+        path = connection.scope["path"].removeprefix(self._settings.base_path)
+        if path == "/_stcore/health":
+            return True
+        asked = connection.scope["type"] == "http" and connection.scope["method"] == "GET"
+        return bool(self._settings.people) and asked and path in oidc.ROUTES
 
     # -- where a request comes from
 
@@ -209,6 +221,8 @@ class Gate:
         method, path, base = connection.scope["method"], connection.scope["path"], self._settings.base_path
         if path == f"{base}/logout":
             return self._log_out(connection)
+        if path == f"{base}/oidc" and self._settings.people:
+            return RedirectResponse(base + oidc.login_path(), 303, {"cache-control": "no-store"})
         if path == f"{base}/login" and method == "POST":
             form = await _form(receive)
             return self._log_in(connection, session, {**form, "token": _bare(form.get("token", ""))})
@@ -265,6 +279,8 @@ class Gate:
 
     def _log_out(self, connection: HTTPConnection) -> Response:
         answer = self._ask(connection, "You are logged out.", 200, after="")
+        if self._settings.people and oidc.COOKIE in connection.cookies:  # there the provider's session ends, too
+            answer = RedirectResponse(f"{self._settings.base_path}{oidc.ROUTES[1]}", 303)
         answer.delete_cookie(self._cookie, path=f"{self._settings.base_path}/", httponly=True, samesite="strict")
         return answer
 
@@ -284,7 +300,10 @@ class Gate:
             return PlainTextResponse((says or "Log in first.") + "\n", status, dict(headers or {}))
         if after is None:
             after = _here(connection)
-        return login_page(self._settings.base_path, says, after, status, headers)
+        stranger = self._stranger(connection)
+        if stranger and not says:
+            says, status = f"{stranger} is not on the list of people who may see this dashboard.", 403
+        return login_page(self._settings.base_path, says, after, status, headers, by_oidc=bool(self._settings.people))
 
     # -- inside
 
@@ -296,11 +315,27 @@ class Gate:
             )
             role, name = str(held["role"]), str(held["name"])
         except (BadSignature, KeyError, TypeError):
-            return None
+            return self._by_oidc(connection)
         header = self._settings.user_header
         if header and connection.scope.get("rlwatch.proxied"):
             name = _tidy(connection.headers.get(header, "")) or name
         return Session(role, name, since.timestamp() + SESSION_S) if role in self._settings.tokens else None
+
+    def _by_oidc(self, connection: HTTPConnection) -> Session | None:
+        """The session of whom the provider knows and a list names; it is as long as that of a token."""
+        claims = oidc.claims_of(connection) if self._settings.people else None
+        if claims is None or not isinstance(claims.get("iat"), int | float):
+            return None
+        address, until = oidc.address_of(claims), claims["iat"] + SESSION_S
+        role = oidc.role_of(address, self._settings.people)
+        return Session(role, _tidy(address), until) if role is not None and time.time() < until else None
+
+    def _stranger(self, connection: HTTPConnection) -> str:
+        """Address of whom the provider knows and no list names; empty: there is nobody like that."""
+        claims = oidc.claims_of(connection) if self._settings.people else None
+        if claims is None or oidc.role_of(oidc.address_of(claims), self._settings.people) is not None:
+            return ""
+        return _tidy(oidc.address_of(claims)) or "A person without an address that the provider vouches for"
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: Session) -> None:
         """Through to the app, which is principal who it is; a websocket lasts no longer than its session."""
@@ -397,13 +432,22 @@ async def _deny(scope: Scope, receive: Receive, send: Send, answer: Response) ->
 
 
 def login_page(
-    base_path: str, says: str, after: str, status: int, headers: Mapping[str, str] | None = None
+    base_path: str,
+    says: str,
+    after: str,
+    status: int,
+    headers: Mapping[str, str] | None = None,
+    *,
+    by_oidc: bool = False,
 ) -> Response:
     """The form that asks for a token. It needs no script, and its policy allows none."""
     page = Template((HERE / "login.html").read_text(encoding="utf-8")).substitute(
         action=html.escape(f"{base_path}/login"),
         after=html.escape(after),
         says=f'<p class="says" role="alert">{html.escape(says)}</p>' if says else "",
+        oidc=f'<a class="oidc" href="{html.escape(base_path)}/oidc">Log in with your organisation</a>'
+        if by_oidc
+        else "",
     )
     return HTMLResponse(page, status, {**_page_headers(page), **(headers or {})})
 

@@ -10,12 +10,14 @@ import re
 import secrets
 import socket
 import stat
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from rlwatch.errors import ConfigError
+from rlwatch.errors import ConfigError, MissingExtraError
 
 OPERATOR, VIEWER = "operator", "viewer"
 VARIABLES = {OPERATOR: "RLWATCH_UI_TOKEN", VIEWER: "RLWATCH_UI_VIEWER_TOKEN"}
@@ -167,6 +169,8 @@ class Place:
         Addresses and networks of the proxies whose forwarded headers are believed.
     user_header
         The header in which the proxy names the person.
+    oidc
+        The file that says which OIDC provider vouches for people, and who of them may come in.
     """
 
     host: str
@@ -175,6 +179,7 @@ class Place:
     public: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
     user_header: str = ""
+    oidc: Path | None = None
 
     @property
     def wildcard(self) -> bool:
@@ -221,6 +226,7 @@ def place(
     public_urls: Sequence[str] = (),
     proxies: Sequence[str] = (),
     user_header: str = "",
+    oidc: Path | None = None,
 ) -> Place:
     """A place from what was typed. Raises ``ConfigError`` for what cannot be one."""
     urls = [_public(url) for url in public_urls]
@@ -238,14 +244,55 @@ def place(
         raise ConfigError("--user-header needs --behind-proxy: from anybody else the header would be a claim")
     if user_header and not re.fullmatch(r"[A-Za-z0-9-]+", user_header):
         raise ConfigError(f"--user-header is no header's name: {user_header!r}")
-    return Place(
+    found = Place(
         host.strip("[]").lower(),
         port,
         paths.pop() if paths else "",
         tuple(dict.fromkeys(found for found, _ in urls)),
         tuple(map(_network, proxies)),
         user_header.lower(),
+        oidc.absolute() if oidc is not None else None,
     )
+    if oidc is not None:
+        people_of(oidc, found)
+    return found
+
+
+_PROVIDER = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url")
+_SHORTEST_SECRET = 32
+
+
+def people_of(file: Path, at: Place) -> dict[str, list[str]]:
+    """Role -> addresses that come in by the provider of the ``file``, which is in Streamlit's form (``[auth]``) with a
+    table ``[rlwatch]`` of ``operators`` and ``viewers``. Raises ``ConfigError`` for what would let in nobody, or all.
+    """
+    if find_spec("authlib") is None:
+        raise MissingExtraError("authlib", "oidc", "--oidc")
+    try:
+        said = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--oidc {file}: {error}") from None
+    auth, lists = said.get("auth", {}), said.get("rlwatch", {})
+    if missing := [name for name in _PROVIDER if not (isinstance(auth.get(name), str) and auth[name])]:
+        raise ConfigError(f"--oidc {file}: [auth] lacks {', '.join(missing)} (docs/dashboard.md has an example)")
+    if len(auth["cookie_secret"]) < _SHORTEST_SECRET:
+        raise ConfigError(
+            f"--oidc {file}: cookie_secret has fewer than {_SHORTEST_SECRET} characters, so can be guessed"
+        )
+    callbacks = [f"{each}{at.base_path}/oauth2callback" for each in at.origins]
+    if auth["redirect_uri"] not in callbacks:
+        raise ConfigError(
+            f"--oidc {file}: redirect_uri {auth['redirect_uri']!r} is not of this dashboard; it answers to "
+            + ", ".join(callbacks)
+        )
+    people = {role: lists.get(f"{role}s", []) for role in (OPERATOR, VIEWER)}
+    wrong = [one for listed in people.values() for one in (listed if isinstance(listed, list) else [listed])]
+    if not wrong or any(not isinstance(one, str) or "@" not in one for one in wrong):
+        raise ConfigError(
+            f"--oidc {file}: [rlwatch] wants operators and viewers, lists of addresses such as ann@example.org or "
+            f"*@example.org; got {lists!r}"
+        )
+    return people
 
 
 def _public(url: str) -> tuple[str, str]:

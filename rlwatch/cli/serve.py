@@ -73,6 +73,7 @@ def serve(
     behind_proxy: ui.ProxyOption = None,
     base_path: ui.BasePathOption = "",
     user_header: ui.UserHeaderOption = "",
+    oidc: ui.OidcOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Run all that a team's store needs: watchman, delivery of alerts, dashboard, metrics. SIGTERM ends it in order.
@@ -89,6 +90,7 @@ def serve(
         public_urls=public_url or (),
         proxies=behind_proxy or (),
         user_header=user_header,
+        oidc=oidc,
     )
     dashboard = None if no_ui else _dashboard(where, store, config)
     with sigterm_as_ctrl_c(), opened(store) as source:

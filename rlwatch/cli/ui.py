@@ -77,6 +77,14 @@ UserHeaderOption = Annotated[
         rich_help_panel=PROXY,
     ),
 ]
+OidcOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--oidc",
+        metavar="FILE",
+        help="Let people in by an OpenID provider: its settings in Streamlit's form, and lists of addresses.",
+    ),
+]
 
 
 def ui(
@@ -88,6 +96,7 @@ def ui(
     behind_proxy: ProxyOption = None,
     base_path: BasePathOption = "",
     user_header: UserHeaderOption = "",
+    oidc: OidcOption = None,
     forget_logins: Annotated[
         bool, typer.Option("--forget-logins", help="First end every session of your dashboards that are started anew.")
     ] = False,
@@ -110,6 +119,7 @@ def ui(
         public_urls=public_url or (),
         proxies=behind_proxy or (),
         user_header=user_header,
+        oidc=oidc,
     )
     if forget_logins:
         app_login.forget_sessions()
@@ -249,6 +259,7 @@ def server_environment(
         "base_path": place.base_path,
         "proxies": place.proxies,
         "user_header": place.user_header,
+        "people": app_login.people_of(place.oidc, place) if place.oidc is not None else {},
         "tokens": {role: token.value for role, token in login.tokens.items()},
         "secret": login.signing_key(environment["RLWATCH_STORE"]),
     }
@@ -265,6 +276,8 @@ def server_environment(
         "client.showErrorDetails": "none",
         "logger.hideWelcomeMessage": True,
     }
+    if place.oidc is not None:
+        streamlit["secrets.files"] = [str(place.oidc)]
     environment[SETTINGS] = json.dumps(settings)
     environment[f"{SETTINGS}_STREAMLIT"] = json.dumps(streamlit)
     return environment

@@ -1,5 +1,6 @@
 """The door before a small application: what it lets through, as whom, and what it answers itself."""
 
+import json
 import time
 from contextlib import suppress
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from rlwatch_app.principal import NAME_HEADER, ROLE_HEADER
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from streamlit.web.server.starlette.starlette_app_utils import create_signed_value
 
 OURS = "http://localhost:8501"
 STREAM = "ws://localhost:8501/_stcore/stream"
@@ -174,3 +176,63 @@ def test_a_base_path_is_part_of_every_address():
         == "/rl/run?x=1"
     )
     assert client.post("/login", data={"token": TOKENS["viewer"]}).status_code == 401
+
+
+SECRET = "the secret of Streamlit's cookies"
+
+
+def vouched(monkeypatch, secret=SECRET, **claims):
+    """A client with the cookie that Streamlit leaves after a login by OIDC."""
+    monkeypatch.setattr(gate.oidc, "get_cookie_secret", lambda: SECRET)
+    said = {"email": "ann@example.org", "iat": time.time(), "is_logged_in": True} | claims
+    client = door(people={"operator": ["ann@example.org"], "viewer": ["*@EXAMPLE.org"]})
+    client.cookies.set(gate.oidc.COOKIE, create_signed_value(secret, gate.oidc.COOKIE, json.dumps(said)).decode())
+    return client
+
+
+def test_who_a_provider_vouches_for_comes_in_by_the_first_list_with_their_address(monkeypatch):
+    """Small and large letters are one; a token that is given besides counts more."""
+    assert vouched(monkeypatch, email="ANN@example.org").get("/").json()["role"] == "operator"
+    bob = vouched(monkeypatch, email="bob@example.org")
+    assert bob.get("/").json() | {"client": ""} == {"name": "bob%40example.org", "role": "viewer", "client": ""}
+    with bob.websocket_connect(STREAM, headers={"Origin": OURS}) as websocket:
+        assert websocket.receive_json()["role"] == "viewer"
+    assert inside(bob, name="bob").get("/").json()["role"] == "operator"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"email": "eve@example.com"},
+        {"email": None},
+        {"email": ["ann@example.org"]},
+        {"email": ""},
+        {"email_verified": False},
+        {"is_logged_in": False},
+        {"iat": 1e9},
+        {"iat": None},
+        {"secret": "another's secret"},
+    ],
+    ids=str,
+)
+def test_what_a_provider_does_not_vouch_for_stays_outside(monkeypatch, claims):
+    """No list has the address, it is not proven, the login is a week old, the cookie is not ours."""
+    client = vouched(monkeypatch, **claims)
+
+    assert client.get("/", headers={"accept": "text/html"}).status_code in (401, 403)
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(STREAM, headers={"Origin": OURS}):
+        pass
+
+
+def test_without_lists_there_is_no_way_to_a_provider(monkeypatch):
+    """Nor does its cookie open anything; with them only the three addresses of the way there and back are open."""
+    with_lists = vouched(monkeypatch)
+    without = door()
+    without.cookies = with_lists.cookies
+    stranger = door(people={"viewer": ["*@example.org"]})
+
+    assert without.get("/").status_code == 401
+    assert {without.get(path).status_code for path in ("/oidc", *gate.oidc.ROUTES)} == {401}
+    assert {stranger.get(path).json()["role"] for path in gate.oidc.ROUTES} == {None}
+    assert {stranger.post(path).status_code for path in gate.oidc.ROUTES} == {401}
+    assert {stranger.get(f"{path}/x").status_code for path in gate.oidc.ROUTES} == {401}

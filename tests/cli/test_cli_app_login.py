@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.cli.app_login import Login, Place, Token, forget_sessions, is_loopback, place, session_secret, tokens
+from rlwatch.cli.app_login import (
+    Login,
+    Place,
+    Token,
+    forget_sessions,
+    is_loopback,
+    people_of,
+    place,
+    session_secret,
+    tokens,
+)
 from rlwatch.errors import ConfigError
 
 LONG = "a token of many letters"
@@ -181,3 +191,54 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, object], words: str) -
     """With the value got and the form wanted."""
     with pytest.raises(ConfigError, match=words):
         place("127.0.0.1", 8501, **given)  # type: ignore[arg-type]
+
+
+OIDC = """
+[auth]
+redirect_uri = "http://localhost:8501/oauth2callback"
+cookie_secret = "0123456789abcdef0123456789abcdef"
+client_id = "rlwatch"
+client_secret = "s"
+server_metadata_url = "https://id.example.org/.well-known/openid-configuration"
+[rlwatch]
+operators = ["ann@example.org"]
+viewers = ["*@example.org"]
+"""
+
+
+def test_an_openid_provider_and_its_people_come_from_one_file(tmp_path: Path) -> None:
+    """In Streamlit's own form, with lists of addresses beside it."""
+    file = tmp_path / "oidc.toml"
+    file.write_text(OIDC)
+
+    at = place("127.0.0.1", 8501, oidc=file)
+    assert at.oidc == file
+    assert people_of(file, at) == {"operator": ["ann@example.org"], "viewer": ["*@example.org"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[auth]", "[auth", "oidc.toml"),
+        ('client_id = "rlwatch"', "", "lacks client_id"),
+        ('client_secret = "s"', "client_secret = 5", "lacks client_secret"),
+        ("0123456789abcdef0123456789abcdef", "short", "can be guessed"),
+        ("localhost:8501", "localhost:8502", "'http://localhost:8502/oauth2callback' is not of this dashboard"),
+        ("/oauth2callback", "/elsewhere", "is not of this dashboard"),
+        ('["ann@example.org"]', '"ann"', "lists of addresses"),
+        ('["*@example.org"]', '["*"]', "lists of addresses"),
+        ('operators = ["ann@example.org"]\nviewers = ["*@example.org"]', "", "lists of addresses"),
+    ],
+)
+def test_a_provider_that_would_let_in_nobody_or_everybody_is_refused(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    """Before anything is started, by what is wrong with the file."""
+    file = tmp_path / "oidc.toml"
+    assert old in OIDC
+    file.write_text(OIDC.replace(old, new))
+
+    with pytest.raises(ConfigError, match=words):
+        place("127.0.0.1", 8501, oidc=file)
+    with pytest.raises(ConfigError, match="No such file"):
+        place("127.0.0.1", 8501, oidc=tmp_path / "none.toml")
