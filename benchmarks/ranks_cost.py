@@ -85,9 +85,8 @@ def sealing() -> None:
 
 def together(ranks: int) -> None:
     """A step of many ranks: CPU of a rank's training thread, bytes, CPU and memory of rank 0 beyond its own share."""
-    print(
-        f"\nlevel   a rank's share, s  encode, ms  received, MB  put {ranks} together, s  peak, MB   ({ROWS} x {LONGEST:,} each)"
-    )
+    print(f"\n{ranks} ranks, {ROWS} x {LONGEST:,} tokens each")
+    print("level   a rank's share, s  encode, ms  received, MB  put together, s  peak, MB")
     for full in (False, True):
         shares, took = [], []
         for seed in range(8):
@@ -108,7 +107,7 @@ def together(ranks: int) -> None:
         received = sum(map(len, others.values())) / 1e6
         print(
             f"{'full' if full else 'tokens':7}  {statistics.median(took):16.2f}  {encode:10.1f}  {received:12.1f}"
-            f"  {spent:18.2f}  {peak_mb() - resident:8.0f}"
+            f"  {spent:15.2f}  {peak_mb() - resident:8.0f}"
         )
 
 
