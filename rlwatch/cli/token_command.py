@@ -1,4 +1,4 @@
-"""``rlwatch token create | list | revoke``: a login of its own for each trainer of a store on PostgreSQL."""
+"""``rlwatch token create | list | revoke``: a login of its own for each trainer and person on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rlwatch.wording import local_moment, plural
 
 URL = "postgresql://owner@db.example.com/rlwatch"
 group = typer.Typer(
-    help="Give each trainer a login of its own to a store on PostgreSQL, and take it away again.",
+    help="Give each trainer, and person, a login of its own to a store on PostgreSQL, and take it away again.",
     no_args_is_help=True,
     epilog=examples(f"rlwatch token create node7 --project math --store {URL}", f"rlwatch token list --store {URL}"),
 )
 CREATE_EPILOG = examples(
     f"rlwatch token create node7 --project math --store {URL}",
     f"rlwatch token create nightly --project math --project code --store {URL}",
+    f"rlwatch token create ann --role operator --project '*' --store {URL}",
 )
 LIST_EPILOG = examples(f"rlwatch token list --store {URL}")
 REVOKE_EPILOG = examples(f"rlwatch token revoke node7 --store {URL}")
@@ -30,17 +31,19 @@ REVOKE_EPILOG = examples(f"rlwatch token revoke node7 --store {URL}")
 def create(
     name: Annotated[str, typer.Argument(help="Name of the login: small letters, digits, '_' and '-'.")],
     *,
-    project: Annotated[
-        list[str], typer.Option("--project", help="Project it may write to; '*': all. May be repeated.")
-    ],
+    project: Annotated[list[str], typer.Option("--project", help="Project it belongs to; '*': all. May be repeated.")],
+    role: Annotated[
+        str, typer.Option("--role", help="writer: records runs. operator: commands, acknowledges. reader: looks.")
+    ] = "writer",
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
-    """Make a login for a trainer and print its token, once: nobody keeps it, the server only what proves it."""
+    """Make a login and print its token, once: nobody keeps it, the server only what proves it."""
     from rlwatch.store.postgres import logins
 
-    token = logins.create(server_of(store), name, project, by=by or me(), now=SystemClock().now())
-    say(f"{name} may record runs of {', '.join(project)}. On the trainer, with {name}@ in the store's URL:")
+    token = logins.create(server_of(store), name, project, by=by or me(), now=SystemClock().now(), role=role)
+    may = {"writer": "record runs of", "operator": "see and command runs of", "reader": "see runs of"}[role]
+    say(f"{name} may {may} {', '.join(project)}. With {name}@ in the store's URL:")
     print(f"PGPASSWORD={token}")
 
 
@@ -53,8 +56,8 @@ def list_logins(store: StoreOption = None, output: FormatOption = Format.TEXT) -
     if output is Format.JSON:
         print_json(found)
     elif found:
-        rows = [(t.name, ", ".join(t.projects), t.by, local_moment(t.at), str(t.connected)) for t in found]
-        print_table(("login", "projects", "made by", "when", ">connections"), rows)
+        rows = [(t.name, t.role, ", ".join(t.projects), t.by, local_moment(t.at), str(t.connected)) for t in found]
+        print_table(("login", "role", "projects", "made by", "when", ">connections"), rows)
     else:
         say("no logins")
 

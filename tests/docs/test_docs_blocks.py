@@ -38,6 +38,7 @@ TREE: Any = typer.main.get_command(app)
 LEFT = {
     # Commands
     ("", "rlwatch ui"): "a server; tests/browser starts it",
+    ("docs/dashboard.md", "[auth]"): "another program's settings; tests/browser/test_browser_oidc.py",
     ("", "rlwatch sync"): "needs PostgreSQL; tests/store/test_store_postgres_shipping.py",
     ("", "postgresql://"): "needs PostgreSQL; tests/store starts one where it is installed",
     ("", "clickhouse-client "): "needs ClickHouse; tests/store has its engine",

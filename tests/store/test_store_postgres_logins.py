@@ -56,6 +56,7 @@ def test_a_token_opens_for_its_project_until_it_is_revoked(owner, postgres_serve
         store.submit(command("c1", "mine"))
     [listed] = json.loads(shell("list", "--format", "json").output)
     assert (listed["name"], listed["projects"], listed["by"]) == ("node7", ["math"], "ann")
+    assert listed["role"] == "writer"
     assert listed["connected"] >= 1
 
     assert "cut" in shell("revoke", "node7").output
@@ -66,6 +67,31 @@ def test_a_token_opens_for_its_project_until_it_is_revoked(owner, postgres_serve
     monkeypatch.delenv("PGPASSWORD")
     assert shell("list").output.strip() == "no logins"
     assert [record.step for record in open_store(owner).records("mine")] == [1]
+
+
+def test_people_have_logins_of_their_role(owner, postgres_server, tmp_path, monkeypatch):
+    """An operator commands in their own project and records nothing; a reader looks."""
+    monkeypatch.setenv("RLWATCH_LOCAL_DIR", str(tmp_path))
+    shell = lambda *args: CliRunner().invoke(app, ["token", *args, "--store", owner])  # noqa: E731
+    open_store(owner).open_run(RunInfo("watched", project="code")).close()
+    schema = re.search(r"schema=(\w+)", owner)[1]
+    stores = {}
+    for name, role in (("ann", "operator"), ("bob", "reader")):
+        made = shell("create", name, "--role", role, "--project", "code")
+        assert made.exit_code == 0, made.output
+        stores[role] = open_store(postgres_server.url(schema, user=name))
+
+    assert stores["operator"].submit(command("c1", "watched")).command_id == "c1"
+    for role, store in stores.items():
+        assert [run.run_id for run in store.runs()] == ["watched"], role
+        with pytest.raises(StoreError):
+            store.open_run(RunInfo("new", project="code")).write(steps(1))
+    with pytest.raises(StoreError, match="permission denied"):
+        stores["reader"].submit(command("c2", "watched"))
+    listed = json.loads(shell("list", "--format", "json").output)
+    assert [(login["name"], login["role"]) for login in listed] == [("ann", "operator"), ("bob", "reader")]
+    assert "got 'king'" in shell("create", "eve", "--role", "king", "--project", "code").output
+    assert [shell("revoke", name).exit_code for name in ("ann", "bob")] == [0, 0]
 
 
 def test_what_is_no_login_of_ours_is_left_alone(owner):

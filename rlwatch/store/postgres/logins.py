@@ -1,8 +1,8 @@
-"""Logins for trainers on PostgreSQL, one each, so that each can be revoked by itself.
+"""Logins for trainers and people on PostgreSQL, one each, so that each can be revoked by itself.
 
-A login is a role of the server in ``SCHEMA_writer``, a member of its project. The server keeps what proves the token (a
-SCRAM verifier, made here) and nobody the token itself; what it may do are the server's own grants and row-level
-security, whatever program presents it.
+A login is a role of the server in ``SCHEMA_writer``, ``_operator`` or ``_reader``, a member of its projects. The server
+keeps what proves the token (a SCRAM verifier, made here) and nobody the token itself; what it may do are the server's
+own grants and row-level security, whatever program presents it.
 """
 
 from __future__ import annotations
@@ -25,34 +25,41 @@ _MADE = "rlwatch token "
 """Beginning of the comment on a role that was made here."""
 
 
+ROLES = ("writer", "operator", "reader")
+"""A trainer's, and those of people."""
+
+
 @dataclass(frozen=True, slots=True)
-class TrainerLogin:
+class GivenLogin:
     """A login as it stands. ``at``: when it was made, Unix seconds; ``connected``: connections it holds now."""
 
     name: str
+    role: str
     projects: tuple[str, ...]
     by: str
     at: float
     connected: int = 0
 
 
-def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: float) -> str:
-    """Make a login; returns its token, which is kept nowhere.
+def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: float, role: str = ROLES[0]) -> str:
+    """Make a login of a role; returns its token, which is kept nowhere.
 
     Raises
     ------
     ConfigError
-        For a name that is none, or no project.
+        For a name that is none, a role that is none, or no project.
     StoreError
         Where there are no roles yet, there is such a role already, or this one may not make roles.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a login is up to 40 small letters, digits, '_' and '-', got {name!r}")
+    if role not in ROLES:
+        raise ConfigError(f"a login is a {', an '.join(ROLES[:2])} or a {ROLES[2]}, got {role!r}")
     if not projects or not all(project.strip() for project in projects):
         raise ConfigError("a login needs --project; '*' is every project")
     token = secrets.token_urlsafe(32)
-    group, schema = f"{server.address.schema}_writer", server.address.schema
-    role = sql.Identifier(name)
+    group, schema = f"{server.address.schema}_{role}", server.address.schema
+    login = sql.Identifier(name)
     with server.connection() as db, explained(server.address):
         if db.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (group,)).fetchone() is None:
             raise StoreError(
@@ -63,11 +70,11 @@ def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: 
             with db.transaction():
                 db.execute(
                     sql.SQL("CREATE ROLE {} LOGIN IN ROLE {} PASSWORD {}").format(
-                        role, sql.Identifier(group), sql.Literal(verifier)
+                        login, sql.Identifier(group), sql.Literal(verifier)
                     )
                 )
-                made = _MADE + json.dumps({"schema": schema, "by": by, "at": now})
-                db.execute(sql.SQL("COMMENT ON ROLE {} IS {}").format(role, sql.Literal(made)))
+                made = _MADE + json.dumps({"schema": schema, "by": by, "at": now, "role": role})
+                db.execute(sql.SQL("COMMENT ON ROLE {} IS {}").format(login, sql.Literal(made)))
                 for project in dict.fromkeys(projects):
                     db.execute("INSERT INTO member (role_name, project) VALUES (%s, %s)", (name, project))
         except errors.DuplicateObject:
@@ -75,13 +82,13 @@ def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: 
     return token
 
 
-def logins(server: Server) -> list[TrainerLogin]:
+def logins(server: Server) -> list[GivenLogin]:
     """All logins made here for this store, by name."""
     with server.connection() as db, explained(server.address):
         return _logins(db, server.address.schema)
 
 
-def _logins(db: Connection, schema: str) -> list[TrainerLogin]:
+def _logins(db: Connection, schema: str) -> list[GivenLogin]:
     rows = db.execute(
         "SELECT r.rolname, shobj_description(r.oid, 'pg_authid'), (SELECT count(*) FROM pg_stat_activity AS a "
         "WHERE a.usesysid = r.oid) FROM pg_roles AS r WHERE shobj_description(r.oid, 'pg_authid') LIKE %s ORDER BY 1",
@@ -95,9 +102,11 @@ def _logins(db: Connection, schema: str) -> list[TrainerLogin]:
         said = json.loads(str(comment).removeprefix(_MADE))
         if said.get("schema") == schema:
             projects = tuple(members.get(name, ()))
-            found.append(
-                TrainerLogin(name, projects, str(said.get("by", "")), float(said.get("at", 0)), int(connected))
-            )
+            role, by = (
+                str(said.get("role", ROLES[0])),
+                str(said.get("by", "")),
+            )  # a writer: from before there were others
+            found.append(GivenLogin(name, role, projects, by, float(said.get("at", 0)), int(connected)))
     return found
 
 
