@@ -30,13 +30,13 @@ def test_the_worked_example():
 
 @given(few, few)
 def test_the_distance_is_that_of_the_table(first, second):
-    """Bit-parallel and cell by cell agree."""
+    """rapidfuzz and cell by cell agree."""
     assert levenshtein(first, second) == by_the_table(first, second)
 
 
 @given(few, few, few, few)
 def test_equal_ends_change_no_distance(start, first, second, end):
-    """They are cut off before the work begins."""
+    """On either side."""
     assert levenshtein(start + first + end, start + second + end) == levenshtein(first, second)
 
 
