@@ -231,9 +231,12 @@ def for_markdown(text: str) -> str:
 
 
 class Markup(str):
-    """HTML or SVG made by :func:`el`; any other string is text, and is escaped."""
+    """HTML or SVG made by :func:`el`; any other string is text, and is escaped, also in a template of jinja2."""
 
     __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
 
 
 def el(tag: str, *children: str, cls: str = "", **attributes: str | float) -> Markup:

@@ -30,8 +30,8 @@ from rlwatch.glance import framed, glance
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
 from rlwatch.records import JSON, RunInfo
+from rlwatch.report.charts import figures
 from rlwatch.report.gather import attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
-from rlwatch.report.html import figures
 from rlwatch.rollouts import completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import RunView, view_of_run

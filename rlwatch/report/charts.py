@@ -1,0 +1,155 @@
+"""Charts of a run as SVG: a line, the level in health, numbered onsets, and a red tick for each NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlwatch.report.gather import Chart, Moment
+from rlwatch.wording import Markup, cut, el, joined, number, step
+
+WIDTH, HEIGHT = 420, 150
+LEFT, RIGHT, TOP, BOTTOM = 54, 10, 16, 20
+LOG_SPREAD = 200.0
+"""A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
+LARGEST = 1.7e308
+"""No axis goes beyond what a float can hold."""
+APART = 14.0
+"""Pixels between two numbers above a chart; of onsets nearer than that only the first has its number."""
+
+
+class Frame:
+    """Coordinates of steps and values in the picture. ``window``: first and last step of all charts."""
+
+    def __init__(self, chart: Chart, window: tuple[int, int]) -> None:
+        values = sorted(chart.curve.values)
+        self.log = bool(values) and values[0] > 0 and values[-1] > LOG_SPREAD * values[len(values) // 2]
+        level = [] if chart.baseline is None or (self.log and chart.baseline <= 0) else [chart.baseline]
+        scaled = [self._scaled(value) for value in (*values[:1], *values[-1:], *level)] or [0.0, 1.0]
+        low, high = min(scaled), max(scaled)
+        room = (high / 2 - low / 2) * 0.1 or abs(high) * 0.05 or 0.5
+        floor = 0.0 if low >= 0 and not self.log else -LARGEST  # what is never negative has no axis below 0
+        self.low, self.high = max(low - room, floor), min(high + room, LARGEST)
+        self.first, self.last = window
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(value) if self.log else value
+
+    def x(self, at: float) -> float:
+        """Pixels from the left."""
+        span = (self.last - self.first) or 1
+        return round(LEFT + (at - self.first) / span * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        """Pixels from the top."""
+        share = (self._scaled(value) / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
+
+    def ticks(self) -> list[float]:
+        """The values at the bottom, the middle and the top."""
+        places = [self.low, self.low / 2 + self.high / 2, self.high]
+        return [10.0**place if self.log else place for place in places]
+
+
+def svg(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) -> Markup:
+    """The chart as an ``<svg>`` element; every text in it is escaped."""
+    frame = Frame(chart, window)
+    label = f"{chart.name} over steps {window[0]} to {window[1]}"
+    parts = [_axes(frame), _level(chart, frame), _line(chart, frame), _bad(chart, frame), _marks(moments, frame)]
+    return el("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+
+
+def _axes(frame: Frame) -> Markup:
+    rows = [
+        joined(
+            el("line", cls="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=frame.y(value), y2=frame.y(value)),
+            el("text", number(value), cls="tick", x=LEFT - 5, y=frame.y(value) + 3, text_anchor="end"),
+        )
+        for value in frame.ticks()
+    ]
+    first = el("text", step(frame.first), cls="tick", x=LEFT, y=HEIGHT - 5)
+    last = el("text", step(frame.last), cls="tick", x=WIDTH - RIGHT, y=HEIGHT - 5, text_anchor="end")
+    return joined(*rows, first, last)
+
+
+def _level(chart: Chart, frame: Frame) -> Markup:
+    if chart.baseline is None or not math.isfinite(chart.baseline) or (frame.log and chart.baseline <= 0):
+        return Markup()
+    y = frame.y(chart.baseline)
+    return el("line", cls="level", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
+
+
+def _line(chart: Chart, frame: Frame) -> Markup:
+    """One polyline for each stretch without a non-finite value in between; a lone point is a dot."""
+    stretches: list[list[tuple[float, float]]] = [[]]
+    holes = sorted({at for at, _ in chart.curve.bad})
+    crossed = 0
+    for at, value in zip(chart.curve.steps, chart.curve.values, strict=True):
+        if crossed < len(holes) and holes[crossed] < at:
+            stretches.append([])
+            while crossed < len(holes) and holes[crossed] < at:
+                crossed += 1
+        stretches[-1].append((frame.x(at), frame.y(value)))
+    return joined(*(_stretch(points) for points in stretches if points))
+
+
+def _stretch(points: Sequence[tuple[float, float]]) -> Markup:
+    if len(points) == 1:
+        return el("circle", cls="dot", cx=points[0][0], cy=points[0][1], r=2)
+    return el("polyline", cls="line", points=" ".join(f"{x},{y}" for x, y in points))
+
+
+def _bad(chart: Chart, frame: Frame) -> Markup:
+    base = HEIGHT - BOTTOM
+    ticks = [
+        el(
+            "line",
+            el("title", f"{word} at step {at}"),
+            cls="bad",
+            x1=frame.x(at),
+            x2=frame.x(at),
+            y1=base - 10,
+            y2=base,
+        )
+        for at, word in chart.curve.bad
+    ]
+    words = ", ".join(sorted({word for _, word in chart.curve.bad}))
+    label = el("text", words, cls="badword", x=WIDTH - RIGHT, y=base - 12, text_anchor="end") if words else Markup()
+    return joined(*ticks, label)
+
+
+def _marks(moments: Sequence[Moment], frame: Frame) -> Markup:
+    parts: list[Markup] = []
+    free_from = -math.inf
+    for moment in sorted((m for m in moments if m.number), key=lambda m: m.step):
+        x = frame.x(moment.step)
+        title = el("title", f"{moment.number}: {moment.text}")
+        parts.append(el("line", title, cls=f"mark {moment.level}", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM))
+        if x >= free_from:
+            parts.append(el("text", str(moment.number), cls="markno", x=x, y=TOP - 4, text_anchor="middle"))
+            free_from = x + APART
+    return joined(*parts)
+
+
+def figures(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
+    """The charts over one range of steps, with the numbered ones of ``moments``; nothing where there is no value."""
+    everywhere = [at for c in charts for at in (*c.curve.steps[:1], *c.curve.steps[-1:], *(s for s, _ in c.curve.bad))]
+    if not everywhere:
+        return Markup()
+    window = (min(everywhere), max(everywhere))
+    inside = [m for m in moments if m.number and window[0] <= m.step <= window[1]]
+    note = el(
+        "p",
+        "Numbers are those of the timeline; dotted: the run's own level at the start; red ticks: values that are not "
+        "finite. Smallest and largest value of each stretch are always drawn.",
+        cls="soft",
+    )
+    return joined(note, el("div", *(_figure(chart, inside, window) for chart in charts), cls="charts"))
+
+
+def _figure(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) -> Markup:
+    notes = [chart.unit, chart.known_as]
+    if chart.curve.replaced:
+        notes.append(f"{chart.curve.replaced} points of earlier attempts left out")
+    caption = el("figcaption", cut(chart.name, 80), el("span", cut(" · ".join(filter(None, notes)), 120)))
+    return el("figure", caption, svg(chart, moments, window))
