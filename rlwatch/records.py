@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class ClosedStep:
     """Input of the detectors: one step, its records merged, names canonical.
 
     ``origin`` maps a canonical name to the source name it was read from. ``seq`` is that of the record
-    that closed the reading (the last merged one).
+    that closed the reading (the last merged one). ``numbers``: those of the metrics that are finite, told apart once
+    for all who ask; the metrics themselves where all are.
     """
 
     step: int
@@ -205,6 +207,14 @@ class ClosedStep:
     ts: float = 0.0
     attempt: int = 1
     seq: int = 0
+    numbers: Mapping[str, float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Tell the numbers from what is none."""
+        metrics = self.metrics
+        whole = all(map(isfinite, metrics.values()))
+        numbers = metrics if whole else {name: value for name, value in metrics.items() if isfinite(value)}
+        object.__setattr__(self, "numbers", numbers)
 
     def get(self, *names: str) -> float | None:
         """Value of the first of ``names`` that was measured (may be nan or inf); None if none was."""

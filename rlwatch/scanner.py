@@ -226,10 +226,12 @@ def replay(
     )
     outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
     outcome = joined([*outcomes, monitor.close()])
-    names = sorted({name for record in imported.records for name in record.metrics})
+    names = sorted(_names(imported.records))
     readings = {name: resolve(name, trainer) for name in names}
     metrics = tuple(sorted(known(names, trainer)))
-    last = {name: value for record in records for name, value in record.metrics.items()}
+    last: dict[str, float] = {}
+    for record in records:
+        last.update(record.metrics)
     _, origin = canonicalise(last, trainer)
     strange = unread(names, trainer)
     reasons = {name: unjudged(name) for name in strange}
@@ -285,6 +287,11 @@ def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterato
         yield record
 
 
+def _names(records: Iterable[StepRecord]) -> set[str]:
+    """All names of metrics; most rows name the same."""
+    return set().union(*{tuple(record.metrics) for record in records})
+
+
 def ending_of_log(imported: ImportedRun) -> Ending:
     """Tell how the rows of a log end: unfinished where its trainer meant to go on for more than two rows."""
     steps = sorted({record.step for record in imported.records})
@@ -298,7 +305,7 @@ def ending_of_log(imported: ImportedRun) -> Ending:
 
 def _told(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
     """The records without guesses at metrics that the run names more closely elsewhere."""
-    left_out = shadowed({name for record in records for name in record.metrics}, source)
+    left_out = shadowed(_names(records), source)
     if not left_out:
         return records
     return [

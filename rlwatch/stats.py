@@ -7,11 +7,14 @@ everywhere: NaN, +Inf and -Inf are skipped and counted (``skipped``), they never
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from math import isfinite
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -21,6 +24,7 @@ __all__ = [
     "Cusum",
     "Hold",
     "Line",
+    "Ranked",
     "Stateful",
     "Thinned",
     "Window",
@@ -266,7 +270,7 @@ class Window(Stateful):
 
     def update(self, step: int, value: float) -> None:
         """Add a row; non-finite values are skipped and counted."""
-        if not math.isfinite(value):
+        if not isfinite(value):
             self.skipped += 1
             return
         steps, values = self._steps, self._values
@@ -276,7 +280,8 @@ class Window(Stateful):
             values.pop()
         steps.append(step)
         values.append(value)
-        while len(steps) > self.least and steps[0] <= step - self.steps:
+        before = step - self.steps
+        while steps[0] <= before and len(steps) > self.least:
             steps.popleft()
             values.popleft()
 
@@ -301,7 +306,8 @@ class Window(Stateful):
     def get(self) -> float | None:
         """Median; None before ``least`` rows. Where one row stands for all the steps of the window, the newest row."""
         if self._median is None and len(self._values) >= self.least:
-            self._median = self._values[-1] if self.alone else median(self._values)
+            values = self._values
+            self._median = values[-1] if len(values) == self.least and self.alone else median(values)
         return self._median
 
     @property
@@ -310,6 +316,20 @@ class Window(Stateful):
         at = self._steps
         return len(at) == self.least and len(at) > 1 and at[-1] - at[-2] >= self.steps
 
+    def copy(self) -> Self:
+        """Another with the same rows."""
+        return deepcopy(self)
+
+    @property
+    def oldest(self) -> int | None:
+        """Step of the oldest row; None when empty."""
+        return self._steps[0] if self._steps else None
+
+    @property
+    def most(self) -> float:
+        """The highest row; -inf when empty."""
+        return max(self._values, default=-math.inf)
+
     @property
     def last(self) -> int | None:
         """Step of the newest row; None when empty."""
@@ -317,7 +337,8 @@ class Window(Stateful):
 
     def reaches(self, limit: float) -> bool:
         """True if the median is at or above ``limit``; False before ``least`` rows. Cheap where no row is."""
-        if len(self._values) < self.least or max(self._values) < limit:
+        values = self._values
+        if len(values) < self.least or (values[-1] < limit and max(values) < limit):
             return False
         return (self.get() or 0.0) >= limit
 
@@ -330,6 +351,44 @@ class Window(Stateful):
     def spread(self) -> float:
         """Scaled median absolute deviation; 0 when empty."""
         return mad(self._values) if self._values else 0.0
+
+
+class Ranked(Window):
+    """A window that keeps its rows in order, too: for many rows of which a quantile is asked at each."""
+
+    def __init__(self, *, rows: int, steps: int, least: int = 3) -> None:
+        super().__init__(rows=rows, steps=steps, least=least)
+        self._ordered: list[float] | None = []
+
+    def update(self, step: int, value: float) -> None:
+        """Add a row; non-finite values are skipped and counted."""
+        ordered, steps, values = self._ordered, self._steps, self._values
+        if ordered is None or not isfinite(value) or (steps and steps[-1] >= step):
+            super().update(step, value)
+            self._ordered = None
+            return
+        self._median = None
+        if len(values) == values.maxlen:
+            del ordered[bisect_left(ordered, values[0])]
+        steps.append(step)
+        values.append(value)
+        insort(ordered, value)
+        before = step - self.steps
+        while steps[0] <= before and len(steps) > self.least:
+            del ordered[bisect_left(ordered, values[0])]
+            steps.popleft()
+            values.popleft()
+
+    def quantile(self, share: float) -> float:
+        """The value below which ``share`` (0..1) of the rows lies, interpolated; there must be one."""
+        if self._ordered is None:
+            self._ordered = sorted(self._values)
+        return ordered_quantile(self._ordered, share)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        super().load_state_dict(state)
+        self._ordered = None
 
 
 # A run's own normal: what it looked like at first, which later values cannot talk it out of.
@@ -372,7 +431,7 @@ class Baseline(Stateful):
 
     def update(self, step: int, value: float) -> None:
         """Take the next row of the run; non-finite values are skipped and counted."""
-        if not math.isfinite(value):
+        if not isfinite(value):
             self.skipped += 1
             return
         if self._done:
@@ -397,14 +456,20 @@ class Baseline(Stateful):
         return reach > 0.0 and not low - reach <= value <= high + reach
 
     def _quantile(self, share: float) -> float:
-        if share not in self._quantiles:
-            self._quantiles[share] = quantile(self._values, share)
-        return self._quantiles[share]
+        known = self._quantiles.get(share)
+        if known is None:
+            known = self._quantiles[share] = quantile(self._values, share)
+        return known
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
         super().load_state_dict(state)
         self._forget()
+
+    @property
+    def known(self) -> bool:
+        """True once it has a row."""
+        return self._start is not None
 
     @property
     def ready(self) -> bool:
@@ -418,7 +483,8 @@ class Baseline(Stateful):
 
     def get(self) -> float | None:
         """Median; None before ``FIRST`` rows."""
-        return self._quantile(0.5) if self.ready else None
+        known = self._quantiles.get(0.5)
+        return known if known is not None else self._quantile(0.5) if self.ready else None
 
     @property
     def first(self) -> float | None:
@@ -502,21 +568,23 @@ class Hold(Stateful):
 
     def update(self, step: int, condition: bool) -> None:
         """Take the next row."""
-        if self._last is not None and step <= self._last:
+        last, usual = self._last, self._gap
+        if last is not None and step <= last:
             self.clear()
-        gap = 1 if self._last is None else step - self._last
-        stands_for = min(gap, self._gap)
-        self._gap, self._last = gap, step
-        if condition:
-            if self.since is None:
-                self.since, self._lead = step, stands_for - 1
-            self.rows += 1
-            self._covered += stands_for
-            self._misses = 0
+            last, usual = None, 1
+        self._gap = gap = 1 if last is None else step - last
+        self._last = step
+        if not condition:
+            self._misses += 1
+            if self.since is not None and self._misses > self.forgive:
+                self._forget()
             return
-        self._misses += 1
-        if self.since is not None and self._misses > self.forgive:
-            self._forget()
+        stands_for = gap if gap < usual else usual
+        if self.since is None:
+            self.since, self._lead = step, stands_for - 1
+        self.rows += 1
+        self._covered += stands_for
+        self._misses = 0
 
     def get(self) -> int:
         """Steps since it began; 0 if it does not hold."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -52,17 +53,31 @@ class BaseDetector(ABC):
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Take the next closed step; return what holds now. Given again (another detector asked), it holds the same."""
+        if step is not self._taken:
+            self.hear(step, listening=True, measured=self.measured)
+        return list(self._held)
+
+    def hear(
+        self, step: ClosedStep, *, listening: bool, measured: bool | Callable[[ClosedStep], bool]
+    ) -> list[Finding]:
+        """Take a closed step of which some things are known already; what holds now, which is not to be changed.
+
+        ``listening``: whether there is something to listen to; ``measured``: whether it holds a reading.
+        """
         if step is self._taken:
-            return list(self._held)
+            return self._held
         self._taken = step
-        self.listen(step)
-        if self.measured(step):
+        if listening:
+            self.listen(step)
+        if measured is True or (measured is not False and measured(step)):
             self._blank_rows = 0
             self._held = self.judge(step)
-        else:
+        elif self._held:
             self._blank_rows += 1
             self._held = self._carried(step) if self._blank_rows <= CARRY_ROWS else []
-        return list(self._held)
+        else:
+            self._blank_rows += 1
+        return self._held
 
     def arrival(self, step: ClosedStep) -> list[Finding]:  # noqa: ARG002  (the protocol's signature)
         """Nothing: only non-finite values are judged before their step closes."""
@@ -119,6 +134,16 @@ class BaseDetector(ABC):
         )
 
 
+class _Way(Enum):
+    """What is to be done with a row of certain names for one detector."""
+
+    NOTHING = "nothing, but for what it holds"
+    JUDGE = "judge it: it holds a reading"
+    LISTEN = "listen to it: it holds no reading"
+    BOTH = "listen to it, and judge it"
+    ASK = "ask the detector itself"
+
+
 class Panel:
     """The detectors of one run, of which a row is given to those that it concerns."""
 
@@ -135,38 +160,46 @@ class Panel:
         """Give a closed step to each; what holds now, in their order."""
         for part in self._common:
             part.update(step)
-        concerned = zip(self._detectors, _concerned(self._types, tuple(step.metrics)), strict=True)
-        return [
-            finding
-            for detector, always in concerned
-            if always or detector._held  # type: ignore[attr-defined]  # noqa: SLF001
-            for finding in detector.update(step)
-        ]
+        found: list[Finding] = []
+        names = tuple(step.metrics)
+        numbers = names if step.numbers is step.metrics else tuple(step.numbers)
+        for detector, way in zip(self._detectors, _ways(self._types, numbers, names), strict=True):
+            if way is _Way.NOTHING:
+                if detector._held:  # type: ignore[attr-defined]  # noqa: SLF001
+                    found += detector.update(step)
+            elif way is _Way.ASK:
+                found += detector.update(step)
+            else:
+                found += detector.hear(step, listening=way is not _Way.JUDGE, measured=way is not _Way.LISTEN)  # type: ignore[attr-defined]
+        return found
 
 
 @lru_cache(maxsize=64)
-def _concerned(types: tuple[type, ...], names: tuple[str, ...]) -> tuple[bool, ...]:
-    """True of each that a row with these names may tell something: rows of a run nearly all name the same."""
-    there = set(names)
-    return tuple(_may_hear(detector, there) for detector in types)
+def _ways(types: tuple[type, ...], numbers: tuple[str, ...], names: tuple[str, ...]) -> tuple[_Way, ...]:
+    """Of each, for a row with these names, of which some are numbers: rows of a run nearly all name the same."""
+    there, finite_there = set(names), set(numbers)
+    return tuple(_way(detector, finite_there, there) for detector in types)
 
 
-def _may_hear(detector: type, names: set[str]) -> bool:
-    """False of a detector that reads none of the names, has nothing to listen to by itself, and so nothing to say."""
+def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:
     if not issubclass(detector, BaseDetector):
-        return True
-    own = (detector.update, detector.listen, detector.measured)
-    return own != (BaseDetector.update, BaseDetector.listen, BaseDetector.measured) or not names.isdisjoint(
-        detector.reads
-    )
+        return _Way.ASK
+    if (detector.update, detector.measured) != (BaseDetector.update, BaseDetector.measured):
+        return _Way.ASK
+    listens, read = detector.listen != BaseDetector.listen, not numbers.isdisjoint(detector.reads)
+    if listens:
+        return _Way.BOTH if read else _Way.LISTEN
+    if read:
+        return _Way.JUDGE
+    return _Way.NOTHING if names.isdisjoint(detector.reads) else _Way.LISTEN
 
 
 def finite(step: ClosedStep, *names: str) -> float | None:
     """The first of ``names`` measured with a finite value at ``step``."""
-    metrics = step.metrics
+    numbers = step.numbers
     for name in names:
-        value = metrics.get(name)
-        if value is not None and math.isfinite(value):
+        value = numbers.get(name)
+        if value is not None:
             return value
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from operator import sub
 
 from rlwatch.detectors.base import finite
 from rlwatch.records import ClosedStep
@@ -101,7 +102,8 @@ class RewardWatch:
         if step is self._taken:
             return
         self._taken = step
-        spread, value = finite(step, "reward/std"), finite(step, "reward/mean")
+        numbers = step.numbers
+        spread, value = numbers.get("reward/std"), numbers.get("reward/mean")
         if spread is not None:
             self._spread.update(step.step, spread)
         if value is not None:
@@ -115,15 +117,16 @@ class RewardWatch:
         self._first = value if self._first is None else self._first
         self._low, self._high = min(self._low, value), max(self._high, value)
         self._answers.update(value)
-        for part in (self._base, self._window, self._recent):
-            part.update(step, value)
+        self._base.update(step, value)
+        self._window.update(step, value)
+        self._recent.update(step, value)
         self._noise = self._wander = self._rose = None
         self._fell.clear()
         level = self.now
         if level is None:
             return
-        at, levels = self._window.at, self._levels.at
-        if not levels or at[0] > levels[-1]:
+        began, newest = self._window.oldest, self._levels.last
+        if newest is None or began is None or began > newest:
             self._levels.update(step, level)
         if self._full and (self._top is None or level > self._top):
             self._top = level
@@ -140,9 +143,11 @@ class RewardWatch:
     @property
     def _full(self) -> bool:
         """True if the last rows are a level: five of them, or as many steps as a level has where rows are far apart."""
-        at = self._window.at
-        far_apart = len(at) > 1 and (at[-1] - at[0]) * len(at) >= LEVEL_STEPS * (len(at) - 1)
-        return len(at) >= min(5, len(self._recent)) or far_apart
+        count, first, last = len(self._window), self._window.oldest, self._window.last
+        if count >= 5 or count >= len(self._recent):
+            return True
+        far_apart = first is not None and last is not None and (last - first) * count >= LEVEL_STEPS * (count - 1)
+        return count > 1 and far_apart
 
     @property
     def noise(self) -> float:
@@ -271,7 +276,7 @@ class RewardWatch:
 
 def noise_of(values: list[float]) -> float:
     """Standard deviation of one row, from the 80th percentile of jumps: rewards and shares are often discrete."""
-    jumps = [abs(b - a) for a, b in pairwise(values)]
+    jumps = list(map(abs, map(sub, values[1:], values)))
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
 
 
@@ -401,22 +406,23 @@ class RunContext:
             return
         self._taken = step
         self.reward.update(step)
-        share, mean = silent_share(step), finite(step, "reward/mean")
+        numbers = step.numbers
+        share, mean = silent_share(step), numbers.get("reward/mean")
         if share is not None:
             self._silent.update(step.step, share)
         if mean is not None:
             self._means.update(step.step, mean)
             self._means_base.update(step.step, mean)
-        norm = finite(step, "optim/grad_norm")
+        norm = numbers.get("optim/grad_norm")
         if norm is not None:
             self._grad.update(step.step, abs(norm))
             if share is None or share < 1.0 or abs(norm) > NOTHING:
                 self._pushed.update(step.step, abs(norm))
                 self._pushed_base.update(step.step, abs(norm))
-        clipped = finite(step, "len/clipped")
+        clipped = numbers.get("len/clipped")
         if clipped is not None:
             self._clipped.update(step.step, clipped)
-        vocab = finite(step, "policy/vocab_size")
+        vocab = numbers.get("policy/vocab_size")
         if vocab is not None and vocab > 1.0:
             self.log_vocab = math.log(vocab)
 

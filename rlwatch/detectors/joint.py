@@ -16,10 +16,11 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
+from operator import sub
 from typing import ClassVar
 
-from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.base import BaseDetector, rounded
 from rlwatch.detectors.context import NORMAL_80, Answers
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
@@ -145,7 +146,7 @@ def evidence(deviations: float, most: float = MOST) -> float:
 
 def noise(values: Sequence[float]) -> float:
     """Standard deviation of one row from the jumps between neighbours; wider where there are few rows to tell."""
-    jumps = [abs(b - a) for a, b in pairwise(values)]
+    jumps = list(map(abs, map(sub, values[1:], values)))
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
 
 
@@ -194,7 +195,7 @@ class Watch:
     """One witness over the rows of a run."""
 
     def __init__(self, witness: Witness) -> None:
-        self.witness = witness
+        self.witness, self.metric = witness, witness.metric
         self._sign = 1.0 if witness.up else -1.0
         self._rows: deque[tuple[int, float, float]] = deque(maxlen=48)
         self._ordered: list[float] = []
@@ -451,11 +452,14 @@ class JointEvidence(BaseDetector):
         """Judge all witnesses of a row together."""
         self._gap = 1 if self._last is None else max(step.step - self._last, 1)
         self._last = step.step
-        self._reward.update(step.step, finite(step, "reward/mean"))
+        numbers = step.numbers
+        self._reward.update(step.step, numbers.get("reward/mean"))
         fade, error = 0.5 ** min(max(self._gap / HALF_LIFE, 0.2), 1.0), self._reward.error
         for watch in self._watches:
-            watch.update(step.step, finite(step, watch.witness.metric), fade, error)
-        if any(name in step.metrics and not math.isfinite(step.metrics[name]) for name in NUMBERS):
+            value = numbers.get(watch.metric)
+            if value is not None or watch.newest is not None:
+                watch.update(step.step, value, fade, error)
+        if numbers is not step.metrics and any(name in step.metrics and name not in numbers for name in NUMBERS):
             self._broken = 2.0
         else:
             self._broken *= fade

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,6 +14,8 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
+ASIDE = 10
+"""Rows of a window, beyond which none needs to be put aside."""
 MOST = 1e9
 """Odds and weights beyond this are all the same."""
 
@@ -58,48 +61,89 @@ class Limit:
 
 
 class Rise:
-    """One metric against its limit: the median of its last rows, beyond it for three rows."""
+    """One metric against its limit: the median of its last rows, beyond it for three rows.
+
+    Most rows of most runs are nowhere near: while no row of the window is, and nothing holds, the next ones are only
+    put aside (the newest :data:`ASIDE`, which are all that windows and holds remember) until somebody asks.
+    """
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self._floor = limit.scale(limit.floor)
         self._base = Baseline()
-        self._now = Window(rows=10, steps=10)
-        self._raw = Window(rows=10, steps=10)
+        self._now = Window(rows=ASIDE, steps=10)
+        self._raw = self._now if limit.scale is size else Window(rows=ASIDE, steps=10)
+        """In the metric's own unit: the same rows as long as the scale leaves them as they are."""
         self._row = Hold(forgive=3)
         self._out = Hold(forgive=2)
         self._blank = 0
         self.threshold = math.inf
         """On the scale: the higher of the floor and ``factor`` times the beginning; infinite before that is known."""
+        self._aside: deque[tuple[int, float, float]] = deque(maxlen=ASIDE)
+        self._calm_below = -math.inf
+        """Rows below it, on the scale, change nothing."""
+        self._last = -1
 
     def update(self, step: int, value: float | None, floor: float | None = None) -> None:
         """Take a row; None where it was not measured. ``floor`` replaces the limit's own."""
         if value is None:
             self._blank += 1
             if self._blank > CARRY_ROWS:
+                self._catch_up()
                 self._out.clear()
             return
         self._blank = 0
-        risen = self.limit.scale(value)
-        self._base.update(step, risen)
-        self._now.update(step, risen)
-        self._raw.update(step, value)
+        limit, base, now = self.limit, self._base, self._now
+        risen = limit.scale(value)
+        if risen < self._calm_below and floor is None and step > self._last:
+            self._aside.append((step, value, risen))
+            self._last = step
+            return
+        self._catch_up()
+        self._last = step
+        base.update(step, risen)
+        self._see(step, value, risen)
         if floor is not None:
-            self._floor = self.limit.scale(floor)
-        level = self._base.get()
-        self.threshold = math.inf if level is None else max(self._floor, self.limit.factor * level)
-        self._row.update(step, risen > self.threshold)
-        self._out.update(step, self.threshold < math.inf and self._now.reaches(self.threshold))
+            self._floor = limit.scale(floor)
+        level = base.get()
+        self.threshold = threshold = math.inf if level is None else max(self._floor, limit.factor * level)
+        self._row.update(step, risen > threshold)
+        self._out.update(step, threshold < math.inf and now.reaches(threshold))
+        calm = base.done and self._row.since is None and self._out.since is None and now.most < threshold < math.inf
+        self._calm_below = threshold if calm else -math.inf
+
+    def _see(self, step: int, value: float, risen: float) -> None:
+        """Put a row into the windows."""
+        if self._raw is self._now and math.copysign(1.0, value) < 0.0:
+            self._raw = self._now.copy()
+        self._now.update(step, risen)
+        if self._raw is not self._now:
+            self._raw.update(step, value)
+
+    def _catch_up(self) -> None:
+        """Take the rows that were put aside."""
+        for step, value, risen in self._aside:
+            self._see(step, value, risen)
+            self._row.update(step, condition=False)
+            self._out.update(step, condition=False)
+        self._aside.clear()
+
+    @property
+    def known(self) -> bool:
+        """True once it was measured: before that, rows without it are no news."""
+        return self._base.known
 
     @property
     def score(self) -> float:
         """The level of the last rows over the threshold."""
+        self._catch_up()
         now = self._now.get()
         return 0.0 if now is None or math.isinf(self.threshold) else now / self.threshold
 
     @property
     def level(self) -> float | None:
         """Median of the last rows, in the metric's own unit."""
+        self._catch_up()
         return self._raw.get()
 
     @property
@@ -110,6 +154,7 @@ class Rise:
     @property
     def factor(self) -> float | None:
         """Times its beginning it is now, on the scale; None where it began at nothing."""
+        self._catch_up()
         now, level = self._now.get(), self._base.get()
         return None if now is None or not level else now / level
 
@@ -121,7 +166,7 @@ class Rise:
     @property
     def lasted(self) -> bool:
         """True if it has been beyond the limit for three rows."""
-        return self._out.lasted(3)
+        return self._out.since is not None and self._out.lasted(3)
 
     @property
     def since(self) -> int | None:
@@ -157,8 +202,10 @@ class RiseDetector(BaseDetector):
             metrics = tuple(limit.metric for limit in cls.limits)
             cls.reads = vars(cls).get("reads", metrics)
             cls.requires = vars(cls).get("requires", tuple((name,) for name in metrics))
+        cls._plain = cls.read is RiseDetector.read
 
     shares: ClassVar[tuple[str, ...]] = ("_reward",)
+    _plain: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +214,14 @@ class RiseDetector(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge each metric; report the worst."""
+        plain, numbers, at = self._plain, step.numbers, step.step
         for rise in self._rises:
-            rise.update(step.step, self.read(step, rise.limit), self.floor(rise.limit))
+            limit = rise.limit
+            value = numbers.get(limit.metric) if plain else self.read(step, limit)
+            if plain and value is not None and value > limit.most:
+                value = None
+            if value is not None or rise.known:
+                rise.update(at, value, self.floor(limit))
         risen = [rise for rise in self._rises if rise.lasted]
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
@@ -220,7 +273,7 @@ class Standing:
         self.rows = rows
         self._base = Baseline()
         self._now = Window(rows=10, steps=10)
-        self._raw = Window(rows=10, steps=10)
+        self._raw = self._now if limit.scale is size else Window(rows=10, steps=10)
         self._row = Hold(forgive=3)
         self._hold = Hold(forgive=1)
         self._blank = 0
@@ -234,9 +287,12 @@ class Standing:
             return
         self._blank = 0
         scaled = self.limit.scale(value)
-        for part in (self._base, self._now):
-            part.update(step, scaled)
-        self._raw.update(step, value)
+        if self._raw is self._now and math.copysign(1.0, value) < 0.0:
+            self._raw = self._now.copy()
+        self._base.update(step, scaled)
+        self._now.update(step, scaled)
+        if self._raw is not self._now:
+            self._raw.update(step, value)
         self._row.update(step, scaled >= self.bound)
         self._hold.update(step, self._now.reaches(self.bound))
 

@@ -211,7 +211,7 @@ class Dial:
             self.level, self.last_at_level = x, step
         elif self.open is not None:
             self._go_on(self.open, step, x, value)
-        elif beyond >= max(math.log(self.least), TIMES_USUAL * self._usual()):
+        elif beyond >= math.log(self.least) and beyond >= TIMES_USUAL * self._usual():
             began = self.last_at_level
             before = math.exp(min(self.sign * self.level, LARGEST))
             self.open = Turn(self.knob, self.metric, began + 1, 0.0 if before < 2 * TINY else before, ((step, value),))

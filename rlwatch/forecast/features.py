@@ -7,6 +7,7 @@ straight line would get there), and the share of rows in which something was no 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,11 @@ class Look:
     def __init__(self, at: Floats) -> None:
         """``at``: steps of :data:`ROWS` rows before the newest ones (-inf: none), and of those."""
         self.at = at
-        self.first = ROWS
+        self.one = len(at) == ROWS + 1
+        """True of a single newest row, as a live run has them: what it looks at are slices, found without arrays."""
+        if self.one:
+            self._of_one(at.tolist())
+            return
         self.ends = np.arange(ROWS, len(at)) + 1
         spans = np.array([*(span for span, _ in SPANS), FAR_BACK, NEAR], dtype=np.float64)
         found = np.searchsorted(at, at[ROWS:] - spans[:, None], side="right")
@@ -71,12 +76,36 @@ class Look:
         first, after = found[-2:]
         self.before = np.maximum(np.minimum(first, after - 1), oldest), np.maximum(after, oldest + 1)
 
+    def _of_one(self, at: list[float]) -> None:
+        newest, end = at[-1], ROWS + 1
+        self._starts = {(span, rows): max(min(bisect_right(at, newest - span), end - rows), 1) for span, rows in SPANS}
+        first, after = (bisect_right(at, newest - back) for back in (FAR_BACK, NEAR))
+        oldest = max(1, bisect_right(at, -math.inf))
+        self._before = max(min(first, after - 1), oldest), max(after, oldest + 1)
+
     def rows(self, values: Floats, window: tuple[int, int], later: int = 0) -> Floats:
         """The windows' rows of ``values`` (all rows, n) as (rows, longest, n); NaN before a shorter one begins.
 
         ``later``: rows by which they begin later.
         """
+        if self.one:
+            return values[None, self._starts[window] + later :]
         return windows(values, self.starts[window] + later, self.ends)
+
+    def rows_before(self, values: Floats) -> Floats:
+        """The same of what was usual shortly before."""
+        if self.one:
+            first, after = self._before
+            return values[None, first:after]
+        return windows(values, *self.before)
+
+    def sums(self, values: Floats, window: tuple[int, int]) -> tuple[Floats, Floats]:
+        """Sum of the windows' ``values`` (all rows), of whole numbers, and their numbers of rows."""
+        if self.one:
+            start = self._starts[window]
+            return np.array([math.fsum(values[start:].tolist())]), np.array([float(ROWS + 1 - start)])
+        count, starts = np.append(0.0, np.cumsum(values)), self.starts[window]
+        return count[self.ends] - count[starts], np.asarray(self.ends - starts, dtype=np.float64)
 
 
 def windows(values: Floats, starts: Ints, ends: Ints) -> Floats:
@@ -128,33 +157,31 @@ def shapes(look: Look, changes: Floats, jumps: Floats, at: Standing, restless: F
     """
     ten = look.rows(changes, (10, 2))
     moves = spread(look.rows(jumps, (25, 6), later=1))
-    before = median(windows(changes, *look.before))
+    before = median(look.rows_before(changes))
     found = np.empty((len(at.now), len(SHAPES), changes.shape[1]))
-    of_noise = (
-        np.fmin.reduce(ten, axis=1),
-        np.fmax.reduce(ten, axis=1),
-        at.now,
-        at.slope,
-        _slope(look, changes, (60, 6)),
-        at.now - before,
-        at.fallen,
-        at.risen,
-    )
-    for place, part in zip(_OF_NOISE, of_noise, strict=True):
-        np.divide(part, at.noise, out=found[:, place])
+    found[:, 0] = np.fmin.reduce(ten, axis=1)
+    found[:, 1] = np.fmax.reduce(ten, axis=1)
+    found[:, 2] = at.now
+    found[:, 3] = at.slope
+    found[:, 4] = _slope(look, changes, (60, 6))
+    found[:, 5] = at.now - before
+    found[:, 6] = moves
+    found[:, 7] = at.fallen
+    found[:, 8] = at.risen
+    np.divide(found, at.noise[:, None], out=found)
     np.log((moves + QUIET / 4) / (restless + QUIET / 4), out=found[:, _RESTLESS])
-    return np.minimum(np.maximum(found, -FAR), FAR)
+    np.maximum(found, -FAR, out=found)
+    return np.minimum(found, FAR, out=found)
 
 
 _RESTLESS = SHAPES.index("restless")
-_OF_NOISE = tuple(i for i in range(len(SHAPES)) if i != _RESTLESS)
 
 
 def median(rows: Floats) -> Floats:
     """Median of each column, missing values left out; NaN where there is none (..., rows, n) -> (..., n)."""
     ordered = np.sort(rows, axis=-2)  # NaN last
     seen, longest = np.isfinite(rows), rows.shape[-2]
-    if seen.all():
+    if np.logical_and.reduce(seen, axis=None):
         return np.asarray((ordered[..., (longest - 1) // 2, :] + ordered[..., longest // 2, :]) / 2)
     count = np.add.reduce(seen, axis=-2)
     low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, longest - 1)
@@ -165,7 +192,7 @@ def median(rows: Floats) -> Floats:
 def spread(rows: Floats) -> Floats:
     """Standard deviation of each column, missing values left out; NaN where none is (..., rows, n) -> (..., n)."""
     seen = np.isfinite(rows)
-    if rows.shape[-2] and seen.all():
+    if rows.shape[-2] and np.logical_and.reduce(seen, axis=None):
         mean = np.add.reduce(rows, axis=-2) / rows.shape[-2]
         return np.asarray(np.sqrt(np.add.reduce((rows - mean[..., None, :]) ** 2, axis=-2) / rows.shape[-2]))
     count = np.add.reduce(seen, axis=-2)
@@ -187,7 +214,15 @@ def _slope(look: Look, changes: Floats, window: tuple[int, int]) -> Floats:
     """Least-squares slope of each signal, per 10 steps; NaN with fewer than 3 values."""
     y, x = look.rows(changes, window), look.rows(look.at[:, None], window)
     seen = np.isfinite(y)
-    if seen.all():
+    whole = np.logical_and.reduce(seen, axis=None)
+    if whole and look.one:
+        rows = x.shape[1]
+        dx = x - np.add.reduce(x, axis=1) / rows
+        wide = float(np.add.accumulate(dx * dx, axis=1)[0, -1, 0])
+        if rows < 3 or not wide > 0.0:
+            return np.full((1, y.shape[2]), math.nan)
+        return np.asarray(10.0 * np.add.reduce(dx * y, axis=1) / wide)
+    if whole:
         seen = seen[:, :, :1]  # the same steps for all
     else:
         y = np.where(seen, y, 0.0)
@@ -454,12 +489,12 @@ class FeatureStream:
         pairs = values[:, -1 - len(LIMIT_FEATURES) : -1]
         pairs[:, ::2], pairs[:, 1::2] = gone.share, gone.steps
         np.minimum(np.maximum(pairs, -5.0), 200.0, out=pairs)
-        count = np.append(0.0, np.cumsum(history.broken))
-        within, least = (count[look.ends] - count[look.starts[BROKEN_STEPS, rows]] for rows in (1, BROKEN_ROWS))
-        values[:, -1] = within / (look.ends - look.starts[BROKEN_STEPS, 1])
-        moving = np.asarray(gone.clear.any(axis=1))
+        within, rows_within = look.sums(history.broken, (BROKEN_STEPS, 1))
+        least, _ = look.sums(history.broken, (BROKEN_STEPS, BROKEN_ROWS))
+        values[:, -1] = within / rows_within
+        moving: list[bool] = np.logical_or.reduce(gone.clear, axis=1).tolist()
         return [
-            Features(step, values[i], _reaches(gone, i, bool(moving[i]), breaking(least[i], read[i].broken)), read[i])
+            Features(step, values[i], _reaches(gone, i, moving[i], breaking(least[i], read[i].broken)), read[i])
             for i, step in enumerate(steps)
         ]
 
@@ -489,7 +524,8 @@ class _Known:
         of_limits = [_PLACE[signal] for signal in ASKED]
         self.start = history.start[of_limits]
         where = {place: i for i, place in enumerate(self.logged.tolist())}
-        self._asked = np.array([where.get(place, len(where)) for place in of_limits])
+        self._asked = np.array([where.get(place, 0) for place in of_limits])
+        self._unasked = np.flatnonzero([place not in where for place in of_limits])
         warm = history.warm_changes().take(self.logged, axis=1)
         noise = 1.4826 * median(np.abs(warm - median(warm)))
         self.noise = np.fmax(noise, QUIET)
@@ -498,7 +534,10 @@ class _Known:
 
     def asked(self, at: Standing) -> Standing:
         """Of :data:`ASKED`: NaN of those that are not logged."""
-        padded = np.full((5, len(at.now), len(self.logged) + 1), math.nan)
-        for i, part in enumerate((at.now, at.fallen, at.risen, at.slope, at.noise)):
-            padded[i, :, :-1] = part
-        return Standing(*padded.take(self._asked, axis=2))
+        if not len(self.logged):
+            return Standing(*np.full((5, len(at.now), len(self._asked)), math.nan))
+        parts = [part.take(self._asked, axis=1) for part in (at.now, at.fallen, at.risen, at.slope, at.noise)]
+        if self._unasked.size:
+            for part in parts:
+                part[:, self._unasked] = math.nan
+        return Standing(*parts)

@@ -117,7 +117,8 @@ class Forecaster:
         whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
         chances = dict[int, tuple[Floats, Chances]]()
         if whole:
-            x = np.stack([known[i].values for i in whole]).take(self._places, axis=1)
+            values = known[0].values[None] if len(known) == 1 else np.stack([known[i].values for i in whole])
+            x = values.take(self._places, axis=1)
             chances = dict(zip(whole, zip(x, self._model.chances_of(x), strict=True), strict=True))
         return [self._forecast(each, held[i], chances.get(i)) for i, each in enumerate(known)]
 

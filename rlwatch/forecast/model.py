@@ -259,6 +259,8 @@ class Heads:
         self._left_of = np.zeros(self._feature.shape, dtype=np.uint64)
         self._value = np.zeros((len(trees), widest))
         self._first = np.arange(len(trees)) * widest
+        self._where = (-1, self._feature)
+        """Number of features last asked, and where those of the nodes lie among them twice over."""
         for i, (tree, leaves) in enumerate(zip(trees, paths, strict=True)):
             self._value[i, : len(leaves)] = [tree.value[path[-1]] for path in leaves]
             asking = [node for node, feature in enumerate(tree.feature) if feature != LEAF]
@@ -330,7 +332,11 @@ class Heads:
             return np.zeros((len(x), self._feature.shape[1]), dtype=np.int64)
         missing = np.isnan(x)
         halves = np.concatenate((np.where(missing, -math.inf, x), np.where(missing, math.inf, x)), axis=1)
-        right = halves.take(self._feature + self._half * x.shape[1], axis=1) > self._threshold
+        wide, where = self._where
+        if wide != x.shape[1]:
+            where = self._feature + self._half * x.shape[1]
+            self._where = x.shape[1], where
+        right = halves.take(where, axis=1) > self._threshold
         out = np.bitwise_or.reduce(right * self._left_of, axis=1)
         lowest = ~out & (out + np.uint64(1))
         return np.asarray(np.frexp(lowest.astype(np.float64))[1] - 1, dtype=np.int64)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +93,14 @@ SIGNALS: tuple[Signal, ...] = (
 SPREAD_METRICS = ("reward/std", "reward/group_std")
 """What a change of the reward is measured in."""
 BY_SIGNAL = {signal.name: signal for signal in SIGNALS}
-_READ = tuple((i, signal.metrics, signal.complement) for i, signal in enumerate(SIGNALS))
+
+
+@lru_cache(maxsize=64)
+def _places(names: tuple[str, ...]) -> tuple[tuple[int, str, bool], ...]:
+    """Signals that a row with these names has, with the metric of each: rows of a run nearly all name the same."""
+    there = set(names)
+    firsts = (next((name for name in signal.metrics if name in there), None) for signal in SIGNALS)
+    return tuple((i, name, SIGNALS[i].complement) for i, name in enumerate(firsts) if name is not None)
 
 
 # The last rows of a run's signals, and the level they started from.
@@ -146,6 +154,7 @@ class History:
         self._first: int | None = None
         self._baseline: Floats | None = None
         self._edge: Floats = _FLOOR
+        self._start_ratio: Floats = _FLOOR
         self._unit: Floats = _UNIT
 
     @property
@@ -173,7 +182,7 @@ class History:
         A step that is not beyond the last one takes back all from there on.
         """
         self._first = steps[0] if self._first is None else min(self._first, steps[0])
-        kept = slice(0, int((self.at < steps[0]).sum()))
+        kept = slice(0, len(self.at) if self.at[-1] < steps[0] else int((self.at < steps[0]).sum()))
         raw, broken, read = np.full((len(rows), len(SIGNALS)), math.nan), np.zeros(len(rows)), []
         for i, metrics in enumerate(rows):
             broken[i] = self._read(metrics, raw[i])
@@ -196,7 +205,7 @@ class History:
         if base is None:
             return np.full_like(rows, math.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.log(np.maximum(rows + edge, 1e-12) / np.maximum(base + edge, 1e-12))
+            ratio = np.log(np.maximum(rows + edge, 1e-12) / self._start_ratio)
         return np.where(_RATIO, ratio, (rows - base) / self._unit)
 
     @property
@@ -212,12 +221,8 @@ class History:
     def _read(self, metrics: Mapping[str, float], row: Floats) -> bool:
         """Put the values of a row into ``row``; whether a signal that had been a number no longer is."""
         broken = False
-        for i, names, complement in _READ:
-            name = next((name for name in names if name in metrics), None) if len(names) > 1 else names[0]
-            value = None if name is None else metrics.get(name)
-            if name is None or value is None:
-                continue
-            value = 1.0 - value if complement else value
+        for i, name, complement in _places(tuple(metrics)):
+            value = 1.0 - metrics[name] if complement else metrics[name]
             mine = self.source[i]
             if mine is None:
                 mine = name
@@ -248,6 +253,7 @@ class History:
         self._baseline = np.full(len(SIGNALS), math.nan)
         self._baseline[seen] = np.nanmedian(warm[:, seen], axis=0)
         self._edge = np.maximum(0.05 * np.abs(self._baseline), _FLOOR)
+        self._start_ratio = np.maximum(self._baseline + self._edge, 1e-12)
         logged_spread = float(np.median(self._spread)) if self._spread else 0.0
         self._unit = np.where(_SPREAD, max(logged_spread, self._own_spread(warm), 1e-6), _UNIT)
         self.changes = self.change(self.changes)
@@ -263,5 +269,7 @@ class History:
 def _joined(kept: Floats, new: Floats, nothing: float) -> Floats:
     """The last :data:`ROWS` of ``kept`` before ``new``, filled up in front."""
     last = kept[-ROWS:]
+    if len(last) == ROWS:
+        return np.concatenate((last, new))
     front = np.full((ROWS - len(last), *last.shape[1:]), nothing)
     return np.concatenate((front, last, new))

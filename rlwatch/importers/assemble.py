@@ -134,8 +134,8 @@ class RunAssembly:
         Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run.
         """
         self.seq += 1
-        new = row.metrics.keys() - self.names.keys()
-        metrics = self._bounded(row, skips) if new else row.metrics
+        known = row.metrics.keys() <= self.names.keys()
+        metrics = row.metrics if known else self._bounded(row, skips)
         attempt = self.attempts.of(row.step, metrics)
         if attempt > MOST_ATTEMPTS:
             problem = f"its steps go back more than {MOST_ATTEMPTS:,} times, as those of one run never do; are these "

@@ -26,6 +26,7 @@ _KIND_FIELDS = ("type", "row_type", "record_type", "kind", "event", "phase", "sp
 """Fields whose value may be the kind of a row; the first that says one counts."""
 _FLAGS = ("eval", "is_eval", "evaluation", "is_baseline", "baseline")
 """Fields that are true in rows that train nothing."""
+_SAYING = frozenset((*_KIND_FIELDS, *_FLAGS))
 _WORD = re.compile(r"[a-z]+")
 _HELD_OUT = frozenset({"eval", "evaluation", "val", "validation", "test", "heldout"})
 _OF_NO_TRAINING = _HELD_OUT | {"evaluate", "valid", "dev", "baseline", "benchmark"}
@@ -47,6 +48,8 @@ def kind_of(row: Mapping[str, object]) -> str:
     >>> kind_of({"type": "evaluation", "reward": 0.5}), kind_of({"phase": "warmup"})
     ('eval', '')
     """
+    if row.keys().isdisjoint(_SAYING):
+        return ""
     if any(row.get(name) is True for name in _FLAGS):
         return EVAL
     for field in _KIND_FIELDS:
@@ -74,6 +77,8 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
     >>> flattened({"step": 1, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}})
     {'step': 1, 'reward/mean': 0.5}
     """
+    if _flat(row):
+        return dict(row)
     flat: dict[str, object] = {}
     for name, value in row.items():
         if not isinstance(value, dict) or depth == 0:
@@ -82,6 +87,11 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
             within = "" if name in _WRAPPERS else f"{name}/"
             flat |= {f"{within}{inner}": each for inner, each in flattened(value, depth - 1).items()}
     return flat
+
+
+def _flat(row: Mapping[str, object]) -> bool:
+    """True of a row of JSON in which no value is a dict: most are numbers, so their types are few."""
+    return not any(issubclass(kind, dict) for kind in set(map(type, row.values())))
 
 
 def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:
@@ -97,6 +107,11 @@ def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:
     return next((lower[field] for field in fields if field in lower), None)
 
 
+def _whole(row: Mapping[str, object]) -> bool:
+    """True if every value is a finite float."""
+    return set(map(type, row.values())) == {float} and all(map(math.isfinite, row.values()))  # type: ignore[arg-type]
+
+
 class OwnRows:
     """Reads the rows of one log in their order."""
 
@@ -104,7 +119,9 @@ class OwnRows:
         self._owner: dict[str, str] = {}
         """Name -> the kind of row that used it first."""
         self._finite: dict[str, int] = {}
-        """Name -> finite values since the last null that was no NaN."""
+        """Name -> finite values since the last null that was no NaN, at most :data:`STEADY`."""
+        self._steady: set[str] = set()
+        """Names with so many."""
         self._broken: set[str] = set()
         """Names whose last value was not finite."""
         self._last = -1
@@ -114,8 +131,11 @@ class OwnRows:
         kind = kind_of(row)
         if step < self._last:  # another start of the training: what it has not measured yet it has not measured
             self._finite.clear()
+            self._steady.clear()
             self._broken.clear()
         self._last = step
+        if not kind and not self._broken and row.keys() <= self._steady and _whole(row):
+            return dict(row)
         nulls = [name for name, value in row.items() if is_null(value)]
         meant = self._meant(row, nulls, trains=kind != EVAL) if nulls else set[str]()
         kept: dict[str, object] = {}
@@ -143,6 +163,7 @@ class OwnRows:
         meant = still | (steady if witness else set()) if trains and not beside else set()
         for name in set(nulls) - meant:
             self._finite[name] = 0
+            self._steady.discard(name)
         return meant
 
     def _remember(self, name: str, value: object) -> None:
@@ -150,7 +171,9 @@ class OwnRows:
         if number is None:
             return
         if math.isfinite(number):
-            self._finite[name] = self._finite.get(name, 0) + 1
+            count = self._finite[name] = min(self._finite.get(name, 0) + 1, STEADY)
+            if count == STEADY:
+                self._steady.add(name)
             self._broken.discard(name)
         else:
             self._broken.add(name)

@@ -243,6 +243,25 @@ def _read(name: str, source: str) -> tuple[str, int] | None:
     return None if metric_of(name) is None else (name, 0)
 
 
+@lru_cache(maxsize=256)
+def _places(names: tuple[str, ...], source: str) -> tuple[tuple[str, str], ...] | None:
+    """Canonical names and those they are read from, for a row with these: nearly all rows of a run name the same.
+
+    None where that hangs on the values: of guesses some are out of their metric's range.
+    """
+    best: dict[str, tuple[int, str]] = {}
+    for name in names:
+        read = _read(name, source)
+        if read is None:
+            continue
+        canonical, closeness = read
+        if closeness > _PROXY:
+            return None
+        if canonical not in best or closeness < best[canonical][0]:
+            best[canonical] = closeness, name
+    return tuple((canonical, name) for canonical, (_, name) in best.items())
+
+
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
     """Canonical name -> value, and canonical name -> the source name it was read from.
 
@@ -250,6 +269,9 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
     guess that the metric's range contradicts (a percentage for a fraction) is none.
     Names the table does not know are left out; members of its open families (layers, tasks) pass through.
     """
+    places = _places(tuple(metrics), source)
+    if places is not None:
+        return {canonical: metrics[name] for canonical, name in places}, dict(places)
     values: dict[str, float] = {}
     origin: dict[str, str] = {}
     best: dict[str, int] = {}

@@ -1,12 +1,14 @@
 """Parts of the reward, and a reward that stands still."""
 
 import random
+import statistics
 
 import pytest
 from exact_runs import always, exact, swinging, then, when
 
 from rlwatch.detectors.reward.plateau import Plateau
 from rlwatch.detectors.reward.reward_parts import RewardParts
+from rlwatch.detectors.standing import _variance
 from rlwatch.metrics import canonicalise, resolve
 from rlwatch.records import ClosedStep, Event
 
@@ -195,3 +197,13 @@ def test_a_run_that_goes_on_from_a_checkpoint_counts_anew():
 def test_a_reward_of_penalties_has_no_ceiling_that_is_known():
     """Below 0 nothing tells how much is left."""
     assert plateau({"reward/mean": then(-2.0, -1.0, 20)}, length=400) == {}
+
+
+def test_the_variance_of_a_course_is_that_of_exact_sums():
+    """To the last bit, whatever the sizes: it decides what stands still."""
+    noise = random.Random(1)
+    for size in range(2, 40):
+        values = [
+            noise.choice((noise.gauss(0.5, 0.1), noise.uniform(-1e9, 1e9), 5e-324, 0.0, 1.0)) for _ in range(size)
+        ]
+        assert _variance(values) == statistics.variance(values)

@@ -268,3 +268,32 @@ def test_nothing_is_said_before_a_beginning_is_known(detector):
     rows = [ClosedStep(step=i, metrics={limit.metric: 1e6 for limit in detector.limits}) for i in range(2)]
 
     assert [watch.update(row) for row in rows] == [[], []]
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(-4, 12),
+        st.one_of(st.none(), st.sampled_from([0.0, -0.0, 0.01, -0.3, 0.2, 0.9, 5.0, -5.0, 1e12]), st.floats(-3.0, 3.0)),
+    ),
+    min_size=20,
+    max_size=120,
+)
+
+
+@given(rows=ROWS, scale=st.sampled_from([size, odds, log_size]), calm=st.integers(0, 30))
+@settings(max_examples=150, deadline=None)
+def test_rows_that_change_nothing_may_be_taken_later(rows, scale, calm):
+    """One that is asked at every row, and so takes each at once, says the same as one that is asked at the end."""
+    limit = Limit("m", 0.5, 2.0, scale)
+    asked, left = Rise(limit), Rise(limit)
+    step, said = 50, []
+    for gap, value in [*[(1, 0.1)] * 25, *[(1, 0.05)] * calm, *rows]:
+        step = max(step + gap, 0)
+        for rise in (asked, left):
+            rise.update(step, value)
+        said.append((asked.level, asked.score, asked.factor))
+        assert (asked.lasted, asked.since, asked.threshold) == (left.lasted, left.since, left.threshold)
+        if left.lasted:
+            assert said[-1] == (left.level, left.score, left.factor)
+
+    assert said[-1] == (left.level, left.score, left.factor)

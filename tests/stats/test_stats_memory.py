@@ -5,8 +5,10 @@ import math
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rlwatch.stats import Baseline, Cusum, Hold, Window
+from rlwatch.stats import Baseline, Cusum, Hold, Ranked, Window, quantile
 
 
 def fed(stat, values, start=0, gap=1):
@@ -170,3 +172,34 @@ def test_a_state_with_a_part_missing_is_refused():
     """Half a memory is worse than none."""
     with pytest.raises(KeyError, match="since"):
         Cusum().load_state_dict({"skipped": 0, "sum": 1.0})
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-6, 9), st.floats(allow_nan=True, allow_infinity=True, width=16)), max_size=80),
+    size=st.integers(1, 12),
+    steps=st.integers(1, 30),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_ranked_window_holds_what_a_window_holds_and_ranks_it(rows, size, steps):
+    """With gaps, steps that go back and values that are no numbers."""
+    plain, ranked = Window(rows=size, steps=steps, least=2), Ranked(rows=size, steps=steps, least=2)
+    step = 10
+    for gap, value in rows:
+        step = max(step + gap, 0)
+        for window in (plain, ranked):
+            window.update(step, value)
+        assert (ranked.at, ranked.values, ranked.get()) == (plain.at, plain.values, plain.get())
+        if plain.values:
+            assert [ranked.quantile(share) for share in (0.0, 0.5, 0.9)] == [
+                quantile(plain.values, share) for share in (0.0, 0.5, 0.9)
+            ]
+
+
+def test_a_restored_ranked_window_ranks_what_was_restored():
+    """Its order is no part of what is saved."""
+    ranked, restored = fed(Ranked(rows=5, steps=9), [3.0, 1.0, 2.0]), fed(Ranked(rows=5, steps=9), [9.0])
+    restored.load_state_dict(ranked.state_dict())
+    restored.update(3, 0.0)
+
+    assert restored.quantile(0.0) == 0.0
+    assert restored.quantile(1.0) == 3.0

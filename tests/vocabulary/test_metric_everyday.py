@@ -76,3 +76,20 @@ def test_a_guess_that_the_range_contradicts_is_none():
     assert canonicalise({"truncation_rate": 0.3})[0] == {"len/clipped": 0.3}
     assert set(canonicalise({"truncation_rate": math.nan})[0]) == {"len/clipped"}
     assert canonicalise({"completions/clipped_ratio": 30.0})[0] == {"len/clipped": 30.0}
+
+
+@pytest.mark.parametrize("source", ["", "verl", "trl/grpo"])
+def test_a_row_reads_the_same_whatever_rows_were_read_before(source):
+    """What names stand for is known once for all rows that have them; of guesses it hangs on the values of each."""
+    rows = [
+        {"accuracy": value, "truncation_rate": value, "entropy": 0.5, "actor/entropy": 0.4}
+        for value in (0.5, 70.0, 0.5)
+    ]
+    rows += [{"kl": 0.1, "grad_norm": math.nan, "reward": 0.5, "unheard_of": 1.0}] * 2
+    read = [canonicalise(row, source) for row in rows]
+
+    assert read[::-1] == [canonicalise(row, source) for row in reversed(rows)]
+    for row, (values, origin) in zip(rows, read, strict=True):
+        assert values.keys() == origin.keys()
+        assert all(values[name] is row[origin[name]] for name in values)
+    assert ["len/clipped" in values for values, _ in read[:3]] == [not source, False, not source]

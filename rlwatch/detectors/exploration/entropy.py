@@ -39,7 +39,8 @@ class EntropyDetector(BaseDetector):
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the level of the last rows."""
         entropy = abs(finite(step, *self.reads) or 0.0)
-        self._first_row = (step.step, entropy) if self._first_row is None else self._first_row
+        if self._first_row is None:
+            self._first_row = step.step, entropy
         self._base.update(step.step, entropy)
         self._now.update(step.step, entropy)
         now, level, first = self._now.get(), self._base.get(), self._base.first
@@ -107,11 +108,11 @@ class EntropyCollapse(EntropyDetector):
         return max(level, first, self._very_first())
 
     def _very_first(self) -> float:
-        now, last = self._now.get(), self._now.at
-        if self._first_row is None or now is None or self._context.reward.risen():
+        now, last = self._now.get(), self._now.last
+        if self._first_row is None or now is None or last is None or self._context.reward.risen():
             return 0.0
         began, entropy = self._first_row
-        return entropy if now < CERTAIN or last[-1] - began >= SETTLED else 0.0
+        return entropy if now < CERTAIN or last - began >= SETTLED else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
         """A fall counts by its depth; less if the reward paid for it, more where that fell or nothing is learnt."""

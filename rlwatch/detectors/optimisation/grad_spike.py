@@ -7,7 +7,7 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
-from rlwatch.stats import Baseline, Hold, Window, quantile
+from rlwatch.stats import Baseline, Hold, Ranked, Window
 from rlwatch.wording import number
 
 SPIKE = 6.0
@@ -42,7 +42,7 @@ class GradSpike(BaseDetector):
         self._reward = RewardWatch()
         self._lifted = 0.0
         self._now = Window(rows=8, steps=8, least=5)
-        self._normal = Window(rows=100, steps=500, least=8)
+        self._normal = Ranked(rows=100, steps=500, least=8)
         self._spikes = Window(rows=50, steps=250, least=8)
         self._factors = Window(rows=WITHIN, steps=WITHIN, least=1)
         self._high = Hold(forgive=2)
@@ -69,9 +69,9 @@ class GradSpike(BaseDetector):
 
     def _usual(self) -> float | None:
         """Upper decile of recent rows that were no spikes, never below how the run began by much."""
-        if self._normal.get() is None:
+        if len(self._normal) < self._normal.least:
             return None
-        recent = quantile(self._normal.values, 0.9)
+        recent = self._normal.quantile(0.9)
         start = self._base.upper() or 0.0
         usual = max(recent, start / 3.0)
         return usual if usual > 0.0 else None
@@ -88,10 +88,11 @@ class GradSpike(BaseDetector):
         """A spike now (``usual`` is what it stands out from), or a habit of them, which goes on between two."""
         factor = 0.0 if usual is None or usual <= NOTHING else norm / usual
         self._factors.update(step.step, factor)
-        known = zip(self._factors.at, self._factors.values, strict=True)
-        recent = [(at, times) for at, times in known if times > LARGE]
-        if len(recent) >= AGAIN:
-            return [self._habit(step, recent)]
+        if self._factors.most > LARGE:
+            known = zip(self._factors.at, self._factors.values, strict=True)
+            recent = [(at, times) for at, times in known if times > LARGE]
+            if len(recent) >= AGAIN:
+                return [self._habit(step, recent)]
         return [] if usual is None else [self._spike(step, norm, usual)]
 
     def _habit(self, step: ClosedStep, spikes: list[tuple[int, float]]) -> Finding:

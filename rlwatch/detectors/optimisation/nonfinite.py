@@ -221,6 +221,7 @@ CORE = (
     "adv/max",
     *OPTIONAL,
 )
+_CORE = frozenset(CORE)
 COUNTS = "nonfinite/"
 PERSISTENT = 3
 """Rows in a row from which one metric alone is critical; a gradient norm needs one less."""
@@ -244,7 +245,8 @@ class NonFinite(BaseDetector):
         super().__init__()
         self._seen_finite: set[str] = set()
         self._reported: set[str] = set()
-        self._holds = {name: Hold() for name in CORE}
+        self._lasts: dict[str, tuple[int, int, int]] = {}
+        """Of each metric that was not finite when last measured: since when, for how many rows, and its last step."""
         self._onset = Hold(forgive=1)
         self._counted_rows_ago: int | None = None
         self._broke: dict[str, int] = {}
@@ -270,8 +272,9 @@ class NonFinite(BaseDetector):
         self._reported.update(never)
         self._follow(step, certain, counts)
         self._remember(step, set(bad), counted=bool(counts))
-        self._broke = {name: rows + 1 for name, rows in self._broke.items() if rows < RECENT_ROWS}
-        self._broke |= dict.fromkeys(certain, 0)
+        if self._broke or certain:
+            self._broke = {name: rows + 1 for name, rows in self._broke.items() if rows < RECENT_ROWS}
+            self._broke |= dict.fromkeys(certain, 0)
         return found
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
@@ -280,7 +283,9 @@ class NonFinite(BaseDetector):
 
     @staticmethod
     def _bad(step: ClosedStep) -> list[str]:
-        return [name for name in CORE if name in step.metrics and not math.isfinite(step.metrics[name])]
+        if step.numbers is step.metrics:
+            return []
+        return [name for name in CORE if name in step.metrics and name not in step.numbers]
 
     @staticmethod
     def _counts(step: ClosedStep) -> dict[str, float]:
@@ -318,8 +323,8 @@ class NonFinite(BaseDetector):
 
     def _lasting(self, name: str, step: ClosedStep) -> int:
         """Rows before this one over which ``name`` has been non-finite."""
-        hold = self._holds[name]
-        return hold.rows if hold.since is not None and hold.since < step.step else 0
+        since, rows, _ = self._lasts.get(name, (step.step, 0, 0))
+        return rows if since < step.step else 0
 
     def _hidden(self, step: ClosedStep, bad: list[str]) -> int:
         """A sign trainers hide: the gradient is NaN, the loss reads exactly 0 and entropy has vanished."""
@@ -328,11 +333,13 @@ class NonFinite(BaseDetector):
         return int("policy/entropy" not in step.metrics and step.metrics.get("loss/policy") == 0.0)
 
     def _remember(self, step: ClosedStep, bad: set[str], *, counted: bool) -> None:
-        for name in CORE:
-            if name in step.metrics:
-                self._holds[name].update(step.step, name in bad)
-                if name not in bad:
-                    self._seen_finite.add(name)
+        at, lasts = step.step, self._lasts
+        self._seen_finite |= step.numbers.keys() & _CORE
+        for name in step.numbers.keys() & lasts.keys():
+            del lasts[name]
+        for name in bad:
+            since, rows, last = lasts.get(name, (at, 0, -1))
+            lasts[name] = (since, rows + 1, at) if at > last else (at, 1, at)  # a step that comes again begins anew
         if counted:
             self._counted_rows_ago = 0
         elif self._counted_rows_ago is not None:
@@ -352,7 +359,7 @@ class NonFinite(BaseDetector):
 
     def _finding(self, step: ClosedStep, bad: list[str], counts: dict[str, float], severity: Severity) -> Finding:
         names = [*bad, *counts]
-        starts = [hold.since for name in bad if (hold := self._holds[name]).since is not None]
+        starts = [self._lasts[name][0] for name in bad if name in self._lasts]
         origin, says = suspect(step, bad, counts)
         shown = ", ".join(f"{name} = {step.metrics[name]}" for name in names[:4])
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
