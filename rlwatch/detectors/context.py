@@ -90,6 +90,7 @@ class RewardWatch:
         self._noise: float | None = None
         self._wander: float | None = None
         self._rose: bool | None = None
+        self._best: float | None = None
         self._fell: dict[tuple[float, float], bool] = {}
         """Answers as of the last row: many detectors ask the same."""
         self._deepest = self._survived = 0.0
@@ -120,7 +121,7 @@ class RewardWatch:
         self._base.update(step, value)
         self._window.update(step, value)
         self._recent.update(step, value)
-        self._noise = self._wander = self._rose = None
+        self._noise = self._wander = self._rose = self._best = None
         self._fell.clear()
         level = self.now
         if level is None:
@@ -128,7 +129,7 @@ class RewardWatch:
         began, newest = self._window.oldest, self._levels.last
         if newest is None or began is None or began > newest:
             self._levels.update(step, level)
-        if self._full and (self._top is None or level > self._top):
+        if (self._top is None or level > self._top) and self._full:
             self._top = level
         self._remember_fall(level)
 
@@ -198,6 +199,11 @@ class RewardWatch:
     @property
     def best(self) -> float | None:
         """Highest level so far, the first row included."""
+        if self._best is None:
+            self._best = self._found_best()
+        return self._best
+
+    def _found_best(self) -> float | None:
         start = self.start
         if start is None or self._first is None:
             return None

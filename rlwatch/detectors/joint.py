@@ -158,7 +158,9 @@ class Earlier:
 
     def __init__(self, most: int) -> None:
         self._kept: deque[float] = deque(maxlen=most)
-        self._ordered: list[float] = []
+        self._ordered: list[float] | None = None
+        """The same in order; None until it is asked for, and again where it has not been for a row."""
+        self._asked = False
         self._pending: deque[float] = deque()
         self._away = 0
 
@@ -175,20 +177,27 @@ class Earlier:
             self._remember(self._pending.popleft())
 
     def _remember(self, deviation: float) -> None:
-        if len(self._kept) == self._kept.maxlen:
-            del self._ordered[bisect_left(self._ordered, self._kept[0])]
+        if self._asked and self._ordered is not None:
+            if len(self._kept) == self._kept.maxlen:
+                del self._ordered[bisect_left(self._ordered, self._kept[0])]
+            insort(self._ordered, deviation)
+        else:
+            self._ordered = None
+        self._asked = False
         self._kept.append(deviation)
-        insort(self._ordered, deviation)
 
     @property
     def many(self) -> bool:
         """True once they tell what chance does."""
-        return len(self._ordered) >= MANY
+        return len(self._kept) >= MANY
 
     def scale(self) -> tuple[float, float, float]:
         """Usual deviation (0 at least), standard deviation of the upper half, and the largest one."""
-        usual = max(ordered_quantile(self._ordered, 0.5), 0.0)
-        return usual, max(ordered_quantile(self._ordered, 0.95) - usual, 0.0) / NORMAL_95, self._ordered[-1]
+        if self._ordered is None:
+            self._ordered = sorted(self._kept)
+        ordered, self._asked = self._ordered, True
+        usual = max(ordered_quantile(ordered, 0.5), 0.0)
+        return usual, max(ordered_quantile(ordered, 0.95) - usual, 0.0) / NORMAL_95, ordered[-1]
 
 
 class Watch:
@@ -358,10 +367,10 @@ class RewardFall:
         whole = max(abs(best), best - start, 1e-9)
         row = max(self._noise(values), self.error)
         worst = 0.0
-        for count in self.WINDOWS:
-            if len(values) < count + FEWEST_ROWS:
-                continue
-            fall = best - sum(values[-count:]) / count
+        falls = {
+            count: best - sum(values[-count:]) / count for count in self.WINDOWS if len(values) >= count + FEWEST_ROWS
+        }
+        for count, fall in falls.items():
             earlier = self._earlier[count]
             usual, spread, largest = earlier.scale() if earlier.many else (row / 2.0, 0.0, math.inf)
             unit = max(1.2 * row / math.sqrt(count), spread, 1e-9)
@@ -379,9 +388,8 @@ class RewardFall:
                 z *= PARTLY
             worst = max(worst, z)
         far = worst >= 2.0 * UNIT
-        for count, earlier in self._earlier.items():
-            if len(values) >= count + FEWEST_ROWS:
-                earlier.take(best - sum(values[-count:]) / count, far=far, accepted=self.ACCEPTED)
+        for count, fall in falls.items():
+            self._earlier[count].take(fall, far=far, accepted=self.ACCEPTED)
         self.weight = evidence(worst)
         self._beyond.update(step, best - values[-1] > max(self.SHARE * whole, row))
 

@@ -125,6 +125,7 @@ class Trace:
     limit: float = math.inf
     reach: tuple[float, float] = (0.0, 0.0)
     last: deque[tuple[int, float]] = field(default_factory=deque)
+    away: int = 0
     quiet: int = 0
     turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
 
@@ -138,11 +139,17 @@ class Trace:
             if len(self.base) == self.mark.rows:
                 self._begin()
             return
+        newest = self.mark.newest
         self.last.append((step, value))
-        if len(self.last) > self.mark.newest:
-            self.last.popleft()
-        if len(self.last) == self.mark.newest:
-            self._judge(step, sorted(v for _, v in self.last)[self.mark.newest // 2])
+        self.away += abs(value - self.level) > self.limit
+        if len(self.last) > newest:
+            self.away -= abs(self.last.popleft()[1] - self.level) > self.limit
+        if len(self.last) < newest:
+            return
+        if self.away < newest - newest // 2 and not (self.turns and self.turns[-1].until is None):
+            self.quiet += 1  # their median is none of those that are away, and nothing lasts
+            return
+        self._judge(step, sorted(v for _, v in self.last)[newest // 2])
 
     def _begin(self) -> None:
         self.level = _median(self.base)

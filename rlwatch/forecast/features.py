@@ -41,6 +41,9 @@ class Extremes:
 
     def update(self, now: Floats) -> tuple[Floats, Floats]:
         """Distances of each next level (rows, signals) from both: <= 0 from the highest, >= 0 from the lowest."""
+        if len(now) == 1:
+            self._high, self._low = np.fmax(self._high, now[0]), np.fmin(self._low, now[0])
+            return now - self._high, now - self._low
         high = np.fmax.accumulate(np.concatenate((self._high[None], now)), axis=0)[1:]
         low = np.fmin.accumulate(np.concatenate((self._low[None], now)), axis=0)[1:]
         self._high, self._low = high[-1], low[-1]

@@ -13,8 +13,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib.resources import files
 from itertools import islice, pairwise
+from operator import add
 from pathlib import Path
 
 import numpy as np
@@ -315,6 +317,8 @@ class Heads:
     def _block(self, x: Floats) -> Floats:
         values = self._value.take(self._leaves(x) + self._first)
         terms = self._terms(x)
+        if len(x) == 1:
+            return self._of_one(values[0].tolist(), terms)
         logits = []
         for i, head in enumerate(self._heads):
             parts = np.empty((len(x), 1 + self._ends[i + 1] - self._ends[i]))
@@ -325,6 +329,16 @@ class Heads:
                 total = total + terms[:, self._line_ends[i] : self._line_ends[i + 1]].sum(axis=1)
             logits.append(head.slope * total + head.offset)
         return np.stack(logits, axis=1) if logits else np.empty((len(x), 0))
+
+    def _of_one(self, values: list[float], terms: Floats) -> Floats:
+        """The same sums of one row, in the same order."""
+        found = np.empty((1, len(self._heads)))
+        for i, head in enumerate(self._heads):
+            total = reduce(add, values[self._ends[i] : self._ends[i + 1]], head.base)
+            if head.line.feature:
+                total += float(np.add.reduce(terms[:, self._line_ends[i] : self._line_ends[i + 1]], axis=1)[0])
+            found[0, i] = head.slope * total + head.offset
+        return found
 
     def _leaves(self, x: Floats) -> Ints:
         """Place of the leaf of each tree, from the left: (rows, trees)."""

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from rlwatch.alerts.engine import AlertEngine, Transition
@@ -385,9 +386,14 @@ def is_forecast(record: StepRecord) -> bool:
     return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
 
 
+@lru_cache(maxsize=64)
+def _forecasts(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name.startswith(FORECAST))
+
+
 def _view(record: StepRecord, metrics: object, source: str) -> ClosedStep:
     values, origin = canonicalise(metrics, source)  # type: ignore[arg-type]
-    for name in [name for name in values if name.startswith(FORECAST)]:
+    for name in _forecasts(tuple(values)):
         del values[name], origin[name]
     return ClosedStep(record.step, values, origin, record.ts, record.attempt, record.seq)
 

@@ -78,11 +78,18 @@ class Forecasting:
 
     def ahead(self, steps: Sequence[ClosedStep]) -> None:
         """Have the forecasts of these steps made at once, where the forecaster can; each is then asked for in turn."""
-        together = getattr(self._forecaster, "extend", None)
         self._next.clear()
-        if together is not None and not self._off:
-            # Whatever it raises, it will raise again, at the step that is to blame.
-            raised_by(lambda: self._next.extend(zip(steps, together(steps), strict=True)))
+        if self._off or not steps:
+            return
+
+        def asked() -> None:
+            if self._forecaster is None:
+                self._forecaster = self._make()
+            together = getattr(self._forecaster, "extend", None)
+            if together is not None:
+                self._next.extend(zip(steps, together(steps), strict=True))
+
+        raised_by(asked)  # whatever it raises, it will raise again, at the step that is to blame
 
     def step(self, step: ClosedStep) -> tuple[ForecastRecord, ...]:
         """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again."""
