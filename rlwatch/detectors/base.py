@@ -135,7 +135,7 @@ class BaseDetector(ABC):
 
 
 class _Way(Enum):
-    """What is to be done with a row of certain names for one detector."""
+    """Ways to deal with a row of certain names, of one detector."""
 
     NOTHING = "nothing, but for what it holds"
     JUDGE = "judge it: it holds a reading"

@@ -25,9 +25,9 @@ class Course:
         self._points = Thinned(points=64)
         self.low, self.high = math.inf, -math.inf
         self._of: tuple[list[float], float, float] | None = None
-        """What :meth:`gained` was asked of last, and"""
+        """Question that :meth:`gained` was asked last, and"""
         self._answer = (0.0, 0.0)
-        """what it said: points are few, and rows many."""
+        """its answer: points are few, and rows many."""
 
     def update(self, step: int, value: float) -> None:
         """Take the next finite value."""
