@@ -4,7 +4,19 @@ import math
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    BOFTConfig,
+    IA3Config,
+    LNTuningConfig,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    OFTConfig,
+    PromptTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from tiny_trl import FakeRun, digits, fresh_model, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
@@ -21,6 +33,28 @@ KL = ("policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3")
 ADAPTER = LoraConfig(
     r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj"], task_type="CAUSAL_LM", init_lora_weights=False
 )
+
+
+ON = {"target_modules": ["q_proj", "v_proj", "up_proj"], "task_type": "CAUSAL_LM"}
+VARIANTS = {
+    "rsLoRA": lambda: LoraConfig(r=4, use_rslora=True, **ON),
+    "DoRA": lambda: LoraConfig(r=4, use_dora=True, **ON),
+    "PiSSA": lambda: LoraConfig(r=4, init_lora_weights="pissa", **ON),
+    "modules to save": lambda: LoraConfig(r=4, modules_to_save=["lm_head"], **ON),
+    "AdaLoRA": lambda: AdaLoraConfig(init_r=4, target_r=2, total_step=20, **ON),
+    "IA3": lambda: IA3Config(
+        target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
+    ),
+    "LoHa": lambda: LoHaConfig(r=4, **ON),
+    "LoKr": lambda: LoKrConfig(r=4, **ON),
+    "OFT": lambda: OFTConfig(oft_block_size=8, r=0, **ON),
+    "BOFT": lambda: BOFTConfig(boft_block_size=4, **ON),
+    "layer norms": lambda: LNTuningConfig(task_type="CAUSAL_LM"),
+    "prompt tuning": lambda: PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM"),
+}
+"""Kinds of adapters of PEFT beside plain LoRA."""
+OFTEN = ("DoRA", "IA3")
+"""Those that are not left to the thorough tests."""
 
 
 class After(TrainerCallback):
@@ -313,6 +347,33 @@ def test_adapters_are_reset_to_adapters(tmp_path, started_as_peft):
     assert trainer.model.active_adapter == "default"
     assert trained
     assert all(".default." in n for n in trained)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.thorough) for kind in VARIANTS]
+)
+@pytest.mark.filterwarnings("ignore")  # of PEFT, about kernels that this machine has not
+def test_adapters_of_every_kind_are_reset(tmp_path, kind):
+    """The step after it begins at a KL of 0, and training goes on from there."""
+    _, run, _ = train(
+        tmp_path, max_steps=4, learning_rate=1e-2, model=model_on_disk(tmp_path / "base"), peft_config=VARIANTS[kind]()
+    )
+
+    assert run.answers[0].status is CommandStatus.DONE, run.answers[0].result
+    assert largest_kl(run, 3) < 1e-6 < largest_kl(run, 2)
+    assert largest_kl(run, 4) > 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_that_share_their_projections_are_refused_and_left_as_they_were(tmp_path):
+    """VeRA: a second adapter has none of its own that could be compared."""
+    config = VeraConfig(r=4, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM")
+    model = model_on_disk(tmp_path / "base")
+    trainer, run, _ = train(tmp_path, max_steps=4, learning_rate=1e-2, model=model, peft_config=config)
+
+    assert run.answers[0].status is CommandStatus.REJECTED
+    assert "cannot be mirrored" in run.answers[0].result
+    assert (set(trainer.model.peft_config), trainer.state.global_step) == ({"default"}, 4)
 
 
 def test_making_the_adapter_draws_nothing_from_trainings_random_stream(tmp_path):
