@@ -26,7 +26,7 @@ HEARTBEATS = CHOICES[3]
 INCIDENT_COLUMNS = (
     table.Column("severity", "tight"),
     table.Column("state", "tight"),
-    table.Column("run"),
+    table.Column("run", "named"),
     table.Column("what", "long"),
     table.Column("since step", "right tight"),
     table.Column("symptoms", "long wide"),
@@ -89,7 +89,9 @@ def incident_row(docket: Docket, now: float, *, may_take: bool) -> table.Row:
             table.severity(incident.severity),
             table.text(docket.standing.value, quiet=quiet, title="; ".join(dict.fromkeys(docket.quiet.values()))),
             table.run_link(incident.run_id, project, name),
-            table.link(message_words(lead), f"alerts?incident={lead.alert_id}", OPENS + lead.alert_id),
+            table.link(
+                message_words(lead), f"alerts?incident={lead.alert_id}", OPENS + lead.alert_id, fmt.words(lead.kind)
+            ),
             table.text(fmt.step(incident.onset_step), title=resolved_words(lead)),
             table.text(fmt.shorten(", ".join(symptoms), 160), quiet=True),
             table.text(fmt.shorten(", ".join(dict.fromkeys(a.by for a in docket.acknowledgements)), 60)),

@@ -13,7 +13,9 @@ from . import format as fmt
 from .queries import Extent, canonical_names
 
 MOST = 3
-"""Panels a family shows at first; the others are one click away, unless something is wrong with them."""
+"""Panels a family shows at first, a row of them; the others are one click away, unless something is wrong with them:
+then more rows, each filled up.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ def sections(
             section.shown.append(panel)
         else:
             section.more.append(panel)
+    for section in found.values():
+        lacking = -len(section.shown) % MOST if len(section.shown) > MOST else 0
+        known = [panel for panel in section.more if panel.canonical][:lacking]
+        section.shown += known
+        section.more = [panel for panel in section.more if panel not in known]
     return [section for section in found.values() if section.shown or section.more or section.unchanging]
 
 

@@ -15,7 +15,19 @@ from rlwatch.seam import asked, described
 from rlwatch.view import explained
 from rlwatch.wording import code_in
 
-from . import board, charts, commands, layout, queries, rollouts_page, run_about, run_board, run_forecast, run_history
+from . import (
+    board,
+    charts,
+    commands,
+    console,
+    layout,
+    queries,
+    rollouts_page,
+    run_about,
+    run_board,
+    run_forecast,
+    run_history,
+)
 from . import format as fmt
 from .health import Health, ending_words, firing_clauses, judge, last_alarm_words, pause_of
 from .layout import GoToTokens
@@ -229,6 +241,8 @@ def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paus
     waiting = commands.waiting(asked, time.time())
     _part(run_history.show_commands, COMMAND_REFRESH_S if waiting else every, run.run_id)
     _part(run_forecast.show_forecast, every, run.run_id)
+    if every is not None:
+        _part(console.show_console, every, run.run_id)
     run_about.show_about(run)
 
 

@@ -47,10 +47,11 @@ function word({ shape, colour, text }) {
   return node;
 }
 
-function link({ text, sub, href, title, id, tags, notes }, open) {
+function link({ text, sub, href, title, id, tags, notes, lead }, open) {
   const node = el("a", "link");
   if (sub) node.append(el("span", "before", sub));
-  node.append(el("span", "name", text));
+  node.append(el("span", "name", lead ? text.slice(0, lead) : text));
+  if (lead && lead < text.length) node.append(text.slice(lead));
   node.href = href;
   if (title) node.title = title;
   node.addEventListener("click", (event) => {

@@ -87,9 +87,13 @@ def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), not
     }
 
 
-def link(label: str, href: str, asks: str) -> Cell:
-    """A link to another page of the app; a plain click asks for ``asks`` and stays inside the app."""
-    return {"kind": "link", "text": label, "sub": "", "title": "", "href": href, "id": asks}
+def link(label: str, href: str, asks: str, lead: str = "") -> Cell:
+    """A link to another page of the app; a plain click asks for ``asks`` and stays inside the app.
+
+    ``lead``: words that stand out where the label begins with them; without, all of it does.
+    """
+    stands_out = len(lead) if label.casefold().startswith(lead.casefold()) else 0
+    return {"kind": "link", "text": label, "sub": "", "title": "", "href": href, "id": asks, "lead": stands_out}
 
 
 def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = "") -> Cell:
