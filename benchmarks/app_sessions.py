@@ -1,7 +1,9 @@
-"""Memory and CPU of the dashboard's server by how many people look: ``python benchmarks/app_sessions.py [STEPS] [METRICS]``.
+"""Memory and CPU of the dashboard's server by how many people look.
 
-A live run (100,000 steps of 150 metrics) goes on by a row every two seconds; headless Chromium opens its page in a fresh
-context for every other session, and the list of runs for the rest. ``MB`` is what the server's process holds
+    python benchmarks/app_sessions.py [STEPS] [METRICS]
+
+A live run (100,000 steps of 150 metrics) goes on by a row every two seconds; headless Chromium opens its page in a
+fresh context for every other session, and the list of runs for the rest. ``MB`` is what the server's process holds
 (``VmRSS``), at the end of ``WATCHED_S`` seconds in which all of them look on; ``CPU`` its share of a core meanwhile,
 and ``ms a look`` the same over the looks there were: a page looks every five seconds.
 """
@@ -77,7 +79,6 @@ def main(steps: int, metrics: int) -> None:
 
     sys.path[:0] = [str(ROOT / folder) for folder in ("tests/browser", "tests/processes", "benchmarks")]
     import conftest  # type: ignore[import-not-found]
-
     from rlwatch.cli import ui
     from rlwatch.cli.app_login import Login, Token, place
 
