@@ -55,7 +55,7 @@ def console_tail(run: RunInfo, root: Path | None) -> list[str]:
 
 
 def _writes(process: Path, file: Path) -> bool:
-    """Whether the process has the file open, and both are the user's own."""
+    """True if the process has the file open, and both are the user's own."""
     wanted, own = file.stat(), os.geteuid()
     if wanted.st_uid != own or process.stat().st_uid != own:
         return False

@@ -21,7 +21,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 SESSIONS = (1, 5, 10, 20)
-WATCHED_S, ROW_S, AT_ONCE = 40.0, 2.0, 1000
+WATCHED_S, ROW_S, AT_ONCE = 30.0, 2.0, 1000
 CALM = 30
 """Finished runs beside the live one."""
 

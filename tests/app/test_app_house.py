@@ -1,6 +1,7 @@
 """How the app is built: one door, no HTML from data, nothing that leaks, startable from anywhere."""
 
 import ast
+import gc
 import re
 import runpy
 import shutil
@@ -9,7 +10,7 @@ import sys
 import tomllib
 
 import pytest
-from app_world import APP
+from app_world import APP, no_traceback, runs_page
 
 SOURCES = sorted(APP.rglob("*.py"))
 ROOT = APP.parent
@@ -58,10 +59,12 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "errors",
         "export",
         "forecast",
+        "importers",
         "metrics",
         "plugins",
         "ports",
         "records",
+        "redaction",
         "report",
         "seam",
         "store",
@@ -195,3 +198,9 @@ def test_a_directory_without_the_app_leaves_nothing_half_loaded(tmp_path, monkey
     with pytest.raises((ImportError, FileNotFoundError)):
         main["load_package"](tmp_path)
     assert "rlwatch_app" not in sys.modules
+
+
+def test_what_the_first_look_loaded_is_not_searched_for_garbage_after_every_part_of_a_page(store_dir):
+    """Streamlit searches everything then: 30 ms and more, eight times a look at a run."""
+    assert no_traceback(runs_page())
+    assert gc.get_freeze_count() > len(sys.modules)
