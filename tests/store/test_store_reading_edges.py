@@ -331,3 +331,15 @@ def test_steps_may_be_as_large_as_64_bits_hold(store):
 
     assert (store.last_values("run"), store.run("run").last_step) == ({"kl": (last, 1.0)}, last)
     assert (store.events("run")[0].step, store.spikes("run")[0].step) == (last, last)
+
+
+def test_a_hundred_thousand_metrics_and_ten_megabytes_of_configuration_are_kept(store):
+    """Slowly, but whole; a list of the runs does not carry the settings along in a file of its own."""
+    names, config = [f"layer/{k}/grad_norm" for k in range(100_000)], {"text": "x" * 10_000_000}
+    writer = store.open_run(RunInfo("run", config=config))
+    writer.write([StepRecord(k, dict.fromkeys(names, float(k))) for k in range(2)])
+    writer.close()
+
+    assert [run.config for run in store.runs()] == [config]
+    assert store.series("run", names[-1:])[names[-1]].values.tolist() == [0.0, 1.0]
+    assert len(store.last_values("run")) == 100_000
