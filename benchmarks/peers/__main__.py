@@ -275,7 +275,8 @@ def cell(value: float | None, own: float | None) -> str:
     if value is None:
         return "-"
     shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return f"{shown} ({value / own:.2g}x)" if own else shown
+    ratio = value / own if own else 0.0
+    return f"{shown} ({f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.2g}'}x)" if own else shown
 
 
 def fewer(part: str, found: Iterable[Found]) -> str:
