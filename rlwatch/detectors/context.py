@@ -26,7 +26,9 @@ TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
 NOTHING = 1e-7
 """Gradient norm that is none."""
 LUCK = 1.5
-"""Standard deviations taken off a row that is a level by itself: the first, and the best where rows are far apart."""
+"""Standard deviations taken off the first row, which is a level by itself."""
+HELD_ROWS = 6
+"""Rows in whose median a level was held, however far apart: of three rows of small batches two are often lucky."""
 CHANCE = 0.01
 """Share of the usual spread of answers below which their mean has not moved: that of 10,000 wanders as much."""
 
@@ -81,6 +83,7 @@ class RewardWatch:
 
     def __init__(self) -> None:
         self._window = Window(rows=10, steps=LEVEL_STEPS)
+        self._held = Window(rows=10, steps=LEVEL_STEPS, least=HELD_ROWS)
         self._recent = Window(rows=60, steps=10**9, least=6)
         self._levels = Window(rows=16, steps=10**9)
         self._base = Baseline(rows=8, steps=15)
@@ -120,6 +123,7 @@ class RewardWatch:
         self._answers.update(value)
         self._base.update(step, value)
         self._window.update(step, value)
+        self._held.update(step, value)
         self._recent.update(step, value)
         self._noise = self._wander = self._rose = self._best = None
         self._fell.clear()
@@ -129,8 +133,9 @@ class RewardWatch:
         began, newest = self._window.oldest, self._levels.last
         if newest is None or began is None or began > newest:
             self._levels.update(step, level)
-        if (self._top is None or level > self._top) and self._full:
-            self._top = level
+        if len(self._held) >= HELD_ROWS:
+            held = median(self._held.values)
+            self._top = held if self._top is None else max(self._top, held)
         self._remember_fall(level)
 
     def _remember_fall(self, level: float) -> None:
@@ -142,15 +147,6 @@ class RewardWatch:
             self._survived, self._deepest = max(self._survived, self._deepest), fall
 
     @property
-    def _full(self) -> bool:
-        """True if the last rows are a level: five of them, or as many steps as a level has where rows are far apart."""
-        count, first, last = len(self._window), self._window.oldest, self._window.last
-        if count >= 5 or count >= len(self._recent):
-            return True
-        far_apart = first is not None and last is not None and (last - first) * count >= LEVEL_STEPS * (count - 1)
-        return count > 1 and far_apart
-
-    @property
     def noise(self) -> float:
         """Standard deviation of one row, of those before the last level; computed once a row, when asked for.
 
@@ -159,8 +155,8 @@ class RewardWatch:
         if self._noise is None:
             values = self._recent.values
             before = values[: -len(self._window)]
-            known = noise_of(before) if len(before) >= LEAST_BEFORE else 0.0
-            self._noise = max(known if known > 0.0 else noise_of(values), self.error)
+            known = uneven_noise_of(before) if len(before) >= LEAST_BEFORE else 0.0
+            self._noise = max(known if known > 0.0 else uneven_noise_of(values), self.error)
         return self._noise
 
     @property
@@ -207,10 +203,7 @@ class RewardWatch:
         start = self.start
         if start is None or self._first is None:
             return None
-        top = self._top
-        if top is not None and self._window.alone:  # the highest of many single rows is a lucky one
-            top -= LUCK * self.noise
-        level = start if top is None else max(start, top)
+        level = start if self._top is None else max(start, self._top)
         # The noise only lowers the first row, so most rows need not know it.
         return level if self._first <= level else max(level, self._first - LUCK * self.noise)
 
@@ -284,6 +277,16 @@ def noise_of(values: list[float]) -> float:
     """Standard deviation of one row, from the 80th percentile of jumps: rewards and shares are often discrete."""
     jumps = list(map(abs, map(sub, values[1:], values)))
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
+
+
+def uneven_noise_of(values: list[float]) -> float:
+    """The same where most rows say little and some a lot, as of one prompt a step: of all jumps but the largest tenth,
+    in the quadratic mean, if that is more.
+    """
+    jumps = sorted(abs(b - a) for a, b in pairwise(values))
+    kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
+    square = sum(jump * jump for jump in kept) / len(kept) if kept else 0.0
+    return max(noise_of(values), math.sqrt(square / 2.0) / NORMAL_80)
 
 
 # A level of a noisy metric now, against its own start and its own best.

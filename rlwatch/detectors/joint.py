@@ -21,13 +21,13 @@ from operator import sub
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
-from rlwatch.detectors.context import NORMAL_80, Answers
+from rlwatch.detectors.context import HELD_ROWS, NORMAL_80, Answers, uneven_noise_of
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, ordered_quantile, quantile
 from rlwatch.wording import number
 
-REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 6, 3
+REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 12, 3
 """A witness is compared with the rows of so many steps before the last two: with so many rows at least where the log is
 coarse. With fewer than so few nothing is judged."""
 LAST = 2
@@ -323,8 +323,12 @@ class RewardFall:
         self._beyond = Hold(forgive=1)
         self.best: float | None = None
         """Highest median of ten rows or fifteen steps, three rows at least."""
+        self.held: float | None = None
+        """Highest median of six rows, or least of three: of three, two are often lucky."""
         self.weight = 0.0
         """Evidence now."""
+        self.certain = 0.0
+        """The same where nothing else speaks: by the level that was held."""
         self.share = 0.0
         """Of its best level that is lost, over the last two rows."""
         self.depth = 0.0
@@ -341,13 +345,13 @@ class RewardFall:
         rows = self._rows
         if rows and rows[-1][0] >= step:
             # Resumed further back: the level it had reached since then belongs to weights that are gone.
-            self.best = self._start = None
+            self.best = self.held = self._start = None
         while rows and rows[-1][0] >= step:
             rows.pop()
         rows.append((step, value))
         self._low, self._high = min(self._low, value), max(self._high, value)
         self._answers.update(value)
-        self.weight = 0.0
+        self.weight = self.certain = 0.0
         if len(rows) < FEWEST_ROWS + LAST:
             return
         self._start = median([v for _, v in rows]) if self._start is None else self._start
@@ -359,13 +363,17 @@ class RewardFall:
         near = [v for s, v in past if s > past[-1][0] - 15]
         level = median(near if len(near) >= FEWEST_ROWS else [v for _, v in past[-FEWEST_ROWS:]])
         self.best = level if self.best is None else max(self.best, level)
+        last = [v for _, v in past]
+        least = min(last[-FEWEST_ROWS:])
+        held = max(least, median(last[-HELD_ROWS:])) if len(last) >= HELD_ROWS else least
+        self.held = held if self.held is None else max(self.held, held)
         self.known = True
 
     def _judge(self, step: int) -> None:
         best, start = self.best or 0.0, self._start or 0.0
         values = [v for _, v in self._rows]
         whole = max(abs(best), best - start, 1e-9)
-        row = max(self._noise(values), self.error)
+        row = max(noise(self._sound()), self.error)
         worst = 0.0
         falls = {
             count: best - sum(values[-count:]) / count for count in self.WINDOWS if len(values) >= count + FEWEST_ROWS
@@ -391,18 +399,34 @@ class RewardFall:
         for count, fall in falls.items():
             self._earlier[count].take(fall, far=far, accepted=self.ACCEPTED)
         self.weight = evidence(worst)
+        self.certain = min(self.weight, self._alone(values))
         self._beyond.update(step, best - values[-1] > max(self.SHARE * whole, row))
+
+    def _alone(self, values: Sequence[float]) -> float:
+        """Evidence of the last rows against a level that was held, by noise that allows for rare lucky rows.
+
+        What chance does to a share of a known number of answers need not be learnt from rows.
+        """
+        if self.error > 0.0:
+            return MOST
+        unit = 1.2 * self._unsure() / math.sqrt(LAST)
+        return evidence(((self.held or 0.0) - sum(values[-LAST:]) / LAST) / max(unit, 1e-9))
+
+    def _unsure(self) -> float:
+        """Standard deviation of one row that allows for rare lucky ones."""
+        sound = self._sound()
+        return max(uneven_noise_of(sound), noise(sound))
 
     @property
     def error(self) -> float:
         """Standard error of a share of the answers of a row, as far as their number shows."""
         return self._answers.error
 
-    def _noise(self, values: Sequence[float]) -> float:
-        """Standard deviation of one row before the fall that is suspected: its own jumps would hide it."""
-        since = self._beyond.since
+    def _sound(self) -> list[float]:
+        """Rows before the fall that is suspected: its own jumps would hide it."""
+        values, since = [v for _, v in self._rows], self._beyond.since
         sound = len(values) - LAST if since is None else sum(s < since for s, _ in self._rows)
-        return noise(values[: max(min(sound, len(values) - LAST), FEWEST_ROWS)])
+        return values[: max(min(sound, len(values) - LAST), FEWEST_ROWS)]
 
     @property
     def since(self) -> int | None:
@@ -504,8 +528,8 @@ class JointEvidence(BaseDetector):
         """A level no sound run comes to, or a reward that is gone for several rows."""
         reward, rows = self._reward, 2 if self._gap >= FINE else 3
         wide = reward.depth >= DEPTH
-        self._halved = self._halved + 1 if wide and reward.weight >= 0.9 * MOST and reward.share >= 0.55 else 0
-        self._gone = self._gone + 1 if wide and reward.weight >= 1.3 and reward.share >= 0.85 else 0
+        self._halved = self._halved + 1 if wide and reward.certain >= 0.9 * MOST and reward.share >= 0.55 else 0
+        self._gone = self._gone + 1 if wide and reward.certain >= 1.3 and reward.share >= 0.85 else 0
         lost = self._halved >= rows or self._gone >= (rows if rows == 2 else rows + 1)
         return lost or any(watch.alone for watch in self._watches)
 

@@ -96,6 +96,26 @@ def test_a_part_that_everybody_earns_and_that_is_nearly_all_dominates():
     assert gaming(exact(curves, length=100), "format_domination") == {}
 
 
+def test_a_row_in_which_nothing_is_at_its_ceiling_keeps_the_newest_word():
+    """A better row than ever before takes the ceiling away for a moment: the detector died of it."""
+    curves = {FORMAT: rising_again, ANSWER: swinging(0.02, 0.02, 0, 0.01)}
+    detector = RewardParts()
+    held = {
+        row.step: [finding for finding in detector.update(row) if finding.kind == "format_domination"]
+        for row in exact(curves, length=240)
+    }
+
+    assert len(held[189]) == len(held[187]) == 1
+    assert held[189][0].message == held[187][0].message
+    assert held[189][0].step == 189
+    assert held[195] == []
+
+
+def rising_again(step):
+    """Learnt, then at a ceiling, which from step 188 on is none."""
+    return 0.5 if step < 20 else 2.0 if step < 188 else 4.0 + 0.5 * (step - 188)
+
+
 def test_many_parts_are_not_judged():
     """Bounded memory: a log of hundreds of parts costs nothing."""
     many = {f"reward/part/p{i}": always(0.5) for i in range(40)}

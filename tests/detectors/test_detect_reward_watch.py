@@ -16,7 +16,7 @@ from rlwatch.detectors.context import (
     VISIBLE,
     WANDERS,
     RewardWatch,
-    noise_of,
+    uneven_noise_of,
 )
 from rlwatch.stats import mad, median
 
@@ -35,7 +35,7 @@ def watched(values):
 def row_noise(values):
     """Of the rows before the last level, where there are six."""
     before = values[-60:][:-10]
-    return noise_of(before if len(before) >= 6 else values[-60:])
+    return uneven_noise_of(before if len(before) >= 6 else values[-60:])
 
 
 def wander(values):
@@ -58,10 +58,10 @@ def survived(values):
 
 
 def levels(values):
-    """(now, start, best) by definition: medians of ten rows, of the first three, and the highest there was."""
-    medians = [median(values[max(0, i - 9) : i + 1]) for i in range(2, len(values))]
+    """(now, start, best) by definition: medians of ten rows, of the first three, and the highest of six rows or more."""
+    held = [median(values[max(0, i - 9) : i + 1]) for i in range(5, len(values))]
     start = median(values[:3])
-    return medians[-1], start, max(start, values[0] - LUCK * row_noise(values), *medians)
+    return median(values[-10:]), start, max(start, values[0] - LUCK * row_noise(values), *held)
 
 
 @given(LEVELS)

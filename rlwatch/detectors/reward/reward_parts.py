@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, members, rounded
@@ -76,6 +77,7 @@ class RewardParts(BaseDetector):
         super().__init__()
         self._parts: dict[str, Part] = {}
         self._dominated = Hold(forgive=3)
+        self._domination: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
         """True if the row holds a part."""
@@ -119,12 +121,14 @@ class RewardParts(BaseDetector):
     def _dominates(self, step: ClosedStep, full: Mapping[str, Part], rest: Mapping[str, Part]) -> list[Finding]:
         """The parts that everybody earns, if they have been nearly all of the reward for long."""
         earned, other = (sum(abs(part.level) for part in parts.values()) for parts in (full, rest))
-        self._dominated.update(step.step, bool(rest) and earned > 0.0 and earned >= ALL * (earned + other))
+        now = bool(rest) and earned > 0.0 and earned >= ALL * (earned + other)
+        self._dominated.update(step.step, now)
         if not self._dominated.lasted(ROWS, STEPS):
+            self._domination = None
             return []
-        names = " and ".join(map(_named, full))
-        return [
-            self.finding(
+        if now:
+            names = " and ".join(map(_named, full))
+            self._domination = self.finding(
                 step,
                 "format_domination",
                 Severity.WARNING,
@@ -134,7 +138,9 @@ class RewardParts(BaseDetector):
                 metric=max(full, key=lambda name: full[name].level),
                 evidence=rounded({name: part.level for name, part in self._parts.items()}),
             )
-        ]
+        # In a row that is forgiven no part need be at its ceiling: what was found is still the newest word.
+        newest = self._domination
+        return [] if newest is None else [replace(newest, step=step.step, attempt=step.attempt, seq=step.seq)]
 
 
 def _named(metric: str) -> str:
