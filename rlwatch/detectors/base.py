@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 from rlwatch.catalogue import ROOM, reported_by
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
+from rlwatch.seam import Contained, described, say
 
 CARRY_ROWS = 10
 """Rows without a reading over which a finding is taken to hold still (metrics logged every few rows)."""
@@ -145,11 +147,16 @@ class _Way(Enum):
 
 
 class Panel:
-    """The detectors of one run, of which a row is given to those that it concerns."""
+    """The detectors of one run, of which a row is given to those that it concerns.
+
+    One that raises is said, named in ``broken`` with the reason, and left out from there on: its state is unknown. The
+    others go on.
+    """
 
     def __init__(self, detectors: Iterable[Detector]) -> None:
         self._detectors = tuple(detectors)
         self._types = tuple(map(type, self._detectors))
+        self.broken: dict[str, str] = {}
         own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
         self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
 
@@ -163,7 +170,31 @@ class Panel:
         found: list[Finding] = []
         names = tuple(step.metrics)
         numbers = names if step.numbers is step.metrics else tuple(step.numbers)
-        for detector, way in zip(self._detectors, _ways(self._types, numbers, names), strict=True):
+        each = zip(self._detectors, _ways(self._types, numbers, names), strict=True)
+        while not self._given(each, step, found):
+            pass
+        return found
+
+    def _given(self, each: Iterator[tuple[Detector, _Way]], step: ClosedStep, found: list[Finding]) -> bool:
+        """Give the step to one after the other; False where one raised, so that those after it are still to come."""
+        at: list[Detector] = []
+        with Contained(lambda error: self._leave_out(at[-1], step, error)):
+            self._give(each, step, found, at)
+            return True
+        return False
+
+    def _leave_out(self, detector: Detector, step: ClosedStep, error: Exception) -> None:
+        self.broken[detector.name] = reason = f"failed at step {step.step} ({described(error)}) and was left out"
+        self._detectors = tuple(one for one in self._detectors if one is not detector)
+        self._types = tuple(map(type, self._detectors))
+        say(logging.WARNING, "detector %s %s; the others go on", detector.name, reason)
+
+    @staticmethod
+    def _give(
+        each: Iterator[tuple[Detector, _Way]], step: ClosedStep, found: list[Finding], at: list[Detector]
+    ) -> None:
+        for detector, way in each:
+            at[:] = (detector,)
             if way is _Way.NOTHING:
                 if detector._held:  # type: ignore[attr-defined]  # noqa: SLF001
                     found += detector.update(step)
@@ -171,7 +202,6 @@ class Panel:
                 found += detector.update(step)
             else:
                 found += detector.hear(step, listening=way is not _Way.JUDGE, measured=way is not _Way.LISTEN)  # type: ignore[attr-defined]
-        return found
 
 
 @lru_cache(maxsize=64)

@@ -219,8 +219,9 @@ class Monitor:
         )
 
     def not_run(self) -> list[NotRun]:
-        """Detectors that lacked their metrics so far, and the forecaster if it has said nothing yet."""
+        """Detectors that lacked their metrics so far or broke, and the forecaster if it has said nothing yet."""
         lacking = not_run(self._detectors, self._seen)
+        lacking += [NotRun(name, reason) for name, reason in self._detectors.broken.items()]
         absent = self._forecasting.absent
         return [*lacking, NotRun(NAME, absent)] if absent else lacking
 

@@ -5,6 +5,8 @@ import math
 from scripted import Threshold, records, reset, sent, told
 
 from rlwatch.alerts.rules import Rule
+from rlwatch.detectors.exploration.entropy import EntropyExplosion
+from rlwatch.detectors.optimisation.nonfinite import NonFinite
 from rlwatch.diagnosis import diagnose
 from rlwatch.monitor import Monitor, Outcome
 from rlwatch.records import StepRecord
@@ -169,6 +171,28 @@ def test_what_could_not_run_says_why():
     assert "reward/mean" in before["threshold"]
     assert "threshold" not in after
     assert "forecast" in after
+
+
+def test_a_detector_that_raises_is_left_out_and_the_others_go_on(caplog):
+    """It ended the scan of a whole log with a traceback; now it is said once, and named among what was not judged."""
+
+    class Breaks(EntropyExplosion):
+        def judge(self, step):
+            raise ZeroDivisionError(f"no entropy at {step.step}")
+
+    own = [Breaks(), NonFinite()]
+    monitor = Monitor(detectors=lambda: own)
+    rows = [
+        StepRecord(i, {"policy/entropy": 1.0, "loss/policy": math.nan if i > 2 else 0.1}, seq=i + 1) for i in range(9)
+    ]
+
+    findings = feed(monitor, rows).findings
+
+    assert {finding.kind for finding in findings} == {"nonfinite"}
+    assert [part.reason for part in monitor.not_run() if part.name == Breaks.name] == [
+        "failed at step 0 (ZeroDivisionError: no entropy at 0) and was left out"
+    ]
+    assert len([message for message in caplog.messages if "no entropy" in message]) == 1
 
 
 def test_the_cause_is_known_while_the_run_lives():
