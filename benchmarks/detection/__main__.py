@@ -4,6 +4,7 @@
     make bench-detect ARGS="--only ShibukiZero --each"       # the runs of one repository, and what was told of each
     make bench-detect ARGS="--cadence 2,5,10,20"             # and with rows as far apart as trainers log them
     python benchmarks/detection --fast --json before.json    # rlwatch alone; keep what it told
+    python benchmarks/detection --fast --apart 5             # small batches in rows that are far apart
     python benchmarks/detection --compare before.json after.json
     python benchmarks/detection --read told.json --page docs/detection.md
     python benchmarks/detection --runs runs.csv.gz --index index.csv   # runs of your own
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,8 @@ JUDGES: dict[str, methods.Judge] = {
 HELD_OUT = "joint evidence, limit from other projects"
 PEERS = {"rlprobe 0.1.0": ("rlprobe==0.1.0", "peer_rlprobe.py")} | tools.PEERS
 SETS = ("samples", "real_runs", "real_runs_2", "wild", "synth")
+CLOSE = 2
+"""Steps between rows up to which a run is drawn apart."""
 CORPUS = "corpus"
 """The sample of the corpus of forecasts; judged only where it is asked for."""
 
@@ -56,6 +59,9 @@ def main() -> None:
     parser.add_argument("--only", help="runs whose project or name holds this")
     parser.add_argument("--fast", action="store_true", help="rlwatch alone, without simple rules")
     parser.add_argument("--without-forecasts", action="store_true", help="a third of the time")
+    parser.add_argument(
+        "--apart", type=int, default=1, help="judge runs of close rows as if these were so many times as far apart"
+    )
     parser.add_argument("--cadence", help="also with a row every so many steps, comma separated; rlwatch alone")
     parser.add_argument(
         "--strict", action="store_true", help="leave out labels that are in doubt (else both are shown)"
@@ -95,12 +101,22 @@ def judged(args: argparse.Namespace) -> Iterator[tuple[str, Recorded]]:
     beside: dict[str, methods.Peer] = {HELD_OUT: methods.held_out}
     beside |= {name: methods.peer(pythons[name], HERE / PEERS[name][1]) for name in pythons}
     every = [int(number) for number in args.cadence.split(",")] if args.cadence else []
-    for name, labelled in sets(args, pythons):
+    for name, labelled in apart(sets(args, pythons), args.apart):
         yield name, record.record(labelled, judges, {} if args.fast else beside, jobs=args.jobs, title=name)
         for how, steps, sparse in cadence.every_way(labelled, every):
             title = f"{name}, every {steps} ({how})"
             told = record.record(sparse, {OURS: judges[OURS]}, {}, jobs=args.jobs, title=title)
             yield title, replace(told, every=steps, how=how)
+
+
+def apart(whole: Iterable[tuple[str, list[runs.Labelled]]], times: int) -> Iterator[tuple[str, list[runs.Labelled]]]:
+    """The sets, or of each the runs with close rows, drawn so many times as far apart."""
+    for name, labelled in whole:
+        if times == 1:
+            yield name, labelled
+            continue
+        close = [cadence.drawn_apart(run, times) for run in labelled if run.run.spacing <= CLOSE]
+        yield f"{name}, {times} times as far apart", close
 
 
 def show(recorded: Mapping[str, Recorded], *, strict: bool, each: bool) -> None:

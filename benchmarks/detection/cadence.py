@@ -38,6 +38,17 @@ def resampled(run: Labelled, every: int, how: str) -> Labelled:
     return Labelled(replace(run.run, steps=steps), records, run.source)
 
 
+def drawn_apart(run: Labelled, times: int) -> Labelled:
+    """The same rows, ``times`` as many steps apart: small batches as sparse as trainers log them, and not averaged.
+
+    An alarm is in time two rows after the onset then, where it had ten. Of runs that log every step or second one.
+    """
+    records = [replace(record, step=record.step * times) for record in run.records]
+    onset = None if run.run.onset is None else run.run.onset * times
+    steps = tuple(step * times for step in run.run.steps)
+    return Labelled(replace(run.run, onset=onset, steps=steps), records, run.source)
+
+
 def _joined(rows: Sequence[StepRecord], how: Callable[[list[float]], float]) -> dict[str, float]:
     """Each metric of the rows of a window; of several records of one step the last value counts."""
     by_step: dict[str, dict[int, float]] = {}

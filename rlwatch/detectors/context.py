@@ -280,8 +280,8 @@ def noise_of(values: list[float]) -> float:
 
 
 def uneven_noise_of(values: list[float]) -> float:
-    """The same where most rows say little and some a lot, as of one prompt a step: of all jumps but the largest tenth,
-    in the quadratic mean, if that is more.
+    """The same where most rows say little and some a lot, as of one prompt a step: from the quadratic mean of all jumps
+    but the largest tenth, if that is more. Of jumps that are all alike both are the same.
     """
     jumps = sorted(abs(b - a) for a, b in pairwise(values))
     kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
