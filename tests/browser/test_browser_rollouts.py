@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import expect
 from rollout_world import batch, write_rollouts
 from token_world import Spiked
+from waiting import until
 
 pytestmark = pytest.mark.browser
 
@@ -47,7 +48,7 @@ def test_from_a_spike_to_the_rollout_it_was_in_and_back(app, page, store_url):
 
 
 def above(locator):
-    """Pixels from the top of the page; waits for what is being drawn anew."""
+    """Pixels from the top of the page; 0 of a node that is just being drawn anew."""
     return locator.evaluate("node => node.getBoundingClientRect().y + window.scrollY")
 
 
@@ -61,11 +62,11 @@ def test_a_step_beside_another_and_a_link_that_restores_it(app, page, store_url)
     expect(page).to_have_url(re.compile(r"at=1&beside=51.*which=id3"))
     expect(page.locator(".rl-panel", has_text="Step 51, 2 answers")).to_be_visible()
     left, right = (page.locator(".rl-panel", has_text=f"Step {step}, 2 answers") for step in (1, 51))
-    assert above(left) == above(right)
+    until(lambda: 0 < above(left) == above(right), "both answers beside each other")
     page.set_viewport_size({"width": 390, "height": 844})
     page.reload()
     expect(right).to_be_visible()
-    assert above(left) < above(right)
+    until(lambda: 0 < above(left) < above(right), "the answers below each other")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -42,7 +42,7 @@ def test_scan_says_the_highest_chance_and_the_first_alarm_before_what_was_found(
     assert any("crash_forecast" in line and "likely within 50 steps" in line for line in lines[said:])
     assert lines[0] == (
         "healthy: nothing critical was found; warnings: a failure is forecast from step 31; over by now: "
-        "the reward does not change from step 1, over at step 35"
+        "the reward does not change from step 1, over at step 35; not judged: no entropy, KL or length is logged"
     )
 
 
