@@ -32,7 +32,6 @@ from forecast import tools  # noqa: E402
 from rlwatch.errors import RLWatchError  # noqa: E402
 
 ROOT = HERE.parent.parent
-SHARED = ROOT.parent / "shared"
 JUDGES: dict[str, methods.Judge] = {
     OURS: methods.ours,
     "two witnesses (chosen with these runs in view)": methods.by_row(methods.two_witnesses),
@@ -45,8 +44,6 @@ PEERS = {"rlprobe 0.1.0": ("rlprobe==0.1.0", "peer_rlprobe.py")} | tools.PEERS
 SETS = ("samples", "real_runs", "real_runs_2", "wild", "synth")
 CLOSE = 2
 """Steps between rows up to which a run is drawn apart."""
-CORPUS = "corpus"
-"""The sample of the corpus of forecasts; judged only where it is asked for."""
 
 
 def main() -> None:
@@ -55,7 +52,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder for the peers' environments; made if it is not there")
     parser.add_argument("--runs", type=Path, help="long CSV of runs")
     parser.add_argument("--index", type=Path, help="their labels")
-    parser.add_argument("--sets", help=f"comma separated: {', '.join((*SETS, CORPUS))}; else all but the last")
+    parser.add_argument("--sets", help=f"comma separated: {', '.join((*SETS, runs.CORPUS))}; else all but the last")
     parser.add_argument("--only", help="runs whose project or name holds this")
     parser.add_argument("--fast", action="store_true", help="rlwatch alone, without simple rules")
     parser.add_argument("--without-forecasts", action="store_true", help="a third of the time")
@@ -69,6 +66,9 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="also what rlwatch told of each run")
     parser.add_argument("--json", type=Path, help="keep every run's alarms and findings here, set by set")
     parser.add_argument("--read", type=Path, nargs="+", help="judge no run, but take what was told from these")
+    parser.add_argument(
+        "--ledger", type=Path, help="write here what is not told the same at every cadence, kind by kind"
+    )
     parser.add_argument("--page", type=Path, help="write the figures here, and those of README.md into it")
     parser.add_argument("--command", default="`make bench-detect`", help="what the page says it was made by")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two of these, run by run")
@@ -86,6 +86,8 @@ def main() -> None:
         if args.json:
             record.write(args.json, recorded)
     show(recorded, strict=args.strict, each=args.each)
+    if args.ledger:
+        args.ledger.write_text(cadence.owed(cadence.ledger(recorded, OURS)))
     if args.page:
         args.page.write_text(page.page(recorded, state=state, command=args.command))
         page.into_readme(ROOT / "README.md", recorded)
@@ -103,10 +105,7 @@ def judged(args: argparse.Namespace) -> Iterator[tuple[str, Recorded]]:
     every = [int(number) for number in args.cadence.split(",")] if args.cadence else []
     for name, labelled in apart(sets(args, pythons), args.apart):
         yield name, record.record(labelled, judges, {} if args.fast else beside, jobs=args.jobs, title=name)
-        for how, steps, sparse in cadence.every_way(labelled, every):
-            title = f"{name}, every {steps} ({how})"
-            told = record.record(sparse, {OURS: judges[OURS]}, {}, jobs=args.jobs, title=title)
-            yield title, replace(told, every=steps, how=how)
+        yield from cadence.judged_every_way(name, labelled, {OURS: judges[OURS]}, every, jobs=args.jobs)
 
 
 def apart(whole: Iterable[tuple[str, list[runs.Labelled]]], times: int) -> Iterator[tuple[str, list[runs.Labelled]]]:
@@ -131,7 +130,7 @@ def show(recorded: Mapping[str, Recorded], *, strict: bool, each: bool) -> None:
             if became := tables.verdicts(told, strict=doubtless):
                 print(f"\n{title}, by verdict of {OURS} at the end")
                 print(tables.aligned(became))
-            if others := page.sparser(recorded, name):
+            if others := cadence.sparser(recorded, name):
                 print(f"\n{title}, by the steps between rows")
                 print(tables.aligned(tables.cadences(told, others, strict=doubtless)))
         if each:
@@ -176,24 +175,13 @@ def sets(args: argparse.Namespace, pythons: Mapping[str, Path]) -> Iterator[tupl
 
 
 def _set(name: str, pythons: Mapping[str, Path]) -> list[runs.Labelled]:
-    if name == "samples":
-        return runs.sample_logs(ROOT / "sample_logs")
-    if name == CORPUS:
-        corpus = HERE.parent / "forecast"
-        return runs.corpus(corpus / "sample" / "sample.parquet", corpus / "corpus-labels.csv")
-    if name == "synth":
-        if "rlprobe 0.1.0" not in pythons:
-            raise FileNotFoundError("rlprobe makes these runs: give --peers")
-        worker = [pythons["rlprobe 0.1.0"], "-E", HERE / "peer_rlprobe.py", "synth"]
-        made = subprocess.run(worker, capture_output=True, text=True, check=True)
-        return runs.synthetic(made.stdout.splitlines())
-    if not (SHARED / name).is_dir():
-        raise FileNotFoundError(f"there is no {SHARED / name}")
-    if name == "wild":
-        found, refused = runs.wild(SHARED / name)
-        print(f"wild: {len(refused)} units hold no run of ten rows that is read")
-        return found
-    return runs.long_csv(SHARED / name / "runs.csv.gz", SHARED / name / "index.csv")
+    if name != "synth":
+        return runs.named(name)
+    if "rlprobe 0.1.0" not in pythons:
+        raise FileNotFoundError("rlprobe makes these runs: give --peers")
+    worker = [pythons["rlprobe 0.1.0"], "-E", HERE / "peer_rlprobe.py", "synth"]
+    made = subprocess.run(worker, capture_output=True, text=True, check=True)
+    return runs.synthetic(made.stdout.splitlines())
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from math import ceil
 
+from detection import record
+from detection.methods import Judge
+from detection.record import Recorded
 from detection.runs import Labelled
-from detection.score import AFTER_ROWS, AFTER_STEPS, Level, Rate, Run, Told, share
+from detection.score import AFTER_ROWS, AFTER_STEPS, LEVELS, Level, Rate, Run, Told, share
 
 from rlwatch.records import StepRecord
 
@@ -26,9 +30,9 @@ def resampled(run: Labelled, every: int, how: str) -> Labelled:
     if every <= run.run.spacing:
         return run
     windows: dict[tuple[int, int], list[StepRecord]] = {}
-    for record in run.records:
-        windows.setdefault((record.attempt, ceil(record.step / every) * every), []).append(record)
-    last = max((record.step for record in run.records), default=0)
+    for row in run.records:
+        windows.setdefault((row.attempt, ceil(row.step / every) * every), []).append(row)
+    last = max((row.step for row in run.records), default=0)
     records = [
         replace(rows[-1], step=step, metrics=_joined(rows, HOW[how]))
         for (_, step), rows in windows.items()
@@ -52,9 +56,9 @@ def drawn_apart(run: Labelled, times: int) -> Labelled:
 def _joined(rows: Sequence[StepRecord], how: Callable[[list[float]], float]) -> dict[str, float]:
     """Each metric of the rows of a window; of several records of one step the last value counts."""
     by_step: dict[str, dict[int, float]] = {}
-    for record in rows:
-        for name, value in record.metrics.items():
-            by_step.setdefault(name, {})[record.step] = value
+    for row in rows:
+        for name, value in row.metrics.items():
+            by_step.setdefault(name, {})[row.step] = value
     return {name: how(list(values.values())) for name, values in by_step.items()}
 
 
@@ -116,3 +120,114 @@ def every_way(labelled: Sequence[Labelled], every: Sequence[int]) -> Iterator[tu
     for steps in every:
         for how in HOW if steps > 1 else ():
             yield how, steps, [resampled(run, steps, how) for run in labelled]
+
+
+def judged_every_way(
+    name: str, labelled: Sequence[Labelled], judges: Mapping[str, Judge], every: Sequence[int], *, jobs: int
+) -> Iterator[tuple[str, Recorded]]:
+    """What is told of the set ``name`` in each way of logging it but its own, by the title of that way."""
+    for how, steps, sparse in every_way(labelled, every):
+        title = f"{name}, every {steps} ({how})"
+        yield title, replace(record.record(sparse, judges, {}, jobs=jobs, title=title), every=steps, how=how)
+
+
+# Kind by kind: the contract.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of the findings of one kind at one level, over runs that are sparser than they were.
+
+    ``told``: runs that were told of as they were logged; ``same``: of these, told of within ten steps or two rows of
+    where it was. ``quiet``: healthy runs that were not told of; ``newly``: of these, told of now.
+    """
+
+    told: int
+    same: int
+    quiet: int
+    newly: int
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every run is told the same in time."""
+        return self.same == self.told and not self.newly
+
+    def worse_than(self, owed: Kept) -> bool:
+        """Whether more is lost, or more healthy runs are told of, than what is known to be."""
+        return self.told - self.same > owed.told - owed.same or self.newly > owed.newly
+
+
+Ledger = dict[str, dict[str, dict[int, Kept]]]
+"""By set of runs, ``kind.level`` and steps between rows: what is kept there, means and last values together."""
+
+
+def by_kind(dense: Recorded, sparse: Recorded, method: str) -> dict[str, Kept]:
+    """What is kept of each kind of finding, before alert rules wait."""
+    found: dict[str, Kept] = {}
+    before, after = dense.told[method], sparse.told[method]
+    for kind in sorted({alarm.kind for told in (*before, *after) for alarm in told.findings}):
+        for level in ("critical", "any"):
+            fates = agreement(
+                dense.runs, [_of_kind(told, kind) for told in before], [_of_kind(told, kind) for told in after],
+                sparse.every, LEVELS[level],
+            )  # fmt: skip
+            healthy = [i for i, run in enumerate(dense.runs) if run.severity == "healthy"]
+            calm = agreement(
+                [dense.runs[i] for i in healthy], [_of_kind(before[i], kind) for i in healthy],
+                [_of_kind(after[i], kind) for i in healthy], sparse.every, LEVELS[level],
+            ).quiet  # fmt: skip
+            found[f"{kind}.{level}"] = Kept(fates.same.total, fates.same.count, calm.total, calm.total - calm.count)
+    return found
+
+
+def _of_kind(told: Told, kind: str) -> Told:
+    return Told(tuple(alarm for alarm in told.findings if alarm.kind == kind))
+
+
+def ledger(recorded: Mapping[str, Recorded], method: str) -> Ledger:
+    """What is kept, of every set that was judged in other ways of logging it too."""
+    kept: Ledger = {}
+    for name, dense in recorded.items():
+        for sparse in () if dense.every else sparser(recorded, name):
+            for what, of in by_kind(dense, sparse, method).items():
+                every = kept.setdefault(name, {}).setdefault(what, {})
+                every[sparse.every] = every.get(sparse.every, Kept(0, 0, 0, 0)) + of
+    return kept
+
+
+def sparser(recorded: Mapping[str, Recorded], name: str) -> list[Recorded]:
+    """The set in the other ways of logging it."""
+    return [told for title, told in recorded.items() if told.every and title.startswith(f"{name}, every ")]
+
+
+def owed(kept: Ledger) -> str:
+    """TOML of what is not kept, as told, same, quiet and newly by steps; what is not in it is kept whole."""
+    lines = []
+    for name, kinds in kept.items():
+        lines.append(f"\n[{name}]")
+        for what, by_steps in kinds.items():
+            short = ", ".join(f"{every} = {list(astuple(of))}" for every, of in by_steps.items() if not of.whole)
+            lines += [f'"{what}" = {{ {short} }}'] if short else []
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def read_owed(text: str) -> Ledger:
+    """Of such a TOML."""
+    return {
+        name: {what: {int(every): Kept(*of) for every, of in by_steps.items()} for what, by_steps in kinds.items()}
+        for name, kinds in tomllib.loads(text).items()
+    }
+
+
+def broken(kept: Ledger, debts: Ledger) -> list[str]:
+    """A line for each set, kind and cadence that keeps less than the contract, or than what is owed already."""
+    return [
+        f"{name}, {what}, every {every} steps: {of.same} of {of.told} in time, {of.newly} of {of.quiet} sound newly"
+        for name, kinds in kept.items()
+        for what, by_steps in kinds.items()
+        for every, of in by_steps.items()
+        if of.worse_than(debts.get(name, {}).get(what, {}).get(every, Kept(0, 0, 0, 0)))
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from detection import tables
+from detection import cadence, tables
 from detection.record import Recorded
 from detection.score import AFTER_ROWS, AFTER_STEPS, BEFORE, EARLY, JOINED_ROWS, LEVELS, TWINS, score
 from detection.tables import OURS, Table, markdown
@@ -110,12 +110,14 @@ def _section(recorded: Mapping[str, Recorded], name: str, told: Recorded) -> lis
         ]
         if became := tables.verdicts(told, strict=strict):
             parts += [f"{BECAME}\n", markdown(became) + "\n"]
-    if others := sparser(recorded, name):
+    if others := cadence.sparser(recorded, name):
         parts += [
             "rlwatch with rows further apart, as trainers log them: the mean over so many steps, or the last value. Of"
             " the runs alarmed as they were logged, the first alarm is *where it was* if it comes within 10 steps or"
             " two rows; a run of 40 steps cannot tell it in two rows of 20, so those that still have ten rows by then"
-            " are counted apart. Of runs not alarmed, *quiet stays quiet*. Only runs whose rows were closer.\n",
+            " are counted apart. Of runs not alarmed, *quiet stays quiet*. Only runs whose rows were closer."
+            " What is not kept is in `benchmarks/detection/cadence.toml`, kind of finding by kind; a test holds it to"
+            " no more than that.\n",
             markdown(tables.cadences(told, others, strict=any(run.doubt for run in told.runs))) + "\n",
         ]
     if name == "synth":
@@ -127,11 +129,6 @@ def _section(recorded: Mapping[str, Recorded], name: str, told: Recorded) -> lis
     if name in POOLED:
         parts += ["By repository, rlwatch:\n", markdown(tables.projects(told)) + "\n"]
     return parts
-
-
-def sparser(recorded: Mapping[str, Recorded], name: str) -> list[Recorded]:
-    """The set in the other ways of logging it."""
-    return [told for title, told in recorded.items() if told.every and title.startswith(f"{name}, every ")]
 
 
 def pooled(recorded: Mapping[str, Recorded]) -> Recorded | None:

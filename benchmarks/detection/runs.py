@@ -26,6 +26,12 @@ from rlwatch.importers.registry import read_log
 from rlwatch.metrics import canonicalise
 from rlwatch.records import StepRecord
 
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SHARED = ROOT.parent / "shared"
+"""Public runs that are not part of this repository."""
+CORPUS = "corpus"
+"""The sample of the corpus of forecasts."""
 DOUBT = "DOUBT"
 """In the note of a label that whoever gave it calls contestable."""
 BROKEN = "alexchilton+CAS_NLP_MODULE4_GRPO/lara/4070/output5/wordle-grpo-rtx4070/logs"
@@ -53,6 +59,26 @@ class Labelled:
             row.update({name: value for name, value in record.metrics.items() if name.startswith(PARTS)})
             row.update(canonicalise(record.metrics, self.source)[0])
         return sorted(merged.items())
+
+
+def named(name: str) -> list[Labelled]:
+    """Of our recorded logs (``samples``), the sample of the corpus, or a set of public runs.
+
+    Raises:
+        FileNotFoundError: the set is not on this machine.
+    """
+    if name == "samples":
+        return sample_logs(ROOT / "sample_logs")
+    if name == CORPUS:
+        forecasts = HERE.parent / "forecast"
+        return corpus(forecasts / "sample" / "sample.parquet", forecasts / "corpus-labels.csv")
+    if not (SHARED / name).is_dir():
+        raise FileNotFoundError(f"there is no {SHARED / name}")
+    if name == "wild":
+        found, refused = wild(SHARED / name)
+        print(f"wild: {len(refused)} units hold no run of ten rows that is read")
+        return found
+    return long_csv(SHARED / name / "runs.csv.gz", SHARED / name / "index.csv")
 
 
 def labelled(
