@@ -4,12 +4,21 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(p for room in ("rlwatch", "app") for p in (ROOT / room).rglob("*.py"))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file, read once for all that is asked of it."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 HEAVY = ("torch", "pandas", "sklearn", "streamlit", "pydantic", "typer", "transformers", "httpx", "numpy")
 
 
@@ -67,7 +76,7 @@ def test_no_docstring_begins_with_a_question_word():
     """The first line is an imperative or a noun phrase that stands alone."""
     wrong = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 if QUESTION.match(text):
@@ -91,7 +100,7 @@ def test_whatever_is_raised_is_caught_by_a_seam_only():
     for path in FILES:
         caught = [
             node
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for node in nodes(path)
             if isinstance(node, ast.ExceptHandler)
             and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
         ]
@@ -117,7 +126,7 @@ def names_we_give() -> set[str]:
     """Names that the package and the app define: of functions, classes, variables, attributes and parameters."""
     names: set[str] = set()
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -129,11 +138,11 @@ def names_we_give() -> set[str]:
     return names
 
 
-def private_uses(tree: ast.AST, known: set[str]) -> list[ast.Attribute]:
+def private_uses(tree: list[ast.AST], known: set[str]) -> list[ast.Attribute]:
     """Private attributes of others whose names are ours."""
     return [
         node
-        for node in ast.walk(tree)
+        for node in tree
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.endswith("__")
@@ -147,16 +156,16 @@ def room(module: str) -> str:
     return module.partition(".")[0]
 
 
-def replacements(tree: ast.AST, known: set[str]) -> list[ast.Call]:
+def replacements(tree: list[ast.AST], known: set[str]) -> list[ast.Call]:
     """Calls of ``monkeypatch.setattr`` that replace something of ours, or something that may be."""
-    ours, others = set(), {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    for node in ast.walk(tree):
+    ours, others = set(), {node.name for node in tree if isinstance(node, ast.ClassDef)}
+    for node in tree:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 module = alias.name if isinstance(node, ast.Import) else node.module or ""
                 (ours if room(module) in OURS else others).add((alias.asname or alias.name).partition(".")[0])
     found = []
-    for node in ast.walk(tree):
+    for node in tree:
         if not isinstance(node, ast.Call):
             continue
         setter = next(iter(node.args), None) if getattr(node.func, "id", "") == "partial" else node.func
@@ -184,9 +193,8 @@ def test_tests_know_no_more_of_the_inside_than_they_did():
     """Private attributes of ours that tests use, and what of ours they replace. Fewer now? Lower the ceiling."""
     known, uses, replaced = names_we_give(), 0, 0
     for path in TESTS:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        uses += len(private_uses(tree, known))
-        replaced += len(replacements(tree, known))
+        uses += len(private_uses(nodes(path), known))
+        replaced += len(replacements(nodes(path), known))
 
     assert uses <= MOST_PRIVATE_USES
     assert replaced <= MOST_REPLACEMENTS
@@ -211,6 +219,6 @@ def test_tests_know_no_more_of_the_inside_than_they_did():
 )
 def test_what_is_counted(text, counts):
     """By names: which object an attribute belongs to is not known before it runs."""
-    known, tree = {"_engine", "LIMIT", "commands", "status"}, ast.parse(text)
+    known, tree = {"_engine", "LIMIT", "commands", "status"}, list(ast.walk(ast.parse(text)))
 
     assert (len(private_uses(tree, known)), len(replacements(tree, known))) == counts

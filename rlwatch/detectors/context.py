@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import sub
 
@@ -31,6 +32,9 @@ HELD_ROWS = 6
 """Rows in whose median a level was held, however far apart: of three rows of small batches two are often lucky."""
 CHANCE = 0.01
 """Share of the usual spread of answers below which their mean has not moved: that of 10,000 wanders as much."""
+
+LUCKY = 0.02
+"""Chance from which so many low rows are what comes after a few lucky ones, not a fall."""
 
 LEVEL_STEPS = 15
 """Steps of a level, with three rows at least."""
@@ -230,7 +234,8 @@ class RewardWatch:
         if now is None or best is None or start is None:
             return False
         unlike = best - now > UNLIKE * self._survived
-        return unlike and self._counts(best - now, share, max(abs(best), best - start), errors)
+        counts = unlike and self._counts(best - now, share, max(abs(best), best - start), errors)
+        return counts and chance_of_low(self._recent.values, best, now) <= LUCKY
 
     def low(self, value: float, share: float = 0.25) -> bool:
         """True of a row below the best level by ``share`` of it and by two deviations: dates a fall."""
@@ -287,6 +292,34 @@ def uneven_noise_of(values: list[float]) -> float:
     kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
     square = sum(jump * jump for jump in kept) / len(kept) if kept else 0.0
     return max(noise_of(values), math.sqrt(square / 2.0) / NORMAL_80)
+
+
+def chance_of_low(values: Sequence[float], best: float, now: float) -> float:
+    """Chance that as many of the last rows are low as are, if they are as often as since the first that was not.
+
+    Low is below the middle of ``best`` and ``now``. Of one prompt a step most rows earn nothing and a few a lot: three
+    or four lucky ones look like a level, and what the run always did like its end. While a level is held few rows are
+    low, so that after it two or three are more than chance.
+    """
+    middle = (best + now) / 2.0
+    low = [value < middle for value in values]
+    high = [i for i, each in enumerate(low) if not each]
+    # Since the last row that was not low; or since the one before it, which then is the one that was lucky.
+    return min((_as_low(low[high[0] : last + 1], low[last + 1 :]) for last in high[-2:]), default=0.0)
+
+
+def _as_low(before: Sequence[bool], last: Sequence[bool]) -> float:
+    share = (sum(before) + 0.5) / (len(before) + 1.0)
+    return binomial_tail(sum(last), len(last), share)
+
+
+def binomial_tail(least: int, of: int, share: float) -> float:
+    """Probability of at least ``least`` of ``of`` independent events of probability ``share``.
+
+    >>> binomial_tail(2, 2, 0.5), binomial_tail(0, 2, 0.5)
+    (0.25, 1.0)
+    """
+    return math.fsum(math.comb(of, k) * share**k * (1.0 - share) ** (of - k) for k in range(least, of + 1))
 
 
 # A level of a noisy metric now, against its own start and its own best.

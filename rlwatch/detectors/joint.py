@@ -21,7 +21,7 @@ from operator import sub
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
-from rlwatch.detectors.context import HELD_ROWS, NORMAL_80, Answers, uneven_noise_of
+from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, Answers, chance_of_low, uneven_noise_of
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, ordered_quantile, quantile
@@ -409,8 +409,10 @@ class RewardFall:
         """
         if self.error > 0.0:
             return MOST
-        unit = 1.2 * self._unsure() / math.sqrt(LAST)
-        return evidence(((self.held or 0.0) - sum(values[-LAST:]) / LAST) / max(unit, 1e-9))
+        held, now = self.held or 0.0, sum(values[-LAST:]) / LAST
+        if held <= now or chance_of_low(values, held, now) > LUCKY:
+            return 0.0
+        return evidence((held - now) / max(1.2 * self._unsure() / math.sqrt(LAST), 1e-9))
 
     def _unsure(self) -> float:
         """Standard deviation of one row that allows for rare lucky ones."""

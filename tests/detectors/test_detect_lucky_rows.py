@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from rlwatch.detectors.context import LUCKY, chance_of_low
 from rlwatch.detectors.joint import JointEvidence
 from rlwatch.detectors.reward.reward_drop import RewardDrop
 from rlwatch.records import ClosedStep, Severity
@@ -24,14 +25,32 @@ def lucky_run(seed, every):
 @pytest.mark.parametrize("detector", [RewardDrop, JointEvidence])
 @pytest.mark.parametrize("every", [5, 10, 20])
 def test_a_few_lucky_rows_are_no_level_to_fall_from(detector, every):
-    """However far apart they are: a third of 200 such rows at most, where two thirds and more were called a collapse."""
+    """However far apart they are: of 60 runs of 200 such rows 15 at most, where two thirds and more were a collapse."""
     critical = 0
     for seed in range(RUNS):
         judge = detector()
         found = [finding for row in lucky_run(seed, every) for finding in judge.update(row)]
         critical += any(finding.severity is Severity.CRITICAL for finding in found)
 
-    assert critical <= RUNS // 3 + 2
+    assert critical <= 15
+
+
+@pytest.mark.parametrize(
+    ("values", "fell"),
+    [
+        ([1.0] * 10 + [0.0, 0.0], True),
+        ([1.0, 0.0] * 5 + [0.0, 0.0], False),
+        ([1.0, 0.0] * 5 + [0.0] * 6, True),
+        ([0.0] * 50 + [1.0] * 10 + [0.0, 0.0], True),
+        ([0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0] + [0.0] * 4, False),
+        ([1.0] * 20 + [0.0, 0.0, 0.0, 1.0, 0.0, 0.0], True),
+        ([0.0] * 60, True),
+    ],
+    ids=["held", "half were low", "half, for long", "learnt late", "lucky", "one lucky row after it", "all low by now"],
+)
+def test_low_rows_are_chance_if_those_since_the_level_was_reached_are_like_them(values, fell):
+    """Two low rows after ten high ones are a fall; after as many low as high ones they are nothing."""
+    assert (chance_of_low(values, 1.0, 0.0) <= LUCKY) is fell
 
 
 @pytest.mark.parametrize("every", [5, 10])

@@ -5,10 +5,12 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from rlwatch.detectors.context import (
     LIKELY,
     LUCK,
+    LUCKY,
     MEDIAN_ERROR,
     TAKE_OFF,
     TAKE_OFF_ROWS,
@@ -74,15 +76,27 @@ def test_the_levels_are_those_of_all_rows(values):
     assert watch.best == levels(values)[2]
 
 
+def by_chance(values, best, now):
+    """Chance of as many low rows, since the last high one or the one before it, if rows are as since the first high."""
+    high = [i for i, value in enumerate(values) if value >= (best + now) / 2.0]
+    chances = [0.0]
+    for last in high[-2:]:
+        share = (last + 1 - high[0] - sum(high[0] <= i <= last for i in high) + 0.5) / (last + 2 - high[0])
+        after = len(values) - last - 1
+        chances.append(binom.sf(after - sum(i > last for i in high) - 1, after, share))
+    return min(chances[1:], default=0.0)
+
+
 @given(LEVELS, SHARES, ERRORS, st.floats(-1.0, 1.0))
-def test_a_fall_is_beyond_a_share_noise_and_what_is_visible(values, share, errors, value):
-    """All three bounds count, for the level and for a single row."""
+def test_a_fall_is_beyond_a_share_noise_what_is_visible_and_luck(values, share, errors, value):
+    """All bounds count for the level, all but the last for a single row."""
     watch, (now, start, best) = watched(values), levels(values)
     noise, visible = row_noise(values), VISIBLE * (max(values) - min(values))
     error = MEDIAN_ERROR * noise / math.sqrt(min(len(values), 10))
 
     assert watch.fallen(share, errors) == (
-        best - now
+        by_chance(values[-60:], best, now) <= LUCKY
+        and best - now
         > max(
             share * max(abs(best), best - start),
             errors * error,
