@@ -77,7 +77,7 @@ class Chart {
       let x = 0;
       line.x ??= line.dx.map((step) => (x += step)); // steps are sent as distances
     }
-    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, this.board.data.ink, this.board.data.axis]);
+    const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, panel.shades?.ticks, this.board.data.ink, this.board.data.axis]);
     this.panel = panel;
     const tables = panel.cells ? [[panel.cells.starts, panel.cells.starts.map(() => null)]] : panel.lines.map((line) => (line.low ? [line.x, line.y, line.high, line.low] : [line.x, line.y]));
     // A place that another line has and this one has not is passed over (undefined); null is a break.
@@ -137,6 +137,11 @@ class Chart {
     };
   }
 
+  // Levels of a map of shades, which lie where its rows do.
+  levels(ticks) {
+    return { splits: () => ticks.map(([at]) => at), values: () => ticks.map(([, words]) => words), grid: { show: false } };
+  }
+
   options(last) {
     const { board, panel } = this, ink = board.data.ink, names = panel.cells?.names;
     const axis = { stroke: ink.quiet, grid: { stroke: ink.grid, width: 1 }, ticks: { show: false }, font: "11px sans-serif" };
@@ -158,7 +163,7 @@ class Chart {
       },
       axes: [
         { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => number(tick, 4)), space: 70 },
-        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, told(ticks, step)))), ...(names && this.rows(names)) },
+        { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, told(ticks, step)))), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)) },
       ],
       series: [{}, ...(names ? [{ show: false }] : this.series())],
       bands: names ? [] : this.areas(),
@@ -195,6 +200,7 @@ class Chart {
     const y = (value) => Math.min(Math.max(u.valToPos(value, "y", true), top), top + height);
     ctx.save();
     if (panel.cells) this.map(u);
+    if (panel.shades) this.shade(u);
     if (panel.band) {
       ctx.fillStyle = dimmed(ink.band, 0.1);
       const high = y(panel.band[1]);
@@ -234,6 +240,22 @@ class Chart {
       }
       const x = u.valToPos(cells.starts[column], "x", true), y = u.valToPos(row, "y", true);
       ctx.fillRect(x, y, Math.ceil(u.valToPos(cells.starts[column + 1], "x", true) - x), Math.ceil(u.valToPos(row + 1, "y", true) - y));
+    });
+  }
+
+  // How much of each column is in each row: the darker, the more.
+  shade(u) {
+    const { starts, cells } = this.panel.shades, { ctx } = u, { left, top, width, height } = u.bbox;
+    const rows = this.panel.shades.ends.length - 1;
+    ctx.beginPath();
+    ctx.rect(left, top, width, height);
+    ctx.clip();
+    cells.forEach((value, i) => {
+      if (!value) return;
+      const column = Math.floor(i / rows), row = i % rows;
+      const x = Math.round(u.valToPos(starts[column], "x", true)), y = Math.round(u.valToPos(row + 1, "y", true));
+      ctx.fillStyle = dimmed(this.board.data.ink.line, Math.min(0.06 + 0.0085 * value, 0.999));
+      ctx.fillRect(x, y, Math.max(1, Math.round(u.valToPos(starts[column + 1], "x", true)) - x), Math.round(u.valToPos(row, "y", true)) - y);
     });
   }
 
@@ -283,12 +305,17 @@ class Chart {
   at(x, y) {
     if (this.panel.cells) return this.cell(x, y);
     const reach = this.plot.posToVal(REACH_PX, "x") - this.plot.posToVal(0, "x");
-    const found = [];
+    const found = [], column = this.panel.shades?.starts.findLastIndex((start) => start <= x) ?? -1;
+    if (this.panel.shades) { // of a map one column is told, not two that are near
+      if (column < 0 || !this.panel.lines.some((line) => line.x.includes(this.panel.shades.starts[column]))) return [];
+      x = this.panel.shades.starts[column];
+    }
     for (const line of this.panel.lines) {
       if (line.mute || !line.x.length) continue;
       const i = this.present(line, nearest(line.x, x));
-      if (i !== null) found.push({ name: line.name || this.panel.title, x: line.x[i], value: line.y[i], colour: line.colour });
+      if (i !== null) found.push({ name: line.name || this.panel.title, x: line.x[i], value: (line.told ?? line.y)[i], colour: line.colour });
     }
+    if (this.panel.shades) found.reverse().push(...this.share(column, y)); // the highest quantile first, as they are drawn
     for (const [place_, value, name, colour] of this.panel.beyond) {
       if (Math.abs(place_ - x) <= reach) found.unshift({ name: name || this.panel.title, x: place_, value, colour: name ? colour : this.board.data.ink.text });
     }
@@ -307,6 +334,13 @@ class Chart {
     if (bad.includes(i)) return [{ ...found, word: "NaN or Inf", colour: this.board.data.ink.bad }];
     if (values[i] === null) return [];
     return [{ ...found, value: values[i], note: usual[row] ? ` ${number(values[i] / usual[row], 3)} × usual` : "" }];
+  }
+
+  share(column, y) {
+    const { starts, cells, most, ends } = this.panel.shades, row = Math.floor(y), rows = ends.length - 1;
+    if (!this.board.over || row < 0 || row >= rows || column >= starts.length - 1) return [];
+    const part = most * (cells[column * rows + row] / 100) ** 2;
+    return [{ name: `${number(ends[row], 5)} to ${number(ends[row + 1], 5)}`, x: starts[column], colour: "transparent", word: `${part ? "≈ " : ""}${number(100 * part, 2)} %`, plain: true }];
   }
 
   present(line, i) {
@@ -609,7 +643,7 @@ class Board {
       const line = el("div", "line"), swatch = el("span", "swatch");
       swatch.style.background = row.colour;
       const away = Math.abs(row.x - at) > (high - low) * 1e-9 ? ` (${place(this.data.axis, row.x)})` : "";
-      line.append(swatch, el("span", "name", row.name), el("b", row.word ? "bad" : "", row.word ?? number(row.value)), el("span", "quiet", `${row.note ?? ""}${away}`));
+      line.append(swatch, el("span", "name", row.name), el("b", row.word && !row.plain ? "bad" : "", row.word ?? number(row.value)), el("span", "quiet", `${row.note ?? ""}${away}`));
       this.tip.append(line);
     }
     const near = (high - low) * (REACH_PX / chart.plot.over.clientWidth);

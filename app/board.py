@@ -37,7 +37,7 @@ class Line:
     """One line: its points, and how it looks. ``mute``: not in the tooltip.
 
     ``area`` (2, N): low and high ends of what is shaded around its points; ``dots``: their size where no line joins
-    them.
+    them; ``told`` (N,): what the tooltip says where that is not the height of a point.
     """
 
     curve: Curve
@@ -50,6 +50,7 @@ class Line:
     mute: bool = False
     area: Floats | None = None
     dots: int = 0
+    told: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,20 @@ class Cells:
     values: Floats
     usual: Floats
     bad: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Shades:
+    """Shades under the lines: how much of each column, from one of ``starts`` (C + 1) to the next, is in each row.
+
+    ``shares`` (R, C) in [0, 1], NaN where nothing is known; ``ends`` (R + 1,) of the rows, lowest first; ``ticks``:
+    places among the rows, and what is written beside them.
+    """
+
+    starts: Sequence[int]
+    shares: Floats
+    ends: Floats
+    ticks: Sequence[tuple[float, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,7 @@ class Panel:
     last: float | None = None
     unit: str = ""
     cells: Cells | None = None
+    shades: Shades | None = None
     height: int = 150
 
 
@@ -205,6 +221,7 @@ class Board:
             "lines": [self._line(line) for line in panel.lines],
             "height": panel.height,
             **({} if panel.cells is None else {"cells": self._cells(panel.cells)}),
+            **({} if panel.shades is None else {"shades": self._shades(panel.shades)}),
         }
 
     def _beyond(self, line: Line, low: float, high: float) -> list[list[float | str]]:
@@ -225,6 +242,18 @@ class Board:
             "bad": np.flatnonzero(cells.bad).tolist(),
         }
 
+    def _shades(self, shades: Shades) -> Json:
+        """Cells column by column, each in hundredths of the root of its share of ``most``: short, and the rare show."""
+        shares = np.nan_to_num(shades.shares)
+        most = float(shares.max(initial=0.0)) or 1.0
+        return {
+            "starts": [_digits(at) for at in self.place.of(shades.starts).tolist()],
+            "cells": np.ceil(100 * np.sqrt(shares / most)).astype(int).T.ravel().tolist(),
+            "most": _finite(most),
+            "ends": [_digits(end) for end in shades.ends.tolist()],
+            "ticks": [[_digits(at), words] for at, words in shades.ticks],
+        }
+
     def _line(self, line: Line) -> Json:
         xs, ys = points(line.curve, self.place)
         look = {"name": line.name, "colour": line.colour, "width": line.width, "alpha": line.alpha, "mute": line.mute}
@@ -234,6 +263,8 @@ class Board:
             look["fill"] = line.fill
         if line.dots:
             look["dots"] = line.dots
+        if line.told is not None:
+            look["told"] = points(replace(line.curve, values=line.told), self.place)[1]
         if line.area is not None:
             ends = (replace(line.curve, values=end) for end in line.area)
             look["low"], look["high"] = (points(end, self.place)[1] for end in ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,12 @@ STYLES = ("solid", "dashed", "dotted")
 """The same, as a style sheet calls them."""
 
 
-def line(name: str, place: int, curve: Curve, area: Floats | None = None, *, dark: bool = False) -> Line:
-    """One of several: ``place`` decides colour and dashes, so that the same run looks the same in every chart."""
-    return Line(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area)
+def line(name: str, place: int, curve: Curve, area: Floats | None = None, *, dark: bool = False, **look: Any) -> Line:
+    """One of several: ``place`` decides colour and dashes, so that the same run looks the same in every chart.
+
+    ``look``: more of how a :class:`~app.board.Line` looks.
+    """
+    return Line(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area, **look)
 
 
 def swatch(place: int, *, dark: bool = False) -> str:

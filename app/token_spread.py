@@ -12,7 +12,7 @@ from rlwatch.compare.alignment import counts
 from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
-from . import board, charts, layout, overlays, queries
+from . import board, charts, layout, overlays, queries, token_density
 from .board import Board, Panel, Section
 from .charts import DARK
 from .markup import el
@@ -27,7 +27,7 @@ BUCKETS = 240
 class Spread:
     """A quantity: canonical metrics of its middle and of the quantiles below and above, and how these are called.
 
-    ``low`` is empty where nothing is below 0: the band begins there.
+    ``low`` is empty where nothing is below 0: the band begins there. ``quantity``: whose distributions say more.
     """
 
     title: str
@@ -37,6 +37,7 @@ class Spread:
     high: str
     low_name: str
     high_name: str
+    quantity: str
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -45,33 +46,40 @@ class Spread:
 
 
 SPREADS = (
-    Spread("importance ratio", "", "ratio/mean", "ratio/min", "ratio/p99", "smallest", "99th percentile"),
+    Spread("importance ratio", "", "ratio/mean", "ratio/min", "ratio/p99", "smallest", "99th percentile", "log_ratio"),
     Spread(
         "|log-prob difference|, trainer and engine", "nats",
-        "mismatch/logp_absdiff", "", "mismatch/logp_absdiff_p99", "", "99th percentile",
+        "mismatch/logp_absdiff", "", "mismatch/logp_absdiff_p99", "", "99th percentile", "logp_difference",
     ),
     Spread(
         "entropy", "nats",
-        "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "10th percentile", "90th percentile",
+        "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "10th percentile", "90th percentile", "entropy",
     ),
 )  # fmt: skip
-NONE_RECORDED = "Quantiles over tokens are recorded where a trainer is watched at level full, or passes tokens itself."
+NONE_RECORDED = (
+    "Distributions over tokens are recorded where a trainer is watched at level tokens, or passes tokens itself."
+)
+BANDS_ALONE = "Distributions were not recorded, the mean and two quantiles a step were. "
+BANDS = "Line: mean. Band, with its dashed and dotted ends: between the quantiles."
 
 
 def show_spreads(run: RunInfo) -> None:
-    """A panel for each quantity of which quantiles were recorded."""
+    """A map for each quantity whose distributions were recorded, a band where only quantiles were."""
     st.html(el("div", "Distributions over tokens, by step", cls="rl-family"))
     outline = queries.outline(run)
     whole = (outline.first, outline.last)
     window = charts.read_window(st.query_params, *whole)
-    shown = (window.low, window.high)
-    found = _panels(store_url(), version(run), run.source, shown, layout.ink() is DARK)
-    if not found:
+    shown, dark = (window.low, window.high), layout.ink() is DARK
+    counted = token_density.read(store_url(), token_density.progress(version(run)), dict(outline.starts))
+    maps = [panel for one in counted.values() if (panel := token_density.panel(one, shown, dark=dark)) is not None]
+    bands = _panels(store_url(), version(run), run.source, shown, dark=dark, mapped=frozenset(counted))
+    if not maps and not bands:
         st.html(el("div", NONE_RECORDED, cls="rl-soft"))
         return
-    st.html(el("div", "Line: mean. Band, with its dashed and dotted ends: between the quantiles.", cls="rl-soft"))
+    if bands:
+        st.html(el("div", BANDS if maps else BANDS_ALONE + BANDS, cls="rl-soft"))
     board.library()
-    sections = [Section("spreads", "", found)]
+    sections = [Section("spreads", "", [*maps, *bands])]
     board.show_by_address(Board("spreads", shown, whole, layout.ink(), sections=sections))
 
 
@@ -81,10 +89,13 @@ def _panels(
     version: Version,
     source: str,
     window: tuple[int, int],
+    *,
     dark: bool,
+    mapped: frozenset[str],
 ) -> list[Panel]:
     names = queries.canonical_names(store().metric_names(version[0]), source)
-    wanted = [spread for spread in SPREADS if all(metric in names for metric in spread.metrics)]
+    left = [spread for spread in SPREADS if spread.quantity not in mapped]
+    wanted = [spread for spread in left if all(metric in names for metric in spread.metrics)]
     read = {names[metric] for spread in wanted for metric in spread.metrics}
     if not read:
         return []

@@ -199,13 +199,20 @@ def from_logits(device: str, dtype: torch.dtype, rows: int, times: int, among: S
 
 
 def of_a_step(device: str, times: int, beside: float) -> None:
+    from rlwatch.tensors.histogram import observe_distributions
     from rlwatch.tensors.observe import observe
     from rlwatch.tensors.spikes import top_tokens
 
     batch = step(device)
     core = lambda: [s.settle().value() for s in observe(batch, full=False).values()]  # noqa: E731
     full = lambda: [s.settle().value() for s in observe(batch).values()]  # noqa: E731
-    works = {"cheap statistics": core, "all statistics": full, "extreme tokens": lambda: top_tokens(batch)}
+    bins = lambda: [s.bins for s in observe_distributions(batch).values()]  # noqa: E731
+    works = {
+        "cheap statistics": core,
+        "all statistics": full,
+        "distributions": bins,
+        "extreme tokens": lambda: top_tokens(batch),
+    }
     print(f"\n{device}, statistics of the {RESPONSES} x {LENGTH} tokens of a step, results included")
     lines = [("what", "results", "time", "of log-probs and entropy", "peak memory")]
     for what, work in works.items():

@@ -242,6 +242,7 @@ TABLES = {
     "events": "a row for each event: resets, resumes, exceptions, notes",
     "completions": "a row for each completion that was recorded",
     "spikes": "a row for each culprit of a localised spike, and one for each spike that has none",
+    "distributions": "a row for each step and quantity of tokens whose distribution was kept: its quantiles",
 }
 """Tables of a run -> their rows."""
 

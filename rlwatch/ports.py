@@ -336,7 +336,10 @@ class RunReader(Protocol):
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
+        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said.
+
+        Distributions (reason :data:`rlwatch.records.DISTRIBUTIONS`) only where their reason is said.
+        """
         ...
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:

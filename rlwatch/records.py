@@ -233,6 +233,8 @@ CULPRITS = "culprits"
 """Reason of a spike batch: the tokens that localisation blames for the gradient of the step, worst first."""
 RESPONSES = "responses"
 """Reason of a spike batch: every token of the responses that culprits are in (or of a stretch around them)."""
+DISTRIBUTIONS = "token distributions"
+"""Reason of a spike batch: how quantities lie over all tokens of the step, as counts; no rows of single tokens."""
 ORIGIN = "origin"
 """Setting under which a run keeps where it comes from; one of the trainer's own of that name is left alone."""
 SHED = "shed"
@@ -261,6 +263,9 @@ class SpikeBatch:
     ``after``, the text around it, ``text_position`` (characters before it) and ``prompt``. Where the trainer knows them
     of culprits: ``prompt_index``, ``sample``, ``sampler_version`` (int64, -1: not known), ``group``, ``rollout``,
     ``task``, ``reward_parts`` (str, JSON), see :data:`rlwatch.export.COLUMNS`.
+
+    Where it is :data:`DISTRIBUTIONS` a row is a bin with tokens in it: ``quantity``, ``bin`` and ``count`` (integers),
+    which :func:`rlwatch.distributions.distributions` reads.
     """
 
     step: int

@@ -23,13 +23,14 @@ from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
 from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
 from rlwatch.curation.search import matching as matching_runs
+from rlwatch.distributions import QUANTITIES, Distributions, distributions
 from rlwatch.errors import ConfigError
 from rlwatch.export import COLUMNS, TABLES, Column, Table, arrow_table, data_frame, pyarrow, spike_table
 from rlwatch.forecast.forecast import FORECAST, forecast_of
 from rlwatch.glance import framed, glance
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
-from rlwatch.records import JSON, RunInfo
+from rlwatch.records import DISTRIBUTIONS, JSON, RunInfo
 from rlwatch.report.charts import figures
 from rlwatch.report.gather import attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
 from rlwatch.rollouts import completion_rows
@@ -251,6 +252,17 @@ COMPLETIONS: Mapping[str, Column] = {
     "task": Column("str", "task or data source"),
 }
 """Columns that completions always have; others that were recorded follow."""
+SHARES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+DISTRIBUTED: Mapping[str, Column] = {
+    "step": Column("int", "step"),
+    "attempt": Column("int", "process"),
+    "quantity": Column("str", "log_ratio, logp_difference (nats, trainer - rollout engine) or entropy (nats)"),
+    "tokens": Column("int", "tokens that were counted"),
+    "nan": Column("int", "of these NaN"),
+    "below": Column("int", "of these -Inf"),
+    "above": Column("int", "of these +Inf"),
+    **{f"p{100 * share:02.0f}": Column("float", "quantile of the finite values, to within a bin") for share in SHARES},
+}
 OPTIONS: Mapping[str, Column] = {
     "option": Column("str", "dotted name"),
     "value": Column("str", "value, as text; secrets are blacked out"),
@@ -357,6 +369,18 @@ class StoredRun:
         """Localised spikes, a row for each culprit (:data:`rlwatch.export.COLUMNS`)."""
         return data_frame(self.table("spikes").arrow())
 
+    def distributions(self, quantity: str | None = None) -> pd.DataFrame:
+        """Quantiles over the tokens of each step that was kept, of one ``quantity`` or all (:data:`DISTRIBUTED`).
+
+        Their counts are :func:`rlwatch.distributions.distributions` of what the store has. Raises ``ConfigError`` for a
+        quantity that there is not.
+        """
+        if quantity is not None and quantity not in QUANTITIES:
+            there_are = f"there are {', '.join(QUANTITIES)}{meant(quantity, QUANTITIES)}"
+            raise ConfigError(f"there is no quantity {quantity!r} of tokens; {there_are}")
+        rows = [row for row in self._distributions().rows() if quantity in (None, row["quantity"])]
+        return self._frame(rows, DISTRIBUTED)
+
     def completions(self, last: int | None = None) -> pd.DataFrame:
         """Recorded completions, newest step first; of the ``last`` newest batches where it is given."""
         return data_frame(self._completions(last).arrow())
@@ -395,6 +419,10 @@ class StoredRun:
 
     def _spikes(self) -> Table:
         return Table(COLUMNS, lambda: spike_table(self.store, self.info))
+
+    def _distributions(self) -> Table:
+        found = distributions(self.store.spikes(self.run_id, reason=DISTRIBUTIONS))
+        return Table(DISTRIBUTED, lambda: [row for one in found.values() for row in _quantiles(one)])
 
     def _completions(self, last: int | None = None) -> Table:
         rows = completion_rows(self.store.completions(self.run_id, last=last))
@@ -489,6 +517,12 @@ class Plot:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as a page of its own. Raises ``OSError``."""
         Path(path).write_text(f'<!doctype html>\n<meta charset="utf-8">\n{self.html}\n', encoding="utf-8")
+
+
+def _quantiles(one: Distributions) -> Iterator[Row]:
+    counted = zip(one.steps.tolist(), one.attempts.tolist(), one.tokens.tolist(), one.broken.tolist(), strict=True)
+    for (at, attempt, tokens, broken), levels in zip(counted, one.quantiles(SHARES).tolist(), strict=True):
+        yield dict(zip(DISTRIBUTED, (at, attempt, one.quantity, tokens, *broken, *levels), strict=True))
 
 
 def _setting(value: object) -> str | None:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from rlwatch.distributions import batch_of
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
 from rlwatch.seam import Seam
+from rlwatch.tensors.histogram import observe_distributions, taken_apart
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, top_tokens
@@ -45,6 +47,7 @@ class StepTally:
     def add_batch(self, batch: TokenBatch, *, full: bool = True) -> None:
         """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
         self.add_stats(observe(batch, full=full))
+        self.add_stats(observe_distributions(batch))
         self.add_spikes(batch)
 
     def add_spikes(self, batch: TokenBatch) -> None:
@@ -69,14 +72,15 @@ class StepTally:
         with torch.no_grad():
             if shared:
                 return SharedStep.of(step, self.stats, self.spikes, _averages(self.numbers))
-            settled = [stat.settle() for stat in self.stats.values()]
+            stats, histograms = taken_apart(self.stats)
+            settled = [stat.settle() for stat in stats.values()]
             values = [stat.value() for stat in settled]
             counts = [stat.count for stat in settled]
             table = [] if self.spikes is None else [self.spikes.rows]
             columns = () if self.spikes is None else self.spikes.names
-            return WholeStep(
-                step, list(self.stats), _averages(self.numbers), columns, Transfer([*values, *counts, *table])
-            )
+            bins = [one.bins for one in histograms.values()]
+            transfer = Transfer([*values, *counts, *table, *bins])
+            return WholeStep(step, list(stats), _averages(self.numbers), columns, tuple(histograms), transfer)
 
 
 class SealedStep(Protocol):
@@ -101,12 +105,13 @@ class SealedStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """A step of which this rank measured all."""
+    """A step of which this rank measured all. ``quantities``: those whose distributions come with it."""
 
     step: int
     names: list[str]
     numbers: Mapping[str, float]
     columns: tuple[str, ...]
+    quantities: tuple[str, ...]
     transfer: Transfer
 
     def ready(self) -> bool:
@@ -117,14 +122,16 @@ class WholeStep:
         """Record the step; returns its metrics. What was never measured (a count of 0) is left out."""
         arrays = self.transfer.read()
         n = len(self.names)
-        values, rest = arrays[:n], arrays[n:]
-        table = rest.pop() if self.columns else None
-        measured = {name: float(v) for name, v, count in zip(self.names, values, rest, strict=True) if count > 0}
+        values, counts, rest = arrays[:n], arrays[n : 2 * n], arrays[2 * n :]
+        table = rest.pop(0) if self.columns else None
+        measured = {name: float(v) for name, v, count in zip(self.names, values, counts, strict=True) if count > 0}
         measured |= self.numbers
         run.log(measured, step=self.step)
         spikes = None if table is None else self._spikes(table, decode)
-        if spikes is not None:
-            run.log_spikes(spikes)
+        distributions = batch_of(self.step, dict(zip(self.quantities, rest, strict=True)))
+        for batch in (spikes, distributions):
+            if batch is not None:
+                run.log_spikes(batch)
         return measured
 
     def _spikes(self, table: np.ndarray, decode: Decode | None) -> SpikeBatch | None:
@@ -197,12 +204,13 @@ class SharedStep:
         return b"".join([_HEAD.pack(len(text)), text, *map(_bytes_of, arrays)])
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """The whole step: metrics, and the extreme tokens of each rank that has any."""
+        """The whole step: metrics, the extreme tokens of each rank that has any, and how quantities of tokens lie."""
         shares = {0: self._own(), **{rank: decoded_share(others[rank]) for rank in sorted(others)}}
         stats: Stats = {}
         for share in shares.values():
             stats = merge_ranks(stats, share.stats)
-        return {**read_stats(stats), **self.numbers}, _spikes_of_ranks(self.step, shares)
+        spikes = _spikes_of_ranks(self.step, shares) + _distributions(self.step, stats)
+        return {**read_stats(stats), **self.numbers}, spikes
 
     def _own(self) -> Share:
         return _share(self.layout, self.transfer.read(), self.columns, tuple(self.texts))
@@ -222,8 +230,14 @@ def decoded_share(data: bytes) -> Share:
 
 def read_stats(stats: Stats) -> dict[str, float]:
     """The numbers to report: of what was measured at all."""
-    settled = {name: stat.settle() for name, stat in stats.items()}
+    settled = {name: stat.settle() for name, stat in taken_apart(stats)[0].items()}
     return {name: float(stat.value()) for name, stat in settled.items() if float(stat.count) > 0}
+
+
+def _distributions(step: int, stats: Stats) -> list[SpikeBatch]:
+    """The histograms among ``stats`` as a record; none where there are none."""
+    batch = batch_of(step, {name: one.bins.numpy() for name, one in taken_apart(stats)[1].items()})
+    return [] if batch is None else [batch]
 
 
 def _share(layout: JSON, arrays: Sequence[np.ndarray], columns: tuple[str, ...], texts: tuple[str, ...]) -> Share:
@@ -347,7 +361,8 @@ def merge_workers(
     tables += [(rank, share.columns, share.rows) for rank, share in shares.items() if share.columns]
     before = _before_update(shares.values()) if sampled else {}
     both = {**{name: stat for name, stat in update.items() if not name.startswith(BEFORE)}, **batch.stats, **before}
-    return MergedStep({**read_stats(both), **_averages(batch.numbers)}, _spikes_of_workers(step, tables, decode))
+    spikes = _spikes_of_workers(step, tables, decode) + _distributions(step, both)
+    return MergedStep({**read_stats(both), **_averages(batch.numbers)}, spikes)
 
 
 def _before_update(shares: Iterable[Share]) -> Stats:

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rlwatch.distributions import Sparing
 from rlwatch.ports import Journal, Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.shedding import NEARLY, Shedding
-from rlwatch.records import CompletionBatch, Event, SpikeBatch
+from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, SpikeBatch
 from rlwatch.seam import asked, by_a_signal, described, raised_by, sheltered, shown
 
 if TYPE_CHECKING:
@@ -366,6 +367,7 @@ class Intake:
         """Whether what is logged goes into the journal alone; the writer thread ends it when it has caught up."""
         self._counters = counters
         self.shedding = Shedding(counters)
+        self._sparing = Sparing()
 
     def put(self, item: Queued) -> None:
         """Take ``item``, or count that it was dropped, or shed because there is little room left."""
@@ -392,6 +394,10 @@ class Intake:
         if isinstance(item, SpikeBatch | CompletionBatch):
             return self.shedding.takes(item, taken)
         return not isinstance(item, Entry) or self.shedding.cut(item.step, item.metrics, taken) or bool(item.deferred)
+
+    def wants(self, batch: SpikeBatch) -> bool:
+        """False of the distributions of a step that is passed over; asked once a batch."""
+        return batch.reason != DISTRIBUTIONS or self._sparing.due()
 
     @property
     def room_taken(self) -> float:

@@ -367,7 +367,8 @@ class Writer:
         if isinstance(queued, Awaited):
             entry, spikes = queued.opened()  # the metrics are the run's, the extreme tokens know their rank
             self._take(entry, batch)
-            batch.extend(replace(spike, attempt=self._attempt) for spike in spikes if self._intake.takes(spike))
+            wanted = (spike for spike in spikes if self._intake.wants(spike) and self._intake.takes(spike))
+            batch.extend(replace(spike, attempt=self._attempt) for spike in wanted)
         elif isinstance(queued, Entry):
             if metrics := numbers(queued, self._counters):
                 self._stamp(StepRecord(queued.step, metrics, queued.ts), batch)

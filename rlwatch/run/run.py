@@ -204,7 +204,9 @@ class Run:
     @harmless("bad_records")
     def log_spikes(self, spikes: SpikeBatch) -> None:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
-        self.offer(a_batch(spikes, SpikeBatch))
+        batch = a_batch(spikes, SpikeBatch)
+        if self._engine is not None and self._engine.intake.wants(batch):
+            self.offer(batch)
 
     @harmless("bad_records")
     def log_completions(self, completions: CompletionBatch) -> None:

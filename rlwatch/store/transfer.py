@@ -17,7 +17,7 @@ from typing import Any
 
 from rlwatch.errors import RunLockedError, RunNotFoundError, StoreError
 from rlwatch.ports import Progress, RunWriter, Storable, Store
-from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
+from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
 
 AT_ONCE = 1000
 """Rows of a write."""
@@ -144,7 +144,8 @@ def _rest(trail: _Trail, target: Store, writer: RunWriter) -> None:
     items: list[Storable] = [each for each in source.forecasts(run_id) if each.seq > (had[-1].seq if had else 0)]
     items += source.findings(run_id)[len(target.findings(run_id)) :]
     items += source.recoveries(run_id)[len(target.recoveries(run_id)) :]
-    items += _batches(source.spikes(run_id))[len(target.spikes(run_id)) :]
+    for reason in (None, DISTRIBUTIONS):
+        items += _batches(source.spikes(run_id, reason=reason))[len(target.spikes(run_id, reason=reason)) :]
     items += _batches(source.completions(run_id))[len(target.completions(run_id)) :]
     for at in range(0, len(items), AT_ONCE):
         writer.write(items[at : at + AT_ONCE])
@@ -198,6 +199,7 @@ def contents(store: Store, run_id: str, upto: int = _FAR) -> dict[str, tuple[int
         "findings": [*store.findings(run_id), *store.recoveries(run_id)],
         "forecasts": store.forecasts(run_id),
         "spikes": store.spikes(run_id),
+        "distributions": store.spikes(run_id, reason=DISTRIBUTIONS),
         "completions": store.completions(run_id),
         "commands": store.commands(run_id),
         "alerts": _by(store.alerts(run_id), "alert_id"),

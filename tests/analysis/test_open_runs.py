@@ -17,7 +17,7 @@ import pytest
 
 import rlwatch
 from rlwatch.errors import ConfigError, RunNotFoundError
-from rlwatch.records import CompletionBatch, RunInfo, StepRecord
+from rlwatch.records import DISTRIBUTIONS, CompletionBatch, RunInfo, SpikeBatch, StepRecord
 
 ROOT = Path(__file__).parents[2]
 NAN, INF = math.nan, math.inf
@@ -285,3 +285,25 @@ def test_columns_of_one_name_are_refused() -> None:
     """Which of them counts?"""
     with pytest.raises(rlwatch.RLWatchError, match="several columns of one name"):
         rlwatch.scan(pd.DataFrame([[1, 0.5, 0.6]] * 9, columns=["step", "entropy", "entropy"]))
+
+
+def test_distributions_are_rows_of_quantiles(store: Path) -> None:
+    """NaN apart; what is in one bin is told as it; an unknown quantity names those there are."""
+    columns = {
+        "quantity": np.array([2, 2, 0]),
+        "bin": np.array([126 * 4, 255 * 4 + 2, 512 + 255 * 2]),
+        "count": np.array([9, 2, 1]),
+    }
+    runs = rlwatch.open_store(store)
+    writer = runs.open_run(RunInfo("counted"))
+    writer.write([SpikeBatch(3, columns, DISTRIBUTIONS)])
+    writer.close()
+    run = rlwatch.open(store)["counted"]
+    (entropy,) = run.distributions("entropy").to_dict("records")
+
+    assert (entropy["step"], entropy["tokens"], entropy["nan"], entropy["below"]) == (3, 11, 2, 0)
+    assert 0.5 <= entropy["p05"] <= entropy["p50"] <= entropy["p99"] <= 0.625
+    assert cells(run.distributions("log_ratio"), "p50") == ["NaN"]
+    assert len(run.distributions()) == 2
+    with pytest.raises(ConfigError, match=r"there is no quantity 'entrpy' of tokens; .*entropy"):
+        run.distributions("entrpy")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from app_world import boards, cells, html, no_traceback, tables, write_run
 from rlwatch_app.token_spread import BUCKETS, SPREADS, panel_of
-from token_world import Spiked, tokens_page, write_spikes
+from token_world import Spiked, counted, tokens_page, write_spikes
 
 from rlwatch.ports import Series
 
@@ -88,7 +88,23 @@ def test_distributions_are_bands_over_the_steps(store_dir):
     assert [line["name"] for line in ratio["lines"]] == ["mean", "smallest", "99th percentile"]
     assert (set(ratio["lines"][0]["low"]), max(ratio["lines"][0]["high"])) == ({0.5}, 40)
     assert entropy["bad"] == [[7, "NaN", "mean"]]
-    assert "level full" in html(tokens_page("run-2"))
+    assert "Distributions were not recorded" in html(page)
+    assert "level tokens" in html(tokens_page("run-2"))
+
+
+def test_recorded_distributions_are_maps_with_quantiles(store_dir):
+    """Of every quantity instead of its band; the branch that counts alone; NaN marked, shares and levels as counted."""
+    kept = [counted(step, width=0.02 * step, broken=2 * (step == 20)) for step in range(1, 31)]
+    write_run(store_dir, metrics=spreading, events=[*kept[:-1], counted(9, attempt=0), kept[-1]])
+    page = tokens_page()
+    ratio, difference, entropy = boards(page)["spreads"]["sections"][0]["panels"]
+
+    assert no_traceback(page)
+    assert [panel["title"] for panel in (ratio, entropy)] == ["importance ratio", "entropy"]
+    assert (entropy["bad"], difference["bad"]) == ([[20, "2 × NaN", "median"]], [])
+    assert [len(panel["shades"]["starts"]) for panel in (ratio, difference, entropy)] == [31] * 3
+    assert [words for _, words in ratio["shades"]["ticks"]][:2] == ["0.5", "0.9"]
+    assert ratio["lines"][-1]["told"][-1] == pytest.approx(math.exp(1.645 * 0.6), rel=0.15)
 
 
 def series(name, values, steps=None):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from app_world import write_run
 from streamlit.testing.v1 import AppTest
 
+from rlwatch.distributions import MANTISSA, QUANTITIES, batch_of, bins_of
 from rlwatch.records import CULPRITS, FAR_OUT, RESPONSES, Event, SpikeBatch
 
 WORDS = (
@@ -132,3 +133,21 @@ def tokens_page(run_id="run-1", **params):
     for name, value in params.items():
         page.query_params[name] = str(value)
     return page.run()
+
+
+def counted(step, *, width=0.02, entropy=1.0, tokens=2000, broken=0, attempt=1):
+    """How ratio, log-prob difference and entropy lie over ``tokens`` of a step; ``broken`` entropies are NaN."""
+    rng = np.random.default_rng(step)
+    values = {
+        "log_ratio": rng.normal(0, width, tokens),
+        "logp_difference": rng.standard_t(3, tokens) * width / 3,
+        "entropy": np.append(rng.gamma(0.4, entropy, tokens - broken), np.full(broken, np.nan)),
+    }
+    batch = batch_of(step, {name: _bins(name, x) for name, x in values.items()})
+    return replace(batch, attempt=attempt, ts=1.0)
+
+
+def _bins(name, x):
+    bits = QUANTITIES[name].bits
+    raw = np.asarray(x, dtype=np.float32).view(np.uint32) >> (MANTISSA - bits)
+    return np.bincount(raw, minlength=bins_of(bits))

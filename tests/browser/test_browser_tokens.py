@@ -6,7 +6,7 @@ import pytest
 from app_world import write_run
 from playwright.sync_api import expect
 from test_tokens_verdict import spreading
-from token_world import HOSTILE, Spiked, write_spikes
+from token_world import HOSTILE, Spiked, counted, write_spikes
 
 pytestmark = pytest.mark.browser
 
@@ -85,3 +85,28 @@ def test_quantiles_over_the_steps_are_drawn_and_told_on_hovering(app, page, stor
     page.set_viewport_size({"width": 390, "height": 844})
     expect(charts.nth(1)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_distributions_of_a_live_run_are_maps_that_tell_their_quantiles_and_shares(app, page, store_url):
+    """Hovering tells a step's quantiles and how many tokens lie there; a new step joins; a hole says nothing."""
+    write_run(store_url, events=[counted(step) for step in (*range(1, 20), *range(28, 31))])
+    page.goto(f"{app}/tokens?run=run-1")
+    chart = page.locator(".panel", has_text="entropy").locator(".u-over")
+    expect(chart).to_be_visible()
+
+    def point(part):
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * part, box["y"] + box["height"] / 2)
+
+    tip = page.locator(".tip").first
+    point(0.3)
+    expect(tip).to_contain_text("step 9")
+    expect(tip).to_contain_text("95th percentile")
+    expect(tip).to_contain_text(re.compile(r"\d to [\d.]+≈ [\d.]+ %"))
+    point(0.8)
+    expect(tip).not_to_contain_text("percentile")
+
+    write_run(store_url, steps=40, events=[counted(step, attempt=2) for step in range(31, 41)])
+    point(0.95)
+    expect(tip).to_contain_text("step 3")
+    expect(tip).to_contain_text("median")

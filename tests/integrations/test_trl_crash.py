@@ -176,6 +176,7 @@ def test_ordinary_steps_keep_no_tokens_and_no_text(tmp_path):
     trainer.train()
 
     assert run.spikes == []
+    assert [batch.step for batch in run.distributions] == [1, 2]
 
 
 def test_the_hidden_nan_filter_is_mentioned_once(tmp_path, caplog):

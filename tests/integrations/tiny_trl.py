@@ -22,7 +22,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.control.policy import Health
 from rlwatch.recorder.counters import Counters
-from rlwatch.records import Command, Event
+from rlwatch.records import DISTRIBUTIONS, Command, Event
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -127,6 +127,7 @@ class FakeRun:
 
     def __init__(self):
         self.logged, self.spikes, self.completions, self.events, self.ends = [], [], [], [], []
+        self.distributions = []
         self.queue, self.answers = [], []
         self.counters = Counters()
         self.findings = ()
@@ -140,7 +141,7 @@ class FakeRun:
         self.logged.append((step, dict(metrics)))
 
     def log_spikes(self, batch):
-        self.spikes.append(batch)
+        (self.distributions if batch.reason == DISTRIBUTIONS else self.spikes).append(batch)
 
     def log_completions(self, batch):
         self.completions.append(batch)

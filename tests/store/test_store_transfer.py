@@ -12,6 +12,7 @@ from rlwatch.cli.app import app
 from rlwatch.errors import RunLockedError, StoreError
 from rlwatch.ports import Progress
 from rlwatch.records import (
+    DISTRIBUTIONS,
     Acknowledgement,
     AuditEntry,
     Command,
@@ -53,6 +54,7 @@ def recorded(store, run_id: str = "run") -> None:
         writer.write([finding, replace(finding, stage=Stage.RESOLVED)], Progress((), seq))
         tokens = {"logp": np.array(odd, dtype=np.float32), "text": ["é\x00"] * 5}
         writer.write([SpikeBatch(first, tokens, "far-out tokens", 2.0, attempt)])
+        writer.write([SpikeBatch(first, {"count": np.array([attempt])}, DISTRIBUTIONS, 2.0, attempt)])
         writer.write([CompletionBatch(first, {"text": ["a", "b"], "reward": np.array([1.0, math.nan])}, 2.0, attempt)])
         if attempt == 2:
             writer.finish(RunState.CRASHED, "NaN", 9.0)
@@ -97,6 +99,7 @@ def test_a_copy_is_the_same_wherever_it_lies_and_back_again(
         "findings": 4,
         "forecasts": 14,
         "spikes": 2,
+        "distributions": 2,
         "completions": 2,
         "commands": 2,
         "alerts": 1,

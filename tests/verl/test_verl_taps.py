@@ -9,6 +9,7 @@ import tiny_verl as tiny
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
+from rlwatch.distributions import distributions
 from rlwatch.integrations.verl.batch import Clipping
 from rlwatch.integrations.verl.taps import TAPPED
 
@@ -151,8 +152,9 @@ def test_extreme_tokens_carry_their_ids(worker):
     data = tiny.batch_of(9, lengths=[4] * 8, old_log_probs=old)
 
     tiny.update(worker, data, mini_batch_size=8, global_batch_size=8, micro_batch_size_per_gpu=8)
-    (spikes,) = tiny.measured(worker).spikes
+    spikes, ratios = tiny.measured(worker).spikes
 
+    assert distributions([ratios])["log_ratio"].tokens.tolist() == [32]
     assert (spikes.columns["sequence"][0], spikes.columns["position"][0]) == (2, 3)
     assert spikes.columns["token_id"][0] == data["responses"].unbind()[2][3]
     assert spikes.columns["ratio"][0] > 100

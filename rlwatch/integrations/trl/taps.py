@@ -24,6 +24,7 @@ from rlwatch.integrations.trl.batch import (
 )
 from rlwatch.integrations.trl.localise import Localising
 from rlwatch.seam import Seam
+from rlwatch.tensors.histogram import observe_distributions
 from rlwatch.tensors.observe import observe
 
 
@@ -116,6 +117,7 @@ class Taps(TrainerTaps):
                 stats = observe(batch, full=self._level.includes(Level.FULL))
                 stats |= sequence_stats(self.trainer, inputs, batch)
                 self.tally.add_stats(stats | correction_stats(inputs, batch))
+                self.tally.add_stats(observe_distributions(batch))
                 self.tally.add_spikes(batch)
                 if self._localising is not None:
                     self._localising.keep(batch, inputs)

@@ -28,6 +28,7 @@ from rlwatch.integrations.weights import gradients_of
 from rlwatch.seam import Seam
 from rlwatch.tensors.covariance import Pairs
 from rlwatch.tensors.gradnorm import GradNorms, Marked
+from rlwatch.tensors.histogram import observe_distributions
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, Total, nonfinite
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
@@ -178,6 +179,7 @@ class WorkerTaps:
             batch = loss_batch(given, Clipping.of(mode, given.get("config")), more)
             known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
             self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
+            self.tally.add_stats(observe_distributions(known))
             if self._before:
                 full = self._level.includes(Level.FULL)
                 self.tally.add_stats(before_update(batch, full=full, truncation=self._truncation))
@@ -229,7 +231,8 @@ def before_update(batch: TokenBatch, *, full: bool, truncation: float | None = N
     if batch.old_logp is None:
         return {}
     own = replace(batch, logp=batch.old_logp, old_logp=None, ids=None, clip=None, dual_clip=None, truncation=truncation)
-    return {BEFORE + name: stat for name, stat in observe(own, full=full).items() if not isinstance(stat, Pairs)}
+    stats = {**observe(own, full=full), **observe_distributions(own)}
+    return {BEFORE + name: stat for name, stat in stats.items() if not isinstance(stat, Pairs)}
 
 
 def compacted(stats: Stats) -> Stats:

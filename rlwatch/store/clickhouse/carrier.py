@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rlwatch.ports import Bulk
+from rlwatch.records import DISTRIBUTIONS
 from rlwatch.store.clickhouse.engine import Engine, tables
 from rlwatch.store.clickhouse.shipment import ClickHouseShipment
 from rlwatch.store.clickhouse.wire import Answer, literal
@@ -131,7 +132,7 @@ class ClickHouse:
     ) -> Iterable[Row]:
         """Batches by step."""
         which = _batches_of(db, run_id, "spikes")
-        which += "" if reason is None else f" AND reason = {literal(reason)}"
+        which += f" AND reason != {literal(DISTRIBUTIONS)}" if reason is None else f" AND reason = {literal(reason)}"
         which += "" if step is None else f" AND step = {int(step)}"
         answer = self._batches("spike", "step, attempt, rank, ts, reason, v", which, last)
         while answer:

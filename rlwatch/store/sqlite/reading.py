@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rlwatch.errors import StoreError
 from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
+    DISTRIBUTIONS,
     FAR_OUT,
     JSON,
     NON_FINITE,
@@ -192,12 +193,16 @@ def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRec
 def read_spikes(
     db: sqlite3.Connection, last: int | None, reason: str | None = None, step: int | None = None
 ) -> list[SpikeBatch]:
-    """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all."""
+    """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all.
+
+    Distributions are read where their reason is said alone.
+    """
     most = -1 if last is None else last
     rows = db.execute(
         "SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch "
-        "WHERE (?2 IS NULL OR reason = ?2) AND (?3 IS NULL OR step = ?3) ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
-        (most, reason, step),
+        "WHERE (reason = ?2 OR (?2 IS NULL AND reason <> ?4)) AND (?3 IS NULL OR step = ?3) "
+        "ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
+        (most, reason, step, DISTRIBUTIONS),
     )
     return [
         SpikeBatch(at, as_named_now(why, unpack_columns(blob)), why, _moment(ts), attempt, rank)

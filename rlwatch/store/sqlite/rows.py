@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
-from rlwatch.records import JSON, RESPONSES, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
+from rlwatch.records import (
+    DISTRIBUTIONS,
+    JSON,
+    RESPONSES,
+    CompletionBatch,
+    Event,
+    Finding,
+    ForecastRecord,
+    SpikeBatch,
+    StepRecord,
+)
 from rlwatch.seam import asked, described, shown
 
 if TYPE_CHECKING:
@@ -294,7 +304,7 @@ class Batch:
     def _add_spikes(self, spikes: SpikeBatch) -> None:
         step, attempt, rank = _whole(spikes.step), _whole(spikes.attempt), _whole(spikes.rank)
         rows, blob = pack_columns(spikes.columns)
-        most = 0 if spikes.reason == RESPONSES else TOP_ROWS
+        most = 0 if spikes.reason in (RESPONSES, DISTRIBUTIONS) else TOP_ROWS
         tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst_rows(spikes.columns, most)]
         self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
 

@@ -1,0 +1,66 @@
+"""Histograms of token quantities of a batch: counts in bins that need no settings, so that batches and ranks add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from rlwatch.distributions import MANTISSA, QUANTITIES, bins_of
+from rlwatch.tensors.masked import masked_count, widen
+from rlwatch.tensors.mergeable import Stat, Stats
+from rlwatch.tensors.mismatch import Gap
+from rlwatch.tensors.tokens import TokenBatch
+
+PREFIX = "distribution/"
+"""Begins the names of histograms among the statistics of a batch; the rest is that of the quantity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Stat):
+    """Counts ``bins`` (int64) in the bins of :mod:`rlwatch.distributions`. Not a number to report, but a record."""
+
+    bins: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor, bits: int) -> Self:
+        """Count ``x`` inside ``mask`` (same shape); ``bits`` of the mantissa tell bins apart."""
+        # The sign, the exponent and the first bits of the mantissa are the bin: a shift, where logarithms and a search
+        # of edges took ten times as long. Counts are whole numbers, so their order does not matter.
+        raw = widen(x).float().contiguous().view(torch.int32)
+        places = (raw >> (MANTISSA - bits)) & (bins_of(bits) - 1)
+        empty = torch.zeros(bins_of(bits), dtype=torch.int64, device=x.device)
+        ones = mask.bool().expand_as(x).flatten().long()
+        return cls(masked_count(mask, x), empty.scatter_add_(0, places.flatten().long(), ones))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return replace(self, count=self.count + other.count, bins=self.bins + other.bins)
+
+    @override
+    def value(self) -> Tensor:
+        return self.count
+
+
+def observe_distributions(batch: TokenBatch) -> Stats:
+    """Histograms of what the batch holds: log-ratio to the old policy, log-prob difference to the engine, entropy."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    if batch.old_logp is not None:
+        found["log_ratio"] = widen(batch.logp) - widen(batch.old_logp), batch.mask
+    if batch.rollout_logp is not None:
+        gap = Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+        found["logp_difference"] = gap.d, gap.scored
+    if batch.entropy is not None:
+        found["entropy"] = batch.entropy, batch.mask
+    with torch.no_grad():
+        return {PREFIX + name: Histogram.of(x, mask, QUANTITIES[name].bits) for name, (x, mask) in found.items()}
+
+
+def taken_apart(stats: Mapping[str, Stat]) -> tuple[Stats, dict[str, Histogram]]:
+    """Statistics that are numbers, and the histograms among them by quantity."""
+    histograms = {name.removeprefix(PREFIX): stat for name, stat in stats.items() if isinstance(stat, Histogram)}
+    return {name: stat for name, stat in stats.items() if not isinstance(stat, Histogram)}, histograms
