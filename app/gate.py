@@ -20,7 +20,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -40,7 +40,7 @@ from starlette.websockets import WebSocket
 from streamlit.file_util import get_static_dir
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from . import oidc
+from . import news, oidc
 from .principal import NAME_HEADER, ROLE_HEADER
 
 HERE = Path(__file__).resolve().parent
@@ -347,7 +347,8 @@ class Gate:
             return
         try:
             async with asyncio.timeout(session.until - time.time()):
-                await self._app(inner, receive, send)
+                with news.HUB.listening() as listener, closing(news.Asking(receive, listener, news.HUB)) as page:
+                    await self._app(inner, page.receive, send)
         except TimeoutError:
             with suppress(RuntimeError):  # it may have closed just now
                 await send({"type": "websocket.close", "code": 1008, "reason": "the session is over"})

@@ -17,7 +17,7 @@ from .principal import NAME_HEADER, ROLE_HEADER, Principal
 from .queries import store_url
 
 REFRESH_S = 5.0
-"""Seconds between two looks of a live page."""
+"""Seconds between two looks of a live page that is told nothing; behind the gate it is (``news.py``)."""
 
 
 GoToTokens = Callable[[str, int], None]

@@ -91,7 +91,7 @@ def _head(run: RunInfo, go_to_run: GoToRun) -> None:
         key="live",
         bind="query-params",
         disabled=run.state is not RunState.RUNNING,
-        help="Look again every 5 s; off keeps the page still",
+        help="Show what is new; off keeps the page still",
     )
     if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="The run's page"):
         go_to_run(run.run_id)

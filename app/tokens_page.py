@@ -260,7 +260,7 @@ def _head(run: RunInfo, go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> Non
         key="live",
         bind="query-params",
         disabled=run.state is not RunState.RUNNING,
-        help="Look again every 5 s; off keeps the page still",
+        help="Show what is new; off keeps the page still",
     )
     if texts.button(
         "Rollouts", key="rollouts", icon=":material/article:", width="stretch", help="What was written at this step"

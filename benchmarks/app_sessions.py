@@ -5,7 +5,7 @@
 A live run (100,000 steps of 150 metrics) goes on by a row every two seconds; headless Chromium opens its page in a
 fresh context for every other session, and the list of runs for the rest. ``MB`` is what the server's process holds
 (``VmRSS``), at the end of ``WATCHED_S`` seconds in which all of them look on; ``CPU`` its share of a core meanwhile,
-and ``ms a look`` the same over the looks there were: a page looks every five seconds.
+and ``ms a look`` the same by five seconds and session.
 """
 
 from __future__ import annotations

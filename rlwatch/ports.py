@@ -506,12 +506,21 @@ class AnswerStore(Protocol):
         """Of one run, or of all that can be read, by attempt and step."""
 
 
-Topic = Literal["commands", "alerts"]
-"""What there can be news of: commands sent or cancelled; alerts, findings, messages and acknowledgements."""
+Topic = Literal["commands", "alerts", "pages"]
+"""What there can be news of: commands sent or cancelled; alerts, findings, messages and acknowledgements; whatever a
+page shows, rows too.
+"""
 
 
 class News(Protocol):
     """Hint that something was written: it may come twice, and may be missed, so that polling stays necessary."""
+
+    @property
+    def deaf(self) -> bool:
+        """True while nothing can be heard: what was missed by then has to be looked for."""
+
+    def heard(self, timeout_s: float = 0.0) -> frozenset[str]:
+        """Wait for the next, at most so long; the runs it is about, ``""`` for all. Never raises."""
 
     def arrived(self, timeout_s: float = 0.0) -> bool:
         """Wait for the next, at most so long; True if there was one. Never raises."""

@@ -4,11 +4,13 @@ import threading
 import time
 from contextlib import closing
 
+import psycopg
 from postgres_server import sql
 
 from rlwatch.clock import SystemClock
 from rlwatch.control.mailbox import Mailbox
-from rlwatch.records import Acknowledgement, Finding, Severity
+from rlwatch.records import Acknowledgement, Finding, RunInfo, RunState, Severity, Silence
+from rlwatch.store.postgres.news import PostgresNews
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import alert, command, fill, message, steps
 
@@ -67,3 +69,45 @@ def test_a_mailbox_claims_what_it_is_told_of_and_polls_all_the_same(emptied_post
         mailbox.tick()
         time.sleep(0.05)
     mailbox.close()
+
+
+def test_pages_hear_of_rows_and_of_whatever_else_they_show(emptied_postgres_url):
+    """By the run, or of all; that the writer lives is no news."""
+    store, other = open_store(emptied_postgres_url), open_store(emptied_postgres_url)
+    fill(store, steps(1), "one")
+    with closing(other.news("pages")) as news, closing(other.news("pages", "two")) as foreign:
+        assert (news.heard(), foreign.arrived(), news.deaf) == (frozenset(), False, False)
+        writer = store.open_run(RunInfo("one"))
+        for write in (
+            lambda: writer.write(steps(2)),
+            lambda: store.submit(command("c1", "one")),
+            lambda: store.put_alerts([alert("a1", "one")], []),
+            lambda: writer.finish(RunState.FINISHED, "", 1.0),
+        ):
+            while news.heard(0.1):
+                pass
+            write()
+            assert news.heard(60.0) == {"one"}
+        store.put_silence(Silence("s", "", "", 0.0, 0.0))
+        assert foreign.heard(60.0) == {""}
+
+
+def test_a_pool_that_delivers_nothing_is_noticed_and_so_is_the_end_of_it(emptied_postgres_url, monkeypatch):
+    """One that shares its connections takes LISTEN, and forgets it: pages go on polling until they hear themselves."""
+    pooled, execute = [True], psycopg.Connection.execute
+
+    def forgotten(db, query, *args, **more):
+        return execute(db, "" if pooled[0] and str(query).startswith("LISTEN") else query, *args, **more)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", forgotten)
+    store = open_store(emptied_postgres_url)
+    fill(store, steps(1), "one")
+    with closing(PostgresNews(store.server, "pages", None, again_s=0.1, echo_s=0.3)) as news:
+        assert not news.heard()
+        assert news.deaf
+        pooled[0] = False
+        end = time.monotonic() + 60.0
+        while news.deaf and time.monotonic() < end:
+            news.heard(0.1)
+        fill(store, steps(2), "one")
+        assert news.heard(60.0) == {"one"}

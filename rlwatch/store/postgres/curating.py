@@ -11,6 +11,7 @@ from rlwatch.ports import Bulk
 from rlwatch.records import Purge, RunEdit, RunInfo
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import plain
+from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import lock_of, locked
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.curating import curated, edit_body, edit_of, purge_of
@@ -106,6 +107,7 @@ class Curating(ABC):
                 self.server.carrier.remove(run_id)
                 with db.transaction():
                     self._remove(db, purged)
+                    tell(db, self.server.address, "pages", run_id)
             finally:
                 if not db.closed:
                     db.execute("SELECT pg_advisory_unlock_all()")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import psycopg
 
@@ -15,70 +16,124 @@ from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.server import Server
 
-AGAIN_S = 10.0
-"""Seconds after which a connection that could not be had, or was cut, is tried again."""
+AGAIN_S, ECHO_S, ECHO_EVERY_S = 10.0, 5.0, 30.0
 
 
-def channel(address: Address) -> str:
-    """The channel of the store: one for each schema of a database."""
-    return f"rlwatch_{address.schema}"
+def channel(address: Address, topic: Topic) -> str:
+    """The channel of a topic: one for each schema of a database, and another for pages, for whom rows are news: those
+    come often, and would wake every trainer.
+    """
+    return f"rlwatch_{address.schema}{'_pages' if topic == 'pages' else ''}"
 
 
 def tell(db: Connection, address: Address, topic: Topic, run_id: str) -> None:
-    """Tell who listens, once the transaction is committed; of equal words of one transaction the first alone."""
-    db.execute("SELECT pg_notify(%s, %s)", (channel(address), f"{topic} {run_id}"))
+    """Tell who listens, once the transaction is committed; of equal words of one transaction the first alone.
+
+    Transactions that tell are committed one after another: of what comes often it is told in one that writes nothing.
+    """
+    db.execute("SELECT pg_notify(%s, %s)", (channel(address, topic), f"{topic} {run_id}"))
 
 
 class PostgresNews:
-    """News of one topic, of one run or of all; see :class:`rlwatch.ports.News`."""
+    """News of one topic, of one run or of all; see :class:`rlwatch.ports.News`.
 
-    def __init__(self, server: Server, topic: Topic, run_id: str | None) -> None:
-        self._server = server
+    Parameters
+    ----------
+    again_s
+        Seconds after which a connection that could not be had, or was cut, is tried again.
+    echo_s
+        How long pages, which rely on it, wait for a word of their own: a pool that shares its connections takes LISTEN
+        and delivers nothing, and of a connection that was cut in between nobody is told.
+    """
+
+    def __init__(
+        self, server: Server, topic: Topic, run_id: str | None, *, again_s: float = AGAIN_S, echo_s: float = ECHO_S
+    ) -> None:
+        self._server, self._again_s, self._echo_s = server, again_s, echo_s
         self._topic, self._run_id = topic, run_id
         self._db: Connection | None = None
-        self._again_at = 0.0
+        self._again_at = self._echo_at = 0.0
+        self._meanwhile: list[str] = []
         self._closing = threading.Event()
+
+    @property
+    def deaf(self) -> bool:
+        """True while it has no connection on which words arrive."""
+        return self._db is None
 
     def arrived(self, timeout_s: float = 0.0) -> bool:
         """Wait for the next, at most so long; whether there was any. While it cannot listen: False, in time."""
+        return bool(self.heard(timeout_s))
+
+    def heard(self, timeout_s: float = 0.0) -> frozenset[str]:
+        """Wait for the next, at most so long; the runs it is about, ``""`` for all."""
         until = time.monotonic() + timeout_s
         try:
             db = self._listening()
             if db is not None:
                 with explained(self._server.address):
-                    return self._heard(db, timeout_s)
+                    return self._heard(db, until)
         except StoreError:
             self._drop()
         self._closing.wait(max(0.0, until - time.monotonic()))
-        return False
+        return frozenset()
 
     def close(self) -> None:
         """Stop listening; idempotent."""
         self._closing.set()
         self._drop()
 
-    def _heard(self, db: Connection, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
+    def _heard(self, db: Connection, until: float) -> frozenset[str]:
         while True:
             left = max(0.0, until - time.monotonic())
-            words = [note.payload for note in db.notifies(timeout=left, stop_after=1)]
-            if any(self._is_mine(word) for word in words):
-                return True
-            if not words or time.monotonic() >= until:
-                return False
+            words, self._meanwhile = self._meanwhile, []
+            words = words or [note.payload for note in db.notifies(timeout=left, stop_after=1)]
+            runs = frozenset(run for word in words if (run := self._mine(word)) is not None)
+            if runs or not words or time.monotonic() >= until:
+                return runs
 
-    def _is_mine(self, word: str) -> bool:
+    def _mine(self, word: str) -> str | None:
+        """The run that it is about, where that is waited for; ``""`` if it is about all."""
         topic, _, run_id = word.partition(" ")
-        return topic == self._topic and self._run_id in (None, run_id)
+        return run_id if topic == self._topic and (not run_id or self._run_id in (None, run_id)) else None
 
     def _listening(self) -> Connection | None:
+        """The connection, made where there is none; pages, which rely on it, hear their own voice now and then."""
         if self._db is None and time.monotonic() >= self._again_at and not self._closing.is_set():
-            self._again_at = time.monotonic() + AGAIN_S
-            db = self._server.connect()
-            with explained(self._server.address):
-                db.execute(f"LISTEN {channel(self._server.address)}")
+            self._again_at = time.monotonic() + self._again_s
+            with ExitStack() as undo:
+                db = self._server.connect()
+                undo.callback(db.close)
+                self._listen(db)
+                undo.pop_all()
             self._db = db
+        elif self._db is not None and self._topic == "pages" and time.monotonic() >= self._echo_at:
+            self._look_for_echo(self._db)
         return self._db
+
+    def _listen(self, db: Connection) -> None:
+        with explained(self._server.address):
+            db.execute(f"LISTEN {channel(self._server.address, self._topic)}")
+        if self._topic == "pages":
+            self._look_for_echo(db)
+
+    def _look_for_echo(self, db: Connection) -> None:
+        """Raise ``StoreError`` unless a word that another connection says is heard on this one.
+
+        What else is heard meanwhile stays for whoever asks next.
+        """
+        address, word = self._server.address, f"echo {secrets.token_hex(8)}"
+        with self._server.connection() as other:
+            other.execute("SELECT pg_notify(%s, %s)", (channel(address, "pages"), word))
+        until = time.monotonic() + self._echo_s
+        with explained(address):
+            while (left := until - time.monotonic()) > 0:
+                for note in db.notifies(timeout=left, stop_after=1):
+                    if note.payload == word:
+                        self._echo_at = time.monotonic() + ECHO_EVERY_S
+                        return
+                    self._meanwhile.append(note.payload)
+        raise StoreError(f"{address.where} does not deliver what it is told: is there a pool before it?")
 
     def _drop(self) -> None:
         db, self._db = self._db, None

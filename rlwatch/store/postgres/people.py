@@ -13,6 +13,7 @@ from rlwatch.records import Acknowledgement, Alert, AuditEntry, ForecastAnswer, 
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.curating import edits_of
+from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.runrow import load
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.curating import curated
@@ -50,6 +51,7 @@ class People(ABC):
         texts = [plain(text) for text in (s.run, s.project, s.kind, s.rule)]
         which = (dumps(dict(s.labels)), dumps(list(s.alerts)), "" if s.up_to is None else s.up_to.value)
         with self.server.writing() as db:
+            tell(db, self.server.address, "pages", "")
             db.execute(
                 """INSERT INTO silence
                    (silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels, alerts, up_to)
@@ -76,6 +78,7 @@ class People(ABC):
         e = entry
         texts = [plain(text) for text in (e.by, e.act, e.text, e.run_id, e.alert_id)]
         with self.server.writing() as db:
+            tell(db, self.server.address, "pages", e.run_id)
             db.execute(
                 "INSERT INTO audit (entry_id, at, done_by, act, text, run, alert) VALUES (%s, %s, %s, %s, %s, %s, %s) "
                 "ON CONFLICT (entry_id) DO NOTHING",

@@ -13,10 +13,11 @@ from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Item
 from rlwatch.records import RunState
 from rlwatch.store.postgres import runrow, spool
-from rlwatch.store.postgres.carrier import Carrier, Shipment
+from rlwatch.store.postgres.carrier import Shipment
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import explained
+from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import lock_patiently
 from rlwatch.store.postgres.rows import CopiedBatch, last_numbers
 from rlwatch.store.postgres.series import metric_sets
@@ -29,14 +30,14 @@ logger = logging.getLogger("rlwatch")
 _AT_ONCE = 1000  # items of a journal
 
 
-def ship(db: Connection, carrier: Carrier, run_id: str, directory: Path) -> int:
+def ship(db: Connection, server: Server, run_id: str, directory: Path) -> int:
     """Store what is in the spool and not on the server, then remove it; how many items. The caller holds the lock."""
     note = spool.read_note(directory)
     if note.attempt == 0 and note.run_id == run_id:
         note = begun(db, directory, note)
     if note.run_id != run_id or runrow.load(db, run_id) is None:
         raise StoreError(f"{directory} is of run {note.run_id!r}, which this store does not hold; it is left alone")
-    shipped, shipment = 0, carrier.shipment(run_id)
+    shipped, shipment = 0, server.carrier.shipment(run_id)
     for nonce, journaled in journals_in(directory).items():
         mark = known = runrow.journal_mark(db, run_id, nonce)
         left = (numbered for numbered in journaled if not known.holds(numbered[0]))
@@ -45,6 +46,7 @@ def ship(db: Connection, carrier: Carrier, run_id: str, directory: Path) -> int:
             _append(db, run_id, [replace(item, attempt=note.attempt) for _, item in some], mark, shipment)
             shipped += len(some)
     _end(db, note, spool.ending_in(directory))
+    tell(db, server.address, "pages", run_id)
     spool.remove(directory)
     return shipped
 
@@ -101,7 +103,7 @@ def sync(directory: Path, server_of: Callable[[str], Server]) -> tuple[int, dict
                 with explained(server.address):
                     server.make(db)
                     lock_patiently(db, server.address, note.run_id)
-                    shipped += ship(db, server.carrier, note.run_id, each)
+                    shipped += ship(db, server, note.run_id, each)
             finally:
                 db.close()
         except StoreError as error:

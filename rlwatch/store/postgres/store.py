@@ -19,7 +19,7 @@ from rlwatch.store.postgres.commands import Commands
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.curating import Curating
 from rlwatch.store.postgres.failures import UnreachableError
-from rlwatch.store.postgres.news import PostgresNews
+from rlwatch.store.postgres.news import PostgresNews, tell
 from rlwatch.store.postgres.reading import Runs
 from rlwatch.store.postgres.server import Server
 
@@ -118,3 +118,4 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
                 raise RunNotFoundError(f"no run {run_id!r} in {self.url}; `rlwatch runs` lists what there is")
             with db.transaction():
                 yield db
+                tell(db, self.server.address, "pages", run_id)

@@ -114,7 +114,13 @@ class PostgresWriter:
         self._is_in(self._sent)
         for item in items if self._stored else ():
             self._stored.pop(id(item), None)
+        self._tell_pages(db)
         self._chunk(db)
+
+    def _tell_pages(self, db: Connection) -> None:
+        """Wake whoever looks at the run. That this cannot be done does not concern what was written."""
+        with suppress(StoreError), explained(self._server.address):
+            tell(db, self._server.address, "pages", self.run.run_id)
 
     def _chunk(self, db: Connection) -> None:
         """Copy older rows into chunks. That this cannot be done now does not concern what was written."""
@@ -185,6 +191,7 @@ class PostgresWriter:
             self._own_row(db, "state = %s, state_reason = %s, heartbeat_at = %s", (state.value, plain(reason), now))
         self.run = replace(self.run, state=state, state_reason=reason, heartbeat_at=now)
         self._ended, self._told = "finished", True
+        self._tell_pages(db)
 
     def close(self) -> None:
         """Let the run go; idempotent."""
@@ -254,6 +261,7 @@ def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
             name = new_name()
             with db.transaction():
                 begun = runrow.begin(db, run, now, name)
+            tell(db, server.address, "pages", run.run_id)
             kept = spool.begin(server.address, run, begun.attempt)
             writer = PostgresWriter(server, db, begun, name, kept)
         undo.pop_all()
@@ -263,7 +271,7 @@ def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
 def ship_left(server: Server, db: Connection, run_id: str) -> None:
     """Ship what earlier processes left of the run on this node."""
     for directory in spool.left_behind(spool.place_of(server.address) / run_id):
-        ship(db, server.carrier, run_id, directory)
+        ship(db, server, run_id, directory)
 
 
 def new_name() -> str:

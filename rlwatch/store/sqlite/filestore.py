@@ -21,6 +21,7 @@ from rlwatch.store.sqlite import connection, layout, runrow, schema
 from rlwatch.store.sqlite import control as alert_rows
 from rlwatch.store.sqlite.control import ControlTables
 from rlwatch.store.sqlite.curating import CurationTables, curated, keep_purge, purge_of, read_edits, remove_bulk
+from rlwatch.store.sqlite.filenews import FileNews
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.remembered import RunsAtRest, Unchanged, copied, stamp_of
@@ -139,8 +140,9 @@ class FileStore(RunTables, ControlTables, CurationTables):
         """Run id -> what its files take on the disk in bytes, by what they hold."""
         return {run_id: layout.usage_of(layout.files_of(self.root, run_id)) for run_id in layout.run_ids(self.root)}
 
-    def news(self, topic: Topic, run_id: str | None = None) -> None:
-        """None: files push nothing."""
+    def news(self, topic: Topic, run_id: str | None = None) -> FileNews | None:
+        """For those who show runs; None for others, who look themselves: files push nothing."""
+        return FileNews(self.root, run_id, self.snapshot) if topic == "pages" else None
 
     def close(self) -> None:
         """Nothing is held between calls."""

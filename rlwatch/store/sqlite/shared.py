@@ -42,6 +42,7 @@ from rlwatch.store.sqlite import connection, layout, runrow
 from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
 from rlwatch.store.sqlite.curating import NoCuration
 from rlwatch.store.sqlite.filecommands import FileCommands
+from rlwatch.store.sqlite.filenews import FileNews
 from rlwatch.store.sqlite.filestore import FileStore
 from rlwatch.store.sqlite.layout import (
     RunFiles,
@@ -110,8 +111,9 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         """None: what a process left undone lies on its node, where the next attempt finds it."""
         return None
 
-    def news(self, topic: Topic, run_id: str | None = None) -> None:
-        """None: files push nothing."""
+    def news(self, topic: Topic, run_id: str | None = None) -> FileNews | None:
+        """For those who show runs; None for others, who look themselves: files push nothing."""
+        return FileNews(self.root, run_id, self.snapshot) if topic == "pages" else None
 
     def close(self) -> None:
         """Nothing is held between calls."""
