@@ -32,12 +32,17 @@ function told(ticks, step) {
   return step > 0 && largest > 0 ? Math.max(3, Math.ceil(Math.log10(largest / step)) + 1) : 3;
 }
 
-function place(axis, x) {
+// A step in full; beyond 2^53 as text, and places are counted from an origin there.
+function whole(step) {
+  return String(step).replace(/\B(?=(\d{3})+$)/g, "\u202f").replace("-", "−");
+}
+
+function place(axis, x, origin = "0") {
   if (axis === "time") return x < 1 ? `${number(x * 60, 3)} min` : `${number(x, 4)} h`;
   if (axis === "tokens") return `${number(x, 4)} M tokens`;
   if (axis === "chance") return `${number(x, 3)} % said`;
   if (axis === "crash") return `${number(Math.abs(Math.round(x)))} steps ${x < 0 ? "before" : "after"} the crash`;
-  return `step ${number(Math.round(x))}`;
+  return `step ${whole(BigInt(origin) + BigInt(Math.round(x)))}`;
 }
 
 function nearest(xs, x) {
@@ -162,7 +167,7 @@ class Chart {
         y: { auto: false, dir: names ? -1 : 1, distr: panel.log === 2 ? 4 : panel.log ? 3 : 1, range: (u, min, max) => [min, max] },
       },
       axes: [
-        { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => number(tick, 4)), space: 70 },
+        { ...axis, show: last, size: 24, grid: { ...axis.grid, show: false }, values: (u, ticks) => ticks.map((tick) => (board.data.origin === "0" ? "" : "+") + number(tick, 4)), space: 70 },
         { ...axis, size: AXIS_PX, space: this.bare ? 22 : 30, values: (u, ticks, i, space, step) => ticks.map((tick) => (tick === null ? "" : number(tick, told(ticks, step)))), ...(names && this.rows(names)), ...(panel.shades && this.levels(panel.shades.ticks)) },
       ],
       series: [{}, ...(names ? [{ show: false }] : this.series())],
@@ -572,7 +577,7 @@ class Board {
     }
     for (const { left, marks } of groups) {
       const worst = marks.reduce((a, b) => (b.rank > a.rank ? b : a));
-      const label = marks.length === 1 ? `${marks[0].text}, step ${number(marks[0].step)}` : `${marks.length} marks: ${marks.map((mark) => mark.text).slice(0, 4).join(", ")}`;
+      const label = marks.length === 1 ? `${marks[0].text}, step ${whole(marks[0].step)}` : `${marks.length} marks: ${marks.map((mark) => mark.text).slice(0, 4).join(", ")}`;
       const node = button("mark", worst.shape + (marks.length > 1 ? `\u2009${marks.length}` : ""), label, (event) => this.follow(marks, left, event));
       node.style.left = `${left}px`;
       node.style.setProperty("--mark", worst.colour);
@@ -593,7 +598,7 @@ class Board {
       const item = el("div", "item"), head = el("div", "head");
       const shape = el("span", "shape", mark.shape);
       shape.style.color = mark.colour;
-      head.append(shape, el("b", "", mark.text), el("span", "quiet", ` step ${number(mark.step)}`));
+      head.append(shape, el("b", "", mark.text), el("span", "quiet", ` step ${whole(mark.step)}`));
       item.append(head);
       if (mark.more) item.append(el("div", "", mark.more));
       for (const [name, value] of mark.lines ?? []) item.append(el("div", "quiet", `${name} ${value}`));
@@ -638,11 +643,11 @@ class Board {
     const y = this.over ? chart.plot.posToVal(this.over.top, "y") : 0;
     const at = chart.at(x, y)[0]?.x ?? x;
     const rows = charts.flatMap((one) => one.at(x, y).map((row) => ({ ...row, name: row.name || one.panel.title })));
-    this.tip.replaceChildren(el("div", "where", place(this.data.axis, at)));
+    this.tip.replaceChildren(el("div", "where", place(this.data.axis, at, this.data.origin)));
     for (const row of rows) {
       const line = el("div", "line"), swatch = el("span", "swatch");
       swatch.style.background = row.colour;
-      const away = Math.abs(row.x - at) > (high - low) * 1e-9 ? ` (${place(this.data.axis, row.x)})` : "";
+      const away = Math.abs(row.x - at) > (high - low) * 1e-9 ? ` (${place(this.data.axis, row.x, this.data.origin)})` : "";
       line.append(swatch, el("span", "name", row.name), el("b", row.word && !row.plain ? "bad" : "", row.word ?? number(row.value)), el("span", "quiet", `${row.note ?? ""}${away}`));
       this.tip.append(line);
     }

@@ -125,22 +125,35 @@ class Place:
     """From steps to places on the axis: through ``steps`` and ``places`` (N,), or as they are where both are None.
 
     ``kind`` is ``step``, ``crash`` (steps from it), ``time`` (hours), ``tokens`` (millions) or ``chance`` (per cent).
+    ``origin``: the step from which places are counted, where steps are further than a browser counts.
     """
 
     kind: str = "step"
     steps: Floats | None = None
     places: Floats | None = None
+    origin: int = 0
 
     def of(self, steps: Any) -> Floats:
         """Places of ``steps``."""
-        at = np.asarray(steps, dtype=np.float64)
-        return at if self.steps is None or self.places is None else np.interp(at, self.steps, self.places)
+        if self.steps is None or self.places is None:
+            counted = np.asarray(steps)
+            return (counted - self.origin if self.origin else counted).astype(np.float64)
+        return np.interp(np.asarray(steps, dtype=np.float64), self.steps, self.places)
 
     def step(self, place: float) -> int:
         """Step that lies nearest to a place."""
         if self.steps is None or self.places is None:
-            return round(place)
+            return min(round(place) + self.origin, LAST)
         return round(float(np.interp(place, self.places, self.steps)))
+
+
+LAST = 2**63 - 1
+"""The last step that a store holds."""
+
+
+def by_step(first: int, last: int) -> Place:
+    """The axis of steps for those from ``first`` to ``last``."""
+    return Place(origin=first if last > charts.FARTHEST else 0)
 
 
 @dataclass(slots=True)
@@ -164,6 +177,7 @@ class Board:
         return {
             "key": self.key,
             "axis": self.place.kind,
+            "origin": str(self.place.origin),
             "window": self._ends(self.window),
             "whole": self._ends(self.whole),
             "asked": None if self.asked is None else list(self.asked),
@@ -192,11 +206,11 @@ class Board:
 
     def _mark(self, mark: Mark) -> Json:
         return {
-            "x": _digits(float(self.place.of(mark.step))), "step": mark.step, "shape": mark.shape,
+            "x": _digits(float(self.place.of(mark.step))), "step": _whole(mark.step), "shape": mark.shape,
             "colour": mark.colour, "text": mark.text, "more": mark.more, "dashed": mark.dashed,
             "families": sorted(mark.families), "faint": mark.faint, "rank": mark.rank,
             "lines": [list(line) for line in mark.lines],
-            "go": {"to": mark.go, "step": mark.step, "label": mark.go_label} if mark.go else None,
+            "go": {"to": mark.go, "step": _whole(mark.step), "label": mark.go_label} if mark.go else None,
         }  # fmt: skip
 
     def _panel(self, panel: Panel) -> Json:
@@ -311,10 +325,15 @@ def _finite(value: float) -> float | None:
     return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
+def _whole(step: int) -> int | str:
+    """A step, as text where a browser would round it."""
+    return step if step <= charts.FARTHEST else str(step)
+
+
 def _digits(value: float) -> float | int:
-    """Six significant digits of a value, ten of a large one; short in JSON."""
-    if value == (whole := round(value)) and abs(value) < 1e10:
-        return whole
+    """Six significant digits of a value, ten of a large one, all of a whole one; short in JSON."""
+    if value == (whole := round(value)):
+        return whole if abs(value) < 2**53 else value
     return float(f"{value:.{DIGITS}g}") if abs(value) < 1e5 else float(f"{value:.10g}")
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 FROM, TO = "from", "to"
+FARTHEST = 2**53 - 1
+"""The last whole number that a browser can tell from its neighbours: no slider and no field takes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,14 @@ def slider_end(last: int) -> int:
 
     >>> [slider_end(n) for n in (0, 7, 99, 312, 4812, 100_000)]
     [10, 10, 100, 320, 5000, 100000]
+    >>> slider_end(FARTHEST - 1) == FARTHEST
+    True
     """
     unit = 10
     while last > 20 * unit:  # 10, 20, 50, 100, ...
         unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
-    return max(unit, -(-last // unit) * unit)
+    end = max(unit, -(-last // unit) * unit)
+    return end if last > FARTHEST else min(end, FARTHEST)
 
 
 def slider_key(run_id: str, end: int) -> str:

@@ -30,7 +30,7 @@ from rlwatch.wording import cell
 
 from . import board, charts, layout, overlays, queries, scales, smoothing, table
 from . import format as fmt
-from .board import Board, Line, Panel, Place, Section
+from .board import Board, Line, Panel, Place, Section, by_step
 from .charts import DARK
 from .layout import GoToRun
 from .markup import Markup, el, joined
@@ -243,6 +243,8 @@ def _board(axis: Axis, whole: tuple[int, int], shown: tuple[int, int], panels: S
 
 
 def _place(axis: Axis, whole: tuple[int, int]) -> Place:
+    if axis is Axis.STEP:
+        return by_step(*whole)
     ends = np.array([whole[0], max(whole[1], whole[0] + 1)], dtype=np.float64)
     return Place(axis.value, ends, ends / UNITS[axis])
 
@@ -284,6 +286,8 @@ def _laid(url: str, version: Version, axis: Axis) -> Laid | None:  # noqa: ARG00
     found = ruler(subject_of_run(source, run), axis, outline.last, outline.starts)
     if found is None:
         return None
+    if axis is Axis.STEP:
+        return Laid(found, outline.first, outline.last)
     first, last = np.interp((outline.first, outline.last), found.steps, found.places * GRAIN.get(axis, 1.0)).tolist()
     return Laid(found, math.floor(first), math.ceil(last))
 

@@ -142,13 +142,20 @@ def _zoom(asked: Sequence[float] | None, run_id: str, axis: str) -> None:
     low, high = (0, end) if asked is None else (place.step(float(asked[0])), place.step(float(asked[1])))
     high = max(high, low + 1)
     charts.write_window(st.query_params, low, high, 0, outline.last)
-    st.session_state[charts.slider_key(run_id, end)] = (max(low, 0), min(high, end))
+    if end <= charts.FARTHEST:
+        st.session_state[charts.slider_key(run_id, end)] = (max(low, 0), min(high, end))
     st.session_state[ASKED] = (run_id, asked)
     st.session_state[ANEW] = True
 
 
 def _place(run_id: str, axis: str) -> board.Place:
-    return smoothing.place_of(queries.run(run_id), axis) or board.Place()
+    run = queries.run(run_id)
+    return smoothing.place_of(run, axis) or _by_step(run)
+
+
+def _by_step(run: RunInfo) -> board.Place:
+    outline = queries.outline(run)
+    return board.by_step(outline.first, outline.last)
 
 
 def _set(address: MutableMapping[str, str], name: str, value: str | None) -> None:
@@ -332,7 +339,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
             st.caption(f"This run did not record {look.axis}: its steps are shown.")
         marked = marks_of_run(queries.alerts(run_id), drawing.findings, events, drawing.outline.starts)
         if names:
-            _boards(drawing, place or board.Place(), names, marked)
+            _boards(drawing, place or _by_step(run), names, marked)
         run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
         run_history.show_events(events)
 

@@ -77,10 +77,11 @@ def layer_map(rows: Sequence[LayerRow], window: tuple[int, int]) -> LayerMap:
     bad = np.zeros((len(rows), columns), dtype=bool)
     for i, row in enumerate(rows):
         own = row.curve.values > 0.0  # a silent batch has no norm, and moves no level
-        at = np.searchsorted(starts, row.curve.steps[own], side="right") - 1
+        at = (np.searchsorted(starts, row.curve.steps[own], side="right") - 1).clip(max=columns - 1)
         np.maximum.at(high[i], at, row.curve.values[own])
         np.minimum.at(low[i], at, row.curve.values[own])
-        bad[i, np.searchsorted(starts, [step for step, _ in row.curve.bad], side="right") - 1] = True
+        broken = np.searchsorted(starts, [step for step, _ in row.curve.bad], side="right") - 1
+        bad[i, broken.clip(max=columns - 1)] = True
     high[np.isinf(high)] = np.nan
     middle = np.sqrt(low) * np.sqrt(high)
     usual = np.array([np.nanmedian(row) if not np.isnan(row).all() else np.nan for row in middle])

@@ -318,6 +318,9 @@ def _range(run: RunInfo) -> None:
     end = charts.slider_end(last)
     key = charts.slider_key(run.run_id, end)
     chosen = charts.read_window(st.query_params, 0, last)
+    if end > charts.FARTHEST:
+        st.caption(f"Steps shown: drag over a chart. Axes count from step {fmt.step(queries.outline(run).first)}.")
+        return
     st.slider(
         "Steps shown",
         0,

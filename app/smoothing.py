@@ -13,7 +13,7 @@ from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
 from . import queries
-from .board import Place, usual_range
+from .board import Place, by_step, usual_range
 from .queries import BUCKETS, Version
 from .thinning import Curve, Floats, thin
 
@@ -86,7 +86,10 @@ def smooth_curve(
 
 def place_of(run: RunInfo, kind: str) -> Place | None:
     """The axis of a run; None where it does not tell what the axis needs."""
-    return Place() if kind == "step" else _place(queries.store_url(), queries.version(run), kind)
+    if kind == "step":
+        outline = queries.outline(run)
+        return by_step(outline.first, outline.last)
+    return _place(queries.store_url(), queries.version(run), kind)
 
 
 @st.cache_data(show_spinner=False, max_entries=20)

@@ -14,7 +14,7 @@ from rlwatch.records import DISTRIBUTIONS
 from rlwatch.wording import number
 
 from . import overlays, queries
-from .board import Line, Panel, Shades
+from .board import LAST, Line, Panel, Shades
 from .queries import Version, store
 from .thinning import Curve, Floats, Ints
 
@@ -112,7 +112,7 @@ def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> Panel
     if not inside.any():
         return None
     steps = one.steps[inside]
-    starts, columns = _columns(steps, window)
+    starts, columns = _columns(steps)
     used = np.unique(columns)
     shares = np.full((len(starts) - 1, one.shares.shape[1]), np.nan)
     for column in used:
@@ -125,18 +125,20 @@ def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> Panel
     return Panel(name, one.quantity.title, lines, (0.0, float(rows)), sub, shades=shades, height=HEIGHT)
 
 
-def _columns(steps: Ints, window: tuple[int, int]) -> tuple[Ints, NDArray[np.intp]]:
+def _columns(steps: Ints) -> tuple[Ints, NDArray[np.intp]]:
     """Starts of the columns and the end of the last, and the column of each step: one each where there is room."""
     if len(steps) > COLUMNS:
-        first, last = int(steps[0]), max(int(steps[-1]) + 1, window[1])
+        first, last = int(steps[0]), min(int(steps[-1]) + 1, LAST)
         starts = first + (last - first) * np.arange(COLUMNS + 1, dtype=object) // COLUMNS
         starts = np.unique(starts.astype(np.int64))
         return starts, (np.searchsorted(starts, steps, side="right") - 1).clip(max=len(starts) - 2)
     usual = max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1
-    ends = np.append(steps[1:], steps[-1] + usual)
+    ends = np.append(steps[1:], min(int(steps[-1]) + usual, LAST))
     ends = np.where(ends - steps > GAP * usual, steps + usual, ends)
     starts = np.unique(np.concatenate([steps, ends]))
-    return starts, np.searchsorted(starts, steps)
+    if len(starts) == 1:
+        starts = np.array([LAST - 1, LAST])
+    return starts, np.searchsorted(starts, steps).clip(max=len(starts) - 2)
 
 
 def _lines(

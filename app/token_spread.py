@@ -80,7 +80,7 @@ def show_spreads(run: RunInfo) -> None:
         st.html(el("div", BANDS if maps else BANDS_ALONE + BANDS, cls="rl-soft"))
     board.library()
     sections = [Section("spreads", "", [*maps, *bands])]
-    board.show_by_address(Board("spreads", shown, whole, layout.ink(), sections=sections))
+    board.show_by_address(Board("spreads", shown, whole, layout.ink(), board.by_step(*whole), sections=sections))
 
 
 @st.cache_data(show_spinner=False, max_entries=50)
@@ -117,7 +117,7 @@ def panel_of(
     steps = np.concatenate([at for at, _ in own.values()])
     if not len(steps):
         return None
-    edges = np.linspace(steps.min(), steps.max() + 1, min(BUCKETS, int(np.ptp(steps)) + 1) + 1)
+    edges = np.linspace(steps.min(), float(steps.max()) + 1, min(BUCKETS, int(np.ptp(steps)) + 1) + 1)
     middle = _bucketed(*own[spread.middle], edges, np.add)
     high = _bucketed(*own[spread.high], edges, np.maximum)
     low = _bucketed(*own[spread.low], edges, np.minimum) if spread.low else dict.fromkeys(middle, (0, 0.0))

@@ -197,7 +197,8 @@ def ruler(subject: Subject, axis: Axis, last: int, starts: Mapping[int, int]) ->
     """
     if axis in (Axis.STEP, Axis.CRASH):
         shift = 0 if axis is Axis.STEP else last if subject.crash is None else subject.crash
-        ends = np.array([-1e12, 1e12])
+        far = max(1e12, 2.0 * last)  # no further than need be: places between two ends are rounded by their distance
+        ends = np.array([-far, far])
         return Ruler(ends, ends - shift)
     one = subject.moments() if axis is Axis.TIME else subject.series([TOKENS]).get(TOKENS)
     if one is None:
