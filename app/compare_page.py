@@ -30,7 +30,7 @@ from rlwatch.wording import cell
 
 from . import board, charts, layout, overlays, queries, scales, smoothing, table
 from . import format as fmt
-from .board import Board, Line, Panel, Place, Section, by_step
+from .board import LAST, Board, Line, Panel, Place, Section, by_step
 from .charts import DARK
 from .layout import GoToRun
 from .markup import Markup, el, joined
@@ -312,7 +312,7 @@ def _rows(
         return {}
     grain = GRAIN.get(axis, 1.0)
     low, high = np.interp(part[:2], one.ruler.places * grain, one.ruler.steps).tolist()
-    steps = (math.floor(low), math.ceil(high))
+    steps = (max(math.floor(low), -LAST), min(math.ceil(high), LAST))
     read = source.series(run.run_id, sorted(set(held.values())), steps=steps, points=part[2])
     starts = queries.outline(run).starts
     rows = {metric: one.ruler.laid(rows_that_count(read[name], starts)) for metric, name in held.items()}
