@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,8 @@ class ClosedStep:
     attempt: int = 1
     seq: int = 0
     numbers: Mapping[str, float] = field(init=False, repr=False, compare=False)
+    beginning: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    """Names by how they begin, as far as somebody asked: one for all rows that name the same, in the same order."""
 
     def __post_init__(self) -> None:
         """Tell the numbers from what is none."""
@@ -215,6 +218,7 @@ class ClosedStep:
         whole = all(map(isfinite, metrics.values()))
         numbers = metrics if whole else {name: value for name, value in metrics.items() if isfinite(value)}
         object.__setattr__(self, "numbers", numbers)
+        object.__setattr__(self, "beginning", _beginning(tuple(metrics)))
 
     def get(self, *names: str) -> float | None:
         """Value of the first of ``names`` that was measured (may be nan or inf); None if none was."""
@@ -223,6 +227,11 @@ class ClosedStep:
             if value is not None:
                 return value
         return None
+
+
+@lru_cache(maxsize=64)
+def _beginning(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (what the answers are of)
+    return {}
 
 
 FAR_OUT = "far-out tokens"

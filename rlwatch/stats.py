@@ -305,9 +305,11 @@ class Window(Stateful):
 
     def get(self) -> float | None:
         """Median; None before ``least`` rows. Where one row stands for all the steps of the window, the newest row."""
-        if self._median is None and len(self._values) >= self.least:
-            values = self._values
-            self._median = values[-1] if len(values) == self.least and self.alone else median(values)
+        if self._median is None:
+            values, least = self._values, self.least
+            rows = len(values)
+            if rows >= least:
+                self._median = values[-1] if rows == least and self.alone else median(values)
         return self._median
 
     @property
@@ -350,7 +352,8 @@ class Window(Stateful):
     @property
     def spread(self) -> float:
         """Scaled median absolute deviation; 0 when empty."""
-        return mad(self._values) if self._values else 0.0
+        known = None if len(self._values) == self.least and self.alone else self._median
+        return mad(self._values, known) if self._values else 0.0
 
 
 class Ranked(Window):
@@ -625,6 +628,8 @@ class Thinned(Stateful):
 
     def __init__(self, points: int = 48) -> None:
         self.skipped = 0
+        self.version = 0
+        """Changes with the points."""
         self.block = 1
         self._rows: deque[tuple[float, ...]] = deque(maxlen=points)
         self._open: deque[tuple[float, ...]] = deque(maxlen=1)
@@ -637,6 +642,7 @@ class Thinned(Stateful):
         for rows in (self._open, self._rows):
             while rows and rows[-1][1] >= step:
                 rows.pop()
+                self.version += 1
         row = (step, step, x, y, 1)
         merged = _merged(self._open.pop(), row) if self._open else row
         if merged[4] < self.block:
@@ -645,6 +651,12 @@ class Thinned(Stateful):
         if len(self._rows) == self._rows.maxlen:
             self._halve()
         self._rows.append(merged)
+        self.version += 1
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Raises ``KeyError`` if a part is missing."""
+        super().load_state_dict(state)
+        self.version += 1
 
     def _halve(self) -> None:
         rows = list(self._rows)
@@ -664,5 +676,5 @@ def _merged(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, .
     """Two points (first step, last step, x, y, rows) as one, weighted by their rows."""
     rows = left[4] + right[4]
     share = right[4] / rows
-    x, y = (left[i] * (1.0 - share) + right[i] * share for i in (2, 3))
-    return left[0], right[1], x, y, rows
+    rest = 1.0 - share
+    return left[0], right[1], left[2] * rest + right[2] * share, left[3] * rest + right[3] * share, rows

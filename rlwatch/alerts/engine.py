@@ -315,6 +315,8 @@ class AlertEngine:
             open_kinds.setdefault(name, []).append(kind)
         for rule in self.rules if holding or open_kinds else ():
             present = _by_kind(rule, holding)
+            if not present and rule.name not in open_kinds:
+                continue
             kinds = sorted({*present, *open_kinds.get(rule.name, ())})
             decisions += [self._decide(at, rule, kind, present.get(kind)) for kind in kinds]
         return self._answer(decisions)

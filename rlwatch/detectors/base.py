@@ -35,6 +35,8 @@ class BaseDetector(ABC):
     reads: ClassVar[tuple[str, ...]]
     shares: ClassVar[tuple[str, ...]] = ()
     """Attributes fed with every row in :meth:`listen` and nothing else: one does for all detectors of a run."""
+    families: ClassVar[tuple[str, ...]] = ()
+    """Where :meth:`measured` is a detector's own: how the names begin without one of which it is False."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -157,6 +159,8 @@ class Panel:
         self._detectors = tuple(detectors)
         self._types = tuple(map(type, self._detectors))
         self.broken: dict[str, str] = {}
+        self._known: tuple[dict[str, tuple[str, ...]], tuple[_Way, ...]] | None = None
+        """Ways of the newest row of numbers alone, which those of the next row mostly are."""
         own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
         self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
 
@@ -168,17 +172,23 @@ class Panel:
         for part in self._common:
             part.update(step)
         found: list[Finding] = []
-        names = tuple(step.metrics)
-        numbers = names if step.numbers is step.metrics else tuple(step.numbers)
-        each = zip(self._detectors, _ways(self._types, numbers, names), strict=True)
+        each = zip(self._detectors, self._ways(step), strict=True)
         while not self._given(each, step, found):
             pass
         return found
 
+    def _ways(self, step: ClosedStep) -> tuple[_Way, ...]:
+        if step.numbers is not step.metrics:
+            return _ways(self._types, tuple(step.numbers), tuple(step.metrics))
+        if self._known is None or self._known[0] is not step.beginning:
+            names = tuple(step.metrics)
+            self._known = step.beginning, _ways(self._types, names, names)
+        return self._known[1]
+
     def _given(self, each: Iterator[tuple[Detector, _Way]], step: ClosedStep, found: list[Finding]) -> bool:
         """Give the step to one after the other; False where one raised, so that those after it are still to come."""
-        at: list[Detector] = []
-        with Contained(lambda error: self._leave_out(at[-1], step, error)):
+        at = [*self._detectors[:1]]
+        with Contained(lambda error: self._leave_out(at[0], step, error)):
             self._give(each, step, found, at)
             return True
         return False
@@ -187,21 +197,23 @@ class Panel:
         self.broken[detector.name] = reason = f"failed at step {step.step} ({described(error)}) and was left out"
         self._detectors = tuple(one for one in self._detectors if one is not detector)
         self._types = tuple(map(type, self._detectors))
+        self._known = None
         say(logging.WARNING, "detector %s %s; the others go on", detector.name, reason)
 
     @staticmethod
     def _give(
         each: Iterator[tuple[Detector, _Way]], step: ClosedStep, found: list[Finding], at: list[Detector]
     ) -> None:
+        nothing, ask, judge, listen = _Way.NOTHING, _Way.ASK, _Way.JUDGE, _Way.LISTEN
         for detector, way in each:
-            at[:] = (detector,)
-            if way is _Way.NOTHING:
+            at[0] = detector
+            if way is nothing:
                 if detector._held:  # type: ignore[attr-defined]  # noqa: SLF001
                     found += detector.update(step)
-            elif way is _Way.ASK:
+            elif way is ask:
                 found += detector.update(step)
             else:
-                found += detector.hear(step, listening=way is not _Way.JUDGE, measured=way is not _Way.LISTEN)  # type: ignore[attr-defined]
+                found += detector.hear(step, listening=way is not judge, measured=way is not listen)  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)
@@ -214,9 +226,13 @@ def _ways(types: tuple[type, ...], numbers: tuple[str, ...], names: tuple[str, .
 def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:
     if not issubclass(detector, BaseDetector):
         return _Way.ASK
-    if (detector.update, detector.measured) != (BaseDetector.update, BaseDetector.measured):
+    if detector.update != BaseDetector.update:
         return _Way.ASK
-    listens, read = detector.listen != BaseDetector.listen, not numbers.isdisjoint(detector.reads)
+    listens = detector.listen != BaseDetector.listen
+    if detector.measured != BaseDetector.measured:
+        never = detector.families and not any(name.startswith(detector.families) for name in names)
+        return _Way.NOTHING if never and not listens else _Way.ASK
+    read = not numbers.isdisjoint(detector.reads)
     if listens:
         return _Way.BOTH if read else _Way.LISTEN
     if read:
@@ -226,9 +242,9 @@ def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:
 
 def finite(step: ClosedStep, *names: str) -> float | None:
     """The first of ``names`` measured with a finite value at ``step``."""
-    numbers = step.numbers
+    get = step.numbers.get
     for name in names:
-        value = numbers.get(name)
+        value = get(name)
         if value is not None:
             return value
     return None
@@ -236,12 +252,10 @@ def finite(step: ClosedStep, *names: str) -> float | None:
 
 def members(step: ClosedStep, family: str) -> tuple[str, ...]:
     """Names of the row's metrics that begin with ``family``, in their order; rows of a run nearly all name the same."""
-    return _members(tuple(step.metrics), family)
-
-
-@lru_cache(maxsize=32)
-def _members(names: tuple[str, ...], family: str) -> tuple[str, ...]:
-    return tuple(name for name in names if name.startswith(family))
+    found = step.beginning.get(family)
+    if found is None:
+        found = step.beginning[family] = tuple(name for name in step.metrics if name.startswith(family))
+    return found
 
 
 def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:

@@ -9,7 +9,7 @@ from operator import sub
 
 from rlwatch.detectors.base import finite
 from rlwatch.records import ClosedStep
-from rlwatch.stats import Baseline, Window, mad, median, quantile
+from rlwatch.stats import Baseline, Window, mad, median, ordered_quantile, quantile
 from rlwatch.wording import number
 
 MEDIAN_ERROR = 1.2533
@@ -125,7 +125,8 @@ class RewardWatch:
         self._first = value if self._first is None else self._first
         self._low, self._high = min(self._low, value), max(self._high, value)
         self._answers.update(value)
-        self._base.update(step, value)
+        if not self._base.done:
+            self._base.update(step, value)
         self._window.update(step, value)
         self._held.update(step, value)
         self._recent.update(step, value)
@@ -185,6 +186,12 @@ class RewardWatch:
     def now(self) -> float | None:
         """Median of the last rows."""
         return self._window.get()
+
+    @property
+    def above(self) -> bool:
+        """True if it is above where it started, however little."""
+        now, start = self.now, self.start
+        return now is not None and start is not None and now > start
 
     @property
     def still(self) -> bool:
@@ -280,18 +287,26 @@ class RewardWatch:
 
 def noise_of(values: list[float]) -> float:
     """Standard deviation of one row, from the 80th percentile of jumps: rewards and shares are often discrete."""
-    jumps = list(map(abs, map(sub, values[1:], values)))
-    return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
+    return _of_jumps(_jumps(values))
 
 
 def uneven_noise_of(values: list[float]) -> float:
     """The same where most rows say little and some a lot, as of one prompt a step: from the quadratic mean of all jumps
     but the largest tenth, if that is more. Of jumps that are all alike both are the same.
     """
-    jumps = sorted(abs(b - a) for a, b in pairwise(values))
+    jumps = _jumps(values)
     kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
-    square = sum(jump * jump for jump in kept) / len(kept) if kept else 0.0
-    return max(noise_of(values), math.sqrt(square / 2.0) / NORMAL_80)
+    square = sum([jump * jump for jump in kept]) / len(kept) if kept else 0.0
+    return max(_of_jumps(jumps), math.sqrt(square / 2.0) / NORMAL_80)
+
+
+def _jumps(values: list[float]) -> list[float]:
+    """Sizes of the changes from row to row, in ascending order."""
+    return sorted(map(abs, map(sub, values[1:], values)))
+
+
+def _of_jumps(jumps: list[float]) -> float:
+    return ordered_quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
 
 
 def chance_of_low(values: Sequence[float], best: float, now: float) -> float:
@@ -326,7 +341,7 @@ def binomial_tail(least: int, of: int, share: float) -> float:
 
 
 class Change:
-    """Median of the last rows against the median of the first, and against the best such median since.
+    """Median of the last rows against the median of the first.
 
     Noise is that of one row, from first differences: a trend is no noise.
     """
@@ -335,16 +350,13 @@ class Change:
         self._base = Baseline()
         self._now = Window(rows=rows, steps=steps, least=5)
         self._recent = Window(rows=60, steps=10**9, least=6)
-        self._best: float | None = None
 
     def update(self, step: int, value: float) -> None:
         """Take the next finite value."""
-        self._base.update(step, value)
+        if not self._base.done:
+            self._base.update(step, value)
         self._now.update(step, value)
         self._recent.update(step, value)
-        now = self.now
-        if now is not None and self._base.done:
-            self._best = now if self._best is None else max(self._best, now)
 
     @property
     def now(self) -> float | None:
@@ -355,18 +367,6 @@ class Change:
     def start(self) -> float | None:
         """Median of the first rows; None until all of them are known."""
         return self._base.get() if self._base.done else None
-
-    @property
-    def best(self) -> float | None:
-        """Highest level since the start."""
-        start = self.start
-        return None if start is None else start if self._best is None else max(start, self._best)
-
-    @property
-    def fallen(self) -> float:
-        """Distance below its best; 0 if unknown."""
-        now, best = self.now, self.best
-        return 0.0 if now is None or best is None else max(best - now, 0.0)
 
     @property
     def gain(self) -> float:
@@ -386,13 +386,40 @@ class Change:
         return abs(self.gain) > self._error
 
     @property
-    def dropped(self) -> bool:
-        """The same of the distance below its best."""
-        return self.fallen > self._error
-
-    @property
     def _error(self) -> float:
         return SURE * MEDIAN_ERROR * noise_of(self._recent.values) / math.sqrt(max(len(self._now), 1))
+
+
+class Peak(Change):
+    """The same against the best such median since, too."""
+
+    def __init__(self, rows: int = 15, steps: int = 30) -> None:
+        super().__init__(rows, steps)
+        self._best: float | None = None
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next finite value."""
+        super().update(step, value)
+        now = self.now
+        if now is not None and self._base.done:
+            self._best = now if self._best is None else max(self._best, now)
+
+    @property
+    def best(self) -> float | None:
+        """Highest level since the start."""
+        start = self.start
+        return None if start is None else start if self._best is None else max(start, self._best)
+
+    @property
+    def fallen(self) -> float:
+        """Distance below its best; 0 if unknown."""
+        now, best = self.now, self.best
+        return 0.0 if now is None or best is None else max(best - now, 0.0)
+
+    @property
+    def dropped(self) -> bool:
+        """True if the distance below its best is more than noise explains."""
+        return self.fallen > self._error
 
 
 # What else the run says: the metrics a detector asks before it believes its own.
@@ -454,7 +481,8 @@ class RunContext:
             self._silent.update(step.step, share)
         if mean is not None:
             self._means.update(step.step, mean)
-            self._means_base.update(step.step, mean)
+            if not self._means_base.done:
+                self._means_base.update(step.step, mean)
         norm = numbers.get("optim/grad_norm")
         if norm is not None:
             self._grad.update(step.step, abs(norm))

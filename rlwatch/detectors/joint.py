@@ -206,6 +206,9 @@ class Watch:
     def __init__(self, witness: Witness) -> None:
         self.witness, self.metric = witness, witness.metric
         self._sign = 1.0 if witness.up else -1.0
+        self._half = witness.effect / 2.0
+        self.known = False
+        """True once it was measured."""
         self._rows: deque[tuple[int, float, float]] = deque(maxlen=48)
         self._ordered: list[float] = []
         self._earlier = Earlier(80)
@@ -226,18 +229,19 @@ class Watch:
 
         ``fade``: of evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if not known.
         """
-        self._spike *= fade
-        self.weight *= fade
-        self.alone = False
+        if self.weight or self._spike:
+            self._spike *= fade
+            self.weight *= fade
+            self.alone = False
         if value is None:
             self._blank += 1
             if self._blank > LAST + 1:
                 self.weight = 0.0
             return
-        self._blank = 0
+        self._blank, self.known = 0, True
         self._add(step, self._sign * self.witness.scale(value), value)
         if len(self._rows) >= FEWEST_ROWS + LAST:
-            self._judge(error if self.witness.scale is same else 0.0)
+            self._judge(error)
 
     def _add(self, step: int, x: float, value: float) -> None:
         rows = self._rows
@@ -261,14 +265,15 @@ class Watch:
         (_, now, value), (_, before, value_before) = rows[-1], rows[-2]
         self.level = level = ordered_quantile(self._ordered, 0.5)
         self.deviation = deviation = min(now, before) - level
-        self._beyond.update(rows[-1][0], now - level >= witness.effect / 2.0)
+        moved = now - level >= self._half
+        self._beyond.update(rows[-1][0], moved)
         # A unit is a third of the effect at least, so below half the effect nothing is evidence.
-        if now - level < witness.effect / 2.0:
+        if not moved:
             self._earlier.take(deviation, far=False, accepted=ACCEPTED_ROWS)
             return
         usual, spread, largest = self._scale()
         near = noise([x for s, x, _ in islice(rows, len(rows) - LAST) if self.since is None or s < self.since])
-        unit = max(witness.effect / 3.0, near, spread, error)
+        unit = max(witness.effect / 3.0, near, spread, error if witness.scale is same else 0.0)
         z = (deviation - usual) / unit
         if self._earlier.many and deviation <= largest:
             z = min(z, UNPRECEDENTED)
@@ -335,8 +340,14 @@ class RewardFall:
         """The same of all the range it has been seen in."""
         self.known = False
         """True once there is a level to fall from."""
-        self.well = False
-        """True while it stands at its best."""
+        self._well: bool | None = False
+        """As asked for last; None: not since the row was judged."""
+        self._close = (0.0, 0.0, 0.0)
+        """Fall over the last two rows, the usual one and the least unit of it: what :attr:`well` is told by."""
+        self._row: float | None = None
+        """Noise of one row; None: not asked for since the row was judged."""
+        self._before: int | None = None
+        """:attr:`since` as the row was judged."""
 
     def update(self, step: int, value: float | None) -> None:
         """Take a row; None where it was not measured."""
@@ -344,6 +355,7 @@ class RewardFall:
             return
         rows = self._rows
         if rows and rows[-1][0] >= step:
+            self._well = self.well
             # Resumed further back: the level it had reached since then belongs to weights that are gone.
             self.best = self.held = self._start = None
         while rows and rows[-1][0] >= step:
@@ -359,48 +371,67 @@ class RewardFall:
         self._judge(step)
 
     def _raise_best(self) -> None:
-        past = list(islice(self._rows, max(len(self._rows) - LAST - 10, 0), len(self._rows) - LAST))
-        near = [v for s, v in past if s > past[-1][0] - 15]
-        level = median(near if len(near) >= FEWEST_ROWS else [v for _, v in past[-FEWEST_ROWS:]])
+        past = list(self._rows)[-LAST - 10 : -LAST]
+        last, newest = [v for _, v in past], past[-1][0]
+        near = last if past[0][0] > newest - 15 else [v for s, v in past if s > newest - 15]
+        level = median(near if len(near) >= FEWEST_ROWS else last[-FEWEST_ROWS:])
         self.best = level if self.best is None else max(self.best, level)
-        last = [v for _, v in past]
         least = min(last[-FEWEST_ROWS:])
         held = max(least, median(last[-HELD_ROWS:])) if len(last) >= HELD_ROWS else least
         self.held = held if self.held is None else max(self.held, held)
         self.known = True
 
     def _judge(self, step: int) -> None:
+        """Judge the last rows. Noise of a row is dear: it is asked for only where it decides something."""
         best, start = self.best or 0.0, self._start or 0.0
         values = [v for _, v in self._rows]
-        whole = max(abs(best), best - start, 1e-9)
-        row = max(noise(self._sound()), self.error)
-        worst = 0.0
+        whole, seen_in = max(abs(best), best - start, 1e-9), self._high - self._low
+        self._row, self._before = None, self._beyond.since
+        milder, worst = best - max(values[-LAST:]), 0.0
         falls = {
             count: best - sum(values[-count:]) / count for count in self.WINDOWS if len(values) >= count + FEWEST_ROWS
         }
+        self.share, self.depth = falls[LAST] / whole, falls[LAST] / max(seen_in, 1e-9)
+        part = self.error > 0.0 and self.share < GONE
         for count, fall in falls.items():
             earlier = self._earlier[count]
-            usual, spread, largest = earlier.scale() if earlier.many else (row / 2.0, 0.0, math.inf)
-            unit = max(1.2 * row / math.sqrt(count), spread, 1e-9)
-            z = (fall - usual) / unit
-            seen = earlier.many and fall <= largest
-            if best - max(values[-LAST:]) < fall / 2.0:
-                z = 0.0
-            elif seen or fall < self.SHARE * whole or fall < 0.1 * (self._high - self._low):
-                z = min(z, UNPRECEDENTED)
+            usual, spread, largest = earlier.scale() if earlier.many else (self.row / 2.0, 0.0, math.inf)
+            least = max(spread, 1e-9)
             if count == LAST:
-                self.share = fall / whole
-                self.depth = fall / max(self._high - self._low, 1e-9)
-                self.well = fall <= usual + unit / 2.0
-            if self.error > 0.0 and self.share < GONE:
-                z *= PARTLY
-            worst = max(worst, z)
+                self._close, self._well = (fall, usual, least), None
+            # No unit is smaller than the least one: what is not evidence in these is none.
+            if milder < fall / 2.0 or (fall - usual) / least <= SILENCE:
+                continue
+            z = (fall - usual) / self._unit(count, least)
+            seen = earlier.many and fall <= largest
+            if seen or fall < self.SHARE * whole or fall < 0.1 * seen_in:
+                z = min(z, UNPRECEDENTED)
+            worst = max(worst, z * PARTLY if part else z)
         far = worst >= 2.0 * UNIT
         for count, fall in falls.items():
             self._earlier[count].take(fall, far=far, accepted=self.ACCEPTED)
         self.weight = evidence(worst)
-        self.certain = min(self.weight, self._alone(values))
-        self._beyond.update(step, best - values[-1] > max(self.SHARE * whole, row))
+        self.certain = min(self.weight, self._alone(values)) if self.weight else 0.0
+        below, share = best - values[-1], self.SHARE * whole
+        self._beyond.update(step, below > share and below > max(share, self.row))
+
+    @property
+    def row(self) -> float:
+        """Noise of one row, of those before the fall that is suspected."""
+        if self._row is None:
+            self._row = max(noise(self._sound()), self.error)
+        return self._row
+
+    def _unit(self, count: int, least: float) -> float:
+        return max(1.2 * self.row / math.sqrt(count), least)
+
+    @property
+    def well(self) -> bool:
+        """True while it stands at its best."""
+        if self._well is None:
+            fall, usual, least = self._close
+            self._well = fall <= usual + least / 2.0 or fall <= usual + self._unit(LAST, least) / 2.0
+        return self._well
 
     def _alone(self, values: Sequence[float]) -> float:
         """Evidence of the last rows against a level that was held, by noise that allows for rare lucky rows.
@@ -426,7 +457,7 @@ class RewardFall:
 
     def _sound(self) -> list[float]:
         """Rows before the fall that is suspected: its own jumps would hide it."""
-        values, since = [v for _, v in self._rows], self._beyond.since
+        values, since = [v for _, v in self._rows], self._before
         sound = len(values) - LAST if since is None else sum(s < since for s, _ in self._rows)
         return values[: max(min(sound, len(values) - LAST), FEWEST_ROWS)]
 
@@ -478,6 +509,8 @@ class JointEvidence(BaseDetector):
         self._gone = 0
         self._broken = 0.0
         self._alarm: Alarm | None = None
+        self._alone = False
+        """True in a row in which a witness says all."""
         self._gap = 1
         self.score = 0.0
         """Joint evidence of the last row, of the milder of the last two where rows are close."""
@@ -489,10 +522,12 @@ class JointEvidence(BaseDetector):
         numbers = step.numbers
         self._reward.update(step.step, numbers.get("reward/mean"))
         fade, error = 0.5 ** min(max(self._gap / HALF_LIFE, 0.2), 1.0), self._reward.error
+        self._alone = False
         for watch in self._watches:
             value = numbers.get(watch.metric)
-            if value is not None or watch.newest is not None:
+            if value is not None or watch.known:
                 watch.update(step.step, value, fade, error)
+                self._alone = self._alone or watch.alone
         if numbers is not step.metrics and any(name in step.metrics and name not in numbers for name in NUMBERS):
             self._broken = 2.0
         else:
@@ -508,16 +543,17 @@ class JointEvidence(BaseDetector):
         """The heaviest witness of each family that says something."""
         best: dict[str, Watch] = {}
         for watch in self._watches:
-            rival = best.get(watch.witness.family)
-            if watch.weight > 0.0 and (rival is None or watch.weight > rival.weight):
-                best[watch.witness.family] = watch
+            if watch.weight > 0.0:
+                rival = best.get(watch.witness.family)
+                if rival is None or watch.weight > rival.weight:
+                    best[watch.witness.family] = watch
         return best
 
     def _score(self, families: dict[str, Watch]) -> float:
         reward = self._reward
         weights = {family: watch.weight for family, watch in families.items()}
         rest = sum(weights.values()) + self._broken
-        score = REWARD_WEIGHT * reward.weight + rest * (WELL if reward.well else 1.0)
+        score = REWARD_WEIGHT * reward.weight + rest * (WELL if rest and reward.well else 1.0)
         heaviest = max((reward.weight, *(w for family, w in weights.items() if family != SIGNAL), self._broken))
         beside = reward.weight + rest - heaviest
         if reward.weight < 2.0:
@@ -533,7 +569,7 @@ class JointEvidence(BaseDetector):
         self._halved = self._halved + 1 if wide and reward.certain >= 0.9 * MOST and reward.share >= 0.55 else 0
         self._gone = self._gone + 1 if wide and reward.certain >= 1.3 and reward.share >= 0.85 else 0
         lost = self._halved >= rows or self._gone >= (rows if rows == 2 else rows + 1)
-        return lost or any(watch.alone for watch in self._watches)
+        return lost or self._alone
 
     def _follow(self, step: int, score: float) -> None:
         """Raise the alarm; end it once its witnesses are half of the way back for as long as it took to rise."""

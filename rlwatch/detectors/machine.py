@@ -28,6 +28,7 @@ class StragglingRank(BaseDetector):
     name: ClassVar[str] = "straggling_rank"
     reads: ClassVar[tuple[str, ...]] = ("time/rank/",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("time/rank/",),)
+    families: ClassVar[tuple[str, ...]] = ("time/rank/",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +90,7 @@ class GpuThrottled(BaseDetector):
     name: ClassVar[str] = "gpu_throttled"
     reads: ClassVar[tuple[str, ...]] = ("system/gpu/",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("system/gpu/",), ("system/rank/",))
+    families: ClassVar[tuple[str, ...]] = ("system/",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,6 +207,8 @@ class Depletion:
 
 class _RunsOut(BaseDetector):
     """Common ground of what runs out: a forecast for each metric, the soonest is reported."""
+
+    families: ClassVar[tuple[str, ...]] = ("system/",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from statistics import fmean
 
 from rlwatch.stats import Thinned, Window
@@ -24,7 +25,9 @@ class Course:
         self._now = Window(rows=20, steps=20, least=5)
         self._points = Thinned(points=64)
         self.low, self.high = math.inf, -math.inf
-        self._of: tuple[list[float], float, float] | None = None
+        self._course: tuple[int, list[float], list[float]] = (-1, [], [])
+        """The points, and the version of them that these are."""
+        self._of: tuple[int, int, float, float] | None = None
         """Question that :meth:`gained` was asked last, and"""
         self._answer = (0.0, 0.0)
         """its answer: points are few, and rows many."""
@@ -52,20 +55,28 @@ class Course:
 
     def climbed(self, least: float) -> float | None:
         """Step at which it was last halfway between its lowest point and this level; None if they are less apart."""
-        steps, values = self._points.get()
+        _, steps, values = self._known()
         if len(values) < FEWEST or self.level - min(values) < least:
             return None
         half = (self.level + min(values)) / 2.0
         return max((step for step, value in zip(steps, values, strict=True) if value < half), default=None)
 
+    def _known(self) -> tuple[int, list[float], list[float]]:
+        """Version, steps and values of the points, the oldest first."""
+        if self._course[0] != self._points.version:
+            self._course = (self._points.version, *self._points.get())
+        return self._course
+
     def gained(self, since: float) -> tuple[float, float] | None:
         """Least and most that it can have gained from step ``since`` on, as shares of its range; None of too few."""
-        values = [value for step, value in zip(*self._points.get(), strict=True) if step >= since]
-        if len(values) < FEWEST or self.high <= self.low:
+        version, steps, values = self._known()
+        begins = bisect_left(steps, since)
+        if len(values) - begins < FEWEST or self.high <= self.low:
             return None
-        of = (values, self.low, self.high)
+        of = (version, begins, self.low, self.high)
         if of == self._of:
             return self._answer
+        values = values[begins:]
         half, scale = len(values) // 2, self.high - min(self.low, 0.0)
         # The halves of a straight line are half of its rise apart in the mean; an early rise shows in the first points.
         slow, early = _change(values[:half], values[half:]), _change(values[:FIRST], values[half:])

@@ -87,7 +87,8 @@ def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
 
 
 def _rewards(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    mean, spread, least, most = (row.get(f"reward/{name}") for name in ("mean", "std", "min", "max"))
+    get = row.get
+    mean, spread, least, most = get("reward/mean"), get("reward/std"), get("reward/min"), get("reward/max")
     if least is not None:
         yield "lowest reward", least
     if most is not None:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.context import Change
+from rlwatch.detectors.context import Peak
 from rlwatch.detectors.reward.reward_hacking import Proxy, Signs, held_out
 from rlwatch.records import ClosedStep
 
 
 def fed(values, every=1):
-    change = Change()
+    change = Peak()
     for i, value in enumerate(values):
         change.update(i * every, value)
     return change

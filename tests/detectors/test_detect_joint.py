@@ -4,8 +4,10 @@ import math
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlwatch.detectors.joint import JointEvidence, evidence
+from rlwatch.detectors.joint import JointEvidence, RewardFall, evidence
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.testing.small_batches import CADENCES, FAILURES, SmallRun, small_run
 
@@ -179,3 +181,21 @@ def test_runs_that_begin_near_the_top_are_not_condemned():
     condemned = [seed for seed in range(60) if alarmed(small_run(seed, start=0.9))]
 
     assert len(condemned) <= 3, condemned
+
+
+@given(
+    rewards=st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.55, 0.6, 0.75, 0.9, 1.0]), min_size=12, max_size=60),
+    back=st.integers(0, 60),
+    asked=st.sets(st.integers(0, 60)),
+)
+def test_what_is_asked_of_the_reward_late_is_what_it_was_at_once(rewards, back, asked):
+    """Noise is found only where it decides something: asking in other rows, or going back, changes nothing."""
+    often, seldom = RewardFall(), RewardFall()
+    for i, value in enumerate(rewards):
+        step = i if i < back else i - back // 2
+        often.update(step, value)
+        seldom.update(step, value)
+        stood = often.well
+
+        assert (often.weight, often.certain, often.since) == (seldom.weight, seldom.certain, seldom.since)
+        assert i not in asked or (seldom.well, seldom.row) == (stood, often.row)

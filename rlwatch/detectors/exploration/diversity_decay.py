@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import Change, RewardWatch
+from rlwatch.detectors.context import Change, Peak, RewardWatch
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -43,8 +43,8 @@ class DiversityDecay(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reward, self._one = RewardWatch(), Change()
-        self._many, self._gap, self._answers = Change(), Change(), Change()
+        self._reward, self._one = RewardWatch(), Peak()
+        self._many, self._gap, self._answers = Peak(), Change(), Change()
         self._lost, self._closed, self._fewer = (Hold(forgive=2) for _ in range(3))
         self._k = 0
 

@@ -46,6 +46,10 @@ class EntropyDetector(BaseDetector):
         now, level, first = self._now.get(), self._base.get(), self._base.first
         if now is None or level is None or first is None:
             return []
+        if self._warned.since is None and self.calm(entropy, now, level, first):
+            for hold in (self._moved, self._warned, self._confirmed):
+                hold.update(step.step, condition=False)
+            return []
         start = self.beginning(level, first)
         if start <= 0.0:
             return []
@@ -54,6 +58,10 @@ class EntropyDetector(BaseDetector):
             return []
         severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else Severity.WARNING
         return [self.report(step, now, start, severity)]
+
+    def calm(self, entropy: float, now: float, level: float, first: float) -> bool:  # noqa: ARG002
+        """True if no hold is fed by this row, whatever the reward does: that is the dearer question."""
+        return False
 
     @abstractmethod
     def beginning(self, level: float, first: float) -> float:
@@ -98,6 +106,15 @@ class EntropyCollapse(EntropyDetector):
 
     def __init__(self) -> None:
         super().__init__(Baseline(), Window(rows=10, steps=10))
+
+    def calm(self, entropy: float, now: float, level: float, first: float) -> bool:
+        """True above all levels that count beside the highest that may be the beginning."""
+        least = max(level, first)
+        highest = least if self._first_row is None else max(least, self._first_row[1])
+        if least <= 0.0 or entropy < LOW * highest or now / highest < WARN_BAD:
+            return False
+        log_vocab = self._context.log_vocab
+        return log_vocab is None or now >= DETERMINISTIC * log_vocab
 
     def beginning(self, level: float, first: float) -> float:
         """The higher: a run that falls inside its warm-up is judged by its first rows.

@@ -37,6 +37,7 @@ class LayerSpike(BaseDetector):
     name: ClassVar[str] = "layer_spike"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((LAYER_PREFIX,),)
     reads: ClassVar[tuple[str, ...]] = ()
+    families: ClassVar[tuple[str, ...]] = (LAYER_PREFIX,)
 
     def __init__(self) -> None:
         super().__init__()

@@ -136,8 +136,9 @@ class Signs:
 
     def update(self, step: ClosedStep, reward: float | None) -> None:
         """Take notice of a row; ``reward``: the level of the training reward."""
+        numbers = step.numbers
         for name, change in self._changes.items():
-            value = finite(step, name)
+            value = numbers.get(name)
             if value is not None:
                 change.update(step.step, value)
         self._together.update(step, longer=self._changes["len/mean"].share >= LONGER)
@@ -280,9 +281,12 @@ class RewardHacking(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Weigh what speaks against the reward."""
-        good = self._reward.risen() and not self._reward.fallen()
-        signs = self._signs.now() if good else []
+        signs = self._signs.now() if self._reward.above else []
         weight = sum(sign.weight for sign in signs)
+        # Whether the reward has risen for sure is dear to tell: too little against it needs no answer.
+        doubted = weight >= ENOUGH or self._lasting.since is not None
+        if doubted and not (self._reward.risen() and not self._reward.fallen()):
+            signs, weight = [], 0
         self._lasting.update(step.step, weight >= ENOUGH)
         if not self._lasting.lasted(ROWS, STEPS) or not signs:
             return []

@@ -72,6 +72,7 @@ class RewardParts(BaseDetector):
     name: ClassVar[str] = "reward_parts"
     reads: ClassVar[tuple[str, ...]] = ()
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((PREFIX,),)
+    families: ClassVar[tuple[str, ...]] = (PREFIX,)
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,8 +57,8 @@ class Pair:
 
     def update(self, step: ClosedStep) -> None:
         """Take a row in which both were measured."""
-        values = [finite(step, name) for name in self.names]
-        if None in values:
+        values = step.numbers.get(self.names[0]), step.numbers.get(self.names[1])
+        if values[0] is None or values[1] is None:
             return
         for rows, value in zip(self._rows, values, strict=True):
             rows.update(step.step, min(max(value or 0.0, -1e9), 1e9))

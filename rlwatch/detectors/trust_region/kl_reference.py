@@ -135,13 +135,15 @@ class Vetoes:
 
     def update(self, step: ClosedStep) -> None:
         """Take notice of a row."""
-        self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
+        if self._ago:
+            self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
         for detector in self._watch:
             for finding in detector.update(step):
                 if finding.severity is not Severity.INFO and finding.kind in collapse_kinds():
                     self._ago[finding.kind] = 0
+        numbers = step.numbers
         for name, limit in GARBLED:
-            value = finite(step, name)
+            value = numbers.get(name)
             if value is not None:
                 self._garbled[name].update(step.step, value)
                 level = self._garbled[name].get()
@@ -342,18 +344,22 @@ class KLReference(KLPlateau):
         # The level before is dear, and does not matter while there is next to nothing.
         matters = now > DRIFT or kl > DRIFT / 2.0 or self._warned.rows or self._confirmed.rows
         before = self._before(self._now) if matters else now
-        reward = self._context.reward
-        gained = reward.risen() and not reward.fallen()
         grown = self._grown(self._now, FACTOR, now, before)
         self._risen.update(step.step, kl > max(1.5 * before, DRIFT / 2.0))
         self._warned.update(step.step, now > DRIFT and grown)
-        lost = now > DRIFT and now > FACTOR * before and reward.fallen()
-        runaway = now > HEAVY and before > ESTABLISHED and grown and not gained
-        self._confirmed.update(step.step, lost or runaway or (now > HUGE and not gained))
+        lost = now > DRIFT and now > FACTOR * before and self._context.reward.fallen()
+        runaway = now > HEAVY and before > ESTABLISHED and grown and not self._gained
+        self._confirmed.update(step.step, lost or runaway or (now > HUGE and not self._gained))
         if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
-            return [self._drift(step, now, before, paid=gained and now <= HEAVY), *flat]
+            return [self._drift(step, now, before, paid=now <= HEAVY and self._gained), *flat]
         # What has grown is not flat, however straight the line through it.
-        return self._creep(step, gained) or flat
+        return self._creep(step) or flat
+
+    @property
+    def _gained(self) -> bool:
+        """True if the reward has risen with it."""
+        reward = self._context.reward
+        return reward.risen() and not reward.fallen()
 
     def _has_before(self, last: Window, rows: int = 5) -> bool:
         """True if there are so many rows before the last ones, within the past window."""
@@ -371,12 +377,14 @@ class KLReference(KLPlateau):
         error = MEDIAN_ERROR * noise * math.sqrt(1.0 / len(last) + 1.0 / (len(self._past) - len(last)))
         return math.log(now / max(before, NOTHING)) > GROWTH_SURE * error
 
-    def _creep(self, step: ClosedStep, gained: bool) -> list[Finding]:
+    def _creep(self, step: ClosedStep) -> list[Finding]:
         """Growth that the last rows alone do not show."""
         least = self._slow.least
         if len(self._slow) < least or not self._has_before(self._slow, least):
             return []
-        most, factor = (UNPAID, UNPAID_FACTOR) if gained else (HEAVY, SLOW_FACTOR)
+        # What is not heavy matters to no run, so most rows need not ask for the reward's noise.
+        begins = bool(self._crept.rows) or self._slow.reaches(HEAVY)
+        most, factor = (UNPAID, UNPAID_FACTOR) if begins and self._gained else (HEAVY, SLOW_FACTOR)
         if not self._slow.reaches(most) and not self._crept.rows:
             self._crept.update(step.step, condition=False)
             return []
