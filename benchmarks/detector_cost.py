@@ -3,23 +3,29 @@
     python benchmarks/detector_cost.py                       # 5,000 steps
     python benchmarks/detector_cost.py --steps 1000000       # the long one: memory every tenth of the way
     python benchmarks/detector_cost.py --steps 1000000 --metrics 30 --without-forecast   # the same in a few minutes
+    python benchmarks/detector_cost.py --metrics 30 --against ../before   # by turns with the rlwatch of another folder
 
 A run with every metric that any detector reads, and others up to 300, all noisy; now and then a NaN, a gap and a spike.
 In training this work is done on a thread of its own, not on that of the trainer. Detectors together and one by one,
 the forecast (its features, its model), a log that is scanned, the health of 100 layers from their gradient norms, and
-the whole Monitor (merging, detectors, forecast, alerts). Thread CPU time, best of three stretches.
+the whole Monitor (merging, detectors, forecast, alerts). Thread CPU time, best of three stretches. Where others use the
+machine, too, only what two versions take on the same rows, turn by turn, can be compared: the median of the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import quantiles
 
 from rlwatch.detectors.base import Panel
 from rlwatch.detectors.registry import default_detectors
@@ -135,13 +141,73 @@ def whole(steps: int, metrics: int, forecaster: Callable[[], Forecasts] | None) 
         print(f"{done:>10,} steps  {took:8.0f} us a step, rows made too  {held:8.1f} MB at most so far", flush=True)
 
 
+TURN, TURNS = 400, 20
+"""Rows of a turn, and turns."""
+
+
+def turns(metrics: int) -> None:
+    """Do what each line of the input names, and print its CPU time, microseconds a row."""
+    stretch = list(rows(TURN, metrics=metrics))
+    for line in sys.stdin:
+        print(lived(stretch) if line.strip() == "step" else sum(scanned(TURN, metrics)), flush=True)
+
+
+def lived(stretch: list[dict[str, float]]) -> float:
+    """Microseconds a step of a whole Monitor that is given one record after the other."""
+    monitor = Monitor(run_id="bench")
+    begun = time.thread_time()
+    for step, row in enumerate(stretch):
+        monitor.observe(StepRecord(step, row, seq=step + 1))
+    return (time.thread_time() - begun) / len(stretch) * 1e6
+
+
+def against(other: Path, metrics: int) -> None:
+    """Print what this version takes of the CPU time of ``other``, a folder that holds rlwatch."""
+    own, command = Path(__file__).parents[1], [sys.executable, __file__, "--turns", "--metrics", str(metrics)]
+    of = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(folder.resolve())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for folder in (own, other)
+    ]
+    for what in ("step", "scan"):
+        ratios = [own / before for own, before in (_turn(of, what, i % 2) for i in range(1 + TURNS))][1:]
+        low, middle, high = quantiles(ratios, n=4)
+        print(f"a row of {metrics} metrics, {what}: {middle:.2f} of the CPU ({low:.2f} to {high:.2f})", flush=True)
+    for process in of:
+        process.communicate()
+
+
+def _turn(of: list[subprocess.Popen[str]], what: str, first: int) -> tuple[float, float]:
+    """CPU time of both, of which the second begins where ``first`` is 1."""
+    took = [0.0, 0.0]
+    for i in (first, 1 - first):
+        to, back = of[i].stdin, of[i].stdout
+        assert to is not None and back is not None
+        print(what, file=to, flush=True)
+        took[i] = float(back.readline())
+    return took[0], took[1]
+
+
 def main() -> None:
     """Print both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--metrics", type=int, default=METRICS, help="in each row")
     parser.add_argument("--without-forecast", action="store_true", help="the Monitor's detectors alone")
+    parser.add_argument("--against", type=Path, help="folder that holds another rlwatch: compare with it by turns")
+    parser.add_argument("--turns", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.turns:
+        turns(args.metrics)
+        return
+    if args.against:
+        against(args.against, args.metrics)
+        return
     stretch = list(rows(STRETCH, metrics=args.metrics))
     each = one_by_one(stretch)
     print(f"{len(each)} detectors, {args.metrics} metrics a step: {together(stretch):.0f} us a step")

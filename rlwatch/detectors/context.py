@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import sub
 
-from rlwatch.detectors.base import finite
 from rlwatch.records import ClosedStep
 from rlwatch.stats import Baseline, Window, mad, median, ordered_quantile, quantile
 from rlwatch.wording import number
@@ -438,14 +437,15 @@ def silent_share(step: ClosedStep) -> float | None:
     The trainer's own count, else whether the reward did not vary at all, else whether all advantages
     were zero.
     """
-    share = finite(step, "reward/zero_std_frac")
+    get = step.numbers.get
+    share = get("reward/zero_std_frac")
     if share is not None:
         return min(max(share, 0.0), 1.0)
-    spread = finite(step, "reward/std")
+    spread = get("reward/std")
     if spread is not None:
-        size = abs(finite(step, "reward/mean") or 0.0)
+        size = abs(get("reward/mean") or 0.0)
         return float(abs(spread) <= AGREE * max(size, 1.0))
-    low, high = finite(step, "adv/min"), finite(step, "adv/max")
+    low, high = get("adv/min"), get("adv/max")
     if low is not None and high is not None:
         return float(max(abs(low), abs(high)) <= AGREE)
     return None

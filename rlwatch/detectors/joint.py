@@ -173,18 +173,17 @@ class Earlier:
             self._pending.clear()
             return
         self._pending.append(deviation)
-        if len(self._pending) > DELAY:
-            self._remember(self._pending.popleft())
-
-    def _remember(self, deviation: float) -> None:
+        if len(self._pending) <= DELAY:
+            return
+        deviation, kept = self._pending.popleft(), self._kept
         if self._asked and self._ordered is not None:
-            if len(self._kept) == self._kept.maxlen:
-                del self._ordered[bisect_left(self._ordered, self._kept[0])]
+            if len(kept) == kept.maxlen:
+                del self._ordered[bisect_left(self._ordered, kept[0])]
             insort(self._ordered, deviation)
         else:
             self._ordered = None
         self._asked = False
-        self._kept.append(deviation)
+        kept.append(deviation)
 
     @property
     def many(self) -> bool:
@@ -244,21 +243,18 @@ class Watch:
             self._judge(error)
 
     def _add(self, step: int, x: float, value: float) -> None:
-        rows = self._rows
+        rows, ordered = self._rows, self._ordered
         if rows and rows[-1][0] >= step:
             while rows and rows[-1][0] >= step:
                 rows.pop()
-            self._ordered = sorted(x for _, x, _ in islice(rows, max(len(rows) - LAST, 0)))
+            ordered[:] = sorted(x for _, x, _ in islice(rows, max(len(rows) - LAST, 0)))
         if len(rows) == rows.maxlen:
-            self._drop_oldest()
+            del ordered[bisect_left(ordered, rows.popleft()[1])]
         rows.append((step, x, value))
         if len(rows) > LAST:
-            insort(self._ordered, rows[-1 - LAST][1])
+            insort(ordered, rows[-1 - LAST][1])
         while len(rows) > REFERENCE_ROWS + LAST and rows[0][0] <= step - REFERENCE_STEPS:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        del self._ordered[bisect_left(self._ordered, self._rows.popleft()[1])]
+            del ordered[bisect_left(ordered, rows.popleft()[1])]
 
     def _judge(self, error: float) -> None:
         rows, witness = self._rows, self.witness
@@ -272,7 +268,8 @@ class Watch:
             self._earlier.take(deviation, far=False, accepted=ACCEPTED_ROWS)
             return
         usual, spread, largest = self._scale()
-        near = noise([x for s, x, _ in islice(rows, len(rows) - LAST) if self.since is None or s < self.since])
+        since = self._beyond.since
+        near = noise([x for s, x, _ in islice(rows, len(rows) - LAST) if since is None or s < since])
         unit = max(witness.effect / 3.0, near, spread, error if witness.scale is same else 0.0)
         z = (deviation - usual) / unit
         if self._earlier.many and deviation <= largest:

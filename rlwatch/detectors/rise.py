@@ -75,7 +75,10 @@ class Rise:
         self._raw = self._now if limit.scale is size else Window(rows=ASIDE, steps=10)
         """In the metric's own unit: the same rows as long as the scale leaves them as they are."""
         self._row = Hold(forgive=3)
-        self._out = Hold(forgive=2)
+        self.out = Hold(forgive=2)
+        """Of the median of the last rows beyond the limit."""
+        self.known = False
+        """True once it was measured: before that, rows without it are no news."""
         self._blank = 0
         self.threshold = math.inf
         """On the scale: the higher of the floor and ``factor`` times the beginning; infinite before that is known."""
@@ -90,7 +93,7 @@ class Rise:
             self._blank += 1
             if self._blank > CARRY_ROWS:
                 self._catch_up()
-                self._out.clear()
+                self.out.clear()
             return
         self._blank = 0
         limit, base, now = self.limit, self._base, self._now
@@ -102,14 +105,15 @@ class Rise:
         self._catch_up()
         self._last = step
         base.update(step, risen)
+        self.known = self.known or base.known
         self._see(step, value, risen)
         if floor is not None:
             self._floor = limit.scale(floor)
         level = base.get()
         self.threshold = threshold = math.inf if level is None else max(self._floor, limit.factor * level)
         self._row.update(step, risen > threshold)
-        self._out.update(step, threshold < math.inf and now.reaches(threshold))
-        calm = base.done and self._row.since is None and self._out.since is None and now.most < threshold < math.inf
+        self.out.update(step, threshold < math.inf and now.reaches(threshold))
+        calm = base.done and self._row.since is None and self.out.since is None and now.most < threshold < math.inf
         self._calm_below = threshold if calm else -math.inf
 
     def _see(self, step: int, value: float, risen: float) -> None:
@@ -125,13 +129,8 @@ class Rise:
         for step, value, risen in self._aside:
             self._see(step, value, risen)
             self._row.update(step, condition=False)
-            self._out.update(step, condition=False)
+            self.out.update(step, condition=False)
         self._aside.clear()
-
-    @property
-    def known(self) -> bool:
-        """True once it was measured: before that, rows without it are no news."""
-        return self._base.known
 
     @property
     def score(self) -> float:
@@ -166,12 +165,12 @@ class Rise:
     @property
     def lasted(self) -> bool:
         """True if it has been beyond the limit for three rows."""
-        return self._out.since is not None and self._out.lasted(3)
+        return self.out.since is not None and self.out.lasted(3)
 
     @property
     def since(self) -> int | None:
         """Since when single rows, or else their median, have been beyond it."""
-        return self._out.since if self._row.since is None else self._row.since
+        return self.out.since if self._row.since is None else self._row.since
 
 
 class Shown(float):
@@ -222,7 +221,7 @@ class RiseDetector(BaseDetector):
                 value = None
             if value is not None or rise.known:
                 rise.update(at, value, self.floor(limit))
-        risen = [rise for rise in self._rises if rise.lasted]
+        risen = [rise for rise in self._rises if rise.out.since is not None and rise.lasted]
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
     def read(self, step: ClosedStep, limit: Limit) -> float | None:

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -125,8 +126,7 @@ def windows(values: Floats, starts: Ints, ends: Ints) -> Floats:
     return np.asarray(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """Levels and trends of some signals at the newest rows, each (rows, signals), NaN where there are too few rows.
 
     ``now``: the change against the baseline; ``fallen`` and ``risen``: against the highest and the lowest level so far;
@@ -345,8 +345,7 @@ _LIFTED = np.array([limit.signal == LIFTED for limit in LIMITS_V1])
 _SPENT = np.array([limit.type == SPENT for limit in LIMITS_V1])
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
+class Ways(NamedTuple):
     """Ways gone to the limits, each (rows, limits): ``share`` (1: reached; NaN: not measured), ``steps`` for the rest.
 
     ``clear``: the signal has moved towards it by more than noise, and the move means danger: entropy that falls while
@@ -405,8 +404,7 @@ FEATURES: tuple[str, ...] = (
 """Names, in the order of the vector: ``signal:shape``, ``limit:type:signal:share|steps``, ``broken``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(NamedTuple):
     """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read."""
 
     step: int

@@ -160,8 +160,8 @@ class ValueDrift(RiseDetector):
 
     def read(self, step: ClosedStep, limit: Limit) -> float | None:
         """The distance; None where one of the two is missing."""
-        other = finite(step, RETURNS if limit.metric == VALUES else "reward/mean")
-        value = finite(step, limit.metric)
+        get = step.numbers.get
+        other, value = get(RETURNS if limit.metric == VALUES else "reward/mean"), get(limit.metric)
         if value is None or other is None or self._size <= 0.0:
             return None
         return abs(value - other) / self._size

@@ -132,6 +132,8 @@ class Signs:
     def __init__(self) -> None:
         self._together = Together()
         self._changes = {name: Change() for name in NAMES}
+        self._seen: set[str] = set()
+        """Names that were measured."""
         self._scores: dict[str, HeldOut] = {}
 
     def update(self, step: ClosedStep, reward: float | None) -> None:
@@ -140,6 +142,7 @@ class Signs:
         for name, change in self._changes.items():
             value = numbers.get(name)
             if value is not None:
+                self._seen.add(name)
                 change.update(step.step, value)
         self._together.update(step, longer=self._changes["len/mean"].share >= LONGER)
         for name in held_out(step):
@@ -154,7 +157,11 @@ class Signs:
         found = [
             *self._scored(),
             *self._by_length(),
-            *(Sign(p.says, p.weight, p.metric) for p in PROXIES if p.holds(self._changes[p.metric])),
+            *(
+                Sign(p.says, p.weight, p.metric)
+                for p in PROXIES
+                if p.metric in self._seen and p.holds(self._changes[p.metric])
+            ),
         ]
         return sorted(found, key=lambda sign: -sign.weight)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rlwatch.detectors.base import finite, rounded
+from rlwatch.detectors.base import rounded
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, inverse, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
@@ -38,10 +38,11 @@ class LongTail(RiseDetector):
 
     def read(self, step: ClosedStep, limit: Limit) -> float | None:
         """The longest over the mean also where only the two are logged."""
-        value = finite(step, limit.metric)
+        get = step.numbers.get
+        value = get(limit.metric)
         if value is not None or limit.metric != "len/max_over_mean":
             return value
-        longest, mean = finite(step, "len/max"), finite(step, "len/mean")
+        longest, mean = get("len/max"), get("len/mean")
         return None if longest is None or mean is None or mean < 1.0 else longest / mean
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:

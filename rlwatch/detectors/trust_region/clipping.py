@@ -132,7 +132,7 @@ class ClipBlind(BaseDetector):
         return []
 
     def _count(self, step: ClosedStep, metric: str) -> None:
-        value = finite(step, metric)
+        value = step.numbers.get(metric)
         if value is None or metric in self._works:
             return
         if value != 0.0:
