@@ -187,7 +187,8 @@ def _turn(of: list[subprocess.Popen[str]], what: str, first: int) -> tuple[float
     took = [0.0, 0.0]
     for i in (first, 1 - first):
         to, back = of[i].stdin, of[i].stdout
-        assert to is not None and back is not None
+        assert to is not None
+        assert back is not None
         print(what, file=to, flush=True)
         took[i] = float(back.readline())
     return took[0], took[1]

@@ -120,11 +120,15 @@ def _slopes(steps: Sequence[int], values: Sequence[float]) -> Any:
     """Slopes between all pairs of different steps, in ascending order, as an array."""
     at, height = np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
     first, second = _pairs(len(at))
-    run = at[second] - at[first]
-    apart = run != 0.0
+    run = at.take(second) - at.take(first)
     with np.errstate(over="ignore", invalid="ignore"):
-        slopes = (height[second] - height[first])[apart] / run[apart]
-    return np.sort(slopes)
+        slopes = height.take(second) - height.take(first)
+        if np.count_nonzero(run) < len(run):
+            apart = run != 0.0
+            slopes, run = slopes[apart], run[apart]
+        slopes /= run
+    slopes.sort()
+    return slopes
 
 
 @lru_cache(maxsize=64)
