@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ET
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build" / "nightly"
-TESTING = ("pytest", "hypothesis", "pytest-timeout")
+import installs
+from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
+
 NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "accelerate",
          "deepspeed")  # fmt: skip
 
@@ -74,33 +72,18 @@ OLD_VERL = ("0.5.0", "0.6.1", "0.7.1", "0.8.0")
 """Releases before plugins: installed without their requirements over the room of the newest verl."""
 
 
-@dataclass
-class Outcome:
-    """Of one room."""
-
-    name: str
-    versions: str = ""
-    passed: int = 0
-    skipped: int = 0
-    failed: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def row(self) -> str:
-        """Of the summary."""
-        failed = "<br>".join(self.failed) or "none"
-        return f"| {self.name} | {self.versions} | {self.passed} | {self.skipped} | {failed} | {self.seconds:.0f} |"
-
-
 def main() -> int:
     """Run the rooms; 0 if all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*(room.name for room in ROOMS), "verl-old"]
+    names = [*(room.name for room in ROOMS), "verl-old", "install"]
     parser.add_argument("--only", action="append", choices=names, help="a room; may be given again")
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="most for the installation and for the tests of a room"
     )
     parser.add_argument("--keep", action="store_true", help="use environments that an earlier run left")
+    parser.add_argument(
+        "--python", action="append", metavar="PATH", help="of `install`: an interpreter instead of those claimed; again"
+    )
     args = parser.parse_args()
     wanted = args.only or names
     limit_s = args.minutes * 60
@@ -108,6 +91,8 @@ def main() -> int:
     outcomes = [enter(room, limit_s, keep=args.keep, test=room.name in wanted) for room in rooms]
     if "verl-old" in wanted:
         outcomes += [old_verl(version, limit_s) for version in OLD_VERL]
+    if "install" in wanted:
+        outcomes += installs.everywhere(args.python, limit_s)
     lines = ["| room | versions | passed | skipped | failed | seconds |", "|---|---|---|---|---|---|"]
     text = "\n".join([*lines, *(outcome.row for outcome in outcomes)])
     (BUILD / "summary.md").write_text(text + "\n")
@@ -148,7 +133,7 @@ def installed(room: Room, home: Path, python: Path, limit_s: float) -> str:
     shutil.rmtree(home, ignore_errors=True)
     BUILD.mkdir(parents=True, exist_ok=True)
     log = BUILD / f"{room.name}.install.log"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    pip = [str(python), *QUIET]
     torch = ["-c", str(cpu_torch())]
     steps = [
         [sys.executable, "-m", "venv", str(home)],
@@ -158,19 +143,8 @@ def installed(room: Room, home: Path, python: Path, limit_s: float) -> str:
     for step in steps:
         ended = run(step, limit_s, log)
         if ended:
-            return f"not installed ({ended}): {log.read_text().strip().splitlines()[-1][:200] if log.exists() else ''}"
+            return f"not installed ({ended}): {last_line(log)}"
     return ""
-
-
-def cpu_torch() -> Path:
-    """A constraint: the newest torch built for CPUs, where an index serves one; it saves gigabytes."""
-    path = BUILD / "constraints.txt"
-    out = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", "torch"], capture_output=True, text=True, check=False
-    )
-    found = re.search(r"\b([\d.]+\+cpu)\b", out.stdout)
-    path.write_text(f"torch=={found[1]}\n" if found else "")
-    return path
 
 
 def old_verl(version: str, limit_s: float) -> Outcome:
@@ -201,25 +175,6 @@ def old_verl(version: str, limit_s: float) -> Outcome:
     return outcome
 
 
-def run(command: list[str], limit_s: float, log: Path, **more: str) -> str:
-    """Run ``command`` with its output in ``log``; why it did not end well, or an empty string."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        **more,
-    }
-    with log.open("w") as out:
-        try:
-            ended = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=limit_s, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"not done within {limit_s / 60:g} minutes"
-    return f"exit code {ended.returncode}" if ended.returncode else ""
-
-
 def versions(python: Path) -> str:
     """Of what matters, as it was installed."""
     code = (
@@ -228,23 +183,6 @@ def versions(python: Path) -> str:
     out = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
     found = dict(line.split(" ", 1) for line in out.stdout.splitlines() if " " in line)
     return ", ".join(f"{name} {found[name]}" for name in NAMED if name in found)
-
-
-def read(report: Path, outcome: Outcome, ended: str) -> None:
-    """Count what pytest reported; without a report that is a failure."""
-    if not report.exists():
-        outcome.failed.append(f"pytest: {ended or 'no report'}")
-        return
-    for case in ET.parse(report).getroot().iter("testcase"):
-        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
-        if bad is not None:
-            outcome.failed.append(f"{case.get('classname')}::{case.get('name')}")
-        elif case.find("skipped") is not None:
-            outcome.skipped += 1
-        else:
-            outcome.passed += 1
-    if ended.startswith("not done"):
-        outcome.failed.append(ended)
 
 
 if __name__ == "__main__":
