@@ -40,7 +40,7 @@ class VLLMServer:
         self.updates, self.tokens = 0, 0
         self._generator = torch.Generator().manual_seed(7)
         self._parameters = dict(self.model.named_parameters())
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -63,7 +63,7 @@ class VLLMServer:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-                with server._lock:
+                with server.lock:
                     server.asked.append(self.path)
                     answer = server.orders()[self.path](body)
                 self.reply(json.dumps(answer or {}).encode())
@@ -139,7 +139,9 @@ def serving(monkeypatch, model, **kwargs):
 
     def join(client, device=0):
         assert client.get_server_info()["weight_transfer_config"] is not None
-        client._post(f"{client.base_url}/init_weight_transfer_engine", json={"world": client.get_world_size() + 1})
+        client.session.post(
+            f"{client.base_url}/init_weight_transfer_engine", json={"world": client.get_world_size() + 1}
+        )
         client.communicator = server.weights
 
     def broadcast(iterator, group, src, post_iter_func):
