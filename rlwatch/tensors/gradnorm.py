@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -119,7 +119,11 @@ def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) ->
     data-parallel ranks all have the same. DeepSpeed's partitions count where they are, between the backward and the
     engine's step. What FSDP1 flattens and what still waits to be reduced is not measured.
     """
-    pieces = [Piece.of(name, p, rank) for name, p in parameters if p.grad is not None or partitioned(p)]
+    return norms_of([Piece.of(name, p, rank) for name, p in parameters if p.grad is not None or partitioned(p)])
+
+
+def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
+    """Gradient norms of what counts here of each gradient; None if nothing does."""
     counted = {piece.name: piece.counted for piece in pieces if piece.counted is not None}
     if not counted:
         return None

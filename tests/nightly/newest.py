@@ -22,7 +22,7 @@ import installs
 from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
 
 NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "accelerate",
-         "deepspeed")  # fmt: skip
+         "deepspeed", "megatron-core")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ ROOMS = (
         ("tests/openrlhf", "--ignore=tests/openrlhf/test_openrlhf_end_to_end.py"),
         bare=("openrlhf", "deepspeed"),
     ),
+    Room("megatron", ("verl", *VERL), ("tests/nightly/test_megatron_verl.py",), bare=("megatron-core",)),
     Room("streamlit", ("streamlit",), ("tests/app",)),
     Room(
         "trackers",

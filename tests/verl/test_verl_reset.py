@@ -4,6 +4,10 @@ import pytest
 import tiny_verl as tiny
 import torch
 
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.verl import megatron
+from rlwatch.integrations.weights import copy_all
+
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=all-linear"]
 
@@ -177,11 +181,11 @@ def test_a_broken_adapter_neither(policy):
 
 
 def test_other_engines_are_refused_by_name(policy):
-    """Megatron keeps its weights in partitions of its own."""
+    """Those that hold weights in ways of their own."""
     worker = moved(policy)
-    worker.config.actor.strategy = "megatron"
+    worker.config.actor.strategy = "veomni"
 
-    assert "trained with 'megatron'" in worker.rlwatch_reset_reference()["refused"]
+    assert "trained with 'veomni'" in worker.rlwatch_reset_reference()["refused"]
 
 
 def test_another_model_is_refused(policy):
@@ -230,3 +234,38 @@ def test_without_a_kl_term_there_is_no_coefficient(policy):
     worker = moved(policy, f"{ACTOR}.use_kl_loss=False")
 
     assert "no KL term" in worker.rlwatch_kl_coef()["refused"]
+
+
+def test_megatrons_adapter_is_refused(policy):
+    """Its reference is the model without the adapter; nothing was built that could stand there."""
+    worker = moved(policy, *LORA, role="actor_rollout")
+    worker.config.actor.strategy = "megatron"
+    worker.actor.engine._is_lora = False
+    worker.actor.engine.peft_cls = object()
+
+    assert "without its adapter" in worker.rlwatch_reset_reference(optimizer="keep")["refused"]
+
+
+def test_weights_of_megatrons_wrappers_are_found_by_their_own_names(policy):
+    """A list of one chunk, wrapped for the policy and bare for the reference."""
+
+    def model():
+        return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = model()
+
+    policy, reference = Wrapped(), model()
+    copied = megatron.pairs([policy], [reference])
+    copy_all(copied)
+
+    assert [pair.name for pair in copied] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert torch.equal(policy.module[0].weight, reference[0].weight)
+    with pytest.raises(RLWatchError, match="in one only"):
+        megatron.pairs([policy], [reference[0]])
+    with pytest.raises(RLWatchError, match="sharded differently"):
+        megatron.pairs([policy.module[0]], [torch.nn.Linear(2, 1)])
+    with pytest.raises(RLWatchError, match="cannot be cleared"):
+        megatron.clearable(object())

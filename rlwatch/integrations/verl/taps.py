@@ -24,7 +24,6 @@ from rlwatch.integrations.step_tally import BEFORE, StepTally
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.localise import Localising
-from rlwatch.integrations.weights import gradients_of
 from rlwatch.seam import Seam
 from rlwatch.tensors.covariance import Pairs
 from rlwatch.tensors.gradnorm import GradNorms, Marked
@@ -58,8 +57,8 @@ class WorkerTaps:
         Whether the old log-probs are the rollout engine's: then only the update knows the trainer's own.
     truncation
         Largest weight of verl's token-level importance sampling, if it has one.
-    layers
-        Whether the engine's gradients are what its optimizer's step clips; some engines scale them within it.
+    gradients
+        Reads the gradients of an engine by layer before its optimizer's step; None where that cannot be done.
     localising
         What looks at spikes of the gradient, if anything does.
     """
@@ -73,8 +72,7 @@ class WorkerTaps:
         *,
         bypass: bool = False,
         truncation: float | None = None,
-        layers: bool = True,
-        rank: int = 0,
+        gradients: Callable[[Any], GradNorms | None] | None = None,
         localising: Localising | None = None,
     ) -> None:
         self.tally = StepTally()
@@ -84,8 +82,7 @@ class WorkerTaps:
         self._level = level
         self._bypass = bypass
         self._truncation = truncation
-        self._layers = layers
-        self._rank = rank
+        self._gradients = gradients
         self._localising = localising
         self._data: Any = None
         self._inside = False
@@ -205,7 +202,7 @@ class WorkerTaps:
         engine.optimizer_step = tapped
 
     def _read_gradients(self, engine: Any) -> GradNorms | None:
-        return gradients_of(engine.module, self._rank) if self._layers else None
+        return None if self._gradients is None else self._gradients(engine)
 
     def _after_step(self, norms: GradNorms | None, total: Any, scaled: bool) -> None:
         """``total`` is the norm over all ranks; ``scaled`` gradients carry a loss scale."""

@@ -7,7 +7,7 @@ the adapter disabled. Every rank copies, saves and restores its own shards and s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.reference import clear_state, clearable
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
+from rlwatch.integrations.verl import megatron
 from rlwatch.integrations.verl.compat import missing_of_actor, policy_losses
 from rlwatch.integrations.verl.localise import Localising
 from rlwatch.integrations.verl.taps import WorkerTaps
@@ -33,6 +34,7 @@ from rlwatch.integrations.weights import (
     flat_pairs,
     flat_resharded,
     flattened,
+    gradients_of,
     local,
     model_pairs,
     plain_name,
@@ -42,7 +44,7 @@ from rlwatch.integrations.weights import (
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
-from rlwatch.tensors.gradnorm import Sharded
+from rlwatch.tensors.gradnorm import GradNorms, Sharded
 
 
 class Inside:
@@ -83,12 +85,15 @@ class Inside:
             level,
             bypass=bool(settings.get("bypass")),
             truncation=settings.get("truncation"),
-            layers=str(worker.config.actor.strategy) in ENGINES,
-            rank=int(worker.rank),
+            gradients=_gradients(worker),
             localising=localising if isinstance(localising, Localising) else None,
         )
         taps.attach()
-        return cls(worker, seam, taps, missing_of_actor(actor, registry), localising)
+        missing = missing_of_actor(actor, registry)
+        layers = megatron.hindrance(actor.engine) if worker.config.actor.strategy == megatron.STRATEGY else None
+        if layers is not None and level.includes(Level.GRADIENTS):
+            missing["norms of layers"] = layers
+        return cls(worker, seam, taps, missing, localising)
 
     def collect(self, step: int, *, before: bool = False) -> Mapping[str, Any]:
         """Hand over what was measured since the last call, packed for the driver; then go by ``before``.
@@ -150,6 +155,14 @@ def _tells_of_tokens(engine: Any) -> bool:
     return first is None or bool(first())
 
 
+def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
+    """What reads gradients of the actor's engine by layer, if anything can; some engines scale them in their step."""
+    strategy, rank = str(worker.config.actor.strategy), int(worker.rank)
+    if strategy == megatron.STRATEGY:
+        return megatron.gradients_of
+    return (lambda engine: gradients_of(engine.module, rank)) if strategy in ENGINES else None
+
+
 def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localising | str | None:
     """Make what looks at spikes, as it is wished; or say why it cannot."""
     wish = settings.get("localise")
@@ -162,7 +175,7 @@ def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localis
 # The reference policy of one worker, and making the policy its own reference.
 
 ENGINES = ("fsdp", "fsdp2")
-"""Strategies whose shards can be copied one to one, and whose gradients can be read by layer."""
+"""Strategies of one wrapped model, whose shards can be copied one to one and whose gradients can be read by layer."""
 
 
 class Anchor:
@@ -181,14 +194,19 @@ class Anchor:
         if actor is None:
             raise RLWatchError("this worker holds no actor")
         strategy = str(self._worker.config.actor.strategy)
-        if strategy not in ENGINES:
+        if strategy not in (*ENGINES, megatron.STRATEGY):
             raise RLWatchError(f"the actor is trained with {strategy!r}, whose weights rlwatch does not copy")
         return actor.engine
+
+    @property
+    def _megatron(self) -> bool:
+        return str(self._worker.config.actor.strategy) == megatron.STRATEGY
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` with the reason to refuse."""
         if COMMAND_KINDS[self.kind].read(command.args)["optimizer"] == "clear":
-            clearable([self.policy.optimizer])
+            optimizer = self.policy.optimizer
+            _ = megatron.clearable(optimizer) if self._megatron else clearable([optimizer])
         synchronized()
         if self.lora:
             FrozenAdapter.of(self.policy).check()
@@ -200,8 +218,12 @@ class Anchor:
         optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         synchronized()
         report = self._freeze() if self.lora else self._copy()
-        cleared = clear_state([self.policy.optimizer]) if optimizer == "clear" else 0
+        cleared = self._clear() if optimizer == "clear" else 0
         return {**report, "optimizer": optimizer, "cleared": cleared}
+
+    def _clear(self) -> int:
+        optimizer = self.policy.optimizer
+        return megatron.clear_state(optimizer) if self._megatron else clear_state([optimizer])
 
     @property
     def lora(self) -> bool:
@@ -211,12 +233,16 @@ class Anchor:
     def pairs(self) -> list[Pair]:
         """Policy and reference, tensor by tensor, sharded alike. Raises ``RLWatchError`` if they are not."""
         ref = self._worker.ref
+        if ref is None and self._megatron and getattr(self.policy, "peft_cls", None) is not None:
+            raise RLWatchError("the reference is Megatron's model without its adapter, in whose place none can be put")
         if ref is None:
             raise RLWatchError(
                 "there is no reference: neither actor.use_kl_loss nor algorithm.use_kl_in_reward is set, "
                 "or it is held by another worker"
             )
         policy, reference = self.policy.module, ref.engine.module
+        if self._megatron:
+            return megatron.pairs(policy, reference)
         pairs = (flat_pairs if flattened(policy) else model_pairs)(policy, reference)
         for name, policy_tensor, reference_tensor in pairs:
             if local(policy_tensor).shape != local(reference_tensor).shape:
