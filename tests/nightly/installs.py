@@ -2,7 +2,8 @@
 
 What is built is what a release would be. In each environment the package is imported and scans a list and a log; where the
 command is installed, it scans the log too, and ``rlwatch doctor`` must call the extra complete; where the dashboard is, it
-must start (``rlwatch ui --check``). Then the tests that need no torch run under each Python, with all extras that bring none.
+must start (``rlwatch ui --check``). Then the tests of rooms that need no torch run under each Python, with all extras that
+bring none; of these rooms what needs a trainer all the same is skipped and counted.
 """
 
 from __future__ import annotations
@@ -95,17 +96,25 @@ def under(name: str, python: str | None, wheel: Path, limit_s: float) -> Outcome
     left_out = dict(TRAINERS)
     if not torch.read_text():
         left_out |= dict.fromkeys(with_torch(), "no index here has a torch for CPUs")
-    for extra in ["", *(one for one in PROJECT["optional-dependencies"] if not one.startswith("dev"))]:
+    for extra in ["", *extras()]:
         if extra in left_out:
             outcome.skipped += 1
             continue
         reason = tried(python, wheel, extra, torch, limit_s)
         outcome.passed += not reason
         outcome.failed += [f"[{extra}]: {reason}"] if reason else []
-    outcome.versions = "left out: " + ", ".join(f"{extra} ({why})" for extra, why in sorted(left_out.items()))
+    reasons: dict[str, list[str]] = {}
+    for extra, why in left_out.items():
+        reasons.setdefault(why, []).append(extra)
+    outcome.versions = "left out: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
     tested(python, outcome, limit_s)
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+def extras() -> list[str]:
+    """Those for people who use rlwatch."""
+    return [one for one in PROJECT["optional-dependencies"] if not one.startswith("dev")]
 
 
 def required(extra: str) -> set[str]:
@@ -117,7 +126,7 @@ def required(extra: str) -> set[str]:
 
 def with_torch() -> list[str]:
     """Extras that bring torch."""
-    return [extra for extra in PROJECT["optional-dependencies"] if "torch" in required(extra)]
+    return [extra for extra in extras() if "torch" in required(extra)]
 
 
 def environment(python: str, home: Path, wanted: list[str], limit_s: float, log: Path) -> str:
@@ -191,15 +200,15 @@ def tested(python: str, outcome: Outcome, limit_s: float) -> None:
     """The tests that need no torch, of this checkout."""
     home, log, report = HOME / "tests", BUILD / f"{outcome.name}.log", BUILD / f"{outcome.name}.xml"
     report.unlink(missing_ok=True)
-    extras = [one for one in PROJECT["optional-dependencies"] if not one.startswith("dev") and one not in with_torch()]
-    extras = [one for one in extras if one not in TRAINERS]
-    wanted = ["-e", f"{ROOT}[{','.join(extras)}]", *TESTING, *HELPERS]
+    light = [one for one in extras() if one not in with_torch() and one not in TRAINERS]
+    wanted = ["-e", f"{ROOT}[{','.join(light)}]", *TESTING, *HELPERS]
     reason = environment(python, home, wanted, limit_s, log)
     if reason:
         outcome.failed.append(f"tests: {reason}")
         return
     command = [
         str(home / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile",
-        "--timeout=600", "-m", "not torch and not thorough and not browser", f"--junitxml={report}", *TORCHLESS,
+        "--timeout=600", "-m", "not torch and not thorough and not browser", f"--junitxml={report}", "-p", "torchless",
+        *TORCHLESS,
     ]  # fmt: skip
-    read(report, outcome, run(command, limit_s, log))
+    read(report, outcome, run(command, limit_s, log, PYTHONPATH=str(Path(__file__).parent)))
