@@ -156,7 +156,7 @@ def _tells_of_tokens(engine: Any) -> bool:
 
 
 def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
-    """Reader of gradients by layer for the actor's engine, if there can be one; some engines scale them in their step."""
+    """Reader of gradients by layer for the actor's engine, if there can be one; some scale them in their step."""
     strategy, rank = str(worker.config.actor.strategy), int(worker.rank)
     if strategy == megatron.STRATEGY:
         return megatron.gradients_of
