@@ -8,6 +8,7 @@ a copy: ``polars.DataFrame(frame)``, ``pyarrow.table(frame)``.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
+from rlwatch.analysis.sending import Progress, Sent, Story, story_of, to_mlflow, to_tensorboard, to_wandb
 from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
 from rlwatch.curation.search import matching as matching_runs
 from rlwatch.distributions import QUANTITIES, Distributions, distributions
@@ -30,7 +32,8 @@ from rlwatch.forecast.forecast import FORECAST, forecast_of
 from rlwatch.glance import framed, glance
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
-from rlwatch.records import DISTRIBUTIONS, JSON, RunInfo
+from rlwatch.records import DISTRIBUTIONS, JSON, RunInfo, StepRecord
+from rlwatch.redaction import recordable
 from rlwatch.report.charts import figures
 from rlwatch.report.gather import attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
 from rlwatch.rollouts import completion_rows
@@ -462,6 +465,55 @@ class StoredRun:
         Drawn as SVG: nothing needs to be installed, and nothing is fetched.
         """
         return Plot(framed(self._figures(self.view(), metrics, steps, None)))
+
+    def to_tensorboard(self, directory: str | os.PathLike[str], *, progress: Progress = iter) -> Sent:
+        """Write an event file for TensorBoard into ``directory``.
+
+        What is sent, here and by the next two: :mod:`rlwatch.analysis.sending`. Raises ``ConfigError`` where it is
+        there already, ``MissingExtraError`` without the other tracker's package.
+        """
+        return to_tensorboard(self._story(), Path(directory), progress=progress)
+
+    def to_wandb(
+        self,
+        *,
+        project: str = "",
+        entity: str | None = None,
+        offline: bool = False,
+        directory: str | os.PathLike[str] | None = None,
+        progress: Progress = iter,
+    ) -> Sent:
+        """Make a run of wandb of the same id, on the server or ``offline`` in ``directory``, for ``wandb sync``."""
+        where = None if directory is None else Path(directory)
+        return to_wandb(
+            self._story(), project=project, entity=entity, offline=offline, directory=where, progress=progress
+        )
+
+    def to_mlflow(self, uri: str | None = None, *, experiment: str = "", progress: Progress = iter) -> Sent:
+        """Make a run of MLflow at a tracking URI (None: the one that MLflow takes by itself)."""
+        return to_mlflow(self._story(), uri=uri, experiment=experiment, progress=progress)
+
+    def _story(self) -> Story:
+        info = self.info
+        starts = {attempt: low for attempt, (low, _) in self.store.spans(self.run_id).items()}
+        told = sorted([*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)], key=lambda one: one.seq)
+        counted = [f for f in told if all(f.attempt >= later or f.step < low for later, low in starts.items())]
+        verdict = describe(self.store, info, time.time())["verdict"]["text"]
+        given = dict(recordable(info.config))
+        return story_of(info, list(self._rows()), counted, options=options_of(given), config=given, verdict=verdict)
+
+    def _rows(self) -> Iterator[StepRecord]:
+        """Rows of the branch that counts, by step; one without a time has that of the row before."""
+        times = self.store.moments(self.run_id)
+        at = dict(
+            zip(zip(times.attempts.tolist(), times.steps.tolist(), strict=True), times.values.tolist(), strict=True)
+        )
+        ts = self.info.created_at
+        for row in _row_by_row(self._series(self.store.metric_names(self.run_id), None, "newest")):
+            step, attempt = row.pop("step"), row.pop("attempt")
+            known = at.get((attempt, step), math.nan)
+            ts = known if math.isfinite(known) and known > 0 else ts
+            yield StepRecord(step, row, ts, attempt)
 
     def _figures(self, view: RunView, metrics: Sequence[str], steps: Steps | None, most: int | None) -> Markup:
         names = self.store.metric_names(self.run_id)

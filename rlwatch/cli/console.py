@@ -212,13 +212,15 @@ WORTH_SHOWING = 5_000
 """Records of a log from which on the replay takes long enough to be watched."""
 
 
-def progress_bar(records: Sequence[StepRecord], *, worth: int = WORTH_SHOWING) -> Iterable[StepRecord]:
-    """``records``, with a bar that shows how far the replay is where there are ``worth`` or more, and a terminal."""
+def progress_bar(
+    records: Sequence[StepRecord], *, worth: int = WORTH_SHOWING, what: str = "replaying"
+) -> Iterable[StepRecord]:
+    """``records``, with a bar that shows how far they are where there are ``worth`` or more, and a terminal."""
     if len(records) < worth or not sys.stderr.isatty():
         return records
     from rich.progress import track
 
-    return track(records, description="replaying", console=errors(), transient=True)
+    return track(records, description=what, console=errors(), transient=True)
 
 
 @contextmanager

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli import serving_metrics
-from rlwatch.cli.console import say
+from rlwatch.cli.console import progress_bar, say
 from rlwatch.cli.options import StoreOption, examples, opened
 from rlwatch.errors import ConfigError
 from rlwatch.export import TABLES, write_csv, write_jsonl, write_parquet
+from rlwatch.wording import plural
+
+if TYPE_CHECKING:
+    from rlwatch.analysis.runs import StoredRun
+    from rlwatch.analysis.sending import Sent
 
 EPILOG = examples(
     "rlwatch export history math-7b-s3 history.parquet",
     "rlwatch export spikes 4f2a culprits.csv",
+    "rlwatch export mlflow math-7b-s3 --uri http://127.0.0.1:5000",
     "rlwatch export metrics --listen 127.0.0.1:9464",
 )
 WRITERS = {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}
@@ -60,3 +68,86 @@ def _write(kind: str, run: str, file: Path, store: str | None, *, force: bool) -
         except OSError as error:
             raise ConfigError(f"{file} could not be written: {error}") from error
     say(f"{number} rows written to {file}")
+
+
+# The same run in another tracker.
+
+AT_ONCE = 1_000
+"""Rows from which on sending them takes long enough to be watched."""
+SENDING = partial(progress_bar, worth=AT_ONCE, what="sending")
+
+
+@group.command("tensorboard", epilog=examples("rlwatch export tensorboard math-7b-s3 tb/math-7b-s3"))
+def tensorboard(
+    run: RunArgument,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory without event files.")],
+    *,
+    store: StoreOption = None,
+) -> None:
+    """Write an event file for TensorBoard: metrics, findings, settings and tags. Numbers have 32 bits there."""
+    _send(run, store, lambda one: one.to_tensorboard(directory, progress=SENDING))
+
+
+@group.command(
+    "wandb",
+    epilog=examples(
+        "rlwatch export wandb math-7b-s3 --project math-rl",
+        "rlwatch export wandb math-7b-s3 --offline --dir out && wandb sync out/wandb/offline-run-*",
+    ),
+)
+def wandb(
+    run: RunArgument,
+    *,
+    project: Annotated[
+        str, typer.Option("--project", help="The project in wandb.", show_default="the run's project")
+    ] = "",
+    entity: Annotated[
+        str | None, typer.Option("--entity", help="The team or user in wandb.", show_default="wandb's default")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Write the run's files only, for `wandb sync`.")] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where the directory wandb/ with its files is made.")
+    ] = Path(),
+    store: StoreOption = None,
+) -> None:
+    """Make a run of wandb of the same id: metrics, findings, settings and tags. One that is there is left as it is."""
+    _send(
+        run,
+        store,
+        lambda one: one.to_wandb(
+            project=project, entity=entity, offline=offline, directory=directory, progress=SENDING
+        ),
+    )
+
+
+@group.command("mlflow", epilog=examples("rlwatch export mlflow math-7b-s3 --uri http://127.0.0.1:5000"))
+def mlflow(
+    run: RunArgument,
+    *,
+    uri: Annotated[
+        str | None,
+        typer.Option("--uri", help="MLflow's tracking URI.", show_default="MLFLOW_TRACKING_URI, or MLflow's own"),
+    ] = None,
+    experiment: Annotated[
+        str, typer.Option("--experiment", help="The experiment in MLflow.", show_default="the run's project")
+    ] = "",
+    store: StoreOption = None,
+) -> None:
+    """Make a run of MLflow: metrics, findings, settings and tags. One that is there is left as it is.
+
+    Databases of MLflow keep infinities as the largest float there is.
+    """
+    _send(run, store, lambda one: one.to_mlflow(uri, experiment=experiment, progress=SENDING))
+
+
+def _send(run: str, store: str | None, to: Callable[[StoredRun], Sent]) -> None:
+    from rlwatch.analysis.runs import StoredRun
+
+    with opened(store) as source:
+        sent = to(StoredRun(source, find_run(source, run).run_id))
+    say(f"{plural(sent.rows, 'row')}, {plural(sent.values, 'value')} sent: {sent.where}")
+    if sent.renamed:
+        say(
+            "called otherwise there: " + ", ".join(f"{own} as {other}" for own, other in sent.renamed.items()),
+            style="dim",
+        )

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import errors, say, warn
 from rlwatch.cli.import_log import Log
+from rlwatch.cli.names_text import reading_lines
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.watch_log import LogWatch, ever_critical, watch_of
 from rlwatch.clock import Clock, SystemClock
@@ -50,6 +51,8 @@ class Member:
     mark: object = None
     retry_at: float | None = None
     problem: str = ""
+    names: int = 0
+    """Number of metrics that it was last said of what they were read as."""
     spent: float = 0.0
     """Seconds that were spent on it since it was last begun."""
 
@@ -88,6 +91,8 @@ class Fleet:
         """Ids of the runs that were ever recorded."""
         self._closed: dict[Path, str] = {}
         """Directories that cannot be searched, and why."""
+        self._read_as: set[str] = set()
+        """Lines that say what names were read as; the same of many logs is said once."""
         self._directory, self._patterns = directory, patterns
         self._begin, self._tell = begin, tell
         self._clock = clock or SystemClock()
@@ -180,6 +185,8 @@ class Fleet:
         if watch.recording is not None and watch.run_id not in known:
             self.recorded.update(watch.run_ids)
             self._tell(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
+        if found and not watch.behind:
+            self._say_names(member, watch)
         if watch.recording is None and not watch.behind and self._clock.now() - _modified(member.path) > RETRY_S:
             self._say_why_not(member, watch)
         if not watch.behind and self._clock.monotonic() - member.grew_at >= member.patience:
@@ -219,11 +226,22 @@ class Fleet:
             member.mark = _mark(member.path)
             watch.end(reason, whole=self._once)
             self.recorded.update(watch.run_ids)
+            self._say_names(member, watch)
             if self._once and watch.recording is None:
                 self._say_why_not(member, watch, also_empty=True)
             if self._once and watch.recording is not None and (left_out := watch.left_out):
                 self._tell(f"{member.name}: left out: {left_out}", False)
         return False
+
+    def _say_names(self, member: Member, watch: LogWatch) -> None:
+        """Say what the names of a log were read as, unless that was said of it, or of another."""
+        if len(watch.names) == member.names:
+            return
+        member.names = len(watch.names)
+        for line in reading_lines(watch.names, watch.log.trainer or watch.tail.source):
+            if line not in self._read_as:
+                self._read_as.add(line)
+                self._tell(f"{member.name}: {line}", False)
 
     def _say_why_not(self, member: Member, watch: LogWatch, *, also_empty: bool = False) -> None:
         """Say why nothing of the log was recorded."""

@@ -446,3 +446,19 @@ def test_a_directory_with_nothing_yet_is_said_to_be_waited_for(tmp_path: Path, m
     watch(str(tmp_path))
 
     assert "holds nothing to watch" in capsys.readouterr().err
+
+
+def test_what_names_were_read_as_is_said_once_for_logs_alike(tmp_path: Path, invoke: Invoke) -> None:
+    """As for one log; a name that only another log has is said of that."""
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    for name, also in (("a", {}), ("b", {}), ("c", {"H": 1.0})):
+        rows = [{"step": step, "reward": 0.5, "avg_kl": 0.1, **also} for step in range(3)]
+        (directory / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    told = invoke("watch", directory, "--once", "--store", tmp_path / "runs").stdout.splitlines()
+
+    assert [line for line in told if "read" in line or "known" in line] == [
+        "a.jsonl: read as: reward as reward/mean; by their words: avg_kl as policy/kl_ref",
+        "c.jsonl: not known, so nothing judges them: H",
+    ]

@@ -1,0 +1,320 @@
+"""A recorded run sent to another tracker: MLflow, wandb, TensorBoard's event files; each through its own package.
+
+Sent is the branch that counts: values at their steps and times, settings without secrets, tags, verdict and findings as
+text, and what the tees send back: ``rlwatch/<kind>`` is 1, 2, 3 while a finding of that kind holds as info, warning,
+critical, and 0 after; forecasts are ``forecast/...``. Neither is a measurement where rlwatch reads it again.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlwatch.errors import ConfigError, MissingExtraError, RLWatchError
+from rlwatch.importers.tensorboard_events import event_files
+from rlwatch.records import JSON, Finding, RunInfo, RunState, Stage, StepRecord
+from rlwatch.wording import cut, for_markdown, one_line
+
+Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
+"""Shows how far it is: gives back what it is given, one by one."""
+LONGEST_TOLD = 5000
+"""Characters of a text that every MLflow takes."""
+MOST_METRICS, MOST_ENTRIES = 1000, 100
+"""Metrics, and settings, that MLflow takes at once."""
+OWN_TAG = "rlwatch.run_id"
+"""Tag by which a run is known in MLflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is sent of a run. ``records``: a row for each step, in order; ``options``: settings by dotted name;
+    ``config``: the same as they were given, both without secrets; ``verdict`` in a line.
+    """
+
+    info: RunInfo
+    records: Sequence[StepRecord]
+    options: Mapping[str, str]
+    config: Mapping[str, JSON]
+    verdict: str
+    findings: Sequence[Finding]
+
+    @property
+    def told(self) -> str:
+        """Verdict and findings as Markdown."""
+        lines = [f"**{for_markdown(self.verdict)}**", ""]
+        lines += [f"- step {f.step}, {f.severity.value}: {for_markdown(f.message)}" for f in self.findings]
+        return cut("\n".join(lines), LONGEST_TOLD)
+
+    @property
+    def name(self) -> str:
+        """What people call the run."""
+        return self.info.name or self.info.run_id
+
+    @property
+    def ended_at(self) -> float:
+        """Unix seconds of its last row."""
+        return self.records[-1].ts if self.records else self.info.created_at
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where the run is now, how many rows and values were sent, and names that the other tracker cannot have."""
+
+    where: str
+    rows: int
+    values: int
+    renamed: Mapping[str, str]
+
+
+def story_of(
+    info: RunInfo,
+    records: Sequence[StepRecord],
+    findings: Sequence[Finding],
+    *,
+    options: Mapping[str, str],
+    config: Mapping[str, JSON],
+    verdict: str,
+) -> Story:
+    """What is sent of a run, given what it logged and all findings, those that it recovered among them, in order."""
+    shown = [finding for finding in findings if not finding.stage.better]
+    return Story(info, list(_with_levels(records, findings)), options, config, verdict, shown)
+
+
+def _with_levels(records: Sequence[StepRecord], findings: Sequence[Finding]) -> Iterator[StepRecord]:
+    """The rows, with what holds at each."""
+    told = sorted(findings, key=lambda finding: finding.step)
+    kinds = {finding.kind for finding in told}
+    held: dict[tuple[str, str, str], int] = {}
+    place = 0
+    for record in records:
+        while place < len(told) and told[place].step <= record.step:
+            one = told[place]
+            held[one.kind, one.detector, one.metric] = 0 if one.stage is Stage.RESOLVED else one.severity.rank + 1
+            place += 1
+        levels = {
+            f"rlwatch/{kind}": float(max((level for at, level in held.items() if at[0] == kind), default=0))
+            for kind in sorted(kinds)
+        }
+        yield replace(record, metrics={**record.metrics, **levels})
+
+
+# TensorBoard.
+
+
+def to_tensorboard(story: Story, directory: Path, *, progress: Progress = iter) -> Sent:
+    """One event file in ``directory``, whole or not at all; numbers have the 32 bits that TensorBoard gives them.
+
+    Raises ``ConfigError`` where event files are there already, ``MissingExtraError`` without tensorboard, ``OSError``.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError:
+        raise MissingExtraError("tensorboard", "tensorboard", "sending a run to TensorBoard") from None
+    if directory.is_dir() and event_files(directory):
+        raise ConfigError(f"{directory} has event files already, which TensorBoard would mix with these; give another")
+    directory.mkdir(parents=True, exist_ok=True)
+    began = story.info.created_at
+    target = directory / f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.rlwatch"
+    part = target.with_name(f".{target.name}.part")
+    settings = "".join(f"- {for_markdown(name)}: {for_markdown(value)}\n" for name, value in story.options.items())
+    texts = {"config": settings, "tags": for_markdown(", ".join(story.info.tags)), "rlwatch/findings": story.told}
+    values = 0
+    try:
+        with part.open("wb") as file:
+            write = RecordWriter(file).write
+            write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
+            for record in progress(story.records):
+                scalars = [Summary.Value(tag=name, simple_value=_single(v)) for name, v in record.metrics.items()]
+                event = Event(wall_time=record.ts, step=record.step, summary=Summary(value=scalars))
+                write(event.SerializeToString())
+                values += len(scalars)
+            for tag, text in texts.items():
+                if text:
+                    write(Event(wall_time=story.ended_at, summary=text_pb(tag, text)).SerializeToString())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return Sent(str(directory), len(story.records), values, {})
+
+
+def _single(value: float) -> float:
+    """The nearest number of 32 bits; beyond them infinity, as it is for TensorBoard's own writers."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+# wandb.
+
+
+def to_wandb(
+    story: Story,
+    *,
+    project: str = "",
+    entity: str | None = None,
+    offline: bool = False,
+    directory: Path | None = None,
+    progress: Progress = iter,
+) -> Sent:
+    """A run of wandb of the same id: on the server, or ``offline`` in ``directory``, for ``wandb sync``.
+
+    Raises ``ConfigError`` where the run is there already, or this process has a run of wandb; ``MissingExtraError``
+    without wandb; ``RLWatchError`` for what wandb refuses.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise MissingExtraError("wandb", "wandb", "sending a run to wandb") from None
+    if wandb.run is not None:
+        raise ConfigError(f"this process has the run {wandb.run.id} of wandb; finish it first: wandb.finish()")
+    home = Path(directory or ".")
+    if there := sorted(home.glob(f"wandb/*run-*-{story.info.run_id}")):
+        raise ConfigError(f"{there[0]} is this run already; remove it, or give another directory")
+    home.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(
+        silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True
+    )
+    with _refusals("wandb", wandb.errors.Error):
+        run = wandb.init(
+            id=story.info.run_id,
+            resume="never",
+            project=project or story.info.project,
+            entity=entity,
+            name=story.name,
+            tags=[cut(tag, 64) for tag in story.info.tags if tag],
+            notes=story.told,
+            config={**story.config, "rlwatch": {"source": story.info.source, "attempts": story.info.attempt}},
+            dir=str(home),
+            mode="offline" if offline else "online",
+            settings=settings,
+        )
+        code, values = 1, 0
+        try:
+            for record in progress(story.records):
+                run.log({**record.metrics, "_timestamp": record.ts}, step=record.step)
+                values += len(record.metrics)
+            run.summary["rlwatch/verdict"] = story.verdict
+            code = int(story.info.state is RunState.CRASHED)
+        finally:
+            run.finish(exit_code=code)
+    where = str(Path(run.dir).parent) if offline else str(run.url)
+    return Sent(where, len(story.records), values, {})
+
+
+# MLflow.
+
+
+def to_mlflow(story: Story, *, uri: str | None = None, experiment: str = "", progress: Progress = iter) -> Sent:
+    """A run of an experiment (of the project's name unless it is given) at a tracking URI (None: MLflow's own).
+
+    One that is not sent whole is deleted. Raises ``ConfigError`` where the run is there already, ``MissingExtraError``
+    without MLflow, ``RLWatchError`` for what MLflow refuses.
+    """
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.exceptions import MlflowException
+        from mlflow.utils import validation
+    except ImportError:
+        raise MissingExtraError("mlflow", "mlflow", "sending a run to MLflow") from None
+    longest = int(getattr(validation, "MAX_PARAM_VAL_LENGTH", 500))
+    metrics = _plain_names(name for record in story.records for name in record.metrics)
+    options = _plain_names(story.options)
+    called = experiment or story.info.project
+    values = (
+        Metric(metrics[name], value, _milliseconds(record.ts), record.step)
+        for record in progress(story.records)
+        for name, value in record.metrics.items()
+    )
+    params = [Param(options[name], cut(value, longest)) for name, value in story.options.items()]
+    with _refusals("MLflow", MlflowException):
+        client = MlflowClient(tracking_uri=uri)
+        there = client.get_experiment_by_name(called)
+        experiment_id = there.experiment_id if there else client.create_experiment(called)
+        if client.search_runs([experiment_id], f"tags.`{OWN_TAG}` = '{story.info.run_id}'"):
+            raise ConfigError(f"experiment {called!r} of MLflow has run {story.info.run_id!r} already; delete it there")
+        began = _milliseconds(story.info.created_at)
+        run_id = client.create_run(experiment_id, start_time=began, run_name=story.name).info.run_id
+        try:
+            for some in _lots(params, MOST_ENTRIES):
+                client.log_batch(run_id, params=some)
+            sent = 0
+            for lot in _lots(values, MOST_METRICS):
+                client.log_batch(run_id, metrics=lot)
+                sent += len(lot)
+            for some in _lots((RunTag(*tag) for tag in _tags_of(story).items()), MOST_ENTRIES):
+                client.log_batch(run_id, tags=some)
+            status = "FAILED" if story.info.state is RunState.CRASHED else "FINISHED"
+            client.set_terminated(run_id, status, _milliseconds(story.ended_at))
+        except BaseException:
+            with suppress(MlflowException):
+                client.delete_run(run_id)
+            raise
+    renamed = {name: other for name, other in (metrics | options).items() if name != other}
+    return Sent(f"experiment {called!r}, run {run_id}", len(story.records), sent, renamed)
+
+
+def _tags_of(story: Story) -> dict[str, str]:
+    """Tags of the run, and what MLflow shows of it beside them."""
+    told = {"mlflow.note.content": story.told, "mlflow.source.name": story.info.source or "rlwatch"}
+    own = {"rlwatch.verdict": story.verdict, OWN_TAG: story.info.run_id}
+    return {tag: "" for tag in map(_plain, story.info.tags) if tag} | told | own
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _lots(items: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    lot: list[Any] = []
+    for item in items:
+        lot.append(item)
+        if len(lot) == most:
+            yield lot
+            lot = []
+    if lot:
+        yield lot
+
+
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Name -> one that MLflow can have, each another."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in dict.fromkeys(names):
+        plain = first = _plain(name)
+        number = 1
+        while plain in taken:
+            number += 1
+            plain = f"{first}_{number}"
+        taken.add(plain)
+        found[name] = plain
+    return found
+
+
+def _plain(name: str) -> str:
+    """A name of letters, digits, ``_-. :/`` that is no path to elsewhere.
+
+    >>> _plain("reward[math]"), _plain("actor/kl"), _plain("../x")
+    ('reward_math_', 'actor/kl', '.._x')
+    """
+    kept = re.sub(r"[^\w\-. :/]", "_", name)[:250]
+    return kept if posixpath.normpath(kept) == kept and kept[:1] not in "./" else kept.replace("/", "_")
+
+
+@contextmanager
+def _refusals(tracker: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Say in a line what the other tracker refuses. Raises ``RLWatchError``."""
+    try:
+        yield
+    except kinds as error:
+        raise RLWatchError(f"{tracker} refuses it: {one_line(error, 400)}") from error
