@@ -47,6 +47,8 @@ LEFT = {
     ("", "--otlp "): "a collector; tests/cli/test_cli_serving_metrics.py",
     ("", "--wait "): "waits for a live trainer; tests/cli and tests/browser have one",
     ("", "--cancel "): "takes back a command that a test would have to make first; tests/cli/test_cli_command.py",
+    ("", "rlwatch export wandb "): "a server of wandb; tests/analysis/test_sending.py has one offline",
+    ("", "rlwatch export mlflow "): "a server of MLflow; tests/analysis/test_sending.py has a file store",
     ("", "rlwatch alerts ack "): "an alert's id; tests/cli has alerts",
     ("", "rlwatch alerts snooze "): "an alert's id; tests/cli has alerts",
     ("", "rlwatch alerts note "): "an alert's id; tests/cli has alerts",
