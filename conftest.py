@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from _pytest.doctest import DoctestModule
+from _pytest.doctest import DoctestItem, DoctestModule
 from hypothesis import HealthCheck, settings
 
 # No deadline: a machine that is busy with something else is no fault of the code, nor of what draws the examples.
@@ -22,6 +22,46 @@ SLOW = [HealthCheck.too_slow]
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=SLOW)
 settings.register_profile("explore", derandomize=False, print_blob=True, deadline=None, suppress_health_check=SLOW)
 settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def _runs_of_examples(request: pytest.FixtureRequest) -> None:
+    """Examples of ``rlwatch.open`` speak of ``runs``: ``run``, one of five steps, and two that part at step 30."""
+    if isinstance(request.node, DoctestItem) and request.node.name.startswith("rlwatch.analysis.runs."):
+        request.getfixturevalue("doctest_namespace").update(request.getfixturevalue("example_runs"))
+
+
+@pytest.fixture(scope="session")
+def example_runs() -> dict[str, object]:
+    """These runs by the names that the examples give them."""
+    import math
+
+    import numpy as np
+
+    import rlwatch
+    from rlwatch.records import CULPRITS, CompletionBatch, SpikeBatch
+
+    def record(name: str, lr: float, rows: list[dict[str, float]], *more: SpikeBatch | CompletionBatch) -> None:
+        with rlwatch.init(project="docs", name=name, run_id=name, config={"lr": lr}, store="memory://examples") as run:
+            for step, row in enumerate(rows, start=1):
+                run.log(row, step=step)
+            for one in more:
+                run.log_spikes(one) if isinstance(one, SpikeBatch) else run.log_completions(one)
+
+    token = {"position": np.array([7]), "text": [" is"], "cause": ["token ratio"], "own_norm": np.array([32.5])}
+    answer = {"prompt": ["1+1="], "completion": ["2"], "reward": np.ones(1)}
+    more = SpikeBatch(5, token, reason=CULPRITS), CompletionBatch(5, answer)
+    rewards = [0.5 + 0.01 * math.sin(step) for step in range(1, 51)]
+    record("seed-3", 1e-6, [{"reward": reward if step < 29 else 0.1} for step, reward in enumerate(rewards)])
+    record("seed-2", 2e-6, [{"reward": reward} for reward in rewards])
+    record(
+        "seed-1",
+        1e-6,
+        [{"reward": s / 4, "entropy": 0.9} for s in range(1, 5)] + [{"reward": 1.0, "entropy": math.nan}],
+        *more,
+    )
+    runs = rlwatch.open("memory://examples")
+    return {"rlwatch": rlwatch, "runs": runs, "run": runs["seed-1"]}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlwatch.errors import ConfigError, RunNotFoundError
-from rlwatch.ports import RunReader
+from rlwatch.ports import Store
 from rlwatch.records import RunInfo
 from rlwatch.wording import nearest
 
 MOST_LISTED = 5
 
 
-def find_run(store: RunReader, reference: str) -> RunInfo:
+def find_run(store: Store, reference: str) -> RunInfo:
     """The run whose id is ``reference``, or else the only one whose name is, or whose id or name starts so.
 
     Raises ``RunNotFoundError`` with the closest ids, ``ConfigError`` if several runs fit.
@@ -44,12 +44,12 @@ def _listed(runs: Sequence[RunInfo]) -> str:
     return ", ".join([*shown, "..."] if len(runs) > MOST_LISTED else shown)
 
 
-def _not_found(store: RunReader, runs: Sequence[RunInfo], reference: str) -> str:
+def _not_found(store: Store, runs: Sequence[RunInfo], reference: str) -> str:
     reason = store.unreadable().get(reference)
     if reason:
         return f"run {reference!r} cannot be read: {reason}"
     if not runs:
-        return f"no run {reference!r}: the store holds no runs yet"
+        return f"no run {reference!r}: the store {store.url} holds no runs yet"
     by_word = {word: run for run in reversed(runs) for word in (run.run_id, run.name) if word}
     close = nearest(reference, by_word, MOST_LISTED, 0.5)
     near = list({by_word[word].run_id: by_word[word] for word in close}.values())

@@ -130,13 +130,23 @@ class Runs(Sequence["StoredRun"]):
         """A mapping for each run (of ``project``, that fits ``search``) with the names of :data:`RUNS`.
 
         ``search`` is read as by ``rlwatch runs --search``: ``"lr=3e-5 tag=paper"``. Archived runs are among them.
+
+        >>> [(row["name"], row["verdict"]) for row in runs.rows(search="lr=2e-6")]
+        [('seed-2', 'healthy')]
         """
         now = time.time()
         runs = [run for run in matching_runs(self.store.runs(), search) if project is None or run.project == project]
         return [_flat(describe(self.store, run, now)) for run in runs]
 
     def table(self, project: str | None = None, *, search: str = "") -> pd.DataFrame:
-        """The same as a DataFrame, a row a run."""
+        """The same as a DataFrame, a row a run.
+
+        >>> runs.table()[["name", "status", "verdict", "last_step"]]
+             name    status       verdict  last_step
+        0  seed-1  finished       healthy          5
+        1  seed-2  finished       healthy         50
+        2  seed-3  finished  collapsed@30         50
+        """
         return data_frame(arrow_table(self.rows(project, search=search), RUNS))
 
     @property
@@ -299,7 +309,11 @@ class StoredRun:
 
     @property
     def info(self) -> RunInfo:
-        """Name, project, trainer, tags, state."""
+        """Name, project, trainer, tags, state.
+
+        >>> run.info.name, run.info.project, run.info.config["lr"]
+        ('seed-1', 'docs', 1e-06)
+        """
         return self.store.run(self.run_id)
 
     def __repr__(self) -> str:
@@ -311,13 +325,23 @@ class StoredRun:
         return framed(glance(view), self._figures(view, (), None, MOST_CHARTS))
 
     def view(self) -> RunView:
-        """The run as every face shows it: verdict, cause, advice, findings, forecast, what was not judged."""
+        """The run as every face shows it: verdict, cause, advice, findings, forecast, what was not judged.
+
+        >>> run.view().verdict.name, runs["seed-3"].view().verdict.name
+        ('healthy', 'collapsed@30')
+        """
         info = self.info
         gone = describe(self.store, info, time.time())["status"] == "dead"
         return view_of_run(self.store, info, gone=gone)
 
     def metrics(self) -> pd.DataFrame:
-        """Every metric: its name as logged, what it is read as, unit, last step and value (:data:`METRICS`)."""
+        """Every metric: its name as logged, what it is read as, unit, last step and value (:data:`METRICS`).
+
+        >>> run.metrics()[["metric", "canonical", "step", "value"]]
+            metric       canonical  step  value
+        0  entropy  policy/entropy     5    NaN
+        1   reward     reward/mean     5    1.0
+        """
         return self._frame(last_metrics(self.store, self.info), METRICS)
 
     def history(
@@ -347,29 +371,64 @@ class StoredRun:
         ------
         ConfigError
             For a metric that the run does not log, with the closest names.
+
+        >>> run.history("reward", steps=slice(2, 4))
+           step  attempt  reward
+        0     2        1     0.5
+        1     3        1    0.75
+        >>> run.history(["policy/entropy"], steps=[4, 5], form="long")
+           step  attempt          metric  value
+        0     4        1  policy/entropy    0.9
+        1     5        1  policy/entropy    NaN
+        >>> run.history("entrpy")
+        Traceback (most recent call last):
+        rlwatch.errors.ConfigError: run 'seed-1' logs no metric 'entrpy'; did you mean entropy, policy/entropy?
         """
         names = self._named(metrics)
         series = self._series(names.values(), steps, attempts)
         return data_frame((_wide if form == "wide" else _long)({name: series[own] for name, own in names.items()}))
 
     def findings(self) -> pd.DataFrame:
-        """Findings, and that they eased or are over, in order (:data:`FINDINGS`)."""
+        """Findings, and that they eased or are over, in order (:data:`FINDINGS`).
+
+        >>> run.findings()[["step", "kind", "severity", "stage", "metric"]]
+           step       kind severity  stage          metric
+        0     5  nonfinite  warning  began  policy/entropy
+        """
         return data_frame(self.table("findings").arrow())
 
     def alerts(self) -> pd.DataFrame:
-        """Alerts, newest first (:data:`ALERTS`)."""
+        """Alerts, newest first (:data:`ALERTS`).
+
+        >>> run.alerts()[["rule", "severity", "state", "onset_step"]]
+                 rule severity    state  onset_step
+        0  non-finite  warning  pending           5
+        """
         return data_frame(self.table("alerts").arrow())
 
     def forecasts(self) -> pd.DataFrame:
-        """Forecasts, in order (:data:`FORECASTS`)."""
+        """Forecasts, in order (:data:`FORECASTS`).
+
+        >>> print(run.forecasts()["absent"][0])
+        no forecast because it needs the first 40 steps as a baseline, and has 0 (0 rows)
+        """
         return data_frame(self.table("forecasts").arrow())
 
     def events(self) -> pd.DataFrame:
-        """Events: resets, resumes, exceptions, notes (:data:`EVENTS`)."""
+        """Events: resets, resumes, exceptions, notes (:data:`EVENTS`).
+
+        >>> len(run.events())
+        0
+        """
         return data_frame(self.table("events").arrow())
 
     def spikes(self) -> pd.DataFrame:
-        """Localised spikes, a row for each culprit (:data:`rlwatch.export.COLUMNS`)."""
+        """Localised spikes, a row for each culprit (:data:`rlwatch.export.COLUMNS`).
+
+        >>> run.spikes()[["step", "position", "text", "cause", "advantage", "own_norm"]]
+           step  position text        cause  advantage  own_norm
+        0     5         7   is  token ratio       <NA>      32.5
+        """
         return data_frame(self.table("spikes").arrow())
 
     def distributions(self, quantity: str | None = None) -> pd.DataFrame:
@@ -385,13 +444,21 @@ class StoredRun:
         return self._frame(rows, DISTRIBUTED)
 
     def completions(self, last: int | None = None) -> pd.DataFrame:
-        """Recorded completions, newest step first; of the ``last`` newest batches where it is given."""
+        """Recorded completions, newest step first; of the ``last`` newest batches where it is given.
+
+        >>> run.completions()[["step", "prompt", "completion", "reward"]]
+           step prompt completion  reward
+        0     5   1+1=          2     1.0
+        """
         return data_frame(self._completions(last).arrow())
 
     def table(self, kind: str) -> Table:
         """One of :data:`rlwatch.export.TABLES`, as ``rlwatch export`` writes it; its rows need no package.
 
         ``history`` has what every process logged. Raises ``ConfigError`` for another kind.
+
+        >>> list(run.table("history").rows())[-1]
+        {'step': 5, 'attempt': 1, 'entropy': nan, 'reward': 1.0}
         """
         if kind not in TABLES:
             there_are = f"there are {', '.join(TABLES)}{meant(kind, TABLES)}"
@@ -433,7 +500,12 @@ class StoredRun:
         return Table({**COMPLETIONS, **{name: Column(kind, "") for name, kind in more.items()}}, lambda: rows)
 
     def config(self, attempt: int | None = None) -> pd.DataFrame:
-        """Configuration of an attempt (None: the newest that gave one): dotted ``option``, ``value`` as text."""
+        """Configuration of an attempt (None: the newest that gave one): dotted ``option``, ``value`` as text.
+
+        >>> run.config()[:1]
+          option  value
+        0     lr  1e-06
+        """
         given = self.info.config if attempt is None else self.store.configs(self.run_id).get(attempt)
         if given is None:
             raise ConfigError(f"run {self.run_id!r} has no attempt {attempt}")
@@ -443,6 +515,10 @@ class StoredRun:
         """Metrics in which this run and ``other`` parted by more than chance, first first (:data:`PARTINGS`).
 
         ``frame.attrs["answer"]`` says it in a sentence. Raises ``ConfigError`` where nothing can be laid side by side.
+
+        >>> runs["seed-2"].diff(runs["seed-3"])[["metric", "at", "left", "right"]]
+                metric    at     left  right
+        0  reward/mean  30.0  0.49012    0.1
         """
         found = compare(subject_of_run(self.store, self.info), subject_of_run(other.store, other.info), Axis(by))
         if found.problem:
@@ -452,7 +528,12 @@ class StoredRun:
         return frame
 
     def config_diff(self, other: StoredRun) -> pd.DataFrame:
-        """Settings in which this run and ``other`` differ (:data:`SETTINGS`), secrets blacked out."""
+        """Settings in which this run and ``other`` differ (:data:`SETTINGS`), secrets blacked out.
+
+        >>> run.config_diff(runs["seed-2"])
+          option   left  right
+        0     lr  1e-06  2e-06
+        """
         rows = [
             {"option": one.name, "left": _setting(one.values[0]), "right": _setting(one.values[1])}
             for one in config_diff([self.info.config, other.info.config])
@@ -463,6 +544,9 @@ class StoredRun:
         """A chart of each of ``metrics`` (names as for :meth:`history`; none: those that a post-mortem draws).
 
         Drawn as SVG: nothing needs to be installed, and nothing is fetched.
+
+        >>> "<svg" in run.plot("reward", "policy/entropy").html
+        True
         """
         return Plot(framed(self._figures(self.view(), metrics, steps, None)))
 

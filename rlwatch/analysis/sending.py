@@ -119,6 +119,8 @@ def to_tensorboard(story: Story, directory: Path, *, progress: Progress = iter) 
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise MissingExtraError("tensorboard", "tensorboard", "sending a run to TensorBoard") from None
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory} is a file; event files are written into a directory, a new one for each run")
     if directory.is_dir() and event_files(directory):
         raise ConfigError(f"{directory} has event files already, which TensorBoard would mix with these; give another")
     directory.mkdir(parents=True, exist_ok=True)

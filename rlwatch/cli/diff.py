@@ -15,6 +15,7 @@ from rlwatch.cli.options import (
     StoreOption,
     TrainerOption,
     examples,
+    no_log_either,
     opened,
 )
 from rlwatch.errors import ConfigError, ImportFormatError
@@ -114,7 +115,7 @@ def _of_store(name: str, url: str | None) -> Subject:
     from rlwatch.analysis.lookup import find_run
     from rlwatch.compare import held
 
-    with opened(url) as store:
+    with opened(url) as store, no_log_either(name):
         return held(store, find_run(store, name))
 
 

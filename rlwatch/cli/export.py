@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli import serving_metrics
 from rlwatch.cli.console import progress_bar, say
-from rlwatch.cli.options import StoreOption, examples, opened
+from rlwatch.cli.options import StoreOption, examples, opened, require_directory
 from rlwatch.errors import ConfigError
 from rlwatch.export import TABLES, write_csv, write_jsonl, write_parquet
 from rlwatch.wording import plural
@@ -61,6 +62,7 @@ def _write(kind: str, run: str, file: Path, store: str | None, *, force: bool) -
         raise ConfigError(f"the name of the file says its format, {FORMATS}: got {file.name!r}")
     if file.exists() and not force:
         raise ConfigError(f"{file} exists; --force writes over it")
+    require_directory(file)
     with opened(store) as source:
         table = StoredRun(source, find_run(source, run).run_id).table(kind)
         try:
@@ -137,6 +139,7 @@ def mlflow(
 
     Databases of MLflow keep infinities as the largest float there is.
     """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 of its own: minutes, where a server is not there
     _send(run, store, lambda one: one.to_mlflow(uri, experiment=experiment, progress=SENDING))
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlwatch.errors import ConfigError, RunNotFoundError
 from rlwatch.ports import Store
 
 if TYPE_CHECKING:
+    from rlwatch.alerts.config import Config
     from rlwatch.alerts.rules import Rule
     from rlwatch.run.alerting import Alerting
 
@@ -128,14 +130,39 @@ def opened(url: str | None) -> Iterator[Store]:
         store.close()
 
 
+@contextmanager
+def no_log_either(reference: str | None) -> Iterator[None]:
+    """Where a run or a log may be named: a run that is not found is no log either, and that is said."""
+    try:
+        yield
+    except RunNotFoundError as error:
+        said = f"{error} (and no file or directory is called {reference!r})" if reference else str(error)
+        raise RunNotFoundError(said) from None
+
+
+def require_directory(file: Path) -> None:
+    """Raises ``ConfigError`` where the directory that ``file`` is to be written into is none."""
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: there is no directory {file.parent}")
+
+
 # What ``--config`` names, or the ``rlwatch.toml`` of this directory.
 
 
 def rules_of(config: Path | None) -> Sequence[Rule]:
     """The rules of the file, the default rules where there is none. Raises ``ConfigError``."""
-    from rlwatch.alerts.config import load_config
+    return configured(config).rules
 
-    return load_config(config).rules
+
+def configured(config: Path | None) -> Config:
+    """The configuration, with a warning of what in it cannot be meant, or is not obeyed. Raises ``ConfigError``."""
+    from rlwatch.alerts.config import load_config
+    from rlwatch.cli.console import warn
+
+    found = load_config(config)
+    for said in filter(None, (found.refused, *found.warnings)):
+        warn(said)
+    return found
 
 
 def alerting_of(config: Path | None, store: Store) -> Alerting:
@@ -147,7 +174,6 @@ def alerting_of(config: Path | None, store: Store) -> Alerting:
 
 def format_of(read_as: str | None, pattern: str | None) -> str | None:
     """The format that ``--as`` or ``--pattern`` asks for. Raises ``ConfigError`` for both."""
-    from rlwatch.errors import ConfigError
     from rlwatch.importers.pattern_console import PREFIX
 
     if pattern is None:

@@ -13,7 +13,16 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import say
-from rlwatch.cli.options import ReadAsOption, RunOfLogOption, StoreOption, TrainerOption, examples, opened
+from rlwatch.cli.options import (
+    ReadAsOption,
+    RunOfLogOption,
+    StoreOption,
+    TrainerOption,
+    examples,
+    no_log_either,
+    opened,
+    require_directory,
+)
 from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +97,8 @@ def _of_run(reference: str, store: str | None) -> Facts:
 
     now = time.time()
     with opened(store) as source:
-        info = find_run(source, reference)
+        with no_log_either(reference):
+            info = find_run(source, reference)
         return facts_of_run(source, info.run_id, now=now, status=str(describe(source, info, now)["status"]))
 
 
@@ -128,6 +138,7 @@ def _write_space(target: Path, title: str, page: str) -> None:
 
 def _write(target: Path, text: str) -> None:
     """At once: a reader never sees half a report. Only the owner may read it, as with a store."""
+    require_directory(target)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         part.touch(mode=0o600)

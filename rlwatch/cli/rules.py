@@ -18,6 +18,7 @@ from rlwatch.cli.options import (
     ReadAsOption,
     RunOfLogOption,
     TrainerOption,
+    configured,
     examples,
 )
 from rlwatch.cli.view_text import severity_cell
@@ -126,14 +127,13 @@ def _try_on(
     step_s: float,
     output: Format,
 ) -> None:
-    from rlwatch.alerts.config import load_config
     from rlwatch.alerts.rules import HEARTBEAT_KINDS
     from rlwatch.cli.console import reading
     from rlwatch.cli.rehearsal import rehearse
     from rlwatch.importers import read_log
     from rlwatch.run.alerting import actions_of
 
-    loaded = load_config(config)
+    loaded = configured(config)
     policy, actions = loaded.policy, actions_of(loaded)
     with reading(log):
         runs = read_log(log, run=run, format=read_as)

@@ -24,8 +24,9 @@ from rlwatch.cli.options import (
     TrainerOption,
     examples,
     format_of,
+    no_log_either,
 )
-from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
+from rlwatch.errors import ConfigError, ImportFormatError
 
 Beside = Callable[[], Mapping[str, float]]
 EPILOG = examples(
@@ -214,9 +215,7 @@ def _watch_many(
 def _watch_store(url: str | None, run: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
     from rlwatch.cli import watch_store
 
-    try:
+    with no_log_either(run):
         if once:
             raise typer.Exit(watch_store.look_once(url, run, config))
         watch_store.follow(url, run, config, lambda: time.sleep(poll_s), poll_s)
-    except RunNotFoundError as error:
-        raise RunNotFoundError(f"{error} (and no file or directory is called {run!r})" if run else str(error)) from None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("rlwatch")
-_refusals_logged: set[str] = set()
+_logged_once: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,16 @@ def alerting_for(
         For a wrong setting, or a missing extra: alerting that was asked for must work.
     """
     config = load_config(config_file, store_root=getattr(store, "root", None), webhook_url=webhook_url)
-    _say_once(config.refused)
+    for said in (config.refused, *config.warnings):
+        _say_once(said)
     policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
     return Alerting(policy, build_notifiers(config, console=False), config.dashboard_url, actions_of(config))
 
 
-def _say_once(refused: str) -> None:
-    if refused and refused not in _refusals_logged:
-        _refusals_logged.add(refused)
-        logger.warning("%s", refused)
+def _say_once(said: str) -> None:
+    if said and said not in _logged_once:
+        _logged_once.add(said)
+        logger.warning("%s", said)
 
 
 def actions_of(config: Config) -> tuple[Action, ...]:

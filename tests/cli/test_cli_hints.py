@@ -49,3 +49,33 @@ def test_what_is_no_mistake_is_not_asked_about(place: Path, invoke: Invoke, comm
 
     assert "did you mean" not in result.stdout + result.stderr
     assert "yet" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("show seed3 --store nowhere", "the store sqlite://"),
+        ("report gone.log", "(and no file or directory is called 'gone.log')"),
+        ("diff seed3 gone.log", "(and no file or directory is called 'gone.log')"),
+        ("report seed3 -o gone/post-mortem.html", "there is no directory gone"),
+        ("export history seed3 gone/history.csv", "there is no directory gone"),
+        ("export tensorboard seed3 train.log", "train.log is a file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(place: Path, invoke: Invoke, command: str, said: str):
+    """A store, a log or a directory that is not there."""
+    result = invoke(*command.split())
+
+    assert (result.exit_code, said in result.stderr, result.stderr.count("\n")) == (2, True, 1)
+
+
+@pytest.mark.parametrize("command", ["scan train.log", "watch train.log --once", "rules test train.log"])
+def test_a_rule_that_can_never_fire_is_told(
+    place: Path, invoke: Invoke, command: str, caplog: pytest.LogCaptureFixture
+):
+    """Wherever the file is obeyed; where a run would be alerted about, by the log, as a trainer is told."""
+    (place / "odd.toml").write_text('[[rules]]\nname = "x"\nkinds = ["entrpy_collapse"]\n')
+
+    result = invoke(*command.split(), "--config", "odd.toml")
+
+    assert "did you mean 'entropy_collapse'" in result.stderr + caplog.text

@@ -14,6 +14,8 @@ from rlwatch.records import RunInfo
 class Shelf:
     """As much of a store as looking up needs."""
 
+    url = "memory://shelf"
+
     def __init__(self, runs: Sequence[RunInfo], unreadable: Mapping[str, str] | None = None) -> None:
         self._runs = list(runs)
         self._unreadable = unreadable or {}
@@ -89,7 +91,7 @@ def test_what_resembles_nothing_is_answered_with_the_newest_runs() -> None:
 @pytest.mark.parametrize("typed", ["anything", ""])
 def test_an_empty_store_says_that_it_is_empty(typed: str) -> None:
     """Rather than listing nothing."""
-    with pytest.raises(RunNotFoundError, match="holds no runs yet"):
+    with pytest.raises(RunNotFoundError, match="the store memory://shelf holds no runs yet"):
         find_run(Shelf([]), typed)  # type: ignore[arg-type]
 
 
