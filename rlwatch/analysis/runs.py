@@ -436,6 +436,9 @@ class StoredRun:
 
         Their counts are :func:`rlwatch.distributions.distributions` of what the store has. Raises ``ConfigError`` for a
         quantity that there is not.
+
+        >>> len(run.distributions())
+        0
         """
         if quantity is not None and quantity not in QUANTITIES:
             there_are = f"there are {', '.join(QUANTITIES)}{meant(quantity, QUANTITIES)}"
