@@ -33,7 +33,7 @@ OWN_TAG = "rlwatch.run_id"
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What is sent of a run. ``records``: a row for each step, in order; ``options``: settings by dotted name;
+    """A run as it is sent. ``records``: a row for each step, in order; ``options``: settings by dotted name;
     ``config``: the same as they were given, both without secrets; ``verdict`` in a line.
     """
 
@@ -53,7 +53,7 @@ class Story:
 
     @property
     def name(self) -> str:
-        """What people call the run."""
+        """The name people know the run by."""
         return self.info.name or self.info.run_id
 
     @property
@@ -64,7 +64,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Where the run is now, how many rows and values were sent, and names that the other tracker cannot have."""
+    """Its place in the other tracker, how many rows and values were sent, and names that had to be changed."""
 
     where: str
     rows: int
@@ -81,7 +81,7 @@ def story_of(
     config: Mapping[str, JSON],
     verdict: str,
 ) -> Story:
-    """What is sent of a run, given what it logged and all findings, those that it recovered among them, in order."""
+    """The run as it is sent, given what it logged and all findings, those that it recovered among them, in order."""
     shown = [finding for finding in findings if not finding.stage.better]
     return Story(info, list(_with_levels(records, findings)), options, config, verdict, shown)
 
@@ -247,10 +247,10 @@ def to_mlflow(story: Story, *, uri: str | None = None, experiment: str = "", pro
             raise ConfigError(f"experiment {called!r} of MLflow has run {story.info.run_id!r} already; delete it there")
         began = _milliseconds(story.info.created_at)
         run_id = client.create_run(experiment_id, start_time=began, run_name=story.name).info.run_id
+        sent, whole = 0, False
         try:
             for some in _lots(params, MOST_ENTRIES):
                 client.log_batch(run_id, params=some)
-            sent = 0
             for lot in _lots(values, MOST_METRICS):
                 client.log_batch(run_id, metrics=lot)
                 sent += len(lot)
@@ -258,10 +258,11 @@ def to_mlflow(story: Story, *, uri: str | None = None, experiment: str = "", pro
                 client.log_batch(run_id, tags=some)
             status = "FAILED" if story.info.state is RunState.CRASHED else "FINISHED"
             client.set_terminated(run_id, status, _milliseconds(story.ended_at))
-        except BaseException:
-            with suppress(MlflowException):
-                client.delete_run(run_id)
-            raise
+            whole = True
+        finally:
+            if not whole:
+                with suppress(MlflowException):
+                    client.delete_run(run_id)
     renamed = {name: other for name, other in (metrics | options).items() if name != other}
     return Sent(f"experiment {called!r}, run {run_id}", len(story.records), sent, renamed)
 

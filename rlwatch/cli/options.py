@@ -132,7 +132,7 @@ def opened(url: str | None) -> Iterator[Store]:
 
 @contextmanager
 def no_log_either(reference: str | None) -> Iterator[None]:
-    """Where a run or a log may be named: a run that is not found is no log either, and that is said."""
+    """For commands that take a run or a log: say that a run that is not found is no log either."""
     try:
         yield
     except RunNotFoundError as error:

@@ -35,6 +35,6 @@ rooms                             layer_clipping       rows                 plug
 verl and OpenRLHF train in processes of Ray: their ``driver`` runs beside the trainer, and in verl a ``worker`` in each
 actor. TRL's trainers are Hugging Face's, so that ``trl`` builds on ``transformers``.
 
-Other trackers (:mod:`~rlwatch.integrations.wandb`, :mod:`~rlwatch.integrations.tensorboard`) are no trainers: they are
-mirrored, by :mod:`~rlwatch.integrations.tee`.
+Other trackers (:mod:`~rlwatch.integrations.wandb`, :mod:`~rlwatch.integrations.tensorboard`,
+:mod:`~rlwatch.integrations.mlflow`) are no trainers: they are mirrored, by :mod:`~rlwatch.integrations.tee`.
 """

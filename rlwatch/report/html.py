@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from rlwatch.report.gather import TABLES, Facts
 from rlwatch.wording import Markup, cut, sentence, step, visible
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing."""
@@ -39,21 +40,34 @@ def html(facts: Facts) -> str:
     )
 
 
+def _visible(value: object) -> object:
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
 @cache
 def _template() -> Template:
     """The page, in which every text is escaped and its control characters are made visible."""
+    made = environment(_visible)
+    made.globals.update(cell=table_cell)
+    return made.get_template("page.html.jinja")
+
+
+def environment(finalize: Callable[[object], object]) -> Environment:
+    """The home of the templates of reports, and of what they call; every value that is no Markup passes ``finalize``.
+
+    Raises ``MissingExtraError`` where jinja2 is not installed.
+    """
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
-        raise MissingExtraError("jinja2", "cli", "a report as HTML") from None
-    environment = Environment(
+        raise MissingExtraError("jinja2", "cli", "a report") from None
+    made = Environment(
         loader=PackageLoader("rlwatch.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(cut=cut, sentence=sentence, step=step)
-    environment.globals.update(cell=table_cell)
-    return environment.get_template("page.html.jinja")
+    made.filters.update(cut=cut, sentence=sentence, step=step)
+    return made

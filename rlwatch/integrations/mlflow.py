@@ -1,0 +1,168 @@
+"""MLflow: every metric that this process logs to it, recorded and judged here too.
+
+>>> from rlwatch.integrations.mlflow import tee_mlflow
+>>> tee_mlflow(store="./rlwatch-runs")  # doctest: +SKIP
+
+Imports MLflow only when it is called.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.integrations.tee import Tee, checked_settings, scalars, snapshot, step_index
+from rlwatch.integrations.wandb import run_id
+from rlwatch.records import RunState
+from rlwatch.run import Run
+from rlwatch.seam import guarded
+
+CALL = "tee_mlflow()"
+ENDED = {"FAILED": RunState.CRASHED, "KILLED": RunState.CRASHED}
+"""MLflow's word for how a run ended -> ours; it finished otherwise."""
+SYSTEM = "system/"
+"""Names of what MLflow measures of the machine, by a step of its own; it is left out, rlwatch measures that itself."""
+
+_newest: Tee[Any] | None = None
+
+
+def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
+    """Record the metrics that this process logs to MLflow, from now on, by ``mlflow`` or an ``MlflowClient``.
+
+    Each run of MLflow becomes a run of rlwatch with its first metric, under the experiment's name, the run's name,
+    tags and parameters as MLflow has them then (asked for once); it ends when MLflow's ends, and is resumed when that
+    is. MLflow itself works as without. A metric logged without a step is at step 0, as MLflow has it.
+
+    Parameters
+    ----------
+    run
+        A run to record everything into; whoever made it ends it.
+    init_kwargs
+        Arguments of :func:`rlwatch.init`, which win over what MLflow knows. ``run_id`` and ``output_dir`` name the
+        first run only.
+
+    Returns
+    -------
+    Tee
+        ``.run`` and ``.runs`` are what is recorded; ``.untee()`` stops it.
+
+    Raises
+    ------
+    MissingExtraError
+        If MLflow is not installed.
+    ConfigError
+        If MLflow is mirrored already, or an argument is wrong.
+    StoreError
+        If the store cannot be opened.
+    """
+    global _newest
+    try:
+        from mlflow import MlflowClient
+    except ImportError as error:
+        raise MissingExtraError("mlflow", "mlflow", CALL) from error
+    if _newest is not None and _newest.patches.on:
+        raise ConfigError(f"MLflow is mirrored already; call untee() on what the first {CALL} returned")
+    tee: Tee[Any] = Tee("MLflow", checked_settings(init_kwargs, run, CALL), run)
+    Hooks(tee, MlflowClient)
+    _newest = tee
+    return tee
+
+
+class Hooks:
+    """Looks at what MLflow's client is given, after it took it: ``mlflow.log_metrics`` and its kin go through it."""
+
+    def __init__(self, tee: Tee[MlflowMirror], client: type) -> None:
+        self.seam = tee.seam
+        self._tee = tee
+        tee.patches.around(client, "log_metric", after=self._metric)
+        tee.patches.around(client, "log_batch", after=self._batch)
+        tee.patches.around(client, "set_terminated", after=self._terminated)
+
+    # Parameters are named as MLflow names them: they may be given by name.
+
+    @guarded
+    def _metric(  # noqa: PLR0917  (as MLflow's own)
+        self,
+        _: Any,
+        client: Any,
+        run_id: str,
+        key: str,
+        value: Any,
+        timestamp: Any = None,  # noqa: ARG002
+        step: Any = None,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
+        self._log(client, run_id, [(step, key, value)])
+
+    @guarded
+    def _batch(
+        self, _: Any, client: Any, run_id: str, metrics: Sequence[Any] = (), *_args: Any, **_kwargs: Any
+    ) -> None:
+        self._log(client, run_id, [(one.step, one.key, one.value) for one in metrics])
+
+    @guarded
+    def _terminated(self, _: Any, _client: Any, run_id: str, status: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        state = ENDED.get(str(status), RunState.FINISHED)
+        self._tee.end(run_id, state, f"MLflow's run ended as {status}" if state is RunState.CRASHED else "")
+
+    def _log(self, client: Any, run: str, values: Sequence[tuple[Any, str, Any]]) -> None:
+        mirror = self._tee.mirror(run, MlflowMirror, lambda: described(client, run)) if values else None
+        if mirror is not None:
+            mirror.log(values)
+
+
+def described(client: Any, run: str) -> dict[str, Any]:
+    """Arguments of :func:`rlwatch.init` that MLflow knows of a run."""
+    found = client.get_run(run)
+    project = client.get_experiment(found.info.experiment_id).name
+    tags = [name for name in found.data.tags if not name.startswith("mlflow.")]
+    known = {
+        "run_id": run_id("mlflow", run),
+        "project": project,
+        "name": found.info.run_name,
+        "tags": tuple(tags),
+        "config": dict(found.data.params),
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+class MlflowMirror:
+    """Gathers the metrics of a step into one record.
+
+    A record ends when a metric of another step comes, or one that the record has, and when the run or the process
+    ends. Several metrics given at once are a record at once: so trainers log a step.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._held: deque[tuple[int, dict[str, Any]]] = deque()  # popped once each, whatever thread logs
+
+    def log(self, values: Sequence[tuple[Any, str, Any]]) -> None:
+        """Metrics were logged, each (step or None, name, value)."""
+        steps: dict[int, dict[str, Any]] = {}
+        for step, name, value in values:
+            if not name.startswith(SYSTEM):
+                steps.setdefault(step_index(step or 0) or 0, {})[name] = value
+        for at, row in steps.items():
+            kept = snapshot(scalars(row))
+            if any(step != at or not kept.keys().isdisjoint(held) for step, held in list(self._held)):
+                self.flush()
+            if kept:
+                self._held.append((at, kept))
+        if len(values) > 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Record what was gathered."""
+        row: dict[int, dict[str, Any]] = {}
+        while self._held:
+            try:
+                at, kept = self._held.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            row.setdefault(at, {}).update(kept)
+        for at, metrics in row.items():
+            self.run.log(metrics, step=at)
