@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import streamlit as st
 
 from rlwatch.compare.alignment import attempt_starts
 from rlwatch.curation import Facts, Query, facts_of
@@ -98,7 +98,7 @@ def sparks(run: RunInfo, known: Vitals, names: Iterable[str]) -> dict[str, Spark
     return {name: kept[run.run_id, name][1] for name, as_logged in wanted.items() if as_logged is not None}
 
 
-@st.cache_resource(show_spinner=False, max_entries=4)
+@lru_cache(maxsize=4)  # asked once a row: Streamlit's own caches take a tenth of a millisecond each time
 def _kept_sparks(url: str) -> dict[tuple[str, str], tuple[Version, Spark]]:  # noqa: ARG001
     return {}
 
@@ -173,7 +173,7 @@ def facts(run: RunInfo) -> Facts:
     return known[1]
 
 
-@st.cache_resource(show_spinner=False, max_entries=4)
+@lru_cache(maxsize=4)
 def _kept_facts(url: str) -> dict[str, tuple[tuple[int, float], Facts]]:  # noqa: ARG001
     return {}
 

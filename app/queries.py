@@ -426,7 +426,7 @@ def vitals(run: RunInfo) -> Vitals:
     return known[2]
 
 
-@st.cache_resource(show_spinner=False, max_entries=4)
+@lru_cache(maxsize=4)
 def _kept_vitals(url: str) -> dict[str, tuple[Version, float, Vitals]]:  # noqa: ARG001
     return {}
 

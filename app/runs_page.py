@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import streamlit as st
@@ -223,9 +224,7 @@ def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
     curves = _several("Curves of", metrics, "curves", [c for c in DEFAULT_CURVES if c in metrics], most=MOST_CURVES)
     sorts = [URGENT, *(f"{name}, {way}" for name in SORTS for way in (HIGH, LOW))]
     sort = st.selectbox("Sorted by", sorts, key=SORT, bind="query-params")
-    named = _group_names(
-        queries.store_url(), tuple((entry.run.run_id, entry.run.attempt) for entry in entries), entries
-    )
+    named = _group_names(entries)
     group = st.selectbox(
         "Grouped by", [NOT_GROUPED, *named], key="group", bind="query-params",
         format_func=lambda name: name or "each run", help="Folded groups show mean and band, of seeds for example.",
@@ -233,9 +232,19 @@ def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
     return columns, curves, sort or URGENT, group or NOT_GROUPED
 
 
-@st.cache_resource(show_spinner=False, max_entries=4)
-def _group_names(url: str, runs: tuple[tuple[str, int], ...], _entries: Sequence[RunEntry]) -> list[str]:  # noqa: ARG001
-    return group_names(entry.run for entry in _entries)
+def _group_names(entries: Sequence[RunEntry]) -> list[str]:
+    """Flattening a thousand settings takes 80 ms: done anew where other runs are listed."""
+    runs = sorted((entry.run.run_id, entry.run.attempt) for entry in entries)
+    kept = _kept_names(queries.store_url())
+    known = kept.get("names")
+    if known is None or known[0] != runs:
+        known = kept["names"] = (runs, group_names(entry.run for entry in entries))
+    return known[1]
+
+
+@lru_cache(maxsize=4)
+def _kept_names(url: str) -> dict[str, tuple[list[tuple[str, int]], list[str]]]:  # noqa: ARG001  (the key)
+    return {}
 
 
 def _several(

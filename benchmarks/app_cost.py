@@ -102,6 +102,18 @@ def opened(app: Path) -> Any:
     return AppTest.from_file(str(app / "main.py"), default_timeout=600)
 
 
+def forget() -> None:
+    """Let go of all that the app and its stores remember, as a new process would."""
+    import streamlit as st
+
+    st.cache_resource.clear()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("rlwatch_app"):
+            for kept in list(vars(module).values()):
+                if callable(clear := getattr(kept, "cache_clear", None)):
+                    clear()
+
+
 def measure(where: Path, app: Path) -> dict[str, Any]:
     """Seconds of each look at the list of runs."""
     import streamlit as st
@@ -109,7 +121,7 @@ def measure(where: Path, app: Path) -> dict[str, Any]:
     page, found = opened(app), {}
     os.environ["RLWATCH_STORE"] = str(where)
     for name, before in {
-        "cold": st.cache_resource.clear,
+        "cold": forget,
         "refresh": lambda: None,
         "live": lambda: go_on(where),
     }.items():

@@ -55,6 +55,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "clock",
         "compare",
         "control",
+        "distributions",
         "curation",
         "diagnosis",
         "errors",

@@ -5,7 +5,7 @@ import re
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
-from test_browser_accessible import opened
+from test_browser_accessible import SIZES, opened
 from test_browser_commands import choose
 from test_browser_pages import write
 
@@ -27,9 +27,11 @@ def command(page, app, kind):
 
 
 def incident(page, app, act):
-    """The dialog of the incident, at what is to be done about it."""
+    """The dialog of the incident, at what is to be done about it: to begin with that somebody takes it on."""
     opened(page, f"{app}/alerts?incident=a1")
     dialog = page.get_by_role("dialog")
+    if not act:
+        return dialog
     dialog.get_by_role("radio", name=act).or_(dialog.get_by_role("button", name=act)).first.click()
     return dialog
 
@@ -57,17 +59,50 @@ def remedies(page, app, _):
     return page.locator(".st-key-drawer")
 
 
+def edit_several(page, app, _):
+    """The dialog in which several runs get tags."""
+    opened(page, f"{app}/?project=p")
+    for run in ("seed3", "seed4"):
+        page.get_by_role("checkbox", name=f"Select {run}").first.check()
+    page.get_by_role("button", name="Edit…").click()
+    return page.get_by_role("dialog")
+
+
+def deleted(page, app, _):
+    """What is said of a run that was deleted, beside the way back."""
+    opened(page, f"{app}/?project=p")
+    page.get_by_role("checkbox", name="Select seed4").first.check()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("button", name="Undo")).to_be_visible()
+    return page.get_by_test_id("stMain")
+
+
+def rule(page, app, name):
+    """The editor of rules, with one tried on the runs there are."""
+    opened(page, f"{app}/rules")
+    page.get_by_role("combobox", name="Rule", exact=True).click()
+    page.get_by_role("option", name=name).first.click()
+    page.get_by_role("button", name="Try it").click()
+    expect(page.get_by_text(re.compile("would have|Would have"))).to_be_visible()
+    return page.get_by_test_id("stMain")
+
+
 OVERLAYS = {
-    "reset": (command, "Reset reference…"), "lower": (command, "Lower learning rate…"), "silence": (incident, "Silence"),
-    "edit": (edit, ""), "filter": (popover, "Filter"), "view": (popover, "View"), "drawer": (remedies, ""),
+    "reset": (command, "Reset reference…"), "lower": (command, "Lower learning rate…"),
+    "incident": (incident, ""), "snooze": (incident, "Snooze"), "silence": (incident, "Silence"),
+    "note": (incident, "Note"), "edit": (edit, ""), "edit several": (edit_several, ""), "filter": (popover, "Filter"),
+    "view": (popover, "View"), "drawer": (remedies, ""), "rule": (rule, "entropy"), "deleted": (deleted, ""),
 }  # fmt: skip
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_axe_finds_nothing_in_what_opens_above_a_page(shared_app, page, filled, scheme):
-    """Dialogs of commands, of an incident and of edits, what hangs below the buttons of the list, and an open drawer."""
+def test_axe_finds_nothing_in_what_opens_above_a_page(shared_app, page, filled, scheme, size):
+    """Dialogs of commands, incidents and edits, what hangs below buttons, an open drawer, a rule that is tried."""
     page.emulate_media(color_scheme=scheme)
+    width, height = SIZES[size]
+    page.set_viewport_size({"width": width, "height": height})
     found = {}
     for name, (draw, what) in OVERLAYS.items():
         overlay = draw(page, shared_app, what)
@@ -78,6 +113,8 @@ def test_axe_finds_nothing_in_what_opens_above_a_page(shared_app, page, filled, 
         assert seen["passes"], name
         for wrong in seen["violations"]:
             found[f"{name}: {wrong['help']}"] = [node["html"][:200] for node in wrong["nodes"][:3]]
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("button", name="Undo")).to_have_count(0)
     assert found == {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +194,18 @@ class FileStore(RunTables, ControlTables, CurationTables):
                 runs.append(run)
         self._resting.save({run.run_id for run in runs})
         return runs, unreadable
+
+    def unreadable(self) -> Mapping[str, str]:
+        """As everywhere; what is at rest was read, and its settings are not copied to say so."""
+        why: dict[str, str] = {}
+        for entry in layout.directories_in(self.root):
+            if self._resting.knows(entry) or not layout.is_there(Path(entry.path, "run.db")):
+                continue
+            try:
+                self.run(entry.name)
+            except StoreError as error:
+                why[entry.name] = str(error)
+        return why
 
     @contextmanager
     def at_once(self, run_id: str) -> Iterator[None]:

@@ -106,14 +106,22 @@ class RunsAtRest:
 
     def recall(self, entry: os.DirEntry[str]) -> RunInfo | None:
         """The run in this directory of ``root``, if it is known and nothing has changed since."""
+        rest = self._rest(entry)
+        if rest is None:
+            return None
+        run = rest.run
+        return replace(run, config=copied(run.config)) if run.config else run
+
+    def knows(self, entry: os.DirEntry[str]) -> bool:
+        """True where :meth:`recall` would have it."""
+        return self._rest(entry) is not None
+
+    def _rest(self, entry: os.DirEntry[str]) -> _Rest | None:
         if self._lines < 0:
             self._lines = 0
             self._read()
         rest = self._kept.get(entry.name)
-        if rest is None or not _holds(rest.stamp, entry):
-            return None
-        run = rest.run
-        return replace(run, config=copied(run.config)) if run.config else run
+        return rest if rest is not None and _holds(rest.stamp, entry) else None
 
     def look(self, entry: os.DirEntry[str]) -> Stamp | None:
         """Stamp for :meth:`keep`, before the run is read; None where it is not at rest, or changed only just now."""
