@@ -351,7 +351,8 @@ class Window(Stateful):
     @property
     def mean(self) -> float | None:
         """Arithmetic mean, for shares in [0, 1]; None before ``least`` rows."""
-        return sum(self._values) / len(self._values) if len(self._values) >= self.least else None
+        # What sum() rounds to changed with Python 3.12, and a share may lie at its limit.
+        return math.fsum(self._values) / len(self._values) if len(self._values) >= self.least else None
 
     @property
     def spread(self) -> float:

@@ -182,7 +182,7 @@ SAID = {
     "less to do": (({"info": 66}, 60, 166), ({"info": 61}, 60, 161)),
     "longer for longer responses": (({"info": 66}, 60, 166), ({"info": 61}, 60, 161)),
     "few groups with a signal": (({"warning": 90}, 70, 170), ({"warning": 64}, 62, 163)),
-    "groups that are all right": (({"info": 89}, 60, 170), ({"info": 64, "warning": 163}, 60, 163)),
+    "groups that are all right": (({"info": 89}, 60, 171), ({"info": 64, "warning": 163}, 60, 163)),
     "a gradient of nothing": (({"warning": 75, "critical": 85}, 70, 170), ({"critical": 63, "warning": 162}, 62, 163)),
     "solved": (({"info": 82}, 60, 163), ({"info": 65}, 60, 161)),
     "tokens at the clamp": (({"warning": 66}, 60, 166), ({"warning": 61}, 60, 161)),

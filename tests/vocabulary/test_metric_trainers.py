@@ -133,6 +133,7 @@ def test_no_name_of_a_trainer_is_unknown(source):
     assert [name for name in unread(LOGGED[source], source) if not unjudged(name)] == []
 
 
+@pytest.mark.torch
 def test_no_name_in_the_installed_trl_is_unknown():
     """Read from its sources, as `make nightly` reads those of the newest trainers."""
     script = Path(__file__).parents[1] / "nightly" / "names.py"
