@@ -21,7 +21,7 @@ from pathlib import Path
 import installs
 from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
 
-NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "accelerate",
+NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
          "deepspeed", "megatron-core")  # fmt: skip
 
 
@@ -63,8 +63,13 @@ ROOMS = (
     Room("streamlit", ("streamlit",), ("tests/app",)),
     Room(
         "trackers",
-        ("wandb", "tensorboard", "tensorboardX", "torch"),
-        ("tests/integrations/test_tee_wandb.py", "tests/integrations/test_tee_tensorboard.py"),
+        ("wandb", "tensorboard", "tensorboardX", "torch", "mlflow-skinny", "pandas", "pyarrow"),
+        (
+            "tests/integrations/test_tee_wandb.py",
+            "tests/integrations/test_tee_tensorboard.py",
+            "tests/integrations/test_tee_mlflow.py",
+            "tests/analysis/test_sending.py",
+        ),
     ),
 )  # fmt: skip
 NAMES_OF = ("trl", "verl", "openrlhf")

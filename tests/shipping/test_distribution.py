@@ -40,6 +40,13 @@ def test_the_recipe_of_conda_asks_for_what_the_command_needs_in_this_version():
     assert recipe["build"]["python"]["entry_points"] == [f"rlwatch = {PROJECT['scripts']['rlwatch']}"]
 
 
+def test_all_is_all_but_the_trainers_with_a_transformers_of_their_own():
+    """An extra that is added and forgotten there would be missed by whoever asks for all."""
+    extras = set(PROJECT["optional-dependencies"]) - {"all", "dev", "dev-verl", "verl", "openrlhf"}
+
+    assert {extra for extra in extras if not required(extra) <= required("all")} == set()
+
+
 def test_the_hook_installs_what_the_command_needs():
     """pre-commit installs the package without extras."""
     (hook,) = document(".pre-commit-hooks.yaml")
