@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby, pairwise
+from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -221,10 +224,7 @@ def decoded_share(data: bytes) -> Share:
     (length,) = _HEAD.unpack_from(data)
     at = _HEAD.size + length
     head: dict[str, Any] = json.loads(data[_HEAD.size : at])
-    arrays = []
-    for kind, shape in zip(head["types"], head["shapes"], strict=True):
-        array, at = _array_at(data, at, kind, shape)
-        arrays.append(array)
+    arrays = list(_arrays(data, at, zip(head["types"], head["shapes"], strict=True)))
     return _share(head["layout"], arrays, tuple(head["columns"]), tuple(head["texts"]))
 
 
@@ -263,14 +263,22 @@ def _bytes_of(array: np.ndarray) -> bytes:
     return np.packbits(array).tobytes() if array.dtype == bool else array.tobytes()
 
 
-def _array_at(data: bytes, at: int, kind: str, shape: Sequence[int]) -> tuple[np.ndarray, int]:
-    """The array that begins at ``at``, as float64, and where it ends."""
-    count = int(np.prod(shape))
-    if kind == "b1":
-        packed = np.frombuffer(data, np.uint8, -(-count // 8), at)
-        return np.unpackbits(packed, count=count).astype(np.float64).reshape(shape), at + len(packed)
-    array = np.frombuffer(data, np.dtype(kind), count, at)
-    return array.astype(np.float64).reshape(shape), at + array.nbytes
+def _arrays(data: bytes, at: int, described: Iterable[tuple[str, Sequence[int]]]) -> Iterator[np.ndarray]:
+    """The arrays that begin at ``at``, each of a type and a shape, as float64; those of one type are read as one."""
+    for kind, alike in groupby(described, key=itemgetter(0)):
+        shapes = [shape for _, shape in alike]
+        if kind == "b1":
+            for shape in shapes:
+                count = prod(shape)
+                packed = np.frombuffer(data, np.uint8, -(-count // 8), at)
+                yield np.unpackbits(packed, count=count).astype(np.float64).reshape(shape)
+                at += len(packed)
+            continue
+        ends = [0, *accumulate(map(prod, shapes))]
+        array = np.frombuffer(data, np.dtype(kind), ends[-1], at)
+        at, whole = at + array.nbytes, array.astype(np.float64)
+        for (first, last), shape in zip(pairwise(ends), shapes, strict=True):
+            yield whole[first:last].reshape(shape)
 
 
 # One global step, put together of what the driver read of the batch and what each worker measured of the update.
@@ -356,11 +364,12 @@ def merge_workers(
     shares = {rank: decoded_share(workers[rank]) for rank in sorted(workers)}
     update: Stats = {}
     for share in shares.values():
-        update = merge_ranks(update, share.stats)
+        during = {name: stat for name, stat in share.stats.items() if not name.startswith(BEFORE)}
+        update = merge_ranks(update, during)
     tables = [] if batch.spikes is None else [(0, batch.spikes.names, batch.spikes.rows.double().numpy())]
     tables += [(rank, share.columns, share.rows) for rank, share in shares.items() if share.columns]
     before = _before_update(shares.values()) if sampled else {}
-    both = {**{name: stat for name, stat in update.items() if not name.startswith(BEFORE)}, **batch.stats, **before}
+    both = {**update, **batch.stats, **before}
     spikes = _spikes_of_workers(step, tables, decode) + _distributions(step, both)
     return MergedStep({**read_stats(both), **_averages(batch.numbers)}, spikes)
 

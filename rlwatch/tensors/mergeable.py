@@ -222,12 +222,17 @@ def _added(sums: Sequence[tuple[str, Total, Total]]) -> Stats:
 def merge_ranks(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
     """Two ranks together, ``first`` being the lower one. A metric they measure in different ways is the first's."""
     both = dict(first)
+    sums: list[tuple[str, Total, Total]] = []
     for name, stat in second.items():
-        if name not in both:
+        before = both.get(name)
+        if before is None:
             both[name] = stat
-        elif type(stat) is type(both[name]):
-            both[name] = both[name].across(stat)
-    return both
+        elif type(stat) is type(before):
+            if _plain_sum(before) and _plain_sum(stat):
+                sums.append((name, before, stat))
+            else:
+                both[name] = before.across(stat)
+    return both | _added(sums)
 
 
 # Values that are not finite are counted where it matters: inside the mask.

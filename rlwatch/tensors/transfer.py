@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -134,7 +135,9 @@ def _described(part: Any, tensors: dict[int, tuple[int, Tensor]]) -> JSON:
 
 def _rebuilt(described: JSON, tensors: Sequence[Tensor]) -> Any:
     if "tensor" in described:
-        return _restored(tensors[described["tensor"]], getattr(torch, described["dtype"]))
+        dtype: torch.dtype = getattr(torch, described["dtype"])
+        tensor = tensors[described["tensor"]]
+        return tensor if dtype.is_floating_point and tensor.dtype is torch.float64 else _restored(tensor, dtype)
     if "stat" in described:
         parts = {name: _rebuilt(part, tensors) for name, part in described["fields"].items()}
         return _kind(described["stat"])(**parts)
@@ -148,6 +151,7 @@ def _restored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(torch.float64 if dtype.is_floating_point else dtype)
 
 
+@lru_cache(maxsize=256)
 def _kind(name: str) -> type[Stat]:
     """The class of a statistic. Raises ``ValueError`` for any other."""
     module, _, qualname = name.partition(":")
