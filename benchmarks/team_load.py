@@ -18,12 +18,14 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,18 +72,24 @@ def train(url: str, first: int, count: int, metrics: int, seconds: float, every_
         for k in range(count)
     ]
     said, took, raised, bursts = names(metrics), [], 0, dict.fromkeys(range(count), 0)
+    waited, preempted = [], []
     tokens, noise = np.arange(TOKENS), np.random.default_rng(first)
     begin = time.monotonic()
     step, burst_at = 0, begin + random.Random(first).uniform(0.0, every_s)
     while time.monotonic() - begin < seconds:
         for k, run in enumerate(runs):
             row = {name: value(first + k, step, metric) for metric, name in enumerate(said)}
-            before = time.perf_counter()
+            lost, before = resource.getrusage(resource.RUSAGE_THREAD), time.perf_counter()
             try:
                 run.log(row, step=step)
             except Exception:
                 raised += 1
             took.append(time.perf_counter() - before)
+            now = resource.getrusage(resource.RUSAGE_THREAD)
+            if now.ru_nvcsw > lost.ru_nvcsw:
+                waited.append(took[-1])
+            elif now.ru_nivcsw > lost.ru_nivcsw:
+                preempted.append(took[-1])
             if time.monotonic() > burst_at:
                 burst_at += every_s
                 columns = {"sequence": tokens // 1000, "position": tokens % 1000, "ratio": noise.random(TOKENS)}
@@ -98,6 +106,8 @@ def train(url: str, first: int, count: int, metrics: int, seconds: float, every_
     counted = {name: sum(run.counters[name] for run in runs) for name in ("dropped", "unkept", "bad_records")}
     return {
         "took": took,
+        "waited": waited,
+        "preempted": preempted,
         "raised": raised,
         "steps": step,
         "bursts": {f"run-{first + k}": n for k, n in bursts.items()},
@@ -260,10 +270,17 @@ def left_shipped(local: Path) -> int:
     return len(sync(local, server_of)[1])
 
 
-def quantiles(taken: list[float]) -> str:
-    ordered = sorted(taken)
-    p50, p99 = (1e6 * ordered[int(len(ordered) * q)] for q in (0.5, 0.99))
-    return f"p50 {p50:,.0f} us, p99 {p99:,.0f} us, max {1e3 * ordered[-1]:,.1f} ms of {len(ordered):,} calls"
+def quantiles(done: list[Found]) -> str:
+    """How long calls took, and those whose thread neither waited (a lock, the interpreter's) nor lost its core."""
+    taken, waited, preempted = (
+        sorted(t for one in done for t in one[name]) for name in ("took", "waited", "preempted")
+    )
+    kept = sorted((Counter(taken) - Counter(waited) - Counter(preempted)).elements())
+    p50, p99, own = (1e6 * some[int(len(some) * q)] for some, q in ((taken, 0.5), (taken, 0.99), (kept, 0.99)))
+    return (
+        f"p50 {p50:,.0f} us, p99 {p99:,.0f} us, max {1e3 * taken[-1]:,.1f} ms of {len(taken):,} calls; "
+        f"{len(waited)} waited, {len(preempted)} lost their core, p99 of the others {own:,.0f} us"
+    )
 
 
 def looked(people: list[Found], windows: list[tuple[str, float, float]]) -> str:
@@ -324,7 +341,7 @@ def main() -> None:
     if args.beside:
         with tempfile.TemporaryDirectory(prefix="rlwatch-load-") as place:
             done, people = load(place, args)
-            print(f"directory   run.log {quantiles([t for one in done for t in one['took']])}")
+            print(f"directory   run.log {quantiles(done)}")
             print(f"            a look {looked(people, [])}")
             print(f"            {json.dumps(counted(open_store(place), done, args.metrics))}")
     with own_server(args) as (server, disk), tempfile.TemporaryDirectory(prefix="rlwatch-local-") as local:
@@ -338,7 +355,7 @@ def main() -> None:
         result |= {name: sum(one[name] for one in done) for name in ("raised", "dropped", "unkept", "bad_records")}
         with contextlib.suppress(psycopg.Error), sql(url) as db:
             result["server_mb"] = round(db.execute("SELECT pg_database_size('postgres')").fetchone()[0] / 1e6)
-    print(f"PostgreSQL  run.log {quantiles([t for one in done for t in one['took']])}")
+    print(f"PostgreSQL  run.log {quantiles(done)}")
     print(f"            a look {looked(people, faults.windows)}")
     for kind, begin, end in faults.windows:
         print(f"            {kind}, {end - begin:.1f} s")
