@@ -70,9 +70,8 @@ def show_spreads(run: RunInfo) -> None:
     whole = (outline.first, outline.last)
     window = charts.read_window(st.query_params, *whole)
     shown, dark = (window.low, window.high), layout.ink() is DARK
-    counted = token_density.read(store_url(), token_density.progress(version(run)), dict(outline.starts))
-    maps = [panel for one in counted.values() if (panel := token_density.panel(one, shown, dark=dark)) is not None]
-    bands = _panels(store_url(), version(run), run.source, shown, dark=dark, mapped=frozenset(counted))
+    maps, mapped = _maps(store_url(), token_density.progress(version(run)), dict(outline.starts), shown, dark=dark)
+    bands = _panels(store_url(), version(run), run.source, shown, dark=dark, mapped=mapped)
     if not maps and not bands:
         st.html(el("div", NONE_RECORDED, cls="rl-soft"))
         return
@@ -81,6 +80,16 @@ def show_spreads(run: RunInfo) -> None:
     board.library()
     sections = [Section("spreads", "", [*maps, *bands])]
     board.show_by_address(Board("spreads", shown, whole, layout.ink(), board.by_step(*whole), sections=sections))
+
+
+@st.cache_data(show_spinner=False, max_entries=50)
+def _maps(
+    url: str, key: Version, starts: Mapping[int, int], window: tuple[int, int], *, dark: bool
+) -> tuple[list[Panel], frozenset[str]]:
+    """Maps of the quantities whose distributions were recorded, and which those are."""
+    counted = token_density.read(url, key, starts)
+    maps = [panel for one in counted.values() if (panel := token_density.panel(one, window, dark=dark)) is not None]
+    return maps, frozenset(counted)
 
 
 @st.cache_data(show_spinner=False, max_entries=50)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import TimeoutError as NotInTime
 from playwright.sync_api import expect
 from test_browser_accessible import SIZES, opened
 from test_browser_commands import choose
@@ -80,8 +81,13 @@ def deleted(page, app, _):
 def rule(page, app, name):
     """The editor of rules, with one tried on the runs there are."""
     opened(page, f"{app}/rules")
-    page.get_by_role("combobox", name="Rule", exact=True).click()
-    page.get_by_role("option", name=name).first.click()
+    for _ in range(10):  # what is drawn anew meanwhile closes the list
+        page.get_by_role("combobox", name="Rule", exact=True).click()
+        try:
+            page.get_by_role("option", name=name).first.click(timeout=4000)
+        except NotInTime:
+            continue
+        break
     page.get_by_role("button", name="Try it").click()
     expect(page.get_by_text(re.compile("would have|Would have"))).to_be_visible()
     return page.get_by_test_id("stMain")
