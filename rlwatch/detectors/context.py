@@ -309,21 +309,25 @@ def _of_jumps(jumps: list[float]) -> float:
 
 
 def chance_of_low(values: Sequence[float], best: float, now: float) -> float:
-    """Chance that as many of the last rows are low as are, if they are as often as since the first that was not.
+    """Chance of as many low rows as came last, up to the last low one, if they are as frequent as they were before.
 
-    Low is below the middle of ``best`` and ``now``. Of one prompt a step most rows earn nothing and a few a lot: three
+    Before: since the first row that was not low. Low is below the middle of ``best`` and ``now``. Of one prompt a step most rows earn nothing and a few a lot: three
     or four lucky ones look like a level, and what the run always did like its end. While a level is held few rows are
     low, so that after it two or three are more than chance.
     """
     middle = (best + now) / 2.0
     low = [value < middle for value in values]
+    while low and not low[-1]:
+        low.pop()
     high = [i for i, each in enumerate(low) if not each]
     # Since the last row that was not low; or since the one before it, which then is the one that was lucky.
     return min((_as_low(low[high[0] : last + 1], low[last + 1 :]) for last in high[-2:]), default=0.0)
 
 
 def _as_low(before: Sequence[bool], last: Sequence[bool]) -> float:
-    share = (sum(before) + 0.5) / (len(before) + 1.0)
+    # One low row is no fall after few rows; after six that were all high it is nothing that the level had in it.
+    few = len(before) < HELD_ROWS
+    share = (sum(before) + 0.5) / (len(before) + 1.0) if few else sum(before) / len(before)
     return binomial_tail(sum(last), len(last), share)
 
 

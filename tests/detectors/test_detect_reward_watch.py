@@ -78,13 +78,15 @@ def test_the_levels_are_those_of_all_rows(values):
 
 def by_chance(values, best, now):
     """Chance of as many low rows, since the last high one or the one before it, if rows are as since the first high."""
-    high = [i for i, value in enumerate(values) if value >= (best + now) / 2.0]
-    chances = [0.0]
+    low = [value < (best + now) / 2.0 for value in values]
+    end = max((i + 1 for i, each in enumerate(low) if each), default=0)
+    high = [i for i in range(end) if not low[i]]
+    chances = []
     for last in high[-2:]:
-        share = (last + 1 - high[0] - sum(high[0] <= i <= last for i in high) + 0.5) / (last + 2 - high[0])
-        after = len(values) - last - 1
-        chances.append(binom.sf(after - sum(i > last for i in high) - 1, after, share))
-    return min(chances[1:], default=0.0)
+        count, rows = sum(low[high[0] : last]), last + 1 - high[0]
+        share = count / rows if rows >= 6 else (count + 0.5) / (rows + 1)
+        chances.append(binom.sf(sum(low[last + 1 : end]) - 1, end - last - 1, share))
+    return min(chances, default=0.0)
 
 
 @given(LEVELS, SHARES, ERRORS, st.floats(-1.0, 1.0))
