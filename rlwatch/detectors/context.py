@@ -311,9 +311,9 @@ def _of_jumps(jumps: list[float]) -> float:
 def chance_of_low(values: Sequence[float], best: float, now: float) -> float:
     """Chance of as many low rows as came last, up to the last low one, if they are as frequent as they were before.
 
-    Before: since the first row that was not low. Low is below the middle of ``best`` and ``now``. Of one prompt a step most rows earn nothing and a few a lot: three
-    or four lucky ones look like a level, and what the run always did like its end. While a level is held few rows are
-    low, so that after it two or three are more than chance.
+    Before: since the first row that was not low. Low is below the middle of ``best`` and ``now``. Of one prompt a step
+    most rows earn nothing and a few a lot: three or four lucky ones look like a level, and what the run always did like
+    its end. While a level is held few rows are low, so that after it two or three are more than chance.
     """
     middle = (best + now) / 2.0
     low = [value < middle for value in values]
