@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,6 +42,21 @@ __all__ = [
 
 GAUSSIAN = 1.4826
 """1 / Phi^-1(3/4): makes the median absolute deviation estimate a normal standard deviation."""
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """Sum that is rounded once, so in every version of Python alike (what ``sum`` rounds to changed with 3.12).
+
+    Infinite beyond the largest float, as there.
+
+    >>> exact_sum([0.1] * 10), exact_sum([1e308, 1e308])
+    (1.0, inf)
+    """
+    kept = list(values)
+    try:
+        return math.fsum(kept)
+    except OverflowError:
+        return sum(kept)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -351,8 +366,7 @@ class Window(Stateful):
     @property
     def mean(self) -> float | None:
         """Arithmetic mean, for shares in [0, 1]; None before ``least`` rows."""
-        # What sum() rounds to changed with Python 3.12, and a share may lie at its limit.
-        return math.fsum(self._values) / len(self._values) if len(self._values) >= self.least else None
+        return exact_sum(self._values) / len(self._values) if len(self._values) >= self.least else None
 
     @property
     def spread(self) -> float:
