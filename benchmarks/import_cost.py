@@ -1,11 +1,12 @@
 """What reading a large log costs, beside the source's own reader: seconds and peak memory, a fresh process each.
 
-    python benchmarks/import_cost.py [--reps 3] [--share 1.0]
+    python benchmarks/import_cost.py [--reps 3] [--share 1.0] [--only aim]
 
 Three logs are written to a temporary directory: 100 MB of verl's console, an event file of a million scalars, a wandb
 file of 20,000 steps. verl has no reader: a loop over the lines with one regular expression stands for it. wandb's is
 its own protocol's messages behind a frame reader in Python, since wandb itself ships none any more. ``--share`` makes
-all of them smaller.
+all of them smaller. A fourth is written where it is asked for and where aim and pandas are installed: a repository of
+Aim with 20,000 steps, which takes minutes; its reader is the query of its SDK, into DataFrames.
 """
 
 from __future__ import annotations
@@ -66,6 +67,19 @@ def write_wandb(path: Path, share: float) -> None:
             record.history.item.add(nested_key=[name], value_json=json.dumps(value))
         append(out, record.SerializeToString())
     path.write_bytes(out)
+
+
+def write_aim(path: Path, share: float) -> None:
+    import aim
+
+    rng = random.Random(0)
+    names = ["entropy", "grad_norm", "reward", "kl", "loss", *(f"m{i}" for i in range(25))]
+    run = aim.Run(repo=str(path), system_tracking_interval=None, capture_terminal_logs=False)
+    for step in range(int(20_000 * share)):
+        run.track({name: rng.random() for name in names}, step=step)
+    run.close()
+    reindex = [str(Path(sys.executable).with_name("aim")), "storage", "--repo", str(path), "reindex"]
+    subprocess.run(reindex, input=b"y\n", capture_output=True, check=True)  # a query finds nothing before
 
 
 def append(out: bytearray, record: bytes) -> None:
@@ -133,19 +147,31 @@ def frames(data: bytes) -> Iterator[bytes]:
             whole.clear()
 
 
+def with_aim(path: Path) -> int:
+    from aim import Repo
+    from aim.sdk.types import QueryReportMode
+
+    found = Repo(str(path)).query_metrics("", report_mode=QueryReportMode.DISABLED)
+    return sum(map(len, [metric.dataframe() for run in found.iter_runs() for metric in run]))
+
+
 READERS: dict[str, Callable[[Path], int]] = {
     "rlwatch": with_rlwatch, "lines": with_lines, "tensorboard": with_tensorboard, "messages": with_messages,
+    "aim": with_aim,
 }  # fmt: skip
-LOGS: dict[str, tuple[str, Callable[[Path, float], None], str]] = {
-    "verl's console, 100 MB": ("train.log", write_verl, "lines"),
-    "event file, 1,000,000 scalars": ("board", write_events, "tensorboard"),
-    "wandb file, 20,000 steps of 50 metrics": ("run-a.wandb", write_wandb, "messages"),
+LOGS: dict[str, tuple[str, str, Callable[[Path, float], None], str]] = {
+    "console": ("verl's console, 100 MB", "train.log", write_verl, "lines"),
+    "events": ("event file, 1,000,000 scalars", "board", write_events, "tensorboard"),
+    "wandb": ("wandb file, 20,000 steps of 50 metrics", "run-a.wandb", write_wandb, "messages"),
+    "aim": ("repository of Aim, 20,000 steps of 30 metrics", "project", write_aim, "aim"),
 }
+USUAL = ("console", "events", "wandb")
 CALLED = {
     "rlwatch": "rlwatch",
     "lines": "a loop over lines",
     "tensorboard": "EventAccumulator",
     "messages": "wandb's messages",
+    "aim": "Aim's query, to DataFrames",
 }
 
 
@@ -162,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--only", action="append", choices=LOGS, help="a log; may be given again")
     parser.add_argument("--read", nargs=2, metavar=("READER", "PATH"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.read:
@@ -174,7 +201,7 @@ def main() -> None:
     print("| log | reader | values | CPU s | peak MB |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        for title, (name, write, own) in LOGS.items():
+        for title, name, write, own in (LOGS[log] for log in args.only or USUAL):
             path = Path(folder) / name
             write(path, args.share)
             for reader in ("rlwatch", own):

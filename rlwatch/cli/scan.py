@@ -63,8 +63,8 @@ def scan(
         typer.Argument(
             metavar="LOG...",
             help="Logs of any trainer rlwatch reads: console text, JSON lines, trainer_state.json, CSV, Parquet, a "
-            "wandb file, TensorBoard's event files, a database of trackio or MLflow, packed or not; a directory of "
-            "logs; a URL (http, https); - for stdin.",
+            "wandb file, TensorBoard's event files, a database of trackio, MLflow or Aim, packed or not; a directory "
+            "of logs; a URL (http, https); - for stdin.",
         ),
     ],
     *,

@@ -194,10 +194,15 @@ def _not_a_log(path: Path) -> None:
 
 def _is_run(directory: Path) -> bool:
     """True if the only log in it and below is the run of a tracker that it stands for itself."""
-    from rlwatch.importers.registry import logs_below, run_directory
+    from rlwatch.importers.aim_repository import aim_repository
+    from rlwatch.importers.base import DirectoryImporter
+    from rlwatch.importers.registry import logs_below, of_directory, run_directory
 
-    run = run_directory(directory)
-    return run is not None and [run] == list(islice(logs_below(directory), 2))
+    run = run_directory(directory) or aim_repository(directory)
+    below = list(islice(logs_below(directory), 2))
+    if run is not None and run.is_dir() and isinstance(of_directory(run), DirectoryImporter):
+        return run == directory or not below
+    return run is not None and [run] == below
 
 
 def _watch_many(

@@ -112,6 +112,10 @@ class Reading(ABC):
         """Name and project that people gave the run; empty where the log holds neither."""
         return "", ""
 
+    def about(self, run: str) -> About:  # noqa: ARG002
+        """The same three of the run called ``run``, where the log holds several."""
+        return About(*self.called(), self.config(), self.tags())
+
 
 class Intake(Protocol):
     """Takes a file in as bytes, however they are cut, and gives rows."""
@@ -247,6 +251,28 @@ class StreamImporter(ABC):
     @abstractmethod
     def reading(self, path: str) -> StreamReading:
         """A fresh reading of the log at ``path``."""
+
+
+class DirectoryImporter(ABC):
+    """A format that is a directory, and is read again when it has changed."""
+
+    name: ClassVar[str]
+    expects: ClassVar[str]
+    source: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
+    table: ClassVar[bool] = False
+
+    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+        """No file is one."""
+        return Verdict(0.0, f"no {self.expects}")
+
+    @abstractmethod
+    def reading(self, path: str) -> Reading:
+        """A fresh reading of the directory."""
+
+    @abstractmethod
+    def files(self, directory: Path) -> Iterable[Path]:
+        """Files of which one changes, or is new, whenever something was logged."""
 
 
 class LineImporter(StreamImporter):

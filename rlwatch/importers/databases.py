@@ -10,7 +10,7 @@ import json
 import math
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from datetime import datetime
 from itertools import groupby
@@ -19,7 +19,7 @@ from typing import ClassVar
 from urllib.parse import quote
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Reading, Row, Verdict, metrics_of
+from rlwatch.importers.base import About, Reading, Row, Verdict, metrics_of
 from rlwatch.importers.lines import unpacked
 from rlwatch.importers.own_rows import flattened
 from rlwatch.records import JSON
@@ -51,7 +51,7 @@ class DatabaseReading(Reading):
     def rows(self, path: Path) -> Iterator[Row]:
         """The rows of every run, one run after another. Raises ``ImportFormatError``."""
         try:
-            with unpacked(path) as file, closing(_opened(file)) as database:
+            with unpacked(path) as file, closing(opened(file)) as database:
                 columns = {name for (name,) in database.execute("SELECT name FROM pragma_table_info('metrics')")}
                 if {"key", "value", "run_uuid", "step"} <= columns:
                     yield from self._mlflow(database)
@@ -64,9 +64,10 @@ class DatabaseReading(Reading):
         except (sqlite3.Error, OverflowError) as error:
             raise ImportFormatError(self.path, f"is an SQLite database that cannot be read ({error})") from error
 
-    def config(self) -> Mapping[str, JSON]:
-        """Settings, where the database holds one run."""
-        return next(iter(self._configs.values())) if len(self._configs) == len(self._names) == 1 else {}
+    def about(self, run: str) -> About:
+        """Settings of a run."""
+        configs = (self._configs.get(run_id, {}) for run_id, name in self._names.items() if name == run)
+        return About(config=next(configs, {}))
 
     def _trackio(self, database: sqlite3.Connection, rows: str, configs: str) -> Iterator[Row]:
         self.recognised = True
@@ -95,10 +96,13 @@ class DatabaseReading(Reading):
     def _named(self, run_id: str, name: str | None) -> str:
         """Name of a run; with the beginning of its id where another run has the name."""
         if run_id not in self._names:
-            taken = set(self._names.values())
-            plain = name or run_id
-            self._names[run_id] = f"{plain}-{run_id[:8]}" if plain in taken else plain
+            self._names[run_id] = told_apart(name or run_id, run_id, self._names.values())
         return self._names[run_id]
+
+
+def told_apart(name: str, run_id: str, taken: Collection[str]) -> str:
+    """Name of a run; with the beginning of its id where another run has the name."""
+    return f"{name}-{run_id[:8]}" if name in taken else name
 
 
 def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, number: int = 0) -> Iterator[Row]:
@@ -118,7 +122,8 @@ def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, num
         yield Row(int(step), metrics, number, run, at)
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def opened(path: Path) -> sqlite3.Connection:
+    """A database that is only read."""
     return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, timeout=PATIENCE_S)
 
 

@@ -9,13 +9,14 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Importer, LineImporter, Reading, Row, StreamImporter
+from rlwatch.importers.base import DirectoryImporter, Importer, LineImporter, Reading, Row, StreamImporter
 from rlwatch.importers.lines import A_LOOK, BLOCK, open_regular
 from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.records import JSON
@@ -293,9 +294,10 @@ class DirectoryFollower(StreamFollower):
 
 
 class WholeFollower:
-    """Reads the whole file again when it has changed, and gives the rows that differ from the last reading.
+    """Reads the whole file or directory again when it has changed, and gives the rows that the last reading had not.
 
-    A file that cannot be read (half-written) is left for the next time.
+    What came late to a row is a row of its own. From the first row on that says another thing than it did, all are
+    given: the log was written anew. What cannot be read (half-written) is left for the next time.
     """
 
     def __init__(self, path: Path, importer: Importer) -> None:
@@ -303,17 +305,15 @@ class WholeFollower:
         self.reading = importer.reading(str(path))
         self.problem = ""
         self.more = False
-        self._known: list[Row] = []
-        self._mark: tuple[int, int, int] | None = None
+        self._known: dict[tuple[str, int, int], Row] = {}
+        self._mark: list[tuple[int, int, int]] | None = None
+        self.newest = path
+        """File that was written last."""
 
     def poll(self) -> list[Row]:
         """New rows, if the file has changed."""
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return []
-        mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if mark == self._mark:
+        mark = self._marked()
+        if not mark or mark == self._mark:
             return []
         reading = self._importer.reading(str(self._path))
         self._mark = mark  # what cannot be read is not read again before it changes
@@ -323,11 +323,38 @@ class WholeFollower:
             self.problem = str(error)
             return []
         self.problem, self.reading = "", reading
-        same = 0
-        while same < min(len(rows), len(self._known)) and _equal(rows[same], self._known[same]):
-            same += 1
-        self._known = rows
-        return rows[same:]
+        return self._news(rows)
+
+    def _marked(self) -> list[tuple[int, int, int]]:
+        """Times, sizes and inodes: the same as long as nothing is written; empty if it is gone for a moment."""
+        importer = self._importer
+        found: list[tuple[int, int, int]] = []
+        newest = 0
+        for file in importer.files(self._path) if isinstance(importer, DirectoryImporter) else (self._path,):
+            with contextlib.suppress(FileNotFoundError):
+                stat = file.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+                if stat.st_mtime_ns >= newest:
+                    newest, self.newest = stat.st_mtime_ns, file
+        return sorted(found)
+
+    def _news(self, rows: Sequence[Row]) -> list[Row]:
+        known, self._known = self._known, {}
+        times: Counter[tuple[str, int]] = Counter()
+        news: list[Row] = []
+        anew = False
+        for row in rows:
+            times[row.run, row.step] += 1
+            key = (row.run, row.step, times[row.run, row.step])
+            self._known[key] = row
+            before = known.get(key, row) if not anew else row
+            anew = anew or not _holds(row, before)
+            if anew or key not in known:
+                news.append(row)
+            elif len(row.metrics) > len(before.metrics):
+                late = {name: value for name, value in row.metrics.items() if name not in before.metrics}
+                news.append(replace(row, metrics=late))
+        return news
 
     def close(self) -> list[Row]:
         """Nothing is ever held back."""
@@ -338,7 +365,7 @@ class WholeFollower:
 
     def place(self) -> tuple[Path, int, str]:
         """Of no use here: reading always begins at the beginning."""
-        return self._path, 0, ""
+        return self.newest, 0, ""
 
 
 def _only_nul(file: IO[bytes]) -> bool:
@@ -369,6 +396,8 @@ def _data_from(file: IO[bytes]) -> int | None:
     return start
 
 
-def _equal(a: Row, b: Row) -> bool:
-    """True if two rows say the same; NaN equals NaN."""
-    return (a.step, a.run) == (b.step, b.run) and repr(a.metrics) == repr(b.metrics)
+def _holds(row: Row, before: Row) -> bool:
+    """True if a row says all that it did before; NaN equals NaN."""
+    return row.metrics == before.metrics or all(
+        repr(row.metrics.get(name)) == repr(value) for name, value in before.metrics.items()
+    )

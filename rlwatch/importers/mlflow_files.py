@@ -8,13 +8,13 @@ Lines of MLflow before 1.0 have no step, which MLflow reads as 0. "Lines" are nu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Reading, Row, Verdict, number, step_of
-from rlwatch.importers.databases import rows_of_steps
+from rlwatch.importers.base import About, DirectoryImporter, Reading, Row, number, step_of
+from rlwatch.importers.databases import rows_of_steps, told_apart
 from rlwatch.importers.lines import MOST_RUNS, shown
 from rlwatch.records import JSON
 
@@ -41,25 +41,22 @@ class MlflowReading(Reading):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._configs: list[dict[str, JSON]] = []
+        self._configs: dict[str, dict[str, JSON]] = {}
 
     def rows(self, path: Path) -> Iterator[Row]:
         """The rows of every run, one run after another."""
         runs = [run for run in runs_of_mlflow(path) if not _DELETED.search(_text(run / _ABOUT))]
         if len(runs) > MOST_RUNS:
             raise ImportFormatError(self.path, f"holds more than {MOST_RUNS:,} runs; give one of its directories")
-        taken: set[str] = set()
         for run in runs:
-            plain = _name(run)
-            name = f"{plain}-{run.name[:8]}" if plain in taken else plain
-            taken.add(name)
-            self._configs.append({str(key): value for key, value in _files(run / _PARAMS)})
+            name = told_apart(_name(run), run.name, self._configs)
+            self._configs[name] = {str(key): value for key, value in _files(run / _PARAMS)}
             self.recognised = True
             yield from rows_of_steps(iter(sorted(self._values(run), key=lambda value: value[:2])), name)
 
-    def config(self) -> Mapping[str, JSON]:
-        """Settings, where one run was read."""
-        return self._configs[0] if len(self._configs) == 1 else {}
+    def about(self, run: str) -> About:
+        """Settings of a run."""
+        return About(config=self._configs.get(run, {}))
 
     def _values(self, run: Path) -> Iterator[tuple[int, float, str, float]]:
         for name, text in _files(run / _METRICS):
@@ -100,23 +97,16 @@ def _text(path: Path) -> str:
         raise ImportFormatError(str(path), f"cannot be read: {error.strerror or error}") from error
 
 
-class MlflowFiles:
+class MlflowFiles(DirectoryImporter):
     """A file store of MLflow."""
 
     name: ClassVar[str] = "mlflow-files"
     expects: ClassVar[str] = "directory of MLflow's file store (mlruns)"
-    source: ClassVar[str] = ""
-    anywhere: ClassVar[bool] = False
-    table: ClassVar[bool] = False
-
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
-        """No file is one."""
-        return Verdict(0.0, f"no {self.expects}")
-
-    def holds(self, directory: Path) -> bool:
-        """True if ``directory`` is one."""
-        return bool(runs_of_mlflow(directory))
 
     def reading(self, path: str) -> MlflowReading:
         """A fresh reading."""
         return MlflowReading(path)
+
+    def files(self, directory: Path) -> Iterator[Path]:
+        """Those of the metrics of every run."""
+        return (file for run in runs_of_mlflow(directory) for file in (run / _METRICS).rglob("*"))

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from rlwatch.errors import ImportFormatError
+from rlwatch.importers.aim_repository import AIM_NAME, AimRepository, aim_repository
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import ImportedRun, Importer, LineImporter, Reading, Row, Verdict
 from rlwatch.importers.block_console import BlockConsole
@@ -30,7 +31,6 @@ from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.parquet import ParquetTable
 from rlwatch.importers.pattern_console import PREFIX, pattern_console
 from rlwatch.importers.refusals import (
-    EXPORT,
     NO_LOG_OF_WANDB,
     RUNS_NOT_STEPS,
     beside_wandb,
@@ -62,7 +62,6 @@ _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)$")
 _STATES = ("trainer_state.json", "*/trainer_state.json")
 _CHECKPOINT = "checkpoint-"
 _RUN_FILES = ("*.wandb", "*.swanlab")
-_AIM = ".aim"
 _STATE_OF_OTHER_NAME = "?*trainer_state.json"
 
 
@@ -71,21 +70,18 @@ def run_directory(directory: Path) -> Path | None:
     runs = sorted(run for pattern in _RUN_FILES for run in directory.glob(pattern))
     if len(runs) == 1:
         return runs[0]
-    return directory if event_files(directory) or runs_of_mlflow(directory) else None
+    return directory if event_files(directory) or runs_of_mlflow(directory) or directory.name == AIM_NAME else None
 
 
 def run_in(directory: Path) -> Path:
     """The run of ``directory``. Raises ``ImportFormatError`` with what to do where it is not one."""
-    run = run_directory(directory)
+    run = run_directory(directory) or aim_repository(directory)
     if run is not None:
         return run
     states = sorted(
         (state for pattern in _STATES for state in directory.glob(pattern)), key=lambda state: state.stat().st_mtime
     )
     below = next(logs_below(directory), None)
-    if _is_aim(directory):
-        problem = "is a repository of Aim, a database that only Aim reads; " + EXPORT
-        raise ImportFormatError(str(directory), problem)
     if states:
         hint = f"the newest state of this directory is {states[-1]}"
     elif below is not None:
@@ -93,10 +89,6 @@ def run_in(directory: Path) -> Path:
     else:
         hint = "give the log file inside it"
     raise ImportFormatError(str(directory), f"is a directory, not a log; {hint}")
-
-
-def _is_aim(directory: Path) -> bool:
-    return directory.name == _AIM or (directory / _AIM).is_dir()
 
 
 def boards_below(directory: Path) -> list[Path]:
@@ -127,10 +119,11 @@ def logs_in(path: Path) -> list[Path]:
 
     Of checkpoints of one training only the newest state counts, which holds all before.
     """
-    if not path.is_dir() or run_directory(path) is not None or boards_below(path) or _is_aim(path):
+    if not path.is_dir() or run_directory(path) is not None or boards_below(path):
         return [path]
     found = [*logs_below(path, (*PATTERNS, "*.parquet", _STATE_OF_OTHER_NAME)), *newest_states(path)]
-    return [*found, *(home for home in sorted(path.rglob("mlruns")) if home.is_dir() and runs_of_mlflow(home))]
+    found += (home for home in sorted(path.rglob("mlruns")) if home.is_dir() and runs_of_mlflow(home))
+    return [*found, *(home for home in sorted(path.rglob(AIM_NAME)) if home.is_dir())]
 
 
 Refused = Callable[[Path, OSError], None]
@@ -188,6 +181,7 @@ def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
 TENSORBOARD = TensorBoardEvents()
 JSON_DOCUMENT = JsonDocument()
 MLFLOW_FILES = MlflowFiles()
+AIM = AimRepository()
 BINARY: tuple[Importer, ...] = (TENSORBOARD, WandbOffline(), SwanLabRun(), ParquetTable(), RunDatabase())
 CONSOLES: tuple[LineImporter, ...] = (
     OpenRlhfConsole(),
@@ -202,6 +196,7 @@ CONSOLES: tuple[LineImporter, ...] = (
 IMPORTERS: tuple[Importer, ...] = (
     *BINARY,
     MLFLOW_FILES,
+    AIM,
     TrainerState(),
     VerlJsonLines(),
     FlatJsonLines(),
@@ -301,7 +296,7 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
     """The importer for the log at ``path``. Raises ``ImportFormatError`` with what was tried if none fits."""
     log = readable(path)
     if log.is_dir():
-        return TENSORBOARD if event_files(log) else MLFLOW_FILES
+        return of_directory(log)
     if beside_wandb(log):
         raise ImportFormatError(str(log), NO_LOG_OF_WANDB)
     head, tried, window = b"", "", b""
@@ -315,6 +310,13 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
     if not head.strip():
         raise ImportFormatError(str(log), "the file is empty; has the run logged anything yet?")
     raise ImportFormatError(str(log), died_early(window) or unknown_format(head, tried))
+
+
+def of_directory(log: Path) -> Importer:
+    """The importer for a directory that is a log itself."""
+    if log.name == AIM_NAME:
+        return AIM
+    return MLFLOW_FILES if runs_of_mlflow(log) and not event_files(log) else TENSORBOARD
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
@@ -449,6 +451,7 @@ def _told_source(importer: Importer, reading: Reading) -> str:
 
 
 def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading) -> ImportedRun:
+    about = reading.about(name)
     return ImportedRun(
         name=name,
         source=source_of(assembly.names, _told_source(importer, reading)),
@@ -456,11 +459,11 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading)
         path=reading.path,
         records=assembly.by_step() if importer.table else assembly.records,
         skipped=reading.skips.listed(),
-        config=reading.config(),
+        config=about.config,
         notes=reading.notes(),
-        tags=reading.tags(),
-        title=reading.called()[0],
-        project=reading.called()[1],
+        tags=about.tags,
+        title=about.name,
+        project=about.project,
     )
 
 

@@ -15,10 +15,10 @@ from rlwatch.importers.follow import DirectoryFollower, Follower, Position, Stre
 from rlwatch.importers.lines import A_LOOK, is_packed, open_regular, shown, unpacker
 from rlwatch.importers.refusals import unknown_format
 from rlwatch.importers.registry import (
-    TENSORBOARD,
     WINDOW,
     binary_format,
     named,
+    of_directory,
     readable,
     recognise,
     refuse_binary,
@@ -97,8 +97,8 @@ class LogTail:
     All polls together with :meth:`close` give what :func:`~rlwatch.importers.read_log` gives for the finished log,
     however the writing and the polls fell. Console output, JSON lines, CSV, TensorBoard's and wandb's files are read
     incrementally and survive half-written ends, truncation (the next attempt begins) and rotation;
-    ``trainer_state.json`` and gzipped logs are read again when they change. Where a directory of TensorBoard's holds
-    another training, ``training`` goes up and records are numbered anew: they are of another run.
+    ``trainer_state.json``, databases and gzipped logs are read again when they change. Where a directory of
+    TensorBoard's holds another training, ``training`` goes up and records are numbered anew: they are of another run.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ class LogTail:
         if format is not None:
             self._follow(named(format, str(path)))
         elif self.path.is_dir():
-            self._follow(TENSORBOARD)
+            self._follow(of_directory(self.path))
 
     @property
     def format(self) -> str:
@@ -181,7 +181,7 @@ class LogTail:
     def about(self) -> About:
         """Name, project, settings and tags of the run, as far as was read."""
         reading = self._follower.reading if self._follower else None
-        return About() if reading is None else About(*reading.called(), reading.config(), reading.tags())
+        return About() if reading is None else reading.about(self.name)
 
     @property
     def problem(self) -> str:

@@ -14,7 +14,7 @@ from native_logs import verl_console
 
 import rlwatch
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers import read_log
+from rlwatch.importers import LogTail, read_log
 
 ROWS = [(step, {"reward": step / 10, "entropy": 1.0}) for step in range(1, 6)]
 
@@ -29,8 +29,28 @@ def test_each_run_of_mlflow_is_a_run_with_its_values_and_settings(tmp_path: Path
     assert [repr(record.metrics["reward"]) for record in found["b"].records] == ["nan", "inf", "-inf", "0.5"]
     assert [record.step for record in found["a"].records] == [1, 2, 3, 4, 5]
     assert found["a"].records[1].ts == 2.0
-    (tmp_path / "one.db").write_bytes(binary_logs.mlflow({"a": ROWS}, {"lr": "1e-6"}))
-    assert read_log(tmp_path / "one.db")[0].config == {"lr": "1e-6"}
+    assert all(run.config == {"lr": "1e-6"} for run in found.values())
+
+
+def test_a_run_is_followed_among_others_and_with_what_comes_late(tmp_path: Path) -> None:
+    """Neither rows of a run before it nor a metric of an earlier step begin it anew; a changed value does."""
+    path = tmp_path / "mlflow.db"
+
+    def written(first: int, rows: list[tuple[int, dict[str, float]]]) -> None:
+        path.write_bytes(binary_logs.mlflow({"a": ROWS[:first], "b": rows}, {}))
+
+    def polled() -> list[tuple[int, int, dict[str, float]]]:
+        return [(record.attempt, record.step, dict(record.metrics)) for record in tail.poll()]
+
+    plain = [(step, {"reward": math.nan}) for step in (1, 2, 3)]
+    late = [plain[0], (2, {"reward": math.nan, "eval_reward": 0.5}), plain[2]]
+    written(1, plain)
+    tail = LogTail(path, run="b")
+    assert len(polled()) == 3
+    written(3, [*late, (4, {"reward": 0.5})])
+    assert polled() == [(1, 2, {"eval_reward": 0.5}), (1, 4, {"reward": 0.5})]
+    written(3, [*late[:2], (3, {"reward": 0.25}), (4, {"reward": 0.5})])
+    assert polled() == [(2, 3, {"reward": 0.25}), (2, 4, {"reward": 0.5})]
 
 
 def test_a_run_of_rlwatch_is_not_read_as_a_log(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import native_logs
 import pytest
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers import logs_in, read_log
+from rlwatch.importers import LogTail, logs_in, read_log
 
 WRITTEN = Path(__file__).parent / "written"
 REWARDS = [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -67,7 +68,7 @@ def test_a_file_store_of_mlflow_is_read_from_its_root_an_experiment_or_a_run(bel
     assert all(values(run, "train/reward") == REWARDS for run in runs)
     assert all([repr(value) for value in values(run, "kl")] == LEFT_AS_IT_IS for run in runs)
     assert runs[0].records[0].ts > 1_700_000_000
-    assert len(runs) > 1 or runs[0].config == CONFIG
+    assert all(run.config == CONFIG for run in runs)
 
 
 def test_a_file_store_below_a_directory_is_found_and_a_damaged_line_counted(tmp_path):
@@ -81,6 +82,11 @@ def test_a_file_store_below_a_directory_is_found_and_a_damaged_line_counted(tmp_
         file.write("179545\n")
 
     assert logs_in(tmp_path) == [store]
+    tail = LogTail(store)
+    assert [record.step for record in tail.poll()] == [1, 2, 3, 4, 5]
+    with (kept / "metrics" / "kl").open("a") as file:
+        file.write("1795452000000 0.5 6\n")
+    assert [(record.step, record.metrics) for record in tail.poll()] == [(6, {"kl": 0.5})]
     [run] = read_log(store)
     assert run.name == "grpo-s1"
     assert [(skipped.count, skipped.lines) for skipped in run.skipped] == [(1, (6,))]
@@ -155,14 +161,19 @@ def test_what_the_cells_of_a_notebook_printed_is_read_where_there_is_no_table(tm
     assert run.notes[0] == "read from what its cells printed"
 
 
-def test_a_repository_of_aim_is_named_with_what_to_do(tmp_path):
-    """Its database is read by nothing but Aim."""
-    (tmp_path / ".aim" / "meta").mkdir(parents=True)
-
-    for path in (tmp_path, tmp_path / ".aim"):
-        assert logs_in(path) == [path]
-        with pytest.raises(ImportFormatError, match=r"Aim, a database .* export the metrics to a CSV"):
-            read_log(path)
+def test_a_repository_of_aim_is_named_with_what_to_do(tmp_path, monkeypatch):
+    """Its databases are read by nothing but Aim; logs below the same directory are found all the same."""
+    monkeypatch.setitem(sys.modules, "aimrocks", None)  # as where Aim is not installed
+    for problem in ("with 0 runs; has any run tracked anything", r"with 1 run; .*pip install 'aim.* metrics to a CSV"):
+        for path in (tmp_path, tmp_path / ".aim"):
+            (tmp_path / ".aim").mkdir(exist_ok=True)
+            assert logs_in(path) == [tmp_path / ".aim"]
+            with pytest.raises(ImportFormatError, match=problem):
+                read_log(path)
+        (tmp_path / ".aim" / "meta" / "chunks" / "8c93c").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "train.log").touch()
+    assert logs_in(tmp_path) == [tmp_path / "outputs" / "train.log", tmp_path / ".aim"]
 
 
 def test_a_state_that_was_kept_under_another_name_is_found_below_a_directory(tmp_path):

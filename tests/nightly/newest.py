@@ -22,7 +22,7 @@ import installs
 from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
 
 NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
-         "deepspeed", "megatron-core")  # fmt: skip
+         "deepspeed", "megatron-core", "aim")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ ROOMS = (
             "tests/analysis/test_sending.py",
         ),
     ),
+    Room("aim", ("aim",), ("tests/nightly/test_aim.py",)),
 )  # fmt: skip
 NAMES_OF = ("trl", "verl", "openrlhf")
 """Rooms whose trainer's own sources are searched for names of metrics."""

@@ -1,0 +1,276 @@
+"""Repositories of Aim: ``.aim``, with two databases of RocksDB a run, for what it is and for what it tracked.
+
+Aim's own package reads the databases, one by one and read only: Aim itself compacts what it opens and removes an index
+that it cannot read, while here nothing is written and no lock taken, also while a trainer tracks. A step that was
+tracked again took the place of the first. NaN and the infinities are values. What Aim measures of the machine
+(``__system__...``) and archived runs are left out, and so are images, texts and the like. "Lines" are not counted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from rlwatch.errors import ImportFormatError
+from rlwatch.importers.base import About, DirectoryImporter, Reading, Row, step_of, value_of
+from rlwatch.importers.databases import opened, told_apart
+from rlwatch.importers.lines import shown
+from rlwatch.importers.refusals import EXPORT
+from rlwatch.records import JSON
+
+AIM_NAME = ".aim"
+_ABOUT, _SERIES = "meta/chunks", "seqs/chunks"
+_NUMBERS = frozenset({"float", "float64", "int", "number"})
+_OF_THE_MACHINE = "__"
+_SETTINGS = "hparams"
+_NO_EXPERIMENT = "default"
+_TRIES = 3
+"""A database that is being compacted names, for a moment, files that are gone."""
+_TRAINING = frozenset({"train", "training"})
+_HELD_OUT = {"valid": "val", "dev": "val"} | {name: name for name in ("eval", "val", "validation", "test")}
+"""Words of a context, and those that names of metrics here begin with."""
+_PROPERTIES = (
+    "SELECT r.hash, r.name, r.is_archived, e.name, t.name FROM run r LEFT JOIN experiment e ON e.id = r.experiment_id "
+    "LEFT JOIN run_tag l ON l.run_id = r.id LEFT JOIN tag t ON t.id = l.tag_id ORDER BY r.id, t.id"
+)
+_GONE = (
+    "only Aim's own package reads them, which is not installed here: `pip install 'aim>=3.11'` (under Python 3.12 or "
+    f"older, for which there is one), or {EXPORT}"
+)
+
+
+def aim_repository(directory: Path) -> Path | None:
+    """The repository that ``directory`` is or holds."""
+    if directory.name != AIM_NAME:
+        directory = directory / AIM_NAME
+    return directory if directory.is_dir() else None
+
+
+class _Storage(NamedTuple):
+    """The part of Aim's package that is used."""
+
+    opened: Callable[[Path], Any]
+    path: Callable[[tuple[str | int, ...]], bytes]
+    way: Callable[[bytes], list[str | int]]
+    value: Callable[[bytes], Any]
+    tree: Callable[[Iterator[tuple[bytes, bytes]]], dict[Any, Any]]
+    errors: tuple[type[Exception], ...]
+
+
+def _storage() -> _Storage:
+    """Raises ``ImportError`` where Aim is not installed, or is older than its databases."""
+    import aimrocks
+    from aim.storage import treeutils
+    from aim.storage.encoding import decode, decode_path, encode_path
+
+    return _Storage(
+        lambda path: aimrocks.DB(str(path), aimrocks.Options(), read_only=True),
+        encode_path,
+        decode_path,
+        decode,
+        lambda items: treeutils.decode_tree(items, resolve_objects=True),
+        (aimrocks.errors.RocksIOError, aimrocks.errors.Corruption),
+    )
+
+
+class _Properties(NamedTuple):
+    """Words of people about a run."""
+
+    name: str = ""
+    archived: bool = False
+    experiment: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class AimReading(Reading):
+    """Of a repository."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._about: dict[str, About] = {}
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """The rows of every run, one run after another. Raises ``ImportFormatError``."""
+        runs = sorted(run.name for run in (path / _ABOUT).glob("*") if run.is_dir())
+        what = f"is a repository of Aim with {len(runs):,} run{'' if len(runs) == 1 else 's'}"
+        if not runs:
+            raise ImportFormatError(self.path, f"{what}; has any run tracked anything yet?")
+        try:
+            storage = _storage()
+        except ImportError as error:
+            raise ImportFormatError(self.path, f"{what}; {_GONE}") from error
+        properties = self._properties(path)
+        wanted = [run for run in runs if not properties.get(run, _Properties()).archived]
+        if len(wanted) < len(runs):
+            self.skips.add("a run that was archived", 0)
+        order = {run: number for number, run in enumerate(properties)}
+        for run in sorted(wanted, key=lambda run: order.get(run, len(order))):
+            yield from self._run(storage, path, run, properties.get(run, _Properties()))
+
+    def about(self, run: str) -> About:
+        """Name, experiment, settings and tags of a run."""
+        return self._about.get(run, About())
+
+    def _properties(self, path: Path) -> dict[str, _Properties]:
+        """Of each run by its id, in the order in which they were begun; what cannot be read is counted."""
+        found: dict[str, _Properties] = {}
+        try:
+            with closing(opened(path / "run_metadata.sqlite")) as database:
+                for run, name, archived, experiment, tag in database.execute(_PROPERTIES):
+                    tags = (*found.get(run, _Properties()).tags, *([tag] if tag else []))
+                    found[run] = _Properties(name or "", bool(archived), experiment or "", tags)
+        except sqlite3.Error as error:
+            self.skips.add(f"names, experiments and tags of runs ({error})", 0)
+        return found
+
+    def _run(self, storage: _Storage, path: Path, run: str, said: _Properties) -> Iterator[Row]:
+        for tried in range(1, _TRIES + 1):
+            try:
+                config, rows = _Run(storage, path, run).read(self)
+                break
+            except storage.errors as error:
+                if tried == _TRIES:
+                    self.skips.add(f"run {shown(said.name or run)} cannot be read ({_said(error)})", 0)
+                    return
+        self.recognised = True
+        name = told_apart(said.name or run, run, self._about)
+        project = "" if said.experiment == _NO_EXPERIMENT else said.experiment
+        self._about[name] = About(name, project, config, said.tags)
+        for step in sorted(rows):
+            at, metrics = rows[step]
+            yield Row(step, metrics, 0, name, at)
+
+
+Rows = dict[int, tuple[float, dict[str, float]]]
+"""Moment and metrics of each step."""
+
+
+class _Run:
+    """The databases of one run."""
+
+    def __init__(self, storage: _Storage, path: Path, run: str) -> None:
+        self._storage, self._run = storage, run
+        self._meta = storage.opened(path / _ABOUT / run)
+        self._series = storage.opened(path / _SERIES / run)
+
+    def read(self, reading: Reading) -> tuple[dict[str, JSON], Rows]:
+        """Settings and rows."""
+        meta = self._tree("meta", "chunks", self._run)
+        contexts = self._tree("meta", "contexts")
+        rows: Rows = {}
+        for context, names in meta.get("traces", {}).items():
+            for name, trace in names.items():
+                if trace.get("dtype", "float") in _NUMBERS and not name.startswith(_OF_THE_MACHINE):
+                    called = metric_name(name, contexts.get(context) or {})
+                    self._take(called, (context, name), trace.get("version", 1), rows, reading)
+        return _settings(meta.get("attrs", {})), rows
+
+    def _take(self, called: str, series: tuple[int, str], version: int, rows: Rows, reading: Reading) -> None:
+        """Add the values of one metric; the moment of a step is that of its first metric."""
+        way = ("seqs", *(() if version == 1 else (f"v{version}",)), "chunks", self._run, *series)
+        places = self._places(way, version, called, reading)
+        moments: dict[bytes, float] = {}
+        for key, said in self._items(*way, "val"):
+            value = value_of(said)
+            if value is None:
+                reading.skips.add(f"{shown(called)} is not a number", 0)
+            elif key in places:  # of what is being written the value may be there, and the step not yet
+                step = places[key]
+                if step not in rows:
+                    moments = moments or dict(self._items(*way, "time"))
+                    rows[step] = (moments.get(key) or 0.0, {})
+                rows[step][1][called] = value
+        if any("epoch" not in rows[step][1] for step in places.values() if step in rows):
+            for key, epoch in self._items(*way, "epoch"):
+                if epoch is not None and places.get(key) in rows:
+                    rows[places[key]][1].setdefault("epoch", float(epoch))
+
+    def _places(self, way: tuple[str | int, ...], version: int, called: str, reading: Reading) -> dict[bytes, int]:
+        """The step of each key of a metric: what the key says or, since Aim 3.11, what a column of its own does."""
+        column = "val" if version == 1 else "step"
+        places = {}
+        for key, said in self._items(*way, column):
+            try:
+                places[key] = step_of(self._storage.way(key)[0] if version == 1 else said)
+            except ValueError as error:
+                reading.skips.add(f"{shown(called)}: {error}", 0)
+        return places
+
+    def _tree(self, *way: str) -> dict[Any, Any]:
+        """Everything below a place; empty where there is nothing."""
+        try:
+            return self._storage.tree((key, value) for key, value in self._below(self._meta, *way) if value)
+        except KeyError:
+            return {}
+
+    def _items(self, *way: str | int) -> Iterator[tuple[bytes, Any]]:
+        """Keys and values of a column."""
+        for key, value in self._below(self._series, *way):
+            if key:
+                yield key, self._storage.value(value)
+
+    def _below(self, database: Any, *way: str | int) -> Iterator[tuple[bytes, bytes]]:
+        prefix = self._storage.path(way)
+        entries = database.iteritems()
+        entries.seek(prefix)
+        for key, value in entries:
+            if not key.startswith(prefix):
+                return
+            yield key[len(prefix) :], value
+
+
+def metric_name(name: str, context: Mapping[str, object]) -> str:
+    """Name of a metric in its context: what is of the training has its own, what was held out its word before it.
+
+    >>> metric_name("reward", {"subset": "train"}), metric_name("reward", {"subset": "val", "rank": 1})
+    ('reward', 'val/reward[rank=1]')
+    """
+    before, after = "", []
+    for key, value in context.items():
+        word = value.lower() if isinstance(value, str) else ""
+        if word in _HELD_OUT:
+            before = f"{_HELD_OUT[word]}/"
+        elif word not in _TRAINING:
+            after.append(f"{key}={value}")
+    return before + name + (f"[{','.join(after)}]" if after else "")
+
+
+def _settings(attributes: Mapping[str, Any]) -> dict[str, JSON]:
+    """The hyperparameters, and beside them what else was set; not what Aim noted of the system."""
+    given = attributes.get(_SETTINGS)
+    others = {name: value for name, value in attributes.items() if not str(name).startswith(_OF_THE_MACHINE)}
+    if isinstance(given, dict):
+        others = {name: value for name, value in others.items() if name != _SETTINGS} | given
+    return {str(name): _plain(value) for name, value in others.items()}
+
+
+def _plain(value: Any) -> JSON:
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _said(error: Exception) -> str:
+    """The words of RocksDB, which come as bytes."""
+    [said] = error.args or ("",)
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+
+
+class AimRepository(DirectoryImporter):
+    """A repository of Aim."""
+
+    name: ClassVar[str] = "aim"
+    expects: ClassVar[str] = "repository of Aim (.aim)"
+
+    def reading(self, path: str) -> AimReading:
+        """A fresh reading."""
+        return AimReading(path)
+
+    def files(self, directory: Path) -> Iterator[Path]:
+        """Those of the databases of what was tracked."""
+        return directory.glob(f"{_SERIES}/*/*")
