@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from rlwatch.clipping.rules import GROUP_OF, By, ClipRule, first_state, positive, rule_of
 from rlwatch.errors import ConfigError
 from rlwatch.seam import Seam, asked
+from rlwatch.tensors.megatron import divided
 from rlwatch.tensors.mergeable import Latest, Stats
 
 KEEP, ZERO = "keep", "zero"
@@ -62,7 +63,8 @@ class LayerClip:
     Raises
     ------
     ConfigError
-        If an argument is not what it should be, or the weights lie flattened in one piece (FSDP1).
+        If an argument is not what it should be, or the weights lie flattened in one piece (FSDP1)
+        or Megatron holds the gradients.
     """
 
     def __init__(
@@ -324,6 +326,11 @@ class Layout:
             raise ConfigError("the model has no parameters to clip the gradients of")
         if any(hasattr(p, "_is_flat_param") or hasattr(p, "_fsdp_flattened") for _, p in named):
             raise ConfigError("FSDP1 keeps weights flattened in one piece, where layers cannot be told; use FSDP2")
+        if divided(model):
+            raise ConfigError(
+                "Megatron cuts the model over ranks, or holds its gradients in buffers, where they cannot be scaled by "
+                "layer; leave clipping to its optimizer (OptimizerConfig(clip_grad=))"
+            )
         group_of = [GROUP_OF[by](name) for name, _ in named]
         groups = tuple(dict.fromkeys(group_of))
         places = [[i for i, group in enumerate(group_of) if group == one] for one in groups]

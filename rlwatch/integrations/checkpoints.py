@@ -40,9 +40,11 @@ from rlwatch.integrations.weights import (
 )
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
+from rlwatch.tensors.megatron import cut
 
 logger = logging.getLogger("rlwatch")
 UNREAD = "it could not be read; see the training log"
+CUT = "Megatron cuts the reference over ranks, and rlwatch does not gather it; save it with the loop's own checkpoints"
 
 
 class KeptReference:
@@ -185,8 +187,11 @@ class WriteDown:
         return _reference_command(self.kind, parent, facts)
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Raise ``RLWatchError`` if there is no reference here."""
-        if not _tensors(self._find()):
+        """Raise ``RLWatchError`` if there is no reference here, or ranks have different ones that nothing gathers."""
+        anchored = self._find()
+        if cut(anchored.policy):
+            raise RLWatchError(CUT)
+        if not _tensors(anchored):
             raise RLWatchError("there is no reference to keep")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:

@@ -37,7 +37,7 @@ from rlwatch.integrations.step_tally import Decode
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import LOCALISED, SpikeBatch
 from rlwatch.seam import LIMIT, Reported, Seam
-from rlwatch.tensors.gradnorm import grad_norms
+from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
         norm: Any = torch.as_tensor(spike.norm).detach()
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole if rank == 0 else None
-    norms = grad_norms(spike.model.named_parameters(), rank=rank)
+    norms = model_norms(spike.model, rank=rank)
     return None if norms is None else norms.squares.sum()
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.policy import veto_reset_reference
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations import megatron
 from rlwatch.integrations.weights import (
     Pair,
     adapter_of,
@@ -28,6 +29,7 @@ from rlwatch.integrations.weights import (
 )
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
+from rlwatch.tensors.megatron import divided
 
 CLEAR = "clear"
 
@@ -48,7 +50,7 @@ class Anchored:
     def check(self) -> None:
         """Raise ``RLWatchError`` if there is nothing to reset, or it cannot be."""
         if self.reference is not None:
-            model_pairs(self.policy, self.reference)
+            self.pairs()
         elif self.adapted:
             adapter_of(unwrapped(self.policy))
         else:
@@ -57,7 +59,8 @@ class Anchored:
     def pairs(self) -> list[Pair]:
         """Policy and reference tensor by tensor; makes the adapter ``ref`` if it is not there yet."""
         if self.reference is not None:
-            return model_pairs(self.policy, self.reference)
+            alike = megatron.pairs if divided(self.policy) else model_pairs
+            return alike(self.policy, self.reference)
         return adapter_pairs(unwrapped(self.policy))
 
 
@@ -143,7 +146,11 @@ def clearable(optimizers: Iterable[Any]) -> list[Optimizer]:
 
     Others (DeepSpeed's) keep state in partitions of their own, which forgetting a dictionary would not clear.
     """
-    inner = [inner_optimizer(optimizer) for optimizer in optimizers]
+    inner = [
+        one
+        for optimizer in optimizers
+        for one in (megatron.clearable(optimizer) if megatron.steps(optimizer) else [inner_optimizer(optimizer)])
+    ]
     if not inner:
         raise RLWatchError("there is no optimizer to clear; send optimizer=keep to reset the reference alone")
     for optimizer in inner:
@@ -160,8 +167,12 @@ def clear_state(optimizers: Iterable[Any]) -> int:
 
     The next step begins as a new optimizer would. Learning rates and other settings stay.
     """
-    count = 0
-    for optimizer in clearable(optimizers):
-        count += len(optimizer.state)
-        optimizer.state.clear()
+    every = list(optimizers)
+    clearable(every)
+    return sum(megatron.clear_state(one) if megatron.steps(one) else _forget(inner_optimizer(one)) for one in every)
+
+
+def _forget(optimizer: Optimizer) -> int:
+    count = len(optimizer.state)
+    optimizer.state.clear()
     return count

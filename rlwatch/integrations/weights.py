@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -125,6 +125,7 @@ class Pair(NamedTuple):
     reference: Tensor
 
 
+DIFFERENT = "policy and reference are different models"
 REF = "ref"
 """The frozen adapter that is taken as the reference, if it exists."""
 
@@ -135,9 +136,7 @@ def model_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
     Raises ``RLWatchError`` if they do not match one to one, or if the policy is not finite.
     """
     of_policy, of_reference = dict(named_tensors(policy)), dict(named_tensors(reference))
-    if of_policy.keys() != of_reference.keys():
-        odd = sorted(of_policy.keys() ^ of_reference.keys())
-        raise RLWatchError(f"policy and reference are different models: {odd[0]!r} is in one only")
+    _same_names(of_policy, of_reference, DIFFERENT)
     return _checked([Pair(name, of_policy[name], of_reference[name]) for name in of_policy])
 
 
@@ -240,6 +239,12 @@ def _checked(pairs: list[Pair]) -> list[Pair]:
     return pairs
 
 
+def _same_names(of_policy: Mapping[str, Tensor], of_reference: Mapping[str, Tensor], otherwise: str) -> None:
+    odd = sorted(of_policy.keys() ^ of_reference.keys())
+    if odd:
+        raise RLWatchError(f"{otherwise}: {odd[0]!r} is in one only")
+
+
 def _weights_of(policy: Any, adapter: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named_tensors(policy) if f".{adapter}." in f"{name}."}
 
@@ -268,18 +273,22 @@ def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]
             yield name, module
 
 
-def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
-    """The shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
-    of_policy, of_reference = _shards(policy), _shards(reference)
-    if of_policy.keys() != of_reference.keys():
-        odd = sorted(of_policy.keys() ^ of_reference.keys())
-        raise RLWatchError(f"policy and reference are flattened differently: {odd[0]!r} is in one only")
+def shard_pairs(
+    of_policy: Mapping[str, Tensor], of_reference: Mapping[str, Tensor], *, odd: str = DIFFERENT
+) -> list[Pair]:
+    """Pair what this rank holds of two models, by name. Raises ``RLWatchError`` if they are not cut alike."""
+    _same_names(of_policy, of_reference, odd)
     for name, tensor in of_policy.items():
         if tensor.shape != of_reference[name].shape:
             raise RLWatchError(f"{name!r} is sharded differently in the policy and in the reference")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise RLWatchError(f"the policy's {name!r} is not finite: roll back to a checkpoint instead")
     return [Pair(name, tensor, of_reference[name]) for name, tensor in of_policy.items()]
+
+
+def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
+    """The shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
+    return shard_pairs(_shards(policy), _shards(reference), odd="policy and reference are flattened differently")
 
 
 def flat_resharded(model: nn.Module) -> nn.Module:

@@ -1,98 +1,46 @@
 """Two ranks of real Megatron models on a CPU: ``python megatron_ranks.py FOLDER``. Each writes what it found as JSON.
 
 Models, DDP, distributed optimizer and the cutting of layers and vocabulary are Megatron's, over gloo; policy losses,
-log-probs over a cut vocabulary, offloading and the engine's step are verl's. Megatron insists on CUDA in places: here
-tensors that it wants on ``cuda`` are made on the CPU, in plain memory, and called by CUDA's type names
-(:class:`OnCPU`), and the random states of GPUs are left alone, of which nothing draws (no dropout).
+log-probs over a cut vocabulary, offloading and the engine's step are verl's. See ``megatron_models.py`` for what stands
+in for CUDA.
 """
 
 import json
-import os
-import sys
 import types
-from contextlib import nullcontext
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.transformer import TransformerConfig
-from torch.overrides import TorchFunctionMode
+from megatron.core import parallel_state
+from megatron_models import (
+    FOLDER,
+    ROWS,
+    drawn,
+    forked,
+    groups,
+    logits_of,
+    model,
+    optimizer_of,
+    ranks_of,
+    refusal,
+    weights,
+)
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils.megatron.tensor_parallel import vocab_parallel_entropy, vocab_parallel_log_probs_from_logits
 from verl.utils.megatron_utils import load_megatron_model_to_gpu, offload_megatron_model_to_cpu
 from verl.workers.config import ActorConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngine
 
-from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally, encoded_tally, merge_workers
-from rlwatch.integrations.verl import megatron
 from rlwatch.integrations.verl.taps import WorkerTaps
 from rlwatch.integrations.verl.worker import Anchor, Keeper, _tells_of_tokens
 from rlwatch.records import Command
 from rlwatch.seam import Seam
 from rlwatch.tensors.gradnorm import Sharded, layer_of
+from rlwatch.tensors.megatron import hindrance, model_norms
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
-
-FOLDER = Path(sys.argv[1])
-VOCAB, ROWS, LENGTH, RATE = 24, 4, 8, 1e-2
-
-
-class OnCPU(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)
-        if "cuda" in str(kwargs.get("device", "")):
-            kwargs["device"] = "cpu"
-        if func is torch.Tensor.type and len(args) == 1:
-            return func(*args).replace("torch.", "torch.cuda.")
-        return func(*args, **kwargs)
-
-
-def model(ranks, *, wrapped=True, distributed=True):
-    """The same weights however many ``ranks`` they are cut over."""
-    torch.manual_seed(0)
-    config = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, ffn_hidden_size=64,
-        use_cpu_initialization=True, tensor_model_parallel_size=ranks, hidden_dropout=0.0, attention_dropout=0.0,
-        normalization="RMSNorm", gated_linear_unit=True, add_bias_linear=False, gradient_accumulation_fusion=False,
-        bias_dropout_fusion=False, bias_activation_fusion=False, masked_softmax_fusion=False, params_dtype=torch.float32,
-    )  # fmt: skip
-    bare = GPTModel(
-        config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=VOCAB,
-        max_sequence_length=LENGTH, share_embeddings_and_output_weights=False, position_embedding_type="rope",
-    )  # fmt: skip
-    if not wrapped:
-        return bare.requires_grad_(False)
-    wish = DistributedDataParallelConfig(use_distributed_optimizer=distributed, grad_reduce_in_fp32=True)
-    return DistributedDataParallel(config, wish, bare)
-
-
-def optimizer_of(policy, *, distributed=True):
-    wish = OptimizerConfig(
-        optimizer="adam", lr=RATE, use_distributed_optimizer=distributed, clip_grad=1.0, params_dtype=torch.float32
-    )
-    return get_megatron_optimizer(wish, [policy])
-
-
-def drawn():
-    """Prompts with what followed, and the arguments of a policy loss but for the log-probs."""
-    g = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, VOCAB, (ROWS, LENGTH), generator=g)
-    old = -3.2 + 0.3 * torch.randn(ROWS, LENGTH, generator=g)
-    advantages = torch.randn(ROWS, 1, generator=g).expand(ROWS, LENGTH).contiguous()
-    return {"ids": ids, "old_log_prob": old, "advantages": advantages}
-
-
-def logits_of(policy, ids):
-    positions = torch.arange(LENGTH).expand(len(ids), LENGTH)
-    return policy(ids, positions, torch.tril(torch.ones(LENGTH, LENGTH)).lt(0.5)[None, None])
 
 
 def engine_of(ranks, *, distributed=True):
@@ -168,16 +116,6 @@ def oracle(data):
     }
 
 
-def groups(ranks):
-    if parallel_state.is_initialized():
-        parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
-
-
-def weights(policy):
-    return [p.detach().clone() for p in policy.parameters()]
-
-
 def trained(data, ranks, *, distributed, tapped):
     """Three steps: weights and what was told of the first."""
     POLICY_LOSS_REGISTRY.update(
@@ -186,7 +124,9 @@ def trained(data, ranks, *, distributed, tapped):
     engine = engine_of(ranks, distributed=distributed)
     actor, seam, metrics, norms = actor_of(engine), Seam(), {}, []
     if tapped:
-        taps = WorkerTaps(actor, POLICY_LOSS_REGISTRY, seam, Level.FULL, gradients=megatron.gradients_of)
+        taps = WorkerTaps(
+            actor, POLICY_LOSS_REGISTRY, seam, Level.FULL, gradients=lambda engine: model_norms(engine.module)
+        )
         taps.attach()
     for step in range(3):
         norms.append(update(actor, data))
@@ -284,30 +224,17 @@ def cleared(actor, anchor, data, ranks):
     return {"parameters": report["cleared"], "off": max(off)}
 
 
-def refusal(act):
-    try:
-        act()
-    except RLWatchError as reason:
-        return str(reason)
-    return "not refused"
-
-
 def stages(data):
     """Two stages of a pipeline: refused with the reason, and nothing is read."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
     engine = types.SimpleNamespace(module=[], param_dtype=torch.float32)
-    return {"reason": megatron.hindrance(engine), "read": megatron.gradients_of(engine) is not None}
+    return {"reason": hindrance(engine.module), "read": model_norms(engine.module) is not None}
 
 
 def main(rank):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{FOLDER}/rendezvous")
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *args: None
-    tensor_parallel.random.CudaRNGStatesTracker.fork = lambda self, name=None: nullcontext()
     data = drawn()
-    with OnCPU():
+    with ranks_of(rank, 2, "rendezvous"):
         found = {
             "oracle": oracle(data),
             "tensor parallel": measured(data, 2),
@@ -323,14 +250,4 @@ def main(rank):
 
 
 if __name__ == "__main__":
-    RANK = int(os.fork() == 0)  # what takes seconds to import is imported once
-    try:
-        main(RANK)
-        if RANK == 0:
-            os.wait()
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)  # threads of gloo may abort a process that ends in order
+    raise SystemExit(forked(partial(main, 0), partial(main, 1)))

@@ -109,12 +109,17 @@ class Gaps:
         if not self.level.includes(subject.level):
             return f"level is {self.level.value!r}; this begins with {subject.level.value!r}"
         for choice in subject.needs:
-            refused = [f"{name}= was refused: {self.refused[name]}" for name in choice if name in self.refused]
+            refused = [f"{_spelled(name)} was refused: {self.refused[name]}" for name in choice if name in self.refused]
             if refused:
                 return "; ".join(refused)
             if self.given.isdisjoint(choice):
                 return "never given: " + " or ".join(TAKEN_BY.get(name, f"observe({name}=)") for name in choice)
         return "there was nothing in it: no token inside a mask, or no finite gradient"
+
+
+def _spelled(name: str) -> str:
+    """An argument, or the call that takes none."""
+    return "gradients()" if name == "gradients" else f"{name}="
 
 
 # Recording: from what a loop passes to its run, step by step, with what was refused and what is missing.
@@ -179,10 +184,11 @@ class Recording:
         """Count what was left out; warn of each input once."""
         for name, why in refused.items():
             if self._strict:
-                raise ConfigError(f"{call}({name}=): {why}")
+                raise ConfigError(f"{call}(): {why}" if name == call else f"{call}({name}=): {why}")
             self.run.counters.add("refused")
             if name not in self._gaps.refused:
-                say(logging.WARNING, "rlwatch leaves out %s= of %s (training goes on): %s", name, call, why)
+                what = _spelled(name) if name == call else f"{_spelled(name)} of {call}"
+                say(logging.WARNING, "rlwatch leaves out %s (training goes on): %s", what, why)
         self._gaps.refused.update(refused)
 
     def _delivered(self, step: int, measured: dict[str, float]) -> None:
@@ -407,7 +413,10 @@ class Watcher(Steering):
         means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
         generation = GenerationReader(compat.eos_of(eos, tokenizer))
         keep, decode = KeepCompletions.of(completions), compat.decoder_of(tokenizer) if text else None
-        wish = Localise.of(place_here().get("world_size", 1) == 1 if localise is None else localise)
+        alone = place_here().get("world_size", 1) == 1
+        wish = Localise.of(alone and not compat.hides_gradients(model) if localise is None else localise)
+        if wish is not None and compat.hides_gradients(model):
+            raise ConfigError(f"localise: {compat.HIDDEN}; leave it out")
         if wish is not None and wish.keep_inputs is not None:
             raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
         begin = {**place_here(), **init_arguments}
@@ -562,8 +571,7 @@ class Watcher(Steering):
         Before or after ``scaler.unscale_(optimizer)`` makes no difference. Several calls in a step: the last counts.
         """
         self._given(gradients=True)
-        if self._live:
-            self.seam.attempt("gradients", self.collector.gradients)
+        self._look("gradients", self.collector.gradients)
 
     def step(
         self,

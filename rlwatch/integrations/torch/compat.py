@@ -9,6 +9,7 @@ from torch import nn
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.step_tally import Decode
+from rlwatch.tensors.megatron import divided
 
 
 def check_models(model: Any, ref_model: Any) -> None:
@@ -18,6 +19,17 @@ def check_models(model: Any, ref_model: Any) -> None:
             raise ConfigError(f"{name} must be a torch.nn.Module, got {type(given).__name__}")
     if ref_model is not None and ref_model is model:
         raise ConfigError("ref_model is the policy itself: its KL is always 0; pass a frozen copy, or leave it out")
+
+
+HIDDEN = (
+    "Megatron holds the model's gradients in buffers or cuts it over ranks, so that its forwards cannot be run again "
+    "with displaced weights, and spikes are not traced to tokens"
+)
+
+
+def hides_gradients(model: nn.Module | None) -> bool:
+    """True if spikes of its gradient cannot be localised: it is Megatron's."""
+    return model is not None and divided(model)
 
 
 def check_optimizer(optimizer: Any) -> None:

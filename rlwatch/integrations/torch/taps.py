@@ -22,7 +22,7 @@ from rlwatch.integrations.torch.commands import Means
 from rlwatch.integrations.torch.localise import Call, LossPasses
 from rlwatch.recorder.intake import step_index
 from rlwatch.seam import Seam, raised_by, shown
-from rlwatch.tensors.gradnorm import grad_norms
+from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
 from rlwatch.tensors.tokens import TokenBatch
@@ -122,7 +122,7 @@ def read_gradients(model: nn.Module, optimizer: Any = None, scaler: Any = None, 
     without its scale, and an overflow (how it finds its scale) is a skipped step, not a measurement. Of gradients
     that are both scaled and sharded nothing is reported: no rank sees whether there was an overflow.
     """
-    norms = grad_norms(model.named_parameters(), rank=rank)
+    norms = model_norms(model, rank=rank)
     if norms is None:
         return {}
     if scaler is None or not scaler.is_enabled():
@@ -199,6 +199,8 @@ class Collector:
     def rollouts(self, inputs: Mapping[str, Any]) -> Refused:
         """Measure a generation."""
         self._begin()
+        if not first_of_copies():
+            return {}
         self.steps.seam.attempt("responses of a generation", self._loss_passes.origin.generated, inputs)
         batch = self.generation.read({name: value for name, value in inputs.items() if name not in BESIDE_TEXT})
         if batch is not None:
@@ -209,7 +211,7 @@ class Collector:
     def observe(self, inputs: Mapping[str, Any]) -> Refused:
         """Measure a micro-batch."""
         self._begin()
-        if not self.level.includes(Level.TOKENS):
+        if not self.level.includes(Level.TOKENS) or not first_of_copies():
             return {}
         reader = Reader(self.settings)
         full = self.level.includes(Level.FULL)
@@ -223,9 +225,12 @@ class Collector:
             reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
         return reader.refused
 
-    def gradients(self) -> None:
+    def gradients(self) -> Refused:
         """Those the model holds now."""
         self._begin()
+        why = None if self.means.model is None else hindrance(self.means.model)
+        if why is not None:
+            return {"gradients": f"{why}; step(grad_norm=) takes the norm that the optimizer's step returns"}
         if self.means.model is not None and self.level.includes(Level.GRADIENTS):
             with torch.no_grad():
                 run = self.steps.seam.run
@@ -233,6 +238,7 @@ class Collector:
                 stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
             self.steps.tally.add_stats(stats)
         self.steps.seam.attempt("localisation", self._localise)
+        return {}
 
     def _localise(self) -> None:
         """The gradient is complete and not used yet."""

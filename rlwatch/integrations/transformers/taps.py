@@ -20,7 +20,8 @@ from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.seam import Seam
-from rlwatch.tensors.gradnorm import GradNorms, grad_norms
+from rlwatch.tensors.gradnorm import GradNorms
+from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
 
 
@@ -157,7 +158,7 @@ class TrainerTaps:
 
     def _add_parted(self, model: Any) -> None:
         run = self._seam.run
-        self._add_gradients(None if run is None else grad_norms(model.named_parameters(), rank=run.rank), None)
+        self._add_gradients(None if run is None else model_norms(model, rank=run.rank), None)
 
     def _add_clipped(self, clipped: Clipped) -> None:
         if self.live:
@@ -168,7 +169,7 @@ class TrainerTaps:
         run = self._seam.run
         if run is None or sharding_engine(self.trainer) in HIDDEN:
             return None
-        return grad_norms(model.named_parameters(), rank=run.rank)
+        return model_norms(model, rank=run.rank)
 
     def _add_gradients(self, norms: GradNorms | None, total: Tensor | float | None) -> None:
         """``total`` is the trainer's own norm: of all ranks, and without a loss scale."""

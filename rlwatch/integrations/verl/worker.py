@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations import megatron
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.learning_rate import LowerLR, Paced
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.reference import clear_state, clearable
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
-from rlwatch.integrations.verl import megatron
 from rlwatch.integrations.verl.compat import missing_of_actor, policy_losses
 from rlwatch.integrations.verl.localise import Localising
 from rlwatch.integrations.verl.taps import WorkerTaps
@@ -45,6 +45,7 @@ from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.seam import Seam
 from rlwatch.tensors.gradnorm import GradNorms, Sharded
+from rlwatch.tensors.megatron import hindrance, model_norms
 
 
 class Inside:
@@ -90,7 +91,7 @@ class Inside:
         )
         taps.attach()
         missing = missing_of_actor(actor, registry)
-        layers = megatron.hindrance(actor.engine) if worker.config.actor.strategy == megatron.STRATEGY else None
+        layers = hindrance(actor.engine.module) if worker.config.actor.strategy == MEGATRON else None
         if layers is not None and level.includes(Level.GRADIENTS):
             missing["norms of layers"] = layers
         return cls(worker, seam, taps, missing, localising)
@@ -158,8 +159,8 @@ def _tells_of_tokens(engine: Any) -> bool:
 def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
     """Reader of gradients by layer for the actor's engine, if there can be one; some scale them in their step."""
     strategy, rank = str(worker.config.actor.strategy), int(worker.rank)
-    if strategy == megatron.STRATEGY:
-        return megatron.gradients_of
+    if strategy == MEGATRON:
+        return lambda engine: model_norms(engine.module, rank=rank)
     return (lambda engine: gradients_of(engine.module, rank)) if strategy in ENGINES else None
 
 
@@ -176,6 +177,8 @@ def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localis
 
 ENGINES = ("fsdp", "fsdp2")
 """Strategies of one wrapped model, whose shards can be copied one to one and whose gradients can be read by layer."""
+MEGATRON = "megatron"
+"""The strategy whose models are lists of chunks, cut over ranks."""
 
 
 class Anchor:
@@ -194,19 +197,18 @@ class Anchor:
         if actor is None:
             raise RLWatchError("this worker holds no actor")
         strategy = str(self._worker.config.actor.strategy)
-        if strategy not in (*ENGINES, megatron.STRATEGY):
+        if strategy not in (*ENGINES, MEGATRON):
             raise RLWatchError(f"the actor is trained with {strategy!r}, whose weights rlwatch does not copy")
         return actor.engine
 
     @property
     def _megatron(self) -> bool:
-        return str(self._worker.config.actor.strategy) == megatron.STRATEGY
+        return str(self._worker.config.actor.strategy) == MEGATRON
 
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` with the reason to refuse."""
         if COMMAND_KINDS[self.kind].read(command.args)["optimizer"] == "clear":
-            optimizer = self.policy.optimizer
-            _ = megatron.clearable(optimizer) if self._megatron else clearable([optimizer])
+            clearable([self.policy.optimizer])
         synchronized()
         if self.lora:
             FrozenAdapter.of(self.policy).check()
@@ -218,12 +220,8 @@ class Anchor:
         optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         synchronized()
         report = self._freeze() if self.lora else self._copy()
-        cleared = self._clear() if optimizer == "clear" else 0
+        cleared = clear_state([self.policy.optimizer]) if optimizer == "clear" else 0
         return {**report, "optimizer": optimizer, "cleared": cleared}
-
-    def _clear(self) -> int:
-        optimizer = self.policy.optimizer
-        return megatron.clear_state(optimizer) if self._megatron else clear_state([optimizer])
 
     @property
     def lora(self) -> bool:

@@ -1,0 +1,207 @@
+"""Gradients of models that Megatron holds: cut over ranks, and in plain ``.grad`` or in the flat buffers of its DDP.
+
+What this rank has of each gradient counts once among all ranks. Of a weight that tensor parallelism cuts each of its
+ranks has a piece; what it does not cut lies whole on all of them, and the first counts it. Experts lie apart, over
+groups of their own. Of data-parallel copies the first counts; with the distributed optimizer each rank has, once
+gradients are reduced, only its part of each bucket.
+
+No collective: ranks, groups and marks are asked, all of which Megatron set up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from rlwatch.tensors.gradnorm import GradNorms, Piece, grad_norms, norms_of, shard_of
+
+EXPERT = "allreduce"
+"""Megatron's mark of a parameter: False of an expert that other ranks have others beside."""
+
+
+def groups() -> Any:
+    """Megatron's groups of ranks; None where it is not loaded, or they are not there yet."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    return state if state is not None and state.model_parallel_is_initialized() else None
+
+
+def chunks_of(model: Any) -> Sequence[Any]:
+    """The chunks of a model: Megatron, and verl's engine, hold a list of them."""
+    return list(model) if isinstance(model, list | tuple) else [model]
+
+
+def cut(model: Any) -> bool:
+    """True if ranks of ``model`` hold different weights, by Megatron's marks, as far as can be told here."""
+    if not any(_marked(p) for chunk in chunks_of(model) for p in chunk.parameters()):
+        return False
+    state = groups()
+    if state is None:
+        return _ranks() > 1
+    pipeline, tensor = state.get_pipeline_model_parallel_world_size(), state.get_tensor_model_parallel_world_size()
+    return bool(pipeline > 1 or tensor > 1 or _over_experts(state) > 1)
+
+
+def divided(model: Any) -> bool:
+    """True if who reads ``.grad`` of ``model`` sees a part of the gradient, or nothing."""
+    return cut(model) or any(_buffered(chunk) or _outside(chunk) for chunk in chunks_of(model))
+
+
+def hindrance(model: Any) -> str | None:
+    """Explain why gradients of ``model`` are not read by layer; None if they are. No collective."""
+    if not divided(model):
+        return None
+    chunks, state = chunks_of(model), groups()
+    if state is None:
+        return (
+            "Megatron's groups (megatron.core.parallel_state), which say how the model is cut over ranks, are not there"
+        )
+    if state.get_pipeline_model_parallel_world_size() > 1:
+        return "stages of a pipeline each count layers from 0, and hold different ones"
+    if _unmarked_experts(state) and any(
+        ".experts." in name for chunk in chunks for name, _ in chunk.named_parameters()
+    ):
+        return "experts are cut over other ranks than the rest, and without expert parallelism Megatron marks none"
+    if any(map(_outside, chunks)):
+        return (
+            "gradients lie in buffers that the model does not know: those of Megatron's own FSDP, or of a DDP around it"
+        )
+    if any(_instances(chunk) > 1 for chunk in chunks):
+        return "several instances of the distributed optimizer each have a part of the gradient"
+    if any(p.dtype is torch.float16 for chunk in chunks for p in chunk.parameters()):
+        return "gradients of float16 carry a loss scale"
+    return None
+
+
+def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
+    """Norms of the gradients that ``model`` holds now, as far as they count on this ``rank``, whoever holds it.
+
+    None if nothing does, or :func:`hindrance` says why not. Of Megatron's models once their gradients are reduced
+    (``finalize_model_grads``), and before the optimizer's step.
+    """
+    if hindrance(model) is not None:
+        return None
+    chunks, state = chunks_of(model), groups()
+    if state is None or not divided(model):
+        return grad_norms([named for chunk in chunks for named in chunk.named_parameters()], rank=rank)
+    return norms_of([piece for chunk in chunks for piece in _pieces(chunk, state)])
+
+
+def first_of_copies() -> bool:
+    """True on the first of the ranks that see the same responses, whole; and where there is no Megatron.
+
+    Tensor-parallel ranks see the same ones, stages before the last none, and context-parallel ranks parts.
+    """
+    state = groups()
+    if state is None:
+        return True
+    last = state.get_pipeline_model_parallel_world_size() - 1
+    ranks = (state.get_tensor_model_parallel_rank(), state.get_context_parallel_rank())
+    return ranks == (0, 0) and bool(state.get_pipeline_model_parallel_rank() == last)
+
+
+# Which part of a gradient counts on this rank.
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Where this rank stands among those that share a kind of parameters: dense ones, or experts."""
+
+    tensor: int
+    tensor_rank: int
+    data_rank: int
+    experts: int = 1
+    experts_rank: int = 0
+
+    @classmethod
+    def of(cls, state: Any, parameter: Parameter) -> _Lines:
+        if not _expert(parameter):
+            tensor, rank = state.get_tensor_model_parallel_world_size(), state.get_tensor_model_parallel_rank()
+            return cls(tensor, rank, state.get_data_parallel_rank(with_context_parallel=True))
+        return cls(
+            state.get_expert_tensor_parallel_world_size(),
+            state.get_expert_tensor_parallel_rank(),
+            state.get_expert_data_parallel_rank(),
+            state.get_expert_model_parallel_world_size(),
+            state.get_expert_model_parallel_rank(),
+        )
+
+
+def _pieces(chunk: Any, state: Any) -> Iterator[Piece]:
+    """Each gradient: what of it counts on this rank, out of the elements that all ranks hold."""
+    places = _places(chunk)
+    for name, parameter in chunk.named_parameters():
+        if getattr(parameter, "shared", False) or not (parameter in places or parameter.grad is not None):
+            continue
+        lines = _Lines.of(state, parameter)
+        parted = bool(getattr(parameter, "tensor_model_parallel", False)) and lines.tensor > 1
+        size = parameter.numel() * (lines.tensor if parted else 1)
+        counted = _reduced(chunk, parameter, places, lines) if parted or lines.tensor_rank == 0 else None
+        here = counted if counted is not None and counted.numel() else None
+        for other in range(lines.experts):  # by the same name every rank has an expert of its own
+            numbered = name if lines.experts == 1 else f"{name}[{other}]"
+            yield Piece(numbered, here if other == lines.experts_rank else None, size)
+
+
+def _reduced(chunk: Any, parameter: Parameter, places: Mapping[Parameter, Any], lines: _Lines) -> Tensor | None:
+    """The part of a gradient that is reduced here and counts here, among data-parallel ranks."""
+    grad = parameter.grad
+    if parameter not in places:
+        if grad is None or hasattr(grad, "to_local"):
+            return None if grad is None else shard_of(grad)
+        return grad.detach() if lines.data_rank == 0 else None
+    buffer, start, end, bucket_id = places[parameter]
+    rank = torch.distributed.get_rank(buffer.data_parallel_group)
+    if not chunk.ddp_config.use_distributed_optimizer:
+        return buffer.grad_data[start:end].detach() if rank == 0 else None
+    bucket = buffer.buckets[bucket_id]
+    length = bucket.grad_data.numel() // buffer.data_parallel_world_size
+    begin = bucket.offset + rank * length
+    part: Tensor = buffer.grad_data[max(start, begin) : max(start, begin, min(end, begin + length))].detach()
+    return part
+
+
+def _places(chunk: Any) -> dict[Parameter, Any]:
+    """Parameter -> buffer, first and last element in it, and bucket; of what Megatron's DDP holds."""
+    buffers = [*chunk.buffers, *chunk.expert_parallel_buffers] if _buffered(chunk) else []
+    return {p: (buffer, *place) for buffer in buffers for p, place in buffer.param_index_map.items()}
+
+
+def _buffered(chunk: Any) -> bool:
+    """True if Megatron's DDP holds ``chunk``: its ``buffers`` are a list, where a module's are a method."""
+    return isinstance(getattr(chunk, "buffers", None), list)
+
+
+def _outside(chunk: Any) -> bool:
+    """True if gradients lie in buffers of Megatron's that ``chunk`` does not show."""
+    return not _buffered(chunk) and any(hasattr(p, "main_grad") for p in chunk.parameters())
+
+
+def _instances(chunk: Any) -> int:
+    return int(getattr(getattr(chunk, "ddp_config", None), "num_distributed_optimizer_instances", 1))
+
+
+def _marked(parameter: Parameter) -> bool:
+    return bool(getattr(parameter, "tensor_model_parallel", False)) or _expert(parameter)
+
+
+def _expert(parameter: Parameter) -> bool:
+    return getattr(parameter, EXPERT, True) is False
+
+
+def _unmarked_experts(state: Any) -> bool:
+    alone = state.get_expert_model_parallel_world_size() == 1
+    return bool(alone and state.get_expert_tensor_parallel_world_size() != state.get_tensor_model_parallel_world_size())
+
+
+def _over_experts(state: Any) -> int:
+    return int(state.get_expert_model_parallel_world_size() * state.get_expert_tensor_parallel_world_size())
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
