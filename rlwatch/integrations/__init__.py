@@ -18,8 +18,7 @@ compat       compat               compat               compat               comp
 localise     localise             none: no tokens      localise             localise             none: DeepSpeed
 rooms                             layer_clipping       rows                 plugin, heartbeat,   driver
                                                                             settings, driver,
-                                                                            worker, sampling,
-                                                                            megatron
+                                                                            worker, sampling
 ===========  ===================  ===================  ===================  ===================  ===================
 
 - **attach** makes the run and puts everything in place: ``watch(trainer)``, ``Watcher``, the hooks on imported classes.
@@ -34,7 +33,8 @@ rooms                             layer_clipping       rows                 plug
 - **localise** offers loss passes and gradients to the one :class:`~rlwatch.integrations.localising.Localiser`.
 
 verl and OpenRLHF train in processes of Ray: their ``driver`` runs beside the trainer, and in verl a ``worker`` in each
-actor. TRL's trainers are Hugging Face's, so that ``trl`` builds on ``transformers``.
+actor. TRL's trainers are Hugging Face's, so that ``trl`` builds on ``transformers``. Models that Megatron holds, in
+verl or in a loop of one's own, are :mod:`~rlwatch.integrations.megatron`'s and :mod:`rlwatch.tensors.megatron`'s.
 
 Other trackers (:mod:`~rlwatch.integrations.wandb`, :mod:`~rlwatch.integrations.tensorboard`,
 :mod:`~rlwatch.integrations.mlflow`) are no trainers: they are mirrored, by :mod:`~rlwatch.integrations.tee`.

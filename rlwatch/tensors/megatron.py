@@ -110,7 +110,7 @@ def first_of_copies() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """Where this rank stands among those that share a kind of parameters: dense ones, or experts."""
+    """The place of this rank among those that share a kind of parameters: dense ones, or experts."""
 
     tensor: int
     tensor_rank: int

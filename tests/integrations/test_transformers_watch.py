@@ -114,7 +114,7 @@ def test_training_is_bit_identical_to_training_unwatched(tmp_path, config):
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("broken", ["loss_stats", "grad_norms", "vocab_size_of"])
+@pytest.mark.parametrize("broken", ["loss_stats", "model_norms", "vocab_size_of"])
 def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, monkeypatch, broken):
     """Counted and dropped."""
     plain = make_trainer(tmp_path / "a")

@@ -194,7 +194,7 @@ def explode(*args, **kwargs):
     raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("broken", ["token_batch", "grad_norms", "correction_stats", "vocab_size_of"])
+@pytest.mark.parametrize("broken", ["token_batch", "model_norms", "correction_stats", "vocab_size_of"])
 def test_a_failing_tap_neither_stops_nor_changes_training(tmp_path, unwatched, monkeypatch, caplog, broken):
     """Errors of ours are counted, said once and once more when the tap is switched off."""
     plain, *_ = unwatched

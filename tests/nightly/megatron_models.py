@@ -7,6 +7,7 @@ dropout).
 
 import os
 import re
+import signal
 import sys
 import zlib
 from contextlib import contextmanager, nullcontext
@@ -125,8 +126,11 @@ def ranks_of(rank, ranks, name):
 
 
 def forked(*work):
-    """Run each in a process of its own, so that what takes seconds to import is imported once; the worst exit code."""
-    children = []
+    """Run each in a process of its own, so that what takes seconds to import is imported once; 1 if one failed, else 0.
+
+    Whoever waits for one that failed is killed.
+    """
+    children = set()
     for one in work:
         child = os.fork()
         if child == 0:
@@ -138,5 +142,12 @@ def forked(*work):
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)  # threads of gloo may abort a process that ends in order
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        children.add(child)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            return 1
+    return 0

@@ -228,7 +228,8 @@ def stages(data):
     """Two stages of a pipeline: refused with the reason, and nothing is read."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
-    engine = types.SimpleNamespace(module=[], param_dtype=torch.float32)
+    stage = model(1, wrapped=False, pipeline_model_parallel_size=2, pipeline_dtype=torch.float32)
+    engine = types.SimpleNamespace(module=[stage])
     return {"reason": hindrance(engine.module), "read": model_norms(engine.module) is not None}
 
 

@@ -59,7 +59,12 @@ ROOMS = (
         ("tests/openrlhf", "--ignore=tests/openrlhf/test_openrlhf_end_to_end.py"),
         bare=("openrlhf", "deepspeed"),
     ),
-    Room("megatron", ("verl", *VERL), ("tests/nightly/test_megatron_verl.py",), bare=("megatron-core",)),
+    Room(
+        "megatron",
+        ("verl", *VERL),
+        ("tests/nightly/test_megatron_verl.py", "tests/nightly/test_megatron_loop.py"),
+        bare=("megatron-core",),
+    ),
     Room("streamlit", ("streamlit",), ("tests/app",)),
     Room(
         "trackers",

@@ -5,7 +5,7 @@ import tiny_verl as tiny
 import torch
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.verl import megatron
+from rlwatch.integrations import megatron
 from rlwatch.integrations.weights import copy_all
 
 ACTOR, REF = "actor_rollout_ref.actor", "actor_rollout_ref.ref"

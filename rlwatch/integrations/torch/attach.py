@@ -315,7 +315,7 @@ class Watcher(Steering):
     Parameters
     ----------
     model
-        The policy, wrapped (DDP, FSDP2, ``torch.compile``) or not: for gradients, and for a reset.
+        The policy, wrapped (DDP, FSDP2, Megatron's DDP, ``torch.compile``) or not: for gradients, and for a reset.
     optimizer, scheduler
         For the learning rate, and for commands that concern it.
     ref_model
@@ -346,7 +346,7 @@ class Watcher(Steering):
         Whether :meth:`gradients` names the tokens responsible when the gradient spikes or is not finite: True, False,
         or when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs :meth:`forward`, and
         waits for the device once a step, for the norm. By default in a loop of one process; with several ranks every
-        rank must ask for it.
+        rank must ask for it. Not of a model that Megatron cuts over ranks or whose gradients it holds.
     rows
         How to cut the arguments of :meth:`forward` to some of its sequences, for a spike: called with a list of row
         numbers and those arguments, it returns a tuple of arguments for these rows only. By default whatever has one
@@ -569,6 +569,7 @@ class Watcher(Steering):
         """Read the gradients: after the last ``backward()`` of the step, before they are clipped.
 
         Before or after ``scaler.unscale_(optimizer)`` makes no difference. Several calls in a step: the last counts.
+        Of Megatron's models: after ``finalize_model_grads``, before the optimizer's step.
         """
         self._given(gradients=True)
         self._look("gradients", self.collector.gradients)
