@@ -9,10 +9,10 @@ tracked again took the place of the first. NaN and the infinities are values. Wh
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import About, DirectoryImporter, Reading, Row, step_of, value_of
@@ -20,6 +20,7 @@ from rlwatch.importers.databases import opened, told_apart
 from rlwatch.importers.lines import shown
 from rlwatch.importers.refusals import EXPORT
 from rlwatch.records import JSON
+from rlwatch.seam import asked, described
 
 AIM_NAME = ".aim"
 _ABOUT, _SERIES = "meta/chunks", "seqs/chunks"
@@ -81,7 +82,7 @@ class _Properties(NamedTuple):
 
     name: str = ""
     archived: bool = False
-    experiment: str = ""
+    project: str = ""
     tags: tuple[str, ...] = ()
 
 
@@ -98,47 +99,56 @@ class AimReading(Reading):
         what = f"is a repository of Aim with {len(runs):,} run{'' if len(runs) == 1 else 's'}"
         if not runs:
             raise ImportFormatError(self.path, f"{what}; has any run tracked anything yet?")
-        try:
-            storage = _storage()
-        except ImportError as error:
-            raise ImportFormatError(self.path, f"{what}; {_GONE}") from error
-        properties = self._properties(path)
-        wanted = [run for run in runs if not properties.get(run, _Properties()).archived]
-        if len(wanted) < len(runs):
-            self.skips.add("a run that was archived", 0)
-        order = {run: number for number, run in enumerate(properties)}
-        for run in sorted(wanted, key=lambda run: order.get(run, len(order))):
-            yield from self._run(storage, path, run, properties.get(run, _Properties()))
+        storage = asked(_storage, lambda error: self._without_aim(what, error))
+        for name, run, said in self._named(path, runs):
+            yield from self._run(storage, path, name, run, said)
 
     def about(self, run: str) -> About:
         """Name, experiment, settings and tags of a run."""
         return self._about.get(run, About())
 
+    def _without_aim(self, what: str, error: Exception) -> NoReturn:
+        problem = _GONE if isinstance(error, ImportError) else f"Aim's own package fails here: {described(error)}"
+        raise ImportFormatError(self.path, f"{what}; {problem}") from error
+
+    def _named(self, path: Path, runs: Sequence[str]) -> list[tuple[str, str, _Properties]]:
+        """Name, id and properties of each run that is to be read, in the order in which they were begun."""
+        properties = self._properties(path)
+        order = {run: number for number, run in enumerate(properties)}
+        found: dict[str, tuple[str, str, _Properties]] = {}
+        for run in sorted(runs, key=lambda run: order.get(run, len(order))):
+            said = properties.get(run, _Properties())
+            if said.archived:
+                self.skips.add("a run that was archived", 0)
+            else:
+                name = told_apart(said.name or run, run, found)
+                found[name] = (name, run, said)
+        return [found[self.only]] if self.only in found else list(found.values())
+
     def _properties(self, path: Path) -> dict[str, _Properties]:
-        """Of each run by its id, in the order in which they were begun; what cannot be read is counted."""
+        """Of each run by its id; what cannot be read is counted."""
         found: dict[str, _Properties] = {}
         try:
             with closing(opened(path / "run_metadata.sqlite")) as database:
                 for run, name, archived, experiment, tag in database.execute(_PROPERTIES):
                     tags = (*found.get(run, _Properties()).tags, *([tag] if tag else []))
-                    found[run] = _Properties(name or "", bool(archived), experiment or "", tags)
+                    project = "" if experiment == _NO_EXPERIMENT else experiment or ""
+                    found[run] = _Properties(name or "", bool(archived), project, tags)
         except sqlite3.Error as error:
             self.skips.add(f"names, experiments and tags of runs ({error})", 0)
         return found
 
-    def _run(self, storage: _Storage, path: Path, run: str, said: _Properties) -> Iterator[Row]:
+    def _run(self, storage: _Storage, path: Path, name: str, run: str, said: _Properties) -> Iterator[Row]:
         for tried in range(1, _TRIES + 1):
             try:
                 config, rows = _Run(storage, path, run).read(self)
                 break
             except storage.errors as error:
                 if tried == _TRIES:
-                    self.skips.add(f"run {shown(said.name or run)} cannot be read ({_said(error)})", 0)
+                    self.skips.add(f"run {shown(name)} cannot be read ({_said(error)})", 0)
                     return
         self.recognised = True
-        name = told_apart(said.name or run, run, self._about)
-        project = "" if said.experiment == _NO_EXPERIMENT else said.experiment
-        self._about[name] = About(name, project, config, said.tags)
+        self._about[name] = About(name, said.project, config, said.tags)
         for step in sorted(rows):
             at, metrics = rows[step]
             yield Row(step, metrics, 0, name, at)

@@ -83,7 +83,8 @@ class Reading(ABC):
     """One reading of a log: its rows, and what is learnt besides them.
 
     ``skips``: what was left out; ``recognised``: whether the mark of the format was seen; ``source``: the trainer,
-    where the log tells another than its format does.
+    where the log tells another than its format does; ``only``: the run that is asked for, beside which others need
+    not be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -91,6 +92,7 @@ class Reading(ABC):
         self.skips = Skips()
         self.recognised = False
         self.source: str | None = None
+        self.only: str | None = None
 
     @abstractmethod
     def rows(self, path: Path) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic, thread_time
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
@@ -23,6 +24,7 @@ from rlwatch.records import JSON
 
 MARK = 256
 """Bytes before the place that are remembered."""
+A_WHILE_S = 0.5
 _MOST_SIBLINGS = 50
 
 
@@ -297,31 +299,38 @@ class WholeFollower:
     """Reads the whole file or directory again when it has changed, and gives the rows that the last reading had not.
 
     What came late to a row is a row of its own. From the first row on that says another thing than it did, all are
-    given: the log was written anew. What cannot be read (half-written) is left for the next time.
+    given: the log was written anew. What cannot be read (half-written) is left for the next time, and so is what took
+    ``A_WHILE_S`` of CPU until reading it again takes ``share`` of the time: the trainer is often on the same machine.
     """
 
-    def __init__(self, path: Path, importer: Importer) -> None:
-        self._path, self._importer = path, importer
+    def __init__(self, path: Path, importer: Importer, run: str | None = None, *, share: float = 0.1) -> None:
+        self._path, self._importer, self._run, self._share = path, importer, run, share
         self.reading = importer.reading(str(path))
         self.problem = ""
         self.more = False
         self._known: dict[tuple[str, int, int], Row] = {}
         self._mark: list[tuple[int, int, int]] | None = None
+        self._due = 0.0
         self.newest = path
         """File that was written last."""
 
     def poll(self) -> list[Row]:
         """New rows, if the file has changed."""
-        mark = self._marked()
+        cost = thread_time()
+        mark = self._marked() if monotonic() >= self._due else []
         if not mark or mark == self._mark:
             return []
         reading = self._importer.reading(str(self._path))
+        reading.only = self._run
         self._mark = mark  # what cannot be read is not read again before it changes
         try:
             rows = list(reading.rows(self._path))
         except ImportFormatError as error:
             self.problem = str(error)
             return []
+        finally:
+            cost = thread_time() - cost
+            self._due = monotonic() + cost / self._share if cost > A_WHILE_S else 0.0
         self.problem, self.reading = "", reading
         return self._news(rows)
 
@@ -339,7 +348,8 @@ class WholeFollower:
         return sorted(found)
 
     def _news(self, rows: Sequence[Row]) -> list[Row]:
-        known, self._known = self._known, {}
+        there = {row.run for row in rows}
+        known, self._known = self._known, {key: row for key, row in self._known.items() if key[0] not in there}
         times: Counter[tuple[str, int]] = Counter()
         news: list[Row] = []
         anew = False
@@ -357,8 +367,9 @@ class WholeFollower:
         return news
 
     def close(self) -> list[Row]:
-        """Nothing is ever held back."""
-        return []
+        """New rows, however short ago it was read."""
+        self._due = 0.0
+        return self.poll()
 
     def release(self) -> None:
         """Nothing is ever held."""

@@ -381,6 +381,7 @@ def read_log(
     log = readable(path)
     importer = named(format, str(log)) if format else sniff(log)
     reading = importer.reading(str(log))
+    reading.only = run
     return _assembled(importer, reading, reading.rows(log), run_name(log), run)
 
 

@@ -242,7 +242,7 @@ class LogTail:
     def _follow(self, importer: Importer) -> None:
         self._importer = importer
         if not isinstance(importer, StreamImporter) or (self.path.is_file() and is_packed(self.path)):
-            self._follower = WholeFollower(self.path, importer)
+            self._follower = WholeFollower(self.path, importer, self._wanted)
             return
         kind = DirectoryFollower if self.path.is_dir() else StreamFollower
         self._follower = kind(self.path, importer, self._begun, position=self._position)

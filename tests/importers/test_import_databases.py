@@ -6,6 +6,7 @@ import bz2
 import lzma
 import math
 from pathlib import Path
+from time import thread_time
 
 import binary_logs
 import pyarrow as pa
@@ -15,6 +16,8 @@ from native_logs import verl_console
 import rlwatch
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log
+from rlwatch.importers.databases import DatabaseReading, RunDatabase
+from rlwatch.importers.follow import A_WHILE_S, WholeFollower
 
 ROWS = [(step, {"reward": step / 10, "entropy": 1.0}) for step in range(1, 6)]
 
@@ -49,8 +52,37 @@ def test_a_run_is_followed_among_others_and_with_what_comes_late(tmp_path: Path)
     assert len(polled()) == 3
     written(3, [*late, (4, {"reward": 0.5})])
     assert polled() == [(1, 2, {"eval_reward": 0.5}), (1, 4, {"reward": 0.5})]
+    written(3, [])  # gone for a moment
+    assert polled() == []
+    written(3, [*late, (4, {"reward": 0.5})])
+    assert polled() == []
     written(3, [*late[:2], (3, {"reward": 0.25}), (4, {"reward": 0.5})])
     assert polled() == [(2, 3, {"reward": 0.25}), (2, 4, {"reward": 0.5})]
+
+
+class Busy(RunDatabase):
+    """A database that takes long to read."""
+
+    def reading(self, path: str) -> DatabaseReading:
+        began = thread_time()
+        while thread_time() - began <= self.takes_s:
+            pass
+        return super().reading(path)
+
+    takes_s = 0.0
+
+
+def test_a_database_that_takes_long_is_not_read_at_every_look(tmp_path: Path) -> None:
+    """At the end it is, with what came since."""
+    path, importer = tmp_path / "mlflow.db", Busy()
+    path.write_bytes(binary_logs.mlflow({"a": ROWS[:2]}, {}))
+    follower = WholeFollower(path, importer, share=1e-6)
+    importer.takes_s = A_WHILE_S
+    assert [row.step for row in follower.poll()] == [1, 2]
+    path.write_bytes(binary_logs.mlflow({"a": ROWS}, {}))
+
+    assert follower.poll() == []
+    assert [row.step for row in follower.close()] == [3, 4, 5]
 
 
 def test_a_run_of_rlwatch_is_not_read_as_a_log(tmp_path: Path) -> None:

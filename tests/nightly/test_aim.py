@@ -77,7 +77,10 @@ def test_every_run_is_read_with_all_that_was_said_of_it(tmp_path):
     assert names == {"reward", "val/reward", "reward[rank=1]", "kl", "length", "epoch"}
     assert all(began <= record.ts <= time.time() for record in first.records)
     assert [skipped.reason for skipped in first.skipped] == ["a run that was archived"]
-    assert [run.name for run in read_log(tmp_path / ".aim", run="s1")] == ["s1"]
+    [alone] = read_log(tmp_path / ".aim", run=second.name)
+    assert (alone.name, alone.records, alone.config) == (second.name, second.records, second.config)
+    with pytest.raises(ImportFormatError, match=r"has no run 's3'; it has: 's1', 's1-"):
+        read_log(tmp_path, run="s3")
 
 
 def test_a_trainer_that_tracks_is_followed_and_left_alone(tmp_path):
