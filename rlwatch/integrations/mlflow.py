@@ -8,12 +8,11 @@ Imports MLflow only when it is called.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.integrations.tee import Tee, checked_settings, scalars, snapshot, step_index
+from rlwatch.errors import MissingExtraError
+from rlwatch.integrations.tee import Held, Tee, check_first, checked_settings, scalars, snapshot, step_index
 from rlwatch.integrations.wandb import run_id
 from rlwatch.records import RunState
 from rlwatch.run import Run
@@ -62,8 +61,7 @@ def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
         from mlflow import MlflowClient
     except ImportError as error:
         raise MissingExtraError("mlflow", "mlflow", CALL) from error
-    if _newest is not None and _newest.patches.on:
-        raise ConfigError(f"MLflow is mirrored already; call untee() on what the first {CALL} returned")
+    check_first(_newest, "MLflow", CALL)
     tee: Tee[Any] = Tee("MLflow", checked_settings(init_kwargs, run, CALL), run)
     Hooks(tee, MlflowClient)
     _newest = tee
@@ -138,7 +136,7 @@ class MlflowMirror:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._held: deque[tuple[int, dict[str, Any]]] = deque()  # popped once each, whatever thread logs
+        self._held = Held()
 
     def log(self, values: Sequence[tuple[Any, str, Any]]) -> None:
         """Metrics were logged, each (step or None, name, value)."""
@@ -157,12 +155,4 @@ class MlflowMirror:
 
     def flush(self) -> None:
         """Record what was gathered."""
-        row: dict[int, dict[str, Any]] = {}
-        while self._held:
-            try:
-                at, kept = self._held.popleft()
-            except IndexError:  # another thread was quicker
-                break
-            row.setdefault(at, {}).update(kept)
-        for at, metrics in row.items():
-            self.run.log(metrics, step=at)
+        self._held.record(self.run)

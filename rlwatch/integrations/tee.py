@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from types import TracebackType
@@ -149,6 +150,32 @@ class Tee(Generic[M]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.untee()
+
+
+def check_first(newest: Tee[Any] | None, tracker: str, caller: str) -> None:
+    """Raises ``ConfigError`` where the ``newest`` mirror of ``tracker`` is on still."""
+    if newest is not None and newest.patches.on:
+        raise ConfigError(f"{tracker} is mirrored already; call untee() on what the first {caller} returned")
+
+
+class Held(deque[tuple[int, dict[str, Any]]]):
+    """Parts of rows that wait for their record, each with its step; taken once each, whatever thread logs."""
+
+    def taken(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Take what waits, oldest first."""
+        while self:
+            try:
+                yield self.popleft()
+            except IndexError:  # another thread was quicker
+                return
+
+    def record(self, run: Run) -> None:
+        """Take what waits and record it, a row for each step."""
+        steps: dict[int, dict[str, Any]] = {}
+        for step, row in self.taken():
+            steps.setdefault(step, {}).update(row)
+        for step, row in steps.items():
+            run.log(row, step=step)
 
 
 # Replacing functions of another library, and putting them back.

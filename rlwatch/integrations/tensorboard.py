@@ -8,14 +8,14 @@ Knows ``torch.utils.tensorboard`` and ``tensorboardX``, and imports them only wh
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.integrations.tee import Tee, checked_settings, scalars, snapshot, step_index
+from rlwatch.errors import MissingExtraError
+from rlwatch.integrations.tee import Held, Tee, check_first, checked_settings, scalars, snapshot, step_index
 from rlwatch.run import Run
 from rlwatch.seam import guarded
 
@@ -60,9 +60,7 @@ def tee_tensorboard(*, run: Run | None = None, send_back: bool = False, **init_k
     writers = list(_writers())
     if not writers:
         raise MissingExtraError("tensorboard", "tensorboard", CALL)
-    if _newest is not None and _newest.patches.on:
-        raise ConfigError(f"TensorBoard is mirrored already; call untee() on what the first {CALL} returned")
-
+    check_first(_newest, "TensorBoard", CALL)
     tee: Tee[Any] = Tee("TensorBoard", checked_settings(init_kwargs, run, CALL), run)
     Hooks(tee, writers, send_back=send_back)
     _newest = tee
@@ -165,7 +163,7 @@ class TensorBoardMirror:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._held: deque[tuple[int, dict[str, Any]]] = deque()  # popped once each, whatever thread writes
+        self._held = Held()
         self._last: int | None = None
         self._last_forecast: int | None = None
         self._times: Counter[str] = Counter()
@@ -190,15 +188,7 @@ class TensorBoardMirror:
 
     def flush(self) -> None:
         """Record what was gathered."""
-        steps: dict[int, dict[str, Any]] = {}
-        while self._held:
-            try:
-                step, row = self._held.popleft()
-            except IndexError:  # another thread was quicker
-                break
-            steps.setdefault(step, {}).update(row)
-        for step, row in steps.items():
-            self.run.log(row, step=step)
+        self._held.record(self.run)
 
     def _step(self, tag: str, step: Any) -> int:
         given = None if step is None else step_index(step)

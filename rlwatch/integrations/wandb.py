@@ -18,7 +18,7 @@ from zlib import crc32
 
 from rlwatch.control.policy import Health
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.integrations.tee import Tee, checked_settings, scalars, snapshot, step_index
+from rlwatch.integrations.tee import Held, Tee, check_first, checked_settings, scalars, snapshot, step_index
 from rlwatch.monitor import Outcome
 from rlwatch.records import Alert, AlertState, RunState, Severity
 from rlwatch.run import Run
@@ -74,9 +74,7 @@ def tee_wandb(
         import wandb
     except ImportError as error:
         raise MissingExtraError("wandb", "wandb", CALL) from error
-    if _newest is not None and _newest.patches.on:
-        raise ConfigError("wandb is mirrored already; call untee() on what the first rlwatch.tee_wandb() returned")
-
+    check_first(_newest, "wandb", CALL)
     if run_class(wandb) is None:
         raise ConfigError(
             f"{CALL} does not know this wandb ({getattr(wandb, '__version__', 'no version')}): no Run.log"
@@ -260,7 +258,7 @@ class WandbMirror:
         self.run = run
         self.steps = steps
         self.back = back
-        self._held: deque[tuple[int, dict[str, Any]]] = deque()  # popped once each, whatever thread logs
+        self._held = Held()
 
     def log(self, data: Mapping[str, Any], step: Any, commit: bool | None, own: int) -> None:
         """``wandb.log(data, step=step, commit=commit)`` was called; ``own`` is wandb's own step then."""
@@ -281,12 +279,8 @@ class WandbMirror:
 
     def _release(self, index: int | None, at: int) -> None:
         """Record what is held: parts of the row ``index`` at step ``at``, older ones where they belong."""
-        while self._held:
-            try:
-                wandb_run, row = self._held.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            self._record(row, at if wandb_run == index else self.steps.assumed(wandb_run))
+        for part_of, row in self._held.taken():
+            self._record(row, at if part_of == index else self.steps.assumed(part_of))
 
     def _record(self, row: dict[str, Any], step: int) -> None:
         if row:
