@@ -468,11 +468,11 @@ STUB = """export default function (component) {
 
 @cache
 def _library() -> str:
-    drawing, back, own, look, sheet = (
+    drawing, page, own, look, sheet = (
         (HERE / name).read_text(encoding="utf-8")
-        for name in ("vendor/uPlot.iife.min.js", "history.js", "board.js", "board.css", "vendor/uPlot.min.css")
+        for name in ("vendor/uPlot.iife.min.js", "page.js", "board.js", "board.css", "vendor/uPlot.min.css")
     )
-    return f"{drawing}\nglobalThis.rlwatchBoardStyle = {json.dumps(sheet + look)};\n{back}\n{own}"
+    return f"{drawing}\nglobalThis.rlwatchBoardStyle = {json.dumps(sheet + look)};\n{page}\n{own}"
 
 
 @cache

@@ -163,10 +163,8 @@ def show(
 
 @cache
 def _component() -> Callable[..., Any]:
-    back, script, style = (
-        (HERE / name).read_text(encoding="utf-8") for name in ("history.js", "table.js", "table.css")
-    )
-    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_table", js=f"{back}\n{script}", css=style)
+    page, script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("page.js", "table.js", "table.css"))
+    mounted: Callable[..., Any] = st.components.v2.component("rlwatch_table", js=f"{page}\n{script}", css=style)
     return mounted
 
 

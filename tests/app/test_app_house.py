@@ -95,7 +95,7 @@ def test_nothing_turns_streamlits_guards_off():
             assert not {k.arg for k in call.keywords} & {"unsafe_allow_html", "unsafe_allow_javascript"}, (path, name)
 
 
-SCRIPTS = ["board.js", "history.js", "response.js", "table.js"]
+SCRIPTS = ["board.js", "page.js", "response.js", "table.js"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -103,7 +103,7 @@ def test_no_script_parses_html(name):
     """Text nodes only."""
     assert sorted(path.name for path in APP.glob("*.js")) == SCRIPTS
     script = (APP / name).read_text(encoding="utf-8")
-    assert "textContent" in script or name == "history.js"  # which draws nothing
+    assert "textContent" in script or name == "page.js"  # which draws nothing
     for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert sink not in script
 

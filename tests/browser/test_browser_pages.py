@@ -5,6 +5,7 @@ import time
 
 import pytest
 from playwright.sync_api import expect
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from rlwatch.alerts.config import load_config
 from rlwatch.forecast.forecast import Forecast, record_of
@@ -251,3 +252,52 @@ def test_a_rule_is_tried_and_kept_and_a_webhook_tested_by_clicks(receiver, app, 
     expect(page.get_by_text("webhook: delivered")).to_be_visible()
     assert [got.event for got in receiver.received] == ["test"]
     expect(page.get_by_text(receiver.url)).to_have_count(0)
+
+
+class Losing:
+    """A connection that, once :attr:`armed`, loses the first things with which a whole page is drawn."""
+
+    def __init__(self):
+        self.armed, self._left = False, 0
+
+    def __call__(self, socket):
+        socket.connect_to_server().on_message(lambda data: self._loses(data) or socket.send(data))
+
+    def _loses(self, data):
+        message = ForwardMsg.FromString(data) if isinstance(data, bytes) else ForwardMsg()
+        kind = message.WhichOneof("type")
+        if self.armed and kind == "navigation":  # what a page that is drawn in part does not send
+            self.armed, self._left = False, 3
+        lost = kind == "delta" and self._left > 0
+        self._left -= lost
+        return lost
+
+
+def test_a_page_that_lost_what_it_was_sent_comes_back_once(shared_app, joined, shared_store):
+    """As after a connection that broke off and came back: Streamlit's client takes all of the page down. Not in a loop."""
+    write(shared_store, "lost", name="alpha")
+    page, losing, loads, errors = joined(shared_app, "operator", "ann"), Losing(), [], []
+    page.on("load", lambda: loads.append(page.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    def go_to_the_run():
+        expect(page.get_by_role("link", name="alpha")).to_be_visible()
+        losing.armed = True
+        page.get_by_role("link", name="alpha").click()
+
+    page.route_web_socket("**/*", losing)
+    page.goto(shared_app)
+    go_to_the_run()
+    expect(page.locator(".rl-name")).to_contain_text("alpha")
+    assert errors
+    assert all("delta path" in error for error in errors)
+    assert [load.split("/")[-1] for load in loads] == ["", "run?run=lost"]
+
+    page.goto(shared_app)
+    go_to_the_run()
+    expect(page.locator("#root > *")).to_have_count(0)
+    page.wait_for_timeout(1_000)
+    assert len(loads) == 3
+    page.evaluate("sessionStorage.clear()")
+    page.reload()
+    expect(page.locator(".rl-name")).to_contain_text("alpha")
