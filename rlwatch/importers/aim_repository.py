@@ -58,7 +58,6 @@ class _Storage(NamedTuple):
     way: Callable[[bytes], list[str | int]]
     value: Callable[[bytes], Any]
     tree: Callable[[Iterator[tuple[bytes, bytes]]], dict[Any, Any]]
-    errors: tuple[type[Exception], ...]
 
 
 def _storage() -> _Storage:
@@ -73,7 +72,6 @@ def _storage() -> _Storage:
         decode_path,
         decode,
         lambda items: treeutils.decode_tree(items, resolve_objects=True),
-        (aimrocks.errors.RocksIOError, aimrocks.errors.Corruption),
     )
 
 
@@ -139,14 +137,17 @@ class AimReading(Reading):
         return found
 
     def _run(self, storage: _Storage, path: Path, name: str, run: str, said: _Properties) -> Iterator[Row]:
-        for tried in range(1, _TRIES + 1):
-            try:
-                config, rows = _Run(storage, path, run).read(self)
+        problem, read = "", None
+        for _ in range(_TRIES):
+            problem, read = asked(lambda: ("", _Run(storage, path, run).read(self)), lambda error: (_said(error), None))
+            if read is not None:
                 break
-            except storage.errors as error:
-                if tried == _TRIES:
-                    self.skips.add(f"run {shown(name)} cannot be read ({_said(error)})", 0)
-                    return
+        if read is None:
+            self.skips.add(f"run {shown(name)} cannot be read ({problem})", 0)
+            return
+        config, rows = read
+        if not rows:
+            self.skips.add("a run that has no metric of any step", 0)
         self.recognised = True
         self._about[name] = About(name, said.project, config, said.tags)
         for step in sorted(rows):
@@ -195,8 +196,9 @@ class _Run:
                 rows[step][1][called] = value
         if any("epoch" not in rows[step][1] for step in places.values() if step in rows):
             for key, epoch in self._items(*way, "epoch"):
-                if epoch is not None and places.get(key) in rows:
-                    rows[places[key]][1].setdefault("epoch", float(epoch))
+                read = None if epoch is None else value_of(epoch)
+                if read is not None and places.get(key) in rows:
+                    rows[places[key]][1].setdefault("epoch", read)
 
     def _places(self, way: tuple[str | int, ...], version: int, called: str, reading: Reading) -> dict[bytes, int]:
         """The step of each key of a metric: what the key says or, since Aim 3.11, what a column of its own does."""
@@ -267,8 +269,8 @@ def _plain(value: Any) -> JSON:
 
 def _said(error: Exception) -> str:
     """The words of RocksDB, which come as bytes."""
-    [said] = error.args or ("",)
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    said = error.args[0] if error.args else ""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else described(error)
 
 
 class AimRepository(DirectoryImporter):
