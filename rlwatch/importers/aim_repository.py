@@ -28,8 +28,8 @@ _NUMBERS = frozenset({"float", "float64", "int", "number"})
 _OF_THE_MACHINE = "__"
 _SETTINGS = "hparams"
 _NO_EXPERIMENT = "default"
-_TRIES = 3
-"""A database that is being compacted names, for a moment, files that are gone."""
+_TRIES = 20
+"""Of a database that a trainer writes to, files may go while it is opened, and with them values."""
 _TRAINING = frozenset({"train", "training"})
 _HELD_OUT = {"valid": "val", "dev": "val"} | {name: name for name in ("eval", "val", "validation", "test")}
 """Words of a context, and those that names of metrics here begin with."""
@@ -164,8 +164,8 @@ class _Run:
 
     def __init__(self, storage: _Storage, path: Path, run: str) -> None:
         self._storage, self._run = storage, run
-        self._meta = storage.opened(path / _ABOUT / run)
-        self._series = storage.opened(path / _SERIES / run)
+        self._meta = _whole(storage, path / _ABOUT / run)
+        self._series = _whole(storage, path / _SERIES / run)
 
     def read(self, reading: Reading) -> tuple[dict[str, JSON], Rows]:
         """Settings and rows."""
@@ -232,6 +232,19 @@ class _Run:
             if not key.startswith(prefix):
                 return
             yield key[len(prefix) :], value
+
+
+def _whole(storage: _Storage, path: Path) -> Any:
+    """A database whose files were the same before and after it was opened. Raises ``BlockingIOError`` otherwise."""
+    before = _files(path)
+    database = storage.opened(path)
+    if _files(path) != before:
+        raise BlockingIOError("it is being written to")
+    return database
+
+
+def _files(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
 
 
 def metric_name(name: str, context: Mapping[str, object]) -> str:
