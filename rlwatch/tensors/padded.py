@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -94,9 +95,23 @@ def _row_by_row(values: Tensor, starts: Tensor, lengths: Tensor, width: int) -> 
     return padded
 
 
+_PLAIN = (list, tuple, int, float, complex, np.ndarray, np.generic, Tensor)
+_ASKED_BY_TORCH = ("__cuda_array_interface__", "__dlpack__")
+
+
+def tensor_of(x: Any) -> Tensor:
+    """Tensor of a list, an array or a number, on the CPU.
+
+    Of other things torch asks attributes, and since Python 3.13 what that raises goes to stderr: here it is raised.
+    """
+    if not isinstance(x, _PLAIN):
+        any(hasattr(x, name) for name in _ASKED_BY_TORCH)
+    return torch.as_tensor(x, device="cpu")
+
+
 def _as_tensor(x: Any) -> Tensor:
     try:
-        return torch.as_tensor(x, device="cpu")
+        return tensor_of(x)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"it is no tensor and holds no rows of numbers: got {x!r:.60}") from None
 

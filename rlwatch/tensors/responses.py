@@ -33,7 +33,7 @@ from rlwatch.tensors.groups import Grouped, agreement, answer_stats, consecutive
 from rlwatch.tensors.lengths import length_stats, length_tail_stats
 from rlwatch.tensors.masked import counting_once, keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Total, nonfinite_stats
-from rlwatch.tensors.padded import Padded
+from rlwatch.tensors.padded import Padded, tensor_of
 from rlwatch.tensors.spread import Correlation, Std
 
 
@@ -178,7 +178,7 @@ CODE_BITS = 52
 
 def as_numbers(x: Any) -> Tensor:
     """A tensor (detached), array or list of numbers or truth values, as a tensor of its own type."""
-    return x.detach() if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
+    return x.detach() if isinstance(x, Tensor) else tensor_of(x)
 
 
 def as_optional_numbers(x: Any) -> tuple[Tensor, Tensor | None]:
