@@ -928,7 +928,7 @@ HF = "rlwatch.integrations.transformers"
 IN_A_TRAINER = {
     "whether to look": (f"{HF}.taps.TrainerTaps._looks", missing),
     "the loss": (f"{HF}.taps.loss_stats", out_of_memory),
-    "gradients read": (f"{HF}.taps.grad_norms", out_of_memory),
+    "gradients read": (f"{HF}.taps.model_norms", out_of_memory),
     "gradients added": (f"{HF}.taps.TrainerTaps._add_gradients", mute),
     "clipped layers found": (f"{HF}.taps.clipping_of", bare),
     "clipped layers added": (f"{HF}.taps.TrainerTaps._add_clipped", runtime),
