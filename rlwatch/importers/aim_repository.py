@@ -9,7 +9,7 @@ tracked again took the place of the first. NaN and the infinities are values. Wh
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
@@ -170,12 +170,14 @@ class _Run:
     def read(self, reading: Reading) -> tuple[dict[str, JSON], Rows]:
         """Settings and rows."""
         meta = self._tree("meta", "chunks", self._run)
-        contexts = self._tree("meta", "contexts")
+        contexts = {context: said or {} for context, said in self._tree("meta", "contexts").items()}
+        taken: set[str] = set()
         rows: Rows = {}
-        for context, names in meta.get("traces", {}).items():
+        for context, names in sorted(meta.get("traces", {}).items(), key=lambda one: len(contexts.get(one[0], {}))):
             for name, trace in names.items():
                 if trace.get("dtype", "float") in _NUMBERS and not name.startswith(_OF_THE_MACHINE):
-                    called = metric_name(name, contexts.get(context) or {})
+                    called = metric_name(name, contexts.get(context, {}), taken)
+                    taken.add(called)
                     self._take(called, (context, name), trace.get("version", 1), rows, reading)
         return _settings(meta.get("attrs", {})), rows
 
@@ -247,20 +249,28 @@ def _files(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def metric_name(name: str, context: Mapping[str, object]) -> str:
+def metric_name(name: str, context: Mapping[str, object], taken: Collection[str] = ()) -> str:
     """Name of a metric in its context: what is of the training has its own, what was held out its word before it.
+
+    Where another metric has that name, the whole context stands behind it.
 
     >>> metric_name("reward", {"subset": "train"}), metric_name("reward", {"subset": "val", "rank": 1})
     ('reward', 'val/reward[rank=1]')
+    >>> metric_name("loss", {"subset": "train"}, taken={"loss"})
+    'loss[subset=train]'
     """
-    before, after = "", []
+    before, after = "", dict(context)
     for key, value in context.items():
         word = value.lower() if isinstance(value, str) else ""
-        if word in _HELD_OUT:
-            before = f"{_HELD_OUT[word]}/"
-        elif word not in _TRAINING:
-            after.append(f"{key}={value}")
-    return before + name + (f"[{','.join(after)}]" if after else "")
+        if word in _TRAINING or word in _HELD_OUT:
+            before = f"{_HELD_OUT[word]}/" if word in _HELD_OUT else before
+            del after[key]
+    called = before + name + _in_brackets(after)
+    return called if called not in taken else name + _in_brackets(context)
+
+
+def _in_brackets(context: Mapping[str, object]) -> str:
+    return f"[{','.join(f'{key}={value}' for key, value in context.items())}]" if context else ""
 
 
 def _settings(attributes: Mapping[str, Any]) -> dict[str, JSON]:

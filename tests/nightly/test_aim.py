@@ -55,6 +55,7 @@ def test_every_run_is_read_with_all_that_was_said_of_it(tmp_path):
     for step in (2, 4):
         done.track(0.25, name="reward", step=step, context={"subset": "val"})
         done.track(0.75, name="reward", step=step, context={"subset": "train", "rank": 1})
+    done.track(9, name="length", step=5, context={"subset": "train"})  # as AimCallback names the mean of a run
     done.track(aim.Text("an answer"), name="sample", step=1)
     done.track(55.0, name="__system__cpu", step=9)
     done.track(0.9, name="reward", step=5, context={"subset": "train"})  # again, and the last word
@@ -74,7 +75,8 @@ def test_every_run_is_read_with_all_that_was_said_of_it(tmp_path):
     assert first.records[1].metrics["val/reward"] == 0.25
     assert first.records[3].metrics["reward[rank=1]"] == 0.75
     names = {name for record in first.records for name in record.metrics}
-    assert names == {"reward", "val/reward", "reward[rank=1]", "kl", "length", "epoch"}
+    assert names == {"reward", "val/reward", "reward[rank=1]", "kl", "length", "length[subset=train]", "epoch"}
+    assert values(first, "length") == ["7.0"] * 5
     assert all(began <= record.ts <= time.time() for record in first.records)
     assert [skipped.reason for skipped in first.skipped] == ["a run that was archived"]
     [alone] = read_log(tmp_path / ".aim", run=second.name)
