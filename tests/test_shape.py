@@ -1,6 +1,7 @@
 """The shape of the house: names that say something, and an import that costs a trainer nothing."""
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -11,6 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(p for room in ("rlwatch", "app") for p in (ROOT / room).rglob("*.py"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_search_for_garbage():
+    """Trees of a million nodes are kept: a search through all of them, again and again, takes longer than to make them."""
+    gc.disable()
+    yield
+    nodes.cache_clear()
+    gc.enable()
 
 
 @cache

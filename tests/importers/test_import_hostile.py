@@ -386,7 +386,7 @@ def test_a_log_that_tells_nothing_for_long_is_recognised_in_turns(tmp_path: Path
     """And a file with a hole of a terabyte costs no other log its turn."""
     monkeypatch.setattr("rlwatch.importers.tail.A_LOOK", 1 << 18)
     log = tmp_path / "run.log"
-    log.write_bytes(b"noise\n" * 200_000 + trl_console([(1, {"loss": 0.5, "grad_norm": 1.0})]))
+    log.write_bytes(b"noise\n" * 100_000 + trl_console([(1, {"loss": 0.5, "grad_norm": 1.0})]))
     tail, polls, found = LogTail(log), 0, []
     while polls == 0 or tail.behind:
         found += tail.poll()

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from preloaded import run_program
 
 from rlwatch.plugins import DOORS
 
@@ -81,15 +82,18 @@ def broken(site: Path) -> Path:
     return site
 
 
+def environment(site: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), **more}
+
+
 def python(site: Path, code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(site), str(ROOT)])
     return subprocess.run(
         [sys.executable, "-c", code],
         check=False,
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, **env},
+        env=environment(site, **env),
     )
 
 
@@ -228,11 +232,12 @@ print(rlwatch.open_store("runs").commands("r")[0].status, rlwatch_example.SetTem
 
 def test_a_command_of_a_plugin_is_carried_out_with_its_arguments_checked(site: Path, tmp_path: Path) -> None:
     """At a boundary, by the handler, answered as any other."""
-    assert said(site, COMMAND, tmp_path) == "done {'temperature': 0.5}"
+    done = run_program(COMMAND, env=environment(site), cwd=tmp_path, check=True)
+    assert done.stdout.strip() == "done {'temperature': 0.5}"
     asks = "import sys; from rlwatch.cli.entry import main; sys.argv = 'rlwatch command r set-temperature --set value=1.5 " \
            "--store runs --format json'.split(); main()"  # fmt: skip
     assert json.loads(python(site, asks, tmp_path).stdout)["args"] == {"value": 1.5}
-    wrong = python(site, COMMAND.replace("0.5}", "9}"), tmp_path).stderr
+    wrong = run_program(COMMAND.replace("0.5}", "9}"), env=environment(site), cwd=tmp_path).stderr
     assert "set-temperature value=9 is not a number of at least 0 and at most 2" in wrong
 
 

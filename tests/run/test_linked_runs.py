@@ -2,8 +2,6 @@
 
 import logging
 import socket
-import subprocess
-import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from preloaded import run_program
 
 import rlwatch
 from rlwatch.errors import ConfigError, RLWatchError
@@ -23,7 +22,7 @@ from rlwatch.run.ranks import join
 from rlwatch.seam import Seam
 from rlwatch.store.url import open_store
 
-HERE = str(Path(__file__).parent)
+BESIDE = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "processes")]
 
 
 class Place:
@@ -332,7 +331,7 @@ def test_a_forked_child_of_either_rank_is_inert_and_the_link_lives(tmp_path):
     """Data-loader workers hold copies of the connections: they must neither use nor end them."""
     script = textwrap.dedent(f"""
         import os, sys
-        sys.path.insert(0, {HERE!r})
+        sys.path[:0] = {BESIDE!r}
         from test_linked_runs import Parcel, Place, begin, join
         place, first, other = Place(), begin({str(tmp_path)!r}, 0), begin({str(tmp_path)!r}, 1)
         join(first, place), join(other, place)
@@ -348,9 +347,8 @@ def test_a_forked_child_of_either_rank_is_inert_and_the_link_lives(tmp_path):
         assert first.flush(20.0)
         other.finish(), first.finish()
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    run_program(script, check=True)
 
-    assert done.returncode == 0, done.stderr
     assert recorded(tmp_path) == {1: {"sum": 11.0, "rlwatch/ranks": 2.0}}
 
 
@@ -361,15 +359,14 @@ def test_what_a_rank_measured_is_sent_when_its_process_exits(tmp_path):
     first.send(Parcel(1))
     script = textwrap.dedent(f"""
         import sys
-        sys.path.insert(0, {HERE!r})
+        sys.path[:0] = {BESIDE!r}
         from test_linked_runs import Parcel, Place, begin, join
         place, other = Place(address={place.said!r}), begin({str(tmp_path)!r}, 1)
         join(other, place)
         other.send(Parcel(1, 10))
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    run_program(script, check=True)
 
-    assert done.returncode == 0, done.stderr
     assert first.finish(deadline_s=20.0)
     assert recorded(tmp_path)[1] == {"sum": 11.0, "rlwatch/ranks": 2.0}
 
