@@ -2,13 +2,13 @@
 
 import json
 import logging
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorboardX
 import torch
+from preloaded import run_program
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils import tensorboard
 
@@ -249,7 +249,7 @@ def test_what_was_gathered_survives_the_end_of_the_process(tmp_path):
         "w.add_scalar('loss', 1.0, 1)\n"
         "w.add_scalar('loss', 2.0, 2)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_program(code, check=True)
     store = rlwatch.open_store(str(tmp_path / "store"))
     (run,) = store.runs()
 
