@@ -209,10 +209,18 @@ def coarse(every: int, how: str) -> list[ClosedStep]:
     return rows
 
 
-def first_of(detector, rows, severity):
-    """The first step with a finding of that severity or worse; None without."""
-    said = (row.step for row in rows for f in detector.update(row) if f.severity.rank >= severity.rank)
-    return next(said, None)
+@cache
+def first_of(make, every, how):
+    """Severity -> the first step with a finding of that severity or worse; judged once for all that is asked of it."""
+    detector, first = make(), dict[Severity, int]()
+    for row in coarse(every, how):
+        for finding in detector.update(row):
+            for severity in Severity:
+                if finding.severity.rank >= severity.rank:
+                    first.setdefault(severity, row.step)
+        if len(first) == len(Severity):
+            break
+    return first
 
 
 THREE_ROWS = {
@@ -245,11 +253,11 @@ SLOWER = {
 def test_coarse_logs_are_told_of_within_ten_steps_or_two_rows_of_where_fine_ones_are(detector, every, how, severity):
     """In steps, not in rows: whatever registers."""
     make = type(detector)
-    fine = first_of(make(), coarse(1, how), severity)
+    fine = first_of(make, 1, how).get(severity)
     if fine is None or detector.name in SLOWER:
         return
 
-    late = first_of(make(), coarse(every, how), severity)
+    late = first_of(make, every, how).get(severity)
 
     assert late is not None
     assert late <= fine + max(10, (3 if detector.name in THREE_ROWS else 2) * every)
