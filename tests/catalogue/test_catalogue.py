@@ -122,15 +122,23 @@ def test_the_number_of_detectors_is_that_of_the_registry():
     assert set(said) == {str(len(REGISTRY))}
 
 
+LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Call, ast.BoolOp, ast.Compare)
+
+
 def listed(path: Path) -> list[tuple[int, list[str]]]:
     """Literals of a file that hold three kinds or more, and the line each begins at."""
-    found = {}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Call | ast.BoolOp | ast.Compare):
-            texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
-            names = sorted(text for text in texts if isinstance(text, str) and text in kinds())
-            if len(names) >= 3:
-                found[node.lineno] = names
+    found, known = {}, kinds().keys()
+
+    def below(node: ast.AST) -> set[str]:
+        """Kinds named in a node, each node looked at once."""
+        names = {node.value} & known if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+        for part in ast.iter_child_nodes(node):
+            names |= below(part)
+        if len(names) >= 3 and isinstance(node, LITERALS):
+            found[node.lineno] = sorted(names)
+        return names
+
+    below(ast.parse(path.read_text()))
     return sorted(found.items())
 
 
