@@ -405,12 +405,17 @@ FEATURES: tuple[str, ...] = (
 
 
 class Features(NamedTuple):
-    """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read."""
+    """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read.
+
+    ``unsure``: spread of the reward's rows in spreads of the rewards (:attr:`Standing.noise`): about one over the square
+    root of the responses in a step, more where the data change; NaN without a reward.
+    """
 
     step: int
     values: Floats
     reaches: tuple[Reach, ...]
     read: Read
+    unsure: float
 
 
 AT_ONCE = 64
@@ -494,10 +499,9 @@ class FeatureStream:
         least, _ = look.sums(history.broken, (BROKEN_STEPS, BROKEN_ROWS))
         values[:, -1] = within / rows_within
         moving: list[bool] = np.logical_or.reduce(gone.clear, axis=1).tolist()
-        return [
-            Features(step, values[i], _reaches(gone, i, moving[i], breaking(least[i], read[i].broken)), read[i])
-            for i, step in enumerate(steps)
-        ]
+        reaches = [_reaches(gone, i, moving[i], breaking(least[i], read[i].broken)) for i in range(len(steps))]
+        unsure: list[float] = asked.noise[:, _REWARD].tolist()
+        return [Features(*each) for each in zip(steps, values, reaches, read, unsure, strict=True)]
 
 
 def _reaches(gone: Ways, row: int, moving: bool, broken: Reach | None) -> tuple[Reach, ...]:

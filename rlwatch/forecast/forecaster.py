@@ -34,6 +34,10 @@ BUDGET = "0.5"
 SMOOTHED, SMOOTHED_STEPS = 3, 10
 """Rows whose median is judged, as one odd row is no alarm, and the steps that they may span: in a log with a row every
 20 steps, which is a mean of so many, two more rows would be 40 steps of waiting."""
+UNSURE, STRICTER = 0.3, 1.8
+"""Spread of the reward's rows, in spreads of the rewards, from which the model's chance has to be higher to be an
+alarm, and by how much its odds are at most. It is that of eleven responses in a step: hard data then move the reward,
+the entropy and the lengths together for some rows, which in large batches only failures do."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
 """Environment variable with the path of a model to use instead of the shipped one."""
 BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
@@ -149,7 +153,7 @@ class Forecaster:
         x, chances = model
         close, by_limit = self._limit(features, held)
         self._chances.append(chances.p50)
-        by_model = self.judged / held.model
+        by_model = self.judged / held.threshold(features.unsure)
         risk = max(by_model, by_limit)
         limit, steps_to, why = "", chances.steps_to, tuple[Reason, ...]()
         if risk >= WORTH_TELLING and close is not None and by_limit > by_model:
@@ -265,15 +269,24 @@ LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
 class Terms:
     """``model``: least p50 that is an alarm; ``static``: least share of the way to a limit that is one.
 
-    ``limits_only``: why no chance is given; ``lean``: the log holds little of what the model goes by; ``absent``: why
-    there can be no forecast at all ("" otherwise).
+    ``own``: ``model`` comes from runs of one's own, whose batches are as small as this one's; ``limits_only``: why no
+    chance is given; ``lean``: the log holds little of what the model goes by; ``absent``: why there can be no forecast
+    at all ("" otherwise).
     """
 
     model: float
     static: float
+    own: bool = False
     limits_only: str = ""
     lean: bool = False
     absent: str = ""
+
+    def threshold(self, unsure: float) -> float:
+        """Least p50 that is an alarm while the reward's rows scatter by ``unsure`` (NaN: not known)."""
+        if self.own or not unsure > UNSURE:
+            return self.model
+        odds = self.model * min(unsure / UNSURE, STRICTER)
+        return odds / (1.0 - self.model + odds)
 
 
 def terms(model: Model, signals: frozenset[str], budget: str, own: float | None = None) -> Terms:
@@ -291,7 +304,7 @@ def terms(model: Model, signals: frozenset[str], budget: str, own: float | None 
     if own is not None:
         threshold = max(own, profile.thresholds.get(FLOOR_BUDGET, threshold))
     limits_only = f"no chance is given {short}" if short else ""
-    return Terms(threshold, profile.static[budget], limits_only=limits_only, lean=known < LEAN)
+    return Terms(threshold, profile.static[budget], own=own is not None, limits_only=limits_only, lean=known < LEAN)
 
 
 def _short(model: Model, signals: frozenset[str], known: float) -> str:

@@ -111,6 +111,31 @@ def test_a_run_that_logs_little_is_held_to_half_the_budget():
     assert usual.risk == strict.risk == pytest.approx(usual.p50 / 0.9, rel=0.2)
 
 
+def scattering(rows, share):
+    """The same with rewards that scatter from row to row by this share of what they do within one."""
+    draw = random.Random(1)
+    return {
+        step: row | {"reward/mean": 0.5 + share * row["reward/std"] * draw.gauss(0.0, 1.0)}
+        for step, row in rows.items()
+    }
+
+
+def test_in_small_batches_a_chance_has_to_be_higher_to_be_an_alarm():
+    """This model does not know the reward: the same chance, of up to 1.8 times the odds before it is an alarm."""
+    calm, small, tiny = (told(scattering(falling(), share))[90] for share in (0.1, 0.4, 3.0))
+
+    assert calm.p50 == small.p50 == tiny.p50
+    assert calm.risk == told(falling())[90].risk > small.risk > tiny.risk
+    assert tiny.risk == pytest.approx(calm.risk * (0.8 / (1.8 * 0.8 / (0.2 + 1.8 * 0.8))), rel=1e-6)
+
+
+def test_a_threshold_of_ones_own_is_followed_in_small_batches_too():
+    """The runs that it comes from had them."""
+    calm, tiny = (told(scattering(falling(), share), own=0.9)[90] for share in (0.1, 3.0))
+
+    assert calm.risk == tiny.risk
+
+
 def test_rewards_that_begin_to_scatter_are_not_on_their_way_to_a_limit():
     """A small batch: all rewards are alike at the start, then each batch has another mean, around the same one."""
     noise = random.Random(0)
