@@ -14,7 +14,7 @@ from rich.progress import track
 
 from rlwatch.cli.options import examples
 from rlwatch.forecast import Forecaster
-from rlwatch.forecast.examples import Row, coarse
+from rlwatch.forecast.examples import Log, Row
 from rlwatch.forecast.labels import Label, Outcome, label_runs, read_labels
 from rlwatch.forecast.tables import RunTable, read_runs
 from rlwatch.forecast.thresholds import NEAR, QUIET_STEPS
@@ -55,15 +55,6 @@ class Run:
         return len(steps) and 1 + int((np.diff(steps) > max(QUIET_STEPS, 2 * every)).sum())
 
 
-def resampled(rows: Sequence[Row], every: int, how: str) -> list[Row]:
-    """Rows as a trainer logs that does so every so many steps: means over them, or the last one's values."""
-    means = coarse(rows, every)
-    if how == "mean":
-        return means
-    of = dict(rows)
-    return [(step, of[step]) for step, _ in means]
-
-
 def alarmed(rows: Sequence[Row]) -> list[int]:
     """Steps at which the forecaster alarms."""
     made = Forecaster().extend([ClosedStep(step, dict(metrics)) for step, metrics in rows])
@@ -72,17 +63,27 @@ def alarmed(rows: Sequence[Row]) -> list[int]:
 
 def judged(rows: Sequence[Row], label: Label, built_up: bool, cadences: Sequence[int] = CADENCES) -> Run:
     """A run at all cadences."""
-    found = {(every, how): alarmed(resampled(rows, every, how)) for every in cadences for how in WAYS if every > 1}
+    found = {
+        (every, how): alarmed(Log(every, how == "last").of(list(rows)))
+        for every in cadences
+        for how in WAYS
+        if every > 1
+    }
     fine = alarmed(rows)
     steps = rows[-1][0] - rows[0][0] + 1
     return Run(label, built_up, steps, found | dict.fromkeys([(1, how) for how in WAYS], fine))
 
 
+def built_up(table: RunTable, run: int, onset: int) -> bool:
+    """True of a failure that could be seen coming: its fault was there for so long, and did not come at once."""
+    at_once = bool(table.at_once) and bool(table.at_once[run])
+    return bool(np.isfinite(table.fault[run])) and not at_once and onset - table.fault[run] >= BUILT_UP
+
+
 def judged_runs(table: RunTable, labels: Sequence[Label], jobs: int = 1) -> list[Run]:
     """Runs that failed or stayed clean; others count nowhere."""
-    built_up = np.isfinite(table.fault) & ~np.array(table.at_once or [False] * len(table.runs))
     work = [
-        (list(table.stream(i)), label, bool(built_up[i]) and (label.onset or 0) - table.fault[i] >= BUILT_UP)
+        (list(table.stream(i)), label, built_up(table, i, label.onset or 0))
         for i, label in enumerate(labels)
         if label.outcome in {Outcome.EVENT, Outcome.CLEAN}
     ]

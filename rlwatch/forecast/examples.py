@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -70,12 +71,31 @@ def joined(parts: Sequence[Examples]) -> Examples:
     return Examples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
 
 
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A trainer's way to log: a row every so many steps, their mean or (``last``) the values of the last of them."""
+
+    every: int = 1
+    last: bool = False
+
+    def of(self, rows: list[Row]) -> list[Row]:
+        """Rows of a run that was logged at every step, as this trainer would have logged them."""
+        if self.every == 1:
+            return rows
+        means, whole = coarse(rows, self.every), dict(rows)
+        return [(step, whole[step]) for step, _ in means] if self.last else means
+
+
+EVERY_STEP = Log()
+
+
 def examples(
     table: RunTable,
     labels: Labels,
     *,
-    every: int = 1,
+    log: Log = EVERY_STEP,
     noise: int | None = None,
+    hard: bool = False,
     jobs: int = 1,
     done: Callable[[], None] | None = None,
 ) -> Examples:
@@ -85,10 +105,12 @@ def examples(
     ----------
     table, labels
         The runs, and when each of them failed.
-    every
-        As if the trainer had logged means over so many steps.
+    log
+        As if the trainer had logged so.
     noise
         As if each step had been a small batch; the seed of the noise.
+    hard
+        With ``noise``: as if the data had been harder at times, too.
     jobs
         Processes.
     done
@@ -103,7 +125,9 @@ def examples(
 
     known = labels.of(table)
     seeds = [None if noise is None else noise + i for i in range(len(table.runs))]
-    work = (delayed(_of_run)(i, list(table.stream(i)), known[i], every, seed) for i, seed in enumerate(seeds))
+    work = (
+        delayed(_of_run)(i, list(table.stream(i)), known[i], log, _made(seed, hard)) for i, seed in enumerate(seeds)
+    )
     parts = []
     for part in Parallel(n_jobs=jobs, return_as="generator")(work):
         parts.append(part)
@@ -112,15 +136,25 @@ def examples(
     return joined(parts)
 
 
-def _of_run(place: int, rows: list[Row], label: Label, every: int, seed: int | None) -> Examples:
-    stream, found = FeatureStream(), []
-    rows = rows if seed is None else noisy(rows, seed)
-    rows = coarse(rows, every) if every > 1 else rows
-    for step, metrics in rows:
-        features = stream.update(step, metrics)
-        if features is not None and step >= rows[0][0] + WARM_UNTIL:
-            close = nearest(features.reaches)
-            found.append((step, features.values, close.share if close else 0.0))
+def _made(seed: int | None, hard: bool) -> Callable[[list[Row]], list[Row]]:
+    """What is done to the rows of a run before they are logged."""
+    if seed is None:
+        return list
+    return partial(_in_small_batches, seed=seed, hard=hard)
+
+
+def _in_small_batches(rows: list[Row], seed: int, hard: bool) -> list[Row]:
+    return noisy(hard_at_times(rows, seed) if hard else rows, seed)
+
+
+def _of_run(place: int, rows: list[Row], label: Label, log: Log, made: Callable[[list[Row]], list[Row]]) -> Examples:
+    rows = log.of(made(rows))
+    features = FeatureStream().extend([step for step, _ in rows], [metrics for _, metrics in rows])
+    found = []
+    for (step, _), each in zip(rows, features, strict=True):
+        if each is not None and step >= rows[0][0] + WARM_UNTIL:
+            close = nearest(each.reaches)
+            found.append((step, each.values.astype(np.float32), close.share if close else 0.0))
     steps = np.array([step for step, _, _ in found], dtype=np.int64)
     onset = math.inf if label.onset is None else float(label.onset)
     return Examples(
@@ -214,6 +248,63 @@ class _Batch:
         calm = 0.25 if signal.name.startswith(("length", "entropy", "reward_std")) else 1.0
         scattered = (1.0 - value if signal.complement else value) * math.exp(calm * SCATTER * odd)
         return 1.0 - min(scattered, 1.0) if signal.complement else scattered
+
+
+# The same run on data that are harder at times.
+#
+# Of few prompts a step some are hard, and the next ones alike: rewards fall, answers grow longer and less certain, more
+# of them are cut off, and engine and trainer agree less about them, all in the same rows. In large batches only
+# failures do that, so a model that has seen no other takes hard data for one.
+
+MEMORIES, HARDNESS = (1.0, 3.0, 10.0), (0.3, 0.6, 1.2)
+"""Rows after which hard data are others, and how far they move the mean reward, in spreads of the rewards; drawn run by
+run."""
+ODDLY_HARD = 4.0
+"""Degrees of freedom of the hardness: some data are far harder than most."""
+MOVED, MOST_MOVED = 0.35, 2.0
+"""Logarithm by which a spread of hardness moves what is positive, at most, and the largest such move."""
+_WITH_HARDNESS: dict[str, float] = {
+    **dict.fromkeys(("entropy", "entropy_pos", "entropy_neg", "entropy_p10", "entropy_p90", "length", "cut_off"), 1.0),
+    **dict.fromkeys(("mismatch_gap", "mismatch_tail", "kl_old"), 1.0),
+    **dict.fromkeys(("mismatch", "mismatch_weights"), 2.0),
+    **dict.fromkeys(("kl_ref", "kl_ref_tail", "grad"), 0.5),
+    "negative_push": -0.3,
+    **dict.fromkeys(("logp", "logp_positive", "logp_min"), -1.0),
+}
+"""Signal -> how much harder data move it, beside the others and at most: how much they do is drawn run by run."""
+
+
+def hard_at_times(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Rows whose data are harder and easier at times; NaN and infinities stay."""
+    draw = np.random.default_rng(seed + 777_777)  # other draws than those of the noise
+    keep, size = 1.0 - 1.0 / float(draw.choice(MEMORIES)), float(draw.choice(HARDNESS))
+    with_it = {name: most * float(draw.uniform()) for name, most in _WITH_HARDNESS.items()}
+    found, hard = list[Row](), 0.0
+    for (step, metrics), odd in zip(rows, draw.standard_t(ODDLY_HARD, len(rows)) / math.sqrt(2.0), strict=True):
+        hard = keep * hard + math.sqrt(1.0 - keep * keep) * float(odd)
+        spread = next((metrics[name] for name in SPREAD_METRICS if name in metrics), 0.0)
+        reward = size * hard * (spread if math.isfinite(spread) else 0.0)
+        moved = {
+            name: _harder(signal, metrics[name], size * hard * with_it.get(signal.name, 0.0), reward)
+            for name, signal in _BY_METRIC.items()
+            if math.isfinite(metrics.get(name, math.nan))
+        }
+        found.append((step, {**metrics, **moved}))
+    return found
+
+
+def _harder(signal: Signal, value: float, by: float, reward: float) -> float:
+    if signal.scale is Scale.SPREAD:
+        return value - reward
+    if by == 0.0:
+        return value
+    if signal.scale is Scale.NATS:
+        return value + signal.floor * by
+    if signal.scale is Scale.SHARE:
+        share = min(max(value, 0.005), 0.995)
+        return 1.0 / (1.0 + math.exp(-min(max(math.log(share / (1.0 - share)) + by, -30.0), 30.0)))
+    factor = math.exp(min(max(MOVED * by, -MOST_MOVED), MOST_MOVED))
+    return 1.0 - min((1.0 - value) * factor, 1.0) if signal.complement else value * factor
 
 
 # Which runs are judged together: what a fold's tool was fitted to is never in it.

@@ -407,8 +407,8 @@ FEATURES: tuple[str, ...] = (
 class Features(NamedTuple):
     """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read.
 
-    ``unsure``: spread of the reward's rows in spreads of the rewards (:attr:`Standing.noise`): about one over the square
-    root of the responses in a step, more where the data change; NaN without a reward.
+    ``unsure``: spread of the reward's rows in spreads of the rewards (:attr:`Standing.noise`): about one over the
+    square root of the responses in a step, more where the data change; NaN without a reward.
     """
 
     step: int

@@ -34,10 +34,13 @@ BUDGET = "0.5"
 SMOOTHED, SMOOTHED_STEPS = 3, 10
 """Rows whose median is judged, as one odd row is no alarm, and the steps that they may span: in a log with a row every
 20 steps, which is a mean of so many, two more rows would be 40 steps of waiting."""
+SPARSE = 4.0
+"""Steps from row to row from which a log is sparse, and forecast by the model of such logs where there is one."""
 UNSURE, STRICTER = 0.3, 1.8
 """Spread of the reward's rows, in spreads of the rewards, from which the model's chance has to be higher to be an
 alarm, and by how much its odds are at most. It is that of eleven responses in a step: hard data then move the reward,
-the entropy and the lengths together for some rows, which in large batches only failures do."""
+the entropy and the lengths together for some rows, which in large batches only failures do. The model of sparse logs
+has seen hard data."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
 """Environment variable with the path of a model to use instead of the shipped one."""
 BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
@@ -79,17 +82,17 @@ class Forecaster:
             budgets = ", ".join(sorted(known, key=float))
             raise ConfigError(f"the model has no threshold for a budget of {budget!r}; it has {budgets}")
         self._own = own
-        self._places = [FEATURES.index(name) for name in self._model.features]
+        self._places = _places(self._model)
         self._stream = FeatureStream()
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
-        self._paced = False
+        self._paced = self._sparse = False
         self._terms: Terms | None = None
         self._source: tuple[str | None, ...] = ()
 
     @property
     def model(self) -> Model:
-        """Model it forecasts with."""
+        """Model it forecasts with: of a sparse log, from the first forecast on, the one of such logs."""
         return self._model
 
     def notice(self, event: Event) -> None:
@@ -115,7 +118,11 @@ class Forecaster:
         if not known:
             return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
         if not self._paced:
-            rows = rows_judged(self._stream.history.steps)
+            steps_so_far = self._stream.history.steps
+            if self._model.sparse is not None and cadence(steps_so_far) >= SPARSE:
+                self._model, self._sparse = self._model.sparse, True
+                self._places = _places(self._model)
+            rows = rows_judged(steps_so_far)
             self._paced, self._chances, self._reached = True, deque(maxlen=rows), deque(maxlen=rows)
         held = [self._held_to(each.read) for each in known]
         whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
@@ -153,7 +160,7 @@ class Forecaster:
         x, chances = model
         close, by_limit = self._limit(features, held)
         self._chances.append(chances.p50)
-        by_model = self.judged / held.threshold(features.unsure)
+        by_model = self.judged / (held.model if self._sparse else held.threshold(features.unsure))
         risk = max(by_model, by_limit)
         limit, steps_to, why = "", chances.steps_to, tuple[Reason, ...]()
         if risk >= WORTH_TELLING and close is not None and by_limit > by_model:
@@ -188,6 +195,11 @@ class Forecaster:
             why=why,
             limits_only=held.limits_only,
         )
+
+
+def _places(model: Model) -> list[int]:
+    """Where the model's features lie in the vector of all."""
+    return [FEATURES.index(name) for name in model.features]
 
 
 def _names(read: Read) -> dict[str, str]:

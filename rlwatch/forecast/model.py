@@ -65,7 +65,8 @@ class Profile:
 class Model:
     """``hazards``: one head a horizon; ``limits``: one head a type of onset; ``features``: names the heads index.
 
-    ``gains``: share of each signal in what the hazards learnt; ``meta``: versions, data and seeds it was made with.
+    ``gains``: share of each signal in what the hazards learnt; ``meta``: versions, data and seeds it was made with;
+    ``sparse``: the model of logs with rows several steps apart, None where this one is all there is.
     """
 
     features: tuple[str, ...]
@@ -74,6 +75,7 @@ class Model:
     gains: Mapping[str, float]
     profiles: tuple[Profile, ...]
     meta: Mapping[str, JSON] = field(default_factory=dict)
+    sparse: Model | None = None
     _hazards: Heads = field(init=False, repr=False, compare=False)
     _limits: Heads = field(init=False, repr=False, compare=False)
     _signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -381,9 +383,9 @@ def probability(logit: float) -> float:
 # The model as a file: JSON that is checked through and through, so that no file can make a wrong number or a loop.
 #
 # Format ``rlwatch-hazard/2``: ``features``; ``hazards``, a list of three heads; ``limits``, a head a type of onset;
-# ``gains``; ``profiles``; ``meta``. A head has ``base``, ``slope``, ``offset``, ``trees`` and ``line``; a tree the
-# columns ``feature`` (-1: a leaf), ``threshold``, ``missing_left``, ``left``, ``right``, ``value``; a line the
-# columns ``feature``, ``spread``, ``weight``.
+# ``gains``; ``profiles``; ``meta``; ``sparse``, if any, all of the same of the model of sparse logs. A head has
+# ``base``, ``slope``, ``offset``, ``trees`` and ``line``; a tree the columns ``feature`` (-1: a leaf), ``threshold``,
+# ``missing_left``, ``left``, ``right``, ``value``; a line the columns ``feature``, ``spread``, ``weight``.
 
 FORMAT = "rlwatch-hazard/2"
 _TREE_COLUMNS = ("feature", "threshold", "missing_left", "left", "right", "value")
@@ -480,7 +482,8 @@ def _read_model(raw: JSON) -> Model:
     profiles = tuple(_read_profile(p, f"profiles[{i}]") for i, p in enumerate(_list(top.get("profiles"), "profiles")))
     if not profiles:
         raise _WrongError("it has no profiles, so no thresholds")
-    if len({frozenset(profile.thresholds) for profile in profiles}) > 1:
+    sparse = None if top.get("sparse") is None else _read_sparse(top["sparse"])
+    if len({frozenset(profile.thresholds) for profile in (*profiles, *(sparse.profiles if sparse else ()))}) > 1:
         raise _WrongError("its profiles have thresholds for different budgets")
     return Model(
         features=features,
@@ -492,7 +495,18 @@ def _read_model(raw: JSON) -> Model:
         },
         profiles=profiles,
         meta=_mapping(top.get("meta", {}), "meta"),
+        sparse=sparse,
     )
+
+
+def _read_sparse(raw: JSON) -> Model:
+    try:
+        found = _read_model(raw)
+    except _WrongError as error:
+        raise _WrongError(f"of its model of sparse logs: {error}") from None
+    if found.sparse is not None:
+        raise _WrongError("its model of sparse logs has one of its own")
+    return found
 
 
 def _read_head(raw: JSON, features: int, where: str) -> Head:
@@ -594,6 +608,7 @@ def _number(value: JSON, where: str, *, whole: bool = False, low: float = -math.
 
 
 def _plain(model: Model) -> dict[str, JSON]:
+    sparse = {} if model.sparse is None else {"sparse": _plain(model.sparse)}
     return {
         "format": FORMAT,
         "features": list(model.features),
@@ -605,6 +620,7 @@ def _plain(model: Model) -> dict[str, JSON]:
             for p in model.profiles
         ],
         "meta": dict(model.meta),
+        **sparse,
     }
 
 

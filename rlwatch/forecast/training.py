@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import thresholds
-from rlwatch.forecast.examples import Examples, Floats, Split, examples, folds_of, joined
+from rlwatch.forecast.examples import Examples, Floats, Log, Split, examples, folds_of, joined
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.forecast import HORIZONS
 from rlwatch.forecast.labels import Label, Labels, Outcome
@@ -317,6 +317,11 @@ NEAR_ROWS, FAR_ROWS = 3, 12
 """One row in so many is learnt from, near an onset and far from one: its neighbours say the same."""
 DROPOUTS, DROPPED = 8, 0.35
 """Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
+SPARSE_LOGS = tuple(Log(every, last) for every in (5, 10, 20) for last in (False, True))
+"""Logs that the model of sparse logs is fitted to, each of all runs, and of half of them with small batches and data
+that are harder at times: who logs so trains so."""
+NEAR_SHARE, FAR_SHARE = 0.7, 0.25
+"""Share of their rows that is learnt from, near an onset and far from one."""
 Progress = Callable[[str], None]
 """Called with what is being done, for a progress display."""
 
@@ -372,7 +377,7 @@ def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, progress: Progres
     parts = []
     for every, start in ((5, 0), (10, 1)):
         places = list(range(start, len(table.runs), 3))
-        parts.append(examples(table.only(places), labels, every=every, jobs=jobs).moved(places))
+        parts.append(examples(table.only(places), labels, log=Log(every), jobs=jobs).moved(places))
     return Prepared(fine, noisy, joined(parts))
 
 
@@ -405,7 +410,44 @@ def train(
     progress("the model itself")
     learnt = learn_blend(mixed(scored, parts.coarse, how.seed), how, kinds=True)
     p50 = chances(held["taps"], lines)[: len(parts.fine), 1]
-    return Trained(_model(learnt, lines, profiles, meta or {}), parts.fine, p50)
+    sparse = train_sparse(table, labels, how=how, folds=folds, jobs=jobs, progress=progress)
+    return Trained(_model(learnt, lines, profiles, meta or {}, sparse.model if sparse else None), parts.fine, p50)
+
+
+def train_sparse(
+    table: RunTable,
+    labels: Labels,
+    *,
+    how: Growth | None = None,
+    folds: int = FOLDS,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    meta: dict[str, JSON] | None = None,
+) -> Trained | None:
+    """Train the model of logs with a row every 5 to 20 steps; None where they show too few failures to learn from.
+
+    Its thresholds, and the p50 of each example, come from models that have not seen the run's recipe. The examples are
+    those of :data:`SPARSE_LOGS`, log by log, each followed by those with small batches and hard data.
+    """
+    how, progress = how or Growth(), progress or _silent
+    half, parts = list(range(0, len(table.runs), 2)), []
+    for log in SPARSE_LOGS:
+        progress(f"features of logs with a row every {log.every} steps")
+        parts.append(examples(table, labels, log=log, jobs=jobs))
+        parts.append(examples(table.only(half), labels, log=log, noise=NOISE_SEED, hard=True, jobs=jobs).moved(half))
+    logs = joined(parts)
+    nothing = logs.only(np.zeros(0, dtype=np.int64))
+    fold = folds_of(table, Split.RECIPE, folds)
+    try:
+        held = out_of_fold(logs, nothing, fold, how, mix=mixed_sparse, jobs=jobs, progress=progress)
+        learnt = learn_blend(mixed_sparse(logs, nothing, how.seed), how, kinds=True)
+    except ConfigError as error:
+        progress(f"no model of sparse logs: {error}")
+        return None
+    lines = [platt_line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(logs))]
+    harmless = np.flatnonzero(thresholds.healthy(logs, thresholds.sound_until(table, labels)))
+    profiles = tuple(_profile(name, logs, held[name], lines, harmless) for name in PROFILES)
+    return Trained(_model(learnt, lines, profiles, meta or {}), logs, chances(held["taps"], lines)[:, 1])
 
 
 def out_of_fold(
@@ -416,20 +458,25 @@ def out_of_fold(
     *,
     profiles: Sequence[str] = tuple(PROFILES),
     learn: Learn = learn_blend,
+    mix: Mix | None = None,
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Floats]:
     """Log-odds of all rows of ``fine``, each by a model that saw no run of its fold, by profile.
 
-    ``fold``: of each run of the table; runs of one fold are held out together. ``learn``: what is fitted;
-    ``jobs``: processes.
+    ``fold``: of each run of the table; runs of one fold are held out together. ``learn``: what is fitted, to what
+    ``mix`` takes of both (:func:`mixed`); ``jobs``: processes.
     """
     from joblib import Parallel, delayed
 
     held = {name: np.full((len(fine), len(HORIZONS)), math.nan) for name in profiles}
     numbers = np.unique(fold)
     rows = [np.flatnonzero(fold[fine.run] == number) for number in numbers]
-    others = (_but(fine, coarse, fold, number, how.seed) for number in numbers)
+    taken = mix or mixed
+    others = (
+        taken(fine.only(fold[fine.run] != number), coarse.only(fold[coarse.run] != number), how.seed)
+        for number in numbers
+    )
     work = (
         delayed(_learnt)(part, fine.only(mine), how, profiles, learn) for part, mine in zip(others, rows, strict=True)
     )
@@ -440,33 +487,43 @@ def out_of_fold(
     return held
 
 
-def _but(fine: Examples, coarse: Examples, fold: npt.NDArray[np.int64], number: int, seed: int) -> Examples:
-    """Examples to learn from when one fold is held out."""
-    return mixed(fine.only(fold[fine.run] != number), coarse.only(fold[coarse.run] != number), seed)
-
-
 def _learnt(others: Examples, mine: Examples, how: Growth, profiles: Sequence[str], learn: Learn) -> dict[str, Floats]:
     """Log-odds of the rows ``mine`` by what ``others`` teach, by profile."""
     learnt = learn(others, how)
     return {name: learnt.logits(mine.without(EVERYTHING - PROFILES[name]).x) for name in profiles}
 
 
-def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
-    """Examples a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack.
+Mix = Callable[[Examples, Examples, int], Examples]
+"""What is learnt from of examples at every step and of coarse ones; the last argument is a seed."""
 
-    Each run has one such copy: of a log that some trainer writes, or one without a random third of the signals. A
-    signal is missing in a whole run far more often than because something broke, so that must teach nothing.
-    """
-    draw = np.random.default_rng(seed)
+
+def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
+    """Examples a model learns from: rows thinned far from an onset, and copies that lack what poorer logs lack."""
     thin = fine.only(
         (fine.ahead <= HORIZONS[-1]) & (fine.step % NEAR_ROWS == 0) | (fine.step % FAR_ROWS == 0)
     ).at_risk()
+    draw = np.random.default_rng(seed)
+    return joined([thin, coarse.at_risk(), *_poorer(thin, draw)])
+
+
+def mixed_sparse(logs: Examples, _: Examples, seed: int) -> Examples:
+    """The same of sparse logs, of which each row says more."""
+    draw, risky = np.random.default_rng(seed), logs.at_risk()
+    share = np.where(risky.ahead <= HORIZONS[-1], NEAR_SHARE, FAR_SHARE)
+    thin = risky.only(draw.random(len(risky)) < share)
+    return joined([thin, *_poorer(thin, draw)])
+
+
+def _poorer(part: Examples, draw: np.random.Generator) -> list[Examples]:
+    """Copies, one a run: of a log that some trainer writes, or one without a random third of the signals.
+
+    A signal is missing in a whole run far more often than because something broke, so that must teach nothing.
+    """
     known = [EVERYTHING - kept for kept in list(PROFILES.values())[1:]]
     signals = sorted(EVERYTHING)
     lost = [*known, *(frozenset(s for s in signals if draw.random() < DROPPED) for _ in range(DROPOUTS))]
-    which = draw.integers(len(lost), size=int(fine.run.max(initial=0)) + 1)
-    copies = [thin.only(which[thin.run] == i).without(gone) for i, gone in enumerate(lost)]
-    return joined([thin, coarse.at_risk(), *copies])
+    which = draw.integers(len(lost), size=int(part.run.max(initial=0)) + 1)
+    return [part.only(which[part.run] == i).without(gone) for i, gone in enumerate(lost)]
 
 
 def chances(logits: Floats, lines: Sequence[tuple[float, float]]) -> Floats:
@@ -497,7 +554,11 @@ def _profile(
 
 
 def _model(
-    learnt: Blend, lines: Sequence[tuple[float, float]], profiles: tuple[Profile, ...], meta: dict[str, JSON]
+    learnt: Blend,
+    lines: Sequence[tuple[float, float]],
+    profiles: tuple[Profile, ...],
+    meta: dict[str, JSON],
+    sparse: Model | None = None,
 ) -> Model:
     grown = learnt.grown
     first, second, third = (learnt.head(i, *ab) for i, ab in enumerate(lines))
@@ -514,6 +575,7 @@ def _model(
         gains={signal: round(gain, 6) for signal, gain in gained.items() if gain > 0.0 and signal in EVERYTHING},
         profiles=profiles,
         meta=meta,
+        sparse=sparse,
     )
 
 

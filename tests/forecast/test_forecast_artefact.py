@@ -24,6 +24,48 @@ def test_a_model_is_read_as_it_was_written(saved):
     assert sorted(path.name for path in saved.parent.iterdir()) == ["model.json", "model.sha256"]
 
 
+def test_a_model_of_sparse_logs_lies_in_the_same_file(tmp_path):
+    """And an old file, or one without enough such runs, has none."""
+    whole = small_model(sparse=small_model(gains={"entropy": 1.0}))
+    artefact.write_model(whole, tmp_path / "both.json")
+
+    assert artefact.load(tmp_path / "both.json") == whole
+    assert small_model().sparse is None
+
+
+def wrong_hazard(raw):
+    raw["sparse"]["hazards"].pop()
+
+
+def wrong_budget(raw):
+    for profile in raw["sparse"]["profiles"]:
+        for kind in ("thresholds", "static"):
+            profile[kind].pop("1")
+
+
+def one_within_another(raw):
+    raw["sparse"]["sparse"] = dict(raw["sparse"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (wrong_hazard, "of its model of sparse logs: it has 2 hazards instead of 3"),
+        (wrong_budget, "profiles have thresholds for different budgets"),
+        (one_within_another, "its model of sparse logs has one of its own"),
+    ],
+)
+def test_a_wrong_model_of_sparse_logs_is_refused_with_the_reason(tmp_path, spoil, why):
+    """As anything else in the file is."""
+    path = tmp_path / "both.json"
+    artefact.write_model(small_model(sparse=small_model()), path)
+    raw = json.loads(path.read_text())
+    spoil(raw)
+
+    with pytest.raises(ConfigError, match=why):
+        artefact.parse_model(json.dumps(raw).encode())
+
+
 def test_the_shipped_model_is_the_one_whose_hash_is_pinned():
     """It reads, has all horizons, and thresholds for every budget."""
     model = artefact.shipped_model()

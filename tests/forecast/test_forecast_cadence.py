@@ -7,6 +7,7 @@ sample of the corpus, which the shipped model was trained on: `python -m benchma
 import pytest
 from forecast import artefacts, cadence
 
+from rlwatch.forecast.examples import Log
 from rlwatch.forecast.labels import Outcome, label_runs
 from rlwatch.forecast.tables import read_runs
 
@@ -41,8 +42,9 @@ def test_rows_are_the_mean_of_a_window_or_the_last_of_it():
     """Of the same steps either way."""
     rows = [(step, {"policy/entropy": float(step)}) for step in range(10)]
 
-    assert cadence.resampled(rows, 5, "mean") == [(4, {"policy/entropy": 2.0}), (9, {"policy/entropy": 7.0})]
-    assert cadence.resampled(rows, 5, "last") == [(4, {"policy/entropy": 4.0}), (9, {"policy/entropy": 9.0})]
+    assert Log(1).of(rows) == rows
+    assert Log(5).of(rows) == [(4, {"policy/entropy": 2.0}), (9, {"policy/entropy": 7.0})]
+    assert Log(5, last=True).of(rows) == [(4, {"policy/entropy": 4.0}), (9, {"policy/entropy": 9.0})]
 
 
 def test_sound_runs_stay_quiet_in_coarse_logs(table):

@@ -136,6 +136,29 @@ def test_a_threshold_of_ones_own_is_followed_in_small_batches_too():
     assert calm.risk == tiny.risk
 
 
+def never():
+    """A model of sparse logs that gives every run a chance of next to nothing."""
+    dull = Head(-9.0, ())
+    return small_model(hazards=(dull, dull, dull))
+
+
+@pytest.mark.parametrize(("every", "sparse"), [(1, False), (2, False), (5, True), (20, True)])
+def test_a_sparse_log_is_forecast_by_the_model_of_such_logs(every, sparse):
+    """Steps between rows decide, once the baseline is complete."""
+    rows = steady(300, every=every, **{"policy/entropy": lambda s: 0.01 if s > 150 else 1.0})
+
+    chances = [forecast.p50 for forecast in told(rows, model=small_model(sparse=never())).values() if forecast.p50]
+
+    assert (max(chances) < 0.01) is sparse
+
+
+def test_without_such_a_model_the_one_there_is_forecasts_sparse_logs():
+    """As a file has it that was written before, or made of too few runs."""
+    rows = steady(300, every=10, **{"policy/entropy": lambda s: 0.01 if s > 150 else 1.0})
+
+    assert any(forecast.alarm for forecast in told(rows, model=small_model()).values())
+
+
 def test_rewards_that_begin_to_scatter_are_not_on_their_way_to_a_limit():
     """A small batch: all rewards are alike at the start, then each batch has another mean, around the same one."""
     noise = random.Random(0)
