@@ -50,7 +50,7 @@ def lines(table: RunTable, labels: Labels, made: Trained) -> Iterator[str]:
     logs = made.examples
     edges = [0, *(np.flatnonzero(np.diff(logs.run) < 0) + 1).tolist(), len(logs)]
     kinds = [(log, small) for log in SPARSE_LOGS for small in (False, True)]
-    for (log, small), first, after in zip(kinds, edges, edges[1:], strict=True):
+    for (log, small), first, after in zip(kinds, edges[:-1], edges[1:], strict=True):
         rows = np.arange(first, after)
         yield line(log, small, table, labels, made, logs.only(rows), made.p50[rows])
 

@@ -426,8 +426,9 @@ def train_sparse(
 ) -> Trained | None:
     """Train the model of logs with a row every 5 to 20 steps; None where they show too few failures to learn from.
 
-    Its thresholds, and the p50 of each example, come from models that have not seen the run's recipe. The examples are
-    those of :data:`SPARSE_LOGS`, log by log, each followed by those with small batches and hard data.
+    Its thresholds, and the p50 of each example, come from models that have not seen the run's recipe; where few recipes
+    fail, have not seen the run. The examples are those of :data:`SPARSE_LOGS`, log by log, each followed by those with
+    small batches and hard data.
     """
     how, progress = how or Growth(), progress or _silent
     half, parts = list(range(0, len(table.runs), 2)), []
@@ -437,7 +438,8 @@ def train_sparse(
         parts.append(examples(table.only(half), labels, log=log, noise=NOISE_SEED, hard=True, jobs=jobs).moved(half))
     logs = joined(parts)
     nothing = logs.only(np.zeros(0, dtype=np.int64))
-    fold = folds_of(table, Split.RECIPE, folds)
+    failing = {recipe for recipe, label in zip(table.recipes, labels.of(table), strict=True) if label.onset is not None}
+    fold = folds_of(table, Split.RECIPE if len(failing) >= 2 * folds else Split.RUN, folds)
     try:
         held = out_of_fold(logs, nothing, fold, how, mix=mixed_sparse, jobs=jobs, progress=progress)
         learnt = learn_blend(mixed_sparse(logs, nothing, how.seed), how, kinds=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecaster, thresholds
 from rlwatch.forecast import model as artefact
-from rlwatch.forecast.examples import Examples, coarse, examples
+from rlwatch.forecast.examples import Examples, Log, coarse, examples
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.labels import Labels, Outcome
 from rlwatch.forecast.training import Growth, grow, head_of, intervals, platt_line, train
@@ -41,6 +41,21 @@ def test_a_failure_is_forecast_before_it_and_sound_runs_are_left_alone(trained):
     assert all(alarm is not None and 80 < alarm.step <= ONSET - 5 for alarm in caught)
     assert {alarm.limit for alarm in caught} == {"ent_low"}
     assert [first_alarm(steady(LENGTH, every=2, seed=seed)) for seed in range(60, 64)] == [None] * 4
+
+
+def test_sparse_logs_have_a_model_of_their_own_in_it(trained):
+    """Of the same budgets; on runs of other seeds, logged every 10 steps."""
+    sparse = trained.model.sparse
+    assert sparse is not None
+    assert sparse.profiles[0].thresholds.keys() == trained.model.profiles[0].thresholds.keys()
+
+    def chances(rows):
+        one = Forecaster(trained.model)
+        found = one.extend([ClosedStep(step, row) for step, row in Log(10).of(list(rows.items()))])
+        return [forecast.p50 for forecast in found if forecast.p50 is not None and 60 < forecast.step < ONSET]
+
+    sound = [max(chances(steady(LENGTH, every=2, seed=seed))) for seed in range(60, 64)]
+    assert min(max(chances(failing(seed))) for seed in range(50, 55)) > 2 * max(sound)
 
 
 def test_the_model_is_a_valid_file(trained, tmp_path):
