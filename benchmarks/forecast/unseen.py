@@ -17,6 +17,7 @@ from rlwatch.forecast.forecaster import cadence
 from rlwatch.forecast.labels import Label, Outcome, label_runs
 from rlwatch.forecast.tables import read_runs
 from rlwatch.forecast.thresholds import NEAR
+from rlwatch.testing.small_batches import FAILURES, small_run
 
 LOGS = {
     "as logged, 1 or 2": (1, 2, 0),
@@ -54,6 +55,23 @@ def unseen(
     print("| a row every | hits | placebo | clean runs alarmed |", "|---|---|---|---|", sep="\n")
     for name, log in LOGS.items():
         print(line(name, [run for each in rows if (run := _judged(*each, *log)) is not None]))
+
+
+SOUND, FAILING = 300, 30
+"""Synthetic runs that are sound, and that fail in each of the ways."""
+SMALL_EXAMPLES = examples("python -m benchmarks.forecast small-batches")
+
+
+def small_batches() -> None:
+    """Say how many synthetic runs with 4 to 32 responses a step are warned of: sound ones, and failing ones in time."""
+    sound = [small_run(seed) for seed in range(SOUND)]
+    failing = [small_run(1000 + seed, failure=way) for way in FAILURES for seed in range(FAILING)]
+    alarms = [alarmed([(row.step, row.metrics) for row in run.rows]) for run in (*sound, *failing)]
+    hits = [
+        any((run.onset or 0) - NEAR <= step <= run.last_in_time for step in steps)
+        for run, steps in zip(failing, alarms[SOUND:], strict=True)
+    ]
+    print(f"{sum(map(bool, alarms[:SOUND]))} of {SOUND} sound runs alarmed, {sum(hits)} of {len(hits)} failures hit")
 
 
 def line(name: str, runs: Sequence[Judged]) -> str:
