@@ -137,7 +137,7 @@ def examples(
 
 
 def _made(seed: int | None, hard: bool) -> Callable[[list[Row]], list[Row]]:
-    """What is done to the rows of a run before they are logged."""
+    """Return the way rows of a run are changed before they are logged."""
     if seed is None:
         return list
     return partial(_in_small_batches, seed=seed, hard=hard)
