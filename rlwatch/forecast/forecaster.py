@@ -198,7 +198,7 @@ class Forecaster:
 
 
 def _places(model: Model) -> list[int]:
-    """Where the model's features lie in the vector of all."""
+    """Places of the model's features in the vector of all."""
     return [FEATURES.index(name) for name in model.features]
 
 
