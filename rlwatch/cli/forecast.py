@@ -216,9 +216,12 @@ def _report(made: Trained, out: Path, digest: str) -> None:
 
     size = out.stat().st_size
     say(f"{out}: {size / 1000:.0f} kB, sha256 {digest[:16]}...; use it with RLWATCH_FORECAST_MODEL={out}")
-    for profile in made.model.profiles:
-        least = profile.thresholds[BUDGET]
-        say(f"  {profile.name}: an alarm from p50 = {least:.2f} at {BUDGET} false alarms in 1000 steps", style="dim")
+    for name, model in (("", made.model), ("sparse logs, ", made.model.sparse)):
+        for profile in model.profiles if model is not None else ():
+            least = f"an alarm from p50 = {profile.thresholds[BUDGET]:.2f}"
+            say(f"  {name}{profile.name}: {least} at {BUDGET} false alarms in 1000 steps", style="dim")
+    if made.model.sparse is None:
+        say("  sparse logs: by the same model; too few failures are left in logs of every 5 to 20 steps", style="dim")
 
 
 @contextmanager

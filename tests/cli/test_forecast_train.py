@@ -35,6 +35,7 @@ def test_a_table_and_its_labels_become_a_model_that_can_be_read(invoke: Invoke, 
     assert "40 runs by" in result.stdout
     assert "12 event, 0 early, 0 ambiguous, 0 faulty, 28 clean" in result.stdout
     assert f"RLWATCH_FORECAST_MODEL={out}" in result.stdout.replace("\n", "")
+    assert "sparse logs, taps: an alarm from p50 = " in result.stdout
     assert load(out).meta["runs"] == 40
 
 
