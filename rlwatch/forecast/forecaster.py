@@ -75,7 +75,8 @@ class Forecaster:
     """
 
     def __init__(self, model: Model | None = None, *, budget: str = BUDGET, own: float | None = None) -> None:
-        self._model = model or _shipped()
+        self._whole = model or _shipped()
+        self._sparse = False
         self._budget = budget
         known = self._model.profiles[0].thresholds
         if budget not in known:
@@ -86,7 +87,7 @@ class Forecaster:
         self._stream = FeatureStream()
         self._chances: deque[float] = deque(maxlen=SMOOTHED)
         self._reached: deque[float] = deque(maxlen=SMOOTHED)
-        self._paced = self._sparse = False
+        self._paced = False
         self._terms: Terms | None = None
         self._source: tuple[str | None, ...] = ()
 
@@ -94,6 +95,10 @@ class Forecaster:
     def model(self) -> Model:
         """Model it forecasts with: of a sparse log, from the first forecast on, the one of such logs."""
         return self._model
+
+    @property
+    def _model(self) -> Model:
+        return self._whole.sparse if self._sparse and self._whole.sparse is not None else self._whole
 
     def notice(self, event: Event) -> None:
         """A reset of the reference is no change of the policy."""
@@ -119,9 +124,8 @@ class Forecaster:
             return [Forecast(step.step, absent=f"no forecast because {self._stream.waiting()}") for step in steps]
         if not self._paced:
             steps_so_far = self._stream.history.steps
-            if self._model.sparse is not None and cadence(steps_so_far) >= SPARSE:
-                self._model, self._sparse = self._model.sparse, True
-                self._places = _places(self._model)
+            self._sparse = self._whole.sparse is not None and cadence(steps_so_far) >= SPARSE
+            self._places = _places(self._model)
             rows = rows_judged(steps_so_far)
             self._paced, self._chances, self._reached = True, deque(maxlen=rows), deque(maxlen=rows)
         held = [self._held_to(each.read) for each in known]

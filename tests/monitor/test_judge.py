@@ -21,6 +21,7 @@ from rlwatch.ports import Progress
 from rlwatch.recorder.judge_thread import AT_ONCE, INBOX, Interrupted, JudgeThread
 from rlwatch.records import AlertState, Event, RunInfo, StepRecord
 from rlwatch.store.url import open_store
+from rlwatch.testing.small_batches import small_run
 
 POLICY = Policy(rules=(Rule("now", channels=("webhook",)),))
 
@@ -63,6 +64,23 @@ def test_a_monitor_from_a_checkpoint_goes_on_as_the_one_it_was_made_of(items, da
     rest = total([fresh.observe(item) for item in items[cut:]]) + fresh.close()
     assert repr(rest) == repr(total([whole.observe(item) for item in items[cut:]]) + whole.close())
     assert (fresh.firing, fresh.active, fresh.diagnosis()) == (whole.firing, whole.active, whole.diagnosis())
+
+
+def test_a_monitor_of_a_sparse_log_goes_on_with_the_model_of_such_logs():
+    """The forecaster chose it before the checkpoint was made."""
+    rows = [
+        replace(row, metrics={**row.metrics, "reward": 0.5}) for row in small_run(1003, failure="cut", every=5).rows
+    ]
+    items = [StepRecord(row.step, row.metrics, ts=float(row.step), seq=seq) for seq, row in enumerate(rows, start=1)]
+    first, fresh, whole = (Monitor(run_id="run", rules=RULES) for _ in range(3))
+    for item in items[: len(items) // 2]:
+        first.observe(item)
+        whole.observe(item)
+
+    assert checkpoint.opened(sealed(first), fresh)
+    rest, told = (total([each.observe(item) for item in items[len(items) // 2 :]]) for each in (fresh, whole))
+    assert any(forecast.p50 is not None for forecast in told.forecasts)
+    assert repr(rest) == repr(told)
 
 
 class Evil:
