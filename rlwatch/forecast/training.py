@@ -8,7 +8,7 @@ everywhere: on recipes neither has seen, each errs where the other does not. Nee
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -404,9 +404,7 @@ def train(
     parts = prepare(table, labels, jobs=jobs, progress=progress)
     scored = parts.scored
     held = out_of_fold(scored, parts.coarse, folds_of(table, Split.RUN, folds), how, jobs=jobs, progress=progress)
-    lines = [platt_line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(scored))]
-    harmless = np.flatnonzero(thresholds.healthy(scored, thresholds.sound_until(table, labels)))
-    profiles = tuple(_profile(name, scored, held[name], lines, harmless) for name in PROFILES)
+    lines, profiles = _held_to(scored, held, thresholds.sound_until(table, labels))
     progress("the model itself")
     learnt = learn_blend(mixed(scored, parts.coarse, how.seed), how, kinds=True)
     p50 = chances(held["taps"], lines)[: len(parts.fine), 1]
@@ -446,9 +444,7 @@ def train_sparse(
     except ConfigError as error:
         progress(f"no model of sparse logs: {error}")
         return None
-    lines = [platt_line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(logs))]
-    harmless = np.flatnonzero(thresholds.healthy(logs, thresholds.sound_until(table, labels)))
-    profiles = tuple(_profile(name, logs, held[name], lines, harmless) for name in PROFILES)
+    lines, profiles = _held_to(logs, held, thresholds.sound_until(table, labels))
     return Trained(_model(learnt, lines, profiles, meta or {}), logs, chances(held["taps"], lines)[:, 1])
 
 
@@ -536,6 +532,19 @@ def chances(logits: Floats, lines: Sequence[tuple[float, float]]) -> Floats:
         alive = alive / (1.0 + np.exp(np.clip(slope * logits[:, i] + offset, -30.0, 30.0)))
         columns.append(1.0 - alive)
     return np.stack(columns, axis=1)
+
+
+def _held_to(
+    part: Examples, held: Mapping[str, Floats], sound: Floats
+) -> tuple[list[tuple[float, float]], tuple[Profile, ...]]:
+    """Calibration of each interval, and thresholds of each profile, from log-odds of runs that were held out.
+
+    ``held``: of each profile, of the rows of ``part``; ``sound``: as :func:`rlwatch.forecast.thresholds.healthy` takes
+    it.
+    """
+    lines = [platt_line(held["taps"][rows, i], hit) for i, (rows, hit) in enumerate(intervals(part))]
+    harmless = np.flatnonzero(thresholds.healthy(part, sound))
+    return lines, tuple(_profile(name, part, held[name], lines, harmless) for name in PROFILES)
 
 
 def _profile(
