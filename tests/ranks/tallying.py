@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import rlwatch
+from rlwatch.control.commands import request
 from rlwatch.integrations.ranks import begin_together
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.records import Command
@@ -106,6 +107,17 @@ def all_linked(run, ranks):
         if len(link.hub.linked()) == ranks - 1 if run.rank == 0 else link.settled(0.0):
             return
         time.sleep(0.01)
+    raise AssertionError(f"rank {run.rank} was not linked within a minute")
+
+
+def ask_all(run, store, kind, **words):
+    """On rank 0 a person asks for a command once all ranks can hear of it, and their threads have time to answer: before
+    that it is refused, on a busy machine at a step or another.
+    """
+    if run.ranks is not None:
+        all_linked(run, run.world_size)
+        run.ranks.chair.place_s = 60.0
+    request(rlwatch.open_store(store), run.info.run_id, kind, **words)
 
 
 def round_of(run, commands, step):

@@ -5,11 +5,10 @@ import hashlib
 import tiny_trainer
 import torch
 import torch._dynamo  # see training.py
+from tallying import ask_all
 from transformers import TrainerCallback
 
-import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.commands import request
 from rlwatch.integrations.transformers import watch
 
 STEPS, ASKED_AT = 8, 3
@@ -23,7 +22,7 @@ class Asking(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == ASKED_AT and args.process_index == 0:
-            request(rlwatch.open_store(self.store), self.run.info.run_id, "stop", args={"save": "no"})
+            ask_all(self.run, self.store, "stop", args={"save": "no"})
             self.run.flush(20.0)
 
 

@@ -8,15 +8,13 @@ import time
 import torch
 import torch._dynamo  # optimizers import it when they first step: here it is once, before the ranks are forked
 import torch.distributed as dist
-from tallying import join_group
+from tallying import ask_all, join_group
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.commands import request
 from rlwatch.integrations.torch import Watcher
 
 ROWS, TOKENS, VOCABULARY, STEPS, RESET_AT = 8, 6, 7, 4, 2
@@ -145,7 +143,7 @@ def train(rank, ranks, folder, wrap, *, watched):
             continue
         if step == RESET_AT:
             if rank == 0:
-                request(rlwatch.open_store(folder / "store"), wrap.__name__, "reset-reference", by="ann", why="KL")
+                ask_all(watcher.run, folder / "store", "reset-reference", by="ann", why="KL")
             called_together(watcher.run)
         watcher.obey()
         if marks(reference) == marks(policy):

@@ -3,11 +3,10 @@
 import tiny_trl
 import torch
 import torch._dynamo  # see training.py
+from tallying import ask_all
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
-import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.commands import request
 from rlwatch.integrations.commands import Hold
 from rlwatch.integrations.trl import watch
 from rlwatch.integrations.weights import fingerprint
@@ -29,7 +28,7 @@ class Person(TrainerCallback):
         self.run, self.store, self.asked = run, store, asked
 
     def ask(self, kind, args):
-        request(rlwatch.open_store(self.store), self.run.info.run_id, kind, args=args)
+        ask_all(self.run, self.store, kind, args=args)
         self.run.flush(20.0)
 
     def on_step_begin(self, args, state, control, **kwargs):

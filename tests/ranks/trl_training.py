@@ -7,11 +7,10 @@ import numpy as np
 import tiny_trl
 import torch
 import torch._dynamo  # see training.py
+from tallying import ask_all
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
-import rlwatch
 from rlwatch.control import mailbox
-from rlwatch.control.commands import request
 from rlwatch.integrations.trl import watch
 
 CONFIG = {
@@ -39,7 +38,7 @@ class Asking(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == ASKED_AT and args.process_index == 0:
-            request(rlwatch.open_store(self.store), self.run.info.run_id, "reset-reference", args={"optimizer": "keep"})
+            ask_all(self.run, self.store, "reset-reference", args={"optimizer": "keep"})
             self.run.flush(20.0)
 
 
