@@ -1,6 +1,6 @@
 """What statistics of tokens cost: entropy and log-probs from logits beside TRL's and verl's own code, in one run.
 
-    python benchmarks/token_statistics.py [--rows 128] [--quick] [--site DIRECTORY]
+    python benchmarks/token_statistics.py [--rows 128] [--quick] [--devices cuda] [--site DIRECTORY]
 
 A step of 8 x 4096 tokens over 151,936 entries is 10 GB of bfloat16 logits: every function is given the same slice of
 ``--rows`` tokens, and its time is scaled to the step. Memory is the peak of what a call allocates beyond its input, in
@@ -228,12 +228,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="tokens whose logits are looked at (CPU: 128, GPU: 4096)")
     parser.add_argument("--quick", action="store_true", help="a few rows, once")
     parser.add_argument("--site", help="a directory of packages to look into last")
+    parser.add_argument("--devices", nargs="+", choices=["cpu", "cuda"], help="where (both, if there is a GPU)")
     options = parser.parse_args()
     if options.site:
         sys.path.append(options.site)
     torch.set_num_threads(1)
     among = contenders()
-    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+    for device in options.devices or ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         rows = options.rows or (8 if options.quick else 128 if device == "cpu" else LENGTH)
         times = 1 if options.quick else 5
         beside = [from_logits(device, dtype, rows, times, among) for dtype in (torch.bfloat16, torch.float32)]

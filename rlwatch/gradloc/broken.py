@@ -118,7 +118,7 @@ class StepFacts:
         mask = one.tokens.mask.bool()
         if values is None:
             return torch.zeros_like(mask)
-        bad = ~values.detach().isfinite()
+        bad = ~values.detach().isfinite().to(mask.device)
         return (bad if bad.dim() != 1 else bad[:, None]).expand(mask.shape) & mask
 
     def counts(self) -> dict[str, int]:
@@ -160,7 +160,7 @@ def _part(values: Tensor, mask: Tensor, inside: bool) -> Tensor:
     """``values`` inside or outside the mask, 0 elsewhere; one number of a whole response is inside if any token is."""
     if values.dim() == 0:
         return values if inside else torch.zeros_like(values)
-    on = mask.bool()
+    on = mask.bool().to(values.device)  # rewards may be elsewhere
     rows = on.any(1)
     on = rows if values.dim() == 1 else on if values.shape == on.shape else rows[:, None]
     return torch.where(on if inside else ~on, values.detach(), 0.0)
