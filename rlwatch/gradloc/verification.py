@@ -155,7 +155,7 @@ def _local_top(passes: Passes, values: Sequence[Tensor], n: int) -> Tensor:
     """(at most n, 4), float64, CPU: size of the value, micro-batch, row, position; the largest first."""
     tables = [torch.zeros(0, 4, dtype=torch.float64)]
     for m, (one, value) in enumerate(zip(passes.all, values, strict=True) if values else ()):
-        places = one.tokens.mask.bool().to(value.device).nonzero()  # contributions are on the CPU, screens on the device
+        places = one.tokens.mask.bool().to(value.device).nonzero()  # of contributions that is the CPU
         size = value.detach().double()[tuple(places.T)].abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         best = size.sort(descending=True, stable=True).indices[:n]
         tables.append(torch.column_stack([size[best], torch.full_like(size[best], m), places[best]]).cpu())

@@ -26,42 +26,104 @@ from rlwatch.tensors.histogram import observe_distributions, taken_apart
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, top_tokens
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, alike, joined
 from rlwatch.tensors.transfer import Transfer, pack, unpack
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
 
 
-@dataclass(slots=True)
-class StepTally:
-    """Collects one step. Everything stays on the device until :meth:`seal`."""
+POOLED = 2**18
+"""Places (responses times the longest) up to which micro-batches are measured together: a handful of megabytes."""
+PADDING = 1.5
+"""So many times their own places they may then take: on a CPU padding costs time."""
 
-    stats: Stats = field(default_factory=dict)
-    spikes: SpikeTable | None = None
-    numbers: dict[str, list[float]] = field(default_factory=dict)
-    rows: int = 0
+
+class StepTally:
+    """Collects one step. Everything stays on the device until :meth:`seal`.
+
+    Small micro-batches are kept, as copies, and measured together: a statistic is a few operations on a device, whose
+    time is that of their launch, however little they do.
+    """
+
+    __slots__ = ("_full", "_pool", "_spikes", "_stats", "numbers", "rows")
+
+    def __init__(self, stats: Stats | None = None) -> None:
+        self.numbers: dict[str, list[float]] = {}
+        self.rows = 0
+        self._stats: Stats = {} if stats is None else stats
+        self._spikes: SpikeTable | None = None
+        self._pool: list[tuple[TokenBatch, frozenset[str]]] = []
+        self._full = True
 
     @property
     def empty(self) -> bool:
         """True if nothing was collected."""
-        return not (self.stats or self.numbers)
+        return not (self._pool or self._stats or self.numbers)
 
-    def add_batch(self, batch: TokenBatch, *, full: bool = True) -> None:
-        """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`."""
-        self.add_stats(observe(batch, full=full))
-        self.add_stats(observe_distributions(batch))
-        self.add_spikes(batch)
+    @property
+    def stats(self) -> Stats:
+        """What was measured so far; what is kept is measured first."""
+        self.measure()
+        return self._stats
+
+    @stats.setter
+    def stats(self, stats: Stats) -> None:
+        self._stats = stats
+
+    @property
+    def spikes(self) -> SpikeTable | None:
+        """The most extreme tokens so far; None if there were none to look at."""
+        self.measure()
+        return self._spikes
+
+    def add_batch(self, batch: TokenBatch, *, full: bool = True, instead: Stats | None = None) -> None:
+        """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`.
+
+        ``instead`` are statistics of this micro-batch that the trainer knows better; others of that name are not taken.
+        """
+        known = frozenset(instead or ())
+        if self._pool and (self._full != full or not self._fits(batch, known)):
+            self.measure()
+        self._full = full
+        self._pool.append((batch.copied(), known))
+        if _padded([one for one, _ in self._pool]) >= POOLED:
+            self.measure()
+        if instead:
+            self.add_stats(instead)
 
     def add_spikes(self, batch: TokenBatch) -> None:
         """The most extreme tokens of a micro-batch, without its statistics."""
-        table = top_tokens(batch, first_row=self.rows)
-        self.spikes = table if self.spikes is None else self.spikes.join(table)
-        self.rows += batch.logp.shape[0]
+        self.measure()
+        self._take_spikes(batch)
 
     def add_stats(self, stats: Stats) -> None:
         """More statistics of a micro-batch."""
-        self.stats = merge(self.stats, stats)
+        self._stats = merge(self._stats, stats)
+
+    def _fits(self, batch: TokenBatch, known: frozenset[str]) -> bool:
+        """True of a micro-batch that can be measured with those that are kept, without much padding."""
+        first, names = self._pool[0]
+        every = [*(one for one, _ in self._pool), batch]
+        return (
+            names == known and alike(first, batch) and _padded(every) <= min(POOLED, PADDING * sum(map(_size, every)))
+        )
+
+    def measure(self) -> None:
+        """Measure the micro-batches that are kept. May raise; the step then goes without them."""
+        pool, self._pool = self._pool, []
+        if not pool:
+            return
+        with torch.no_grad():
+            batch = joined([one for one, _ in pool])
+            stats = observe(batch, full=self._full) | observe_distributions(batch)
+            self.add_stats({name: stat for name, stat in stats.items() if name not in pool[0][1]})
+            self._take_spikes(batch)
+
+    def _take_spikes(self, batch: TokenBatch) -> None:
+        table = top_tokens(batch, first_row=self.rows)
+        self._spikes = table if self._spikes is None else self._spikes.join(table)
+        self.rows += batch.logp.shape[0]
 
     def add_number(self, name: str, value: float) -> None:
         """A number the CPU already knows; several of one step are averaged."""
@@ -84,6 +146,15 @@ class StepTally:
             bins = [one.bins for one in histograms.values()]
             transfer = Transfer([*values, *counts, *table, *bins])
             return WholeStep(step, list(stats), _averages(self.numbers), columns, tuple(histograms), transfer)
+
+
+def _size(batch: TokenBatch) -> int:
+    return batch.logp.shape[0] * batch.logp.shape[1]
+
+
+def _padded(batches: Sequence[TokenBatch]) -> int:
+    """Places of all ``batches`` where each response has as many as the longest."""
+    return sum(len(one.logp) for one in batches) * max(one.logp.shape[1] for one in batches)
 
 
 class SealedStep(Protocol):
@@ -265,8 +336,8 @@ def _bytes_of(array: np.ndarray) -> bytes:
 
 def _arrays(data: bytes, at: int, described: Iterable[tuple[str, Sequence[int]]]) -> Iterator[np.ndarray]:
     """The arrays that begin at ``at``, each of a type and a shape, as float64; those of one type are read as one."""
-    for kind, alike in groupby(described, key=itemgetter(0)):
-        shapes = [shape for _, shape in alike]
+    for kind, of_one_type in groupby(described, key=itemgetter(0)):
+        shapes = [shape for _, shape in of_one_type]
         if kind == "b1":
             for shape in shapes:
                 count = prod(shape)

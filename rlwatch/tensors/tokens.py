@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlwatch.tensors.mergeable import Mean, Stats
 
@@ -74,6 +78,50 @@ class TokenBatch:
     def trainer_logp(self) -> Tensor:
         """Log-probs of the weights the rollout engine had: the old policy's, or (on-policy) the current one's."""
         return self.logp if self.old_logp is None else self.old_logp
+
+    def copied(self) -> TokenBatch:
+        """The same in memory of its own: whoever made it may write over theirs."""
+        return replace(self, **{name: x.detach().clone() for name, x in _tensors(self).items()})
+
+
+def alike(one: TokenBatch, other: TokenBatch) -> bool:
+    """True if :func:`joined` can put both together: they hold the same quantities, made and clipped alike."""
+    return all(_same(getattr(one, f.name), getattr(other, f.name), one, other) for f in fields(one))
+
+
+def joined(batches: Sequence[TokenBatch]) -> TokenBatch:
+    """Responses of all ``batches``, in their order, padded to the longest with zeros that no mask counts."""
+    if len(batches) == 1:
+        return batches[0]
+    width = max(one.logp.shape[1] for one in batches)
+    columns = [{name: _widened(x, one, width) for name, x in _tensors(one).items()} for one in batches]
+    whole: dict[str, Any] = {name: torch.cat([each[name] for each in columns]) for name in columns[0]}
+    return replace(batches[0], **whole)
+
+
+def _same(mine: object, theirs: object, one: TokenBatch, other: TokenBatch) -> bool:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        return _kind(mine, one) == _kind(theirs, other)
+    return not isinstance(mine, Tensor) and not isinstance(theirs, Tensor) and mine == theirs
+
+
+def _tensors(batch: TokenBatch) -> dict[str, Any]:
+    return {f.name: x for f in fields(batch) if isinstance(x := getattr(batch, f.name), Tensor)}
+
+
+def _of_tokens(x: Tensor, batch: TokenBatch) -> bool:
+    return x.dim() > 1 and x.shape[1] == batch.logp.shape[1]
+
+
+def _kind(x: Tensor, batch: TokenBatch) -> tuple[object, ...]:
+    """All that has to be the same of two tensors that are put together: not the number of responses or of tokens."""
+    return x.dtype, x.device, x.dim(), _of_tokens(x, batch), x.shape[2 if _of_tokens(x, batch) else 1 :]
+
+
+def _widened(x: Tensor, batch: TokenBatch, width: int) -> Tensor:
+    """(B, T, ...) -> (B, width, ...) with zeros behind; what is no token's as it is."""
+    more = width - batch.logp.shape[1]
+    return pad(x, [0, 0] * (x.dim() - 2) + [0, more]) if more and _of_tokens(x, batch) else x
 
 
 # Tokens the environment wrote (a tool's answer, a user's turn), which no loss may count.

@@ -86,6 +86,7 @@ class ActorTaps:
         tally, self.tally = self.tally, StepTally()
         if not isinstance(status, dict) or not status or tally.empty:
             return
+        self.seam.attempt("tokens", tally.measure)
         model = self._trainer.actor.model
         vocabulary = vocab_size_of(getattr(model, "module", model))
         status[f"{PARCEL}{rank_of()}"] = {

@@ -96,6 +96,7 @@ class Steps:
             self.tally.add_number("time/step", now - self._begun)
         self._begun, self.last = now, step
         tally, self.tally = self.tally, StepTally()
+        self.seam.attempt("tokens", tally.measure)
         self._sealed.append(tally.seal(step, shared=self._linked))
 
     def deliver(self, *, wait: bool = False) -> None:
@@ -220,7 +221,7 @@ class Collector:
             if batch is not None and batch.logp.is_meta:
                 reader.refused["logp"], batch = NO_DATA, None
             if batch is not None:
-                self.steps.tally.add_batch(_copied(batch) if full else batch, full=full)
+                self.steps.tally.add_batch(batch, full=full)
         if batch is not None and self.localises:
             reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
         return reader.refused

@@ -306,6 +306,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         """End the current tally as that of ``step``."""
         tally, run = self.taps.take(), self.seam.run
         if run is not None and run.measures:
+            self.seam.attempt("tokens", tally.measure)
             self._sealed.append(tally.seal(step, shared=run.linked))
 
     def seal_unfinished(self, step: int) -> None:

@@ -24,8 +24,6 @@ from rlwatch.integrations.trl.batch import (
 )
 from rlwatch.integrations.trl.localise import Localising
 from rlwatch.seam import Seam
-from rlwatch.tensors.histogram import observe_distributions
-from rlwatch.tensors.observe import observe
 
 
 class Taps(TrainerTaps):
@@ -114,11 +112,8 @@ class Taps(TrainerTaps):
             self.tally.add_stats(loss_stats(loss, scaled=scaled))
             if forward is not None:
                 batch = token_batch(self.trainer, inputs, *forward)
-                stats = observe(batch, full=self._level.includes(Level.FULL))
-                stats |= sequence_stats(self.trainer, inputs, batch)
-                self.tally.add_stats(stats | correction_stats(inputs, batch))
-                self.tally.add_stats(observe_distributions(batch))
-                self.tally.add_spikes(batch)
+                known = sequence_stats(self.trainer, inputs, batch) | correction_stats(inputs, batch)
+                self.tally.add_batch(batch, full=self._level.includes(Level.FULL), instead=known)
                 if self._localising is not None:
                     self._localising.keep(batch, inputs)
 

@@ -1,0 +1,188 @@
+"""Micro-batches that are measured together measure what they measure one by one, and cost fewer operations."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlwatch.integrations import step_tally
+from rlwatch.integrations.step_tally import StepTally
+from rlwatch.tensors.histogram import observe_distributions
+from rlwatch.tensors.mergeable import Mean, merge
+from rlwatch.tensors.observe import observe
+from rlwatch.tensors.tokens import TokenBatch
+
+pytestmark = pytest.mark.torch
+
+
+def micro_batch(seed, rows, width, *, advantages="response", **more):
+    g = torch.Generator().manual_seed(seed)
+    logp = -torch.rand(rows, width, generator=g)
+
+    def near(scale):
+        return logp + scale * torch.randn(rows, width, generator=g)
+
+    every = torch.randn(rows, width, generator=g)
+    return TokenBatch(
+        logp=logp, mask=torch.arange(width) < torch.randint(0, width + 1, (rows, 1), generator=g),
+        entropy=torch.rand(rows, width, generator=g), ids=torch.randint(0, 9, (rows, width), generator=g),
+        advantages={"response": every[:, 0], "column": every[:, :1], "token": every}[advantages], old_logp=near(0.1),
+        ref_logp=near(0.2), rollout_logp=near(0.05), clip=(0.2, 0.28), dual_clip=3.0,
+        cut=torch.rand(rows, generator=g) > 0.5, environment=torch.rand(rows, width, generator=g) > 0.9,
+        staleness=torch.randint(0, 3, (rows,), generator=g), **more,
+    )  # fmt: skip
+
+
+def one_by_one(batches):
+    stats = {}
+    for batch in batches:
+        stats = merge(stats, observe(batch) | observe_distributions(batch))
+    return stats
+
+
+def numbers(stats):
+    """Value and count of each; of a distribution its bins."""
+    found = {}
+    for name, stat in stats.items():
+        if hasattr(stat, "bins"):
+            found[name] = stat.bins.tolist()
+        else:
+            settled = stat.settle()
+            found[name] = (float(settled.value()), float(settled.count))
+    return found
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), name
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("advantages", ["response", "column", "token"])
+@pytest.mark.parametrize("widths", [(7, 7, 7), (9, 6, 8, 1), (30, 2, 3, 28)])
+def test_together_they_measure_what_they_measure_alone(widths, advantages):
+    """Every statistic, of responses of any length; what would be much padding is not put together."""
+    batches = [micro_batch(k, 3 + k, width, advantages=advantages) for k, width in enumerate(widths)]
+    tally = StepTally()
+    for batch in batches:
+        tally.add_batch(batch)
+
+    assert_same(numbers(tally.stats), numbers(one_by_one(batches)))
+
+
+def test_extreme_tokens_keep_their_places():
+    """Responses are counted over the step, positions within the response."""
+    batches = [micro_batch(k, 2, width) for k, width in enumerate((8, 5, 8))]
+    batches[1].mask[1, 3] = True
+    batches[1].logp[1, 3] = -math.inf
+    tally = StepTally()
+    for batch in batches:
+        tally.add_batch(batch)
+    names = list(tally.spikes.names)
+    worst = tally.spikes.rows[tally.spikes.rows[:, 0].argmax(), 1:]
+
+    assert (int(worst[names.index("sequence")]), int(worst[names.index("position")])) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda b: replace(b, ref_logp=None),
+        lambda b: replace(b, clip=(0.1, 0.1)),
+        lambda b: replace(b, advantages=b.advantages.double()),
+        lambda b: replace(b, advantages=b.advantages[:, None].expand(b.logp.shape)),
+        lambda b: replace(b, experts=torch.zeros(*b.logp.shape, 2, 1, dtype=torch.int64)),
+    ],
+)
+def test_micro_batches_that_differ_in_kind_are_measured_apart(other):
+    """Nothing is lost or made up, whatever one of them lacks."""
+    batches = [micro_batch(0, 3, 6), other(micro_batch(1, 3, 6)), micro_batch(2, 3, 6)]
+    tally = StepTally()
+    for batch in batches:
+        tally.add_batch(batch)
+
+    assert_same(numbers(tally.stats), numbers(one_by_one(batches)))
+
+
+def test_the_cost_of_a_step_does_not_grow_with_its_micro_batches():
+    """In operations, which is what a device waits for."""
+
+    def operations(micro_batches):
+        batches = [micro_batch(k, 4, 16) for k in range(micro_batches)]
+        with Counting() as counting:
+            tally = StepTally()
+            for batch in batches:
+                tally.add_batch(batch)
+            tally.seal(1)
+        return counting.count
+
+    one, eight = operations(1), operations(8)
+    fields_of_it = len(fields(TokenBatch))
+
+    assert eight < one + 8 * 4 * fields_of_it
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    """Where the next one would be too much, or one alone is, they are measured at once."""
+    monkeypatch.setattr(step_tally, "POOLED", 100)
+    looked = []
+    monkeypatch.setattr(step_tally, "observe", lambda batch, **_: looked.append(tuple(batch.logp.shape)) or {})
+    tally = StepTally()
+    for rows, width in ((4, 10), (4, 10), (4, 10), (20, 10), (1, 10)):
+        tally.add_batch(micro_batch(0, rows, width))
+
+    assert looked == [(8, 10), (4, 10), (20, 10)]
+    tally.measure()
+    assert looked[3:] == [(1, 10)]
+
+
+def test_a_loop_may_write_over_its_tensors():
+    """What is kept are copies."""
+    batch = micro_batch(0, 3, 6)
+    expected = numbers(one_by_one([batch]))
+    tally = StepTally()
+    tally.add_batch(batch)
+    for name in ("logp", "old_logp", "entropy", "advantages"):
+        getattr(batch, name).zero_()
+
+    assert_same(numbers(tally.stats), expected)
+
+
+def test_what_a_trainer_knows_better_takes_the_place_of_ours():
+    """Of all micro-batches, measured together or not."""
+    tally = StepTally()
+    for k in range(2):
+        value = torch.tensor([float(k)])
+        known = Mean.of(value, torch.ones(1, dtype=torch.bool))
+        tally.add_batch(micro_batch(k, 3, 6), instead={"policy/entropy": known})
+
+    assert numbers(tally.stats)["policy/entropy"] == (0.5, 2.0)
+
+
+def test_a_measurement_that_fails_leaves_the_rest_of_the_step(monkeypatch):
+    """It raises once; what else was measured is recorded."""
+
+    def broken(batch, **_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(step_tally, "observe", broken)
+    tally = StepTally()
+    tally.add_number("time/step", 1.0)
+    tally.add_batch(micro_batch(0, 3, 6))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        tally.measure()
+
+    assert tally.stats == {}
+    assert not tally.empty
