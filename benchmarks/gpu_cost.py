@@ -1,6 +1,6 @@
 """What watching costs on a GPU: a GRPO update of a model of real size, at every level, beside the same unwatched.
 
-    python benchmarks/gpu_cost.py [--steps 8] [--reps 3] [--quick]
+    python benchmarks/gpu_cost.py [--steps 8] [--reps 3] [--ways unwatched full] [--quick]
 
 A random Qwen2 of half a billion parameters (24 layers, 151,936 entries) in bfloat16, 16 responses of 1,024 tokens in
 micro-batches of 4, a reference, AdamW. Every row is trained anew and takes its turn in each repetition; the first steps
@@ -19,8 +19,8 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ HALF_A_BILLION = {
 }  # fmt: skip
 TINY = {**HALF_A_BILLION, "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 2}
-PROMPT, WARM, SPIKE_AT = 64, 3, 26
+PROMPT, SPIKE_AT = 64, 26
+WARM = 12  # detectors and the forecaster are loaded meanwhile
 NAMED = ("microbatch", "sequence", "position")
 WAYS: dict[str, dict[str, Any] | None] = {
     "unwatched": None,
@@ -58,6 +59,7 @@ class Sizes:
     responses: int = 16
     length: int = 1024
     micro_batches: int = 4
+    attention: str = "sdpa"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,7 +102,7 @@ def train(way: str, sizes: Sizes, spent: list[float], steps: int, *, spike_at: i
     options, found = WAYS[way], Trained()
     torch.manual_seed(0)
     with torch.device(sizes.device):
-        policy = Qwen2ForCausalLM(Qwen2Config(**sizes.model)).to(sizes.dtype)
+        policy = Qwen2ForCausalLM(Qwen2Config(**sizes.model, attn_implementation=sizes.attention)).to(sizes.dtype)
     policy.train()
     reference = copy.deepcopy(policy).requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
@@ -188,10 +190,10 @@ def take_step(
         watcher.step(step, loss=loss)
 
 
-def levels(sizes: Sizes, spent: list[float], steps: int, reps: int) -> None:
-    rows: dict[str, list[Trained]] = {way: [] for way in WAYS}
+def levels(sizes: Sizes, spent: list[float], steps: int, reps: int, ways: Sequence[str]) -> None:
+    rows: dict[str, list[Trained]] = {way: [] for way in ways}
     for _ in range(reps):
-        for way in WAYS:
+        for way in ways:
             rows[way].append(train(way, sizes, spent, WARM + steps))
     bare = [statistics.median(one.seconds) for one in rows["unwatched"]]
     print("| | step ms | of unwatched, % | hooks ms | peak GiB | counted |\n|---|---|---|---|---|---|")
@@ -216,6 +218,7 @@ def localising(sizes: Sizes, spent: list[float]) -> None:
 
 
 def same_bits(sizes: Sizes, spent: list[float], steps: int) -> None:
+    sizes = replace(sizes, attention="eager")  # the others' backward adds up in any order
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     first, again = (train("unwatched", sizes, spent, steps, keep=True).weights for _ in range(2))
     repeats = all(map(torch.equal, first, again))
@@ -230,6 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="unwatched is among them")
     parser.add_argument("--quick", action="store_true", help="a tiny model, once")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -242,7 +246,7 @@ def main() -> None:
     parts: list[Callable[[], None]] = [
         lambda: localising(sizes, spent),
         lambda: same_bits(sizes, spent, 6),
-        lambda: levels(sizes, spent, 1 if options.quick else options.steps, 1 if options.quick else options.reps),
+        lambda: levels(sizes, spent, *(1, 1) if options.quick else (options.steps, options.reps), ways=options.ways),
     ]
     for part in parts:
         part()
