@@ -241,7 +241,7 @@ class Steering(Recording):
     def __init__(self, means: Means, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._means = means
-        self._commands = Commands(means, self.seam, lambda: self.steps.last, lambda: self.latest)
+        self._commands = Commands(means, self.seam, lambda: self.steps.last, self._newest)
 
     def obey(self) -> None:
         """Carry out the run's commands; while it is paused, wait.
@@ -251,6 +251,11 @@ class Steering(Recording):
         """
         self.seam.attempt("record", self.steps.deliver)
         self.seam.attempt("commands", self._commands.obey)
+
+    def _newest(self) -> Mapping[str, float]:
+        """Metrics of the last step, for a command that says what was before it: that may wait for the device."""
+        self.steps.deliver(wait=True)
+        return self.latest
 
     @property
     def should_stop(self) -> bool:

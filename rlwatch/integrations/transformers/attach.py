@@ -250,7 +250,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.taps = taps
         self._decode = decode
         self._sealed: deque[SealedStep] = deque()
-        self._control = control(lambda: self.latest)
+        self._control = control(self.newest)
 
     @override
     @guarded
@@ -320,6 +320,11 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
             sealed = self._sealed.popleft()
             if self.seam.run is not None:
                 self.latest = sealed.deliver(self.seam.run, self._decode)
+
+    def newest(self) -> Mapping[str, float]:
+        """Metrics of the last step, for a command that says what was before it: that may wait for the device."""
+        self.deliver()
+        return self.latest
 
 
 # A training that ends badly.

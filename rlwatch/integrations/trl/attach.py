@@ -139,7 +139,7 @@ class RolloutStepCallback(StepCallback):
     """The same for GRPO and RLOO; the only wait for the device comes before the rollouts."""
 
     def __init__(self, trainer: Any, taps: Taps, seam: Seam, decode: Decode | None = None) -> None:
-        self._orders = Control(trainer, seam, lambda: self.latest, RunRanks(seam))
+        self._orders = Control(trainer, seam, self.newest, RunRanks(seam))
         self._trl_taps = taps
         super().__init__(taps, seam, lambda _latest: self._orders, decode)
 
