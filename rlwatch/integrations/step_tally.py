@@ -38,6 +38,19 @@ POOLED = 2**18
 PADDING = 1.5
 """So many times their own places they may then take: on a CPU padding costs time."""
 
+Measure = Callable[[TokenBatch], Stats]
+"""What is measured of responses, the same however they are put together."""
+
+
+def everything(batch: TokenBatch) -> Stats:
+    """All statistics, and how quantities of tokens lie."""
+    return observe(batch) | observe_distributions(batch)
+
+
+def core(batch: TokenBatch) -> Stats:
+    """Those that take a pass or two, and how quantities of tokens lie."""
+    return observe(batch, full=False) | observe_distributions(batch)
+
 
 class StepTally:
     """Collects one step. Everything stays on the device until :meth:`seal`.
@@ -46,7 +59,7 @@ class StepTally:
     time is that of their launch, however little they do.
     """
 
-    __slots__ = ("_full", "_pool", "_spikes", "_stats", "numbers", "rows")
+    __slots__ = ("_measure", "_pool", "_spikes", "_stats", "numbers", "rows")
 
     def __init__(self, stats: Stats | None = None) -> None:
         self.numbers: dict[str, list[float]] = {}
@@ -54,7 +67,7 @@ class StepTally:
         self._stats: Stats = {} if stats is None else stats
         self._spikes: SpikeTable | None = None
         self._pool: list[tuple[TokenBatch, frozenset[str]]] = []
-        self._full = True
+        self._measure: Measure = everything
 
     @property
     def empty(self) -> bool:
@@ -77,25 +90,24 @@ class StepTally:
         self.measure()
         return self._spikes
 
-    def add_batch(self, batch: TokenBatch, *, full: bool = True, instead: Stats | None = None) -> None:
+    def add_batch(
+        self, batch: TokenBatch, *, full: bool = True, instead: Stats | None = None, by: Measure | None = None
+    ) -> None:
         """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`.
 
         ``instead`` are statistics of this micro-batch that the trainer knows better; others of that name are not taken.
+        ``by`` measures it in place of the usual observers.
         """
         known = frozenset(instead or ())
-        if self._pool and (self._full != full or not self._fits(batch, known)):
+        measure = by or (everything if full else core)
+        if self._pool and (self._measure != measure or not self._fits(batch, known)):
             self.measure()
-        self._full = full
+        self._measure = measure
         self._pool.append((batch.copied(), known))
         if _padded([one for one, _ in self._pool]) >= POOLED:
             self.measure()
         if instead:
             self.add_stats(instead)
-
-    def add_spikes(self, batch: TokenBatch) -> None:
-        """The most extreme tokens of a micro-batch, without its statistics."""
-        self.measure()
-        self._take_spikes(batch)
 
     def add_stats(self, stats: Stats) -> None:
         """More statistics of a micro-batch."""
@@ -116,7 +128,7 @@ class StepTally:
             return
         with torch.no_grad():
             batch = joined([one for one, _ in pool])
-            stats = observe(batch, full=self._full) | observe_distributions(batch)
+            stats = self._measure(batch)
             self.add_stats({name: stat for name, stat in stats.items() if name not in pool[0][1]})
             self._take_spikes(batch)
 

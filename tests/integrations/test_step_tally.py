@@ -186,3 +186,23 @@ def test_a_measurement_that_fails_leaves_the_rest_of_the_step(monkeypatch):
 
     assert tally.stats == {}
     assert not tally.empty
+
+
+def test_who_adds_micro_batches_says_what_is_measured_of_them():
+    """Once of all that are kept; of those that are measured otherwise, apart."""
+    looked = []
+
+    def first(batch):
+        looked.append(("first", len(batch.logp)))
+        return {}
+
+    def second(batch):
+        looked.append(("second", len(batch.logp)))
+        return {}
+
+    tally = StepTally()
+    for by in (first, first, second):
+        tally.add_batch(micro_batch(0, 3, 6), by=by)
+    tally.measure()
+
+    assert looked == [("first", 6), ("second", 3)]

@@ -20,7 +20,7 @@ from typing_extensions import override
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.step_tally import BEFORE, StepTally
+from rlwatch.integrations.step_tally import BEFORE, StepTally, core, everything
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.localise import Localising
@@ -109,6 +109,7 @@ class WorkerTaps:
         ``before``: from now on measure the policy before the update as well.
         """
         tally, self.tally, self.tokens = self.tally, StepTally(), 0
+        self.seam.attempt("policy loss", tally.measure)
         if self._before:
             tally.stats = compacted(tally.stats)
         self._before = before and not self._bypass
@@ -174,14 +175,15 @@ class WorkerTaps:
         with torch.no_grad():
             more = {} if self._data is None else columns_beside(self._data, tuple(given["log_prob"].shape))
             batch = loss_batch(given, Clipping.of(mode, given.get("config")), more)
-            known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
-            self.tally.add_stats(observe(known, full=self._level.includes(Level.FULL)))
-            self.tally.add_stats(observe_distributions(known))
-            if self._before:
-                full = self._level.includes(Level.FULL)
-                self.tally.add_stats(before_update(batch, full=full, truncation=self._truncation))
-            self.tally.add_spikes(batch)
+            self.tally.add_batch(batch, by=self._measured)
             self.tokens += batch.logp.numel()
+
+    def _measured(self, batch: TokenBatch) -> Stats:
+        """Statistics of the loss, and of the policy before the update where that is asked for."""
+        full = self._level.includes(Level.FULL)
+        known = batch if self._bypass else replace(batch, ids=None, ref_logp=None, rollout_logp=None, entropy=None)
+        stats = everything(known) if full else core(known)
+        return stats | (before_update(batch, full=full, truncation=self._truncation) if self._before else {})
 
     def _wrap_optimizer_step(self) -> None:
         """Gradients are complete and unclipped when the engine's step begins; it returns their norm."""
