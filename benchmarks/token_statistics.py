@@ -5,9 +5,10 @@
 A step of 8 x 4096 tokens over 151,936 entries is 10 GB of bfloat16 logits: every function is given the same slice of
 ``--rows`` tokens, and its time is scaled to the step. Memory is the peak of what a call allocates beyond its input, in
 bytes counted by PyTorch's allocator; the error is the largest difference to float64, in nats. Then the statistics of
-``observe`` over the 8 x 4096 tokens of a whole step. Times are the best of several, of the thread on a CPU and of the
-device on a GPU: compare ratios inside one table. TRL and verl are left out, and named, where they are not installed;
-``--site`` names a directory of packages to look into last, such as that of another virtual environment with verl.
+``observe`` over the 8 x 4096 tokens of a whole step, and what it spares to measure micro-batches together. Times are
+the best of several, of the thread on a CPU and of the device on a GPU: compare ratios inside one table. TRL
+and verl are left out, and named, where they are not installed; ``--site`` names a directory of packages to look into
+last, such as that of another virtual environment with verl.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 VOCABULARY, RESPONSES, LENGTH = 151_936, 8, 4096
 TOKENS = RESPONSES * LENGTH
@@ -223,6 +225,45 @@ def of_a_step(device: str, times: int, beside: float) -> None:
     table(lines)
 
 
+class Operations(TorchDispatchMode):
+    """Counts them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def of_micro_batches(device: str, times: int, number: int = 32) -> None:
+    from rlwatch.integrations import step_tally
+
+    whole = step(device)
+    rows = torch.arange(4, device=device)
+    tensors = {name: x for name, x in vars_of(whole).items() if isinstance(x, Tensor)}
+    part = replace(whole, **{name: x[rows, :512] if x.dim() > 1 else x[rows] for name, x in tensors.items()})
+    print(f"\n{device}, {number} micro-batches of 4 x 512 tokens, sealed")
+    lines = [("what", "operations", "time")]
+
+    def work() -> None:
+        tally = step_tally.StepTally()
+        for _ in range(number):
+            tally.add_batch(part)
+        tally.seal(1)
+
+    for what, pooled in (("one by one", 1), ("together", step_tally.POOLED)):
+        step_tally.POOLED = pooled
+        mine = cost(work, device, times)
+        with Operations() as operations:
+            work()
+        lines.append((what, f"{operations.count:,}", f"{mine.seconds * 1000:,.0f} ms"))
+    table(lines)
+
+
+def vars_of(batch: object) -> dict[str, object]:
+    return {f.name: getattr(batch, f.name) for f in fields(batch)}  # type: ignore[arg-type]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, help="tokens whose logits are looked at (CPU: 128, GPU: 4096)")
@@ -239,6 +280,7 @@ def main() -> None:
         times = 1 if options.quick else 5
         beside = [from_logits(device, dtype, rows, times, among) for dtype in (torch.bfloat16, torch.float32)]
         of_a_step(device, times, beside[0])
+        of_micro_batches(device, times)
 
 
 if __name__ == "__main__":
