@@ -539,8 +539,11 @@ def _read_tree(raw: JSON, features: int, where: str) -> Tree:
     if not 0 < count <= MOST_NODES or any(len(column) != count for column in columns.values()):
         raise _WrongError(f"the columns of {where} have {sorted({len(c) for c in columns.values()})} entries")
     for name, column in columns.items():
-        for value in column:
-            _number(value, f"{where}.{name}", whole=name in _WHOLE)
+        kinds = {int} if name in _WHOLE else {int, float}
+        # There are a hundred thousand numbers: one by one only to say what is wrong.
+        if not set(map(type, column)) <= kinds or not all(map(math.isfinite, column)):
+            for value in column:
+                _number(value, f"{where}.{name}", whole=name in _WHOLE)
     _joined(columns, features, where)
     return Tree(**{name: tuple(column) for name, column in columns.items()})
 
