@@ -95,7 +95,7 @@ class RewardWatch:
         self._low, self._high = math.inf, -math.inf
         self._noise: float | None = None
         self._wander: float | None = None
-        self._rose: bool | None = None
+        self._rose: dict[float, bool] = {}
         self._best: float | None = None
         self._fell: dict[tuple[float, float], bool] = {}
         """Answers as of the last row: many detectors ask the same."""
@@ -129,7 +129,8 @@ class RewardWatch:
         self._window.update(step, value)
         self._held.update(step, value)
         self._recent.update(step, value)
-        self._noise = self._wander = self._rose = self._best = None
+        self._noise = self._wander = self._best = None
+        self._rose.clear()
         self._fell.clear()
         level = self.now
         if level is None:
@@ -266,12 +267,14 @@ class RewardWatch:
         gained = now - median(values[-TAKE_OFF_ROWS - 10 : -TAKE_OFF_ROWS])
         return gained > TAKE_OFF * self._range and self._counts(gained, 0.0, 0.0, LIKELY)
 
-    def risen(self) -> bool:
-        """True if it is clearly above where it started."""
-        if self._rose is None:
+    def risen(self, errors: float = LIKELY) -> bool:
+        """True if it is clearly above where it started, by more than ``errors`` standard errors."""
+        rose = self._rose.get(errors)
+        if rose is None:
             now, start = self.now, self.start
-            self._rose = now is not None and start is not None and self._counts(now - start, 0.1, start, LIKELY)
-        return self._rose
+            rose = now is not None and start is not None and self._counts(now - start, 0.1, start, errors)
+            self._rose[errors] = rose
+        return rose
 
     def in_words(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""

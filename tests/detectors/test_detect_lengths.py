@@ -1,6 +1,7 @@
 """Responses that surge, shrink to nothing, loop, or have a long tail."""
 
 import math
+import random
 
 import pytest
 from exact_runs import alarms, always, exact, then, when, worst
@@ -218,3 +219,33 @@ def test_one_long_batch_is_no_tail(name):
 def test_the_inverse_of_nothing_is_bounded():
     """A budget that is not used at all."""
     assert (inverse(0.5), inverse(0.0), inverse(-2.0)) == (2.0, MOST, 0.5)
+
+
+def shortening(seed, *, every, falls_at=None, rows=240):
+    """Answers shrink to a quarter while the reward of 64 answers a row rises from 0.47 to 0.8; then it may be lost."""
+    rng = random.Random(seed)
+
+    def reward(step):
+        level = 0.1 if falls_at is not None and step >= falls_at else min(0.47 + 0.0012 * step, 0.8)
+        return sum(rng.random() < level for _ in range(64)) / 64
+
+    def length(step):
+        return max(2500.0 * math.exp(-step / 170), 500.0) * math.exp(rng.gauss(0.0, 0.15))
+
+    return exact({"reward/mean": reward, "len/mean": length}, length=rows, every=every)
+
+
+@pytest.mark.parametrize("every", [1, 5, 10])
+def test_short_answers_that_earn_more_are_good_however_noisy_single_rows_are(every):
+    """Few rows do not show each time that the reward has risen."""
+    said = [worst(LengthCollapse(), shortening(seed, every=every)) for seed in range(12)]
+
+    assert said == [None] * 12
+
+
+@pytest.mark.parametrize("every", [5, 10])
+def test_short_answers_are_told_of_once_the_reward_is_lost(every):
+    """What had risen counts no longer."""
+    told = [when(LengthCollapse(), shortening(seed, every=every, falls_at=600)).get("warning") for seed in range(12)]
+
+    assert all(step is not None and 600 <= step <= 650 + 10 * every for step in told)

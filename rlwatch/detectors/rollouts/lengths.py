@@ -138,6 +138,8 @@ class LengthExplosion(BaseDetector):
 
 # Responses shrink to nothing.
 
+PERHAPS = 2.0
+"""Standard errors that make a rise of the reward, where only its absence is to be told."""
 SHORT = 0.3
 """Of the length at the start: less is a change of habit (learning a format halves lengths in healthy runs)."""
 NOTHING = 0.1
@@ -152,7 +154,8 @@ class LengthCollapse(BaseDetector):
     """Mean response length, or the share of empty responses, against how the run began.
 
     Short answers may be good answers: with a reward above its start nothing is said of short ones, and the tiny are a
-    warning. Critical only if answers are all but gone and the reward has not risen by it.
+    warning. Critical only if answers are all but gone and the reward has not risen by it. A reward that once rose
+    counts as risen until it falls: few noisy rows, far apart, do not show it each time.
     """
 
     name: ClassVar[str] = "length_collapse"
@@ -167,9 +170,11 @@ class LengthCollapse(BaseDetector):
         self._now, self._empty = (Window(rows=10, steps=15) for _ in range(2))
         self._empty_base = Baseline(floor=0.02)
         self._row, self._short, self._gone = (Hold(forgive=2) for _ in range(3))
+        self._rose = False
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the length of the last rows."""
+        self._rose = self._reward.risen(PERHAPS) or (self._rose and self._reward.above and not self._reward.fallen())
         length, empty = finite(step, "len/mean", "len/p50"), finite(step, "len/empty")
         if length is not None:
             self._base.update(step.step, abs(length))
@@ -185,7 +190,7 @@ class LengthCollapse(BaseDetector):
         self._short.update(step.step, gone or self._shrunk)
         if not self._short.lasted(3, SOON):
             return []
-        severe = self._gone.lasted(5, LONG) and not self._reward.risen()
+        severe = self._gone.lasted(5, LONG) and not self._rose
         return [self._finding(step, Severity.CRITICAL if severe else Severity.WARNING)]
 
     @property
@@ -196,7 +201,7 @@ class LengthCollapse(BaseDetector):
 
     @property
     def _shrunk(self) -> bool:
-        return self._share is not None and self._share < SHORT and not self._reward.risen()
+        return self._share is not None and self._share < SHORT and not self._rose
 
     @property
     def _emptied(self) -> bool:
