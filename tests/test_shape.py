@@ -126,7 +126,7 @@ def test_whatever_is_raised_is_caught_by_a_seam_only():
 # were set; they may only be lowered. Trainers' and torch's own private names are not ours to make public.
 
 MOST_PRIVATE_USES = 22
-MOST_REPLACEMENTS = 79
+MOST_REPLACEMENTS = 78
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OURS = ("rlwatch", "app")

@@ -21,7 +21,7 @@ import torch
 
 from rlwatch.distributions import batch_of
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
-from rlwatch.seam import Seam
+from rlwatch.seam import Seam, raised_by
 from rlwatch.tensors.histogram import observe_distributions, taken_apart
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
@@ -76,7 +76,7 @@ class StepTally:
 
     @property
     def stats(self) -> Stats:
-        """What was measured so far; what is kept is measured first."""
+        """Statistics so far; micro-batches that are kept are measured first."""
         self.measure()
         return self._stats
 
@@ -100,14 +100,16 @@ class StepTally:
         """
         known = frozenset(instead or ())
         measure = by or (everything if full else core)
-        if self._pool and (self._measure != measure or not self._fits(batch, known)):
-            self.measure()
+        apart = self._pool and (self._measure != measure or not self._fits(batch, known))
+        error = raised_by(self.measure) if apart else None  # of others: this one is kept all the same
         self._measure = measure
         self._pool.append((batch.copied(), known))
-        if _padded([one for one, _ in self._pool]) >= POOLED:
-            self.measure()
         if instead:
             self.add_stats(instead)
+        if _padded([one for one, _ in self._pool]) >= POOLED:
+            self.measure()
+        if error is not None:
+            raise error
 
     def add_stats(self, stats: Stats) -> None:
         """More statistics of a micro-batch."""
@@ -122,20 +124,26 @@ class StepTally:
         )
 
     def measure(self) -> None:
-        """Measure the micro-batches that are kept. May raise; the step then goes without them."""
+        """Measure the micro-batches that are kept; the step goes without those that cannot be.
+
+        Raises what the first of them raises, once all are tried: one that fails costs itself only.
+        """
         pool, self._pool = self._pool, []
-        if not pool:
+        if not pool or raised_by(self._take, pool) is None:
             return
+        errors = [error for one in pool if (error := raised_by(self._take, [one])) is not None]
+        if errors:
+            raise errors[0]
+
+    def _take(self, pool: Sequence[tuple[TokenBatch, frozenset[str]]]) -> None:
+        """All of it or nothing."""
         with torch.no_grad():
             batch = joined([one for one, _ in pool])
-            stats = self._measure(batch)
-            self.add_stats({name: stat for name, stat in stats.items() if name not in pool[0][1]})
-            self._take_spikes(batch)
-
-    def _take_spikes(self, batch: TokenBatch) -> None:
-        table = top_tokens(batch, first_row=self.rows)
-        self._spikes = table if self._spikes is None else self._spikes.join(table)
-        self.rows += batch.logp.shape[0]
+            measured = {name: stat for name, stat in self._measure(batch).items() if name not in pool[0][1]}
+            table = top_tokens(batch, first_row=self.rows)
+            spikes = table if self._spikes is None else self._spikes.join(table)
+            self._stats, self._spikes = merge(self._stats, measured), spikes
+            self.rows += batch.logp.shape[0]
 
     def add_number(self, name: str, value: float) -> None:
         """A number the CPU already knows; several of one step are averaged."""

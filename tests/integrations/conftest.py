@@ -31,6 +31,14 @@ def watched(tmp_path):
 
 
 @pytest.fixture
+def behind(monkeypatch):
+    """As on a GPU that has much to do: no copy has arrived before it is waited for."""
+    from rlwatch.tensors.transfer import Transfer
+
+    monkeypatch.setattr(Transfer, "ready", lambda _: False)
+
+
+@pytest.fixture
 def installed(tmp_path, monkeypatch):
     """``installed(name, version)``: as if that were what is installed."""
     return Installations(tmp_path / "site", monkeypatch)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlwatch.integrations import step_tally
-from rlwatch.integrations.step_tally import StepTally
+from rlwatch.integrations.step_tally import POOLED, StepTally
 from rlwatch.tensors.histogram import observe_distributions
 from rlwatch.tensors.mergeable import Mean, merge
 from rlwatch.tensors.observe import observe
@@ -134,18 +133,21 @@ def test_the_cost_of_a_step_does_not_grow_with_its_micro_batches():
     assert eight < one + 8 * 4 * fields_of_it
 
 
-def test_what_is_kept_is_bounded(monkeypatch):
+def test_what_is_kept_is_bounded():
     """Where the next one would be too much, or one alone is, they are measured at once."""
-    monkeypatch.setattr(step_tally, "POOLED", 100)
     looked = []
-    monkeypatch.setattr(step_tally, "observe", lambda batch, **_: looked.append(tuple(batch.logp.shape)) or {})
-    tally = StepTally()
-    for rows, width in ((4, 10), (4, 10), (4, 10), (20, 10), (1, 10)):
-        tally.add_batch(micro_batch(0, rows, width))
 
-    assert looked == [(8, 10), (4, 10), (20, 10)]
+    def looking(batch):
+        looked.append(len(batch.logp))
+        return {}
+
+    tally, fourth = StepTally(), POOLED // 4 // 64
+    for rows in (fourth, fourth, 3 * fourth, 5 * fourth, 1):
+        tally.add_batch(micro_batch(0, rows, 64), by=looking)
+
+    assert looked == [2 * fourth, 3 * fourth, 5 * fourth]
     tally.measure()
-    assert looked[3:] == [(1, 10)]
+    assert looked[3:] == [1]
 
 
 def test_a_loop_may_write_over_its_tensors():
@@ -171,21 +173,25 @@ def test_what_a_trainer_knows_better_takes_the_place_of_ours():
     assert numbers(tally.stats)["policy/entropy"] == (0.5, 2.0)
 
 
-def test_a_measurement_that_fails_leaves_the_rest_of_the_step(monkeypatch):
-    """It raises once; what else was measured is recorded."""
+def test_a_micro_batch_that_cannot_be_measured_costs_itself_only():
+    """It raises once; the others are measured, and what else is known of the step is recorded."""
 
-    def broken(batch, **_):
-        raise RuntimeError("out of memory")
+    def particular(batch):
+        if (batch.logp > 0).any():
+            raise RuntimeError("a log-prob above 0")
+        return observe(batch)
 
-    monkeypatch.setattr(step_tally, "observe", broken)
+    batches = [micro_batch(k, 3, 6) for k in range(3)]
     tally = StepTally()
     tally.add_number("time/step", 1.0)
-    tally.add_batch(micro_batch(0, 3, 6))
-    with pytest.raises(RuntimeError, match="out of memory"):
+    for k, batch in enumerate(batches):
+        tally.add_batch(replace(batch, logp=-batch.logp) if k == 1 else batch, by=particular)
+    with pytest.raises(RuntimeError, match="above 0"):
         tally.measure()
+    found = {name: stat for name, stat in tally.stats.items() if not hasattr(stat, "bins")}
+    expected = merge(observe(batches[0]), observe(batches[2]))
 
-    assert tally.stats == {}
-    assert not tally.empty
+    assert_same(numbers(found), numbers(expected))
 
 
 def test_who_adds_micro_batches_says_what_is_measured_of_them():

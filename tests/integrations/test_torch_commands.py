@@ -12,7 +12,6 @@ from tiny_loop import CLIP, FakeRun, fresh_policy, train
 
 import rlwatch
 from rlwatch.records import CommandStatus, Finding, Severity
-from rlwatch.tensors.transfer import Transfer
 
 pytestmark = pytest.mark.torch
 KL = ("policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3")
@@ -73,9 +72,9 @@ def test_the_answer_and_the_event_say_what_was_done():
     assert not any(parameter.requires_grad for parameter in outcome.reference.parameters())
 
 
-def test_kl_before_a_reset_is_that_of_the_last_step_where_the_device_is_behind(monkeypatch):
+@pytest.mark.usefixtures("behind")
+def test_kl_before_a_reset_is_that_of_the_last_step_where_the_device_is_behind():
     """Its copy is then waited for: the number of an older step would be told for it."""
-    monkeypatch.setattr(Transfer, "ready", lambda _: False)
     _, run = told()
     (event,) = [event for event in run.events if event.kind == "reference_reset"]
 

@@ -511,12 +511,11 @@ def test_what_is_in_flight_is_recorded_when_the_process_ends():
     assert run.steps == {1: {"x": 1.0}}
 
 
-def test_a_device_that_lags_is_waited_for_only_when_too_much_is_in_flight(monkeypatch):
+@pytest.mark.usefixtures("behind")
+def test_a_device_that_lags_is_waited_for_only_when_too_much_is_in_flight():
     """Nothing piles up without bound."""
     from rlwatch.integrations.torch import taps as steps_module
-    from rlwatch.tensors.transfer import Transfer
 
-    monkeypatch.setattr(Transfer, "ready", lambda self: False)
     watcher, run = bare()
     for step in range(1, 12):
         watcher.step(step)

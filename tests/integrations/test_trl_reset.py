@@ -27,7 +27,6 @@ from rlwatch.integrations.trl.commands import anchored
 from rlwatch.integrations.weights import adapter_pairs, fingerprint, model_pairs
 from rlwatch.records import Command, CommandStatus, Finding, Severity
 from rlwatch.seam import Seam
-from rlwatch.tensors.transfer import Transfer
 
 pytestmark = pytest.mark.torch
 KL = ("policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3")
@@ -143,9 +142,9 @@ def test_the_answer_and_the_event_say_what_was_done(tmp_path):
     assert not any(p.requires_grad and p.grad is not None for p in trainer.ref_model.parameters())
 
 
-def test_kl_before_a_reset_is_that_of_the_last_step_where_the_device_is_behind(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("behind")
+def test_kl_before_a_reset_is_that_of_the_last_step_where_the_device_is_behind(tmp_path):
     """Its copy is then waited for: the number of an older step would be told for it."""
-    monkeypatch.setattr(Transfer, "ready", lambda _: False)
     _, run, _ = train(tmp_path, at=5)
     (event,) = run.events
 

@@ -413,9 +413,9 @@ def test_two_sided_clipping_shows_the_tokens_beyond_its_cap(watched):
     assert tight.taps()[2]["ratio/clipfrac_high"] == pytest.approx(((ratio > 1.1) & (sign > 0)).double().mean().item())
 
 
-def test_a_slow_copy_is_waited_for_before_the_next_step_begins(watched, monkeypatch):
+@pytest.mark.usefixtures("behind")
+def test_a_slow_copy_is_waited_for_before_the_next_step_begins(watched):
     """As on a GPU: the copy is not there when the step ends, and still every step is recorded in order."""
-    monkeypatch.setattr("rlwatch.tensors.transfer.Transfer.ready", lambda self: False)
     _, run = watched(max_steps=3)
 
     assert [("loss/raw" in metrics, step) for step, metrics in run.logged] == [

@@ -75,17 +75,3 @@ def test_what_is_asked_counts_from_the_next_update_on(worker):
 
     assert not [name for name in (*first, *third) if name.startswith(BEFORE)]
     assert numbers(found) == pytest.approx(numbers(compacted(expected)), rel=1e-4, abs=1e-6, nan_ok=True)
-
-
-def test_a_measurement_that_fails_costs_the_worker_its_numbers_only(worker, monkeypatch):
-    """The seam counts it; the update went on long ago."""
-    taps, update = worker
-
-    def broken(batch):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(taps, "_measured", broken)
-    update(1)
-
-    assert taps.take().stats == {}
-    assert taps.seam.errors == 1

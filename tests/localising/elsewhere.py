@@ -116,8 +116,8 @@ def elsewhere():
 def moved_there(model, _device=THERE):
     """``model``, whose parameters and buffers are now elsewhere; within :func:`elsewhere`."""
     for module in model.modules():
-        for name, p in module._parameters.items():
-            module._parameters[name] = nn.Parameter(Elsewhere(p.detach().clone()), requires_grad=p.requires_grad)
-        for name, b in module._buffers.items():
-            module._buffers[name] = Elsewhere(b.clone())
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(Elsewhere(p.detach().clone()), requires_grad=p.requires_grad))
+        for name, b in list(module.named_buffers(recurse=False)):
+            setattr(module, name, Elsewhere(b.clone()))
     return model
