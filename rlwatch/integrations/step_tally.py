@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 POOLED = 2**18
-"""Places (responses times the longest) up to which micro-batches are measured together: a handful of megabytes."""
+"""Places (responses times the longest) up to which micro-batches are measured together: some ten megabytes, and as much
+again while they are put together. What holds experts is never kept.
+"""
 PADDING = 1.5
 """So many times their own places they may then take: on a CPU padding costs time."""
 
@@ -106,7 +108,7 @@ class StepTally:
         self._pool.append((batch.copied(), known))
         if instead:
             self.add_stats(instead)
-        if _padded([one for one, _ in self._pool]) >= POOLED:
+        if batch.routed or _padded([one for one, _ in self._pool]) >= POOLED:
             self.measure()
         if error is not None:
             raise error

@@ -79,9 +79,18 @@ class TokenBatch:
         """Log-probs of the weights the rollout engine had: the old policy's, or (on-policy) the current one's."""
         return self.logp if self.old_logp is None else self.old_logp
 
+    @property
+    def routed(self) -> bool:
+        """True if it holds the experts of its tokens, hundreds of times as many numbers as all the rest."""
+        return self.experts is not None or self.rollout_experts is not None
+
     def copied(self) -> TokenBatch:
-        """The same in memory of its own: whoever made it may write over theirs."""
-        return replace(self, **{name: x.detach().clone() for name, x in _tensors(self).items()})
+        """The same in memory of its own, but for experts: whoever made it may write over theirs."""
+        mine = {name: x.detach().clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
+        return replace(self, **mine)
+
+
+_EXPERTS = ("experts", "rollout_experts")
 
 
 def alike(one: TokenBatch, other: TokenBatch) -> bool:

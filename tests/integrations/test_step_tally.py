@@ -150,6 +150,23 @@ def test_what_is_kept_is_bounded():
     assert looked[3:] == [1]
 
 
+def test_what_holds_experts_is_neither_kept_nor_copied():
+    """They are hundreds of numbers a token."""
+    seen = []
+
+    def looking(batch):
+        seen.append(batch.experts)
+        return {}
+
+    batch = micro_batch(0, 3, 6, experts=torch.zeros(3, 6, 4, 2, dtype=torch.int64))
+    tally = StepTally()
+    tally.add_batch(micro_batch(1, 3, 6), by=looking)
+    tally.add_batch(batch, by=looking)
+
+    assert seen[0] is None
+    assert seen[1] is batch.experts
+
+
 def test_a_loop_may_write_over_its_tensors():
     """What is kept are copies."""
     batch = micro_batch(0, 3, 6)
