@@ -314,7 +314,7 @@ def harmless(counter: str, otherwise: Callable[[], Any] = lambda: None) -> Calla
                 try:
                     of_the_process = by_a_signal(error)
                     if not of_the_process:
-                        what = f"run.{method.__name__} could not take what it was given: {described(error)}"
+                        what = f"run.{method.__name__.lstrip('_')} could not take what it was given: {described(error)}"
                         self.counters.warn(counter, what)
                 except (RecursionError, MemoryError):  # no room even to tell
                     of_the_process = False

@@ -38,6 +38,8 @@ T = TypeVar("T")
 _PLAIN, _TEXT = frozenset({float, int, bool}), frozenset({str})
 _LARGEST = 2**63 - 1
 """Step that a store can hold."""
+_EXACT = 2.0**53
+"""Up to which every integer is a float, so that no two steps are one."""
 
 
 @dataclass(slots=True)
@@ -77,7 +79,13 @@ def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
 
 
 def step_index(step: Any) -> int:
-    """``step`` as an int >= 0 that a store can hold. Raises ``ValueError`` saying what it got otherwise."""
+    """``step`` as an int >= 0 that a store can hold. Raises ``ValueError`` saying what it got otherwise.
+
+    A whole float counts as well: an epoch times rows over batches is one, and so are numpy's and what JSON gives back.
+
+    >>> step_index(12), step_index(12.0)
+    (12, 12)
+    """
     if type(step) is int and 0 <= step <= _LARGEST:
         return step
     if isinstance(step, bool):
@@ -86,12 +94,19 @@ def step_index(step: Any) -> int:
     def refused(_: Exception) -> int:
         raise ValueError(f"step must be an integer >= 0, got {shown(step)}") from None
 
-    index = asked(lambda: operator.index(step), refused)
+    index = asked(lambda: operator.index(_counted(step)), refused)
     if index < 0:
         raise ValueError(f"step must be an integer >= 0, got {shown(index)}")
     if index > _LARGEST:
         raise ValueError(f"step must be below 2**63, got {shown(index)}")
     return index
+
+
+def _counted(step: Any) -> Any:
+    """``step``, a whole float as the integer it is. A tensor stays what it is: to look at it would wait for a device."""
+    if type(step).__module__ == "numpy" and getattr(step, "ndim", None) == 0 and step.dtype.kind == "f":
+        step = step.item()
+    return int(step) if isinstance(step, float) and step.is_integer() and abs(step) <= _EXACT else step
 
 
 def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:

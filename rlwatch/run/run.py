@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
+from rlwatch.errors import ConfigError
 from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
@@ -137,6 +138,8 @@ class Run:
         self._link: Link | None = None
         self._health = Health()
         self._ended = False
+        self._logs = False
+        """Whether :meth:`log` was called."""
         self._listeners: list[Callable[[Outcome], None]] = []
         self._machine: MachineThread | None = None
 
@@ -187,15 +190,35 @@ class Run:
         if self._engine is not None and not self._ended:
             self._engine.intake.put(item)
 
-    @harmless("bad_records")
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record ``metrics`` at the global step ``step`` (an integer >= 0).
+    def log(self, metrics: Mapping[str, Any], step: float) -> None:
+        """Record ``metrics`` at the global step ``step`` (an integer >= 0, also as ``12.0``).
 
         Values are floats, ints, numpy scalars or 0-d tensors (no device is waited for). NaN and infinite
         values are recorded as such. Steps may come in any order, and repeatedly. What cannot be recorded
         is counted in :attr:`counters` and warned of once, whatever a value raises when it is looked at. What
         passes is what a signal handler of yours raises meanwhile, ``KeyboardInterrupt`` and ``SystemExit``.
+
+        Raises
+        ------
+        ConfigError
+            At the first call alone, for a step that is none: nothing of the run would be recorded.
         """
+        if not self._logs:
+            self._check_first(step)
+        self._log(metrics, step)
+
+    def _check_first(self, step: Any) -> None:
+        """On every rank, though one alone records: an error that only one of them raised would leave the others waiting."""
+        if (self._engine is None and self.rank == 0) or self._ended:
+            return
+        self._logs = True
+        try:
+            step_index(step)
+        except ValueError as error:
+            raise ConfigError(f"run.log: {error}; give the trainer's global step, a whole number") from None
+
+    @harmless("bad_records")
+    def _log(self, metrics: Mapping[str, Any], step: float) -> None:
         engine = self._engine
         if engine is None or self._ended:
             return
@@ -304,6 +327,7 @@ class Run:
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
         self._engine = self._machine = None
+        self._logs = True
         if self._link is not None:
             self._link.forked()
             self._link = None

@@ -155,15 +155,22 @@ def test_conversion_may_happen_on_another_thread():
     assert out == {"t": 1.5, "f": 2.0}
 
 
-@pytest.mark.parametrize("step", [0, 5, np.int32(7), torch.tensor(3)])
-def test_integer_steps_of_any_make_are_taken(step):
-    """Whatever counts."""
+WHOLE = [0, 5, np.int32(7), torch.tensor(3), 2.0, np.float64(3.0), np.float32(4.0), np.float16(5.0), np.array(6.0)]
+
+
+@pytest.mark.parametrize("step", WHOLE)
+def test_whole_steps_of_any_make_are_taken(step):
+    """Whatever counts, also as a float: an epoch times rows over batches."""
     assert step_index(step) == int(step)
+    assert type(step_index(step)) is int
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, 2.0, "3", None, True, float("nan")])
+NO_STEPS = [-1, 1.5, -2.0, np.float32(0.5), np.True_, "3", None, True, float("nan"), float("inf"), 2.0**60]
+
+
+@pytest.mark.parametrize("step", NO_STEPS)
 def test_a_step_that_is_none_says_what_it_got(step):
-    """Negative, fractional, text."""
+    """Negative, fractional, text, no number, too large to be exact."""
     with pytest.raises(ValueError, match="step must be an integer >= 0, got"):
         step_index(step)
 

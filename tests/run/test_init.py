@@ -4,6 +4,7 @@ import json
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,11 +65,30 @@ def test_an_exception_is_the_runs_end(store):
 def test_a_bad_step_is_counted_and_training_goes_on(store, step):
     """Set-up is over: nothing raises."""
     with rlwatch.init(store=store) as run:
-        run.log({"entropy": 0.7}, step=step)
         run.log({"entropy": 0.6}, step=2)
+        run.log({"entropy": 0.7}, step=step)
 
     assert run.counters["bad_records"] == 1
     assert series(store, run, "entropy") == [(2, 0.6)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("step", [-1, 0.5, "7", None, float("nan")])
+def test_a_step_that_is_none_is_refused_at_the_first_call(store, step, rank):
+    """Else the whole run would be lost row by row. On every rank, so that none waits for another; only once."""
+    with rlwatch.init(store=store, rank=rank) as run:
+        with pytest.raises(ConfigError, match=r"run\.log: step must be an integer >= 0, got .*; give the trainer's"):
+            run.log({"entropy": 0.7}, step=step)
+        run.log({"entropy": 0.7}, step=step)
+
+
+def test_whole_floats_are_steps(store):
+    """``epoch * n / b``, numpy's, and what JSON gave back."""
+    with rlwatch.init(store=store) as run:
+        for step in (1.0, 2 * 8 / 4, np.float64(7.0)):
+            run.log({"entropy": 0.7}, step=step)
+
+    assert [step for step, _ in series(store, run, "entropy")] == [1, 4, 7]
 
 
 def test_a_metric_that_is_text_is_counted_and_the_others_are_kept(store, caplog):
