@@ -14,6 +14,10 @@ class ConfigError(RLWatchError):
     """A setting is wrong: unknown key, value out of range, missing extra."""
 
 
+class FirstStepError(ConfigError, ValueError):
+    """The first row of a run came with a step that is none: so would every other."""
+
+
 class StoreError(RLWatchError):
     """A store cannot be opened, read or written."""
 

@@ -298,11 +298,16 @@ def guarded(method: Method) -> Method:
     return cast("Method", through_the_seam)
 
 
-def harmless(counter: str, otherwise: Callable[[], Any] = lambda: None) -> Callable[[Method], Method]:
+def harmless(
+    counter: str,
+    otherwise: Callable[[], Any] = lambda: None,
+    *,
+    passing: type[Exception] | tuple[type[Exception], ...] = (),
+) -> Callable[[Method], Method]:
     """A method that a training loop calls on what has ``counters``, with values of its own that may be anything.
 
     What cannot be taken is counted as ``counter`` and warned of once; the caller is given ``otherwise()``. Unlike a tap
-    it is never switched off: the next value may be better.
+    it is never switched off: the next value may be better. ``passing`` is an error of set-up, which the method raises.
     """
 
     def around(method: Method) -> Method:
@@ -310,11 +315,13 @@ def harmless(counter: str, otherwise: Callable[[], Any] = lambda: None) -> Calla
         def unharmed(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return method(self, *args, **kwargs)
+            except passing:
+                raise
             except Exception as error:
                 try:
                     of_the_process = by_a_signal(error)
                     if not of_the_process:
-                        what = f"run.{method.__name__.lstrip('_')} could not take what it was given: {described(error)}"
+                        what = f"run.{method.__name__} could not take what it was given: {described(error)}"
                         self.counters.warn(counter, what)
                 except (RecursionError, MemoryError):  # no room even to tell
                     of_the_process = False

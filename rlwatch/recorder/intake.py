@@ -103,7 +103,7 @@ def step_index(step: Any) -> int:
 
 
 def _counted(step: Any) -> Any:
-    """``step``, a whole float as the integer it is. A tensor stays what it is: to look at it would wait for a device."""
+    """``step``, a whole float as the integer it is. A tensor stays what it is: a look at it would wait for a device."""
     if type(step).__module__ == "numpy" and getattr(step, "ndim", None) == 0 and step.dtype.kind == "f":
         step = step.item()
     return int(step) if isinstance(step, float) and step.is_integer() and abs(step) <= _EXACT else step

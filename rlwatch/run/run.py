@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
-from rlwatch.errors import ConfigError
+from rlwatch.errors import FirstStepError
 from rlwatch.ports import Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
@@ -190,6 +190,7 @@ class Run:
         if self._engine is not None and not self._ended:
             self._engine.intake.put(item)
 
+    @harmless("bad_records", passing=FirstStepError)
     def log(self, metrics: Mapping[str, Any], step: float) -> None:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0, also as ``12.0``).
 
@@ -200,29 +201,25 @@ class Run:
 
         Raises
         ------
-        ConfigError
+        FirstStepError
             At the first call alone, for a step that is none: nothing of the run would be recorded.
         """
         if not self._logs:
             self._check_first(step)
-        self._log(metrics, step)
+        engine = self._engine
+        if engine is None or self._ended:
+            return
+        engine.intake.put(admit(metrics, step_index(step), time.time()))
 
     def _check_first(self, step: Any) -> None:
-        """On every rank, though one alone records: an error that only one of them raised would leave the others waiting."""
+        """On every rank, though one alone records: where only that one raised, the others would wait for it."""
         if (self._engine is None and self.rank == 0) or self._ended:
             return
         self._logs = True
         try:
             step_index(step)
         except ValueError as error:
-            raise ConfigError(f"run.log: {error}; give the trainer's global step, a whole number") from None
-
-    @harmless("bad_records")
-    def _log(self, metrics: Mapping[str, Any], step: float) -> None:
-        engine = self._engine
-        if engine is None or self._ended:
-            return
-        engine.intake.put(admit(metrics, step_index(step), time.time()))
+            raise FirstStepError(f"run.log: {error}; give the trainer's global step, a whole number") from None
 
     @harmless("bad_records")
     def log_spikes(self, spikes: SpikeBatch) -> None:

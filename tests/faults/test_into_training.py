@@ -142,6 +142,7 @@ class Recorded:
     def __init__(self, store: Path) -> None:
         self.store = store
         self.run = rlwatch.init(store=store, sigterm=False)
+        self.run.log({"good": 0.0}, step=0)  # at the first call, a step that is none is an error of the set-up
         self.step = 0
 
     def survives(self, call: Callable[[rlwatch.Run, int], object]) -> int:
