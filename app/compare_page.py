@@ -24,7 +24,7 @@ from rlwatch.compare import (
     subject_of_run,
 )
 from rlwatch.compare.alignment import names_of
-from rlwatch.metrics import BY_NAME, TABLE
+from rlwatch.metrics import TABLE, unit_of
 from rlwatch.records import RunInfo, RunState
 from rlwatch.wording import cell
 
@@ -227,7 +227,9 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
         shown = (window.low, window.high)
         looks = Scales.chosen()
         lines = _lines(drawn, axis, metrics, shown, looks)
-        panels = [overlays.overlay(name, lines[name], sub=_unit(name), scales=looks) for name in metrics if lines[name]]
+        panels = [
+            overlays.overlay(name, lines[name], sub=unit_of(name), scales=looks) for name in metrics if lines[name]
+        ]
         board.show_by_address(_board(axis, whole, shown, panels))
 
 
@@ -247,10 +249,6 @@ def _place(axis: Axis, whole: tuple[int, int]) -> Place:
         return by_step(*whole)
     ends = np.array([whole[0], max(whole[1], whole[0] + 1)], dtype=np.float64)
     return Place(axis.value, ends, ends / UNITS[axis])
-
-
-def _unit(metric: str) -> str:
-    return BY_NAME[metric].unit if metric in BY_NAME else ""
 
 
 @st.cache_data(show_spinner=False, max_entries=100)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.metrics import BY_NAME, LAYER_PREFIX, TABLE, Family, family_of, metric_of, resolve
+from rlwatch.metrics import LAYER_PREFIX, TABLE, Family, family_of, meaning_of, metric_of, resolve, unit_of
 
 from . import format as fmt
 from .queries import Extent, canonical_names
@@ -33,13 +33,19 @@ class Panel:
     @property
     def about(self) -> str:
         """Meaning of the metric, as far as it is known."""
-        return BY_NAME[self.canonical].meaning if self.canonical else ""
+        return meaning_of(self.canonical)
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
         """Values that the metric cannot be below or above."""
         metric = metric_of(self.canonical or self.name)
         return (None, None) if metric is None else (metric.low, metric.high)
+
+    @property
+    def vital(self) -> bool:
+        """True of the metrics that are drawn also where they never change."""
+        metric = metric_of(self.canonical)
+        return metric is not None and metric.vital
 
     def subtitle(self, source: str) -> str:
         """Unit, and the source's own name where it differs (``proxy`` where it is not the same quantity)."""
@@ -49,7 +55,7 @@ class Panel:
         known_as = "" if self.name == self.canonical else self.name
         if known_as and reading is not None and reading.closeness == 2:
             known_as = f"proxy: {known_as}"
-        return " · ".join(part for part in (BY_NAME[self.canonical].unit, known_as) if part)
+        return " · ".join(part for part in (unit_of(self.canonical), known_as) if part)
 
 
 @dataclass(slots=True)
@@ -95,7 +101,7 @@ def sections(
             (section.shown if shown else section.more).append(panel)
             continue
         extent, suspect = extents[panel.name], panel.canonical in suspects
-        if extent.level is not None and not suspect and not BY_NAME[panel.canonical].vital:
+        if extent.level is not None and not suspect and not panel.vital:
             section.unchanging.append((panel.canonical, extent.level))
         elif suspect or len(section.shown) < MOST or not extent.finite:
             section.shown.append(panel)

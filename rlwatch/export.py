@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -272,16 +273,26 @@ def write_parquet(table: Table, path: Path) -> int:
 
 def write_csv(table: Table, path: Path) -> int:
     """Write CSV in UTF-8; returns the number of rows. Missing is empty, NaN is ``NaN``, infinities ``Infinity`` and
-    ``-Infinity``.
+    ``-Infinity``. Text that a spreadsheet would take for a formula has a ``'`` before it, names of columns too.
     """
     number = 0
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(table.columns)
+        writer.writerow([_no_formula(name) for name in table.columns])
         for row in table.rows():
             number += 1
-            writer.writerow([_cell(_typed(row.get(name), column.kind)) for name, column in table.columns.items()])
+            known = (_typed(row.get(name), column.kind) for name, column in table.columns.items())
+            writer.writerow([_no_formula(value) if isinstance(value, str) else _cell(value) for value in known])
     return number
+
+
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r]")
+"""How what spreadsheets evaluate begins, also after blanks and in wide letters; a file is opened by double click."""
+_JUST_A_NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*")
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) and not _JUST_A_NUMBER.fullmatch(text) else text
 
 
 def write_jsonl(table: Table, path: Path) -> int:

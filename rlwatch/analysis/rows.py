@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rlwatch.metrics import BY_NAME, LAYER_PREFIX, canonicalise, resolve
+from rlwatch.metrics import LAYER_PREFIX, canonicalise, read_as, unit_of
 from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
 
@@ -106,8 +106,6 @@ def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
     """Each recorded metric: its name, what it is canonically, unit, last step and value."""
     rows = []
     for name, (at, value) in sorted(store.last_values(run.run_id).items()):
-        reading = resolve(name, run.source)
-        canonical = reading.metric.name if reading else ""
-        unit = BY_NAME[canonical].unit if reading else ""
-        rows.append({"metric": name, "canonical": canonical, "unit": unit, "step": at, "value": value})
+        canonical = read_as(name, run.source)
+        rows.append({"metric": name, "canonical": canonical, "unit": unit_of(canonical), "step": at, "value": value})
     return rows

@@ -34,12 +34,12 @@ from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
 from rlwatch.records import DISTRIBUTIONS, JSON, RunInfo, StepRecord
 from rlwatch.redaction import recordable
-from rlwatch.report.charts import figures
-from rlwatch.report.gather import attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
+from rlwatch.report.charts import figures, svg_file
+from rlwatch.report.gather import Chart, Moment, attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
 from rlwatch.rollouts import completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import RunView, view_of_run
-from rlwatch.wording import Markup, el, meant, nearest, number, step
+from rlwatch.wording import el, meant, nearest, number, step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -322,7 +322,7 @@ class StoredRun:
 
     def _repr_html_(self) -> str:
         view = self.view()
-        return framed(glance(view), self._figures(view, (), None, MOST_CHARTS))
+        return framed(glance(view), figures(*self._drawn(view, (), None, MOST_CHARTS)))
 
     def view(self) -> RunView:
         """The run as every face shows it: verdict, cause, advice, findings, forecast, what was not judged.
@@ -551,7 +551,8 @@ class StoredRun:
         >>> "<svg" in run.plot("reward", "policy/entropy").html
         True
         """
-        return Plot(framed(self._figures(self.view(), metrics, steps, None)))
+        drawn = self._drawn(self.view(), metrics, steps, None)
+        return Plot(framed(figures(*drawn)), svg_file(*drawn))
 
     def to_tensorboard(self, directory: str | os.PathLike[str], *, progress: Progress = iter) -> Sent:
         """Write an event file for TensorBoard into ``directory``.
@@ -602,13 +603,15 @@ class StoredRun:
             ts = known if math.isfinite(known) and known > 0 else ts
             yield StepRecord(step, row, ts, attempt)
 
-    def _figures(self, view: RunView, metrics: Sequence[str], steps: Steps | None, most: int | None) -> Markup:
+    def _drawn(
+        self, view: RunView, metrics: Sequence[str], steps: Steps | None, most: int | None
+    ) -> tuple[Sequence[Chart], Sequence[Moment]]:
         names = self.store.metric_names(self.run_id)
         wanted = list(self._named(metrics).values()) if metrics else metrics_to_draw(names, view.source, view.findings)
         series = self._series(wanted[:most], steps, "newest")
         drawn = charts(series, view.source, view.findings, attempt_starts(series.values()))
         moments = timeline(view.diagnosis, view.findings, view.alerts, view.events, view.commands)
-        return figures(drawn, moments)
+        return drawn, moments
 
     def _frame(self, rows: Sequence[Row], columns: Mapping[str, Column]) -> pd.DataFrame:
         return data_frame(arrow_table(rows, columns))
@@ -643,9 +646,10 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Charts as a piece of HTML, which notebooks show; ``html`` is the HTML itself."""
+    """Charts as a piece of HTML, which notebooks show; ``html`` is the HTML itself, ``svg`` one picture of them."""
 
     html: str
+    svg: str
 
     def _repr_html_(self) -> str:
         return self.html
@@ -654,8 +658,21 @@ class Plot:
         return f"<plot, {len(self.html)} characters of HTML; save(path) writes it>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as a page of its own. Raises ``OSError``."""
-        Path(path).write_text(f'<!doctype html>\n<meta charset="utf-8">\n{self.html}\n', encoding="utf-8")
+        """Write it in the format that the name ends in: a page (``.html``) or a picture (``.svg``).
+
+        Raises ``ConfigError`` for another ending, ``OSError``.
+        """
+        ending = Path(path).suffix.lower()
+        if ending in (".html", ".htm"):
+            text = f'<!doctype html>\n<meta charset="utf-8">\n{self.html}\n'
+        elif ending == ".svg":
+            text = f'<?xml version="1.0" encoding="UTF-8"?>\n{self.svg}\n'
+        else:
+            raise ConfigError(
+                f"a plot is written as .html or .svg, got {os.fspath(path)!r}; programs like rsvg-convert and Inkscape "
+                "make PNG and PDF of an .svg"
+            )
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def _quantiles(one: Distributions) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from rlwatch.cli.console import say
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
 from rlwatch.cli.serving_metrics import HOUR_S, Look
 from rlwatch.errors import ConfigError, MissingExtraError
-from rlwatch.metrics import BY_NAME
+from rlwatch.metrics import meaning_of
 from rlwatch.records import OutboxStatus
 from rlwatch.redaction import redacted
 from rlwatch.seam import described, sheltered, tireless
@@ -257,7 +257,7 @@ class Work:
             found["serve.dashboard_restarts"] = ("times the dashboard was started anew", self.dashboard.restarts)
         if self.engines is not None:
             self._of_engines = self.engines.taken() or self._of_engines
-            found |= {name: (BY_NAME[name].meaning, value) for name, value in self._of_engines.items()}
+            found |= {name: (meaning_of(name), value) for name, value in self._of_engines.items()}
         own = [
             Gauge(f"rlwatch.{name.replace('/', '.')}", meaning, samples=[({}, float(value))])
             for name, (meaning, value) in found.items()

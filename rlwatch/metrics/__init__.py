@@ -15,9 +15,12 @@ from rlwatch.metrics.reading import (
     canonicalise,
     family_of,
     known,
+    meaning_of,
     metric_of,
+    read_as,
     resolve,
     shadowed,
+    unit_of,
     unread,
 )
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
@@ -39,9 +42,12 @@ __all__ = [
     "family_of",
     "foremost",
     "known",
+    "meaning_of",
     "metric_of",
+    "read_as",
     "resolve",
     "shadowed",
+    "unit_of",
     "unjudged",
     "unread",
 ]

@@ -81,6 +81,22 @@ def metric_of(name: str) -> Metric | None:
     return None if family is None else replace(family, name=name)
 
 
+def unit_of(name: str) -> str:
+    """Unit of a canonical name, also of a member of an open family; empty where it has none or is not known.
+
+    >>> unit_of("reward/part/exact"), unit_of("len/by_task/gsm8k")
+    ('', 'tokens')
+    """
+    row = metric_of(name)
+    return "" if row is None else row.unit
+
+
+def meaning_of(name: str) -> str:
+    """Meaning of a canonical name, also of a member of an open family; empty where it is not known."""
+    row = metric_of(name)
+    return "" if row is None else row.meaning
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Meaning of one source name: the metric, and how closely it fits.
@@ -280,7 +296,7 @@ def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[s
         if read is None:
             continue
         canonical, closeness = read
-        if closeness > _PROXY and not _in_range(BY_NAME[canonical], value):
+        if closeness > _PROXY and not _in_range(metric_of(canonical), value):
             continue
         if closeness < best.get(canonical, 99):
             best[canonical] = closeness
@@ -303,10 +319,22 @@ def shadowed(names: Iterable[str], source: str = "") -> set[str]:
     return {name for name, (canonical, closeness) in read.items() if closeness > max(_PROXY, closest[canonical])}
 
 
-def _in_range(metric: Metric, value: float) -> bool:
+def _in_range(metric: Metric | None, value: float) -> bool:
     """True if the metric can be that; what is not finite can be anything."""
+    if metric is None:
+        return True
     low, high = -math.inf if metric.low is None else metric.low, math.inf if metric.high is None else metric.high
     return not math.isfinite(value) or low <= value <= high
+
+
+def read_as(name: str, source: str = "") -> str:
+    """The canonical name of what a run of ``source`` logs as ``name``; empty where that is not known.
+
+    >>> read_as("rewards/exact/mean", "trl"), read_as("len/by_task/gsm8k"), read_as("my_own")
+    ('reward/part/exact', 'len/by_task/gsm8k', '')
+    """
+    read = _read(name, source)
+    return "" if read is None else read[0]
 
 
 def known(names: Iterable[str], source: str = "") -> set[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from rlwatch.glance import LIGHT, RULES
 from rlwatch.report.gather import Chart, Moment
 from rlwatch.wording import Markup, cut, el, joined, number, step
 
@@ -16,6 +19,9 @@ LARGEST = 1.7e308
 """No axis goes beyond what a float can hold."""
 APART = 14.0
 """Pixels between two numbers above a chart; of onsets nearer than that only the first has its number."""
+
+_VARIABLE = re.compile(r"var\(--(\w+)\)")
+COLOURS = dict(re.findall(r"--(\w+):(#\w+)", LIGHT))
 
 
 class Frame:
@@ -51,12 +57,15 @@ class Frame:
         return [10.0**place if self.log else place for place in places]
 
 
-def svg(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) -> Markup:
-    """The chart as an ``<svg>`` element; every text in it is escaped."""
+def svg(
+    chart: Chart, moments: Sequence[Moment], window: tuple[int, int], size: tuple[int, int] | None = None
+) -> Markup:
+    """The chart as an ``<svg>`` element, as large as its place or of this ``size``; every text in it is escaped."""
     frame = Frame(chart, window)
     label = f"{chart.name} over steps {window[0]} to {window[1]}"
     parts = [_axes(frame), _level(chart, frame), _line(chart, frame), _bad(chart, frame), _marks(moments, frame)]
-    return el("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+    sized: dict[str, Any] = {} if size is None else {"width": size[0], "height": size[1]}
+    return el("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label, **sized)
 
 
 def _axes(frame: Frame) -> Markup:
@@ -133,11 +142,10 @@ def _marks(moments: Sequence[Moment], frame: Frame) -> Markup:
 
 def figures(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
     """The charts over one range of steps, with the numbered ones of ``moments``; nothing where there is no value."""
-    everywhere = [at for c in charts for at in (*c.curve.steps[:1], *c.curve.steps[-1:], *(s for s, _ in c.curve.bad))]
-    if not everywhere:
+    window = _window(charts)
+    if window is None:
         return Markup()
-    window = (min(everywhere), max(everywhere))
-    inside = [m for m in moments if m.number and window[0] <= m.step <= window[1]]
+    inside = _inside(moments, window)
     note = el(
         "p",
         "Numbers are those of the timeline; dotted: the run's own level at the start; red ticks: values that are not "
@@ -147,9 +155,62 @@ def figures(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
     return joined(note, el("div", *(_figure(chart, inside, window) for chart in charts), cls="charts"))
 
 
+def _window(charts: Sequence[Chart]) -> tuple[int, int] | None:
+    everywhere = [at for c in charts for at in (*c.curve.steps[:1], *c.curve.steps[-1:], *(s for s, _ in c.curve.bad))]
+    return (min(everywhere), max(everywhere)) if everywhere else None
+
+
+def _inside(moments: Sequence[Moment], window: tuple[int, int]) -> list[Moment]:
+    return [m for m in moments if m.number and window[0] <= m.step <= window[1]]
+
+
 def _figure(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) -> Markup:
+    caption = el("figcaption", cut(chart.name, 80), el("span", _notes(chart)))
+    return el("figure", caption, svg(chart, moments, window))
+
+
+def _notes(chart: Chart) -> str:
     notes = [chart.unit, chart.known_as]
     if chart.curve.replaced:
         notes.append(f"{chart.curve.replaced} points of earlier attempts left out")
-    caption = el("figcaption", cut(chart.name, 80), el("span", cut(" · ".join(filter(None, notes)), 120)))
-    return el("figure", caption, svg(chart, moments, window))
+    return cut(" · ".join(filter(None, notes)), 120)
+
+
+HEAD = 22
+"""Pixels above a chart of a file, for its title."""
+
+
+def svg_file(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
+    """The charts of :func:`figures` below one another, as a file of their own that any viewer of SVG shows."""
+    window = _window(charts) or (0, 0)
+    inside, row = _inside(moments, window), HEIGHT + HEAD
+    shown = [
+        el(
+            "g",
+            el("text", cut(chart.name, 60), el("tspan", f"  {_notes(chart)}", cls="tick"), cls="title", x=6, y=15),
+            el("g", svg(chart, inside, window, (WIDTH, HEIGHT)), transform=f"translate(0 {HEAD})"),
+            transform=f"translate(0 {place * row})",
+        )
+        for place, chart in enumerate(charts)
+    ]
+    height = max(row * len(charts), row)
+    paper = el("rect", width=WIDTH, height=height, fill=COLOURS["paper"])
+    return el(
+        "svg",
+        el("style", Markup(_styles())),
+        paper,
+        *shown,
+        xmlns="http://www.w3.org/2000/svg",
+        width=WIDTH,
+        height=height,
+        viewBox=f"0 0 {WIDTH} {height}",
+    )
+
+
+def _styles() -> str:
+    """The rules for charts with the colours themselves: few viewers but browsers read CSS variables."""
+    of_charts = "\n".join(line for line in RULES.splitlines() if line.startswith("svg ."))
+    rules = (
+        f"text {{ font:10px sans-serif; fill:var(--soft); }} .title {{ font-size:12px; fill:var(--ink); }}\n{of_charts}"
+    )
+    return _VARIABLE.sub(lambda found: COLOURS[found[1]], rules)

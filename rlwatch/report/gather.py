@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rlwatch.detectors.base import lacks_metrics
 from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import Diagnosis
-from rlwatch.metrics import BY_NAME, resolve
+from rlwatch.metrics import resolve, unit_of
 from rlwatch.ports import Series, Store
 from rlwatch.records import JSON, LOCALISED, SHED, Alert, Command, Event, Finding, RunInfo, Severity, SpikeBatch
 from rlwatch.redaction import recordable
@@ -183,9 +183,8 @@ def charts(
     for name, one in series.items():
         reading = resolve(name, source)
         canonical = reading.metric.name if reading is not None else name
-        unit = BY_NAME[canonical].unit if canonical in BY_NAME else ""
         known_as = "" if name == canonical else name
-        drawn.append(Chart(canonical, unit, known_as, curve(one, starts), levels.get(canonical)))
+        drawn.append(Chart(canonical, unit_of(canonical), known_as, curve(one, starts), levels.get(canonical)))
     return tuple(chart for chart in drawn if chart.curve)
 
 

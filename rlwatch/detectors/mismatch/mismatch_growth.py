@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.rise import Limit, Standing, log_size, spread_of_ess
-from rlwatch.metrics import BY_NAME
+from rlwatch.metrics import unit_of
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Cusum, Hold, Window, mad, theil_sen
 from rlwatch.wording import number
@@ -191,7 +191,7 @@ class MismatchGrowth(BaseDetector):
 
     def _finding(self, step: ClosedStep, channel: _Channel, severity: Severity) -> Finding:
         zero, doubling = channel.scale.zero, channel.trend.doubling()
-        unit = " nats/token" if BY_NAME[channel.name].unit == "nats/token" else ""
+        unit = " nats/token" if unit_of(channel.name) == "nats/token" else ""
         soon = "" if doubling is None else f"; it doubles every {number(doubling)} steps"
         message = (
             f"rollout engine and trainer drift apart: {channel.name} {number(zero + channel.level)}{unit}, "
