@@ -42,6 +42,7 @@ class Kind:
     collapse: bool = False
     mute: bool = False
     symptom: bool = False
+    mechanism: bool = False
     inhibits: str = ""
     leads_to: tuple[str, ...] = ()
     reach: int = REACH

@@ -1,7 +1,7 @@
 """From findings to causes, and from causes to what people do about them."""
 
 from rlwatch.diagnosis.actions import Action, Advice, Strength, advice, kinds
-from rlwatch.diagnosis.diagnose import Cause, Diagnosis, Evidence, Sureness, diagnose
+from rlwatch.diagnosis.diagnose import Cause, Diagnosis, Evidence, Nature, Sureness, diagnose
 from rlwatch.diagnosis.footprints import TRACKED, KnobTracker
 from rlwatch.diagnosis.signs import row_steps
 from rlwatch.diagnosis.suspects import config_turns
@@ -15,6 +15,7 @@ __all__ = [
     "Diagnosis",
     "Evidence",
     "KnobTracker",
+    "Nature",
     "Strength",
     "Sureness",
     "Told",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from enum import StrEnum
 from rlwatch import catalogue
 from rlwatch.diagnosis.actions import RESET, Action, advice
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
-from rlwatch.diagnosis.suspects import IN_TIME, SOME, Suspect, Trouble, command_turns, knob_of, suspects, trouble_of
+from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, command_turns, knob_of, suspects, trouble_of
 from rlwatch.diagnosis.turns import Turn
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
 
@@ -29,6 +30,18 @@ class Sureness(StrEnum):
     def rank(self) -> int:
         """2, 1, 0: for comparing."""
         return ("weak", "plausible", "strong").index(self.value)
+
+
+class Nature(StrEnum):
+    """The kind of answer that a diagnosis is.
+
+    ``cause``: a knob that was turned, or a mechanism that can be mended. ``symptom``: what is known is only how it
+    began ("entropy rose"), and what set that off is not. ``unknown``: not even that is clear.
+    """
+
+    CAUSE = "cause"
+    SYMPTOM = "symptom"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +71,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that may have set it off.
+    """Something that may have set it off, or the symptom that came first.
 
-    ``kind`` is that of the first sign, or the name of the knob that was turned; ``knob`` the knob, or the one that is
-    usually behind the kind ("": none is known); ``summary`` the chain in one sentence; ``why`` the reasons for
-    ``sure``; ``symptoms`` the kinds that followed; ``withheld`` says which advice was left out, and why.
+    ``kind`` is that of the first sign, or the name of the knob that was turned; ``knob`` the knob, or the one that a
+    mechanism is usually of ("": nothing speaks of one); ``onset_step`` is never later than that of an effect;
+    ``summary`` the chain in one sentence; ``why`` the reasons for ``sure``; ``symptoms`` the kinds that followed;
+    ``withheld`` says which advice was left out, and why; ``nature`` is never ``unknown``.
     """
 
     kind: str
@@ -76,11 +90,13 @@ class Cause:
     actions: tuple[Action, ...] = ()
     withheld: str = ""
     knob: str = ""
+    nature: Nature = Nature.CAUSE
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values."""
         return {
             "kind": self.kind,
+            "nature": self.nature.value,
             "knob": self.knob,
             "title": self.title,
             "onset_step": self.onset_step,
@@ -99,7 +115,7 @@ class Case:
     """The case for one cause: its chains (one for each time it began), and what else there is to weigh.
 
     ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that explain
-    the worst sign too and began at about the same time.
+    one of its effects too and began at about the same time.
     """
 
     chain: Chain
@@ -118,11 +134,6 @@ class Case:
         """Bad effects whose onset is later than the root's by more than onsets may be off."""
         return [e for e in self.chain.effects if e.bad and e.onset_step > self.chain.root.onset_step + self.slack]
 
-    @property
-    def early(self) -> list[Sign]:
-        """Bad effects that were there clearly before the root: symptoms noticed first."""
-        return [e for e in self.chain.effects if e.bad and e.onset_step < self.chain.root.onset_step - self.slack]
-
     def judged(self) -> tuple[Sureness, str]:
         """Certainty, and the reasons for it in one sentence."""
         root, clear = self.chain.root, self.clear
@@ -134,15 +145,10 @@ class Case:
         sure, why = self._by_order(root, clear)
         if self.passed >= PASSED and sure is not Sureness.WEAK:
             return Sureness.WEAK, f"{why}; but {self.passed} earlier such signs passed without consequence"
-        if self.early and sure is not Sureness.WEAK:
-            first = self.early[0]
-            steps = root.onset_step - first.onset_step
-            return (
-                Sureness.PLAUSIBLE,
-                f"it explains what was found, though {first.entry.happened} {steps} steps earlier",
-            )
         if self.rivals and sure is Sureness.STRONG:
             return Sureness.PLAUSIBLE, f"{why}; but it began at about the same time as: {', '.join(self.rivals)}"
+        if sure is Sureness.STRONG and not root.entry.mechanism:
+            return Sureness.PLAUSIBLE, f"{why}; what set it off is not known"
         return sure, why
 
     def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Sureness, str]:
@@ -284,6 +290,7 @@ def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
 
 # The ranking.
 
+UNEXPLAINED = "what set it off is not known"
 SLACK = 5
 """Steps by which an onset may be off in a log with a row for each step; two rows in a coarser one."""
 MOST_CAUSES = 5
@@ -292,10 +299,11 @@ MOST_CAUSES = 5
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The causes of a run's failure, as far as its findings tell.
+    """The causes of a run's failure, as far as its findings tell; none where nothing worse than a remark was found.
 
     ``causes``: the most likely first. ``enough``: whether one of them is at least plausible; if not,
-    ``why_not`` says what is missing. ``at_step``: the step up to which data were used.
+    ``why_not`` says what is missing. ``at_step``: the step up to which data were used. ``nature``: whether the first
+    of them is a cause, or only the symptom that came first.
     """
 
     causes: tuple[Cause, ...] = ()
@@ -304,17 +312,25 @@ class Diagnosis:
     at_step: int | None = None
 
     @property
+    def nature(self) -> Nature:
+        """``cause`` if one is named, ``symptom`` if only what came first is known, ``unknown`` if neither."""
+        return self.causes[0].nature if self.enough else Nature.UNKNOWN
+
+    @property
     def summary(self) -> str:
-        """One line: the first cause, how sure, and its chain; or why no cause can be named."""
+        """One line: the first cause, how sure, and its chain; the first symptom; or why no cause can be named."""
         if not self.enough:
             return self.why_not
         first = self.causes[0]
+        if first.nature is Nature.SYMPTOM:
+            return f"{UNEXPLAINED}; {first.summary}"
         return f"most likely: {first.title} ({first.sure.value}): {first.summary}"
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values, as in ``rlwatch scan --format json``."""
         return {
             "summary": self.summary,
+            "nature": self.nature.value,
             "enough": self.enough,
             "why_not": self.why_not,
             "at_step": self.at_step,
@@ -332,13 +348,15 @@ def diagnose(
     measured: Collection[str] | None = None,
     starts: Mapping[int, int] | None = None,
     turns: Iterable[Turn] = (),
+    first_step: int | None = None,
 ) -> Diagnosis:
     """Rank what may have set the failure off.
 
     A finding is explained by an earlier one that is known to lead to it (``leads_to`` in the catalogue); what
-    nothing explains is a cause, and ranks by what it explains. A knob that was turned before the first sign is a
-    cause of its own, and ranks by how much that is known to hurt. The order of ``findings`` does not matter, nor does
-    anything after ``at``.
+    nothing explains came first, and ranks by what it explains: a cause if it is a mechanism, else a symptom whose cause
+    is not known. A knob that was turned before the first sign is a cause of its own, and ranks by how much that is
+    known to hurt. What began after the failure comes behind whatever did not. The order of ``findings`` does not
+    matter, nor does anything after ``at``.
 
     Parameters
     ----------
@@ -356,6 +374,8 @@ def diagnose(
         First step of each attempt, where known better than by findings and events.
     turns
         Knobs that were turned, and footprints of such, of this branch of the run.
+    first_step
+        Of the run; None: the least of ``starts``. What was so in the first two rows explains nothing that began later.
 
     >>> from rlwatch.records import Severity
     >>> def found(kind, onset, level=Severity.CRITICAL):
@@ -368,12 +388,14 @@ def diagnose(
     reported = [f for f in findings if not f.stage.better and (at is None or f.step <= at)]
     past = [e for e in events if e.step is None or at is None or e.step <= at]
     held = _without_forecasts(on_branch(reported, starts_of(reported, past) if starts is None else starts))
-    if not held:
-        return Diagnosis(why_not="nothing was found", at_step=at)
-    found = signs(held)
+    first_step = min((starts or {}).values(), default=None) if first_step is None else first_step
+    found = signs(held, begun=-math.inf if first_step is None else first_step + row_steps)
+    if not any(sign.bad for sign in found):
+        return Diagnosis(why_not="nothing worse than remarks was found" if found else "nothing was found", at_step=at)
     slack = max(SLACK, 2 * row_steps)
     turned = [turn for turn in (*turns, *command_turns(past)) if at is None or turn.step <= at]
-    causes = with_knobs(_causes(found, slack, past, source), turned, Circumstances(found, slack, past, source))
+    given = Circumstances(found, slack, past, source)
+    causes = with_knobs(_causes(given), turned, given)
     enough = any(cause.sure is not Sureness.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
     return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
@@ -384,10 +406,10 @@ def _without_forecasts(held: list[Finding]) -> list[Finding]:
     return [finding for finding in held if finding.kind != CRASH_FORECAST] or held
 
 
-def _causes(found: Sequence[Sign], slack: int, events: Sequence[Event], source: str) -> tuple[Cause, ...]:
-    worst = max(found, key=lambda sign: (sign.severity.rank, sign.entry.undone, sign.onset_step, sign.kind))
-    cases = [case for case in _cases(chains(found, slack), worst, slack) if case.bad or not worst.bad]
-    made = [(_rank(case, worst), _cause(case, found, events, source)) for case in cases]
+def _causes(given: Circumstances) -> tuple[Cause, ...]:
+    worst = given.worst
+    cases = [case for case in _cases(chains(given.found, given.slack), worst, given.slack) if case.bad]
+    made = [(_rank(case, worst), _cause(case, given)) for case in cases]
     return tuple(cause for _, cause in sorted(made, key=lambda pair: pair[0])[:MOST_CAUSES])
 
 
@@ -397,12 +419,10 @@ def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[Case]:
     for chain in found:
         grouped[chain.root.entry.cause].append(chain)
     best = {title: min(group, key=lambda chain: _weight(chain, worst)) for title, group in grouped.items()}
-    return [_case(title, best, grouped, worst, slack) for title in best]
+    return [_case(title, best, grouped, slack) for title in best]
 
 
-def _case(
-    title: str, best: Mapping[str, Chain], grouped: Mapping[str, Sequence[Chain]], worst: Sign, slack: int
-) -> Case:
+def _case(title: str, best: Mapping[str, Chain], grouped: Mapping[str, Sequence[Chain]], slack: int) -> Case:
     chain = best[title]
     others = [other for other in grouped[title] if other is not chain]
     passed = [o for o in others if not o.effects and o.root.onset_step < chain.root.onset_step - slack]
@@ -412,8 +432,7 @@ def _case(
             name
             for name, other in best.items()
             if name != title
-            and worst in (other.root, *other.effects)
-            and worst in (chain.root, *chain.effects)
+            and any(sign.bad for sign in {other.root, *other.effects} & {chain.root, *chain.effects})
             and abs(other.root.onset_step - chain.root.onset_step) <= slack
         )
     )
@@ -433,17 +452,18 @@ def _rank(case: Case, worst: Sign) -> tuple[bool, bool, int, int, int, str]:
     return (missed, not case.chain.root.bad, -sure.rank, weight, onset, case.chain.root.kind)
 
 
-def _cause(case: Case, found: Sequence[Sign], events: Sequence[Event], source: str) -> Cause:
+def _cause(case: Case, given: Circumstances) -> Cause:
     sure, why = case.judged()
     root = case.chain.root
     shown = _shown(case)
-    actions, withheld = treatment(root, shown, found, source)
-    about = happenings(events, shown)
+    actions, withheld = treatment(root, shown, given.found, given.source)
+    about = happenings(given.events, shown)
     rows = sorted([*map(_evidence, shown), *about], key=lambda e: (e.step, e.severity is not None, e.kind))
+    mechanism = root.entry.mechanism
     return Cause(
         kind=root.kind,
-        title=root.entry.cause,
-        onset_step=root.onset_step,
+        title=root.entry.cause if mechanism else f"{_capital(root.entry.happened)}; {UNEXPLAINED}",
+        onset_step=min(sign.onset_step for sign in shown),
         sure=sure,
         why=why,
         summary=_summary(shown),
@@ -451,13 +471,21 @@ def _cause(case: Case, found: Sequence[Sign], events: Sequence[Event], source: s
         symptoms=tuple(dict.fromkeys(sign.kind for sign in case.chain.effects)),
         actions=actions,
         withheld=withheld,
-        knob=knob_of(root.kind),
+        knob=knob_of(root.kind) if mechanism else "",
+        nature=Nature.CAUSE if mechanism else Nature.SYMPTOM,
     )
 
 
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 def _shown(case: Case) -> list[Sign]:
-    """Root and effects in time order, each kind once."""
-    return _once([case.chain.root, *case.chain.effects, *(sign for o in case.also for sign in (o.root, *o.effects))])
+    """Root and effects in time order, each kind once; of chains beside this one what is not earlier than it."""
+    own = [case.chain.root, *case.chain.effects]
+    since = min(sign.onset_step for sign in own)
+    beside = [sign for other in case.also for sign in (other.root, *other.effects) if sign.onset_step >= since]
+    return _once([*own, *beside])
 
 
 def _once(among: Sequence[Sign]) -> list[Sign]:
@@ -486,9 +514,9 @@ def _evidence(sign: Sign) -> Evidence:
 
 # Knobs among the causes: those that were turned, beside what nothing explains, by weight.
 
-FIRST_KIND, NO_KNOB, NEXT_KIND = 1.0, 0.7, 0.9
-"""Weight of the first cause that nobody turned a knob for, of one that speaks of no knob, and what each next one weighs
-of the one before."""
+MECHANISM, SYMPTOM, NEXT_KIND = 1.0, 0.5, 0.9
+"""Weights of a mechanism that nobody turned a knob for, and of a symptom, which explains nothing; and what each next
+one weighs of the one before."""
 BROKEN = 1.6
 """Times the weight of numbers that are no numbers: they speak for themselves."""
 RIVAL = 0.65
@@ -506,10 +534,24 @@ class Circumstances:
     events: Sequence[Event]
     source: str
 
+    @property
+    def trouble(self) -> Trouble | None:
+        """The stretch of signs that weighs most."""
+        return trouble_of(self.found, self.slack)
+
+    @property
+    def worst(self) -> Sign:
+        """The sign to explain: of the severest of that stretch the first, what undoes a policy before anything else."""
+        bad = [sign for sign in self.found if sign.bad]
+        trouble = self.trouble
+        if trouble is not None:
+            bad = [sign for sign in bad if trouble.began <= sign.onset_step <= trouble.last]
+        return min(bad, key=lambda sign: (-sign.severity.rank, sign.onset_step, not sign.entry.undone, sign.kind))
+
 
 def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstances) -> tuple[Cause, ...]:
     """``causes`` and the knobs that were turned, the weightiest first; ``causes`` as they are where none was."""
-    trouble = trouble_of(given.found, given.slack)
+    trouble = given.trouble
     suspected = {} if trouble is None else {suspect.knob.name: suspect for suspect in suspects(turns, trouble)}
     if trouble is None or not suspected:
         return tuple(causes)
@@ -519,7 +561,7 @@ def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstan
         suspect = suspected.get(cause.knob)
         if suspect is not None and not suspect.inferred and cause.kind in suspect.knob.shows:
             continue  # what the knob shows itself by is its effect
-        weight = (FIRST_KIND if cause.knob else NO_KNOB) * NEXT_KIND**place
+        weight = (MECHANISM if cause.nature is Nature.CAUSE else SYMPTOM) * NEXT_KIND**place
         weight *= BROKEN if cause.kind == "nonfinite" else 1.0
         if suspect is not None and suspect.inferred and cause.knob not in shown:
             shown.add(cause.knob)
@@ -529,7 +571,8 @@ def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstan
     left = (suspect for name, suspect in suspected.items() if name not in shown)
     made = ((suspect.weight, _knob_cause(suspect, trouble, given)) for suspect in left)
     weighed += [(weight, cause) for weight, cause in made if cause is not None]
-    ordered = sorted(weighed, key=lambda pair: -pair[0])[:MOST_CAUSES]
+    late = trouble.first
+    ordered = sorted(weighed, key=lambda pair: (pair[1].onset_step > late, -pair[0]))[:MOST_CAUSES]
     return tuple(_among(cause, weight, ordered) for weight, cause in ordered)
 
 
@@ -542,10 +585,10 @@ def _with_footprint(cause: Cause, suspect: Suspect) -> Cause:
 def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cause | None:
     """The cause that a suspect is; None where nothing bad followed.
 
-    A footprint is seen late, so that what it explains may have begun before it.
+    Onsets are dated within the slack, and a turn to the step: an effect that is dated a little earlier began with it.
     """
     turn, knob = suspect.turn, suspect.knob
-    since = min(turn.step, trouble.first if suspect.inferred else turn.step) - trouble.slack
+    since = turn.step - trouble.slack
     effects = _once([sign for sign in given.found if sign.onset_step >= since and sign.kind in knob.leads_to])
     if not any(sign.bad for sign in effects):
         return None
@@ -558,7 +601,7 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
     return Cause(
         kind=knob.name,
         title=f"{knob.title}: {words}" if turn.says else f"{knob.title} {words}",
-        onset_step=turn.step,
+        onset_step=min(turn.step, *(sign.onset_step for sign in effects)),
         sure=sure,
         why=why,
         summary=f"{knob.title.lower() if knob.title.istitle() else knob.title} {words}; {_summary(effects)}",
@@ -574,7 +617,7 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
     """Certainty of a knob, and why. Strong: told of, in time, enough to break runs, and something critical followed."""
     turn, lag = suspect.turn, trouble.first - suspect.turn.step
     when = f"{lag} steps before the first sign" if lag > 0 else "at about the time of the first sign"
-    if -lag > IN_TIME * trouble.slack:
+    if -lag > trouble.slack:
         return Sureness.WEAK, f"it was turned {-lag} steps after the first sign"
     if turn.warming:
         return Sureness.PLAUSIBLE, "it was still on its first rise when the first sign came"

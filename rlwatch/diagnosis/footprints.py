@@ -1,8 +1,9 @@
 """Footprints of knobs that nobody logged: numbers that only one knob can move, and moved.
 
 Advantages are centred and of one size whatever the policy does; a reward of right or wrong has the spread that its mean
-gives it; the loss of an update on its own samples is the KL and entropy terms. Each such number is held against the
-run's first rows, and a median of five rows that left them is a footprint. It says which knob, never who turned it.
+gives it; the loss of an update on its own samples is the KL and entropy terms, and only an entropy term makes what is
+left beside the KL term so many times the entropy, in row after row. Each such number is held against the run's first
+rows, and a median of five rows that left them is a footprint. It says which knob, never who turned it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Mark:
 
     ``floor``: how far it must leave its level at least; ``sides``: directions that count; ``says`` goes with the level
     and where it went. ``first`` rows are left out, the ``rows`` after them make the level, and the median of the
-    ``newest`` must have left it.
+    ``newest`` must have left it, and where ``alike`` is set, each of them: none more than so many times another.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Mark:
     first: int = 5
     rows: int = 35
     newest: int = 5
+    alike: float = math.inf
 
 
 MARKS: tuple[Mark, ...] = (
@@ -47,10 +49,19 @@ MARKS: tuple[Mark, ...] = (
     Mark("highest reward", "reward_function", 0.1, (1,), "the highest reward went from {0} to {1}"),
     Mark("gap", "reward_function", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2),
     Mark("gap of data", "data", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2),
-    Mark("loss", "entropy_bonus", 0.01, (-1, 1), "the loss without its KL term went from {0} to {1}"),
+    Mark(
+        "entropy term",
+        "entropy_bonus",
+        0.02,
+        (1,),
+        "the loss without its KL term went from {0} to {1} times the entropy, with its sign turned",
+        alike=2.2,
+    ),
     Mark("ratio", "clip_range", 0.5, (1,), "the farthest log ratio went from {0} to {1}"),
     Mark("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
 )
+NO_ENTROPY = 0.05
+"""Nats a token below which a term of it is too small to be seen."""
 BOUND = (-0.02, 1.02)
 """A mean of rewards that are 0 or 1 lies within."""
 EXTREME = 0.02
@@ -76,8 +87,9 @@ def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     yield from _rewards(row)
     loss = row["loss/raw"] if "loss/raw" in row else get("loss/policy")
     drift = row["policy/kl_ref_k3"] if "policy/kl_ref_k3" in row else get("policy/kl_ref")
-    if loss is not None:
-        yield "loss", loss - (get("policy/kl_coef") or 0.0) * (drift or 0.0)
+    entropy = get("policy/entropy")
+    if loss is not None and entropy is not None and entropy > NO_ENTROPY:
+        yield "entropy term", ((get("policy/kl_coef") or 0.0) * (drift or 0.0) - loss) / entropy
     least, most = get("ratio/min"), get("ratio/max")
     if least is not None and most is not None and least > 0 and most > 0:
         yield "ratio", max(math.log(most), -math.log(least))
@@ -128,6 +140,8 @@ class Trace:
     last: deque[tuple[int, float]] = field(default_factory=deque)
     away: int = 0
     quiet: int = 0
+    leaving: tuple[int, int] | None = None
+    on_level: int = 0
     turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
@@ -141,6 +155,7 @@ class Trace:
                 self._begin()
             return
         newest = self.mark.newest
+        self._leave(step, value - self.level)
         self.last.append((step, value))
         self.away += abs(value - self.level) > self.limit
         if len(self.last) > newest:
@@ -163,15 +178,13 @@ class Trace:
     def _judge(self, step: int, middle: float) -> None:
         off = middle - self.level
         left = abs(off) > self.limit and not self.reach[0] <= middle <= self.reach[1]
-        counts = left and (1 if off > 0 else -1) in self.mark.sides
+        counts = left and (1 if off > 0 else -1) in self.mark.sides and self._alike()
         newest = self.turns[-1] if self.turns else None
         lasting = newest is not None and newest.until is None
         self.quiet = 0 if counts else self.quiet + 1
         if counts and not lasting:
             says = self.mark.says.format(number(self.level, 3), number(middle, 3))
-            first = next(
-                (at for at, value in self.last if (value - self.level) * off > 0 and self._is_off(value)), step
-            )
+            first = step if self.leaving is None else self.leaving[0]
             path = ((first, abs(off) / self.limit),)
             self.turns.append(
                 Turn(self.mark.knob, self.mark.name, first, self.level, path, told=Told.INFERRED, says=says)
@@ -179,8 +192,21 @@ class Trace:
         elif newest is not None and lasting and self.quiet >= BACK:
             self.turns[-1] = replace(newest, until=step)
 
-    def _is_off(self, value: float) -> bool:
-        return abs(value - self.level) > self.limit / 2
+    def _alike(self) -> bool:
+        """True if the newest rows tell of one value."""
+        if self.mark.alike == math.inf:
+            return True
+        sizes = sorted(value for _, value in self.last)
+        return sizes[0] > 0 and sizes[-1] <= self.mark.alike * sizes[0]
+
+    def _leave(self, step: int, off: float) -> None:
+        """Note since when it has been off, and to which side; one row that is not is forgiven."""
+        side = (off > 0) - (off < 0) if abs(off) > self.limit / 2 else 0
+        self.on_level = 0 if side else self.on_level + 1
+        if side and (self.leaving is None or self.leaving[1] != side):
+            self.leaving = (step, side)
+        elif self.on_level > 1:
+            self.leaving = None
 
 
 def _median(values: list[float]) -> float:
@@ -230,7 +256,7 @@ TRACKED = frozenset(
     {
         "adv/min", "adv/max", "adv/std", "adv/mean", "reward/zero_std_frac", "reward/mean", "reward/std", "reward/min",
         "reward/max", "val/score", "loss/raw", "loss/policy", "policy/kl_ref", "policy/kl_ref_k3", "ratio/min",
-        "ratio/max", "mismatch/logp_absdiff",
+        "ratio/max", "mismatch/logp_absdiff", "policy/entropy",
         *(metric for knob in catalogue.knobs().values() for metric in knob.metrics),
     }
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,14 +12,12 @@ from rlwatch.records import Event, Finding, Severity
 
 MOST = 400
 """Signs considered: the newest. A run with more has other troubles than their order."""
-SYMPTOM_LEAD = 4
-"""Times the slack by which a mere symptom may come before its cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
     """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first reported
-    it, ``last_seen_step`` when one last did (it was still so then).
+    it, ``last_seen_step`` when one last did (it was still so then); ``standing``: it was so from the run's first rows.
     """
 
     kind: str
@@ -28,6 +27,7 @@ class Sign:
     message: str = ""
     metric: str = ""
     last_seen_step: int = 0
+    standing: bool = False
 
     @property
     def entry(self) -> catalogue.Kind:
@@ -42,12 +42,11 @@ class Sign:
     def leads_to(self, other: Sign, slack: int) -> bool:
         """True if ``other`` is known to follow and came in time: at most ``slack`` steps before, ``reach`` after.
 
-        A mere symptom may be noticed well before its cause crosses a threshold: in paired toy runs that an
-        entropy bonus drove into noise, the fall of the reward was seen first in 5 of 6.
+        What was so from the first rows explains nothing that began later: the run was well with it.
         """
-        known = other.kind in self.entry.leads_to
-        first = self.onset_step - (SYMPTOM_LEAD * slack if other.entry.symptom else slack)
-        return known and first <= other.onset_step <= self.last_effect
+        if self.standing and not other.standing:
+            return False
+        return other.kind in self.entry.leads_to and self.onset_step - slack <= other.onset_step <= self.last_effect
 
     @property
     def last_effect(self) -> int:
@@ -56,10 +55,11 @@ class Sign:
         return max(self.onset_step, self.seen_step, self.last_seen_step) + reach
 
 
-def signs(findings: Iterable[Finding]) -> list[Sign]:
+def signs(findings: Iterable[Finding], *, begun: float = -math.inf) -> list[Sign]:
     """One sign for each (kind, onset), in order of onset; of findings that tell the same, the severest words.
 
-    A finding whose onset lies before an earlier sign of its kind was seen goes on with that one.
+    A finding whose onset lies before an earlier sign of its kind was seen goes on with that one. ``begun``: the last
+    of the run's first rows; what was so by then is ``standing``.
     """
     found: list[Sign] = []
     newest: dict[str, int] = {}
@@ -70,7 +70,8 @@ def signs(findings: Iterable[Finding]) -> list[Sign]:
         else:
             newest[finding.kind] = len(found)
             found.append(_sign(finding))
-    return sorted(found, key=lambda sign: (sign.onset_step, sign.kind, sign.seen_step))[-MOST:]
+    dated = (replace(sign, standing=True) if sign.onset_step <= begun else sign for sign in found)
+    return sorted(dated, key=lambda sign: (sign.onset_step, sign.kind, sign.seen_step))[-MOST:]
 
 
 def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Finding]:

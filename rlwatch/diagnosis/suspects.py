@@ -39,8 +39,8 @@ HARMLESS = 0.4
 INFERRED: Mapping[str, float] = {"clip_range": 0.6, "entropy_bonus": 1.7, "rollout_engine": 2.0, "data": 1.6}
 """Weights of footprints; 2.2 of those not named. Ratios go far for many reasons."""
 CLEAR = 2.2
-IN_TIME, LATER = 4, 60
-"""Times the slack by which a turn may come after the first sign that was noticed, and steps after which it is none."""
+LATER = 60
+"""Steps after the failure began from which a turn is none of its story."""
 LATE, LATE_INFERRED, TOO_LATE = 0.3, 0.4, 0.1
 GAP = 60
 """Steps without a new sign that keep an earlier one out of the story."""
@@ -71,8 +71,11 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A failure as far as its signs go: the first onset and the last, and how far onsets may be off."""
+    """A failure as far as its signs go: when the first began, when the severest did, and the last; how far onsets may
+    be off.
+    """
 
+    began: int
     first: int
     last: int
     slack: int
@@ -86,14 +89,16 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
     """
     stretches: list[list[Sign]] = []
     for sign in sorted((sign for sign in found if sign.bad), key=lambda sign: sign.onset_step):
-        if stretches and sign.onset_step <= stretches[-1][-1].onset_step + max(GAP, IN_TIME * slack):
+        if stretches and sign.onset_step <= stretches[-1][-1].onset_step + max(GAP, 4 * slack):
             stretches[-1].append(sign)
         else:
             stretches.append([sign])
     if not stretches:
         return None
     story = max(stretches, key=lambda signs: (max(s.severity.rank for s in signs), sum(s.severity.rank for s in signs)))
-    return Trouble(story[0].onset_step, max(sign.onset_step for sign in story), slack)
+    severest = max(sign.severity.rank for sign in story)
+    first = next(sign.onset_step for sign in story if sign.severity.rank == severest)
+    return Trouble(story[0].onset_step, first, story[-1].onset_step, slack)
 
 
 def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:
@@ -117,7 +122,7 @@ def _own(turns: Sequence[Turn], trouble: Trouble) -> list[Turn]:
     for turn in turns:
         by = {"rollout_engine": ("weight_sync",), "entropy_bonus": ("advantages", "kl_coefficient")}.get(turn.knob, ())
         others = [other.step for other in turns if other.knob in by]
-        if turn.told is not Told.INFERRED or not any(step <= turn.step + IN_TIME * trouble.slack for step in others):
+        if turn.told is not Told.INFERRED or not any(step <= turn.step + 4 * trouble.slack for step in others):
             kept.append(turn)
     return kept
 
@@ -128,7 +133,7 @@ def weight_of(turn: Turn, trouble: Trouble) -> float:
         weight = INFERRED.get(turn.knob, CLEAR)
     else:
         weight = _size(turn, catalogue.knobs()[turn.knob], trouble.last)
-    if turn.step > trouble.first + IN_TIME * trouble.slack:
+    if turn.step > trouble.first + trouble.slack:
         late = LATE_INFERRED if turn.told is Told.INFERRED else LATE
         weight *= late if turn.step <= trouble.first + LATER else min(late, TOO_LATE)
     if trouble.first - turn.step >= OLD:

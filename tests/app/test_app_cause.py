@@ -13,7 +13,7 @@ def test_a_run_in_danger_says_what_to_do(store_dir):
 
     assert no_traceback(page)
     text = html(page)
-    assert "The policy stopped exploring: entropy collapsed" in text
+    assert "Entropy fell; what set it off is not known" in text
     assert "1 Roll back to the last good snapshot" in text
     assert "<code>epsilon_high=0.28</code>" in text
     assert "arXiv 2503.14476" in text

@@ -124,7 +124,7 @@ def row(step, **changes):
     return {
         "reward/mean": mean, "reward/std": math.sqrt(mean * (1 - mean)), "reward/zero_std_frac": 0.2,
         "adv/min": -2.4 + wave, "adv/max": 2.4 + wave, "adv/std": 0.89 + wave / 10, "adv/mean": wave / 10,
-        "loss/raw": wave / 100, "mismatch/logp_absdiff": 0.01 * (1 + wave),
+        "loss/raw": wave / 100, "policy/entropy": 1.2 + wave, "mismatch/logp_absdiff": 0.01 * (1 + wave),
     } | changes  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def footprints(changed, since=100, until=200):
         ({"adv/std": 3.0}, "advantages"),
         ({"reward/mean": -0.4}, "reward_function"),
         ({"reward/std": 0.1}, "reward_function"),
-        ({"loss/raw": -0.4}, "entropy_bonus"),
+        ({"loss/raw": -0.4}, "entropy_bonus"),  # a third of the entropy, row after row
         ({"mismatch/logp_absdiff": 0.2}, "rollout_engine"),
     ],
 )
@@ -158,6 +158,34 @@ def test_rows_as_ever_leave_no_footprint():
     assert footprints({}) == set()
     assert footprints(dict.fromkeys(row(0), math.nan)) == set()
     assert footprints({"adv/min": -9.0}, since=100, until=102) == set()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(lambda step: -0.4 if step % 3 else 0.1, id="it jumps about"),
+        pytest.param(lambda step: 0.4, id="it rose"),
+        pytest.param(lambda step: -0.05 * 1.6 ** (step % 5), id="no one share of the entropy"),
+    ],
+)
+def test_a_loss_that_moved_is_no_entropy_term(loss):
+    """A knob is named by what it alone can do: the loss is so many times the entropy, in row after row."""
+    tracker = KnobTracker()
+    for step in range(200):
+        tracker.update(step, row(step) | ({"loss/raw": loss(step)} if step >= 100 else {}))
+
+    assert [turn for turn in tracker.turns if turn.knob == "entropy_bonus"] == []
+
+
+def test_a_footprint_is_dated_to_where_it_left_its_level():
+    """An entropy term that is turned up little by little is seen late, and began when it began to leave."""
+    tracker = KnobTracker()
+    for step in range(200):
+        weight = 0.0 if step < 100 else min(0.3, 0.01 * (step - 99))
+        tracker.update(step, row(step) | {"loss/raw": -weight * row(step)["policy/entropy"]})
+
+    [turn] = [turn for turn in tracker.turns if turn.knob == "entropy_bonus"]
+    assert 100 <= turn.step <= 105
 
 
 EDGES = (0.0, -0.0, 1e-320, 1e308, -1e308, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-12, 1e-6, 5.0, -5e-324)
@@ -253,6 +281,23 @@ def test_at_a_step_later_changes_are_not_known():
 
     assert diagnose(COLLAPSE, turns=turns, at=220) != diagnose(COLLAPSE, at=220)
     assert diagnose(COLLAPSE, turns=turns, at=211) == diagnose(COLLAPSE, at=211)
+
+
+def test_a_knob_turned_within_the_slack_of_the_first_onset_is_dated_no_later_than_it():
+    """Onsets are good to five steps: a rate raised two steps after the date of the fall may have done it, ten may not."""
+    for late, blamed in ((2, True), (10, False)):
+        diagnosis = diagnose(COLLAPSE, turns=turned([4e-4] * (200 + late) + [4e-3] * 60))
+
+        assert (diagnosis.causes[0].kind == "learning_rate") is blamed
+        assert diagnosis.causes[0].onset_step == 200
+
+
+def test_a_knob_outranks_a_symptom_only_by_more_than_a_little():
+    """The rate rose by a fifth more than counts as turned; then by what is known to hurt."""
+    little, more = (diagnose(COLLAPSE, turns=turned([1e-6] * 150 + [x * 1e-6] * 100)) for x in (1.55, 2.0))
+
+    assert (little.causes[0].kind, little.causes[1].kind) == ("reward_drop", "learning_rate")
+    assert more.causes[0].kind == "learning_rate"
 
 
 # What rows do not tell.

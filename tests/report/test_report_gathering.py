@@ -59,7 +59,7 @@ def test_a_crashed_run_tells_its_story(store):
 
     assert facts.status == "crashed"
     assert facts.diagnosis.causes[0].kind == "entropy_collapse"
-    assert facts.diagnosis.causes[0].sure is Sureness.STRONG
+    assert facts.diagnosis.causes[0].sure is Sureness.PLAUSIBLE
     assert [m.step for m in facts.timeline if m.number] == [60, 75]
     assert "token '∑' carries 80 %" in next(m.text for m in facts.timeline if m.step == 58)
     assert [c.name for c in facts.charts][:3] == ["reward/mean", "policy/entropy", "optim/grad_norm"]
