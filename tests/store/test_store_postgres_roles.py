@@ -1,14 +1,19 @@
 """Reader, writer and operator may do what they are for, by the server's own rules, and see their projects only."""
 
-from contextlib import closing
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from postgres_server import new_schema, sql
 
-from rlwatch.errors import RunNotFoundError, StoreError
+from rlwatch.errors import RunLockedError, RunNotFoundError, StoreError
 from rlwatch.records import Acknowledgement, CommandStatus, OutboxStatus, RunEdit, RunInfo, RunState, Silence
-from rlwatch.store.postgres import migrations
+from rlwatch.store.postgres import migrations, ownership
+from rlwatch.store.postgres.address import read_address
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import alert, command, forecast, message, steps
 
@@ -124,3 +129,132 @@ def test_nobody_sees_or_writes_another_project(stores):
         with pytest.raises(StoreError, match="row-level security"):
             stores["writer"].open_run(run)
     assert stores["owner"].run("secret").attempt == 1
+
+
+# Locks. Anybody with a login may take an advisory lock by its number, which is no secret.
+
+
+@pytest.fixture(scope="module")
+def logins(team, postgres_server):
+    """The logins that may write no run of ``math``: without a role, reader, operator, writer of another project."""
+    owner, schema = team["owner"], read_address(team["owner"]).schema
+    with sql(owner) as db:
+        db.execute(f"CREATE ROLE {schema}_nobody LOGIN")
+        db.execute(f"CREATE ROLE {schema}_other LOGIN IN ROLE {schema}_writer")
+        db.execute(f"INSERT INTO {schema}.member VALUES ('{schema}_other', 'code')")
+    names = (f"{schema}_nobody", f"{schema}_reader_1", f"{schema}_operator_1", f"{schema}_other")
+    return [postgres_server.url(schema, user=name) for name in names]
+
+
+@contextmanager
+def taken(urls: Iterable[str], *keys: int) -> Iterator[None]:
+    """All the locks of these numbers, each by one of the logins, and waited for by the others."""
+    with ExitStack() as held:
+        for at, url in enumerate(urls):
+            db = held.enter_context(sql(url))
+            for number, key in enumerate(keys):
+                if number % len(list(urls)) == at:
+                    assert db.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone() == (True,)
+        yield
+
+
+@pytest.mark.parametrize("at", range(4), ids=["no role", "reader", "operator", "writer of another project"])
+def test_who_may_not_write_a_run_keeps_no_trainer_from_it(stores, team, logins, at):
+    """Not a new run nor a known one, by none of the numbers; and a second trainer is refused as ever."""
+    address, name = read_address(team["owner"]), f"locked-{at}"
+    numbers = [address.key("run", name), address.key("amends", name), address.key("exclusive"), address.key()]
+    with taken(logins[at : at + 1], *numbers):
+        run = stores["writer"].open_run(RunInfo(name, project="math"))
+        run.write(steps(1))
+        with pytest.raises(RunLockedError, match="already being written by process"):
+            stores["owner"].open_run(RunInfo(name, project="math"))
+        run.close()
+        with closing(stores["writer"].open_run(RunInfo(name, project="math"))) as again:
+            assert again.run.attempt == 2
+        stores["owner"].amend_run(name).close()
+        if at < 2:  # the others deliver messages, and take turns at it
+            with stores["owner"].exclusive():
+                pass
+    assert len(stores["owner"].records(name)) == 1
+
+
+def test_a_stand_in_is_seen_by_who_gets_the_number(stores, team, logins):
+    """The stranger lets go while a trainer has a stand-in: the next trainer is refused, and cut ones go on."""
+    key = read_address(team["owner"]).key("run", "cut")
+    with taken(logins[:1], key):
+        run = stores["writer"].open_run(RunInfo("cut", project="math"))
+    with pytest.raises(RunLockedError, match="already being written"):
+        stores["owner"].open_run(RunInfo("cut", project="math"))
+    with sql(team["owner"]) as db:
+        room = read_address(team["owner"]).key("run", "cut") >> 32 & 0xFFFFFFFF
+        db.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE classid::bigint = %s AND objsubid = 2", (room,)
+        )
+    with taken(logins[1:2], key):
+        for _ in range(100):
+            try:
+                run.write(steps(1))
+                break
+            except StoreError:
+                time.sleep(0.05)
+    run.close()
+    assert len(stores["owner"].records("cut")) == 1
+
+
+def test_a_refusal_names_who_holds_the_run_and_no_dead_process(stores, team, monkeypatch):
+    """The process of the run's row has ended; somebody else ships, judges or purges."""
+    stores["writer"].open_run(RunInfo("left", project="math")).close()
+    monkeypatch.setattr(ownership, "LET_GO_S", 0.05)
+    with sql(team["owner"]) as db:
+        schema = read_address(team["owner"]).schema
+        gone = f"{socket.gethostname()}/999999999/1"
+        db.execute(f"UPDATE {schema}.run SET writer = %s, pid = 999999999 WHERE run_id = 'left'", (f"{gone}#ab",))
+        db.execute("SELECT pg_advisory_lock(%s)", (read_address(team["owner"]).key("run", "left"),))
+        held = db.execute("SELECT pg_backend_pid(), current_user").fetchone()
+        with pytest.raises(RunLockedError) as refused:
+            stores["writer"].open_run(RunInfo("left", project="math"))
+
+    assert f"is held by a connection of login '{held[1]}' (process {held[0]} of the server)" in str(refused.value)
+    assert "not by process 999999999" in str(refused.value)
+    assert "already being written" not in str(refused.value)
+
+
+def granted(url: str) -> str:
+    """Tables that each role may change, of the server's own catalogue, as a table of Markdown."""
+    schema = read_address(url).schema
+    rows = ["| role | INSERT | UPDATE | DELETE |", "|---|---|---|---|"]
+    with sql(url) as db:
+        whole = db.execute(
+            "SELECT grantee, privilege_type, table_name FROM information_schema.role_table_grants WHERE table_schema = %s",
+            (schema,),
+        ).fetchall()
+        parts = db.execute(
+            "SELECT grantee, privilege_type, table_name, string_agg(column_name, ', ' ORDER BY column_name) "
+            "FROM information_schema.role_column_grants WHERE table_schema = %s GROUP BY 1, 2, 3",
+            (schema,),
+        ).fetchall()
+        tables = db.execute(
+            "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s", (schema,)
+        ).fetchone()
+    for role in ("reader", "writer", "operator"):
+        mine = [one[1:] for one in whole if one[0] == f"{schema}_{role}"]
+        assert sum(kind == "SELECT" for kind, _ in mine) == tables[0], "each role reads every table, row by row"
+        assert {kind for kind, _ in mine} <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
+        cells = []
+        for kind in ("INSERT", "UPDATE", "DELETE"):
+            full = [table for which, table in mine if which == kind]
+            some = [
+                f"`{table}` ({columns})"
+                for grantee, which, table, columns in parts
+                if grantee == f"{schema}_{role}" and which == kind and table not in full
+            ]
+            cells.append(", ".join(sorted([*(f"`{table}`" for table in full), *some])) or "none")
+        rows.append(f"| `rlwatch_{role}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def test_the_grants_on_the_page_are_those_of_the_server(team):
+    """``docs/team-store.md`` between its marks; whoever changes roles.sql copies the new table there."""
+    page = (Path(__file__).parents[2] / "docs" / "team-store.md").read_text(encoding="utf-8")
+
+    assert granted(team["owner"]) == page.partition("<!-- grants -->\n")[2].partition("\n<!-- /grants -->")[0]

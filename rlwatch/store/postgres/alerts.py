@@ -23,6 +23,7 @@ from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.news import tell
+from rlwatch.store.postgres.ownership import exclusive, wait_for
 from rlwatch.store.postgres.people import People, shown
 from rlwatch.store.sqlite.ownership import is_gone, this_process
 from rlwatch.store.sqlite.rows import dumps, loads
@@ -188,9 +189,7 @@ class Alerts(People):
         db = self.server.connect()
         try:
             with explained(self.server.address):
-                wait_ms = int(1000 * self._control_timeout_s)
-                db.execute("SELECT set_config('lock_timeout', %s, false)", (str(max(1, wait_ms)),))
-                db.execute("SELECT pg_advisory_lock(%s)", (self.server.address.key("exclusive"),))
+                wait_for(db, exclusive(self.server.address), self._control_timeout_s)
             yield
             with explained(self.server.address):
                 db.execute("SELECT pg_advisory_unlock_all()")

@@ -37,7 +37,7 @@ class AwayWriter(PostgresWriter):
             super()._take_again(db)
             return
         self._server.make(db)
-        if not locked(db, lock_of(self._server.address, self.run.run_id)):
+        if not locked(db, lock_of(self._server.address, self.run.run_id, self.run.project)):
             raise UnreachableError(f"run {self.run.run_id!r} is written by another process: what is logged waits here")
         ship_left(self._server, db, self.run.run_id)
         note = begun(db, self._kept.directory, spool.note_of(self._server.address, self.run, 0), self._name)

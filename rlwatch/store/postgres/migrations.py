@@ -16,6 +16,7 @@ from psycopg import errors, sql
 from rlwatch.errors import StoreError, StoreVersionError
 from rlwatch.store.postgres.address import Address
 from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.ownership import holders_of, making
 
 _FILE = re.compile(r"(\d{3})-[a-z-]+\.sql")
 OLDEST_SERVER = 130000
@@ -68,7 +69,10 @@ def migrate(db: Connection, address: Address, wanted: Sequence[str] | None = Non
     wanted = steps() if wanted is None else wanted
     try:
         with db.transaction():
-            db.execute("SELECT pg_advisory_xact_lock(%s)", (address.key(),))  # two who begin at once: one does it
+            lock = making(address)  # two who begin at once: one does it
+            mine = db.execute("SELECT pg_try_advisory_xact_lock(%s)", (lock.number,)).fetchone()
+            if not (mine and mine[0]) and holders_of(db, lock):
+                db.execute("SELECT pg_advisory_xact_lock(%s)", (lock.number,))
             found = version(db, address)
             if found > len(wanted):
                 check(db, address)

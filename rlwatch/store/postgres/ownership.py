@@ -1,49 +1,141 @@
-"""Own a run: a session lock of the server, which goes with the connection that took it."""
+"""Own a run: a session lock of the server, which goes with the connection that took it.
+
+Anybody with a login to the database may take any advisory lock of it, by its number. So a lock counts only where its
+holder may do, by the server's own grants and row-level security, what the lock is for; where somebody else holds the
+number, a stand-in is taken: any number of 32 bits in a room of the lock's own. Who takes either looks at both
+afterwards, so that of two who may, at least one sees the other.
+"""
 
 from __future__ import annotations
 
+import random
+import secrets
 import time
+from dataclasses import dataclass
 
-from rlwatch.errors import RunLockedError
+from rlwatch.errors import RunLockedError, StoreBusyError
 from rlwatch.store.postgres.address import Address
 from rlwatch.store.postgres.connection import Connection, Row
+from rlwatch.store.postgres.copying import plain
 from rlwatch.store.sqlite.ownership import is_gone
 
 AMENDED_S, LET_GO_S = 30.0, 5.0
 """How long a new attempt waits for somebody who judges what the last one left, and for the server to notice that the
 last one's process is gone, in seconds."""
 
+_MAY_WRITE_RUN = """coalesce(has_table_privilege(a.usesysid, to_regclass('run'), 'UPDATE') AND (
+    NOT (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('run'))
+    OR pg_has_role(a.usesysid, (SELECT relowner FROM pg_class WHERE oid = to_regclass('run')), 'USAGE')
+    OR (SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE oid = a.usesysid)
+    OR coalesce((SELECT project FROM run WHERE run_id = %s), %s) IS NULL
+    OR EXISTS (SELECT 1 FROM member AS m JOIN pg_roles AS r ON r.rolname = m.role_name
+               WHERE m.project IN ('*', coalesce((SELECT project FROM run WHERE run_id = %s), %s))
+               AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))), false)"""
+_MAY_DELIVER = "coalesce(has_table_privilege(a.usesysid, to_regclass('outbox'), 'UPDATE'), true)"
+_MAY_MAKE_TABLES = """coalesce(
+    (SELECT has_schema_privilege(a.usesysid, n.oid, 'CREATE') FROM pg_namespace AS n WHERE n.nspname = %s),
+    has_database_privilege(a.usesysid, current_database(), 'CREATE'))"""
 
-def lock_of(address: Address, run_id: str) -> int:
-    """The lock of a run's writer."""
-    return address.key("run", run_id)
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """``number``: its own, of 64 bits. ``may``: SQL, true of a login ``a.usesysid`` that has a right to it."""
+
+    number: int
+    may: str
+    values: tuple[object, ...] = ()
+
+    @property
+    def room(self) -> int:
+        """Of its stand-ins: the first of two numbers of 32 bits."""
+        return self.number >> 32
 
 
-def amending(address: Address, run_id: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A connection that has a lock: process of the server, and its login."""
+
+    pid: int
+    login: str
+
+    def __str__(self) -> str:
+        return f"a connection of login {self.login!r} (process {self.pid} of the server)"
+
+
+def lock_of(address: Address, run_id: str, project: str | None = None) -> Lock:
+    """The lock of a run's writer. ``project``: of the run, should it not be there yet."""
+    of = None if project is None else plain(project)
+    values = (run_id, of, run_id, of)
+    return Lock(address.key("run", run_id), _MAY_WRITE_RUN, values)
+
+
+def amending(address: Address, run_id: str) -> Lock:
     """Held beside it by who only completes what a dead process left undone."""
-    return address.key("amends", run_id)
+    return Lock(address.key("amends", run_id), _MAY_WRITE_RUN, (run_id, None, run_id, None))
 
 
-def locked(db: Connection, key: int) -> bool:
-    """Take the lock, if nobody has it; whether it is ours."""
-    row = db.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchone()
+def exclusive(address: Address) -> Lock:
+    """Of whoever composes the messages of all runs."""
+    return Lock(address.key("exclusive"), _MAY_DELIVER)
+
+
+def making(address: Address) -> Lock:
+    """Of whoever makes or upgrades the tables."""
+    return Lock(address.key(), _MAY_MAKE_TABLES, (address.schema,))
+
+
+def locked(db: Connection, lock: Lock) -> bool:
+    """Take the lock, if nobody with a right to it has it; whether it is ours."""
+    numbers: tuple[int, ...] = (lock.number,)
+    asked = "advisory_lock(%s)"
+    if not _done(db, f"pg_try_{asked}", numbers):
+        if holders_of(db, lock):
+            return False
+        asked = "advisory_lock(%s::integer, %s::integer)"
+        while not _done(db, f"pg_try_{asked}", numbers := (lock.room, secrets.randbits(32) - (1 << 31))):
+            pass
+    if holders_of(db, lock):
+        _done(db, f"pg_{asked.replace('lock', 'unlock')}", numbers)
+        return False
+    return True
+
+
+def _done(db: Connection, call: str, numbers: tuple[int, ...]) -> bool:
+    row = db.execute(f"SELECT {call}", numbers).fetchone()
     return bool(row and row[0])
 
 
-def lock_patiently(db: Connection, address: Address, run_id: str) -> None:
+def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
+    """Take the lock as soon as nobody has it. Raises ``StoreBusyError`` after ``most_s``."""
+    until = time.monotonic() + most_s
+    while not locked(db, lock):
+        if time.monotonic() >= until:
+            held = holders_of(db, lock)
+            raise StoreBusyError(f"the store is held by {held[0] if held else 'another connection'}; try again")
+        time.sleep(random.uniform(0.005, 0.02))
+
+
+def lock_patiently(db: Connection, address: Address, run_id: str, project: str | None = None) -> None:
     """Wait for who only amends, and for the server to notice the end of a process that is gone; refuse otherwise."""
-    began = time.monotonic()
-    while not locked(db, lock_of(address, run_id)):
+    began, lock = time.monotonic(), lock_of(address, run_id, project)
+    while not locked(db, lock):
         row = db.execute("SELECT writer, host, pid FROM run WHERE run_id = %s", (run_id,)).fetchone()
         waited = time.monotonic() - began
-        amended = holder_of(db, amending(address, run_id)) is not None and waited < AMENDED_S
-        gone = (row is None or is_gone(row[0].partition("#")[0])) and waited < LET_GO_S
-        if not amended and not gone:
-            raise _refused(run_id, row)
-        time.sleep(0.02)
+        amended = bool(holders_of(db, amending(address, run_id))) and waited < AMENDED_S
+        ended = row is None or is_gone(row[0].partition("#")[0])
+        if not amended and not (ended and waited < LET_GO_S):
+            raise _refused(run_id, row, holders_of(db, lock), ended=ended)
+        time.sleep(random.uniform(0.01, 0.03))
 
 
-def _refused(run_id: str, row: Row | None) -> RunLockedError:
+def _refused(run_id: str, row: Row | None, held: list[Holder], *, ended: bool) -> RunLockedError:
+    """Of a process that has ended it is not said that it writes: somebody else holds the run."""
+    who = str(held[0]) if held else "another connection"
+    if ended:
+        last = "" if row is None else f", not by process {row[2]} on {row[1] or 'another host'}, which has ended"
+        return RunLockedError(
+            f"run {run_id!r} is held by {who}{last}; wait for it to end, or give this run another run_id"
+        )
     holder = f"process {row[2]} on {row[1] or 'another host'}" if row is not None else "another process"
     return RunLockedError(
         f"run {run_id!r} is already being written by {holder}; "
@@ -51,12 +143,15 @@ def _refused(run_id: str, row: Row | None) -> RunLockedError:
     )
 
 
-def holder_of(db: Connection, key: int) -> int | None:
-    """Process of the server whose client has the lock; None: nobody has it."""
-    row = db.execute(
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
-        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-        "AND classid::bigint = %s AND objid::bigint = %s",
-        ((key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF),
-    ).fetchone()
-    return None if row is None else int(row[0])
+def holders_of(db: Connection, lock: Lock) -> list[Holder]:
+    """Other connections that have the lock or a stand-in of it, and a right to it."""
+    rows = db.execute(
+        "SELECT a.pid, a.usename FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) "
+        "WHERE l.locktype = 'advisory' AND l.granted AND a.pid <> pg_backend_pid() "
+        "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND ("
+        "l.objsubid = 1 AND l.classid::bigint = %s AND l.objid::bigint = %s "
+        "OR l.objsubid = 2 AND l.classid::bigint = %s) "
+        f"AND {lock.may}",
+        ((lock.number >> 32) & 0xFFFFFFFF, lock.number & 0xFFFFFFFF, lock.room & 0xFFFFFFFF, *lock.values),
+    ).fetchall()
+    return [Holder(int(pid), str(login)) for pid, login in rows]

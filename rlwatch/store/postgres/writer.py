@@ -21,7 +21,7 @@ from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.postgres.failures import UnreachableError, explained
 from rlwatch.store.postgres.news import tell
-from rlwatch.store.postgres.ownership import amending, holder_of, lock_of, lock_patiently, locked
+from rlwatch.store.postgres.ownership import amending, holders_of, lock_of, lock_patiently, locked
 from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers
 from rlwatch.store.postgres.series import Chunking, metric_sets
 from rlwatch.store.postgres.server import Server
@@ -231,9 +231,10 @@ class PostgresWriter:
 
     def _take_again(self, db: Connection) -> None:
         """Lock, see that nobody took over, and whether the last write is in."""
-        key = lock_of(self._server.address, self.run.run_id)
-        if not locked(db, key):
-            if holder_of(db, key) == self._backend:  # our own cut connection, whose end the server has not noticed
+        lock = lock_of(self._server.address, self.run.run_id, self.run.project)
+        if not locked(db, lock):
+            if self._backend in {holder.pid for holder in holders_of(db, lock)}:
+                # our own cut connection, whose end the server has not noticed
                 db.execute("SELECT pg_terminate_backend(%s)", (self._backend,))
             raise UnreachableError(f"run {self.run.run_id!r} is held by another connection, or one that was cut")
         row = db.execute(
@@ -256,7 +257,7 @@ def open_run(server: Server, run: RunInfo, now: float) -> PostgresWriter:
         undo.callback(db.close)
         with explained(server.address):
             server.make(db)
-            lock_patiently(db, server.address, run.run_id)
+            lock_patiently(db, server.address, run.run_id, run.project)
             ship_left(server, db, run.run_id)
             name = new_name()
             with db.transaction():
