@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from rlwatch.records import ClosedStep, ForecastRecord
+from rlwatch.records import JSON, ClosedStep, ForecastRecord
 
 HORIZONS = (20, 50, 100)
 """Steps ahead."""
 LIMITS = ("nan", "mismatch", "grad", "ent_low", "ent_high", "length", "ref_kl", "reward")
 """Which limit is reached first: the types of onset of ``labels-v1``, in the order in which ties are broken."""
+
+
+class Kind(StrEnum):
+    """Kinds of forecasts."""
+
+    CHANCE = "chance"
+    """Chances of a failure, in a log whose kind has shown skill."""
+    LIMIT = "limit"
+    """No chance; the time to a limit on a straight line, where one is in sight."""
+    OVER = "over"
+    """No forecast, because a failure is there or a limit is passed."""
+    NONE = "none"
+    """No forecast, for another reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +32,12 @@ class Reason:
 
     metric: str
     share: float
+
+
+NUMBERS = ("p20", "p50", "p100", "risk", "steps_to", "error")
+"""Fields that are series of the run."""
+WORDS = ("alarm", "limit", "absent", "limits_only", "lean", "log", "checks", "passed", "over")
+"""Fields that are kept beside them, where they say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,10 @@ class Forecast:
     be reached; ``steps_to``: expected steps until then, None where nothing is expected. ``why``: the metrics that speak
     for it, the strongest first. ``lean``: the run logs so little of what the model goes by that its word alone is a
     remark.
+
+    ``log``: kind of the log (:class:`rlwatch.forecast.gate.LogClass`); "" where it is not known. ``error``: by how many
+    steps straight lines to that limit have been out so far on this run, the median of ``checks`` of them; None before
+    one could be checked. ``passed``: the limit that the run is beyond; ``over``: what is forecast is there.
     """
 
     step: int
@@ -45,11 +69,35 @@ class Forecast:
     absent: str = ""
     limits_only: str = ""
     lean: bool = False
+    log: str = ""
+    error: float | None = None
+    checks: int = 0
+    passed: str = ""
+    over: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind."""
+        if self.over:
+            return Kind.OVER
+        if self.p50 is not None:
+            return Kind.CHANCE
+        return Kind.LIMIT if self.limits_only else Kind.NONE
+
+    @property
+    def shown(self) -> bool:
+        """True where a chance is to be shown."""
+        return self.kind is Kind.CHANCE
+
+    @property
+    def reason(self) -> str:
+        """Reason for the absence of a chance; empty where there is one."""
+        return "" if self.shown else self.absent or self.limits_only
 
     @property
     def metrics(self) -> dict[str, float]:
         """As metrics of the run (names of :mod:`rlwatch.metrics`); empty where there is no forecast."""
-        named = {"p20": self.p20, "p50": self.p50, "p100": self.p100, "risk": self.risk, "steps_to": self.steps_to}
+        named = {name: getattr(self, name) for name in NUMBERS}
         return {f"forecast/{name}": value for name, value in named.items() if value is not None}
 
 
@@ -63,14 +111,8 @@ MOST_REASONS = 8
 
 def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
     """Record of a forecast as a store keeps it."""
-    body = {
-        "alarm": forecast.alarm,
-        "limit": forecast.limit,
-        "why": [[reason.metric, round(reason.share, 4)] for reason in forecast.why[:MOST_REASONS]],
-        "absent": forecast.absent,
-        "limits_only": forecast.limits_only,
-        "lean": forecast.lean,
-    }
+    body: dict[str, JSON] = {name: getattr(forecast, name) for name in WORDS}
+    body["why"] = [[reason.metric, round(reason.share, 4)] for reason in forecast.why[:MOST_REASONS]]
     kept = {name: value for name, value in body.items() if value}
     return ForecastRecord(step.step, forecast.metrics, kept, step.ts, step.attempt, step.seq)
 
@@ -82,7 +124,7 @@ def forecast_of(record: ForecastRecord) -> Forecast:
     >>> forecast_of(record_of(given, ClosedStep(7, {}, {}))) == given
     True
     """
-    numbers = {name: record.metrics.get(FORECAST + name) for name in ("p20", "p50", "p100", "risk", "steps_to")}
+    numbers = {name: record.metrics.get(FORECAST + name) for name in NUMBERS}
     body = record.body
     return Forecast(
         record.step,
@@ -93,6 +135,10 @@ def forecast_of(record: ForecastRecord) -> Forecast:
         absent=str(body.get("absent", "")),
         limits_only=str(body.get("limits_only", "")),
         lean=bool(body.get("lean")),
+        log=str(body.get("log", "")),
+        checks=int(str(body.get("checks", 0))),
+        passed=str(body.get("passed", "")),
+        over=bool(body.get("over")),
     )
 
 
@@ -109,6 +155,17 @@ REACHED = {
     "reward": "the reward would fall to its limit",
 }
 """What each limit of a forecast means."""
+PASSED = {
+    "nan": "values are no longer finite",
+    "mismatch": "the train-inference mismatch",
+    "grad": "the gradient norm",
+    "ent_low": "low entropy",
+    "ent_high": "high entropy",
+    "length": "cut or repetitive responses",
+    "ref_kl": "KL to the reference",
+    "reward": "the reward",
+}
+"""Each limit where the run is beyond it."""
 MOST_NAMED = 3
 """Metrics named as the reason."""
 
@@ -146,6 +203,33 @@ def limit_sentence(forecast: Forecast) -> str:
         return sentence
     steps = round(forecast.steps_to)
     return f"{sentence} in about {steps} step{'s' if steps > 1 else ''}" if steps > 0 else f"{sentence} now"
+
+
+def line_sentence(forecast: Forecast) -> str:
+    """Time to a limit on a straight line, and by how much such lines have been out; empty where none is in sight.
+
+    >>> line_sentence(Forecast(90, limit="ent_low", steps_to=40.0, error=12.0, checks=9))
+    'entropy would fall to its limit in about 40 steps on a straight line (9 checked so far: out by 12 steps)'
+    """
+    if forecast.steps_to is None or not limit_sentence(forecast):
+        return ""
+    known = forecast.checks and forecast.error is not None
+    so_far = f"{forecast.checks} checked so far: out by {forecast.error:.0f} steps" if known else "none checked so far"
+    return f"{limit_sentence(forecast)} on a straight line ({so_far})"
+
+
+def said(forecast: Forecast) -> str:
+    """The whole forecast in a sentence, chance, limit or reason.
+
+    >>> said(Forecast(90, limits_only="no forecast: this log has no signal that has ever warned"))
+    'no forecast: this log has no signal that has ever warned'
+    """
+    if forecast.kind is Kind.LIMIT:
+        return "; ".join(filter(None, (forecast.limits_only, line_sentence(forecast))))
+    if not forecast.shown:
+        return forecast.absent
+    near = limit_sentence(forecast) if forecast.alarm else ""
+    return "; ".join(filter(None, (chance_sentence(forecast), near)))
 
 
 def reasons_sentence(forecast: Forecast) -> str:

@@ -7,7 +7,7 @@ import os
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -25,6 +25,8 @@ from rlwatch.forecast.features import (
     nearest,
 )
 from rlwatch.forecast.forecast import Forecast, Reason
+from rlwatch.forecast.gate import NO_SIGNAL, class_of, measured, opens
+from rlwatch.forecast.lines import StraightLines, falsified, recedes
 from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
 from rlwatch.forecast.signals import SIGNALS, Floats, Read
 from rlwatch.records import ClosedStep, Event
@@ -67,6 +69,9 @@ class Forecaster:
     own
         Threshold on p50 instead of the model's: what one's own healthy runs have shown to be harmless
         (``rlwatch forecast calibrate``). Below the model's threshold for twice :data:`BUDGET` it is not followed.
+    gated
+        Keep chances and alarms to itself in logs of a kind on which the shipped model has shown no skill
+        (:mod:`rlwatch.forecast.gate`): there it tells the time to a limit alone. So does what watches a run.
 
     Raises
     ------
@@ -74,7 +79,9 @@ class Forecaster:
         If the shipped model's file is damaged, or the model has no thresholds for that budget.
     """
 
-    def __init__(self, model: Model | None = None, *, budget: str = BUDGET, own: float | None = None) -> None:
+    def __init__(
+        self, model: Model | None = None, *, budget: str = BUDGET, own: float | None = None, gated: bool = False
+    ) -> None:
         self._whole = model or _shipped()
         self._sparse = False
         self._budget = budget
@@ -90,6 +97,8 @@ class Forecaster:
         self._paced = False
         self._terms: Terms | None = None
         self._source: tuple[str | None, ...] = ()
+        self._gated, self._open, self._log = gated, True, ""
+        self._lines = StraightLines()
 
     @property
     def model(self) -> Model:
@@ -128,7 +137,7 @@ class Forecaster:
             self._places = _places(self._model)
             rows = rows_judged(steps_so_far)
             self._paced, self._chances, self._reached = True, deque(maxlen=rows), deque(maxlen=rows)
-        held = [self._held_to(each.read) for each in known]
+        held = [self._held_to(each) for each in known]
         whole = [i for i, each in enumerate(held) if not (each.absent or each.limits_only)]
         chances = dict[int, tuple[Floats, Chances]]()
         if whole:
@@ -137,32 +146,45 @@ class Forecaster:
             chances = dict(zip(whole, zip(x, self._model.chances_of(x), strict=True), strict=True))
         return [self._forecast(each, held[i], chances.get(i)) for i, each in enumerate(known)]
 
-    def _held_to(self, read: Read) -> Terms:
-        """Thresholds for what the run logs, which is known once its baseline is; asked again while there are none."""
-        if self._terms is None or (self._terms.absent and read.source != self._source):
-            self._terms = terms(self._model, frozenset(_names(read)), self._budget, self._own)
+    def _held_to(self, features: Features) -> Terms:
+        """Thresholds for what the run logs, which is known once its baseline is; asked again when it logs more."""
+        read = features.read
+        new = self._terms is None or read.source != self._source
+        if self._terms is None or (new and (self._terms.absent or self._gated)):
+            self._terms = self._asked(features, frozenset(_names(read)))
             self._source = read.source
         return self._terms
+
+    def _asked(self, features: Features, signals: frozenset[str]) -> Terms:
+        self._log = class_of(signals, cadence(self._stream.history.steps), features.unsure)
+        self._open = not self._gated or opens(self._log)
+        found = terms(self._model, signals, self._budget, self._own)
+        if self._open:
+            return found
+        return replace(found, absent=found.absent and NO_SIGNAL, limits_only=NO_SIGNAL)
 
     @property
     def judged(self) -> float:
         """Median of the last few p50: what is held against the threshold; 0 before there is a forecast."""
         return statistics.median(self._chances) if self._chances else 0.0
 
-    def _limit(self, features: Features, held: Terms) -> tuple[Reach | None, float]:
-        """The nearest limit, and the risk that the last rows' way to it is."""
+    def _limit(self, features: Features, held: Terms) -> tuple[Reach | None, float, str]:
+        """The nearest limit, the risk that the last rows' way to it is, and its type where they are beyond it."""
         close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
-        return close, statistics.median(self._reached) / held.static
+        share = statistics.median(self._reached)
+        return close, share / held.static, close.limit.type if close is not None and share >= 1.0 else ""
 
     def _forecast(self, features: Features, held: Terms, model: tuple[Floats, Chances] | None) -> Forecast:
         """``model``: its features and chances, where the run logs enough for it."""
         if held.absent:
-            return Forecast(features.step, absent=held.absent)
+            return Forecast(features.step, absent=held.absent, log=self._log)
+        if not self._open:
+            return self._by_line(features, held)
         if model is None:
             return self._by_limit(features, held)
         x, chances = model
-        close, by_limit = self._limit(features, held)
+        close, by_limit, passed = self._limit(features, held)
         self._chances.append(chances.p50)
         by_model = self.judged / (held.model if self._sparse else held.threshold(features.unsure))
         risk = max(by_model, by_limit)
@@ -171,6 +193,8 @@ class Forecaster:
             limit, steps_to, why = _of(close, features.read)
         elif risk >= WORTH_TELLING:
             limit = self._model.limit(x) or (close.limit.type if close is not None else "")
+            if self._gated and recedes(limit, features.values):
+                limit = ""
             broken = {BROKEN: features.read.broken} if features.read.broken else {}
             why = reasons(self._model.why(x), _names(features.read) | broken)
         return Forecast(
@@ -184,11 +208,26 @@ class Forecaster:
             steps_to=steps_to,
             why=why,
             lean=held.lean,
+            log=self._log,
+            passed=passed,
         )
+
+    def _by_line(self, features: Features, held: Terms) -> Forecast:
+        """Time to the nearest limit on a straight line, of a run whose log is of a kind that has never warned."""
+        self._lines.update(features.step, features.values)
+        close, _, passed = self._limit(features, held)
+        found = Forecast(features.step, limits_only=held.limits_only, log=self._log, passed=passed)
+        if close is None or passed:
+            return found
+        limit, steps_to, why = _of(close, features.read)
+        error, checks = self._lines.error(close.limit)
+        if not steps_to or falsified(steps_to, error, checks):
+            return found
+        return replace(found, limit=limit, steps_to=steps_to, why=why, error=error, checks=checks)
 
     def _by_limit(self, features: Features, held: Terms) -> Forecast:
         """Forecast of a run that logs too little for the model: the way to its nearest limit alone."""
-        close, risk = self._limit(features, held)
+        close, risk, passed = self._limit(features, held)
         limit, steps_to, why = _of(close, features.read) if close is not None else ("", None, ())
         return Forecast(
             features.step,
@@ -198,6 +237,8 @@ class Forecaster:
             steps_to=steps_to,
             why=why,
             limits_only=held.limits_only,
+            log=self._log,
+            passed=passed,
         )
 
 
@@ -241,7 +282,7 @@ def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | Non
 
 
 def default_forecaster() -> Forecaster:
-    """A fresh forecaster with the model that :data:`MODEL_VARIABLE` names, or the shipped one.
+    """A fresh forecaster with the model that :data:`MODEL_VARIABLE` names, or the shipped one, which is gated.
 
     Raises
     ------
@@ -250,7 +291,8 @@ def default_forecaster() -> Forecaster:
     """
     path = os.environ.get(MODEL_VARIABLE, "")
     budget, own = os.environ.get(BUDGET_VARIABLE, "") or BUDGET, os.environ.get(THRESHOLD_VARIABLE, "")
-    return Forecaster(_loaded(path) if path else None, budget=budget, own=_chance(own) if own else None)
+    model = _loaded(path) if path else None  # one's own was judged on one's own runs
+    return Forecaster(model, budget=budget, own=_chance(own) if own else None, gated=model is None and bool(measured()))
 
 
 def _chance(text: str) -> float:

@@ -314,7 +314,7 @@ class Monitor:
         self._steps.append(step.step)
         self._knobs.update(step.step, step.metrics)
         holding = self._localised.with_culprits(self._detectors.update(step))
-        kept = self._forecasting.step(step)
+        kept = self._forecasting.step(step, self._episodes.standing(holding))
         forecast = self._forecasting.newest
         holding += self._forecasting.holding(step, holding)
         told, holding = self._episodes.closed(step, holding)

@@ -268,6 +268,17 @@ class Episodes:
         told += self._ended(step, [key for key in self._open if key not in reported])
         return told, [self._as_it_is(finding) for finding in holding if self._stands(finding)]
 
+    def standing(self, holding: Sequence[Finding]) -> list[Finding]:
+        """Findings that hold and those of open episodes that are silent just now, as bad as they are."""
+        now = {key: self._as_it_is(episode.finding) for key, episode in self._open.items() if not episode.over}
+        for finding in holding:
+            key = _key(finding)
+            if key not in self._open:
+                now[key] = finding
+            elif key in now:
+                now[key] = self._as_it_is(finding)
+        return list(now.values())
+
     def reason(self, kind: str) -> str:
         """The numbers by which the newest episode of a kind eased or recovered; empty where none say so."""
         now = (self._reason(episode) for (_, of), episode in self._open.items() if of == kind)

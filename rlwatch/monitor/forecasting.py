@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
 from rlwatch.forecast import Forecast
-from rlwatch.forecast.forecast import FORECAST, alarm_message, record_of
+from rlwatch.forecast.forecast import FORECAST, PASSED, alarm_message, record_of
 from rlwatch.metrics import Family
 from rlwatch.plugins import usable
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
@@ -57,6 +57,7 @@ class Forecasting:
         self._loads = 0
         self._ever = False
         self._absent_before = ""
+        self._failure = ""
         self._since: int | None = None
         self._certain = 0
         self._blank_rows = 0
@@ -91,33 +92,38 @@ class Forecasting:
 
         raised_by(asked)  # whatever it raises, it will raise again, at the step that is to blame
 
-    def step(self, step: ClosedStep) -> tuple[ForecastRecord, ...]:
-        """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again."""
+    def step(self, step: ClosedStep, standing: Sequence[Finding] = ()) -> tuple[ForecastRecord, ...]:
+        """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again.
+
+        ``standing``: findings that hold, or held and are not over: what has failed is not forecast.
+        """
         forecasts: list[Forecast] = []
         made = self._next.popleft()[1] if self._next and self._next[0][0] is step else None
         self._guarded(lambda forecaster: forecasts.append(_sound(made or forecaster.update(step))))
-        self.newest = forecasts[0] if forecasts else None
+        self._failure = _failure(standing, self._failure)
+        self.newest = _unless_over(forecasts[0], self._failure) if forecasts else None
         kept = self.newest or Forecast(step.step, absent=self._off)
-        before, self._absent_before = self._absent_before, kept.absent
+        says_nothing_new = "" if kept.metrics else kept.reason
+        before, self._absent_before = self._absent_before, says_nothing_new
         self._ever = self._ever or not kept.absent
-        return () if kept.absent and kept.absent == before else (record_of(kept, step),)
+        return () if says_nothing_new and says_nothing_new == before else (record_of(kept, step),)
 
     def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
         """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.
 
         A row without a forecast is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows. Where something
-        critical holds already, none begins or becomes critical: what has come true is not forecast.
+        critical holds none does: what has come true is not forecast.
         """
         forecast = self.newest
-        if forecast is not None and forecast.absent:
+        if any(map(_critical, others)):
+            self._held = None
+        elif forecast is not None and forecast.absent:
             self._blank_rows += 1
             carried = self._held if self._blank_rows <= CARRY_ROWS else None
             self._held = carried and replace(carried, step=step.step, attempt=step.attempt, seq=step.seq)
         else:
             self._blank_rows = 0
-            alarms = (
-                forecast is not None and forecast.alarm and (self._held is not None or not any(map(_critical, others)))
-            )
+            alarms = forecast is not None and forecast.alarm
             self._held = self._judged(forecast, step, others) if forecast is not None and alarms else None
         if self._held is None:
             self._since, self._certain = None, 0
@@ -127,8 +133,7 @@ class Forecasting:
     def _judged(self, forecast: Forecast, step: ClosedStep, others: Sequence[Finding]) -> Finding:
         self._since = step.step if self._since is None else min(self._since, step.step)
         self._certain = self._certain + 1 if (forecast.p20 or 0.0) >= CERTAIN else 0
-        was = self._held is not None and self._held.severity is Severity.CRITICAL
-        sure = self._certain >= CERTAIN_ROWS and any(map(_warns, others)) and (was or not any(map(_critical, others)))
+        sure = self._certain >= CERTAIN_ROWS and any(map(_warns, others))
         return Finding(
             detector=NAME,
             kind=CRASH_FORECAST,
@@ -209,13 +214,30 @@ def default_forecasts() -> Forecasts:
         return NoForecasts("no forecast because this installation of rlwatch holds no forecasting model")
 
 
+def _failure(standing: Sequence[Finding], before: str) -> str:
+    """Kind and onset of the failure that is there, as it was first told; empty while there is none."""
+    failures = sorted((finding.onset_step, finding.kind) for finding in standing if _critical(finding))
+    return (before or f"{failures[0][1]} since step {failures[0][0]}") if failures else ""
+
+
+def _unless_over(forecast: Forecast, failure: str) -> Forecast:
+    """The forecast, or the reason that there is nothing to be forecast any more."""
+    if failure:
+        why = f"no forecast because the failure is there: {failure}"
+    elif forecast.passed:
+        why = f"no forecast because the run is beyond a limit: {PASSED.get(forecast.passed, forecast.passed)}"
+    else:
+        return forecast
+    return Forecast(forecast.step, absent=why, log=forecast.log, passed=forecast.passed, over=True)
+
+
 def _sound(forecast: Forecast) -> Forecast:
     """The forecast, if its chances are chances. Raises ``ValueError`` otherwise."""
     for name in ("p20", "p50", "p100"):
         chance = getattr(forecast, name)
         if chance is not None and not 0.0 <= chance <= 1.0:
             raise ValueError(f"{name} must be in [0, 1], got {chance!r}")
-    for name in ("risk", "steps_to"):
+    for name in ("risk", "steps_to", "error"):
         number = getattr(forecast, name)
         if number is not None and not (math.isfinite(number) and number >= 0.0):
             raise ValueError(f"{name} must be a finite number >= 0, got {number!r}")

@@ -68,7 +68,7 @@ def test_a_watched_log_keeps_its_forecasts(alarming: Path, tmp_path: Path, invok
     """As a series of the run, once each, also if the log is watched again after it grew."""
     store = tmp_path / "store"
     first = invoke("watch", alarming, "--once", "--store", store)
-    _log(alarming, [0.1] * 30 + [0.8] * 10 + [0.3] * 5)
+    _log(alarming, [0.1] * 30 + [0.8] * 10 + [0.7] * 5)
     second = invoke("watch", alarming, "--once", "--store", store)
 
     assert OF in first.stdout.splitlines()

@@ -75,6 +75,37 @@ def test_an_alarm_is_a_warning_in_plain_words():
     assert monitor.active == ()
 
 
+def test_a_forecast_ends_where_the_failure_begins():
+    """Neither its finding nor a chance goes on beside the failure; the reason names it, and is stored once."""
+
+    class Broken(Threshold):
+        def update(self, step):
+            return [replace(each, severity=Severity.CRITICAL, family="Optimisation") for each in super().update(step)]
+
+    monitor, _ = watching(detectors=lambda: [Broken()])
+    outcome = feed(monitor, records(0.9, 0.9, 1.1, 1.1, 1.1))
+
+    assert [(f.kind.value, f.shown) for f in outcome.forecasts] == [("chance", True)] * 2 + [("over", False)] * 3
+    assert outcome.forecasts[-1].reason == "no forecast because the failure is there: high since step 2"
+    assert [record.step for record in outcome.kept] == [0, 1, 2]
+    assert [finding.kind for finding in monitor.active] == ["high"]
+
+
+def test_beyond_a_limit_nothing_is_forecast():
+    """ "It would fall to its limit now" is said of no run that is there; the alarm is kept while it may be a single row."""
+
+    class Beyond(Oracle):
+        def update(self, step):
+            made = super().update(step)
+            return replace(made, passed="reward") if step.step >= 2 else made
+
+    outcome = feed(watching(make=Beyond)[0], records(*[0.9] * 4))
+
+    assert [forecast.kind.value for forecast in outcome.forecasts] == ["chance", "chance", "over", "over"]
+    assert outcome.forecasts[-1].reason == "no forecast because the run is beyond a limit: the reward"
+    assert [finding.stage.value for finding in outcome.findings] == ["began"]
+
+
 @pytest.mark.parametrize("limit", LIMITS)
 def test_every_limit_has_words(limit):
     """No alarm names a limit by its key."""
@@ -108,16 +139,16 @@ def test_it_is_critical_only_if_sure_for_long_and_a_detector_warns():
     assert severities(1.5, "Optimisation") == [("warning", 0), ("critical", 4)]
 
 
-@pytest.mark.parametrize(("family", "foretold"), [("Optimisation", [3]), ("System", [2])])
+@pytest.mark.parametrize(("family", "foretold"), [("Optimisation", [8]), ("System", [2])])
 def test_what_has_come_true_is_not_forecast(family, foretold):
-    """While something critical holds no forecast begins; of time or logging it says nothing of the policy."""
+    """While something critical is not over there is no forecast; of time or logging it says nothing of the policy."""
 
     class Broken(Threshold):
         def update(self, step):
             found = super().update(step) if step.step >= 2 else []
             return [replace(each, family=family, severity=Severity.CRITICAL) for each in found]
 
-    found = feed(watching(detectors=lambda: [Broken()])[0], records(0.0, 0.0, 1.1, 0.9)).findings
+    found = feed(watching(detectors=lambda: [Broken()])[0], records(0.0, 0.0, 1.1, *[0.9] * 8)).findings
     assert [f.step for f in found if f.kind == "crash_forecast"] == foretold
 
 
