@@ -234,7 +234,7 @@ def replay(
         last.update(record.metrics)
     _, origin = canonicalise(last, trainer)
     strange = unread(names, trainer)
-    reasons = {name: unjudged(name) for name in strange}
+    reasons = {name: unjudged(name, whole="reward/mean" in metrics) for name in strange}
     findings = _unique(outcome.findings)
     forecasts = tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values())
     steps = _steps(records)

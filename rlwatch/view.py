@@ -615,7 +615,7 @@ def _blind(missing: Collection[str]) -> bool:
 
 def _gap(missing: Sequence[str], unread_names: Collection[str]) -> str:
     """Facts that are not known, and the names that may be them."""
-    names = foremost(name for name in unread_names if not unjudged(name))
+    names = foremost(name for name in unread_names if not unjudged(name, whole="reward" not in missing))
     more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
     told = f"; unknown names: {one_line(', '.join(names[:NAMES_TOLD]), LONGEST)}{more}" if names else ""
     facts = " or ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))

@@ -12,19 +12,15 @@ from rlwatch.metrics.reading import (
     BY_NAME,
     LAYER_PREFIX,
     Reading,
-    canonicalise,
     family_of,
-    known,
     meaning_of,
     metric_of,
-    read_as,
     resolve,
-    shadowed,
     unit_of,
-    unread,
 )
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
+from rlwatch.metrics.together import Reader, Taken, canonicalise, known, like_rewards, read_as, shadowed, taken, unread
 from rlwatch.metrics.unjudged import BESIDE_LEARNING, foremost, unjudged
 
 __all__ = [
@@ -36,17 +32,21 @@ __all__ = [
     "Alias",
     "Family",
     "Metric",
+    "Reader",
     "Reading",
     "Relation",
+    "Taken",
     "canonicalise",
     "family_of",
     "foremost",
     "known",
+    "like_rewards",
     "meaning_of",
     "metric_of",
     "read_as",
     "resolve",
     "shadowed",
+    "taken",
     "unit_of",
     "unjudged",
     "unread",

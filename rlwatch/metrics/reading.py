@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
-from rlwatch.metrics.table import OPEN, TABLE
-
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_EMPTY_WORDS = frozenset({"mean", "batch", "metrics", "train"})
-"""Words that fit every series here, and so tell none from another."""
-_ONE_WORD = {
-    **dict.fromkeys(("avg", "average"), "mean"),
-    **dict.fromkeys(("rewards", "return", "returns"), "reward"),
-    **dict.fromkeys(("gradient", "gradients"), "grad"),
-    **dict.fromkeys(("completion", "completions", "responses", "resp", "output", "generation", "gen"), "response"),
-    **dict.fromkeys(("len", "lengths"), "length"),
-    **dict.fromkeys(("frac", "rate", "share"), "fraction"),
-    **dict.fromkeys(("advantages", "adv"), "advantage"),
-    "reference": "ref",
-    "divergence": "div",
-    "importance": "is",
-    **dict.fromkeys(("acc", "accuracies"), "accuracy"),
-    **dict.fromkeys(("eval", "validation", "test"), "val"),
-    **dict.fromkeys(("logprob", "logprobs", "logps"), "logp"),
-    "perplexity": "ppl",
-    "truncation": "truncated",
-}
-
-
-def words_of(name: str) -> frozenset[str]:
-    """The words of a name in lower case, in one form, without those that say nothing.
-
-    >>> sorted(words_of("train/AvgGradientNorm"))
-    ['grad', 'norm']
-    """
-    parts = [_ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name))]
-    return frozenset(word for word in parts if word not in _EMPTY_WORDS)
+from rlwatch.metrics.table import OF_A_DATASET, OPEN, TABLE
+from rlwatch.metrics.words import role_of, words_of
 
 
 def _everyday_index() -> dict[frozenset[str], tuple[str, int]]:
@@ -56,7 +25,7 @@ def everyday(name: str) -> tuple[str, int] | None:
     >>> everyday("MeanReward"), everyday("resp_len"), everyday("clipped")
     (('reward/mean', 0), ('len/mean', 1), None)
     """
-    return _BY_WORDS.get(words_of(name))
+    return _BY_WORDS.get(words_of(name)) or role_of(name)
 
 
 # Reading a trainer's metric names: which canonical metric, and how closely.
@@ -183,7 +152,8 @@ def _flat_index() -> dict[str, list[tuple[Metric, Alias]]]:
 
 _FLAT = _flat_index()
 _FLAT_CANONICAL = {_flat(metric.name): metric for metric in TABLE}
-_PROXY = 2
+PROXY = 2
+"""Closeness of a proxy: what is further is a guess."""
 _TRACKER_PREFIXES = ("train/", "tap/")
 
 
@@ -197,8 +167,9 @@ def resolve(name: str, source: str = "") -> Reading | None:
 
     Dots read as slashes, and a name in which they became underscores as what it was; the ``train/`` prefix trackers
     add is looked through. An alias of the very source wins over one of any trainer, also where it says that there the
-    name is something else. Where the trainer is not known, a name that is none's is read by its words, and so is one
-    of plain words that a single trainer uses for what it means.
+    name is something else. A name that is none of the trainer's is read by its words (people log beside it, and some of
+    its names are found in loops of their own); where the trainer is not known, so is one of plain words that a single
+    trainer uses for what it means.
 
     >>> resolve("actor/grad_norm", "verl").metric.name
     'optim/grad_norm'
@@ -222,7 +193,8 @@ def resolve(name: str, source: str = "") -> Reading | None:
     for prefix in _TRACKER_PREFIXES:
         if name.startswith(prefix):
             return resolve(name.removeprefix(prefix), source)
-    return _written_flat(name, source) or (None if source else _guessed(name)) or _member(slashed, source)
+    ways = (_member(slashed, source), _guessed(name, source))
+    return _written_flat(name, source) or next(filter(None, ways if source else ways[::-1]), None)
 
 
 def _closest(candidates: Iterable[tuple[Metric, Alias]], source: str) -> tuple[Metric, Alias] | None:
@@ -244,107 +216,14 @@ def _written_flat(name: str, source: str) -> Reading | None:
     return None if canonical is None else Reading(canonical, Alias(name))
 
 
-def _guessed(name: str) -> Reading | None:
+OF_NO_POLICY = (*OF_A_DATASET, "trl/reward", "trl/prm", "trl/cpo", "trl/orpo", "trl/bco")
+"""Trainers that learn what they are given: what they call a reward, or entropy, no policy got."""
+
+
+def _guessed(name: str, source: str) -> Reading | None:
     """Reading of a name that is no trainer's, by its words."""
-    meant = None if metric_of(name) else everyday(name)
+    meant = None if metric_of(name) or source.startswith(OF_NO_POLICY) else everyday(name)
     return None if meant is None else Reading(BY_NAME[meant[0]], None, 1 + meant[1])
-
-
-@lru_cache(maxsize=4096)
-def _read(name: str, source: str) -> tuple[str, int] | None:
-    """The canonical name and its closeness, also of a member of an open family; None if unknown."""
-    reading = resolve(name, source)
-    if reading is not None:
-        return reading.metric.name, reading.closeness
-    return None if metric_of(name) is None else (name, 0)
-
-
-@lru_cache(maxsize=256)
-def _places(names: tuple[str, ...], source: str) -> tuple[tuple[str, str], ...] | None:
-    """Canonical names and those they are read from, for a row with these: nearly all rows of a run name the same.
-
-    None where that hangs on the values: of guesses some are out of their metric's range.
-    """
-    best: dict[str, tuple[int, str]] = {}
-    for name in names:
-        read = _read(name, source)
-        if read is None:
-            continue
-        canonical, closeness = read
-        if closeness > _PROXY:
-            return None
-        if canonical not in best or closeness < best[canonical][0]:
-            best[canonical] = closeness, name
-    return tuple((canonical, name) for canonical, (_, name) in best.items())
-
-
-def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
-    """Canonical name -> value, and canonical name -> the source name it was read from.
-
-    Where several names read as one metric the closest wins (canonical, same, proxy, guess), then the first. A
-    guess that the metric's range contradicts (a percentage for a fraction) is none.
-    Names the table does not know are left out; members of its open families (layers, tasks) pass through.
-    """
-    places = _places(tuple(metrics), source)
-    if places is not None:
-        return {canonical: metrics[name] for canonical, name in places}, dict(places)
-    values: dict[str, float] = {}
-    origin: dict[str, str] = {}
-    best: dict[str, int] = {}
-    for name, value in metrics.items():
-        read = _read(name, source)
-        if read is None:
-            continue
-        canonical, closeness = read
-        if closeness > _PROXY and not _in_range(metric_of(canonical), value):
-            continue
-        if closeness < best.get(canonical, 99):
-            best[canonical] = closeness
-            values[canonical], origin[canonical] = value, name
-    return values, origin
-
-
-def shadowed(names: Iterable[str], source: str = "") -> set[str]:
-    """Those of a run's ``names`` that are guesses at a metric which another of them names more closely.
-
-    They must not stand in where that is absent: an accuracy measured before training is no reward of the training.
-
-    >>> shadowed(["accuracy", "mean_reward"])
-    {'accuracy'}
-    """
-    read = {name: found for name in names if (found := _read(name, source)) is not None}
-    closest: dict[str, int] = {}
-    for canonical, closeness in read.values():
-        closest[canonical] = min(closeness, closest.get(canonical, closeness))
-    return {name for name, (canonical, closeness) in read.items() if closeness > max(_PROXY, closest[canonical])}
-
-
-def _in_range(metric: Metric | None, value: float) -> bool:
-    """True if the metric can be that; what is not finite can be anything."""
-    if metric is None:
-        return True
-    low, high = -math.inf if metric.low is None else metric.low, math.inf if metric.high is None else metric.high
-    return not math.isfinite(value) or low <= value <= high
-
-
-def read_as(name: str, source: str = "") -> str:
-    """The canonical name of what a run of ``source`` logs as ``name``; empty where that is not known.
-
-    >>> read_as("rewards/exact/mean", "trl"), read_as("len/by_task/gsm8k"), read_as("my_own")
-    ('reward/part/exact', 'len/by_task/gsm8k', '')
-    """
-    read = _read(name, source)
-    return "" if read is None else read[0]
-
-
-def known(names: Iterable[str], source: str = "") -> set[str]:
-    """The canonical metrics that ``names`` cover."""
-    return {reading.metric.name for name in names if (reading := resolve(name, source)) is not None}
-
-
-def unread(names: Iterable[str], source: str = "") -> list[str]:
-    """Those of ``names`` that are no metric of the table and of none of its open families, sorted."""
-    return sorted(name for name in set(names) if _read(name, source) is None)
 
 
 def family_of(name: str, source: str = "") -> Family:

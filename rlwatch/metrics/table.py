@@ -28,8 +28,7 @@ REWARD: tuple[Metric, ...] = (
         proxy("critic/rewards/mean", "verl", aggregator="after the KL penalty"), proxy("rewards/chosen", "trl", aggregator="log-ratio to the reference, times beta"),
         proxy("objective/rlhf_reward", "trl", aggregator="less the KL penalty"),
         same("objective/scores", "trl"), same("scores", "torchtune"), same("rewards", "torchtune"), proxy("return", "openrlhf")),
-        panel=1, vital=True, everyday=("reward", "episode reward", "reward score", "rollout reward", "reward data", "reward total", "score", "accuracy",
-        "answer accuracy", "success fraction", "solve fraction", "pass fraction")),
+        panel=1, vital=True),
     Metric("reward/std", Family.REWARD, "", "standard deviation of the reward over the batch", 0.0, aliases=(
         same("reward_std"), same("rollout/reward_std", "openrlhf"), same("self_distillation/reward_std", "trl")), panel=2, everyday=("reward std", "r std", "rollout reward std", "reward total std")),
     Metric("reward/max", Family.REWARD, "", "largest reward of the batch", aggregator="maximum", aliases=(
@@ -64,7 +63,7 @@ REWARD: tuple[Metric, ...] = (
     Metric("reward/answer_entropy", Family.REWARD, "nats", "entropy of the answers of a group", 0.0, aggregator="group mean"),
     Metric("val/score", Family.REWARD, "", "score on held-out prompts, measured now and then", aggregator="evaluation", aliases=(
         same("eval_reward"), proxy("eval/reward"), same("test/env/all/reward/total", "tinker"), same("eval/all/avg_score", "skyrl"),
-        same("val/accuracy", "nemo-rl"), same("validation/accuracy", "nemo-rl")), everyday=("val reward", "val accuracy", "val score")),
+        same("val/accuracy", "nemo-rl"), same("validation/accuracy", "nemo-rl"))),
     Metric("adv/mean", Family.REWARD, "", "mean advantage", aliases=(
         same("critic/advantages/mean"), same("rollout/advantages", "slime"), same("ppo_actor/advantages/avg", "areal"), same("loss/avg_raw_advantages", "skyrl"),
         same("advantages/mean", "nemo-rl"), same("main/rollout/avg_advantage", "torchforge")), everyday=("advantage",)),
@@ -82,7 +81,7 @@ OPEN_REWARD: tuple[Metric, ...] = (
 
 # Exploration: entropy and diversity of the policy.
 
-_OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
+OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
 """Trainers whose entropy is that of tokens they were given: it falls as they learn them, and nothing is explored."""
 
 EXPLORATION: tuple[Metric, ...] = (
@@ -94,8 +93,8 @@ EXPLORATION: tuple[Metric, ...] = (
         same("critic/entropy/mean", "roll"), same("policy/entropy_avg", "trl"),
         proxy("actor/entropy_loss", "verl", aggregator="update pass"), proxy("entropy_loss", "openrlhf"),
         proxy("train/entropy_loss", "slime"),
-        *(other("entropy", source) for source in _OF_A_DATASET)),
-        panel=1, vital=True, everyday=("entropy", "token entropy", "policy entropy", "actor entropy", "response entropy")),
+        *(other("entropy", source) for source in OF_A_DATASET)),
+        panel=1, vital=True),
     Metric("policy/entropy_coef", Family.EXPLORATION, "", "weight of the entropy bonus", aliases=(same("entropy_coef"),)),
     nats("policy/entropy_pos", Family.EXPLORATION, "entropy of the tokens of positive advantage", low=0.0),
     nats("policy/entropy_neg", Family.EXPLORATION, "entropy of the tokens of negative advantage: it is these that explode", low=0.0),
@@ -136,7 +135,7 @@ TRUST_REGION: tuple[Metric, ...] = (
         proxy("critic/kl", "verl"), same("train/kl_loss", "slime"), same("kl_ref"), same("kl_loss"), same("policy/policy_kl", "skyrl"),
         proxy("kl_policy_base", "tinker", "k1", "policy that sampled"), same("kl_penalty", "nemo-rl", "k3"), proxy("rollout/kl", "slime", "k1", "policy before the update"),
         proxy("ppo_actor/kl_rewards/avg", "areal", "k1", "as part of the reward, with its sign and weight"), proxy("loss/avg_kl", "skyrl")),
-        panel=1, vital=True, everyday=("kl", "kl div", "kl ref", "kl ref div", "policy kl ref", "actor kl loss", "policy kl")),
+        panel=1, vital=True),
     nats("policy/kl_ref_k1", Family.TRUST_REGION, "KL to the reference, k1 = x, x = log(pi/ref); may be negative", aliases=(
         proxy("logprobs_diff", "openrlhf", "k1", "token mean, or sequence mean where KL is part of the reward; 0 without a reference"),)),
     nats("policy/kl_ref_k2", Family.TRUST_REGION, "KL to the reference, k2 = x^2/2", low=0.0),
@@ -207,13 +206,13 @@ OPTIMISATION: tuple[Metric, ...] = (
         same("policy_loss"), same("actor/pg_loss", "verl"), same("loss/policy_avg", "trl"), same("train/pg_loss", "slime"),
         same("policy/policy_loss", "skyrl"), same("ppo_actor/update/actor_loss/avg", "areal"), proxy("policy/final_loss", "skyrl"),
         proxy("loss"), proxy("Training Loss", "trl"), proxy("actor/loss", "verl"), proxy("train/loss", "slime"), proxy("loss/mean", "prime-rl"), proxy("rl_trainer/avg_loss", "torchforge"), same("train/policy_gradient_loss", "sb3"), same("self_distillation/policy_loss", "trl")),
-        panel=3, everyday=("policy loss", "pg loss", "actor loss", "loss", "rl loss")),
+        panel=3),
     Metric("loss/raw", Family.OPTIMISATION, "", "loss before any NaN filter of the trainer"),
     Metric("optim/grad_norm", Family.OPTIMISATION, "", "global gradient norm before clipping", 0.0, aggregator="last optimizer step", aliases=(
         same("grad_norm"), same("actor/grad_norm", "verl", aggregator="mean over mini-batches"), same("grad norm"),
         same("actor_grad_norm", "openrlhf"), same("train/grad_norm"), same("opt/grad_norm"), same("policy/raw_grad_norm", "skyrl"), same("policy/grad_norm", "skyrl"),
         same("ppo_actor/update/grad_norm", "areal"), same("ppo_actor/grad_norm", "areal"), same("train/actor-grad_norm", "slime")),
-        panel=1, vital=True, everyday=("grad", "grad norm", "gradnorm", "gnorm", "global grad norm", "policy grad norm", "grad norm total")),
+        panel=1, vital=True),
     Metric("optim/grad_norm_max", Family.OPTIMISATION, "", "largest global gradient norm of several optimizer steps in one step", 0.0, aggregator="maximum"),
     Metric("optim/lr", Family.OPTIMISATION, "", "learning rate", 0.0, aliases=(
         same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"), same("learning rate"), same("rl_trainer/learning_rate", "torchforge"),
@@ -433,7 +432,7 @@ ROLLOUTS: tuple[Metric, ...] = (
         proxy("total_length", "openrlhf", aggregator="with the prompt"), proxy("seq_len/all/mean", "prime-rl", aggregator="with the prompt"),
         proxy("mean_total_tokens_per_sample", "nemo-rl", aggregator="with the prompt"), proxy("sample/trained_tokens_mean", "trl", aggregator="tokens that are trained on"),
         proxy("response_length_non_aborted/mean", "verl", aggregator="without aborted responses"), proxy("train_seq_len", "trl", aggregator="with the prompt")),
-        panel=1, everyday=("length", "response length", "response token length", "rollout response length", "rollout response token length", "response tokens")),
+        panel=1),
     Metric("len/max", Family.ROLLOUTS, "tokens", "longest response", 0.0, aggregator="maximum", aliases=(
         same("completions/max_length"), same("response_length/max", "verl"), same("rollout/response_len/max", "slime"), same("generate/max_num_tokens", "skyrl"),
         same("decode_len/all/max", "prime-rl"), proxy("response_length_non_aborted/max", "verl", aggregator="without aborted responses"),

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 SPEED, MACHINES = "speed, which tells nothing of learning", "of the machines"
+PART = "a part of the reward, whose whole is judged"
+SETTING, BESIDE_LOSS = "a setting", "of a loss beside the policy's"
 COUNT, BATCH = "a count of what was done", "how the batch was made up"
 BESIDE_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
 """Reasons of names that do not tell how a policy fares, whatever they do."""
@@ -19,10 +21,12 @@ _REASONS: tuple[tuple[str, str], ...] = (
         _HELD_OUT + r"|(?:^|[/_])pass_?k$|(?:^|/)(?:best|worst|maj)@|^rollouter/validate",
         "measured on held-out prompts, now and then",
     ),
+    (r"(?:reward_?model|^rm)(?:[/_].*)?_loss$|^reward_loss$", BESIDE_LOSS),
+    (r"^reward_?(?:coef|coeff|weight|scale|scaling|clip|threshold|target)s?$", SETTING),
     (
         r"^rewards?[/_].+|^gdpo/|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func"
         r"|^(?:rlhf_reward|kl_reward|successes)$",
-        "a part of the reward, whose whole is judged",
+        PART,
     ),
     (
         r"rewards_(?:chosen|rejected)|(?:accuracies|margins?|rejected|chosen)$|^logps/|center_rewards",
@@ -58,11 +62,11 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (
         r"(?:^|[/_])(?:coef|coeff|beta|eps|threshold|lambda|cliprange(?:_low|_high)?|alpha|phi|temperature|top_p|top_k)$"
         r"|_coeff?$|_phase$|loss_normali[sz]e|_override_active$|phi_seq|lr[-_]pg|(?:^|[/_])lr$|_enabled$",
-        "a setting",
+        SETTING,
     ),
     (
         r"^aux_loss$|aux_loss|mtp_loss|z_loss|routed_expert|/moe|^moe|ce_loss|perplexity$",
-        "of a loss beside the policy's",
+        BESIDE_LOSS,
     ),
     (
         r"filter_groups|dynamic_(?:filter|sampling)|evicted|discarded|masked_seqs|^pool/|_valid$|rollout_failure|sample_mask"
@@ -89,15 +93,24 @@ _SAYING = re.compile(
 LONGEST = 500
 
 
-@lru_cache(maxsize=4096)
-def unjudged(name: str) -> str:
+def unjudged(name: str, *, whole: bool = True) -> str:
     """Reason why a name that nothing reads is not judged; empty where it is simply unknown.
+
+    ``whole``: whether the reward of the run is read: else a part of it may be all there is.
 
     >>> unjudged("timing_s/gen"), unjudged("my_own_score")
     ('speed, which tells nothing of learning', '')
+    >>> unjudged("reward_of_tests"), unjudged("reward_of_tests", whole=False)
+    ('a part of the reward, whose whole is judged', '')
     """
     if len(name) > LONGEST:
         return ""
+    reason = _reason(name)
+    return "" if reason == PART and not whole else reason
+
+
+@lru_cache(maxsize=4096)
+def _reason(name: str) -> str:
     plain = name.removeprefix("train/").removeprefix("train_")
     return next((reason for pattern, reason in _PATTERNS if pattern.search(plain)), "")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from rlwatch.detectors.registry import default_detectors, of_plugins
 from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.metrics import Family, canonicalise
+from rlwatch.metrics import Family, Reader
 from rlwatch.monitor.episodes import Episodes
 from rlwatch.monitor.forecasting import NAME, Forecasting, Forecasts, chosen_forecaster, default_forecasts
 from rlwatch.ports import Detector, History
@@ -103,6 +103,7 @@ class Monitor:
     ) -> None:
         self.run_id = run_id
         self.source = source
+        self._reader = Reader(source)
         self.late = 0
         self.forecast_failures = 0
         """Forecasters that raised and were not asked again."""
@@ -280,7 +281,7 @@ class Monitor:
         else:
             self.late += 1
         if stands or has_nonfinite(record):
-            views.append(_Arrived(self._standstill.counted(arrived(record, self.source)), self._open.step))
+            views.append(_Arrived(self._standstill.counted(arrived(record, self._reader)), self._open.step))
         return views
 
     def _arrival(self, view: ClosedStep, now: int) -> Outcome:
@@ -297,7 +298,7 @@ class Monitor:
 
     def _closed(self) -> list[ClosedStep]:
         """The open step, if there is one, which gathers no more."""
-        steps, self._open = [] if self._open is None else [self._open.closed(self.source)], None
+        steps, self._open = [] if self._open is None else [self._open.closed(self._reader)], None
         return steps
 
     def _judged_together(self, views: list[ClosedStep | _Arrived]) -> Iterator[Outcome]:
@@ -367,14 +368,14 @@ class OpenStep:
         self._metrics.update(record.metrics)
         self._last = record
 
-    def closed(self, source: str) -> ClosedStep:
+    def closed(self, reader: Reader) -> ClosedStep:
         """The step as detectors see it."""
-        return _view(self._last, self._metrics, source)
+        return _view(self._last, self._metrics, reader)
 
 
-def arrived(record: StepRecord, source: str) -> ClosedStep:
+def arrived(record: StepRecord, reader: Reader) -> ClosedStep:
     """One record by itself, canonically named."""
-    return _view(record, record.metrics, source)
+    return _view(record, record.metrics, reader)
 
 
 def has_nonfinite(record: StepRecord) -> bool:
@@ -392,8 +393,8 @@ def _forecasts(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name.startswith(FORECAST))
 
 
-def _view(record: StepRecord, metrics: object, source: str) -> ClosedStep:
-    values, origin = canonicalise(metrics, source)  # type: ignore[arg-type]
+def _view(record: StepRecord, metrics: Mapping[str, float], reader: Reader) -> ClosedStep:
+    values, origin = reader.canonicalise(metrics)
     for name in _forecasts(tuple(values)):
         del values[name], origin[name]
     return ClosedStep(record.step, values, origin, record.ts, record.attempt, record.seq)

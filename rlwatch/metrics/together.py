@@ -1,0 +1,247 @@
+"""The names of one run, read together: of several that mean one metric the closest is it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from rlwatch.metrics.reading import BY_NAME, OF_NO_POLICY, PROXY, metric_of, resolve
+from rlwatch.metrics.unjudged import unjudged
+from rlwatch.metrics.words import BESIDE_REWARDS, HELD_OUT, ONLY_REWARD, only_reward, said
+
+REWARD = "reward/mean"
+_ONLY = PROXY + 1 + ONLY_REWARD
+MOST_PLANS = 256
+
+
+class Read(NamedTuple):
+    """Metric that a name is read as, and how closely (see :class:`~rlwatch.metrics.Reading`)."""
+
+    metric: str
+    closeness: int
+
+
+class _Plan(NamedTuple):
+    """Places of a row's metrics: those its names tell for certain, and guesses, which its values may contradict."""
+
+    certain: tuple[tuple[str, str], ...]
+    guesses: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Reader:
+    """Reads the rows of a run, canonically named, by all the names that the run has shown so far.
+
+    A guess at a metric that the run names more closely elsewhere must not stand in for it in rows where that is absent:
+    an accuracy that is measured before the training is no reward of it.
+
+    >>> reader = Reader()
+    >>> reader.canonicalise({"accuracy": 0.3})[1], reader.canonicalise({"mean_reward": 0.5})[1]
+    ({'reward/mean': 'accuracy'}, {'reward/mean': 'mean_reward'})
+    >>> reader.canonicalise({"accuracy": 0.3})[1]
+    {}
+    """
+
+    def __init__(self, source: str = "", names: Iterable[str] = ()) -> None:
+        self._source = source
+        self._seen: set[str] = set()
+        self._own: dict[str, Read] = {}
+        """As each is read by itself, without the one below."""
+        self._rewards: list[str] = []
+        """Names that speak of a reward."""
+        self._lone: str | None = None
+        self._closest: dict[str, int] = {}
+        self._plans: dict[tuple[str, ...], _Plan] = {}
+        self._learn(names)
+
+    def read(self, name: str) -> Read | None:
+        """Reading of one of the names seen, whatever others there are of that metric; None if unknown."""
+        return Read(REWARD, _ONLY) if name == self._lone else self._own.get(name)
+
+    def gives_way(self, name: str) -> bool:
+        """True of a guess at a metric that another name means more closely."""
+        read = self.read(name)
+        return read is not None and read.closeness > max(PROXY, self._closest[read.metric])
+
+    def canonicalise(self, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+        """Canonical name -> value, and canonical name -> the source name it was read from, of a row of the run."""
+        names = tuple(metrics)
+        plan = self._plans.get(names)
+        if plan is None:
+            if not self._seen.issuperset(names):
+                self._learn(names)
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[names] = self._planned(names)
+        origin = dict(plan.certain)
+        values = {metric: metrics[name] for metric, name in plan.certain}
+        for metric, candidates in plan.guesses:
+            for name in candidates:
+                if _in_range(metric, metrics[name]):
+                    values[metric], origin[metric] = metrics[name], name
+                    break
+        return values, origin
+
+    def _learn(self, names: Iterable[str]) -> None:
+        self._plans.clear()
+        fresh = [name for name in names if name not in self._seen]
+        self._seen.update(fresh)
+        rewards = [name for name in fresh if "reward" in said(name)]
+        self._rewards += rewards
+        for name in fresh:
+            own = _read(name, self._source)
+            if own is not None:
+                self._own[name] = own
+                self._closest[own.metric] = min(own.closeness, self._closest.get(own.metric, own.closeness))
+        if self._closest.get(REWARD, _ONLY) < _ONLY:
+            self._lone = None
+        elif rewards and not self._source.startswith(OF_NO_POLICY):
+            lone = only_reward(self._rewards)
+            read = None if lone is None else self._own.get(lone)
+            self._lone = lone if read is None or read.metric.startswith("reward/part/") else None
+            if self._lone is not None:
+                self._closest[REWARD] = _ONLY
+
+    def _planned(self, names: tuple[str, ...]) -> _Plan:
+        found: dict[str, list[tuple[int, str]]] = {}
+        for name in names:
+            read = self.read(name)
+            if read is not None and not self.gives_way(name):
+                found.setdefault(read.metric, []).append((read.closeness, name))
+        certain, guesses = [], []
+        for metric, candidates in found.items():
+            candidates.sort(key=lambda pair: pair[0])
+            if candidates[0][0] <= PROXY:
+                certain.append((metric, candidates[0][1]))
+            else:
+                guesses.append((metric, tuple(name for _, name in candidates)))
+        return _Plan(tuple(certain), tuple(guesses))
+
+
+@lru_cache(maxsize=4096)
+def _read(name: str, source: str) -> Read | None:
+    """Also of a member of an open family; None if unknown."""
+    reading = resolve(name, source)
+    if reading is not None:
+        return Read(reading.metric.name, reading.closeness)
+    return None if metric_of(name) is None else Read(name, 0)
+
+
+def _in_range(name: str, value: float) -> bool:
+    """True if the metric can be that; what is not finite can be anything."""
+    metric = BY_NAME.get(name)
+    if metric is None:
+        return True
+    low, high = -math.inf if metric.low is None else metric.low, math.inf if metric.high is None else metric.high
+    return not math.isfinite(value) or low <= value <= high
+
+
+@lru_cache(maxsize=MOST_PLANS)
+def _reader(names: tuple[str, ...], source: str) -> Reader:
+    return Reader(source, names)
+
+
+def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
+    """Canonical name -> value, and canonical name -> the source name it was read from, of a row by itself.
+
+    Where several names read as one metric the closest wins (canonical, same, proxy, guess), then the first. A
+    guess that the metric's range contradicts (a percentage for a fraction) is none.
+    Names the table does not know are left out; members of its open families (layers, tasks) pass through.
+    """
+    return _reader(tuple(metrics), source).canonicalise(metrics)
+
+
+def shadowed(names: Iterable[str], source: str = "") -> set[str]:
+    """Those of a run's ``names`` that are guesses at a metric which another of them names more closely.
+
+    >>> shadowed(["accuracy", "mean_reward"])
+    {'accuracy'}
+    """
+    names = tuple(sorted(names))
+    reader = _reader(names, source)
+    return {name for name in names if reader.gives_way(name)}
+
+
+def read_as(name: str, source: str = "") -> str:
+    """The canonical name of what a run of ``source`` logs as ``name``; empty where that is not known.
+
+    >>> read_as("rewards/exact/mean", "trl"), read_as("len/by_task/gsm8k"), read_as("my_own")
+    ('reward/part/exact', 'len/by_task/gsm8k', '')
+    """
+    read = _read(name, source)
+    return "" if read is None else read.metric
+
+
+def known(names: Iterable[str], source: str = "") -> set[str]:
+    """The canonical metrics that ``names`` cover.
+
+    >>> sorted(known(["wordle_reward", "kl"]))
+    ['policy/kl_ref', 'reward/mean']
+    """
+    names = tuple(sorted(names))
+    found = {reading.metric.name for name in names if (reading := resolve(name, source)) is not None}
+    reader = _reader(names, source)
+    return found | {read.metric for name in names if (read := reader.read(name)) is not None and read.closeness > PROXY}
+
+
+def unread(names: Iterable[str], source: str = "") -> list[str]:
+    """Those of ``names`` that are no metric of the table and of none of its open families, sorted."""
+    names = tuple(sorted(set(names)))
+    reader = _reader(names, source)
+    return [name for name in names if reader.read(name) is None]
+
+
+# What became of each name, in words.
+
+_WHY = {0: "its canonical name", 1: "a trainer's name for it", PROXY: "a trainer's name for something close to it"}
+_BY_WORDS, _ALONE = "by its words", "the only reward of the run"
+
+
+class Taken(NamedTuple):
+    """One name of a run: the metric it is read as and why, or why it is none (``metric`` is empty then)."""
+
+    name: str
+    metric: str
+    why: str
+
+
+def taken(names: Iterable[str], source: str = "") -> list[Taken]:
+    """Each of a run's names and what it is read as, those that are read first.
+
+    >>> for each in taken(["acc", "mean_reward", "kl_coef"]): print(*each, sep=" | ")
+    mean_reward | reward/mean | by its words
+    acc |  | gives way to mean_reward, which is closer to reward/mean
+    kl_coef |  | a setting
+    """
+    names = tuple(sorted(names))
+    reader = _reader(names, source)
+    _, origin = reader.canonicalise(dict.fromkeys(names, math.nan))
+    told = [_taken(name, reader.read(name), origin) for name in names]
+    return sorted(told, key=lambda each: (not each.metric, each.name))
+
+
+def _taken(name: str, read: Read | None, origin: Mapping[str, str]) -> Taken:
+    if read is None:
+        reason = unjudged(name, whole=REWARD in origin)
+        return Taken(name, "", reason or "not known, so nothing judges it")
+    chosen = origin.get(read.metric, name)
+    if chosen != name:
+        return Taken(name, "", f"gives way to {chosen}, which is closer to {read.metric}")
+    why = _WHY.get(read.closeness) or (_ALONE if read.closeness == _ONLY else _BY_WORDS)
+    return Taken(name, read.metric, why)
+
+
+_SOUND = frozenset(
+    {"reward", "return", "score", "accuracy", "success", "solve", "win", "pass", "correct", "r", "match"}
+)
+
+
+def like_rewards(names: Iterable[str]) -> list[str]:
+    """Those of a run's ``names`` that may be its reward, the likeliest first; those of which the words say no are none.
+
+    >>> like_rewards(["loss", "defend_reward", "attack_reward", "reward_std", "eval_reward"])
+    ['attack_reward', 'defend_reward']
+    """
+    spoken = [name for name in names if said(name) & _SOUND and not said(name) & (BESIDE_REWARDS | {HELD_OUT})]
+    return sorted(spoken, key=lambda name: ("reward" not in said(name), name))
