@@ -1,13 +1,15 @@
-"""From rows to records: sequence numbers, attempts, one list per run, and the trainer that its metrics tell."""
+"""From rows to records: sequence numbers, one list per run, and the trainer that its metrics tell."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import Row, Skips
 from rlwatch.importers.lines import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
+from rlwatch.importers.step_order import Numbered, StepOrder
 from rlwatch.records import StepRecord
 
 _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
@@ -66,54 +68,6 @@ def _compatible(source: str, known_source: str) -> bool:
     return not known_source or source.startswith(known_source) or (source == "ms-swift" and known_source == "trl")
 
 
-# Attempts: one rule for every format.
-#
-# A trainer that resumes from a checkpoint logs steps it has already logged. A tracker that logs a step in several
-# calls also goes back, but with other metrics.
-
-
-class Attempts:
-    """Numbers attempts from 1.
-
-    A row is a **rewind**, the start of the next attempt, if its step lies before one already seen in this attempt
-    and it repeats a metric already seen at that step. A row for an earlier step with only new metrics is a late
-    record of the same attempt.
-
-    >>> attempts = Attempts()
-    >>> [attempts.of(step, [name]) for step, name in [(1, "loss"), (2, "loss"), (1, "val"), (1, "loss")]]
-    [1, 1, 1, 2]
-    """
-
-    def __init__(self) -> None:
-        self.attempt = 1
-        self._seen: dict[int, frozenset[str]] = {}
-        self._sets: dict[frozenset[str], frozenset[str]] = {}
-        """One of each: most steps have the same names."""
-        self._furthest = -1
-        self._restarted = False
-
-    def of(self, step: int, names: Iterable[str]) -> int:
-        """The attempt that the next row, with metrics ``names`` at ``step``, belongs to."""
-        names = frozenset(names)
-        names = self._sets.setdefault(names, names)
-        seen = self._seen.get(step, frozenset())
-        if self._restarted or (step < self._furthest and not seen.isdisjoint(names)):
-            self._begin()
-            seen = frozenset()
-        together = seen | names
-        self._seen[step] = self._sets.setdefault(together, together)
-        self._furthest = max(self._furthest, step)
-        return self.attempt
-
-    def restart(self) -> None:
-        """Say that the trainer was started again: the next row begins a new attempt, whatever its step."""
-        self._restarted = self._furthest >= 0
-
-    def _begin(self) -> None:
-        self.attempt += 1
-        self._seen, self._furthest, self._restarted = {}, -1, False
-
-
 class RunAssembly:
     """Gives the rows of one run their ``seq`` (1, 2, 3... or on from ``seq``) and ``attempt``.
 
@@ -122,29 +76,49 @@ class RunAssembly:
 
     def __init__(self, path: str, seq: int = 0) -> None:
         self.path = path
-        self.attempts = Attempts()
+        self.order = StepOrder()
         self.records: list[StepRecord] = []
         self.names: dict[str, None] = {}
         """Every metric seen, in order of first appearance."""
         self.seq = seq
 
-    def record(self, row: Row, skips: Skips) -> StepRecord:
-        """The record of the next row, without keeping it; what is left out is counted in ``skips``.
+    def take(self, row: Row, skips: Skips) -> list[StepRecord]:
+        """The records that the next row settles, without keeping them; what is left out is counted in ``skips``.
 
         Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run.
         """
-        self.seq += 1
-        known = row.metrics.keys() <= self.names.keys()
-        metrics = row.metrics if known else self._bounded(row, skips)
-        attempt = self.attempts.of(row.step, metrics)
-        if attempt > MOST_ATTEMPTS:
+        if not row.metrics.keys() <= self.names.keys():
+            row = replace(row, metrics=self._bounded(row, skips))
+        taken = self.order.take(row, skips)
+        if self.order.attempt > MOST_ATTEMPTS or self.order.returns > max(MOST_ATTEMPTS, self.seq):
             problem = f"its steps go back more than {MOST_ATTEMPTS:,} times, as those of one run never do; are these "
             raise ImportFormatError(self.path, problem + "the rows of several runs?", row.line or None)
-        return StepRecord(step=row.step, metrics=metrics, ts=row.ts, attempt=attempt, seq=self.seq)
+        return self._records(taken)
+
+    def finish(self, skips: Skips) -> list[StepRecord]:
+        """The records of the rows that are still held back, where nothing more will come."""
+        return self._records(self.order.finish(skips))
+
+    def restart(self, skips: Skips) -> list[StepRecord]:
+        """The same where the trainer was started again: the next row begins another attempt."""
+        return self._records(self.order.restart(skips))
 
     def add(self, row: Row, skips: Skips) -> None:
-        """Keep the record of the next row."""
-        self.records.append(self.record(row, skips))
+        """Keep the records that the next row settles."""
+        self.records += self.take(row, skips)
+
+    def notes(self) -> tuple[str, ...]:
+        """Rows whose steps were not taken as they are written."""
+        if not self.order.placed:
+            return ()
+        return (f"rows ahead of the training's steps are taken at the step they were printed at: {self.order.placed}",)
+
+    def _records(self, rows: Iterable[Numbered]) -> list[StepRecord]:
+        return [self._record(row, attempt) for row, attempt in rows]
+
+    def _record(self, row: Row, attempt: int) -> StepRecord:
+        self.seq += 1
+        return StepRecord(step=row.step, metrics=row.metrics, ts=row.ts, attempt=attempt, seq=self.seq)
 
     def _bounded(self, row: Row, skips: Skips) -> Mapping[str, float]:
         """The metrics of a row with names not seen before, without those that are too many or too long."""

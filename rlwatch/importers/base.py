@@ -60,7 +60,8 @@ class Skips:
 class Row:
     """Metrics of one step as one place of the log gives them.
 
-    ``run`` is empty where the log holds one run, ``ts`` (Unix seconds) 0 where it does not tell the time.
+    ``run`` is empty where the log holds one run, ``ts`` (Unix seconds) 0 where it does not tell the time. ``starts``:
+    the log tells that a process begins with this row.
     """
 
     step: int
@@ -68,6 +69,7 @@ class Row:
     line: int = 0
     run: str = ""
     ts: float = 0.0
+    starts: bool = False
 
 
 class About(NamedTuple):
@@ -413,3 +415,17 @@ def step_of(value: object) -> int:
     if read >= LARGEST_STEP:
         raise ValueError(f"the step must be below 2**53, got {shown(value)}")
     return int(read)
+
+
+HELD_OUT = frozenset({"eval", "evaluation", "val", "validation", "test", "heldout"})
+_FIRST_WORD = re.compile(r"[a-z]+")
+
+
+def of_held_out(name: str) -> bool:
+    """True if the name is that of a measurement on held-out prompts.
+
+    >>> of_held_out("val_accuracy"), of_held_out("value_loss")
+    (True, False)
+    """
+    first = _FIRST_WORD.search(name.lower())
+    return first is not None and first.group() in HELD_OUT

@@ -358,9 +358,10 @@ class WholeFollower:
             key = (row.run, row.step, times[row.run, row.step])
             self._known[key] = row
             before = known.get(key, row) if not anew else row
-            anew = anew or not _holds(row, before)
+            begins = not anew and not _holds(row, before)
+            anew = anew or begins
             if anew or key not in known:
-                news.append(row)
+                news.append(replace(row, starts=True) if begins else row)
             elif len(row.metrics) > len(before.metrics):
                 late = {name: value for name, value in row.metrics.items() if name not in before.metrics}
                 news.append(replace(row, metrics=late))

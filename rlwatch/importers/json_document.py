@@ -23,11 +23,12 @@ from rlwatch.importers.base import (
     Verdict,
     is_null,
     metrics_of,
+    of_held_out,
     step_of,
     value_of,
 )
 from rlwatch.importers.json_logs import HISTORY, SUMMARY, is_row, load_document
-from rlwatch.importers.own_rows import OwnRows, flattened, of_held_out, step_field
+from rlwatch.importers.own_rows import OwnRows, flattened, step_field
 from rlwatch.records import JSON
 
 _FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS, "steps", "iter", "iterations", "update", "episode")

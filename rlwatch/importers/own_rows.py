@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rlwatch.importers.assemble import source_of
-from rlwatch.importers.base import Skips, is_null, value_of
+from rlwatch.importers.base import HELD_OUT, Skips, is_null, of_held_out, value_of
 
 _KIND_FIELDS = ("type", "row_type", "record_type", "kind", "event", "phase", "split", "mode", "stage")
 """Fields whose value may be the kind of a row; the first that says one counts."""
@@ -28,8 +28,7 @@ _FLAGS = ("eval", "is_eval", "evaluation", "is_baseline", "baseline")
 """Fields that are true in rows that train nothing."""
 _SAYING = frozenset((*_KIND_FIELDS, *_FLAGS))
 _WORD = re.compile(r"[a-z]+")
-_HELD_OUT = frozenset({"eval", "evaluation", "val", "validation", "test", "heldout"})
-_OF_NO_TRAINING = _HELD_OUT | {"evaluate", "valid", "dev", "baseline", "benchmark"}
+_OF_NO_TRAINING = HELD_OUT | {"evaluate", "valid", "dev", "baseline", "benchmark"}
 _OF_ROLLOUTS = frozenset({"rollout", "rollouts", "sample", "sampling", "generate", "generation", "collect"})
 _OF_UPDATES = frozenset({"train", "training", "update", "optim", "optimizer", "learn", "step"})
 _WRAPPERS = frozenset({"metrics", "logs", "log", "stats", "data", "values"})
@@ -59,16 +58,6 @@ def kind_of(row: Mapping[str, object]) -> str:
             if words & meant:
                 return kind
     return ""
-
-
-def of_held_out(name: str) -> bool:
-    """True if the name is that of a measurement on held-out prompts.
-
-    >>> of_held_out("val_accuracy"), of_held_out("value_loss")
-    (True, False)
-    """
-    first = _WORD.search(name.lower())
-    return first is not None and first.group() in _HELD_OUT
 
 
 def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:

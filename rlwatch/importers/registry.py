@@ -419,6 +419,8 @@ def _assembled(
             found[name] = RunAssembly(path)
         if run in (None, name):
             found[name].add(row, reading.skips)
+    for assembly in found.values():
+        assembly.records += assembly.finish(reading.skips)
     _check_found(found, importer, reading, run)
     _check_rows(found, importer, path)
     wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
@@ -461,7 +463,7 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading)
         records=assembly.by_step() if importer.table else assembly.records,
         skipped=reading.skips.listed(),
         config=about.config,
-        notes=reading.notes(),
+        notes=reading.notes() + assembly.notes(),
         tags=about.tags,
         title=about.name,
         project=about.project,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import IO, Protocol
 
@@ -142,6 +143,8 @@ class LogTail:
         self._position, self._last_seq = position, last_seq
         self._follower: Follower | None = None
         self._rows: Iterator[Row] = iter(())
+        self._due: list[StepRecord] = []
+        """Records of the file before the one that begins."""
         self._begins = False
         self._importer: Importer | None = None
         self.training = 1
@@ -175,7 +178,7 @@ class LogTail:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on how the log is read."""
-        return self._follower.reading.notes() if self._follower else ()
+        return (self._follower.reading.notes() if self._follower else ()) + self._assembly.notes()
 
     @property
     def about(self) -> About:
@@ -213,7 +216,8 @@ class LogTail:
     def poll(self, most: int | None = None) -> list[StepRecord]:
         """The records that were completed since the last poll, in order; never waits.
 
-        At most ``most`` of them, and none of two files; then ``behind`` says that there may be more already.
+        At most ``most`` of them and those that were held back, and none of two files; then ``behind`` says that
+        there may be more already.
         """
         self._recognise(final=False)
         if self._interrupted:
@@ -232,7 +236,8 @@ class LogTail:
         records += self._drained(self._follower.poll())
         while self._follower.more:
             records += self._drained(self._follower.poll())
-        return records + self._drained(self._follower.close())
+        records += self._drained(self._follower.close())
+        return records + self._assembly.finish(self._skips)
 
     def release(self) -> None:
         """Let go of the file for now: the next poll goes on where this one was."""
@@ -252,10 +257,10 @@ class LogTail:
         """The next row is the first of another file."""
         if self._position is not None:  # that of the earlier process is gone, with all that was kept of it
             self._assembly.seq = max(self._assembly.seq, self._last_seq)
+        settled = self._assembly.restart if restarted else self._assembly.finish
+        self._due += settled(self._skips)
         self._base = self._assembly.seq
         self._begins = True
-        if restarted:
-            self._assembly.attempts.restart()
 
     def _recognise(self, *, final: bool) -> None:
         """Ask the importers of each piece of the log once: a long preamble is not read again at every poll.
@@ -329,26 +334,32 @@ class LogTail:
         self.behind = self.turned = False
         records: list[StepRecord] = []
         for row in left:
+            records += self._overdue()
             if self._begins and records:
                 self._rows, self.behind, self.turned = chain([row], left), True, True
                 break
             if self._mine(row):
-                self._note_training(row)
+                noted = self._noted(row)
                 self._begins = False
-                records.append(self._assembly.record(row, self._skips))
+                records += self._assembly.take(noted, self._skips)
                 if most is not None and len(records) >= most:
                     self._rows, self.behind = left, True
                     break
-        return records
+        return records + self._overdue()
 
-    def _note_training(self, row: Row) -> None:
-        """Begin another run where the first row of another event file begins a training anew."""
+    def _overdue(self) -> list[StepRecord]:
+        due, self._due = self._due, []
+        return due
+
+    def _noted(self, row: Row) -> Row:
+        """The row; another run begins where the first row of another event file begins a training anew."""
         if self._training is None:
-            return
+            return row
         if self._begins and self._training.is_another(row):
             self._training, self._assembly = Training(), RunAssembly(str(self.path))
             self.training, self._base = self.training + 1, 0
         self._training.add(row)
+        return replace(row, starts=self._begins)
 
     def _mine(self, row: Row) -> bool:
         if not row.run:

@@ -206,6 +206,7 @@ class EventReading(StreamReading):
             if training.is_another(first):
                 training = Training()
                 self._trainings += 1
+            first = replace(first, starts=True)
             name = called(path.resolve().name or "run", self._trainings) if self._trainings > 1 else ""
             for row in chain((first,), rows):
                 training.add(row)

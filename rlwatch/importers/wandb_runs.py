@@ -396,8 +396,8 @@ class WandbTail:
         return records
 
     def close(self) -> list[StepRecord]:
-        """Nothing is ever held back."""
-        return []
+        """The records that waited for a row to tell whether they are of the run."""
+        return self._assembly.finish(self._skips)
 
     def release(self) -> None:
         """Nothing is ever held."""
@@ -419,7 +419,7 @@ class WandbTail:
         if items.get(OWN) is not None:
             self._next = max(self._next, step_of(items[OWN]) + 1)
         row = self._steps.row({name: value for name, value in items.items() if _scalar(value)}, self._count)
-        return [] if row is None else [self._assembly.record(row, self._skips)]
+        return [] if row is None else self._assembly.take(row, self._skips)
 
 
 def _scalar(value: object) -> bool:

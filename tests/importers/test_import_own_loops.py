@@ -308,13 +308,13 @@ def test_lines_of_names_that_nobody_knows_are_refused_with_the_names(tmp_path):
 
 def test_steps_of_lines_go_on_across_epochs(tmp_path):
     """Each epoch counts anew; a start from the beginning is an attempt."""
-    epochs = [(epoch, n) for epoch in (1, 2) for n in (10, 20, 30)] + [(1, 10), (1, 20)]
+    epochs = [(epoch, n) for epoch in (1, 2) for n in (10, 20, 30)] + [(1, 10), (1, 20), (1, 30)]
     lines = [f"Epoch {epoch} step {n}/30: reward: 0.5, entropy: 0.25\n" for epoch, n in epochs]
     run = read(tmp_path, "".join(lines), "run.log")
 
     assert [(r.attempt, r.step) for r in run.records] == [
         *[(1, step) for step in (10, 20, 30, 40, 50, 60)],
-        *[(2, step) for step in (10, 20)],
+        *[(2, step) for step in (10, 20, 30)],
     ]
 
 

@@ -1,0 +1,305 @@
+"""The counter of a run: which rows go on with it, which begin it anew, and which are of a counter of their own.
+
+A log holds more than one counter: evaluations that number themselves, a resumed trainer that repeats steps, text that a
+model wrote and that looks like rows. Steps that go back are a **restart**, and so the next attempt, only where they
+*last*: rows of the same kind (mostly the same names) go on from there for ``LASTING`` steps; rows of another kind need
+``LASTING_OTHERWISE``. Until that is settled such rows are held back: what is given out is never taken back. If the old
+counter goes on, they were of another one, and what repeats is left out. Where the log tells that a process began
+(another event file, a state written anew), one row that goes back is enough.
+
+A row far **ahead** of the counter is held back in the same way, until the next row shows whether the counter jumped. If
+it did not, an evaluation is taken at the step at which it was printed, and a row of the training's own names is left
+out. A row with only new names at an earlier step is a late record of the same attempt. Rows on held-out prompts never
+begin an attempt. A row that is printed again as it was (by each rank, say) counts once.
+
+All of it depends on the rows before and on at most a few after, never on when they were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from rlwatch.importers.base import Row, Skips, of_held_out
+
+LASTING = 3
+"""Steps of rows of the training's kind after which a return is a restart."""
+LASTING_OTHERWISE = 12
+"""The same of rows with other names."""
+SETTLED = 5
+"""Rows after which it is known how far apart they are, and which names recur."""
+MOST_AHEAD = 4
+"""Times the widest gap so far that the counter may jump by without a second row to say so."""
+OFTEN = 4
+"""Rows whose names are seen at least one in so many times as those of most rows are of the training, too."""
+ALIKE = 0.5
+"""Share of the names of two rows that are of one kind."""
+MOST_HELD = 1000
+MOST_OF_A_STEP = 64
+OTHER_COUNTER = "a row whose step goes back, or ahead, while the others go on (of another counter)"
+TOO_FEW = "a row whose step goes back at the end of the log (too few for a restart)"
+COPY = "a row printed again as it was (a copy, as of another rank)"
+Numbered = tuple[Row, int]
+"""A row, and its attempt."""
+
+
+class _Kind:
+    """Rows with one set of names."""
+
+    __slots__ = ("count", "held_out", "names")
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self.held_out = bool(names) and all(map(of_held_out, names))
+        self.count = 0
+
+
+class _Holding(Enum):
+    NOTHING = 0
+    BACK = 1
+    AHEAD = 2
+
+
+class _Held(NamedTuple):
+    row: Row
+    kind: _Kind
+
+
+class StepOrder:
+    """Takes the rows of one run in the order of the log; gives them back with their attempts, from 1.
+
+    >>> order, skips = StepOrder(), Skips()
+    >>> rows = [Row(step, {"loss": 0.5}) for step in (1, 2, 3, 4, 2, 3, 4, 5)]
+    >>> [(row.step, attempt) for row in rows for row, attempt in order.take(row, skips)]
+    [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
+    """
+
+    def __init__(self) -> None:
+        self.attempt = 1
+        self.returns = 0
+        """Times that the steps went back, whether that lasted or not."""
+        self.placed = 0
+        """Rows ahead of the counter that were taken at the step at which they were printed."""
+        self._kinds: dict[frozenset[str], _Kind] = {}
+        self._main: _Kind | None = None
+        """That of most rows."""
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        """One of each: most steps have the same names."""
+        self._gaps = self._widest = 0
+        self._held: list[_Held] = []
+        self._holding = _Holding.NOTHING
+        self._back: set[int] = set()
+        self._back_alike: set[int] = set()
+        self._last_back = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seen: dict[int, frozenset[str]] = {}
+        self._at = -1
+        self._rows_at: list[Mapping[str, float]] = []
+        self._begun = False
+
+    def take(self, row: Row, skips: Skips) -> list[Numbered]:
+        """The rows that ``row`` settles, itself among them unless it is held back."""
+        names = frozenset(row.metrics)
+        kind = self._kinds.get(names)
+        if kind is None:
+            kind = self._kinds[names] = _Kind(names)
+        if kind is self._main and not self._held and 0 < row.step - self._at <= self._widest:
+            return self._next(row, kind)
+        if row.starts and self._holding is not _Holding.NOTHING:
+            return self.finish(skips) + self._direct(row, kind, skips)
+        if self._holding is _Holding.NOTHING:
+            return self._direct(row, kind, skips)
+        if self._holding is _Holding.AHEAD:
+            return self._while_ahead(row, kind, skips)
+        return self._while_back(row, kind, skips)
+
+    def finish(self, skips: Skips) -> list[Numbered]:
+        """The rows still held back, where nothing more will come."""
+        if self._holding is _Holding.BACK:
+            return self._refuted_back(skips, TOO_FEW)
+        if self._holding is _Holding.AHEAD and self._at >= 0:
+            return self._refuted_ahead(skips, at_end=True)
+        return self._given()
+
+    def restart(self, skips: Skips) -> list[Numbered]:
+        """Say that the trainer was started again: the next row begins another attempt, whatever its step."""
+        given = self.finish(skips)
+        if self._begun:
+            self.attempt += 1
+            self._begin()
+        return given
+
+    def _next(self, row: Row, kind: _Kind) -> list[Numbered]:
+        """Give the row that most are: the next of the training. The same as :meth:`_emit` does, in less time."""
+        step = row.step
+        kind.count += 1
+        self._gaps += 1
+        seen = self._seen.get(step)
+        self._seen[step] = kind.names if seen is None else seen | kind.names
+        self._at, self._rows_at = step, [row.metrics]
+        return [(row, self.attempt)]
+
+    def _direct(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+        """Take a row while none is held back."""
+        step, at = row.step, self._at
+        if step == at and any(_same(row.metrics, other) for other in self._rows_at):
+            skips.add(COPY, row.line)
+            return []
+        if step < at:
+            if not kind.held_out and self._repeats(step, kind):
+                if not row.starts:
+                    return self._hold(_Holding.BACK, row, kind, skips)
+                self.restart(skips)
+        elif (kind.held_out and at < 0) or (self._gaps >= SETTLED and step - at > self._reach(kind)):
+            return self._hold(_Holding.AHEAD, row, kind, skips)
+        return self._emit(row, kind)
+
+    def _reach(self, kind: _Kind) -> int:
+        """Steps that the counter may go on by at once."""
+        return self._widest * (MOST_AHEAD if self._is_regular(kind) else 1)
+
+    def _while_ahead(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+        if kind.held_out:
+            return self._hold(_Holding.AHEAD, row, kind, skips)
+        if self._at < 0:  # evaluations before the first row of the training
+            held, self._held, self._holding = self._held, [], _Holding.NOTHING
+            given = [n for row_, kind_ in held for n in self._emit(self._moved(row_, min(row_.step, row.step)), kind_)]
+            return given + self._direct(row, kind, skips)
+        if row.step < self._held[0].row.step:
+            return self._refuted_ahead(skips, at_end=False) + self._direct(row, kind, skips)
+        if self._is_regular(kind):
+            return self._given() + self._emit(row, kind)
+        return self._hold(_Holding.AHEAD, row, kind, skips)
+
+    def _while_back(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+        if not kind.held_out:
+            old_goes_on = row.step > self._at and self._last_back < self._at
+            again = row.step < self._last_back and any(
+                one.kind is kind and one.row.step > row.step for one in self._held
+            )
+            if old_goes_on or again:
+                return self._refuted_back(skips, OTHER_COUNTER) + self._direct(row, kind, skips)
+        return self._hold(_Holding.BACK, row, kind, skips)
+
+    def _hold(self, why: _Holding, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+        """Keep a row, and give all that are kept once they say what they are."""
+        self.returns += why is _Holding.BACK and not self._held
+        self._holding = why
+        self._held.append(_Held(row, kind))
+        if not kind.held_out:
+            self._back.add(row.step)
+            self._last_back = max(self._last_back, row.step)
+            if self._is_regular(kind):
+                self._back_alike.add(row.step)
+        if why is _Holding.BACK and self._lasts():
+            given = self._held
+            self._settle()
+            self.attempt += 1
+            self._begin()
+            return [numbered for one in given for numbered in self._again(*one, skips)]
+        most = len(self._held) >= (LASTING_OTHERWISE if self._at < 0 else MOST_HELD)
+        return self._given() if most or len(self._back) >= LASTING_OTHERWISE else []
+
+    def _lasts(self) -> bool:
+        """True if the steps that went back go on from there."""
+        many = len(self._held) >= MOST_HELD
+        return many or len(self._back_alike) >= LASTING or len(self._back) >= LASTING_OTHERWISE
+
+    def _settle(self) -> None:
+        self._held, self._holding = [], _Holding.NOTHING
+        self._back, self._back_alike, self._last_back = set(), set(), -1
+
+    def _given(self) -> list[Numbered]:
+        """The rows that are held back, as they are."""
+        held = self._held
+        self._settle()
+        given = [numbered for one in held for numbered in self._emit(*one)]
+        self._at = max(self._at, *(one.row.step for one in held)) if held else self._at
+        return given
+
+    def _again(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+        """Give a row of a restart, unless it is a copy of another."""
+        if row.step == self._at and any(_same(row.metrics, other) for other in self._rows_at):
+            skips.add(COPY, row.line)
+            return []
+        return self._emit(row, kind)
+
+    def _refuted_back(self, skips: Skips, reason: str) -> list[Numbered]:
+        held = self._held
+        self._settle()
+        given: list[Numbered] = []
+        for row, kind in held:
+            if kind.held_out or not self._repeats(row.step, kind):
+                given += self._emit(row, kind)
+            else:
+                skips.add(reason, row.line)
+        return given
+
+    def _refuted_ahead(self, skips: Skips, *, at_end: bool) -> list[Numbered]:
+        held = self._held
+        self._settle()
+        given: list[Numbered] = []
+        for row, kind in held:
+            regular = self._is_regular(kind)
+            if regular and at_end:
+                given += self._emit(row, kind)
+            elif not regular and (kind.held_out or self._main is None or kind.names.isdisjoint(self._main.names)):
+                given += self._emit(self._moved(row, self._at), kind)
+            else:
+                skips.add(OTHER_COUNTER, row.line)
+        return given
+
+    def _moved(self, row: Row, step: int) -> Row:
+        self.placed += row.step != step
+        return row if row.step == step else replace(row, step=step)
+
+    def _emit(self, row: Row, kind: _Kind) -> list[Numbered]:
+        """Give a row, and learn from it."""
+        step = row.step
+        kind.count += 1
+        self._begun = True
+        if self._main is None or (kind.count > self._main.count and not kind.held_out):
+            self._main = kind
+        seen = self._seen.get(step)
+        together = kind.names if seen is None else seen | kind.names
+        self._seen[step] = self._sets.setdefault(together, together)
+        if step > self._at and self._is_regular(kind):
+            if self._at >= 0:
+                self._gaps += 1
+                self._widest = max(self._widest, step - self._at)
+            self._at, self._rows_at = step, []
+        if step == self._at and len(self._rows_at) < MOST_OF_A_STEP:
+            self._rows_at.append(row.metrics)
+        return [(row, self.attempt)]
+
+    def _is_regular(self, kind: _Kind) -> bool:
+        """True for a row of the training, by its names."""
+        main = self._main
+        if kind is main or main is None:
+            return not kind.held_out
+        if kind.held_out:
+            return False
+        if main.held_out or self._gaps < SETTLED or kind.count * OFTEN >= main.count:
+            return True
+        return len(kind.names & main.names) >= ALIKE * len(kind.names | main.names)
+
+    def _repeats(self, step: int, kind: _Kind) -> bool:
+        return not self._seen.get(step, frozenset()).isdisjoint(kind.names)
+
+
+def _same(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """True if both say the same; NaN equals NaN."""
+    return metrics.keys() == others.keys() and all(
+        value == others[name] or (value != value and others[name] != others[name])  # noqa: PLR0124
+        for name, value in metrics.items()
+    )
+
+
+def numbered(rows: Iterable[Row], skips: Skips) -> list[Numbered]:
+    """All of ``rows``, with their attempts."""
+    order = StepOrder()
+    return [found for row in rows for found in order.take(row, skips)] + order.finish(skips)
