@@ -1,22 +1,25 @@
-"""Notebooks (``.ipynb``): the tables that Hugging Face's Trainer shows, else what cells printed, as a console's output.
+"""Notebooks (``.ipynb``): the tables that Hugging Face's Trainer shows, and what cells printed, as a console's output.
 
-A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the last
-one, with every row. Several tables are a run each. What was not measured reads ``No log`` and is left out; a name that
-was broken at its slashes, to fit the table, is mended. "Lines" are numbers of rows, of printed output those of all
-cells together.
+A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the
+last one, with every row. What was printed beside it is of the same training, and joined by step: a table may show the
+loss alone. Several tables are a run each, and so is what other cells printed. What was not measured reads ``No log``
+and is left out; a name that was broken at its slashes, to fit the table, is mended. "Lines" are numbers of rows, of
+printed output those of all cells together.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import LineImporter, LineParser, Reading, Row, Skips, Verdict, metrics_of, step_of
+from rlwatch.importers.base import LineImporter, Reading, Row, Skips, Verdict, metrics_of, step_of
 from rlwatch.importers.json_logs import load_document
+from rlwatch.metrics import known
 from rlwatch.records import JSON
 
 _MARK = "<th>Step</th>"
@@ -28,6 +31,11 @@ _NOTEBOOK = re.compile(rb'\s*\{\s*"(?:cells|metadata|nbformat)"')
 _NOTHING = "No log"
 DEEPEST = 12
 LEAST_ROWS = 2
+SURE = 0.2
+"""Least confidence of a console in text that stands beside a table: there people print samples, too."""
+_TRAINER, _LOSS = "trl", "Training Loss"
+_WRITTEN = 1e-4
+"""Rounding of a loss that is printed with four digits."""
 
 
 def is_notebook(head: bytes, path: Path) -> bool:
@@ -41,48 +49,142 @@ class NotebookReading(Reading):
     def __init__(self, path: str, consoles: Sequence[LineImporter]) -> None:
         super().__init__(path)
         self._consoles = consoles
-        self._printed: LineParser | None = None
+        self._notes: dict[str, None] = {}
 
     def rows(self, path: Path) -> Iterator[Row]:
-        """The rows of every table of steps, one table after another, or those that the cells printed."""
+        """The rows of every training, one after another: a table with what its cell printed, or what cells printed."""
         document = load_document(path)
-        tables = [rows for text in _texts(document) for rows in _tables(text, self.skips)]
-        tables = [rows for rows in tables if len(rows) >= LEAST_ROWS]
-        if not tables:
-            yield from self._printed_rows(document, path)
-            return
-        self.recognised = True
-        for number, rows in enumerate(tables, 1):
-            for step, metrics, line in rows:
-                yield Row(step, metrics, line, f"table {number}" if len(tables) > 1 else "")
+        trainings: list[list[Row]] = []
+        elsewhere: list[str] = []
+        for cell in _cells(document):
+            tables = [rows for text in _texts(cell) for rows in _tables(text, self.skips)]
+            tables = _joined_tables([rows for rows in tables if len(rows) >= LEAST_ROWS])
+            printed = _streamed(cell)
+            if tables:
+                trainings += self._with_printed(tables, printed, path)
+            else:
+                elsewhere.append(printed)
+        self.recognised = bool(trainings)
+        printed_rows = self._printed("".join(elsewhere), path, 0.0 if not trainings else SURE)
+        if not trainings and printed_rows is None:
+            problem = "is a notebook of whose outputs none is a table of training steps or a trainer's console output"
+            raise ImportFormatError(str(path), problem)
+        if printed_rows is not None and (not trainings or len(printed_rows) >= LEAST_ROWS):
+            trainings.append(printed_rows)
+        for number, rows in enumerate(trainings, 1):
+            for row in rows:
+                yield replace(row, run=f"table {number}") if len(trainings) > 1 else row
 
     def notes(self) -> tuple[str, ...]:
         """Source of the rows."""
-        return () if self._printed is None else ("read from what its cells printed", *self._printed.notes())
+        return tuple(self._notes)
 
-    def _printed_rows(self, document: JSON, path: Path) -> Iterator[Row]:
-        """The rows of the console whose output the cells hold, if any."""
-        printed = "".join(_streams(document)).encode()
+    def _printed(self, text: str, path: Path, least: float) -> list[Row] | None:
+        """The rows of the console whose output ``text`` is; None if that is none, or no more than ``least`` sure."""
+        printed = text.encode()
         best = max(self._consoles, key=lambda console: console.sniff(printed, path).confidence)
-        if best.sniff(printed, path).confidence <= 0:
-            problem = "is a notebook of whose outputs none is a table of training steps or a trainer's console output"
-            raise ImportFormatError(str(path), problem)
-        self._printed = best.reading(self.path)
-        self._printed.skips = self.skips
-        self.recognised, self.source = True, best.source
-        intake = self._printed.intake()
-        yield from intake.feed(printed)
-        yield from intake.finish()
+        if best.sniff(printed, path).confidence <= least:
+            return None
+        reading = best.reading(self.path)
+        reading.skips = self.skips
+        intake = reading.intake()
+        rows = [*intake.feed(printed), *intake.finish()]
+        if not self.recognised:
+            self.recognised, self.source = True, best.source
+        self._notes |= dict.fromkeys(("read from what its cells printed", *reading.notes()))
+        return rows
+
+    def _with_printed(self, tables: list[list[Row]], text: str, path: Path) -> list[list[Row]]:
+        """The tables of a cell; the one that was drawn while the cell printed ``text`` has its metrics besides."""
+        kept, notes = self.recognised, dict(self._notes)
+        self.recognised = True  # what is printed beside a table does not tell the trainer
+        printed = self._printed(text, path, SURE) or []
+        self.recognised = kept
+        for table in tables:
+            joined = _beside(table, printed)
+            if joined is not None:
+                table[:] = joined
+                self._notes = notes | {"the rows of a table and what its cell printed are joined by step": None}
+                return tables
+        self._notes = notes
+        if printed:
+            self.skips.add("a row printed beside a table, at no step of it that can be told", 0)
+        return tables
 
 
-def _streams(document: JSON) -> Iterator[str]:
-    """Printed text of each cell, in order."""
+def _cells(document: JSON) -> list[JSON]:
+    """The cells of a notebook; any other document is one."""
     cells = document.get("cells") if isinstance(document, dict) else None
-    for cell in cells if isinstance(cells, list) else ():
-        outputs = cell.get("outputs") if isinstance(cell, dict) else None
-        for output in outputs if isinstance(outputs, list) else ():
-            text = output.get("text") if isinstance(output, dict) else None
-            yield "".join(map(str, text)) if isinstance(text, list) else text if isinstance(text, str) else ""
+    return cells if isinstance(cells, list) else [document]
+
+
+def _streamed(cell: JSON) -> str:
+    """Printed text of a cell."""
+    outputs = cell.get("outputs") if isinstance(cell, dict) else None
+    found = []
+    for output in outputs if isinstance(outputs, list) else ():
+        text = output.get("text") if isinstance(output, dict) else None
+        found.append("".join(map(str, text)) if isinstance(text, list) else text if isinstance(text, str) else "")
+    return "".join(found)
+
+
+def _joined_tables(tables: list[list[Row]]) -> list[list[Row]]:
+    """The tables of a cell, those of the same steps as one: a training may draw what it logs and what it evaluates."""
+    joined: list[list[Row]] = []
+    for table in tables:
+        steps = [row.step for row in table]
+        same = next((other for other in joined if [row.step for row in other] == steps), None)
+        if same is None:
+            joined.append(table)
+        else:
+            same[:] = [
+                replace(old, metrics={**new.metrics, **old.metrics}) for old, new in zip(same, table, strict=True)
+            ]
+    return joined
+
+
+def _beside(table: Sequence[Row], printed: Sequence[Row]) -> list[Row] | None:
+    """The rows of a table and what was printed, by step; None where nothing tells that the two go together.
+
+    Most of the steps of one must be steps of the other. What the table has under a name of its own that means the same
+    stays.
+    """
+    placed = _placed(table, printed)
+    by_step: dict[int, dict[str, float]] = {}
+    for row in placed:
+        by_step.setdefault(row.step, {}).update(row.metrics)
+    own = {row.step: row for row in table}
+    shared = own.keys() & by_step.keys()
+    if len(by_step) < len(placed) or 2 * len(shared) < min(len(own), len(by_step)) or not shared:
+        return None
+    told = known([name for row in table for name in row.metrics], _TRAINER)
+    joined = []
+    for step in sorted(own.keys() | by_step.keys()):
+        row = own.get(step, Row(step, {}))
+        fresh = {name: value for name, value in by_step.get(step, {}).items() if not known([name], _TRAINER) & told}
+        joined.append(replace(row, metrics={**row.metrics, **fresh}))
+    return [row for row in joined if row.metrics]
+
+
+def _placed(table: Sequence[Row], printed: Sequence[Row]) -> Sequence[Row]:
+    """What was printed, at the steps of the table where it was only numbered: row by row, or where the losses agree."""
+    steps = [row.step for row in printed]
+    if steps != list(range(1, len(printed) + 1)) or set(steps).issuperset(row.step for row in table):
+        return printed
+    if len(printed) == len(table):
+        return [replace(row, step=own.step) for row, own in zip(printed, table, strict=True)]
+    placed, left = [], iter(table)
+    for row in printed:
+        same = next((own for own in left if _agree(own.metrics.get(_LOSS), row.metrics.get("loss"))), None)
+        if same is None:
+            return []
+        placed.append(replace(row, step=same.step))
+    return placed
+
+
+def _agree(shown: float | None, printed: float | None) -> bool:
+    """True if two numbers are one, as far as both were written out."""
+    return shown is not None and printed is not None and abs(shown - printed) <= _WRITTEN * max(1.0, abs(shown))
 
 
 def _texts(document: object, depth: int = DEEPEST) -> Iterator[str]:
@@ -97,8 +199,8 @@ def _texts(document: object, depth: int = DEEPEST) -> Iterator[str]:
             yield from _texts(inner, depth - 1)
 
 
-def _tables(text: str, skips: Skips) -> Iterator[list[tuple[int, dict[str, float], int]]]:
-    """Step, metrics and number of each row of each table of steps."""
+def _tables(text: str, skips: Skips) -> Iterator[list[Row]]:
+    """The rows of each table of steps."""
     for table in _TABLE.findall(text):
         if _MARK not in table:
             continue
@@ -114,7 +216,7 @@ def _tables(text: str, skips: Skips) -> Iterator[list[tuple[int, dict[str, float
                 skips.add(str(error), number)
                 continue
             said = {name.replace(" / ", "/"): cell for name, cell in named.items() if cell != _NOTHING}
-            rows.append((step, metrics_of(said, skips, number), number))
+            rows.append(Row(step, metrics_of(said, skips, number), number))
         yield rows
 
 
@@ -132,7 +234,7 @@ class Notebook:
 
     name: ClassVar[str] = "notebook"
     expects: ClassVar[str] = "notebook (.ipynb) with a table <th>Step</th>"
-    source: ClassVar[str] = "trl"
+    source: ClassVar[str] = _TRAINER
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
