@@ -11,7 +11,7 @@ from enum import StrEnum
 from rlwatch import catalogue
 from rlwatch.diagnosis.actions import RESET, Action, advice
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
-from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, command_turns, knob_of, suspects, trouble_of
+from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
 from rlwatch.diagnosis.turns import Turn
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
 
@@ -223,6 +223,8 @@ def _text(event: Event) -> str | None:
         return str(body["message"]) if body.get("message") else None
     if event.kind == "command":
         return f"the command {body.get('command', '')} was carried out"
+    if event.kind == "setting":
+        return f"{body.get('option', '')} was changed from {body.get('before')} to {body.get('after')}"
     if event.kind == "exception":
         return f"training ended with {str(body.get('error', 'an exception'))[:200]}"
     return TEXTS.get(event.kind)
@@ -393,7 +395,7 @@ def diagnose(
     if not any(sign.bad for sign in found):
         return Diagnosis(why_not="nothing worse than remarks was found" if found else "nothing was found", at_step=at)
     slack = max(SLACK, 2 * row_steps)
-    turned = [turn for turn in (*turns, *command_turns(past)) if at is None or turn.step <= at]
+    turned = [turn for turn in (*turns, *event_turns(past)) if at is None or turn.step <= at]
     given = Circumstances(found, slack, past, source)
     causes = with_knobs(_causes(given), turned, given)
     enough = any(cause.sure is not Sureness.WEAK for cause in causes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -220,8 +220,21 @@ def _value(value: JSON) -> float | str:
         return str(value)[:LONGEST]
 
 
-def command_turns(events: Iterable[Event]) -> list[Turn]:
-    """Commands that turn a knob and were carried out."""
+def event_turns(events: Sequence[Event]) -> list[Turn]:
+    """Settings that changed while the run went on, and commands that turn a knob and were carried out."""
+    return [*_setting_turns(events), *_command_turns(events)]
+
+
+def _setting_turns(events: Iterable[Event]) -> Iterator[Turn]:
+    for event in events:
+        option = str(event.body.get("option", "")).lower() if event.kind == "setting" else ""
+        knob = _knob_with(option)
+        if event.step is not None and knob is not None:
+            before, after = _value(event.body.get("before")), _value(event.body.get("after"))
+            yield Turn(knob, option, event.step, before, ((event.step, after),), Told.CONFIG)
+
+
+def _command_turns(events: Iterable[Event]) -> list[Turn]:
     known = {command: knob.name for knob in catalogue.knobs().values() for command in knob.commands}
     found = []
     for event in events:

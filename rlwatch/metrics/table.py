@@ -218,6 +218,7 @@ OPTIMISATION: tuple[Metric, ...] = (
         same("learning_rate"), same("lr"), same("actor/lr", "verl", aggregator="after the scheduler step"), same("learning rate"), same("rl_trainer/learning_rate", "torchforge"),
         same("actor_lr", "openrlhf"), same("train/lr-pg_0", "slime"), same("opt/lr"), same("policy/policy_lr", "skyrl"), same("ppo_actor/update/lr", "areal"),
         same("ppo_actor/lr", "areal")), panel=5, everyday=("lr", "learning rate")),
+    Metric("optim/lr_max", Family.OPTIMISATION, "", "largest learning rate of several parameter groups", 0.0),
     Metric("optim/loss_scale", Family.OPTIMISATION, "", "factor of the loss in float16", 0.0, aliases=(same("loss_scale"), same("loss scale"))),
     Metric("optim/layers_clipped", Family.OPTIMISATION, "layers", "layers that layer-wise clipping scaled down", 0.0, aggregator="last optimizer step"),
     fraction("optim/clip_scale_min", Family.OPTIMISATION, "smallest factor that layer-wise clipping scaled a layer by (1: none)", aggregator="last optimizer step"),

@@ -96,7 +96,7 @@ def test_frequent_spikes_do_not_vaccinate_either():
 
 @pytest.mark.parametrize("every", [1, 5, 10])
 def test_a_sustained_rise_by_orders_of_magnitude_is_critical(every):
-    """0.5 to 50 and staying there."""
+    """0.5 to 50 and staying there: no spike, and not called one."""
     rows = run({"optim/grad_norm": ramp(0.5, 50.0, 100, 120)}, length=320, every=every)
 
     critical = firsts(GradSpike(), rows)[Severity.CRITICAL]
@@ -104,6 +104,7 @@ def test_a_sustained_rise_by_orders_of_magnitude_is_critical(every):
     assert 100 <= critical.onset_step <= 130
     assert critical.step <= 130 + 10 * every
     assert critical.baseline == pytest.approx(0.5, rel=0.2)
+    assert critical.kind == "grad_rise"
 
 
 def test_batches_without_gradient_do_not_make_the_others_spikes():

@@ -126,7 +126,7 @@ class GradSpike(BaseDetector):
         rows = self._sustained.rows
         return self.finding(
             step,
-            "grad_spike",
+            "grad_rise",
             Severity.CRITICAL,
             f"gradient norm has stayed around {number(now)} for {rows} rows, "
             f"{number(now / start)} times its level at the start ({number(start)})",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
+from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
@@ -45,15 +46,19 @@ class Means:
         """The coefficient of the KL term as the loop has it."""
         return self.kl_coef() if callable(self.kl_coef) else self.kl_coef
 
-    def rate(self) -> float | Tensor | None:
-        """The learning rate the optimizer would step with now, of its first parameter group; None if it has none."""
+    def rates(self) -> dict[str, float | Tensor]:
+        """The learning rates the optimizer would step with now: of its first parameter group, and the largest of
+        several.
+        """
         groups = [] if self.optimizer is None else list(self.optimizer.param_groups)
         rate = groups[0].get("lr") if groups else None
         if rate is None:
-            return None
+            return {}
         # lowered by a command: with a scheduler the rate itself is, without one every step takes a share of it
         lowered = 1.0 if self.scheduler is not None else groups[0].get(SCALE, 1.0)
-        return rate.detach() * lowered if isinstance(rate, Tensor) else float(rate) * lowered
+        first = rate.detach() * lowered if isinstance(rate, Tensor) else float(rate) * lowered
+        known = rates(self.optimizer)
+        return {"optim/lr": first} | ({"optim/lr_max": known["optim/lr_max"] * lowered} if len(known) > 1 else {})
 
     def anchored(self) -> Anchored:
         """Policy, reference and optimizer, for a reset."""

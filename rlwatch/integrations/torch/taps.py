@@ -178,7 +178,7 @@ class Collector:
     samples: Samples
     scaler: Any = None
     localiser: Localiser | None = None
-    _rate: float | Tensor | None = field(default=None, init=False)
+    _rates: Mapping[str, float | Tensor] | None = field(default=None, init=False)
     _loss_passes: LossPasses = field(init=False)
 
     def __post_init__(self) -> None:
@@ -227,8 +227,9 @@ class Collector:
         return reader.refused
 
     def gradients(self) -> Refused:
-        """Those the model holds now."""
+        """Those the model holds now; the optimizer is about to step, at the rates that it holds."""
         self._begin()
+        self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
         why = None if self.means.model is None else hindrance(self.means.model)
         if why is not None:
             return {"gradients": f"{why}; step(grad_norm=) takes the norm that the optimizer's step returns"}
@@ -261,7 +262,7 @@ class Collector:
                 number = step_index(step)
             except ValueError as wrong:
                 refused["step"] = str(wrong)
-        self._rate = None
+        self._rates = None
         self._loss_passes.forget()
         self.steps.seal(number)
         return refused
@@ -269,8 +270,8 @@ class Collector:
     def _begin(self) -> None:
         """The step is under way, and is taken with the rate that holds now: a scheduler moves on after it."""
         self.steps.begin()
-        if self._rate is None:
-            self._rate = self.steps.seam.attempt("learning rate", self.means.rate)
+        if self._rates is None:
+            self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
 
     @property
     def _rank(self) -> int:
@@ -279,7 +280,7 @@ class Collector:
     def _standing(self) -> dict[str, Any]:
         """Numbers that hold for the step without being passed."""
         return {
-            "optim/lr": self._rate,
+            **(self._rates or {}),
             "policy/kl_coef": self.steps.seam.attempt("kl_coef", self.means.read_kl_coef),
             "policy/vocab_size": vocab_size_of(self.means.model),
             **(self.steps.seam.attempt("text of completions", self.samples.take) or {}),

@@ -16,6 +16,7 @@ import rlwatch
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.compat import installed, lacking
 from rlwatch.integrations.crash import cause_of, reason_of
+from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.ranks import begin_together
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
@@ -145,6 +146,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._over = False
         self._linked = False
         self._watched = False
+        self._rates: dict[str, float] = {}
 
     def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
         """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
@@ -175,6 +177,14 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
 
     @override
     @guarded
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Read the rates of the step: the log tells what the scheduler says."""
+        self._rates = rates(kwargs.get("optimizer"))
+
+    @override
+    @guarded
     def on_log(
         self,
         args: TrainingArguments,
@@ -188,6 +198,8 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
             row = scalars(logs)
             if getattr(kwargs.get("optimizer"), "scaler", None) is not None:
                 row = without_overflow(row)
+            if "learning_rate" in row:
+                row |= self._rates
             self.run.log(row, step=state.global_step)
 
     @override
@@ -234,6 +246,10 @@ class Taps(Protocol):
         """Read gradients that nobody clips."""
         ...
 
+    def read_rates(self, optimizer: Any) -> None:
+        """Read the rates that the optimizer is about to step with."""
+        ...
+
 
 class StepCallback(TrainerCallback):  # type: ignore[misc]
     """Ends a step's tally and records it before anything of the next step.
@@ -268,7 +284,8 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read gradients nobody clipped."""
+        """Read gradients nobody clipped, and the rates of the step."""
+        self.seam.attempt("learning rate", self.taps.read_rates, kwargs.get("optimizer"))
         self.taps.gradients_if_unclipped()
 
     @override

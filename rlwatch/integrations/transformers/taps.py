@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlwatch.clipping import Clipped
 from rlwatch.integrations.compat import lacking, vocab_size_of
+from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
@@ -71,6 +72,11 @@ class TrainerTaps:
             self._engine = engine
             if unseen(self.trainer) is None:
                 self._wrap_engine(engine)
+
+    def read_rates(self, optimizer: Any) -> None:
+        """Read the rates that ``optimizer`` is about to step with: the log tells what the scheduler says."""
+        for name, rate in rates(optimizer).items():
+            self.tally.numbers[name] = [rate]
 
     def gradients_if_unclipped(self) -> None:
         """Read gradients nobody clips before the optimizer steps: the trainer then never asks for the norm."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.knobs import SETTING
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import RunRanks
@@ -152,8 +153,10 @@ class RolloutStepCallback(StepCallback):
 
     @override
     def noticed(self, args: Any, step: int) -> None:
-        """TRL's own ``sync_ref_model`` moves the reference too; KL begins anew then."""
+        """Settings may have changed; TRL's own ``sync_ref_model`` moves the reference too, and KL begins anew then."""
         run = self.seam.run
+        for change in (self.seam.attempt("settings", self._trl_taps.changed) or []) if run is not None else []:
+            run.event(SETTING, step, **change)
         if run is not None and getattr(args, "sync_ref_model", False) and step % args.ref_model_sync_steps == 0:
             mixup = args.ref_model_mixup_alpha
             run.event("reference_reset", step, by="SyncRefModelCallback", optimizer="keep", mixup=mixup)

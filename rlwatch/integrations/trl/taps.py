@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from rlwatch.integrations.knobs import Settings, attributes
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
 from rlwatch.integrations.step_tally import StepTally
@@ -23,7 +24,25 @@ from rlwatch.integrations.trl.batch import (
     token_batch,
 )
 from rlwatch.integrations.trl.localise import Localising
+from rlwatch.records import JSON
 from rlwatch.seam import Seam
+
+NUMBERS = {
+    "policy/kl_coef": "beta",
+    "policy/entropy_coef": "entropy_coef",
+    "policy/clip_range": "epsilon_high",
+    "rollout/temperature": "temperature",
+}
+"""Metric -> attribute of a trainer that is the knob: TRL logs none of them."""
+OPTIONS = {
+    name: name
+    for name in (
+        "epsilon_low", "loss_type", "scale_rewards", "importance_sampling_level", "num_iterations", "num_generations",
+        "top_p", "top_k", "min_p", "repetition_penalty", "mask_truncated_completions", "top_entropy_quantile",
+        "reward_weights",
+    )
+}  # fmt: skip
+"""Attributes of which it is told when they change."""
 
 
 class Taps(TrainerTaps):
@@ -46,6 +65,7 @@ class Taps(TrainerTaps):
         self.sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
         self._passes = Passes(full=level.includes(Level.FULL))
+        self._settings = Settings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
 
     def attach(self) -> None:
         """Put the closures in place."""
@@ -62,12 +82,15 @@ class Taps(TrainerTaps):
     @override
     def take(self) -> StepTally:
         tally = super().take()
-        beta = getattr(self.trainer, "beta", None)
-        if beta is not None:
-            tally.add_number("policy/kl_coef", beta)
+        for name, value in (self._seam.attempt("settings", self._settings.values) or {}).items():
+            tally.add_number(name, value)
         for name, value in self.sampled.take().items():
             tally.add_number(name, value)
         return tally
+
+    def changed(self) -> list[dict[str, JSON]]:
+        """Settings that changed since the last step."""
+        return self._settings.changes()
 
     @override
     def discard(self) -> None:

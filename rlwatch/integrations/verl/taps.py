@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
+from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import BEFORE, StepTally, core, everything
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
@@ -192,6 +193,7 @@ class WorkerTaps:
 
         @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
+            self.seam.attempt("learning rate", self._read_rates, engine)
             norms = self.seam.attempt("gradients", self._read_gradients, engine)
             if self._localising is not None:
                 self.seam.attempt(SPIKE, self._localising.check, norms)
@@ -202,6 +204,11 @@ class WorkerTaps:
             return total
 
         engine.optimizer_step = tapped
+
+    def _read_rates(self, engine: Any) -> None:
+        """The rates that this step is taken with: verl logs what its scheduler says, after it moved on."""
+        for name, rate in rates(getattr(engine, "optimizer", None)).items():
+            self.tally.add_stats({name: Latest.of(torch.tensor(rate), torch.ones(()))})
 
     def _read_gradients(self, engine: Any) -> GradNorms | None:
         return None if self._gradients is None else self._gradients(engine)
