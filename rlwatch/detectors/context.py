@@ -42,6 +42,13 @@ LEAST_BEFORE, LEAST_LEVELS = 6, 4
 WANDERS = 3.0
 """Standard deviations of levels that share no row beyond which a change is not the data's difficulty."""
 
+SOLVED = 0.7
+"""Mean reward on the common 0..1 scale from which agreeing groups mean a solved task. Where three quarters of the
+samples agree and the mean is 0.7 or more, at least 0.45 of all samples are right ones in agreeing groups, so most that
+agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learning."""
+FULL = 0.9
+"""The same from which hardly anything is left to gain: of agreeing groups nearly all are right, however they answer."""
+
 UNLIKE = 1.2
 """Times the deepest fall that the run has come back from, beyond which a fall is another one."""
 
@@ -251,6 +258,22 @@ class RewardWatch:
             return False
         return best - value > 2.0 * self.noise
 
+    def right(self, value: float, *, cut: bool = False) -> bool:
+        """True of a row whose groups agree because they are right, as far as its mean tells.
+
+        It is near the best level, and that is of a solved task, or one the run rose to. ``cut``: its answers are, and
+        only a rise says that they are answers.
+        """
+        if self.low(value):
+            return False
+        rose = self.start is not None and value > self.start and self.risen()
+        return rose or (SOLVED <= value <= 1.0 and not cut)
+
+    def stands(self, at: float) -> bool:
+        """True if the level is at least ``at`` on the common 0..1 scale and has not fallen."""
+        now = self.now
+        return now is not None and at <= now <= 1.0 and not self.fallen()
+
     @property
     def _range(self) -> float:
         return self._high - self._low
@@ -432,6 +455,8 @@ class Peak(Change):
 
 DETERMINISTIC = 1e-3
 """Share of log V below which a language model is as good as deterministic."""
+CUT = 0.95
+"""Share of responses cut at the length limit that is nearly all."""
 STIFF = 0.1
 """Range of the mean rewards of the last rows, over that of the first rows, below which every batch ends the same."""
 AGREE = 1e-6
@@ -473,6 +498,7 @@ class RunContext:
         self._means = Window(rows=20, steps=20, least=10)
         self._means_base = Baseline()
         self._clipped = Window(rows=10, steps=15)
+        self._clipped_base = Baseline()
         self.log_vocab: float | None = None
         self._taken: ClosedStep | None = None
 
@@ -499,6 +525,8 @@ class RunContext:
         clipped = numbers.get("len/clipped")
         if clipped is not None:
             self._clipped.update(step.step, clipped)
+            if not self._clipped_base.done:
+                self._clipped_base.update(step.step, clipped)
         vocab = numbers.get("policy/vocab_size")
         if vocab is not None and vocab > 1.0:
             self.log_vocab = math.log(vocab)
@@ -533,7 +561,12 @@ class RunContext:
     def truncated(self) -> bool:
         """True if nearly all responses are cut at the length limit."""
         clipped = self._clipped.get()
-        return clipped is not None and clipped >= 0.95
+        return clipped is not None and clipped >= CUT
+
+    @property
+    def newly_truncated(self) -> bool:
+        """True if they are, and were not when the run began."""
+        return self.truncated and (self._clipped_base.first or 0.0) < CUT
 
     @property
     def stiff(self) -> bool:

@@ -268,8 +268,7 @@ class Watch:
             self._earlier.take(deviation, far=False, accepted=ACCEPTED_ROWS)
             return
         usual, spread, largest = self._scale()
-        since = self._beyond.since
-        near = noise([x for s, x, _ in islice(rows, len(rows) - LAST) if since is None or s < since])
+        near = noise(self._sound())
         unit = max(witness.effect / 3.0, near, spread, error if witness.scale is same else 0.0)
         z = (deviation - usual) / unit
         if self._earlier.many and deviation <= largest:
@@ -285,7 +284,14 @@ class Watch:
     def _scale(self) -> tuple[float, float, float]:
         if self._earlier.many:
             return self._earlier.scale()
-        return 0.0, (self._ordered[-1] - self.level) / NORMAL_80, math.inf
+        sound = self._sound()
+        most = max(sound) if len(sound) >= FEWEST_ROWS else self._ordered[-1]
+        return 0.0, max(most - self.level, 0.0) / NORMAL_80, math.inf
+
+    def _sound(self) -> list[float]:
+        """Reference rows before those that are suspected: a failure's own first row is not what chance does."""
+        rows, since = self._rows, self._beyond.since
+        return [x for step, x, _ in islice(rows, len(rows) - LAST) if since is None or step < since]
 
     def _matters(self, *values: float) -> bool:
         return min(values) >= self.witness.least and max(values) <= self.witness.most

@@ -1,10 +1,14 @@
 """Life of findings: from "this holds at every step" to began, worsened, eased, resolved, each told once.
 
 A detector says at every step what holds. An episode of it begins, may become worse, and is over when the detector is
-silent for some rows. Detectors remember what they saw longer than it lasts, so that a recovery is looked for besides:
-a critical episode eases once the metric that it names is half of the way back to the level it had before, and the
-reward, if it fell meanwhile, too; it is over once little of the way is left. What names no metric that moved (weights
-that are NaN) does not recover by this. What eases and worsens again has to wait twice as long the next time.
+silent for some rows and the metric that it names is back inside the band it left: a detector that compares with a past
+that moves along falls silent though nothing has come back. Where nobody knows that band, as it was so from the first
+row, the metric must have left the level it had meanwhile. A reward that rose above where it was pays for what stays.
+
+Detectors remember what they saw longer than it lasts, so that a recovery is looked for besides: a critical episode
+eases once the metric that it names is half of the way back to the level it had before, and the reward, if it fell
+meanwhile, too; it is over once both are back inside. What names no metric that moved (weights that are NaN) does not
+recover by this. What eases and worsens again has to wait twice as long the next time.
 """
 
 from __future__ import annotations
@@ -29,6 +33,12 @@ FAR, FAR_SPIKE, FAR_SHARE = 3.0, 6.0, 0.25
 less is no way to come back."""
 HALF, NEARLY = 0.5, 0.75
 """Share of the way that must be undone to ease, and to be over."""
+LEAST_FACTOR = 1.5
+"""Factor of a positive metric's level before that is inside its band, however calm it was."""
+LONG_ROWS = 10
+"""Rows in which it was reported from which a finding goes on holding while its metric stays away."""
+HELD_ROWS = 12
+"""Rows of an episode that tell the level of its metric meanwhile."""
 EASE_STEPS, RELAPSE_STEPS, OVER_STEPS = 10, 5, 20
 """Steps, three rows at least, for which it must be so to ease, to be worse again, and to be over."""
 REWARD = "reward/mean"
@@ -39,9 +49,12 @@ Row = tuple[int, Mapping[str, float]]
 class Way:
     """The way of one metric since an onset: away from the level it had before, and how much of that is undone."""
 
-    __slots__ = ("_bound", "_bound_spike", "_farthest", "_last", "_spike", "before", "level", "metric", "undone")
+    __slots__ = (
+        "_bound", "_bound_spike", "_factor", "_farthest", "_last", "_spike", "before", "level", "metric", "undone",
+    )  # fmt: skip
 
     def __init__(self, metric: str, rows: Iterable[Row], onset: int) -> None:
+        """``rows``: those that are remembered, before and since ``onset``."""
         known = [(step, row[metric]) for step, row in rows if metric in row]
         earlier = [value for step, value in known if step < onset and math.isfinite(value)][-BEFORE_ROWS:]
         self.metric = metric
@@ -56,6 +69,10 @@ class Way:
         """
         noise, least = noise_of(earlier), FAR_SHARE * abs(self.before or 0.0)
         self._bound, self._bound_spike = max(FAR * noise, least), max(FAR_SPIKE * noise, least)
+        positive = min(earlier, default=0.0) > 0.0
+        self._factor = math.log(LEAST_FACTOR)
+        if positive:
+            self._factor = max(self._factor, FAR * noise_of([math.log(value) for value in earlier]))
         self._last: deque[float] = deque(maxlen=LEVEL_ROWS)
         self._farthest = self._spike = self.before or 0.0
         for step, value in known:
@@ -65,18 +82,20 @@ class Way:
     def take(self, row: Mapping[str, float]) -> None:
         """Take the next row, which may be without it."""
         value, before = row.get(self.metric), self.before
-        if value is None or before is None:
+        if value is None:
             return
         self.level = self.undone = None
         if not math.isfinite(value):
             self._last.clear()
             return
         self._last.append(value)
-        if abs(value - before) > abs(self._spike - before):
+        if before is not None and abs(value - before) > abs(self._spike - before):
             self._spike = value
         if len(self._last) < LEVEL_ROWS:
             return
         self.level = level = sorted(self._last)[LEVEL_ROWS // 2]
+        if before is None:
+            return
         if abs(level - before) > abs(self._farthest - before):
             self._farthest = level
         self.undone = self._undone(before, level)
@@ -96,9 +115,32 @@ class Way:
         farthest = self.farthest
         return farthest is not None and self.before is not None and farthest < self.before
 
+    @property
+    def inside(self) -> bool:
+        """True if its level is back inside the band it left, on the side to which it left or beyond the level before.
+
+        Half of the way at least must be undone: a noisy metric's band may hold where it went.
+        """
+        before, level, farthest = self.before, self.level, self.farthest
+        if before is None or level is None or farthest is None or (self.undone or 0.0) < HALF:
+            return False
+        rose = farthest > before
+        beyond = level - before if rose else before - level
+        if beyond <= self._bound:
+            return True
+        if min(before, level) <= 0.0:
+            return False
+        return (math.log(level / before) if rose else math.log(before / level)) <= self._factor
+
+    @property
+    def gained(self) -> bool:
+        """True if its level is above the one before by more than noise."""
+        return self.before is not None and self.level is not None and self.level - self.before > self._bound
+
     def words(self) -> str:
         """``reward/mean back at 0.71, 0.74 before``."""
-        return f"{self.metric} back at {number(self.level)}, {number(self.before)} before"
+        how = "back at" if self.inside else "half of the way back, at"
+        return f"{self.metric} {how} {number(self.level)}, {number(self.before)} before"
 
     def _undone(self, before: float, level: float) -> float | None:
         farthest = self.farthest
@@ -127,16 +169,28 @@ class Episode:
     unread: int = 0
     gone: int | None = None
     over: bool = False
+    followed: bool = False
     by_level: bool = False
     patience: int = 1
     lower: Hold = field(default_factory=_patient)
     nearly: Hold = field(default_factory=_patient)
     relapse: Hold = field(default_factory=_patient)
+    held: deque[float] = field(default_factory=lambda: deque(maxlen=HELD_ROWS))
+    """Its metric in the rows in which it was reported."""
+    reported: int = 0
+    """Rows in which it was."""
 
     def take(self, row: Mapping[str, float]) -> None:
-        """Take the next row; only what is critical is followed."""
+        """Take the next row."""
         for way in self.ways:
             way.take(row)
+
+    def hold(self, row: Mapping[str, float]) -> None:
+        """Take notice of a row in which it was reported."""
+        self.reported += 1
+        value = row.get(self.finding.metric)
+        if value is not None and math.isfinite(value):
+            self.held.append(value)
 
     def follow(self, rows: Iterable[Row]) -> None:
         """Know the way of its metric and of the reward from these rows, and from then on."""
@@ -146,7 +200,7 @@ class Episode:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """Of its metric, and of the reward where that is another; none of what is not followed."""
+        """Of its metric, and of the reward where that is another."""
         if self.own is None or self.reward is None:
             return ()
         return (self.own,) if self.own is self.reward else (self.own, self.reward)
@@ -167,16 +221,44 @@ class Episode:
             return False
         return all(way.undone is not None and way.undone >= share for way in self.ways if way.fell)
 
+    @property
+    def inside(self) -> bool:
+        """True if its metric, and the reward where it fell, are back inside the bands they left."""
+        return self.own is not None and self.own.inside and all(way.inside for way in self.ways if way.fell)
+
+    @property
+    def stays(self) -> bool:
+        """True if its metric is still out of the band it left though its detector is silent: nothing is over."""
+        own, reward = self.own, self.reward
+        if own is None or own.level is None or self.finding.severity is Severity.INFO:
+            return False
+        if reward is not None and reward is not own and reward.gained:
+            return False
+        if own.before is not None:
+            return own.farthest is not None and not own.inside
+        if own is reward or len(self.held) < LEVEL_ROWS:
+            # A reward that stood still from the first row on is told of for that, and not for where it stood.
+            return False
+        held = list(self.held)
+        left = abs(own.level - median(held)) > max(FAR * noise_of(held), FAR_SHARE * abs(median(held)))
+        return not left
+
+    @property
+    def _paid_back(self) -> bool:
+        """True if the reward fell with it and is on its way back."""
+        reward = self.reward
+        return reward is not None and reward is not self.own and reward.fell and (reward.undone or 0.0) >= HALF
+
     def look(self, step: ClosedStep, reported: Severity) -> Finding | None:
         """Follow it, as severe as its detector reports it; return what is to be told of it now, if anything."""
-        if self.own is None:
+        if not self.followed:
             return self._eased(step, reported, half=False) or self._worse_again(step, reported)
         half = self.undone(HALF)
         self.relapse.update(step.step, not half)
         if self.over:
             return None
         told = self._eased(step, reported, half=half) or self._worse_again(step, reported)
-        nearly = self.severity is not Severity.CRITICAL and self.undone(NEARLY)
+        nearly = self.severity is not Severity.CRITICAL and self.undone(NEARLY) and self.inside
         self.nearly.update(step.step, nearly)
         if told is None and self.nearly.lasted(3, OVER_STEPS * self.patience):
             self.over, self.gone = True, self.nearly.since
@@ -184,7 +266,7 @@ class Episode:
         return told
 
     def _eased(self, step: ClosedStep, reported: Severity, *, half: bool) -> Finding | None:
-        milder = reported.rank < self.severity.rank
+        milder = reported.rank < self.severity.rank and (not self.stays or not self.followed or self._paid_back)
         self.lower.update(step.step, milder or (half and self.severity is Severity.CRITICAL))
         if not self.lower.lasted(3, EASE_STEPS * self.patience):
             return None
@@ -264,9 +346,18 @@ class Episodes:
             known = reported.setdefault(_key(finding), finding.severity)
             reported[_key(finding)] = max(known, finding.severity, key=lambda severity: severity.rank)
         for key, severity in reported.items():
+            self._open[key].hold(step.metrics)
             told += self._looked(step, key, severity)
         told += self._ended(step, [key for key in self._open if key not in reported])
-        return told, [self._as_it_is(finding) for finding in holding if self._stands(finding)]
+        holds = [self._as_it_is(finding) for finding in holding if self._stands(finding)]
+        return told, [*holds, *self._staying(step)]
+
+    def _staying(self, step: ClosedStep) -> Iterator[Finding]:
+        """Of what its detector no longer says, what was told long enough and is not over."""
+        for episode in self._open.values():
+            if episode.quiet and not episode.over and episode.reported >= LONG_ROWS and episode.stays:
+                finding = replace(episode.finding, step=step.step, attempt=step.attempt, seq=step.seq)
+                yield replace(finding, severity=episode.severity)
 
     def standing(self, holding: Sequence[Finding]) -> list[Finding]:
         """Findings that hold and those of open episodes that are silent just now, as bad as they are."""
@@ -299,8 +390,8 @@ class Episodes:
         self._follow(episode)
 
     def _follow(self, episode: Episode) -> None:
-        if episode.severity is Severity.CRITICAL:
-            episode.follow(self._rows)
+        episode.follow(self._rows)
+        episode.followed = episode.severity is Severity.CRITICAL
 
     def _looked(self, step: ClosedStep, key: tuple[str, str], severity: Severity) -> Iterator[Finding]:
         episode = self._open[key]
@@ -319,19 +410,16 @@ class Episodes:
             episode.quiet += 1
             episode.unread += episode.finding.metric not in step.metrics
             episode.gone = step.step if episode.gone is None else episode.gone
-            if episode.quiet < QUIET_ROWS:
+            silent = bool(episode.finding.metric) and episode.unread >= QUIET_ROWS
+            if episode.quiet < QUIET_ROWS or (episode.stays and not (episode.over or silent)):
                 continue
             del self._open[key]
             self._reasons[key[1]] = self._reason(episode)
-            silent = bool(episode.finding.metric) and episode.unread >= QUIET_ROWS
             if not episode.over and episode.severity is not Severity.INFO and not silent:
                 yield episode.ended(step, self._reasons[key[1]])  # that nothing is logged any more is no recovery
 
     def _reason(self, episode: Episode) -> str:
-        """Its numbers; of one that was never critical, from what is remembered."""
-        if episode.own is None:
-            episode = replace(episode)
-            episode.follow(self._rows)
+        """Its numbers."""
         return episode.reason()
 
     def _stands(self, finding: Finding) -> bool:

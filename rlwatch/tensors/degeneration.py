@@ -11,6 +11,11 @@ from torch import Tensor
 from rlwatch.tensors.mergeable import Max, Mean, Stats
 from rlwatch.tensors.tokens import TokenBatch
 
+SHORTEST_RUN = 2
+"""Tokens of id 0 in a row that are a run of it."""
+OF_ID0 = ("text/id0_frac", "text/id0_run")
+"""Measures that mean nothing where the vocabulary's id 0 is what ends a response."""
+
 
 def id0_share(ids: Tensor, mask: Tensor) -> Tensor:
     """Share of a response's tokens that are id 0, shape (B,); NaN for a response without tokens.
@@ -56,11 +61,12 @@ def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
     """Measures of degeneration of ``ids``, ``mask`` (B, T), under their canonical names, means over responses.
 
     ``text/distinct_1``, ``distinct_2``, ``repetition`` (1 - distinct-3), ``loop_cover``, ``tail_loop``,
-    ``looping_frac`` (half covered by a loop), ``id0_frac`` (at least 90 % id 0), ``id0_run`` (the longest).
+    ``looping_frac`` (half covered by a loop), ``id0_frac`` (at least 90 % id 0, in a run of it), ``id0_run`` (the
+    longest). A response of one token is no run: where id 0 ends a response, an empty one is that token alone.
     """
     some = mask.bool().any(-1)
     trigrams, has_trigrams = distinct(ids, mask, 3)
-    loops = Loops.of(ids, mask)
+    loops, runs = Loops.of(ids, mask), id0_run(ids, mask)
     return {
         "text/distinct_1": Mean.of(*distinct(ids, mask, 1)),
         "text/distinct_2": Mean.of(*distinct(ids, mask, 2)),
@@ -68,14 +74,17 @@ def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
         "text/loop_cover": Mean.of(loops.longest, loops.measured),
         "text/tail_loop": Mean.of(loops.tail, loops.measured),
         "text/looping_frac": Mean.of(loops.longest >= 0.5, loops.measured),
-        "text/id0_frac": Mean.of(id0_share(ids, mask) >= 0.9, some),
-        "text/id0_run": Max.of(id0_run(ids, mask), some),
+        "text/id0_frac": Mean.of((id0_share(ids, mask) >= 0.9) & (runs >= SHORTEST_RUN), some),
+        "text/id0_run": Max.of(runs, some),
     }
 
 
 def observe_degeneration(batch: TokenBatch) -> Stats:
-    """Repetition, loops and id-0 runs, where the token ids are known."""
-    return {} if batch.ids is None else degeneration_stats(batch.ids, batch.mask)
+    """Repetition, loops and id-0 runs, where the token ids are known; no runs of id 0 where that ends a response."""
+    if batch.ids is None:
+        return {}
+    stats = degeneration_stats(batch.ids, batch.mask)
+    return {name: stat for name, stat in stats.items() if name not in OF_ID0} if 0 in batch.eos else stats
 
 
 # Distinct n-grams of token ids.

@@ -47,6 +47,8 @@ class TokenBatch:
         (B,) policy versions between the rollout and this update.
     experts, rollout_experts
         (B, T, layers, k) ids of the experts a token was routed to, in the trainer and in the rollout engine.
+    eos
+        Ids that end a response, where the trainer says so.
     """
 
     logp: Tensor
@@ -66,6 +68,7 @@ class TokenBatch:
     staleness: Tensor | None = None
     experts: Tensor | None = None
     rollout_experts: Tensor | None = None
+    eos: tuple[int, ...] = ()
 
     @property
     def token_advantages(self) -> Tensor | None:

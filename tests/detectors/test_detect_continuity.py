@@ -178,6 +178,14 @@ def test_a_kl_that_some_trainers_report_as_zero_without_a_coefficient_is_not_jud
     assert findings(ReferenceContinuity(), rows) == []
 
 
+@pytest.mark.parametrize("name", [KL, "policy/kl_ref_k1"])
+def test_an_estimate_that_crosses_zero_again_and_again_was_never_reset(name):
+    """k1 of an own loop: a slow wave around nothing that lingers there, and is as often below."""
+    curve = lambda step: 0.08 * math.copysign(abs(math.sin(step / 15)) ** 3, math.sin(step / 15))  # noqa: E731
+
+    assert said(ReferenceContinuity(), exact({name: lambda step: curve(step + 70)}, length=400)) == []
+
+
 def test_a_signed_estimator_near_zero_is_no_reset():
     """k1 of a policy close to its reference swings through zero."""
     rows = run({"policy/kl_ref_k1": lambda s, n: n.gauss(0.02, 0.03)}, length=600, only=())

@@ -26,6 +26,13 @@ def test_a_few_of_them_row_after_row_stay_a_warning():
     assert worst(Id0Run(), exact({"text/id0_frac": always(0.0)})) is None
 
 
+def test_answers_of_one_token_are_no_runs():
+    """An empty answer of a vocabulary in which id 0 ends one."""
+    rows = exact({"text/id0_frac": always(0.06), "text/id0_run": always(1.0)})
+
+    assert worst(Id0Run(), rows) is None
+
+
 def test_the_longest_run_is_shown():
     """In tokens."""
     rows = exact({"text/id0_frac": always(1.0), "text/id0_run": always(4096.0)})

@@ -145,12 +145,13 @@ def test_an_episode_that_returns_after_it_was_over_is_a_new_one():
 
 
 def test_what_its_detector_ends_is_over():
-    """With the numbers where it recovered; and only that it is gone where none say so."""
+    """With the numbers where it recovered; and that it goes on where the metric has not come back."""
     back = lived(reward((SOUND, 20), ([0.1], 5), ([0.72], 15)), detector=Latched(ends=28))[1]
-    down = lived(reward((SOUND, 20), ([0.1], 40)), detector=Latched(ends=28))[1]
+    monitor, down = lived(reward((SOUND, 20), ([0.1], 40)), detector=Latched(ends=32))
 
     assert back.recoveries[-1].message == "recovered at step 28 after 8 steps: reward/mean back at 0.72, 0.735 before"
-    assert down.recoveries[-1].message == "gone since step 28"
+    assert not down.recoveries
+    assert [alert.severity for alert in monitor.firing] == [CRITICAL]
 
 
 def test_that_its_metric_is_not_logged_any_more_is_no_recovery():
@@ -177,3 +178,68 @@ def test_the_alert_eases_and_resolves_with_the_numbers():
     assert eased.reason.endswith(": reward/mean back at 0.72, 0.735 before")
     assert over.reason.startswith("recovered at step ")
     assert over.reason.endswith(": reward/mean back at 0.72, 0.735 before")
+
+
+class While:
+    """A warning of a metric while ``holds`` of the step, whatever the metric does."""
+
+    name, family, kinds, requires = "while", "Trust region", ("away",), (("policy/kl_ref",),)
+
+    def __init__(self, metric, holds):
+        self.metric, self.holds = metric, holds
+
+    def update(self, step):
+        if not self.holds(step.step):
+            return []
+        said = f"{self.metric} went away"
+        return [Finding(self.name, "away", WARNING, step.step, min(step.step, 20), said, metric=self.metric)]
+
+    def arrival(self, step):
+        return []
+
+    def notice(self, event):
+        pass
+
+
+CALM = [0.01, 0.012, 0.009, 0.011] * 5
+
+
+@pytest.mark.parametrize(
+    ("after", "reward_after", "over"),
+    [
+        pytest.param([2.0, 2.2], SOUND, False, id="as far away as it was when it was found"),
+        pytest.param([2.0, 0.4], SOUND, False, id="now and then nearer"),
+        pytest.param([0.011, 0.012], SOUND, True, id="back"),
+        pytest.param([0.001, 0.002], SOUND, True, id="beyond where it was before, on the good side"),
+        pytest.param([2.0, 2.2], [1.6, 1.5], True, id="away, but the reward has risen above where it was"),
+    ],
+)
+def test_a_detector_that_falls_silent_ends_nothing_that_has_not_come_back(after, reward_after, over):
+    """Its past moves along, and what it is compared with has become like it."""
+    columns = ("policy/kl_ref", CALM + [2.1] * 12 + (after * 15)[:30]), ("reward/mean", SOUND * 1 + (SOUND * 1)[:12])
+    columns[1][1].extend((reward_after * 15)[:30])
+    _, outcome = lived(*columns, detector=While("policy/kl_ref", lambda step: 20 <= step < 32))
+
+    assert [stage for stage, _, _ in told(outcome)] == (["began", "resolved"] if over else ["began"])
+
+
+def test_what_was_so_from_the_first_row_is_over_only_where_it_becomes_otherwise():
+    """Dead from the start with a rare row that differs, as its detector comes and goes; and a run that wakes up."""
+    holds = lambda step: step % 16 < 8  # noqa: E731
+    rare = ("reward/zero_std_frac", [float(step % 3 != 1) for step in range(80)])
+    wakes = ("reward/zero_std_frac", [1.0] * 40 + [0.1, 0.2] * 20)
+
+    dead = lived(rare, detector=While("reward/zero_std_frac", holds))[1]
+    awake = lived(wakes, detector=While("reward/zero_std_frac", lambda step: step < 40))[1]
+
+    assert [stage for stage, _, _ in told(dead)] == ["began"]
+    assert [stage for stage, _, _ in told(awake)] == ["began", "resolved"]
+
+
+def test_a_critical_finding_is_over_only_inside_the_band_that_its_metric_left():
+    """Three quarters of the way back from a reward of -3 is not where it was."""
+    falls = reward(([-0.02, 0.01, 0.0, -0.03], 20), ([-3.0], 10), ([-0.7, -0.75], 60))
+    _, outcome = lived(falls, detector=Latched(limit=-0.5))
+
+    assert [(stage, severity) for stage, severity, _ in told(outcome)] == [("began", "critical"), ("eased", "warning")]
+    assert "half of the way back, at -0.7" in outcome.recoveries[-1].message

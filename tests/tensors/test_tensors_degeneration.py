@@ -1,5 +1,7 @@
 """Degenerate text seen on token ids."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -233,3 +235,22 @@ def test_ids_of_any_layout_and_type_read_the_same():
 
     assert read(degeneration_stats(ids.int(), mask.bool())) == expected
     assert read(degeneration_stats(ids.T.contiguous().T, mask.float())) == expected
+
+
+def test_an_answer_of_one_token_is_no_run_of_id_0():
+    """Where id 0 ends a response, an empty answer is that token alone."""
+    got = read(degeneration_stats(*padded([[0], [0], [5, 6, 0], [0, 0]])))
+
+    assert (got["text/id0_frac"], got["text/id0_run"]) == (0.25, 2.0)
+
+
+def test_id_0_is_not_counted_where_it_is_declared_to_end_a_response():
+    """Whatever the mask counts behind the end; the other measures are there."""
+    ids, mask = padded([[5, 0, 0, 0], [0, 0, 0]])
+    batch = TokenBatch(logp=-torch.rand(2, 4), mask=mask, ids=ids)
+
+    assert set(read(observe_degeneration(batch))) - set(read(observe_degeneration(replace(batch, eos=(0, 9))))) == {
+        "text/id0_frac",
+        "text/id0_run",
+    }
+    assert "text/id0_frac" in read(observe_degeneration(replace(batch, eos=(9,))))

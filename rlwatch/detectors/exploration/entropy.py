@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import DETERMINISTIC, RunContext
+from rlwatch.detectors.context import DETERMINISTIC, FULL, SOLVED, RunContext
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -136,13 +136,15 @@ class EntropyCollapse(EntropyDetector):
         ratio = now / start
         self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
         bad = self._corroborated()
-        paid = self._context.reward.risen() and not bad
+        reward = self._context.reward
+        paid = not bad and (reward.risen() or reward.stands(FULL))
         self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
 
     def _corroborated(self) -> bool:
-        context = self._context
-        return context.reward.fallen() or (context.mute() and not context.reward.risen())
+        """True if the reward fell, or hardly anything is learnt and no good reward says why."""
+        context, reward = self._context, self._context.reward
+        return reward.fallen() or (context.mute() and not reward.risen() and not reward.stands(SOLVED))
 
     def _pays(self, step: ClosedStep) -> bool:
         """True if this very row still earns more than the start: entropy spent so far was not lost."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import RewardWatch
+from rlwatch.detectors.context import RewardWatch, silent_share
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Ranked, Window
 from rlwatch.wording import number
@@ -20,6 +20,8 @@ ADOPT = 0.25
 """Share of recent rows that are spikes from which on they are the new normal (of the spike test only)."""
 AGAIN, LARGE, WITHIN = 3, 10.0, 100
 """Spikes of at least so large a factor within so many steps that make them a habit: one odd batch is one spike."""
+HARMLESS = 1e-2
+"""Gradient norm below which nothing is thrown out of its way: of a run in which no group differs it is no level."""
 NOTHING = 1e-4
 """Gradient norm that is as good as none: beside it any batch that teaches something looks like a spike."""
 
@@ -29,7 +31,8 @@ class GradSpike(BaseDetector):
 
     Upper quantiles, because batches without any signal (all groups agree) push the median towards zero
     and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
-    without a right answer has next to no gradient: its level while the reward takes off is what later ones are held to.
+    without a right answer has next to no gradient: its level while the reward takes off is what later ones are held to,
+    and where all groups agree again and again, that of rows in which some differ.
     """
 
     name: ClassVar[str] = "grad_spike"
@@ -39,6 +42,8 @@ class GradSpike(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._base = Baseline()
+        self._taught = Baseline()
+        self._silent: float | None = None
         self._reward = RewardWatch()
         self._lifted = 0.0
         self._now = Window(rows=8, steps=8, least=5)
@@ -47,6 +52,11 @@ class GradSpike(BaseDetector):
         self._factors = Window(rows=WITHIN, steps=WITHIN, least=1)
         self._high = Hold(forgive=2)
         self._sustained = Hold(forgive=1)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Remember how many groups agree, which some trainers tell of the first update of a batch only."""
+        share = silent_share(step)
+        self._silent = self._silent if share is None else share
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the row and the level of the last rows."""
@@ -58,8 +68,8 @@ class GradSpike(BaseDetector):
         now = self._now.get()
         if now is not None and self._reward.taking_off():
             self._lifted = max(self._lifted, now)
-        start = self._base.upper()
-        if start is not None and start > 0.0:
+        start = self._start()
+        if start is not None:
             start = max(start, self._lifted)
             self._high.update(step.step, norm > HIGH * start)
             self._sustained.update(step.step, now is not None and now > SUSTAINED * start)
@@ -76,8 +86,19 @@ class GradSpike(BaseDetector):
         usual = max(recent, start / 3.0)
         return usual if usual > 0.0 else None
 
+    def _start(self) -> float | None:
+        """Level of the first rows that taught something; while there are none, of the first rows, if it was any."""
+        taught, first = self._taught.upper(), self._base.upper()
+        if taught is not None and taught > 0.0:
+            return taught
+        if first is None or first <= 0.0:
+            return None
+        return max(first, HARMLESS) if self._silent is not None else first
+
     def _remember(self, step: int, norm: float, spiked: bool) -> None:
         self._base.update(step, norm)
+        if self._silent is None or self._silent < 1.0:
+            self._taught.update(step, norm)
         self._now.update(step, norm)
         self._spikes.update(step, float(spiked))
         share = self._spikes.mean

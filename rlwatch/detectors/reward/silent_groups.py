@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import DETERMINISTIC, NOTHING, Answers, RunContext, silent_share
+from rlwatch.detectors.context import CUT, DETERMINISTIC, NOTHING, SOLVED, Answers, RunContext, silent_share
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -137,10 +137,6 @@ SAYS = {
 
 # No learning signal: all samples of a group get one reward, so nothing pushes the policy any more.
 
-SOLVED = 0.7
-"""Mean reward on the common 0..1 scale from which agreeing groups mean a solved task. Where three quarters of the
-samples agree and the mean is 0.7 or more, at least 0.45 of all samples are right ones in agreeing groups, so most that
-agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learning."""
 DEGENERATE = 0.1
 """Entropy over its start from which agreement means a collapsed policy, not a solved task."""
 
@@ -149,7 +145,7 @@ class NoSignal(BaseDetector):
     """Share of samples without gradient near one, with the gradient norm as witness.
 
     Groups also agree when the task is solved. That is ``info`` while the reward is above its
-    start or at its maximum and the policy has not degenerated.
+    start or at its maximum and the policy has not degenerated, and rows in which it is so date no loss of signal.
     """
 
     name: ClassVar[str] = "no_signal"
@@ -168,6 +164,7 @@ class NoSignal(BaseDetector):
         self._entropy = Window(rows=10, steps=10)
         self._entropy_base = Baseline()
         self._row = Hold(forgive=2)
+        self._wrong = Hold(forgive=2)
         self._mute = Hold(forgive=2)
         self._unsolved = Hold(forgive=2)
         self._counted = False
@@ -182,8 +179,12 @@ class NoSignal(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge whether anything still pushes the policy."""
-        share = silent_share(step)
-        self._row.update(step.step, share is not None and share >= 0.75)
+        share, value = silent_share(step), finite(step, "reward/mean")
+        silent = share is not None and share >= 0.75
+        self._row.update(step.step, silent)
+        cut = (finite(step, "len/clipped") or 0.0) >= CUT
+        right = value is not None and self._context.reward.right(value, cut=cut)
+        self._wrong.update(step.step, silent and not right)
         mute = self._context.mute() or self._still()
         self._mute.update(step.step, mute)
         self._unsolved.update(step.step, mute and not self._good())
@@ -205,10 +206,13 @@ class NoSignal(BaseDetector):
         return norm is not None and norm <= NOTHING and self._context.reward.still
 
     def _good(self) -> bool:
-        reward, now = self._context.reward, self._context.reward.now
-        if self._degenerate() or self._context.truncated or reward.fallen() or now is None:
+        reward = self._context.reward
+        if self._degenerate() or reward.fallen() or reward.now is None:
             return False
-        return reward.risen() or SOLVED <= now <= 1.0
+        if self._context.truncated:
+            # Cut from the first row on, the task may be solved within the limit; who never rose may be saying nothing.
+            return reward.risen() and not self._context.newly_truncated
+        return reward.risen() or reward.stands(SOLVED)
 
     def _degenerate(self) -> bool:
         now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()
@@ -217,6 +221,11 @@ class NoSignal(BaseDetector):
         if self._context.log_vocab is not None and now < DETERMINISTIC * self._context.log_vocab:
             return True
         return now < DEGENERATE * max(first, level)
+
+    def _onset(self, severity: Severity) -> int | None:
+        """Since when groups agree; where that is a loss, since when they do so without being right."""
+        holds = (self._row, self._mute) if severity is Severity.INFO else (self._wrong, self._unsolved, self._mute)
+        return next((hold.since for hold in holds if hold.since is not None), None)
 
     def _finding(self, step: ClosedStep, severity: Severity) -> Finding:
         context = self._context
@@ -229,13 +238,12 @@ class NoSignal(BaseDetector):
             message += f", gradient norm {number(norm)}"
         if severity is Severity.INFO:
             message += "; the reward is good, so the data may simply be solved"
-        onset = self._row.since if self._row.since is not None else self._mute.since
         return self.finding(
             step,
             "no_signal",
             severity,
             message,
-            onset=onset,
+            onset=self._onset(severity),
             metric="reward/zero_std_frac" if share is not None else "optim/grad_norm",
             score=None if share is None else share / 0.75,
             evidence=rounded(

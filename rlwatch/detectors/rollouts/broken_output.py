@@ -18,6 +18,8 @@ COUNTED = "nonfinite/rollout_logp"
 """Log-probs of the rollout engine that are not finite."""
 OF_BOTH = ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff")
 """Metrics that are finite only if the engine's log-probs are, where nobody counts those that are not."""
+SHORTEST_RUN = 2.0
+"""Tokens of id 0 in a row that are a run of it."""
 MANY = 0.5
 """Share from which the weights or the engine must be broken, not single slots of it."""
 
@@ -41,13 +43,15 @@ class Id0Run(BaseDetector):
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the row: such responses are never normal."""
-        share = finite(step, *self.reads) or 0.0
+        share, longest = finite(step, *self.reads) or 0.0, finite(step, "text/id0_run")
+        if longest is not None and longest < SHORTEST_RUN:
+            # Responses of one token, which id 0 ends: older taps counted them.
+            share = 0.0
         self._some.update(step.step, share >= SOME)
         self._many.update(step.step, share >= MANY)
         if share < SOME:
             return []
         length = finite(step, "len/mean")
-        longest = finite(step, "text/id0_run")
         run = "" if longest is None else f", in runs of up to {number(longest)} tokens"
         sound = _sampled_finite(step)
         return [
@@ -100,7 +104,7 @@ class DegenerateBatch(BaseDetector):
 
     Agent-R1's log of it: lengths 257/257/257, clip ratio 1, score -1. Needs no text: lengths and rewards are logged
     by every trainer. Small batches of hard prompts look like it for some rows, so it must last; critical where the
-    reward has fallen too.
+    reward has fallen too. Answers that agree because all are right are worth something, however long they are.
     """
 
     name: ClassVar[str] = "degenerate_batch"
@@ -130,7 +134,9 @@ class DegenerateBatch(BaseDetector):
             # A limit that depends on the prompt: one prompt a batch, whose responses are often alike.
             self._holds.clear()
         self._length = high
-        self._holds.update(step.step, same and clipped >= ALL and silent >= ALL)
+        reward = finite(step, "reward/mean")
+        worthless = silent >= ALL and (reward is None or not self._reward.right(reward, cut=True))
+        self._holds.update(step.step, same and clipped >= ALL and worthless)
         fallen = self._reward.fallen()
         if not self._holds.lasted(SOON if fallen else LATER, SOON):
             return []

@@ -328,6 +328,7 @@ class KLReference(KLPlateau):
     def _restart(self) -> None:
         super()._restart()
         self._slow = Window(rows=SLOW_ROWS, steps=2 * SLOW_ROWS, least=20)
+        self._with_sign = Window(rows=10, steps=10)
         self._risen = Hold(forgive=3)
         self._warned = Hold(forgive=2)
         self._crept = Hold(forgive=2)
@@ -336,7 +337,9 @@ class KLReference(KLPlateau):
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge growth and flatness."""
         flat = super().judge(step)
-        kl = abs(finite(step, *self.reads) or 0.0)
+        signed = finite(step, *self.reads) or 0.0
+        kl = abs(signed)
+        self._with_sign.update(step.step, signed)
         self._slow.update(step.step, kl)
         now = self._now.get()
         if now is None or not self._has_before(self._now):
@@ -394,6 +397,14 @@ class KLReference(KLPlateau):
         )
         return [self._drift(step, now, before)] if self._crept.lasted(3) else []
 
+    def _course(self, before: float, now: float) -> str:
+        """Course of KL in words, with the sign of its estimate: k1 may be negative, and its size tells all the same."""
+        if (self._with_sign.get() or 0.0) >= 0.0:
+            return f"KL to the reference grew from {number(before)} to {number(now)} nats/token"
+        return (
+            f"the estimate of KL to the reference is negative, {number(-now)} nats/token; its size was {number(before)}"
+        )
+
     def _drift(self, step: ClosedStep, now: float, before: float, *, paid: bool = False) -> Finding:
         """``paid``: the reward has risen with it, and it is not heavy yet: a remark."""
         severity = Severity.INFO if paid else Severity.WARNING
@@ -402,8 +413,7 @@ class KLReference(KLPlateau):
             step,
             "kl_drift",
             severity,
-            f"KL to the reference grew from {number(before)} to {number(now)} nats/token"
-            f"{self._context.reward.in_words()}",
+            f"{self._course(before, now)}{self._context.reward.in_words()}",
             onset=next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), None),
             metric="policy/kl_ref",
             score=now / max(FACTOR * before, DRIFT),

@@ -23,6 +23,8 @@ UNUSUAL = 6.0
 """Spreads, in log space, by which the fall must exceed what the rows do anyway."""
 LOW = 0.5
 """Share of the level below which the rows after the fall must stay: one odd row is no reset."""
+BELOW = 0.1
+"""Share of the level below zero at which an estimate is one with a sign (k1): it passes through nothing on its way."""
 CONFIRM = 2
 """Rows after a fall that must confirm it; rows after a resume that must lie high."""
 JUMPED = 3.0
@@ -90,6 +92,7 @@ class ReferenceContinuity(BaseDetector):
         self._not_restored = ""
         self._was_reset = False
         self._resumed: _Resumed | None = None
+        self._signed = False
         self._reported: dict[str, tuple[Finding, int]] = {}
         self._begin()
 
@@ -130,6 +133,8 @@ class ReferenceContinuity(BaseDetector):
             return None  # without a KL term some trainers report 0
         self._metric = self._metric or next((name for name in self.reads if finite(step, name) is not None), None)
         value = None if self._metric is None else finite(step, self._metric)
+        if value is not None and value < -max(BELOW * (self._past.get() or 0.0), NOTHING):
+            self._signed = True
         return None if value is None else abs(value)
 
     def _turn(self, step: ClosedStep) -> None:
@@ -150,7 +155,10 @@ class ReferenceContinuity(BaseDetector):
         return median(rows) if rows else None
 
     def _silent(self, step: ClosedStep, kl: float) -> Finding | None:
-        """A fall is reported once the rows after it confirm it."""
+        """A fall is reported once the rows after it confirm it; of an estimate that crosses zero none is."""
+        if self._signed:
+            self._fallen = []
+            return None
         if not self._fallen and not self._fell(kl):
             return None
         if not self._fallen:

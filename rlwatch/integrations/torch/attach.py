@@ -408,15 +408,17 @@ class Watcher(Steering):
         compat.check_callables(save=save, set_kl_coef=set_kl_coef, rows=rows)
         compat.check_run(run, init_arguments)
         chosen = Level.of(level)
+        ends = compat.eos_of(eos, tokenizer)
         settings = LossSettings(
             clip=compat.clip_of(clip),
             dual_clip=compat.positive("dual_clip", dual_clip),
             truncation=compat.positive("truncation", truncation),
             off_policy_delta=compat.positive("off_policy_delta", off_policy_delta),
+            eos=ends,
             temperature=compat.positive("temperature", temperature) or 1.0,
         )
         means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
-        generation = GenerationReader(compat.eos_of(eos, tokenizer))
+        generation = GenerationReader(ends)
         keep, decode = KeepCompletions.of(completions), compat.decoder_of(tokenizer) if text else None
         alone = place_here().get("world_size", 1) == 1
         wish = Localise.of(alone and not compat.hides_gradients(model) if localise is None else localise)

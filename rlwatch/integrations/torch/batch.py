@@ -46,7 +46,7 @@ RESPONSES = ("staleness",)
 """(B,)."""
 ROUTES = ("experts", "rollout_experts")
 """(B, T, layers, k)."""
-OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta")
+OF_THE_LOSS = ("clip", "dual_clip", "truncation", "off_policy_delta", "eos")
 """The same for every micro-batch."""
 WHOLE = ("ids", *ROUTES)
 """Integers: indices, not measurements."""
@@ -66,12 +66,16 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Settings of the loss, for every micro-batch: fields of ``TokenBatch``, and the temperature of the logits."""
+    """Settings of the loss, for every micro-batch: fields of ``TokenBatch``, and the temperature of the logits.
+
+    ``eos``: ids that end a response.
+    """
 
     clip: tuple[float, float] | None = None
     dual_clip: float | None = None
     truncation: float | None = None
     off_policy_delta: float | None = None
+    eos: tuple[int, ...] = ()
     temperature: float = 1.0
 
 
