@@ -28,8 +28,12 @@ from rlwatch.importers.base import (
     value_of,
 )
 from rlwatch.importers.json_logs import HISTORY, SUMMARY, is_row, load_document
+from rlwatch.importers.lines import shown
 from rlwatch.importers.own_rows import OwnRows, flattened, step_field
+from rlwatch.importers.single_records import may_be_numbered, of_single
 from rlwatch.records import JSON
+
+_Table = tuple[str, Sequence[Mapping[str, object]]]
 
 _FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS, "steps", "iter", "iterations", "update", "episode")
 _NUMBER = rb'"[^"\\]{1,200}"\s*:\s*(?:-?\d|NaN|-?Infinity|null)'
@@ -37,6 +41,8 @@ _ROWS = re.compile(rb"\s*\[\s*\{[^<]{0,4000}?" + _NUMBER)
 _COLUMNS = re.compile(rb'\s*\{.{0,100000}?"[^"\\]{1,200}"\s*:\s*\[\s*(?:\{\s*"|-?\d|NaN|null)', re.DOTALL)
 _WRAPPED = b'"stream_name"'
 MOST_TABLES = 100
+LOOKED_AT = 100
+"""Rows of a table that are looked at for what they are of."""
 LEAST_ROWS = 2
 """A list of fewer is no series."""
 
@@ -54,15 +60,30 @@ class JsonDocumentReading(Reading):
 
     def rows_of(self, document: JSON) -> Iterator[Row]:
         """The same of a document that was loaded already."""
-        tables = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
+        found = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
+        tables = self._of_a_training(found, listed=not _is_columns(document))
         several = sum(not of_held_out(name) for name, _ in tables) > 1
         for name, rows in tables:
             yield from self._table(rows, name if several else "", held_out=not several and of_held_out(name))
 
     def rows_in(self, tables: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[Row]:
         """The rows of tables, by the names of their runs."""
-        for name, rows in tables.items():
+        for name, rows in self._of_a_training(list(tables.items()), listed=False):
             yield from self._table(rows, name, held_out=False)
+
+    def _of_a_training(self, tables: Sequence[_Table], *, listed: bool) -> list[_Table]:
+        """The tables whose rows may be of steps. Raises ``ImportFormatError`` where there are others only.
+
+        ``listed``: rows of a list, of which nothing tells that they come one after another, unless they say a step.
+        """
+        problems = {name: _no_training(rows, listed=listed) for name, rows in tables}
+        wrong = [problem for problem in problems.values() if problem]
+        if wrong and len(wrong) == len(tables):
+            raise ImportFormatError(self.path, f"holds {wrong[0]}; give the trainer's log, which has a row a step")
+        for name, rows in tables:
+            if problems[name]:
+                self.skips.add(f"{shown(name)}: {problems[name]}", len(rows))
+        return [(name, rows) for name, rows in tables if not problems[name]]
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""
@@ -85,6 +106,24 @@ class JsonDocumentReading(Reading):
             if metrics:
                 self.recognised = True
                 yield Row(step, metrics, number, run)
+
+
+def _no_training(rows: Sequence[Mapping[str, object]], *, listed: bool) -> str:
+    """Reason why ``rows`` are no rows of a training; empty if they may be."""
+    looked = [flattened(row) for row in rows[:LOOKED_AT]]
+    fields = [field for row in looked if (field := of_single(row))]
+    if 2 * len(fields) > len(looked):
+        return (
+            f"records of single responses or episodes (each with its own {shown(fields[0])}), an evaluation or samples"
+        )
+    stepless = listed and all(step_field(row, _FIELDS) is None for row in looked)
+    if stepless and not may_be_numbered(looked):
+        return "records without a step, and nothing in them that only a training has, as a loss or a KL"
+    return ""
+
+
+def _is_columns(document: JSON) -> bool:
+    return isinstance(document, dict) and bool(_columns(document))
 
 
 def _tables(document: JSON) -> list[tuple[str, list[dict[str, object]]]]:

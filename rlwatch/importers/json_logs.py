@@ -28,6 +28,7 @@ from rlwatch.importers.base import (
 )
 from rlwatch.importers.lines import LARGEST_DOCUMENT, Segment, blocks, parsed
 from rlwatch.importers.own_rows import OwnRows, flattened, step_field
+from rlwatch.importers.single_records import REASON, of_single
 from rlwatch.records import JSON
 
 SUMMARY = "train_runtime"
@@ -97,7 +98,11 @@ class FlatJsonLinesParser(JsonLinesParser):
             self.skips.add("a row of verl's file logger", line)
             return
         step = self._step(entry.pop(field), line)
-        metrics = metrics_of(self._rows.read(step, flattened(entry), self.skips, line), self.skips, line)
+        entry = flattened(entry)
+        if of_single(entry):
+            self.skips.add(REASON, line)
+            return
+        metrics = metrics_of(self._rows.read(step, entry, self.skips, line), self.skips, line)
         if metrics:
             yield Row(step, metrics, line)
 

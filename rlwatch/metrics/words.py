@@ -63,10 +63,11 @@ def said(name: str) -> frozenset[str]:
     >>> sorted(said("train/AvgGradientNorm"))
     ['grad', 'mean', 'norm', 'train']
     """
-    return frozenset(_in_order(name))
+    return frozenset(in_order(name))
 
 
-def _in_order(name: str) -> list[str]:
+def in_order(name: str) -> list[str]:
+    """The same in the order of the name."""
     return [_ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name))]
 
 
@@ -272,6 +273,6 @@ def only_reward(names: Iterable[str]) -> str | None:
     if len({frozenset(words - _CONTEXT.keys()) for words in rewards.values()}) != 1:
         return None
     name, words = next(iter(rewards.items()))
-    ends_in = [word for word in _in_order(name) if word not in _CONTEXT][-1:]
+    ends_in = [word for word in in_order(name) if word not in _CONTEXT][-1:]
     unfit = words & _OF_A_PART or any(word.isdigit() for word in words)
     return None if unfit or ends_in != ["reward"] else name
