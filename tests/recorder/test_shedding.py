@@ -15,7 +15,8 @@ from rlwatch.recorder.intake import BoundedQueue, Intake, admit
 from rlwatch.recorder.shedding import Kind, Shedding
 from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import SHED, CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
-from rlwatch.store.sqlite.journal import Journal, budget_bytes, files_in
+from rlwatch.store.sqlite.journal import Journal, budget_bytes
+from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.url import open_store
 from rlwatch.view import shed_lines, view_of_run
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from rlwatch.ports import Progress
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
-from rlwatch.store.sqlite.journal import Journal, Mark, entries, files_in
+from rlwatch.store.sqlite.journal import Journal, Mark, entries
+from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.sqlite.segments import HEADER_BYTES, SEGMENT_BYTES
 from rlwatch.store.url import open_store
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from rlwatch.errors import RunLockedError, StoreError
 from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.postgres.address import Address
-from rlwatch.store.sqlite.journal import Journal, end_in, files_in
-from rlwatch.store.sqlite.layout import make_private, writing_to
+from rlwatch.store.sqlite.journal import Journal, end_in
+from rlwatch.store.sqlite.layout import files_in, make_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.rows import dumps
 from rlwatch.store.sqlite.shared import node_directory, refuse_foreign

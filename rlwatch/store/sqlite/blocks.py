@@ -408,3 +408,19 @@ def _remove(db: sqlite3.Connection, block: Block) -> None:
     db.execute("DELETE FROM chunk WHERE id >= ? AND id < ?", (first, first + _PLACES))
     db.execute("DELETE FROM level WHERE id >= ? AND id < ?", (level, level + 4))
     db.execute("DELETE FROM block WHERE id = ?", (block.number,))
+
+
+def forget_incomplete(db: sqlite3.Connection, widths: Mapping[int, int]) -> None:
+    """Remove blocks that lack a part, as in a damaged file. ``widths``: metrics of each metric set."""
+    for number, mset in db.execute("SELECT id, mset FROM block").fetchall():
+        first, level = number * _PLACES, number * 4
+        counted = db.execute(
+            "SELECT (SELECT count(*) FROM chunk WHERE id >= ?1 AND id < ?2), "
+            "(SELECT count(*) FROM level WHERE id >= ?3 AND id < ?3 + 4)",
+            (first, first + _PLACES, level),
+        ).fetchone()
+        width = widths.get(mset)
+        if width is None or counted != (width, len(WIDTHS) if width else 0):
+            db.execute("DELETE FROM block WHERE id = ?", (number,))
+            db.execute("DELETE FROM chunk WHERE id >= ? AND id < ?", (first, first + _PLACES))
+            db.execute("DELETE FROM level WHERE id >= ? AND id < ?", (level, level + 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import sqlite3
 import tempfile
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
 from rlwatch.store.sqlite import schema
-from rlwatch.store.sqlite.layout import RunFiles, is_there, size_of, touch_private
+from rlwatch.store.sqlite.layout import RunFiles, files_in, is_there, require_plain, size_of, touch_private
 from rlwatch.store.sqlite.schema import Migration, check_readable, migrate, version_of
 
 # A write SQLite reports as an I/O error is a quota (EDQUOT) or a file size limit (EFBIG) far more often than
@@ -47,7 +48,9 @@ def explain(error: sqlite3.Error, where: str) -> StoreError:
     if extended in _FULL or code in _FULL:
         return StoreFullError(f"no room to write {where} ({error}); free disk space or quota: nothing was half-written")
     if code in _DAMAGED or extended == sqlite3.SQLITE_IOERR_SHORT_READ:
-        return StoreCorruptError(f"{where} is damaged ({error}); restore it from a copy or remove the run's directory")
+        return StoreCorruptError(f"{where} is damaged ({error}); {advice(Path(where))}")
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return StoreCorruptError(f"{where} is damaged: reading its first row does not end; {advice(Path(where))}")
     if code in _HELD:
         return StoreBusyError(f"{where} is held by another process right now; try again")
     if code in _REFUSED:
@@ -56,6 +59,28 @@ def explain(error: sqlite3.Error, where: str) -> StoreError:
             "directory, or choose another with RLWATCH_STORE or store="
         )
     return StoreError(f"{where}: {error}")
+
+
+def advice(damaged: Path) -> str:
+    """What to do about a file that is damaged. Never to remove the directory: a journal beside it may hold rows."""
+    if files_in(damaged.parent):
+        return f"restore it from a copy, or move {damaged.name} away: what its journal holds is read without it"
+    return f"restore it from a copy, or move {damaged.name} out of the store"
+
+
+@contextmanager
+def bounded(db: sqlite3.Connection) -> Iterator[None]:
+    """For questions that take constant time: a damaged or hostile file does not hold up whoever asks."""
+    looks = itertools.count()
+    db.set_progress_handler(lambda: next(looks) >= _MOST_LOOKS, _LOOK_EVERY)
+    try:
+        yield
+    finally:
+        db.set_progress_handler(None, 0)
+
+
+_LOOK_EVERY, _MOST_LOOKS = 10_000, 100
+"""A million instructions of SQLite's machine; a row by its key takes some dozens."""
 
 
 # Opening the files: the writer's connection, a reader's, and one to the control tables.
@@ -75,7 +100,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old, 3.24 is needed: use a newer Python build")
     with explained(str(path)), contextlib.ExitStack() as undo:
-        db = undo.enter_context(contextlib.closing(_connect(path, "rw", _READER_WAIT_S, check_same_thread=False)))
+        db = undo.enter_context(contextlib.closing(connected(path, "rw", _READER_WAIT_S, check_same_thread=False)))
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         migrate(db, schema.RUN_TABLES, str(path))
@@ -86,6 +111,11 @@ def open_writer(path: Path) -> sqlite3.Connection:
 @contextlib.contextmanager
 def open_reader(files: RunFiles) -> Iterator[sqlite3.Connection]:
     """A snapshot of ``run.db``, of a live, crashed or finished run, also where nothing may be written."""
+    if not is_there(files.run):
+        raise StoreError(
+            f"{files.run} is gone; what the journal beside it holds can be read once nobody writes the run any more, "
+            "by who may write its directory"
+        )
     with explained(str(files.run)), contextlib.ExitStack() as stack:
         try:
             db = stack.enter_context(contextlib.closing(_snapshot(files.run, "mode=ro")))
@@ -121,7 +151,7 @@ def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> It
     if not is_there(path):
         yield None
         return
-    with explained(str(path)), contextlib.closing(_connect(path, "rw", timeout_s)) as db:
+    with explained(str(path)), contextlib.closing(connected(path, "rw", timeout_s)) as db:
         made = version_of(db) > 0
         if made:
             migrate(db, tables, str(path))
@@ -131,7 +161,7 @@ def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> It
 @contextlib.contextmanager
 def open_as_it_is(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
     """A file that several processes write, to read it where it may not be changed, whatever its version."""
-    with explained(str(path)), contextlib.closing(_connect(path, "ro", timeout_s)) as db:
+    with explained(str(path)), contextlib.closing(connected(path, "ro", timeout_s)) as db:
         yield db
 
 
@@ -139,7 +169,7 @@ def open_as_it_is(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
 def create_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
     """The same, created by whoever needs it first."""
     touch_private(path)
-    with explained(str(path)), contextlib.closing(_connect(path, "rw", timeout_s)) as db:
+    with explained(str(path)), contextlib.closing(connected(path, "rw", timeout_s)) as db:
         migrate(db, tables, str(path))
         yield db
 
@@ -149,25 +179,38 @@ def uri(path: Path, options: str) -> str:
     return f"file:{quote(str(path))}?{options}"
 
 
-def _connect(path: Path, mode: str, timeout_s: float, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    db = sqlite3.connect(
-        uri(path, f"mode={mode}"),
-        uri=True,
-        timeout=timeout_s,
-        isolation_level=None,
-        check_same_thread=check_same_thread,
-    )
-    db.execute("PRAGMA trusted_schema = OFF")  # as below
-    return db
+def connected(
+    path: Path, mode: str, timeout_s: float, *, check_same_thread: bool = True, cut_short: bool = False
+) -> sqlite3.Connection:
+    """A connection to a plain file of plain tables, whoever made it; ``cut_short``: also where its end is missing."""
+    require_plain(path)
+    with contextlib.ExitStack() as undo:
+        db = sqlite3.connect(
+            uri(path, f"mode={mode}"),
+            uri=True,
+            timeout=timeout_s,
+            isolation_level=None,
+            check_same_thread=check_same_thread,
+        )
+        undo.enter_context(contextlib.closing(db))
+        db.execute("PRAGMA trusted_schema = OFF")  # as below
+        if cut_short:  # SQLite's own way to have a file read that has fewer pages than it says
+            db.execute("PRAGMA writable_schema = ON")
+        with bounded(db):
+            schema.refuse_foreign(db, str(path))
+        undo.pop_all()
+        return db
 
 
 def _snapshot(path: Path, options: str) -> sqlite3.Connection:
+    require_plain(path)
     with contextlib.ExitStack() as undo:
         db = sqlite3.connect(uri(path, options), uri=True, timeout=_READER_WAIT_S, isolation_level=None)
         undo.enter_context(contextlib.closing(db))
         db.execute("PRAGMA trusted_schema = OFF")  # run directories travel: the file may be a stranger's
         db.execute("BEGIN")
-        version_of(db)  # reads the first page: the snapshot is taken now
+        with bounded(db):
+            schema.refuse_foreign(db, str(path))  # reads the first page: the snapshot is taken now
         undo.pop_all()
         return db
 

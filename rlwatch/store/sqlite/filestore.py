@@ -63,7 +63,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         stamp = stamp_of(files.run, files.wal)
         run = self._infos.recall(run_id, stamp)
         if run is None:
-            with connection.open_reader(files) as db:
+            with connection.open_reader(files) as db, connection.bounded(db):
                 run = runrow.load(db, run_id)
             self._infos.keep(run_id, stamp, run)
         return curated(replace(run, config=copied(run.config)), self._edits(run_id))
@@ -181,7 +181,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         unreadable: dict[str, str] = {}
         for entry in layout.directories_in(self.root):
             run = self._resting.recall(entry)
-            if run is None and layout.is_there(Path(entry.path, "run.db")):
+            if run is None and layout.holds_run(Path(entry.path)):
                 before = self._resting.look(entry)
                 try:
                     run = self.run(entry.name)
@@ -199,7 +199,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         """As everywhere; what is at rest was read, and its settings are not copied to say so."""
         why: dict[str, str] = {}
         for entry in layout.directories_in(self.root):
-            if self._resting.knows(entry) or not layout.is_there(Path(entry.path, "run.db")):
+            if self._resting.knows(entry) or not layout.holds_run(Path(entry.path)):
                 continue
             try:
                 self.run(entry.name)

@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import struct
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from pathlib import Path
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, RunState, SpikeBatch, StepRecord
+from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.sqlite.rows import dumps, loads, pack_columns, plain, unpack_columns
 from rlwatch.store.sqlite.segments import HEADER_BYTES, MAGIC, SEGMENT_BYTES, Segment, Stream
 
@@ -43,7 +43,6 @@ BUDGET_MB, LEAST_MB = 256.0, 1.0
 SLOW_S, REST_S, LONGEST_REST_S = 0.25, 60.0, 3600.0
 """A write into the page cache that takes so long (seconds) waited for the disk, and training with it: the journal is
 left alone for a minute, twice as long each time that happens again. A loaded machine alone does not take so long."""
-_FILE = re.compile(r"run\.journal-(\d+)")
 _HEAD = struct.Struct("<4sI")
 _NAMES, _RECORD, _PART, _EVENT, _SPIKES, _COMPLETIONS, _ENDED = b"NRPESCF"
 _NUMBERED = struct.Struct("<BQ")  # what it is, and its number in the journal
@@ -252,16 +251,6 @@ class Journal:
     def _refused(self) -> int:
         self.cramped, self.refusals = True, self.refusals + 1
         return 0
-
-
-def files_in(directory: Path) -> list[Path]:
-    """The journal files of the run in ``directory``, in the order they were written."""
-    try:
-        with os.scandir(directory) as listing:
-            names = [e.name for e in listing if _FILE.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
-    except OSError:
-        return []
-    return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]
 
 
 def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:

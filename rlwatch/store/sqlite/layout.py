@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
-from rlwatch.errors import RunNotFoundError, StoreError, StoreFullError
+from rlwatch.errors import RunNotFoundError, StoreCorruptError, StoreError, StoreFullError
 from rlwatch.store import check_run_id
+from rlwatch.store.sqlite.segments import HEADER_BYTES
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -64,14 +65,50 @@ def existing_files(root: Path, run_id: str) -> RunFiles:
         files = files_of(root, run_id)
     except StoreError as error:
         raise RunNotFoundError(f"no such run in {root}: {error}") from error
-    if not is_there(files.run):
+    if not holds_run(files.directory):
         raise RunNotFoundError(f"no run {run_id!r} in {root}; `rlwatch runs` lists what there is")
     return files
 
 
 def run_ids(root: Path) -> list[str]:
-    """Directories under ``root`` that hold a ``run.db``; none if there is no root yet."""
-    return [entry.name for entry in directories_in(root) if is_there(root / entry.name / "run.db")]
+    """Directories under ``root`` that hold a run; none if there is no root yet."""
+    return [entry.name for entry in directories_in(root) if holds_run(root / entry.name)]
+
+
+def holds_run(directory: Path) -> bool:
+    """True of a directory with a ``run.db``, or with a journal of which one can be made again."""
+    return is_there(directory / "run.db") or has_journal(directory)
+
+
+def has_journal(directory: Path) -> bool:
+    """True where a journal holds anything."""
+    return any(size_of(path) > HEADER_BYTES for path in files_in(directory))
+
+
+_JOURNAL = re.compile(r"run\.journal-(\d+)")
+
+
+def files_in(directory: Path) -> list[Path]:
+    """The journal files of the run in ``directory``, in the order they were written."""
+    try:
+        with os.scandir(directory) as listing:
+            names = [e.name for e in listing if _JOURNAL.fullmatch(e.name) and e.is_file(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [directory / name for name in sorted(names, key=lambda name: int(name.rpartition("-")[2]))]
+
+
+def require_plain(path: Path) -> None:
+    """Raise ``StoreCorruptError`` where a database, or a file that SQLite keeps beside it, is no file: to open a named
+    pipe waits for its other end, for ever.
+    """
+    for each in (path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
+        try:
+            mode = each.stat().st_mode
+        except OSError:
+            continue  # not there, or for whoever opens it to explain
+        if not S_ISREG(mode):
+            raise StoreCorruptError(f"{each} is not a regular file, and not of rlwatch: move it out of the store")
 
 
 def directories_in(root: Path) -> list[os.DirEntry[str]]:

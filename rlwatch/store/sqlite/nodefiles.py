@@ -116,7 +116,7 @@ def node_name(local: Path) -> str:
 def _words_in(path: Path) -> Words:
     for _ in range(2):  # ESTALE: it was replaced between its name and its opening
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe: no wait
             with os.fdopen(fd, "rb") as file:
                 data = file.read(MOST_BYTES + 1)
         except FileNotFoundError:

@@ -18,11 +18,12 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rlwatch.errors import StoreError
 from rlwatch.records import JSON, Curation, RunInfo, RunState
-from rlwatch.store.sqlite.journal import files_in
+from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.sqlite.rows import dumps, plain
 from rlwatch.version import __version__
 
@@ -163,7 +164,7 @@ class RunsAtRest:
     def _read(self) -> None:
         try:
             stat = self._path.lstat()
-            if stat.st_uid != os.getuid() or stat.st_size > _MOST_BYTES:
+            if stat.st_uid != os.getuid() or stat.st_size > _MOST_BYTES or not S_ISREG(stat.st_mode):
                 return
             lines = self._path.read_bytes().split(b"\n")
         except OSError:
@@ -191,7 +192,10 @@ def _holds(stamp: Stamp, entry: os.DirEntry[str]) -> bool:
 
 def _append(path: Path, lines: list[str]) -> None:
     """In one write; a line that was cut short before stays alone."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = (
+        os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    )  # a named pipe: no wait
+    file = os.open(path, flags, 0o600)
     try:
         os.write(file, "\n".join(["", *lines, ""]).encode())
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -64,6 +65,20 @@ def check_readable(db: sqlite3.Connection, newest: int, where: str) -> None:
             f"{where} has format {version}; this rlwatch reads {newest - 3} to {newest}: "
             "resume the run once with this version to bring it up to date, or read it with an older rlwatch"
         )
+
+
+def refuse_foreign(db: sqlite3.Connection, where: str) -> None:
+    """Raise ``StoreCorruptError`` for a file that holds anything but plain tables and indexes: run directories travel,
+    and a view in place of a table may have rows without end, a trigger may do anything upon a write.
+    """
+    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master LIMIT 1000"):
+        plain = kind == "index" or (kind == "table" and not _COMPUTED.search(sql or ""))
+        if not plain:
+            raise StoreCorruptError(f"{where} is not of rlwatch: {kind} {str(name)[:80]!r} in it is none of its tables")
+
+
+_COMPUTED = re.compile(r"\A\s*CREATE\s+VIRTUAL|\b(AS|GENERATED)\b|/\*|--", re.IGNORECASE)
+"""In the SQL of a table: one made by a module, or a column that is computed when it is read."""
 
 
 def refuse_newer(version: int, newest: int, where: str) -> None:

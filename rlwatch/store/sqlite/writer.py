@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -20,12 +21,12 @@ from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
-from rlwatch.store.sqlite.journal import Journal, Mark, end_in, files_in, journals_in
-from rlwatch.store.sqlite.layout import RunFiles, make_private, size_of, touch_private, writing_to
+from rlwatch.store.sqlite.journal import Journal, Mark, end_in, journals_in
+from rlwatch.store.sqlite.layout import RunFiles, files_in, has_journal, make_private, touch_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
 from rlwatch.store.sqlite.rows import Batch, MetricSets, packing
+from rlwatch.store.sqlite.salvage import described_by_files, moments_of, poured, set_aside, unusable
 from rlwatch.store.sqlite.schema import migrate, transaction
-from rlwatch.store.sqlite.segments import HEADER_BYTES
 from rlwatch.store.sqlite.series import metric_sets
 
 
@@ -214,6 +215,7 @@ class FileWriter(Appender):
 
 
 _WriterType = TypeVar("_WriterType", bound=FileWriter)
+_T = TypeVar("_T")
 
 
 def open_files(
@@ -226,7 +228,8 @@ def open_files(
         undo.callback(lock.release)
         if before is not None:
             before()
-        begun = None if files.run.exists() else _create(files, run, now)
+        mend(files)
+        begun = None if files.run.exists() else _create(files, lambda db: runrow.create(db, run, now))
         db = undo.enter_context(closing(open_writer(files.run)))
         with explained(str(files.run)):
             drain(db, files)
@@ -242,6 +245,7 @@ def amend_files(files: RunFiles) -> FileWriter | None:
         try:
             lock = RunLock(files.lock, amending=True)
             undo.callback(lock.release)
+            mend(files)
             db = undo.enter_context(closing(open_writer(files.run)))
             with explained(str(files.run)):
                 drain(db, files)
@@ -265,10 +269,46 @@ def for_good(files: RunFiles) -> Iterator[sqlite3.Connection]:
 
 def recover(files: RunFiles) -> None:
     """Bring into the database what a dead process left in its journal; nothing where somebody writes, or we may not."""
-    if any(size_of(path) > HEADER_BYTES for path in files_in(files.directory)):
+    if has_journal(files.directory):
         writer = amend_files(files)
         if writer is not None:
             writer.close()
+
+
+def mend(files: RunFiles) -> None:
+    """Make ``run.db`` anew where it is gone or damaged, of the journal beside it; the caller holds the run's lock."""
+    why = unusable(files) if has_journal(files.directory) else ""
+    if not why:
+        return
+    with writing_to(files.run):
+        aside = set_aside(files)
+    for salvaging in (True, False):
+        try:
+            _create(files, partial(_salvaged, files, aside if salvaging else None))
+            break
+        except StoreError as error:
+            if not salvaging:
+                raise
+            _log.debug("nothing of %s can be used: %s", aside, error)
+    kept = "" if aside is None else f"; what there was is kept as {aside.name}"
+    _log.warning("%s is made anew of its journal (%s)%s", files.run, why, kept)
+
+
+def _salvaged(files: RunFiles, aside: Path | None, db: sqlite3.Connection) -> None:
+    """The run as what can be read of ``aside`` says, and all of its journal that is not there."""
+    if aside is not None:
+        poured(aside, db)
+    else:
+        run = described_by_files(files)
+        runrow.create(db, run, run.created_at)
+    stored = moments_of(db)
+    for nonce, journaled in journals_in(files.directory).items():
+        known = Mark(nonce)
+        while some := list(islice(journaled, _AT_ONCE)):
+            new = [item for _, item in some if (item.step, item.ts) not in stored]
+            known = known.after(number for number, _ in some)
+            attempt = runrow.load(db, files.directory.name).attempt
+            _append(db, [replace(item, attempt=attempt) for item in new], known)
 
 
 def drain(db: sqlite3.Connection, files: RunFiles) -> None:
@@ -314,15 +354,15 @@ def _patiently_locked(files: RunFiles) -> RunLock:
             time.sleep(0.02)
 
 
-def _create(files: RunFiles, run: RunInfo, now: float) -> RunInfo:
-    """Make ``run.db`` under another name and rename it: no reader ever sees half a run."""
+def _create(files: RunFiles, fill: Callable[[sqlite3.Connection], _T]) -> _T:
+    """Make ``run.db`` under another name and rename it: no reader ever sees half a run. What ``fill`` returned."""
     for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
         leftover.unlink(missing_ok=True)
     touch_private(files.unborn)
     with explained(str(files.unborn)), closing(sqlite3.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         migrate(db, schema.RUN_TABLES, str(files.unborn))
-        begun = runrow.create(db, run, now)
+        begun = fill(db)
     with writing_to(files.run):
         files.unborn.rename(files.run)
     return begun

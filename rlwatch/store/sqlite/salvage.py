@@ -1,0 +1,114 @@
+"""A ``run.db`` that is gone or damaged, made anew: of what can still be read of it, and of the journal beside it.
+
+The damaged file is kept under another name, with its log; nothing is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from itertools import islice
+from pathlib import Path
+
+from rlwatch.errors import StoreCorruptError, StoreError
+from rlwatch.records import Event, RunInfo, StepRecord
+from rlwatch.store.sqlite import runrow
+from rlwatch.store.sqlite.blocks import forget_incomplete
+from rlwatch.store.sqlite.connection import connected, explained, open_reader
+from rlwatch.store.sqlite.layout import RunFiles, files_in, is_there, size_of
+from rlwatch.store.sqlite.reading import read_events, read_records
+from rlwatch.store.sqlite.schema import transaction
+from rlwatch.store.sqlite.series import metric_sets
+
+_log = logging.getLogger("rlwatch")
+_SIDE = ("", "-wal", "-shm", "-journal")
+_HEADER = struct.Struct(">16s H 6x I I")
+"""Of a SQLite file: its mark, the size of a page, the change counter, and the number of pages."""
+
+
+def unusable(files: RunFiles) -> str:
+    """Reason that ``run.db`` cannot be used; empty where it can, or where that is not known now."""
+    if not is_there(files.run):
+        return "it is gone"
+    if _cut_short(files.run):
+        return "it was cut short"
+    try:
+        with open_reader(files) as db:
+            runrow.load(db, files.directory.name)
+            runrow.last_seq(db)
+            metric_sets(db)
+    except StoreCorruptError as error:
+        return str(error)
+    except StoreError:
+        return ""
+    return ""
+
+
+def _cut_short(path: Path) -> bool:
+    """True of a file with fewer pages than it says; one of no bytes would have its log removed by SQLite."""
+    with suppress(OSError):
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+        size = size_of(path)
+        if len(head) < _HEADER.size:
+            return True
+        mark, page, _, pages = _HEADER.unpack(head)
+        return bool(mark == b"SQLite format 3\0" and size < pages * (page if page > 1 else 1 << 16))
+    return False
+
+
+def set_aside(files: RunFiles) -> Path | None:
+    """Move ``run.db`` and what SQLite keeps beside it to other names; the new one, None where there was nothing."""
+    number = 1
+    while is_there(aside := files.directory / f"run.db.damaged-{number}") or is_there(Path(f"{aside}-wal")):
+        number += 1
+    for suffix in _SIDE:
+        with suppress(FileNotFoundError):
+            os.rename(f"{files.run}{suffix}", f"{aside}{suffix}")  # noqa: PTH104
+    return aside if is_there(aside) else None
+
+
+def described_by_files(files: RunFiles) -> RunInfo:
+    """All that is known of a run whose row is lost: its name, and when its journal was begun."""
+    times = [path.stat().st_mtime for path in files_in(files.directory)]
+    return RunInfo(files.directory.name, created_at=min(times, default=0.0))
+
+
+def poured(damaged: Path, db: sqlite3.Connection) -> None:
+    """Copy the rows that can be read of ``damaged`` into the empty tables of ``db``. Raises ``StoreError`` where what
+    was read is no run.
+    """
+    most = size_of(damaged) + size_of(Path(f"{damaged}-wal"))  # rows; a damaged file may seem to have any number
+    with ExitStack() as stack, explained(str(damaged)):
+        source = stack.enter_context(closing(connected(damaged, "ro", 1.0, cut_short=True)))
+        with transaction(db):
+            for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                columns = [column[1] for column in db.execute(f"PRAGMA table_info({table})")]
+                put = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608  (our tables)
+                rows = _rows(source, f"SELECT {', '.join(columns)} FROM {table}")  # noqa: S608
+                db.executemany(put, islice(rows, most))
+            db.execute("DELETE FROM progress WHERE name = 'journal'")  # what it says is stored may be what is lost
+            for table in ("record", "forecast"):
+                db.execute(f"DELETE FROM {table} WHERE mset NOT IN (SELECT id FROM metric_set)")  # noqa: S608
+            forget_incomplete(db, {number: len(names) for number, names in metric_sets(db).items()})
+        runrow.load(db, "")
+        last = runrow.last_seq(db)
+        db.execute("UPDATE progress SET value = min(value, ?) WHERE name = 'judged'", (last,))
+
+
+def _rows(source: sqlite3.Connection, query: str) -> Iterator[tuple[object, ...]]:
+    """As many as come before the first that cannot be read."""
+    with suppress(sqlite3.Error):
+        yield from source.execute(query)
+
+
+def moments_of(db: sqlite3.Connection) -> set[tuple[int | None, float]]:
+    """Step and time of every row and event in ``db``, by which those that a journal has as well are known."""
+    rows: list[StepRecord | Event] = [*read_records(db, 0, None), *read_events(db, 0)]
+    return {(row.step, row.ts) for row in rows}
