@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 KEYS = {
     "default_rules": "whether the default rules apply beside those of the file",
+    "forecast": "whether runs are forecast; `rlwatch.init(forecast=)` goes first",
     "grouping.by": "what alerts that begin together must share to be told in one message: `none`, `run` or `project`",
     "grouping.wait_s": "seconds a firing alert waits for others of its group, 0 to 3600",
     "quiet_hours.from": "when the hours begin, as `22:00`",
@@ -188,7 +189,8 @@ def settings() -> str:
         return {key.removeprefix(f"{prefix}."): words for key, words in KEYS.items() if key.startswith(f"{prefix}.")}
 
     wanted = ("rules", "grouping", "quiet_hours", "inhibit", "actions", "notify", "store", "retention", "dashboard")
-    if set(schema.FileTable.model_fields) != {*wanted, "default_rules"}:
+    switches = ("default_rules", "forecast")
+    if set(schema.FileTable.model_fields) != {*wanted, *switches}:
         raise SystemExit(f"rlwatch.toml has other tables than {wanted}: describe them in docs/reference.py")
     tables = [
         keys("[[rules]]", schema.RuleTable, described(inspect.getdoc(rules.Rule) or ""), rules.Rule),
@@ -201,7 +203,7 @@ def settings() -> str:
         keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),
     ]
-    own = f"`default_rules` (`bool`, default `true`): {KEYS['default_rules']}.\n"
+    own = "\n\n".join(f"`{name}` (`bool`, default `true`): {KEYS[name]}." for name in switches) + "\n"
     parts = [
         "# Settings\n",
         HEAD,

@@ -260,6 +260,7 @@ def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
     tables += [
         f"[{name}]" for name in ("store", "dashboard", "retention", "grouping", "quiet_hours", "inhibit") if name in raw
     ]
+    tables += [] if parsed.policy.forecast else ["forecast = false"]
     return tables + ([] if parsed.default_rules else ["default_rules = false"])
 
 
@@ -320,6 +321,7 @@ HEAD = """\
 # What it would have sent for a log: rlwatch rules test train.log
 # A rule with the name of a default one replaces it; any other is added.
 # default_rules = false          # only the rules of this file
+# forecast = false               # detectors only: no chances of a failure to come
 
 # [store]
 # url = "./rlwatch-runs"

@@ -438,12 +438,13 @@ class _DefaultInhibitions(Sequence[Inhibition]):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything that decides what is published to whom and when."""
+    """Everything that decides what is published to whom and when; ``forecast``: whether runs are forecast at all."""
 
     rules: tuple[Rule, ...] = field(default_factory=default_rules)
     grouping: Grouping = Grouping()
     quiet_hours: tuple[QuietHours, ...] = ()
     inhibitions: Sequence[Inhibition] = _DefaultInhibitions()
+    forecast: bool = True
 
     def rule(self, name: str) -> Rule | None:
         """The rule of that name; None if it is another process's."""

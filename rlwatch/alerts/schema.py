@@ -148,6 +148,7 @@ class FileTable(_Table):
     store: PlaceTable | None = None
     retention: RetentionTable = RetentionTable()
     dashboard: PlaceTable | None = None
+    forecast: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
             Grouping(table.grouping.by, table.grouping.wait_s),
             tuple(quiet),
             default_inhibitions() if table.inhibit is None else tuple(causes),
+            table.forecast,
         ),
         table.default_rules,
         tuple((n, t.kind or n, t.model_dump(exclude_unset=True, exclude={"kind"})) for n, t in table.notify.items()),

@@ -28,6 +28,7 @@ from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
 from rlwatch.importers.tensorboard_events import trainings_until
 from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.forecasting import forecaster_for
 from rlwatch.monitor.judge import Judging, MonitorSink, past_of
 from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
 from rlwatch.records import AlertState, RunInfo, RunState, Severity, StepRecord
@@ -165,6 +166,7 @@ class Recording:
             run_id=run.run_id,
             source=run.source,
             rules=self._policy.rules,
+            forecaster=forecaster_for(wanted=self._policy.forecast),
             history=past_of(self._store, run.run_id, lambda: monitor),
         )
         self._sink = MonitorSink(

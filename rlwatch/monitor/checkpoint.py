@@ -60,7 +60,7 @@ def made_by(monitor: Monitor) -> str:
     """
     if not monitor.is_default or own_key() is None:
         return ""
-    settings = repr((monitor.run_id, monitor.source, monitor.rules, sorted(_environment().items())))
+    settings = repr((monitor.run_id, monitor.source, monitor.rules, monitor.forecasts, sorted(_environment().items())))
     return hashlib.sha256((_program() + settings).encode()).hexdigest()
 
 

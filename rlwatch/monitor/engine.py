@@ -24,7 +24,14 @@ from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.metrics import Family, Reader
 from rlwatch.monitor.episodes import Episodes
-from rlwatch.monitor.forecasting import NAME, Forecasting, Forecasts, chosen_forecaster, default_forecasts
+from rlwatch.monitor.forecasting import (
+    NAME,
+    Forecasting,
+    Forecasts,
+    chosen_forecaster,
+    default_forecasts,
+    switched_off,
+)
 from rlwatch.ports import Detector, History
 from rlwatch.records import LOCALISED, Alert, AlertState, ClosedStep, Event, Finding, ForecastRecord, StepRecord
 
@@ -133,8 +140,13 @@ class Monitor:
     @property
     def is_default(self) -> bool:
         """True where it judges with nothing but rlwatch's own detectors and forecaster."""
-        ours = self._make is default_detectors and self._make_forecaster is default_forecasts
+        ours = self._make is default_detectors and self._make_forecaster in (default_forecasts, switched_off)
         return ours and not of_plugins() and not chosen_forecaster()
+
+    @property
+    def forecasts(self) -> bool:
+        """False where forecasting is switched off."""
+        return self._make_forecaster is not switched_off
 
     @property
     def open_since(self) -> int | None:
@@ -187,10 +199,10 @@ class Monitor:
             yield from self._begin_attempt(item)
         yield self._record(item)
 
-    def observing_all(self, items: Iterable[StepRecord | Event]) -> Iterator[Outcome]:
+    def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[Outcome]:
         """Take many items: the same outcomes as one by one, but forecasts are made of many rows at once.
 
-        For a log that is there already: it reads up to ``AT_ONCE`` steps ahead of what it yields.
+        For rows that are there already: it reads up to ``AT_ONCE`` steps ahead of what it yields.
         """
         views: list[ClosedStep | _Arrived] = []
         for item in items:

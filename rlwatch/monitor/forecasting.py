@@ -214,6 +214,19 @@ def default_forecasts() -> Forecasts:
         return NoForecasts("no forecast because this installation of rlwatch holds no forecasting model")
 
 
+OFF = "no forecast because forecasting is switched off (forecast=False, or forecast = false in rlwatch.toml)"
+
+
+def switched_off() -> Forecasts:
+    """Forecasts of a run that wants none: the reason, once."""
+    return NoForecasts(OFF)
+
+
+def forecaster_for(*, wanted: bool) -> Callable[[], Forecasts]:
+    """Maker of a run's forecaster."""
+    return default_forecasts if wanted else switched_off
+
+
 def _failure(standing: Sequence[Finding], before: str) -> str:
     """Kind and onset of the failure that is there, as it was first told; empty while there is none."""
     failures = sorted((finding.onset_step, finding.kind) for finding in standing if _critical(finding))

@@ -19,6 +19,8 @@ AT_ONCE = 64
 """Rows that are judged at once."""
 WORK_S, REST = 0.02, 1.0
 """After so many seconds of work on end the judge rests as long again: it catches up without taking the machine."""
+NAP_S = 0.05
+"""Longest it goes on resting once the run is ending, in seconds."""
 MOST_FAILURES = 20
 """Failures after which the end does not wait for the judge any more, and it tries more seldom."""
 SELDOM_S = 0.5
@@ -75,7 +77,7 @@ class JudgeThread:
         self._failures = 0
         self._behind = True
         self._handed = last_seq
-        self._ending = self._abandoned = False
+        self._ending = self._abandoned = self._hurrying = False
         self._worked_since = 0.0
         self._wake = threading.Event()
         self._judging: Judging | None = None
@@ -113,21 +115,28 @@ class JudgeThread:
             self._inbox.extend(rows)
         self._wake.set()
 
+    def hurry(self) -> None:
+        """Rest no more: the run is ending. Takes no lock."""
+        self._hurrying = True
+
     def end(self) -> None:
         """Judge what is left and stop; without rests from here on."""
-        self._ending = True
+        self._ending = self._hurrying = True
         self._wake.set()
 
     def abandon(self) -> None:
         """Stop as soon as can be; what is left is for whoever looks next."""
-        self._abandoned = self._ending = True
+        self._abandoned = self._ending = self._hurrying = True
         self._wake.set()
 
     def enough(self) -> bool:
         """Asked between rows, on the judge's thread: rests now and then; whether to stop."""
         worked = time.monotonic() - self._worked_since
-        if worked > WORK_S and not self._ending:
-            self._wake.wait(REST * worked) if not self._wake.is_set() else time.sleep(REST * worked)
+        if worked > WORK_S:
+            left = REST * worked
+            while left > 0.0 and not self._hurrying:
+                time.sleep(min(left, NAP_S))
+                left -= NAP_S
             self._worked_since = time.monotonic()
         return self._abandoned
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 BATCH_LIMIT = 1000
 FOUND_STORED_S = 2.0
 """Longest the judge waits for what it found to be stored before it goes on, in seconds."""
+FORECASTS_WAITING = 16
+"""Batches of forecasts that may wait to be stored while the judge goes on."""
 CALM_ROUNDS = 100
 """Rounds after which nobody is still about to queue what was taken from the journal already."""
 _REPORTED = (
@@ -66,6 +68,10 @@ class Judge(Protocol):
 
     def take(self, batch: Sequence[Item]) -> None:
         """Take over what was given to the store. Never waits."""
+        ...
+
+    def hurry(self) -> None:
+        """Rest no more: the end is near. Takes no lock and never raises."""
         ...
 
     def end(self) -> None:
@@ -152,9 +158,14 @@ class Writer:
         self._thread.start()
 
     def keep(self, found: Sequence[Storable]) -> None:
-        """Have what the judge found stored, and wait until it is, unless the store cannot be written now."""
+        """Have what the judge found stored, and wait until it is, unless the store cannot be written now.
+
+        Nothing is told of forecasts alone: a few batches of them may be on their way while judging goes on.
+        """
         number, end = next(self._finds), time.monotonic() + FOUND_STORED_S
         self._found.append(found)
+        if all(isinstance(item, ForecastRecord) for item in found):
+            number -= FORECASTS_WAITING
         while self._finds_stored < number and self._thread.is_alive() and time.monotonic() < end:
             self._wake.set()
             if self._store is not None and self._store.failing:
@@ -179,6 +190,8 @@ class Writer:
         self._hurry_at, self._enough_at = time.monotonic() + deadline_s / 2, time.monotonic() + 0.9 * deadline_s
         self._ending = ending or self._ending
         self._stopping = True
+        if self.judge is not None:
+            self.judge.hurry()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(deadline_s)

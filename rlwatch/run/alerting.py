@@ -46,6 +46,14 @@ class Alerting:
         """The rules to judge by."""
         return self.policy.rules
 
+    def with_forecast(self, wanted: bool | None) -> Alerting:
+        """The same, but forecasting as ``wanted``; None: as it is. Raises ``ConfigError`` for what is no bool."""
+        if wanted is None:
+            return self
+        if not isinstance(wanted, bool):
+            raise ConfigError(f"forecast must be True, False or None, got {wanted!r}")
+        return replace(self, policy=replace(self.policy, forecast=wanted))
+
     def dispatcher(
         self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
     ) -> Dispatcher:

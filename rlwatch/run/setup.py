@@ -26,7 +26,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake
 from rlwatch.recorder.judge_thread import JudgeThread
 from rlwatch.recorder.writer import StoreSink, Writer
-from rlwatch.records import ORIGIN, RunInfo, RunState
+from rlwatch.records import FORECAST_SWITCH, JSON, ORIGIN, RunInfo, RunState
 from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
 from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.engines import VARIABLE, Engines, addresses
@@ -65,6 +65,7 @@ def init(
     sigterm: bool = True,
     system: bool | None = None,
     engines: str | Sequence[str] | None = None,
+    forecast: bool | None = None,
 ) -> Run:
     """Begin recording a run, or continue one.
 
@@ -99,6 +100,9 @@ def init(
     engines
         Addresses of the metrics of rollout engines (:mod:`rlwatch.run.engines`), as ``http://HOST:8000/metrics``, asked
         as often, by rank 0; by default ``RLWATCH_ENGINES``, with commas between them.
+    forecast
+        Whether to forecast the run; None: as ``rlwatch.toml`` says, else yes. Most of what judging costs, if there are
+        few detectors.
 
     Raises
     ------
@@ -121,10 +125,12 @@ def init(
     asked_engines = addresses(os.environ.get(VARIABLE, "") if engines is None else engines)
     ask = Engines(asked_engines).read if asked_engines else None
     place = opened(store)
-    alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place)
+    alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place).with_forecast(
+        forecast
+    )
     assembly = Assembly(place, alerting, detectors, queue_size, world_size)
     chosen = choose_run_id(run_id, output_dir, project, resume)
-    info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=tags)
+    info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=tags, forecast=alerting.policy.forecast)
     with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
         writer = undo.enter_context(closing(place.open_run(info)))
         if output_dir is not None:
@@ -143,13 +149,14 @@ def _short(text: object) -> str:
     return redacted(str(text), most=MAX_TEXT // 4)
 
 
-def _of_this_process(info: RunInfo, *, config: object, tags: object) -> RunInfo:
+def _of_this_process(info: RunInfo, *, config: object, tags: object, forecast: bool) -> RunInfo:
+    kept: dict[str, JSON] = origin() if forecast else {**origin(), FORECAST_SWITCH: False}
     return replace(
         info,
         project=_short(info.project),
         name=_short(info.name),
         created_at=time.time(),
-        config={ORIGIN: origin(), **recordable(config)},
+        config={ORIGIN: kept, **recordable(config)},
         tags=tags_of(tags),
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -228,6 +235,7 @@ class Assembly:
     def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> Judging:
         """Judging whose findings are stored, published and announced. On the judge's thread: it loads a lot."""
         from rlwatch.monitor.engine import Monitor
+        from rlwatch.monitor.forecasting import forecaster_for
         from rlwatch.monitor.judge import Judging, MonitorSink, past_of
 
         self._tell_listeners(run)
@@ -236,6 +244,7 @@ class Assembly:
             source=run.info.source,
             detectors=self.detectors,
             rules=self.alerting.rules,
+            forecaster=forecaster_for(wanted=self.alerting.policy.forecast),
             history=past_of(self.store, run.info.run_id, lambda: monitor),
         )
         sink = MonitorSink(

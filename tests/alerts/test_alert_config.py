@@ -266,7 +266,7 @@ def test_what_the_written_file_comments_out_is_correct_too():
 
     assert config.channel_names == ("console", "webhook", "oncall", "slack", "pager")
     assert config.store_url == "./rlwatch-runs"
-    assert replace(config.policy, quiet_hours=()) == Policy()
+    assert replace(config.policy, quiet_hours=()) == replace(Policy(), forecast=False)
     assert config.policy.quiet_hours == (QuietHours(time(22), time(7), "Europe/Berlin"),)
 
 

@@ -5,7 +5,9 @@ import shutil
 import threading
 import time
 import zlib
+from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +17,14 @@ from test_properties import RULES, streams, total
 import rlwatch
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.rules import Policy, Rule
+from rlwatch.forecast.forecaster import Forecaster
 from rlwatch.monitor import Monitor, checkpoint
-from rlwatch.monitor.judge import Judging, MonitorSink, judge_rest, past_of
+from rlwatch.monitor.forecasting import OFF, forecaster_for
+from rlwatch.monitor.judge import ROWS_AT_ONCE, Judging, MonitorSink, judge_rest, past_of
 from rlwatch.ports import Progress
+from rlwatch.recorder import judge_thread
 from rlwatch.recorder.judge_thread import AT_ONCE, INBOX, Interrupted, JudgeThread
-from rlwatch.records import AlertState, Event, RunInfo, StepRecord
+from rlwatch.records import FORECAST_SWITCH, ORIGIN, AlertState, Event, RunInfo, StepRecord
 from rlwatch.store.url import open_store
 from rlwatch.testing.small_batches import small_run
 
@@ -134,7 +139,8 @@ def test_what_judges_otherwise_names_its_checkpoints_otherwise(monkeypatch):
     usual = checkpoint.made_by(Monitor(run_id="run"))
     assert usual == checkpoint.made_by(Monitor(run_id="run"))
     others = [Monitor(run_id="run", rules=RULES), Monitor(run_id="run", source="verl"), Monitor(run_id="other")]
-    assert len({usual, *map(checkpoint.made_by, others)}) == 4
+    others += [Monitor(run_id="run", forecaster=forecaster_for(wanted=False))]
+    assert len({usual, *map(checkpoint.made_by, others)}) == 5
     monkeypatch.setenv("RLWATCH_FORECAST_BUDGET", "1")
     assert checkpoint.made_by(Monitor(run_id="run")) != usual
     assert checkpoint.made_by(Monitor(run_id="run", detectors=list)) == ""
@@ -236,6 +242,48 @@ def test_what_was_stored_and_not_judged_is_told_once_by_whoever_looks(tmp_path, 
     assert {m.message_id for m in firing} == {m.message_id for m in whole.outbox() if m.payload["event"] == "firing"}
     assert store.judged("run") == (25, 25)
     assert [r.seq for r in store.forecasts("run")] == [r.seq for r in whole.forecasts("run")]
+
+
+def test_rows_that_wait_are_forecast_together_and_as_if_one_by_one(tmp_path, monkeypatch):
+    """The forecaster is asked once for many rows; what is stored of them is what it would have been row by row."""
+    rows, calls = sick(200, onset=180), []
+
+    def extend(self, steps, *, asked=Forecaster.extend):
+        calls.append(len(steps))
+        return asked(self, steps)
+
+    monkeypatch.setattr(Forecaster, "extend", extend)
+    single = dead(tmp_path / "single", [], 0)
+    with closing(single.amend_run("run")) as writer:
+        by = judging(single, writer)
+        by.begin(0)
+        for row in rows:
+            writer.write([row])
+            by.take([row])
+        by.close()
+    one_by_one = len(calls)
+    calls.clear()
+    together = dead(tmp_path / "together", rows, 0)
+    assert judge_rest(together, "run", POLICY, Dispatcher(together, POLICY))
+
+    assert one_by_one == 200
+    assert len(calls) <= 200 // ROWS_AT_ONCE + 2
+    assert repr(together.forecasts("run")) == repr(single.forecasts("run"))
+    assert repr(together.findings("run")) == repr(single.findings("run"))
+
+
+@pytest.mark.parametrize("by_the_run", [True, False])
+def test_a_run_that_wants_no_forecast_is_given_none_by_whoever_judges_its_rest(tmp_path, by_the_run):
+    """Said by the run that was begun so, or by the configuration of who looks."""
+    store = open_store(tmp_path)
+    config = {ORIGIN: {FORECAST_SWITCH: False}} if by_the_run else {}
+    with closing(store.open_run(RunInfo("run", config=config))) as writer:
+        writer.write(sick(60))
+    policy = replace(POLICY, forecast=by_the_run)
+    assert judge_rest(store, "run", policy, Dispatcher(store, policy))
+
+    assert [record.body["absent"] for record in store.forecasts("run")] == [OFF]
+    assert any(finding.kind == "nonfinite" for finding in store.findings("run"))
 
 
 def test_nobody_judges_for_a_process_that_lives(tmp_path):
@@ -354,6 +402,22 @@ def test_a_judge_that_is_abandoned_stops_in_the_middle(tmp_path):
 
     assert judge_rest(store, "run", POLICY, Dispatcher(store, POLICY))
     assert store.judged("run") == (25, 25)
+
+
+def test_a_judge_rests_while_the_run_goes_on_and_no_more_once_it_is_ending(monkeypatch):
+    """Rests are counted, not timed: each is a wait on the clock of its module."""
+    rests = []
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(judge_thread, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=rests.append))
+    thread = JudgeThread(0, pytest.fail)
+    clock.now = 1.0
+    assert not thread.enough()
+    assert sum(rests) == pytest.approx(1.0)
+    rests.clear()
+    clock.now = 5.0
+    thread.hurry()
+    assert not thread.enough()
+    assert rests == []
 
 
 def test_a_judge_that_cannot_be_made_does_not_hold_the_end():

@@ -1,6 +1,8 @@
 """The writer thread: order kept, failures counted, deadlines honoured."""
 
+import itertools
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,8 @@ from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, admit
-from rlwatch.recorder.writer import FIRST_RETRY_S, StoreSink, Writer
-from rlwatch.records import Event, RunInfo, StepRecord
+from rlwatch.recorder.writer import FIRST_RETRY_S, FORECASTS_WAITING, StoreSink, Writer
+from rlwatch.records import Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
 from rlwatch.store.sqlite.journal import Journal
 
 
@@ -132,6 +134,46 @@ def test_a_queue_needs_room():
     """A bound below one is a mistake."""
     with pytest.raises(ValueError, match="got 0"):
         BoundedQueue(0)
+
+
+class Lazy:
+    """A judge with nothing to do, and who asked it what."""
+
+    done = ended = True
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        return lambda *_: self.asked.append(name)
+
+
+def test_the_judge_is_told_to_hurry_as_soon_as_the_run_ends_and_not_when_the_queue_is_empty():
+    """While the queue is still being drained it works, too."""
+    judge = Lazy()
+    _, _, writer = recorder(Collect(), judge=judge)
+    writer.stop(0.0)  # before the thread was even started
+
+    assert judge.asked == ["hurry"]
+
+
+def test_the_judge_waits_for_its_findings_to_be_stored_and_not_for_each_batch_of_forecasts(monkeypatch):
+    """Alerts are told of what is stored; forecasts tell nobody."""
+    waits = []
+    _, _, writer = recorder(Collect())
+    gate = threading.Event()
+    monkeypatch.setattr(writer, "_round", lambda: gate.wait(10.0))
+    writer.start()
+    monkeypatch.setattr(
+        "rlwatch.recorder.writer.time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=waits.append)
+    )
+    for step in range(FORECASTS_WAITING):
+        writer.keep([ForecastRecord(step, {"forecast/p50": 0.1}, {})])
+    assert not waits
+    writer.keep([Finding("kl", "kl_drift", Severity.WARNING, 3, 3, "it drifts")])
+    gate.set()
+
+    assert waits
 
 
 class FullDisk:

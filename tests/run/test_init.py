@@ -12,6 +12,8 @@ import rlwatch
 from rlwatch.alerts.rules import Rule
 from rlwatch.control.commands import request
 from rlwatch.errors import ConfigError, RunLockedError, StoreError, StoreURLError
+from rlwatch.monitor.forecasting import OFF
+from rlwatch.monitor.judge import without_forecasts
 from rlwatch.records import AlertState, CommandStatus, OutboxStatus, RunState
 from rlwatch.store.url import open_store
 from rlwatch.testing.webhook_receiver import WebhookReceiver
@@ -354,6 +356,25 @@ def test_a_configuration_that_does_not_exist_is_loud_at_set_up(store, tmp_path):
         rlwatch.init(store=store, config_file=tmp_path / "missing.toml")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "in_file", "forecast"),
+    [(None, "", True), (False, "", False), (None, "forecast = false", False), (True, "forecast = false", True)],
+)
+def test_forecasts_can_be_switched_off_by_the_caller_or_the_file(store, tmp_path, wanted, in_file, forecast):
+    """The caller goes first; detectors judge either way, and the run says why there is no forecast."""
+    (tmp_path / "own.toml").write_text(in_file)
+    with rlwatch.init(store=store, config_file=tmp_path / "own.toml", forecast=wanted, system=False) as run:
+        for step in range(60):
+            run.log({"entropy": 0.5, "grad_norm": float("nan") if step == 50 else 1.0}, step=step)
+
+    source = open_store(store)
+    told = source.forecasts(run.info.run_id)
+    assert {record.body.get("absent") == OFF for record in told} == {not forecast}
+    assert (len(told) == 1) is not forecast
+    assert without_forecasts(source.run(run.info.run_id)) is not forecast
+    assert "nonfinite" in {finding.kind for finding in source.findings(run.info.run_id)}
+
+
 def no_detectors():
     raise ConfigError("the detector's threshold must be > 0, got -1")
 
@@ -369,6 +390,7 @@ def a_file(tmp_path):
         (lambda _: {"detectors": no_detectors}, "the detector's threshold must be > 0, got -1"),
         (lambda _: {"queue_size": 0}, "queue_size must be >= 1, got 0"),
         (lambda _: {"queue_size": -5}, "queue_size must be >= 1, got -5"),
+        (lambda _: {"forecast": "no"}, "forecast must be True, False or None, got 'no'"),
         (
             lambda tmp_path: {"output_dir": a_file(tmp_path)},
             "the run's id cannot be kept in output_dir '{}/taken' (File exists); choose a directory that can be written",

@@ -309,6 +309,7 @@ class TestWhatAStoresFileMayTune:
         "text",
         [
             "default_rules = false",
+            "forecast = false",
             '[[rules]]\nname = "{name}"\nkinds = ["no_such"]\nchannels = []\nfor_steps = 1000000000',
             '[[rules]]\nname = "{name}"\nfor_steps = 1000000000\nfor_critical = 1000000000\nmin_severity = "critical"',
             '[[rules]]\nname = "{name}"\ndetectors = ["nobody"]\nexcept_kinds = ["nonfinite"]\nseverity = "info"',

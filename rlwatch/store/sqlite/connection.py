@@ -62,7 +62,7 @@ def explain(error: sqlite3.Error, where: str) -> StoreError:
 
 
 def advice(damaged: Path) -> str:
-    """What to do about a file that is damaged. Never to remove the directory: a journal beside it may hold rows."""
+    """Words for what to do about a damaged file. Never to remove the directory: a journal beside it may hold rows."""
     if files_in(damaged.parent):
         return f"restore it from a copy, or move {damaged.name} away: what its journal holds is read without it"
     return f"restore it from a copy, or move {damaged.name} out of the store"
