@@ -15,7 +15,7 @@ from rlwatch.metrics import Family, resolve
 from rlwatch.metrics.words import in_order, said
 
 _ITEMS = frozenset((
-    "episode", "question", "prompt", "sample", "example", "problem", "task", "record", "response", "rollout",
+    "episode", "question", "prompt", "sample", "example", "problem", "task", "record", "response",
     "item", "instance", "trajectory", "traj", "query", "dialogue", "conversation", "case", "test", "val",
 ))  # fmt: skip
 """What a record may be of, each word in the form of :func:`~rlwatch.metrics.words.said`."""
