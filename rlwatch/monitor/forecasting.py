@@ -53,7 +53,7 @@ class Forecasting:
         self.newest: Forecast | None = None
         self._make, self._failed = make, failed
         self._forecaster: Forecasts | None = None
-        self._off = ""
+        self._off = OFF if make is switched_off else ""
         self._loads = 0
         self._ever = False
         self._absent_before = ""
