@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from rlwatch.gradloc.generators import device_states, place_of, set_state_of, state_of
 from rlwatch.gradloc.passes import LossPass, Undivided
 
 PLAIN = (
@@ -97,12 +98,12 @@ class _Kept(_Drawing):  # type: ignore[no-untyped-call]
         if drawn is None:
             return result
         state = _state(drawn)
-        if before[drawn.device.type == "cuda"] == state:
+        if _of(before, drawn) == state:
             return result
         if _name(func) not in PLAIN:
             raise Undivided(f"{_name(func)} draws random numbers that it does not show")
         kept = drawn.bool() if _truths(func) else drawn.clone()
-        self._draws.kept[func, before[drawn.device.type == "cuda"]] = Draw(kept, _generator(drawn))
+        self._draws.kept[func, _of(before, drawn)] = Draw(kept, state_of(drawn))
         return result
 
 
@@ -118,12 +119,12 @@ class _Given(_Drawing):  # type: ignore[no-untyped-call]
         own = _mask_of(func, result)
         if own is None:
             return result
-        draw = self._draws.kept.get((func, before[own.device.type == "cuda"]))
+        draw = self._draws.kept.get((func, _of(before, own)))
         if draw is None:
-            if before[own.device.type == "cuda"] != _state(own):
+            if _of(before, own) != _state(own):
                 raise Undivided(f"alone it draws random numbers ({_name(func)}) that it did not draw before")
             return result
-        _set_generator(own, draw.after)
+        set_state_of(own, draw.after)
         values = _of_rows(draw.values, own.shape, self._rows, self._draws.count).to(own.dtype)
         if _name(func) == "native_dropout":
             scale = 0.0 if args[1] == 1 else 1.0 / (1.0 - args[1])
@@ -162,24 +163,14 @@ def _mask_of(func: Any, result: Any) -> Tensor | None:
     return tensors[-1 if _name(func) == "native_dropout" else 0] if tensors else None
 
 
-def _generator(like: Tensor) -> Tensor:
-    """State of the generator of the tensor's device; lies on the CPU, nothing is waited for."""
-    return torch.cuda.get_rng_state(like.device) if like.device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_generator(like: Tensor, state: Tensor) -> None:
-    if like.device.type == "cuda":
-        torch.cuda.set_rng_state(state, like.device)
-    else:
-        torch.set_rng_state(state)
-
-
 def _state(like: Tensor) -> bytes:
-    return _generator(like).numpy().tobytes()
+    return state_of(like).numpy().tobytes()
 
 
-def _states() -> tuple[bytes, bytes]:
-    """Of the CPU's generator and of the current accelerator's."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    accelerator = torch.cuda.get_rng_state().numpy().tobytes() if cuda else b""
-    return torch.get_rng_state().numpy().tobytes(), accelerator
+def _states() -> list[bytes]:
+    """Of the accelerator's generators, one a device, and of the CPU's, which is the last."""
+    return [state.numpy().tobytes() for state in (*device_states(), torch.get_rng_state())]
+
+
+def _of(states: Sequence[bytes], like: Tensor) -> bytes:
+    return states[place_of(like)]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlwatch.gradloc.generators import device_states, set_device_states
 from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -67,26 +68,24 @@ class RandomState:
     """Random number generators as a forward pass found them: the CPU's, and those of the accelerators in use."""
 
     cpu: Tensor
-    cuda: Sequence[Tensor] = ()
+    devices: Sequence[Tensor] = ()
 
     @classmethod
     def now(cls) -> RandomState:
         """Read the generators as they are. Draws nothing, and waits for no device."""
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-        return cls(torch.get_rng_state(), tuple(cuda))
+        return cls(torch.get_rng_state(), device_states())
 
     def restore(self) -> None:
         """Make them so again."""
         torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
+        set_device_states(self.devices)
 
     def same(self, other: RandomState) -> bool:
         """Check that nothing was drawn between the two. States lie on the CPU: no device is waited for."""
         return self._bytes() == other._bytes()
 
     def _bytes(self) -> list[bytes]:
-        return [state.numpy().tobytes() for state in (self.cpu, *self.cuda)]
+        return [state.numpy().tobytes() for state in (self.cpu, *self.devices)]
 
 
 @dataclass(slots=True)

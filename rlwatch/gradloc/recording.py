@@ -204,7 +204,7 @@ def _notes(passes: Passes) -> list[str]:
     notes = []
     if any("aux" in one.coefficients for one in passes.all):
         notes.append("the loss had an auxiliary part of the model's, which is not replayed")
-    if any(one.drew and one.random.cuda for one in passes.all):
+    if any(one.drew and one.random.devices for one in passes.all):
         notes.append("dropout drew on an accelerator, which is not drawn again")
     return notes
 

@@ -166,7 +166,8 @@ class WithoutNarrowing(TorchFunctionMode):
 @contextmanager
 def _all_off(precision: Precision) -> Iterator[None]:
     """Leave the autocast that the caller is in."""
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ["cpu", *([] if accelerator is None else [accelerator.type])]
     on = [device for device in devices if torch.is_autocast_enabled(device)]
     precision.low |= bool(on)
     for device in on:

@@ -122,25 +122,36 @@ class Spike:
     """The step in question: its gradient is in ``model``, complete, and not used yet.
 
     ``norm`` is its norm before clipping and without any loss scale, where it is known. ``scale`` is the loss scale of
-    float16: the coefficients carry it, and the gradients still ``left`` of it; None where there is none.
+    float16: the coefficients carry it, and the gradients still ``left`` of it; None where there is none. Tensors stay
+    on the device until the norm is read.
     """
 
     model: nn.Module
     step: int
     norm: Tensor | float | None = None
-    scale: float | None = None
-    left: float = 1.0
+    scale: Tensor | float | None = None
+    left: Tensor | float = 1.0
+
+
+def scale_of(scaler: Any) -> Tensor | float:
+    """The scale of a ``torch.amp.GradScaler``, on the device: asking for the number would wait for it."""
+    there = getattr(scaler, "_scale", None)
+    return there if isinstance(there, Tensor) else float(scaler.get_scale())
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Numbers of a step that every rank knows, and a ``sample`` (n, COLUMNS) of the tokens of this one."""
+    """Numbers of a step that every rank knows, and a ``sample`` (n, COLUMNS) of the tokens of this one.
+
+    ``scale``: the loss scale as a number, 1 where there is none.
+    """
 
     norm: float
     tokens: int
     broken: bool
     scales: Mapping[str, float]
     sample: np.ndarray | None
+    scale: float = 1.0
 
     @property
     def healthy(self) -> bool:
@@ -291,20 +302,21 @@ class Localiser:
         # NaN and Inf of a coefficient stay out of scales: a step that has some is no healthy one.
         scales = [measured(one) for one in self.passes.all]
         samples = [sample_of(one) for one in self.passes.all]
-        read = Transfer([*scales, *samples, *([] if part is None else [part.reshape(())])]).read()
+        factors = [x for x in (spike.scale, spike.left) if isinstance(x, Tensor)]
+        read = Transfer([*scales, *samples, *factors, *([] if part is None else [part.reshape(())])]).read()
         part_here = 0.0 if part is None else float(read.pop())
+        left, scale = (float(read.pop() if isinstance(x, Tensor) else x or 1.0) for x in (spike.left, spike.scale))
         parts = added_up([one.tolist() for one in read[: len(scales)]])
         numbers = [float(part is not None), part_here, float(self.passes.broken), *parts]
         there, total, broken, *every = _over(world, *numbers)
         if not there:
             return None
-        norm = total if spike.norm is not None else math.sqrt(total) / spike.left
-        scale = spike.scale or 1.0
+        norm = total if spike.norm is not None else math.sqrt(total) / left
         sample = np.concatenate(read[len(scales) :]) if samples else None
         if sample is not None:
             sample[:, 0] /= scale
         known = scales_of(every, norm, ranks=world.size, scale=scale)
-        return Read(norm, int(every[0]), broken > 0, known, sample)
+        return Read(norm, int(every[0]), broken > 0, known, sample, scale)
 
     def _overflowed(self, spike: Spike, norm: float) -> bool:
         """True if this is the search for a loss scale, and no trouble of the run: not if it goes on and on."""
@@ -321,7 +333,7 @@ class Localiser:
 
     def _localise(self, spike: Spike, read: Read, decision: TriggerDecision, world: World) -> Located:
         if spike.scale is not None:
-            _unscale(self.passes, spike.scale)
+            _unscale(self.passes, read.scale)
         if self.rewards is not None:
             self._seam.attempt("rewards of a spike", self.rewards, self.passes.all)
         options = LocateOptions(culprits=self._settings.culprits)

@@ -16,6 +16,7 @@ from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState, Undiv
 from rlwatch.gradloc.rerun import out_of_memory
 from rlwatch.integrations.torch.rows import Cut
 from rlwatch.seam import asked, described
+from rlwatch.tensors.rows import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
 NOT_RUN = "its log-probs do not come out of Watcher.forward()"
@@ -166,11 +167,8 @@ def _found(ids: Any, known: Any) -> list[int] | None:
     both = (ids, known)
     if not all(isinstance(x, Tensor) and not x.is_nested and x.dim() == 2 for x in both):
         return None
-    if ids.shape[1] != known.shape[1]:
-        return None
-    same = (ids[:, None] == known.to(ids.device)[None]).all(-1)
-    found: list[int] = torch.where(same.any(1), same.to(torch.uint8).argmax(1), -1).tolist()
-    return found
+    places = places_of([ids], [known.to(ids.device)])
+    return None if places is None else places.tolist()
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlwatch.gradloc.passes import Passes, RandomState
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.localising import UNKEPT, Localiser, Spike
+from rlwatch.integrations.localising import UNKEPT, Localiser, Spike, scale_of
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
 from rlwatch.integrations.torch.batch import NO_DATA, GenerationReader, LossSettings, Reader, Samples
 from rlwatch.integrations.torch.commands import Means
@@ -141,14 +141,14 @@ def _scale_left(scaler: Any, optimizer: Any) -> Tensor | None:
     return scaler._get_scale_async() if stage == "READY" else None  # noqa: SLF001
 
 
-def scales(optimizer: Any, scaler: Any) -> tuple[float | None, float]:
-    """The loss scale, which coefficients carry, and what the gradients still carry of it; waits for the device.
+def scales(optimizer: Any, scaler: Any) -> tuple[Tensor | float | None, Tensor | float]:
+    """The loss scale, which coefficients carry, and what the gradients still carry of it, as they lie on the device.
 
     (None, 1) without an enabled ``scaler``.
     """
     if scaler is None or not scaler.is_enabled():
         return None, 1.0
-    scale = float(scaler.get_scale())
+    scale = scale_of(scaler)
     return scale, 1.0 if _scale_left(scaler, optimizer) is None else scale
 
 

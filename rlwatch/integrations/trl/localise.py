@@ -18,10 +18,11 @@ from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
 from rlwatch.gradloc.recording import Context
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike
+from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike, scale_of
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine, unseen
 from rlwatch.integrations.trl.batch import Scored, as_text, tasks_of
 from rlwatch.seam import Seam, asked
+from rlwatch.tensors.rows import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
 EVALUATING = "the model is in evaluation mode, in which the trainer is not watched"
@@ -92,10 +93,10 @@ class Localising:
         finally:
             self._inputs.clear()
 
-    def _loss_scale(self) -> float | None:
+    def _loss_scale(self) -> Tensor | float | None:
         """Loss scale of float16; by the time the norm is known, the gradients no longer carry it."""
         scaler = getattr(self._trainer.accelerator, "scaler", None)
-        return None if scaler is None else float(scaler.get_scale())
+        return None if scaler is None else scale_of(scaler)
 
     def _add_rewards(self, passes: list[LossPass]) -> None:
         """Find each sequence of the step in the generation it came from."""
@@ -104,7 +105,9 @@ class Localising:
             return
         columns = identity_of(self._trainer, made, self._dataset)
         for one, inputs in zip(passes, self._inputs, strict=True):
-            at = _places(inputs, made.known) if made.known.keys() <= inputs.keys() else None
+            known = made.known
+            ours = [inputs[name] for name in known] if known.keys() <= inputs.keys() else None
+            at = None if ours is None else places_of(ours, list(known.values()))
             if at is None:
                 continue
             rewards = made.rewards.to(at.device)
@@ -121,14 +124,6 @@ class Localising:
 def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
     """Prompt and completion, (B, L)."""
     return torch.cat([inputs[name] for name in names], 1)
-
-
-def _places(inputs: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Tensor | None:
-    """(B,) which sequence of the generation has the same ids; -1 where none has, None where the widths differ."""
-    if any(inputs[name].shape[1:] != known[name].shape[1:] for name in known):
-        return None
-    same = torch.stack([(inputs[n][:, None] == known[n][None]).all(-1) for n in known]).all(0)
-    return torch.where(same.any(1), same.to(torch.uint8).argmax(1), -1)
 
 
 # Whose sequences these are: prompt, group, sample, task and rewards, as the generation knows them.
