@@ -1,4 +1,4 @@
-"""Runs beside each other: what parted first, their curves on one axis, their settings."""
+"""Runs beside each other: what diverged first, their curves on one axis, their settings."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     show_settings(runs, differing, go_to_run)
 
 
-# What parted first.
+# What diverged first.
 
 
 @st.cache_data(show_spinner="Comparing rows", max_entries=100)
@@ -123,17 +123,17 @@ def _comparison(url: str, left: Version, right: Version, axis: Axis) -> Comparis
 
 PARTED_COLUMNS = (
     table.Column("metric", "long"),
-    table.Column("parted at", "right tight"),
+    table.Column("diverged at", "right tight"),
     table.Column("against", "tight middling"),
     table.Column("first run", "right tight"),
     table.Column("other run", "right tight"),
-    table.Column("times chance", "right tight middling"),
+    table.Column("x noise", "right tight middling"),
 )
 
 
 def show_parted(comparisons: Sequence[Comparison]) -> None:
-    """A sentence a pair, and a table of every metric that parted."""
-    st.html(el("div", "Parted first", cls="rl-family"))
+    """A sentence a pair, and a table of every metric that diverged."""
+    st.html(el("div", "Diverged first", cls="rl-family"))
     st.html(
         joined(
             *(
@@ -261,7 +261,7 @@ def _offered(url: str, versions: tuple[Version, ...]) -> list[str]:  # noqa: ARG
 
 
 def first_metrics(offered: Sequence[str], comparisons: Sequence[Comparison]) -> list[str]:
-    """Metrics that parted, first first, then those that tell most."""
+    """Metrics that diverged, first first, then those that tell most."""
     parted = [one.metric for comparison in comparisons for one in comparison.partings if not one.apart_from_start]
     return [name for name in dict.fromkeys((*parted[: FIRST_PANELS // 2], *offered)) if name in offered][:FIRST_PANELS]
 

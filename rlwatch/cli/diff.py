@@ -1,4 +1,4 @@
-"""``rlwatch diff A B``: which metric of two runs parted first, by which evidence, and where their settings differ."""
+"""``rlwatch diff A B``: which metric of two runs diverged first, by which evidence, and where their settings differ."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def diff(
     source: TrainerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Tell which metric parted first between a run and its twins, with the step and the evidence, and diff settings.
+    """Tell which metric diverged first between a run and its twins, with the step and the evidence, and diff settings.
 
-    Chance is what separated the runs before. Exit code 0: nothing parted, 1: something did, 2: the runs cannot be
+    Noise is what separated the runs before. Exit code 0: nothing diverged, 1: something did, 2: the runs cannot be
     compared.
     """
     from rlwatch.compare import compare, config_diff
@@ -180,7 +180,7 @@ def document(names: list[str], comparisons: list[Comparison], differing: list[Se
 
 
 def print_comparison(one: Comparison) -> None:
-    """The answer first, then every metric that parted, then what could not be compared."""
+    """The answer first, then every metric that diverged, then what could not be compared."""
     say(f"{one.left} against {one.right}", style="bold")
     say(f"  {one.answer}", style="bold red" if one.first is not None else "")
     rows = [
@@ -195,7 +195,7 @@ def print_comparison(one: Comparison) -> None:
         for parted in one.partings
     ]
     if rows:
-        print_table(("metric", "parted at", "until", f">{one.left}", f">{one.right}", ">times chance"), rows)
+        print_table(("metric", "diverged at", "until", f">{one.left}", f">{one.right}", ">x noise"), rows)
     for what, names in (
         (f"only in {one.left}", one.only_left),
         (f"only in {one.right}", one.only_right),

@@ -1,4 +1,4 @@
-"""Comparing runs: which metric parted first, and by which evidence; the settings in which they differ.
+"""Comparing runs: which metric diverged first, and by which evidence; the settings in which they differ.
 
 One run, usually the one that crashed, is held against each of the others. Metrics are read under their canonical names,
 so that runs of different trainers can be compared, and only the branch that counts is looked at.
@@ -57,6 +57,9 @@ __all__ = [
     "subject_of_run",
 ]
 
+ROWS_TO_DATE = 24
+"""Rows below which that nothing diverged is not said: only what is far out shows in fewer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -65,7 +68,7 @@ class Comparison:
     ``partings``: first first, then what was apart from the first rows on. ``compared``: metrics that both have with
     rows enough; ``short``: those with too few. ``only_left``, ``only_right``: metrics that the other lacks.
     ``differs_from``: the first place where any compared metric is not equal to the digit, None: there is none. ``end``:
-    the last place that both have. ``problem``: why nothing could be laid side by side.
+    the last place that both have. ``rows``: most that any metric has in both. ``problem``: why nothing was compared.
     """
 
     left: str
@@ -78,6 +81,7 @@ class Comparison:
     only_right: tuple[str, ...] = ()
     differs_from: float | None = None
     end: float | None = None
+    rows: int = 0
     problem: str = ""
 
     @property
@@ -87,7 +91,7 @@ class Comparison:
 
     @property
     def answer(self) -> str:
-        """The metric that parted first, in a sentence; or that none did, as far as can be told."""
+        """The metric that diverged first, in a sentence; or that none did, as far as can be told."""
         if self.problem:
             return f"{self.problem}."
         if not self.compared:
@@ -97,8 +101,18 @@ class Comparison:
         if self.differs_from is None:
             return f"All rows of {count} are the same{until}."
         if self.first is None:
-            return f"None of {count} parted for good{until}: what separates them is chance, or was so from the start."
-        return f"{self.first.text(self.axis.place)}. {self.first_of}".rstrip()
+            return f"None of {count} diverged{until}: {self._why_none()}."
+        first = self.first
+        at = self.axis.place(first.at)
+        words = first.text(self.axis.place).replace(
+            f"{first.metric} diverged at {at}", f"{first.metric} diverged first, at {at}"
+        )
+        return f"{words}. {self.first_of}".rstrip()
+
+    def _why_none(self) -> str:
+        if self.rows < ROWS_TO_DATE:
+            return f"{plural(self.rows, 'row')} are too few to tell a divergence from noise"
+        return "what separates them is within noise, or was there from the start"
 
     @property
     def first_of(self) -> str:
@@ -106,7 +120,10 @@ class Comparison:
         later = [one for one in self.partings if not one.apart_from_start and one.until is None][1:4]
         if not later:
             return ""
-        return "Then " + ", ".join(f"{one.metric} at {self.axis.place(one.at)}" for one in later) + "."
+        return "Then " + ", ".join(self._when(one) for one in later) + "."
+
+    def _when(self, one: Parting) -> str:
+        return f"{one.metric} at {self.axis.place(one.at)}" if one.dated else f"{one.metric}, not dated"
 
 
 def judged_metrics(subject: Subject) -> list[str]:
@@ -135,7 +152,7 @@ def compare(left: Subject, right: Subject, axis: Axis = Axis.STEP) -> Comparison
     lacking = [side.subject.name for side in sides if side.ruler is None]
     if lacking:
         return replace(empty, problem=f"{' and '.join(lacking)} did not record {axis.value}")
-    partings, compared, short, differs, ends = [], [], [], [], []
+    partings, compared, short, differs, ends, most = [], [], [], [], [], 0
     for names in (both[i : i + READ_AT_ONCE] for i in range(0, len(both), READ_AT_ONCE)):
         one, other = (side.rows(names) for side in sides)
         for name in names:
@@ -144,6 +161,7 @@ def compare(left: Subject, right: Subject, axis: Axis = Axis.STEP) -> Comparison
                 short.append(name)
                 continue
             compared.append(name)
+            most = max(most, len(x))
             ends.append(float(x[-1]))
             unequal = np.flatnonzero((a != b) & ~(np.isnan(a) & np.isnan(b)))
             if len(unequal):
@@ -157,6 +175,7 @@ def compare(left: Subject, right: Subject, axis: Axis = Axis.STEP) -> Comparison
         short=tuple(short),
         differs_from=min(differs, default=None),
         end=max(ends, default=None),
+        rows=most,
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlwatch.compare.shift import MOST_ROWS as MOST_SHIFTED
+from rlwatch.compare.shift import Shift, lasting_shift
 from rlwatch.metrics import metric_of
 from rlwatch.stats import GAUSSIAN
 from rlwatch.wording import number, step
@@ -59,7 +61,8 @@ class Parting:
     was ``left`` in the one and ``right`` in the other run; ``together``: the place before, None where they were apart
     from the first rows on. ``times``: how far the difference moved there from what it was, ``before``, as a multiple
     of how far it moved before (infinite where it did not, or where one is not finite). ``until``: where they came
-    together again, None: they did not.
+    together again, None: they did not. ``dated``: False where the rows show that they parted, and are too few to tell
+    where: ``at`` is then the likeliest place, and the values are those of the last rows.
     """
 
     metric: str
@@ -70,6 +73,7 @@ class Parting:
     together: float | None = None
     until: float | None = None
     before: float = 0.0
+    dated: bool = True
 
     @property
     def apart_from_start(self) -> bool:
@@ -77,17 +81,19 @@ class Parting:
         return self.together is None
 
     @property
-    def order(self) -> tuple[bool, float, float]:
-        """Sorts what lasted first, then by place, then the stronger first."""
-        return self.until is not None, self.at, -self.times
+    def order(self) -> tuple[bool, bool, float, float]:
+        """Sorts what lasted first, then what is dated, then by place, then the stronger first."""
+        return self.until is not None, not self.dated, self.at, -self.times
 
     def text(self, place: Callable[[float], str] = lambda at: step(round(at))) -> str:
         """The evidence in a clause; ``place`` writes a place."""
         values = f"{number(self.left)} against {number(self.right)}"
         if self.together is None:
             return f"{self.metric} differs from the first rows on: {values}"
+        if not self.dated:
+            return f"{self.metric} diverged, too few rows to date it: {values} at the end, {self.strength}"
         back = "" if self.until is None else f", until {place(self.until)}"
-        return f"{self.metric} parted at {place(self.at)}{back}: {values}, {self.strength}"
+        return f"{self.metric} diverged at {place(self.at)}{back}: {values}, {self.strength}"
 
     @property
     def strength(self) -> str:
@@ -97,8 +103,8 @@ class Parting:
         if math.isinf(self.times) and self.before:
             return f"always {number(abs(self.before))} apart before"
         if math.isinf(self.times):
-            return "nothing separated them before"
-        return f"{number(self.times, 2)} times what separated them before"
+            return "equal before"
+        return f"{number(self.times, 2)} x noise"
 
 
 def first_parted(partings: Iterable[Parting]) -> list[Parting]:
@@ -175,10 +181,17 @@ def _binned(rows: Rows, low: float, width: float) -> tuple[Floats, Floats, Float
 def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
     if len(x) < FEWEST or np.array_equal(a, b):
         return None
-    place = _place(metric, a, b)
+    place, shift = _place(metric, a, b), _shift(a, b)
+    at_once = _different_at_once(metric, x, a, b) if place is None else None
+    if at_once is not None:
+        return at_once
+    if shift is not None and (place is None or place[1] is not None):
+        return _by_shift(metric, x, a, b, shift)
     if place is None:
-        return _different_at_once(metric, x, a, b)
+        return None
     at, until = place
+    if shift is not None and shift.at is not None and at - shift.at > max(HOLD, 2 * len(x) // MOST_SHIFTED):
+        at = shift.at  # what comes over some rows begins before it lies far out
     before = a[:at] - b[:at]
     offset = float(np.median(before))
     usual = max(GAUSSIAN * float(np.median(np.abs(before - offset))), _own_noise(a[:at]), _own_noise(b[:at]))
@@ -192,6 +205,24 @@ def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | N
         float(x[at - 1]),
         None if until is None else float(x[until]),
         offset,
+    )
+
+
+def _shift(a: Floats, b: Floats) -> Shift | None:
+    """The lasting change of the difference, in which what is larger than usual counts by its ratio."""
+    size = max(float(np.median(np.abs(a))), float(np.median(np.abs(b))))
+    return lasting_shift(np.arcsinh(a / size) - np.arcsinh(b / size)) if size > 0.0 else None
+
+
+def _by_shift(metric: str, x: Floats, a: Floats, b: Floats, shift: Shift) -> Parting:
+    """A parting that no single row shows."""
+    dated = shift.at is not None
+    at = min(len(x) - 1, shift.near)
+    last = slice(-max(3, len(x) // 8), None)
+    one, other = (float(a[at]), float(b[at])) if dated else (float(np.median(a[last])), float(np.median(b[last])))
+    offset = float(np.median(a[:at] - b[:at]))
+    return Parting(
+        metric, float(x[at]), one, other, abs(shift.size) / shift.noise, float(x[at - 1]), before=offset, dated=dated
     )
 
 

@@ -160,7 +160,7 @@ def test_two_runs_are_held_against_each_other(tmp_path: Path) -> None:
 
     assert parted["metric"].to_list() == ["optim/grad_norm"]
     assert (parted["at"][0], parted["until"].isna()[0]) == (60.0, True)
-    assert parted.attrs["answer"].startswith("optim/grad_norm parted at step 60")
+    assert parted.attrs["answer"].startswith("optim/grad_norm diverged first, at step 60")
     assert options.to_numpy().tolist() == [["lr", "1e-05", "1e-06"]]
     assert len(runs["calm"].diff(runs["calm"])) == 0
 

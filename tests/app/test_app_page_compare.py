@@ -68,8 +68,8 @@ def test_what_parted_first_is_said_with_its_step_and_evidence(store_dir):
     twins(store_dir)
     page = compare_page("bad", "good")
     assert no_traceback(page)
-    assert "optim/grad_norm parted at step 1" in html(page)
-    assert "times what separated them before" in html(page)
+    assert "optim/grad_norm diverged first, at step 1" in html(page)
+    assert "x noise" in html(page)
     first = cells(tables(page)["parted"]["rows"][0])
     assert first[0] == "optim/grad_norm"
     assert first[2] == "good"
@@ -114,7 +114,7 @@ def test_the_distance_to_the_crash_and_time_are_axes(store_dir):
     crash, time = overlaid(by_crash), overlaid(by_time)
     assert (crash["axis"], crash["whole"][0] < 0) == ("crash", True)
     assert (time["axis"], math.isclose(time["whole"][1], 198 * 5 / 3600, rel_tol=1e-3)) == ("time", True)
-    assert "parted at step" in html(by_crash)
+    assert "diverged first, at" in html(by_crash)
 
 
 def test_an_axis_that_was_not_recorded_is_said(store_dir):
@@ -157,7 +157,7 @@ def test_runs_are_picked_in_the_list_and_compared_by_a_button(store_dir):
     assert [row["picked"] for row in tables(page)["runs"]["rows"]] == [True, True]
     page.button(key="compare").click().run()
     assert no_traceback(page)
-    assert "Parted first" in html(page)
+    assert "Diverged first" in html(page)
     assert page.query_params["runs"] == ["bad", "good"]
 
 

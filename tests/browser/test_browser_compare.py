@@ -57,7 +57,7 @@ def test_four_runs_are_compared_with_the_settings_in_which_they_differ(shared_ap
     """What parted first and where; only settings that differ; every run told in the tooltip."""
     page.goto(f"{shared_app}/compare?{RUNS}")
     expect(lines(page)).to_have_count(4)
-    expect(page.get_by_text(re.compile("optim/grad_norm parted at step 20"))).to_be_visible()
+    expect(page.get_by_text(re.compile("optim/grad_norm diverged first, at step 20"))).to_be_visible()
     settings = page.get_by_role("table").last
     for name in ("optim.lr", "seed"):
         expect(settings.get_by_role("cell", name=name, exact=True)).to_be_visible()

@@ -42,8 +42,8 @@ def test_the_first_metric_its_step_and_its_evidence_come_first(invoke: Invoke, t
     assert result.exit_code == 1
     head, answer, *rest = result.stdout.splitlines()
     assert head == "bad against good"
-    assert answer.startswith("  optim/grad_norm parted at step 17")
-    assert "times what separated them before. Then policy/entropy at step 1" in answer
+    assert answer.startswith("  optim/grad_norm diverged first, at step 17")
+    assert "x noise. Then policy/entropy at step 1" in answer
     assert any(line.split()[:3] == ["lr", "3e-06", "1e-06"] for line in rest)
     assert "hf_" not in result.stdout
 
@@ -58,7 +58,7 @@ def test_a_log_and_a_run_of_the_store_can_be_held_against_each_other(invoke: Inv
     assert [one["first"] for one in answer["comparisons"]] == ["optim/grad_norm"] * 2
     (parted, *_) = answer["comparisons"][0]["partings"]
     assert parted["at"] - parted["together"] == 1
-    assert parted["evidence"].startswith("optim/grad_norm parted at step")
+    assert parted["evidence"].startswith("optim/grad_norm diverged at step")
     assert [setting["values"] for setting in answer["config"] if setting["name"] == "lr"] == [
         {"bad": 3e-6, "good": 1e-6}
     ]
@@ -72,7 +72,7 @@ def test_two_logs_need_no_store(invoke: Invoke, tmp_path: Path):
     same = invoke("diff", one, one)
 
     assert result.exit_code == same.exit_code == 0
-    assert "parted for good up to step 199" in result.stdout
+    assert "None of 10 metrics diverged up to step 199" in result.stdout
     assert "All rows of" in same.stdout
     assert same.stdout.startswith("a (1) against a (2)")
     assert not (tmp_path / "rlwatch-runs").exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from twins import collapsed, parted, records, rows, sound, subject
 
-from rlwatch.compare import compare, parting
+from rlwatch.compare import Parting, compare, parting
 
 NAN, INF = math.nan, math.inf
 
@@ -28,6 +28,66 @@ def test_sound_twins_do_not_part(steps):
     pairs = [parted(records(sound(steps, seed)), records(sound(steps, 1000 + seed))) for seed in range(100)]
 
     assert sum(bool(found) for found in pairs) <= 5
+
+
+def taught(steps, seed, answers, top=0.7, dies=None):
+    """Reward of a run that learns, and from a row on is right no more."""
+    rate = top * (1.0 - np.exp(-6.0 * np.arange(steps) / steps))
+    if dies is not None:
+        rate[dies:] = 0.0
+    return np.random.default_rng(seed).binomial(answers, rate) / answers
+
+
+@pytest.mark.parametrize("steps", [40, 80, 200, 400])
+@pytest.mark.parametrize("answers", [16, 64])
+def test_a_reward_that_dies_in_one_run_diverges(steps, answers):
+    """Few rows, or few answers a row: all rows after the place say it, and date it within 12 % of the length."""
+    at = round(0.45 * steps)
+    found = [
+        parting("reward/mean", rows(taught(steps, seed, answers, dies=at)), rows(taught(steps, 100 + seed, answers)))
+        for seed in range(10)
+    ]
+    dated = [one for one in found if one is not None and one.dated]
+
+    assert sum(one is not None for one in found) >= (8 if steps * answers == 640 else 10)
+    assert len(dated) >= (6 if steps * answers == 640 else 9)
+    assert all(abs(one.at - at) <= 0.12 * steps for one in dated)
+
+
+def test_a_slow_fall_is_dated_to_its_beginning():
+    """Not to where it lies far out: of 200 rows the reward is lost over twenty."""
+    whole, lost = taught(200, 1, 64), taught(200, 2, 64)
+    lost *= np.clip(1.0 - (np.arange(200) - 110) / 20.0, 0.0, 1.0)
+
+    found = parting("reward/mean", rows(lost), rows(whole))
+
+    assert found is not None
+    assert abs(found.at - 110) <= 8
+
+
+@pytest.mark.parametrize("answers", [8, 64])
+def test_rewards_of_sound_twins_do_not_diverge(answers):
+    """However few rows and answers."""
+    pairs = [(steps, seed) for steps in (40, 80, 200) for seed in range(10)]
+
+    assert not [
+        (steps, seed)
+        for steps, seed in pairs
+        if parting("reward/mean", rows(taught(steps, seed, answers)), rows(taught(steps, 500 + seed, answers)))
+    ]
+
+
+def test_what_diverged_and_cannot_be_dated_is_said_so():
+    """Two levels so far apart in time that noise hides where the one began: never that it is chance."""
+    one, other = taught(24, 3, 4), taught(24, 7, 4, dies=12)
+    found = parting("reward/mean", rows(one), rows(other))
+    words = compare(subject(records({"reward": one})), subject(records({"reward": other}))).answer
+
+    assert "chance" not in words
+    if found is None:
+        assert "are too few to tell a divergence from noise" in words or "within noise" in words
+    undated = Parting("reward/mean", 14, 0.62, 0.0, 7.0, 13, dated=False)
+    assert undated.text() == "reward/mean diverged, too few rows to date it: 0.62 against 0 at the end, 7 x noise"
 
 
 def test_identical_runs_have_nothing_to_tell():
@@ -63,8 +123,8 @@ def test_the_evidence_is_a_sentence():
 
     assert found is not None
     assert (found.at, found.together, found.left, found.right) == (171, 170, left[171], right[171])
-    assert found.text().startswith(f"optim/grad_norm parted at 171: {left[171]:.3g} against {right[171]:.3g}, ")
-    assert found.text().endswith(" times what separated them before")
+    assert found.text().startswith(f"optim/grad_norm diverged at 171: {left[171]:.3g} against {right[171]:.3g}, ")
+    assert found.text().endswith(" x noise")
     assert 10 < found.times < 100
 
 
@@ -76,7 +136,7 @@ def test_of_runs_that_were_always_apart_it_is_the_change_that_is_measured():
 
     assert found is not None
     assert (found.at, found.times) == (40, INF)
-    assert found.text() == "optim/lr parted at 40: 0.000324 against 0.0002, always 0.0001 apart before"
+    assert found.text() == "optim/lr diverged at 40: 0.000324 against 0.0002, always 0.0001 apart before"
 
 
 def test_a_difference_that_is_there_from_the_first_row_is_no_event():

@@ -1,0 +1,145 @@
+"""A lasting change in the difference of two runs, found by all rows at once: a step or a ramp, and when it began.
+
+Looking row by row asks each row to lie far out. Few rows, or noisy ones, do not, and yet all of them after some place
+lie on one side. Here the whole difference is fitted by a level that changes once, at once or over some rows, and the
+change is measured in its own standard error. The noise is taken from what the fit leaves, rows that resemble their
+neighbours counting as fewer: so a level that wanders, as that of sound twins does, has a standard error to match.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+LEAST_ROWS = 12
+"""Rows from which a change is looked for."""
+MOST_ROWS = 256
+"""Rows that are looked at; longer series are averaged in blocks."""
+RAMPS = (0.0, 0.06, 0.12, 0.25, 0.5)
+"""Shares of the length that a change takes."""
+EDGE = 4
+"""Rows there must be before a change and after it began."""
+CLEAR = 6.0
+"""Standard errors of a change that is told: of white noise, of what wanders and of heavy tails one in some hundred
+pairs of sound twins of ten metrics has one."""
+EIGHTH = 8
+LARGE, SMALL = 0.6, 0.35
+"""Least change, of the logarithm, that is told by this: smaller ones sound twins come to by wandering. Where the noise
+of single rows is all that moves the levels of eighths, the smaller.
+"""
+FAR, FARTHER, FARTHEST = 4.0, 7.0, 10.0
+"""How many times farther a change must be than the levels of neighbouring eighths are apart besides: where noise is all
+that moves them, where they wander, and where the change is small.
+"""
+STILL = 1.3
+"""Times what the noise of single rows explains, up to which levels do not wander."""
+WIDE = 0.24
+"""Share of the length within which the beginning must lie to be dated; more is too few rows."""
+KEPT = 0.5
+"""Share of the change that the last quarter of the rows must still show."""
+PLAUSIBLE = 9.0
+"""Fall of the log-likelihood, doubled, from the best place to one that the rows still allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A change of the level, once and for good.
+
+    ``at``: row at which it began, None where the rows do not date it; ``near``: the likeliest one all the same;
+    ``size``: how far the difference moved; ``errors``: the same in standard errors; ``noise``: standard deviation of
+    single rows.
+    """
+
+    at: int | None
+    near: int
+    size: float
+    errors: float
+    noise: float
+
+
+def lasting_shift(d: Floats) -> Shift | None:
+    """The lasting change of a difference (N,), finite; None where noise and wandering explain it."""
+    block = -(-len(d) // MOST_ROWS)
+    if len(d) // block < LEAST_ROWS:
+        return None
+    level = _clipped(d)[: len(d) // block * block].reshape(-1, block).mean(axis=1)
+    n = len(level)
+    begins, shapes, width = _shapes(n)
+    centred = level - level.mean()
+    size = shapes @ centred / width
+    left = float(centred @ centred) - size**2 * width
+    best = int(np.argmin(left))
+    rest = centred - size[best] * shapes[best]
+    noise = float(rest @ rest) / max(n - 3, 1)
+    if noise <= 0.0:
+        noise = 1e-24
+    error = np.sqrt(noise * _memory(rest) / width[best])
+    errors = abs(float(size[best])) / error
+    if errors <= CLEAR * (1.0 + LEAST_ROWS / (2.0 * n)) or not _kept(level, shapes[best], float(size[best])):
+        return None
+    if not _beyond_wandering(rest, abs(float(size[best]))):
+        return None
+    allowed = begins[left - left[best] <= PLAUSIBLE * noise * _memory(rest)]
+    dated = float(np.ptp(allowed)) <= WIDE * n
+    near = int(begins[best]) * block
+    return Shift(near if dated else None, near, float(size[best]), errors, noise**0.5)
+
+
+def _clipped(d: Floats) -> Floats:
+    """Single rows far out do not weigh more than others; a change that half of the rows show is none of those."""
+    low, middle, high = np.quantile(d, (0.05, 0.5, 0.95))
+    return np.clip(d, middle - 1.5 * (middle - low), middle + 1.5 * (high - middle))
+
+
+@lru_cache(maxsize=16)
+def _shapes(n: int) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Rows at which each change begins, its course (shapes, n) about its mean, and the sum of its squares."""
+    rows = np.arange(n)
+    begins, courses = [], []
+    for ramp in dict.fromkeys(int(share * n) for share in RAMPS):
+        for begin in range(EDGE, n - EDGE - ramp // 2 + 1):
+            course = np.clip((rows - begin + 1) / (ramp + 1), 0.0, 1.0)
+            begins.append(begin)
+            courses.append(course - course.mean())
+    shapes = np.array(courses)
+    return np.array(begins), shapes, np.einsum("ij,ij->i", shapes, shapes)
+
+
+def _memory(rest: Floats) -> float:
+    """By how much rows that resemble their neighbours raise the variance of a mean; at least 1.
+
+    The larger of what the first two lags say, as if the one before caused each (Bartlett), corrected for few rows.
+    """
+    n, power = len(rest), float(rest @ rest)
+    if power <= 0.0:
+        return 1.0
+    found = 1.0
+    for lag in (1, 2, 4):
+        like = float(rest[lag:] @ rest[:-lag]) / power
+        like = min(max(like + (1.0 + 3.0 * max(like, 0.0)) / n, 0.0), 0.995) ** (1.0 / lag) if like > 0.0 else 0.0
+        if like > 2.0 / n**0.5 or lag == 1:
+            found = max(found, (1.0 + like) / (1.0 - min(like, 0.99)))
+    return found
+
+
+def _beyond_wandering(rest: Floats, change: float) -> bool:
+    """True where the levels of the eighths of the run do not wander so far besides."""
+    rows = max(2, len(rest) // EIGHTH)
+    levels = rest[: len(rest) // rows * rows].reshape(-1, rows).mean(axis=1)
+    apart = float(np.sqrt(np.mean(np.diff(levels) ** 2)))
+    by_noise = float(np.sqrt(np.mean(np.diff(rest) ** 2) / rows))
+    if change < LARGE:
+        return apart <= by_noise and change >= max(SMALL, FARTHEST * apart)
+    return change >= (FAR if apart <= STILL * by_noise else FARTHER) * apart
+
+
+def _kept(level: Floats, shape: Floats, size: float) -> bool:
+    """True where the last quarter of the rows lies where the change led to."""
+    before = level[shape <= shape[0]]
+    quarter = level[-max(3, len(level) // 4) :]
+    return bool(np.sign(size) * (np.median(quarter) - np.median(before)) >= KEPT * abs(size))
