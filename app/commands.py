@@ -11,6 +11,7 @@ import streamlit as st
 
 from rlwatch.clock import Clock
 from rlwatch.control.commands import COMMAND_KINDS, Choice, Number, cancel, request
+from rlwatch.control.liveness import dead_since, silent_for
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.errors import RLWatchError
 from rlwatch.ports import CommandStore
@@ -18,7 +19,7 @@ from rlwatch.records import JSON, Alert, AlertState, Command, CommandStatus, Run
 
 from . import format as fmt
 from . import health, layout, queries
-from .health import AMBER, BLUE, GREY, Word, judge
+from .health import AMBER, BLUE, GREY
 from .markup import Markup, el, joined
 from .principal import Principal
 
@@ -353,13 +354,11 @@ def _quoted(run: RunInfo) -> str:
 
 def _checks(run: RunInfo, kind: str) -> list[Check]:
     alerts, vitals, now = queries.alerts(run.run_id), queries.vitals(run), time.time()
-    word = judge(run, alerts, now, vitals.pace).word
+    stale, dead = silent_for(run, vitals.pace, now) is not None, dead_since(run, now) is not None
     names = queries.canonical_names(queries.metric_names(run), run.source)
     has_reference = True if any(name.startswith("policy/kl_ref") for name in names) else None
     paused = health.pause_of(run, queries.commands(run.run_id), now) is not None
-    found = checks(
-        kind, run, alerts, stale=word is Word.STALE, has_reference=has_reference, paused=paused, dead=word is Word.DEAD
-    )
+    found = checks(kind, run, alerts, stale=stale, has_reference=has_reference, paused=paused, dead=dead)
     return [*found, *_now(run, kind, names)]
 
 

@@ -17,8 +17,7 @@ from rlwatch.errors import StoreError
 from rlwatch.records import Alert, AlertState, RunInfo, RunState
 
 from . import format as fmt
-from .health import ENDED as ENDED_WORDS
-from .health import Health, Pause, Word, judge, pause_of, since_words
+from .health import Health, Pause, judge, pause_of, since_words
 from .queries import Version, Vitals, alerts_by_run, commands, store, store_url, version, vitals
 from .thinning import Curve, mean_of, small, trend
 
@@ -126,7 +125,7 @@ def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
     found = []
     for run in fleet.runs:
         known, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
-        health = judge(run, alerts, now, known.pace, fleet.pauses.get(run.run_id), verdict=known.verdict)
+        health = judge(run, known.verdict, now, known.pace, fleet.pauses.get(run.run_id))
         found.append(RunEntry(run, health, known, alerts))
     return sorted(found, key=lambda entry: (*entry.health.order, -entry.heard))
 
@@ -150,14 +149,10 @@ def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
     return max(over, key=lambda alert: alert.onset_step, default=None)
 
 
-ENDED = frozenset({Word.FINISHED, Word.CRASHED, *ENDED_WORDS.values()})
-"""Words of runs about which nothing is to be forecast any more; a silent one may come back."""
-
-
 def risk(entry: RunEntry) -> float | None:
-    """The chance of a failure within 50 steps; None of a run that is over, or where none is given."""
+    """The chance of a failure within 50 steps; None where none is given: see :func:`rlwatch.state.forecast_allowed`."""
     forecast = entry.vitals.forecast
-    return None if forecast is None or entry.health.word in ENDED else forecast.p50
+    return None if forecast is None else forecast.p50
 
 
 # Searching, sorting, grouping.

@@ -10,7 +10,6 @@ import streamlit as st
 from . import format as fmt
 from . import table
 from .fleet import (
-    ENDED,
     HIGH,
     NO_CURVE,
     RISK,
@@ -24,12 +23,9 @@ from .fleet import (
     sparks,
     why,
 )
-from .health import ENDED as ENDED_WORDS
 from .health import LOOKS, Health, Word
 from .thinning import in_unit_square
 
-OVER = frozenset({Word.FINISHED, Word.CRASHED, Word.DEAD, Word.STALE, *ENDED_WORDS.values()})
-"""Words of runs that go on no more: drawn fainter once nobody needs to look."""
 GROUP = "group:"
 """Prefix of a click on a group; its name follows."""
 MEMBERS = "group-members"
@@ -70,11 +66,10 @@ def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
     """The chance of a failure within 50 steps and its way, with a shape where it is an alarm; none of a run that is
     over.
     """
-    forecast, over = entry.vitals.forecast, entry.health.word in ENDED
-    look = LOOKS[Word.WATCH]
-    if forecast is not None and forecast.limits_only and forecast.alarm and not over:
+    forecast, look = entry.vitals.forecast, LOOKS[Word.AT_RISK]
+    if forecast is not None and forecast.limits_only and forecast.alarm:
         return table.mark(look.shape, look.colour, "near a limit")
-    if forecast is None or forecast.p50 is None or over:
+    if forecast is None or forecast.p50 is None:
         title = "" if forecast is None else forecast.absent or forecast.limits_only
         return table.text(fmt.NOTHING, quiet=True, title=title)
     way = curves[RISK].trend if RISK in curves else ""
@@ -201,12 +196,12 @@ class Shown:
         (entry,) = line.entries
         run = entry.run
         asked = [REWARD] if "reward" in self.columns else []
-        asked += [RISK] if entry.health.word not in ENDED and entry.vitals.forecast is not None else []
+        asked += [RISK] if entry.vitals.forecast is not None else []
         curves = sparks(run, entry.vitals, dict.fromkeys((*self.curves, *asked)))
         cells = [_state(entry), table.run_link(run.run_id, run.project, run.name, run.tags, run.curation.notes)]
         for name, kind in self._kinds():
             cells.append(self._curve(name, curves.get(name)) if kind is None else kind.of_run(entry, curves, self.now))
-        quiet = not entry.health.needs_you and entry.health.word in OVER
+        quiet = not entry.health.needs_you and (entry.health.ended or entry.health.word is Word.STALE)
         picked = None if self.picked is None else run.run_id in self.picked
         return table.Row(cells, opens=run.run_id, picked=picked, quiet=quiet, member=line.member)
 

@@ -12,8 +12,7 @@ from enum import StrEnum
 
 from rlwatch.control.liveness import Pace, Pause, dead_since, pause_of, silent_for
 from rlwatch.records import Alert, AlertState, Finding, RunInfo, RunState, Severity
-from rlwatch.view import Verdict
-from rlwatch.view import Word as Became
+from rlwatch.state import State, Verdict
 
 from . import format as fmt
 
@@ -32,21 +31,21 @@ RECENT_S = 24 * 3600.0
 
 
 class Word(StrEnum):
-    """Words for the state of a run, most urgent first."""
+    """The states of :mod:`rlwatch.state`, and what only a live run can be, most urgent first."""
 
-    DANGER = "danger"
-    CRASHED = "crashed"
-    DEAD = "dead"
-    WATCH = "watch"
+    FAILING = State.FAILING.value
+    COLLAPSED = State.COLLAPSED.value
+    NOT_LEARNING = State.NOT_LEARNING.value
+    KILLED = State.KILLED.value
+    AT_RISK = State.AT_RISK.value
     STALE = "stale"
+    """No step for long, though its process lives."""
     PAUSED = "paused"
-    HEALTHY = "healthy"
-    COLLAPSED = "collapsed"
-    LEARNT_NOTHING = "dead from the start"
-    DAMAGED = "damaged"
-    UNFINISHED = "unfinished"
-    RECOVERED = "recovered"
-    FINISHED = "finished"
+    DAMAGED = State.DAMAGED.value
+    UNFINISHED = State.UNFINISHED.value
+    NOT_JUDGED = State.NOT_JUDGED.value
+    RECOVERED = State.RECOVERED.value
+    HEALTHY = State.HEALTHY.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,54 +59,48 @@ class Look:
 VERMILLION, AMBER, BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#8A8A8A"
 
 LOOKS: dict[Word, Look] = {
-    Word.DANGER: Look("■", VERMILLION),
-    Word.CRASHED: Look("✕", GREY),
-    Word.DEAD: Look("⊘", GREY),
-    Word.WATCH: Look("▲", AMBER),
+    Word.FAILING: Look("■", VERMILLION),
+    Word.COLLAPSED: Look("▼", VERMILLION),
+    Word.NOT_LEARNING: Look("□", VERMILLION),
+    Word.KILLED: Look("✕", GREY),
+    Word.AT_RISK: Look("▲", AMBER),
     Word.STALE: Look("◌", GREY),
     Word.PAUSED: Look("‖", BLUE),
-    Word.HEALTHY: Look("●", BLUE),
-    Word.COLLAPSED: Look("▼", VERMILLION),
-    Word.LEARNT_NOTHING: Look("□", VERMILLION),
     Word.DAMAGED: Look("◆", AMBER),
     Word.UNFINISHED: Look("◍", GREY),
+    Word.NOT_JUDGED: Look("?", GREY),
     Word.RECOVERED: Look("↗", GREY),
-    Word.FINISHED: Look("✓", GREY),
+    Word.HEALTHY: Look("●", BLUE),
 }
-
-ENDED: dict[Became, Word] = {
-    Became.COLLAPSED: Word.COLLAPSED,
-    Became.DEAD: Word.LEARNT_NOTHING,
-    Became.DAMAGED: Word.DAMAGED,
-    Became.UNFINISHED: Word.UNFINISHED,
-    Became.RECOVERED: Word.RECOVERED,
-}
-"""Words of the verdict on a run that ended, where it did not just finish."""
-
+FINISHED = Look("✓", GREY)
+"""Look of a healthy run that ended."""
 SEVERITY_WORD: dict[Severity, Word] = {
-    Severity.CRITICAL: Word.DANGER,
-    Severity.WARNING: Word.WATCH,
+    Severity.CRITICAL: Word.FAILING,
+    Severity.WARNING: Word.AT_RISK,
     Severity.INFO: Word.HEALTHY,
 }
 """A severity looks like the word it turns a run into."""
+CALLING = frozenset({Word.FAILING, Word.COLLAPSED, Word.NOT_LEARNING, Word.AT_RISK})
+"""Words of live runs at which a person should look now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """The word, why in a short phrase, and since which step (None where no step is meant).
 
-    ``needs_you``: a person should look now.
+    ``needs_you``: a person should look now. ``ended``: the run goes on no more.
     """
 
     word: Word
     why: str = ""
     since: int | None = None
     needs_you: bool = False
+    ended: bool = False
 
     @property
     def look(self) -> Look:
         """Shape and colour of the word."""
-        return LOOKS[self.word]
+        return FINISHED if self.ended and self.word is Word.HEALTHY else LOOKS[self.word]
 
     @property
     def order(self) -> tuple[int, int]:
@@ -115,48 +108,35 @@ class Health:
         return (0 if self.needs_you else 1, list(Word).index(self.word))
 
 
-def judge(
-    run: RunInfo,
-    alerts: Sequence[Alert],
-    now: float,
-    pace: Pace | None = None,
-    pause: Pause | None = None,
-    *,
-    verdict: Verdict | None = None,
-) -> Health:
-    """Health of ``run`` at ``now`` (Unix seconds), from its alerts and its pace; of one that ended, by its ``verdict``.
+def judge(run: RunInfo, verdict: Verdict, now: float, pace: Pace | None = None, pause: Pause | None = None) -> Health:
+    """Return the health of ``run`` at ``now`` (Unix seconds): the state of its ``verdict``, everywhere the same.
 
-    What the writer said last wins (crashed, finished); then a pause, then that its process is gone, then silence; then
-    the worst firing alert.
+    Only a pause, and a silence of a run that has not failed, stand before it.
     """
-    worst = firing(alerts)
-    if run.state is RunState.CRASHED:
-        return Health(Word.CRASHED, crash_words(run) + _before(worst), run.last_step, _recent(run, now))
-    if run.state is not RunState.RUNNING:
-        return _ended(run, verdict)
+    word, why = Word(verdict.state.value), reason_of(verdict)
+    since = verdict.at if verdict.at is not None else verdict.since
+    gone = dead_since(run, now)
+    if run.state is not RunState.RUNNING or gone is not None:
+        recent = word is Word.KILLED and _recent(run, now)
+        return Health(word, why, since, recent, ended=True)
     if pause is not None:
-        return Health(Word.PAUSED, pause_words(pause, now) + _before(worst), pause.step)
-    if (since := dead_since(run, now)) is not None:
-        return Health(Word.DEAD, dead_words(since, now) + _before(worst), run.last_step, _recent(run, now))
-    pace = pace or Pace()
-    silence = silent_for(run, pace, now)
-    if silence is not None:
-        why = silence_words(silence, pace.step_s) + _before(worst)
-        return Health(Word.STALE, why, run.last_step, _recent(run, now))
-    if worst is None:
-        return Health(Word.HEALTHY)
-    word = SEVERITY_WORD[worst.severity]
-    why = since_words(worst, run.last_step) + _others(alerts, worst)
-    return Health(word, why, worst.onset_step, word is not Word.HEALTHY)
+        return Health(Word.PAUSED, pause_words(pause, now) + _before(verdict), pause.step)
+    silence = silent_for(run, pace or Pace(), now)
+    if silence is None:
+        return Health(word, why, since, word in CALLING)
+    silent = silence_words(silence, (pace or Pace()).step_s)
+    if verdict.failed:
+        return Health(word, f"{why}; {silent}", since, _recent(run, now))
+    return Health(Word.STALE, silent + _before(verdict), run.last_step, _recent(run, now))
 
 
-def _ended(run: RunInfo, verdict: Verdict | None) -> Health:
-    """A run that ended by itself: what became of it; where that is well or unknown, also how its writer ended it."""
-    if verdict is None or verdict.word not in ENDED:
-        why = "; ".join(filter(None, (verdict.text if verdict is not None else "", run.state_reason)))
-        return Health(Word.UNFINISHED if run.state is RunState.UNFINISHED else Word.FINISHED, why)
-    _, _, why = verdict.text.partition(": ")
-    return Health(ENDED[verdict.word], why, verdict.at)
+def reason_of(verdict: Verdict) -> str:
+    """Return what the state rests on, and since when: ``entropy fell from step 4 690``; empty of a healthy run."""
+    if verdict.state is State.HEALTHY:
+        return ""
+    _, _, reason = verdict.brief.partition(": ")
+    dated = verdict.state in (State.AT_RISK, State.FAILING, State.DAMAGED) and verdict.since is not None
+    return f"{reason} from step {fmt.step(verdict.since)}" if dated else reason
 
 
 def firing(alerts: Sequence[Alert]) -> Alert | None:
@@ -183,18 +163,8 @@ def silence_words(seconds: float, step_s: float | None) -> str:
     return f"no step for {fmt.duration(seconds)}{usual}"
 
 
-def dead_words(since: float, now: float) -> str:
-    """``no sign of its process for 3 min: it was killed, or its machine is gone``."""
-    return f"no sign of its process for {fmt.duration(now - since)}: it was killed, or its machine is gone"
-
-
-def crash_words(run: RunInfo) -> str:
-    """Reason for the trainer's end."""
-    return run.state_reason or "the trainer ended with an error"
-
-
-def _before(worst: Alert | None) -> str:
-    return "" if worst is None else f"; before that {fmt.words(worst.kind)} since step {fmt.step(worst.onset_step)}"
+def _before(verdict: Verdict) -> str:
+    return f"; before that {reason_of(verdict)}" if verdict.since is not None else ""
 
 
 def _recent(run: RunInfo, now: float) -> bool:
@@ -215,10 +185,8 @@ def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
 
 
 def ending_words(run: RunInfo, health: Health, now: float, pace: Pace) -> str:
-    """End of the sentence where the run does not go on: the crash, the pause, or the silence; else empty."""
-    if health.word is Word.CRASHED:
-        return f"crashed at step {fmt.step(run.last_step)}: {crash_words(run)}"
-    if health.word in (Word.PAUSED, Word.DEAD):
+    """End of the sentence where the run does not go on: the pause, or the silence; else empty."""
+    if health.word is Word.PAUSED:
         return health.why
     if health.word is Word.STALE:
         return silence_words(silent_for(run, pace, now) or 0.0, pace.step_s)

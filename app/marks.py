@@ -138,7 +138,7 @@ def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
 
 def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
     if alert.kind == CRASH_FORECAST:  # what counts is how early it came, not when it got worse
-        shape, what = LOOKS[Word.WATCH].shape, fmt.words(alert.kind)
+        shape, what = LOOKS[Word.AT_RISK].shape, fmt.words(alert.kind)
         return [Mark(alert.onset_step, shape, AMBER, what, families, more=alert.message, rank=3)]
     look = LOOKS[SEVERITY_WORD[alert.severity]]
     what = fmt.words(alert.kind)

@@ -45,8 +45,9 @@ from rlwatch.records import (
     SpikeBatch,
 )
 from rlwatch.rollouts import Row, completion_rows
+from rlwatch.state import Verdict, arrival, forecast_allowed, headline_of, verdict_of
 from rlwatch.store.url import open_store
-from rlwatch.view import Verdict, arrival, stored_diagnosis, stored_verdict
+from rlwatch.view import stored_diagnosis, stored_verdict
 
 from .thinning import Branches, branches
 
@@ -398,14 +399,14 @@ def _forecast_of_run(url: str, version: Version, answers: tuple[object, ...]) ->
 @dataclass(frozen=True, slots=True)
 class Vitals:
     """A run at a glance: its pace, last values by canonical name (or the trainer's, where there is none), the source
-    names they were read from, its newest forecast, and what became of it where it ended.
+    names they were read from, its newest forecast where one may be shown, and its state.
     """
 
     pace: Pace
     values: Mapping[str, float] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     forecast: Forecast | None = None
-    verdict: Verdict | None = None
+    verdict: Verdict = field(default_factory=lambda: verdict_of((), {}))
 
     @property
     def step_s(self) -> float | None:
@@ -420,14 +421,14 @@ RESTED_S = 300.0
 def vitals(run: RunInfo) -> Vitals:
     """The vitals of ``run``, kept until it moves on."""
     kept, now = _kept_vitals(store_url()), time.monotonic()
-    known = kept.get(run.run_id)
-    if known is None or known[0] != version(run) or now - known[1] > RESTED_S:
-        known = kept[run.run_id] = (version(run), now, _read_vitals(run))
+    known, at = kept.get(run.run_id), (version(run), dead_since(run, time.time()) is not None)
+    if known is None or known[0] != at or now - known[1] > RESTED_S:
+        known = kept[run.run_id] = (at, now, _read_vitals(run))
     return known[2]
 
 
 @lru_cache(maxsize=4)
-def _kept_vitals(url: str) -> dict[str, tuple[Version, float, Vitals]]:  # noqa: ARG001
+def _kept_vitals(url: str) -> dict[str, tuple[tuple[Version, bool], float, Vitals]]:  # noqa: ARG001
     return {}
 
 
@@ -436,8 +437,8 @@ def _read_vitals(run: RunInfo) -> Vitals:
     with source.at_once(run.run_id):
         last = source.last_values(run.run_id)
         newest = source.records(run.run_id, last=TAIL) if lives else ()
-        forecast = newest_forecast(run.run_id)
-        verdict_ = None if lives else verdict(run)
+        verdict_ = verdict(run)
+        forecast = newest_forecast(run.run_id) if forecast_allowed(verdict_) else None
     sources = _sources(tuple(last), run.source)
     values = {name: last[at][1] for name, at in sources.items()}
     return Vitals(pace_of(newest, run.source), values, sources, forecast, verdict_)
@@ -533,8 +534,13 @@ def _diagnosis(url: str, run_id: str, key: tuple[object, ...]) -> Diagnosis:  # 
 
 
 def verdict(run: RunInfo) -> Verdict:
-    """The verdict on the run, in a line."""
+    """The state of the run with its sentence."""
     return stored_verdict(store(), run, gone=dead_since(run, time.time()) is not None)
+
+
+def headline(run: RunInfo) -> str:
+    """The run in one sentence: state, what broke, cause, next action."""
+    return headline_of(verdict(run), diagnosis(run))
 
 
 def report(run_id: str) -> str:

@@ -95,7 +95,7 @@ def pick(prompt_id: str) -> None:
 
 def turn_row(turn: Turn, chosen: Turn) -> table.Row:
     """A prompt as a row."""
-    look = LOOKS[Word.WATCH if turn.changed else Word.HEALTHY]
+    look = LOOKS[Word.AT_RISK if turn.changed else Word.HEALTHY]
     return table.Row(
         [
             table.text(fmt.shorten(turn.prompt, 160)),

@@ -59,7 +59,7 @@ def facts(row: Row) -> Markup:
     words = [("group", row.get("group")), ("task", row.get("task")), ("rank", row.get("rank") or None)]
     known += [(label, fmt.shorten(str(said), 60)) for label, said in words if said not in (None, "")]
     parts = [el("span", el("span", f"{label} ", cls="label"), text) for label, text in known]
-    look = LOOKS[Word.WATCH]
+    look = LOOKS[Word.AT_RISK]
     odd = [
         el("span", el("span", f"{look.shape} ", style=f"color:{look.colour}"), word, cls="rl-word")
         for word in odd_words(row)

@@ -33,7 +33,7 @@ def forecast_facts(forecasts: RunForecasts) -> Markup:
         return el("div", *_by_limits(now), cls="rl-facts")
     if now.p50 is None:
         return el("div", el("span", absent_words(now)), *_highest(forecasts), cls="rl-facts")
-    look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
+    look = LOOKS[Word.AT_RISK if now.alarm else Word.HEALTHY]
     chance = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {fmt.chance(now.p50)}", cls="rl-word")
     parts = [
         el("span", chance, " within 50 steps"),
@@ -52,7 +52,7 @@ def absent_words(forecast: Forecast) -> str:
 
 def _by_limits(now: Forecast) -> list[Markup]:
     """Words for a run that logs too little for a chance: the limit it is on its way to, and why no more."""
-    look = LOOKS[Word.WATCH if now.alarm else Word.HEALTHY]
+    look = LOOKS[Word.AT_RISK if now.alarm else Word.HEALTHY]
     sentence = limit_sentence(now) if now.alarm else "no limit near"
     word = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {sentence}", cls="rl-word")
     reason = now.limits_only.removeprefix("no chance is given because").strip()

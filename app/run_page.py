@@ -10,9 +10,9 @@ import streamlit as st
 from rlwatch.analysis.runs import StoredRun
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.plugins import usable
-from rlwatch.records import Alert, AlertState, Command, RunInfo, RunState
+from rlwatch.records import Alert, Command, RunInfo, RunState
 from rlwatch.seam import asked, described
-from rlwatch.view import explained
+from rlwatch.state import explained, headline_of
 from rlwatch.wording import code_in
 
 from . import (
@@ -35,11 +35,6 @@ from .markup import Markup, el, joined
 
 FIRST = 3
 """Actions named in the line."""
-
-
-def in_trouble(run: RunInfo, alerts: Sequence[Alert]) -> bool:
-    """True if a person asks why: something fires, or the run crashed."""
-    return run.state is RunState.CRASHED or any(alert.state is AlertState.FIRING for alert in alerts)
 
 
 def cause_line(diagnosis: Diagnosis) -> Markup:
@@ -93,17 +88,17 @@ def _action(action: Action) -> Markup:
 
 
 def show_cause(run_id: str) -> None:
-    """The verdict, and two lines and a fold, while something fires or after the end; nothing of a live healthy run."""
+    """The headline; below it the state in full, the cause and what to do where the state asks for it."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
-        verdict, ended = queries.verdict(run), run.state is not RunState.RUNNING
-        firing = in_trouble(run, queries.alerts(run_id))
-        if not firing and not ended:
-            return
-        line = el("div", el("span", "Verdict", cls="label"), verdict.text, cls="rl-verdict")
+        verdict = queries.verdict(run)
         diagnosis = explained(queries.diagnosis(run), verdict)
-        if not diagnosis.causes or not (firing or verdict.bad):
-            st.html(joined(line))
+        line = joined(
+            el("div", headline_of(verdict, diagnosis), cls="rl-verdict"),
+            el("div", verdict.text, cls="rl-quiet") if verdict.text != verdict.brief else Markup(),
+        )
+        if not diagnosis.causes:
+            st.html(line)
             return
         st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Why, and what to do in order", key="remedies"):
@@ -129,10 +124,10 @@ def show_head(run_id: str) -> None:
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
         pause = pause_of(run, queries.commands(run_id), now)
-        verdict = None if run.state is RunState.RUNNING else queries.verdict(run)
-        health = judge(run, alerts, now, vitals.pace, pause, verdict=verdict)
+        verdict = queries.verdict(run)
+        health = judge(run, verdict, now, vitals.pace, pause)
         ending = ending_words(run, health, now, vitals.pace)
-        clauses = alerts if verdict is None else []  # what became of it is told below
+        clauses = alerts if verdict.ongoing and verdict.standing is not None else []  # of what ended, see below
         st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(clauses, ending)))
         if st.session_state.get(CONTROLS_SHOW) not in (None, _shown(run, alerts, paused=pause is not None)):
             st.rerun()

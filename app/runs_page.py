@@ -47,11 +47,14 @@ MOST_CURVES = 6
 
 
 def headline(all_entries: Sequence[RunEntry]) -> str:
-    """``2 runs need you``."""
+    """``2 runs need attention``; ``No live run needs attention · 8 of 60 finished runs collapsed``."""
     count = sum(entry.health.needs_you for entry in all_entries)
+    ended = [entry for entry in all_entries if entry.health.ended]
+    lost = sum(entry.health.word is Word.COLLAPSED for entry in ended)
+    after = f" · {lost} of {fmt.plural(len(ended), 'finished run')} collapsed" if lost else ""
     if count:
-        return f"{fmt.plural(count, 'run')} {'needs' if count == 1 else 'need'} you"
-    return "No run needs you"
+        return f"{fmt.plural(count, 'run')} {'needs' if count == 1 else 'need'} attention{after}"
+    return f"No live run needs attention{after}"
 
 
 # Nothing recorded yet: what to add to a trainer, ready to copy.
@@ -127,7 +130,7 @@ def _runs_list(
     head, store = st.columns([3, 2], vertical_alignment="bottom")
     head.html(el("div", headline(entries), cls="rl-head"))
     with store:
-        running = sum(entry.health.word in {Word.DANGER, Word.WATCH, Word.PAUSED, Word.HEALTHY} for entry in entries)
+        running = sum(not entry.health.ended and entry.health.word is not Word.STALE for entry in entries)
         layout.store_line(f"{fmt.plural(len(entries), 'run')}, {running} live")
     view = _chosen(entries) if choose else View()
     may_edit = layout.principal().may_command

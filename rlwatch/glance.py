@@ -84,7 +84,8 @@ def glance(view: RunView) -> Markup:
     table = el("table", el("thead", el("tr", *headers)), el("tbody", *body))
     return joined(
         el("div", el("b", view.name or view.run_id), cls="name"),
-        el("p", verdict.text, cls=f"status {level}"),
+        el("p", view.headline, cls=f"status {level}"),
+        el("p", verdict.text, cls="soft"),
         cause_block(view.explanation),
         actions_block(view.explanation),
         el("details", el("summary", label), el("div", table, cls="scroll")) if found else Markup(),

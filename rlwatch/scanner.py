@@ -27,7 +27,8 @@ from rlwatch.monitor.engine import Monitor, Outcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, Alert, Event, Finding, ForecastRecord, Severity, StepRecord
-from rlwatch.view import End, Ending, RunView, diagnosis_of, failed, logged_knobs
+from rlwatch.state import End, Ending
+from rlwatch.view import RunView, diagnosis_of, failed, logged_knobs
 from rlwatch.wording import step
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
@@ -73,8 +74,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No critical alarm."""
-        return all(alarm.severity is not Severity.CRITICAL for alarm in self.alarms)
+        """Nothing is or was critical, by the state of the run (``view.verdict.exit_code`` is not 1)."""
+        return self.view.verdict.exit_code != 1
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -88,8 +89,8 @@ class Report:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """The ranked causes of the findings."""
-        return self.view.diagnosis
+        """The ranked causes, as far as the state of the run lets one be named."""
+        return self.view.explanation
 
     @property
     def forecasts(self) -> tuple[ForecastRecord, ...]:
@@ -123,6 +124,7 @@ class Report:
             "alarms": tuple(map(asdict, self.alarms)),
             "forecast": self.forecast,
             "not_run": tuple(map(asdict, self.not_run)),
+            "headline": self.view.headline,
             "verdict": self.view.verdict.to_dict(),
             "diagnosis": self.diagnosis.to_dict(),
             "skipped": self.skipped,

@@ -22,11 +22,12 @@ from rlwatch.alerts.matching import alerts_in, quiet_words, silence_matches
 from rlwatch.alerts.messages import Case, Notification, compose_message
 from rlwatch.alerts.rules import GroupBy, Inhibition, Policy, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.diagnosis import Cause, Sureness
+from rlwatch.diagnosis import Cause, Diagnosis, Sureness
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
-from rlwatch.view import stored_diagnosis
+from rlwatch.state import Verdict, headline_of
+from rlwatch.view import stored_explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +306,8 @@ WAITING = "waits for others of its group"
 # What is to be written now, given all that is stored: pure, so that whoever decides comes to the same.
 
 MOST_EARLIER = 5
+Explained = Callable[[str, int | None], tuple[Verdict, Diagnosis] | None]
+"""Gives state and diagnosis of a run (id) as of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +316,7 @@ class Snapshot:
 
     ``final``: nobody will decide about these alerts soon, so that none waits, for others of its group or to settle.
     ``cause(run_id, kind, at)``: what most likely set a kind of failure of a run off, by what was known at step ``at``
-    (None: by now), if that is known.
+    (None: by now), if that is known. ``headline(run_id, at)``: state and headline of the run, by the same.
     """
 
     now: float
@@ -322,6 +325,7 @@ class Snapshot:
     silences: Sequence[Silence] = ()
     final: bool = False
     cause: Callable[[str, str, int | None], Cause | None] = lambda run_id, kind, at: None  # noqa: ARG005
+    headline: Callable[[str, int | None], tuple[str, str]] = lambda run_id, at: ("", "")  # noqa: ARG005
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,6 +450,7 @@ def _message(
         firing=sum(alert.alert_id in members for alert in firing),
         earlier=sorted(earlier, key=lambda alert: alert.onset_step)[:MOST_EARLIER],
         cause=_cause(notifications[0], snapshot),
+        headline=snapshot.headline(notifications[0].case.run.run_id, _as_of_step(notifications[0])),
         dashboard_url=dashboard_url,
         now=snapshot.now,
     )
@@ -455,8 +460,13 @@ def _cause(leading: Notification, snapshot: Snapshot) -> Cause | None:
     """The likeliest cause by what was known when it was first published; by now, if it is published again."""
     if leading.event is AlertEvent.RESOLVED:
         return None
-    case, first = leading.case, leading.event in (AlertEvent.FIRING, AlertEvent.ESCALATED)
-    return snapshot.cause(case.run.run_id, case.alert.kind, case.alert.step if first else None)
+    case = leading.case
+    return snapshot.cause(case.run.run_id, case.alert.kind, _as_of_step(leading))
+
+
+def _as_of_step(leading: Notification) -> int | None:
+    """The step by which its message judges: its own when it is first published; None: by now."""
+    return leading.case.alert.step if leading.event in (AlertEvent.FIRING, AlertEvent.ESCALATED) else None
 
 
 CONSOLE = "console"
@@ -510,6 +520,7 @@ class Dispatcher:
         for alert in alerts:
             if alert.state is AlertState.FIRING:  # read what will be wanted before the control file is locked
                 snapshot.cause(run_id, alert.kind, alert.step)
+                snapshot.headline(run_id, alert.step)
         if not alerts and not self._decide(self._store.ledger(run_id), snapshot).messages:
             return []  # the usual look takes no lock
         return self._store.publish(run_id, alerts, lambda ledger: self._decide(ledger, snapshot).messages)
@@ -534,14 +545,35 @@ class Dispatcher:
         live = frozenset(run.run_id for run in runs if self._live(run))
         by_id = {run.run_id: run for run in runs}
         silences = self._store.silences()
-        return Snapshot(self._clock.now(), by_id, live, silences, final=final, cause=cache(partial(self._cause, by_id)))
+        explained = cache(partial(self._explained, by_id))
+        return Snapshot(
+            self._clock.now(),
+            by_id,
+            live,
+            silences,
+            final=final,
+            cause=cache(partial(self._cause, explained)),
+            headline=cache(partial(self._headline, explained)),
+        )
 
-    def _cause(self, runs: Mapping[str, RunInfo], run_id: str, kind: str, at: int | None) -> Cause | None:
-        """The likeliest cause of failures of this kind, where more than the failure itself is known."""
+    def _explained(self, runs: Mapping[str, RunInfo], run_id: str, at: int | None) -> tuple[Verdict, Diagnosis] | None:
+        """State and diagnosis of a run; None where its store cannot be read: the alert is sent without."""
         try:
-            diagnosis = stored_diagnosis(self._store, runs[run_id], at=at)
+            return stored_explanation(self._store, runs[run_id], at=at)
         except StoreError:
-            return None  # the alert goes out without
+            return None
+
+    def _headline(self, explained: Explained, run_id: str, at: int | None) -> tuple[str, str]:
+        """State and headline of a run; empty where its store cannot be read."""
+        known = explained(run_id, at)
+        return ("", "") if known is None else (known[0].state.value, headline_of(*known))
+
+    def _cause(self, explained: Explained, run_id: str, kind: str, at: int | None) -> Cause | None:
+        """The likeliest cause of failures of this kind, where more than the failure itself is known."""
+        known = explained(run_id, at)
+        if known is None:
+            return None
+        diagnosis = known[1]
         sure = (cause for cause in diagnosis.causes if cause.sure is not Sureness.WEAK and cause.symptoms)
         return next((cause for cause in sure if kind in (cause.kind, *cause.symptoms)), None)
 

@@ -22,6 +22,8 @@ The payload, a JSON object (``schema_version`` 1)::
       id            str     the same for all messages of alerts that were first published together
       firing        int     how many of them fire now: with 0 the whole is over
     earlier         list    what fires on this run since before: objects of kind, severity, onset_step
+    state           str     of the run: "failing", "collapsed", "at risk"...; "" where it is not known
+    headline        str     the run in one sentence: state, what broke, cause, next action; "" likewise
     cause           object  null where nothing but the alert itself is known
       kind, title, summary, why                  str: the first sign, its name, the chain in time order, why so sure
       sure          str     "strong" | "plausible"
@@ -96,6 +98,7 @@ def compose_message(
     firing: int = 1,
     earlier: Sequence[Alert] = (),
     cause: Cause | None = None,
+    headline: tuple[str, str] = ("", ""),
     dashboard_url: str = "",
     now: float = 0.0,
 ) -> OutboxMessage:
@@ -115,6 +118,8 @@ def compose_message(
         What fires on the run since before.
     cause
         What most likely set it off.
+    headline
+        State and headline of its run.
     dashboard_url
         Where the dashboard is; a query (the access token) is not passed on.
     now
@@ -128,7 +133,14 @@ def compose_message(
         run_id=alert.run_id,
         alert_id=group,
         channel=first.channel,
-        payload=payload(notifications, {"id": group, "firing": firing}, earlier, cause, dashboard_url),
+        payload=payload(
+            notifications,
+            {"id": group, "firing": firing},
+            earlier,
+            cause,
+            headline=headline,
+            dashboard_url=dashboard_url,
+        ),
         created_at=now,
     )
 
@@ -144,6 +156,8 @@ def payload(
     group: dict[str, JSON],
     earlier: Sequence[Alert] = (),
     cause: Cause | None = None,
+    *,
+    headline: tuple[str, str] = ("", ""),
     dashboard_url: str = "",
 ) -> dict[str, JSON]:
     """The payload described above."""
@@ -158,6 +172,8 @@ def payload(
         "also": [_alert(notification) for notification in notifications[1:]],
         "group": group,
         "earlier": [{"kind": a.kind, "severity": a.severity, "onset_step": a.onset_step} for a in earlier],
+        "state": headline[0],
+        "headline": headline[1],
         "cause": None if cause is None else _cause(cause),
         "finding": {"detector": alert.detector, "evidence": alert.evidence},
         "advice": None if known is None else known.to_dict(),

@@ -42,7 +42,8 @@ def workflow_commands(found: Found, problems: Problems = ()) -> str:
         for alarm in worst(report.alarms):
             title = f"{report.run}: {alarm.kind} at step {alarm.step}"
             lines.append(_command(_LEVELS[alarm.severity], log, title, alarm.reason))
-        lines.append(_command("notice", log, f"{report.run}: verdict", report.view.verdict.text))
+        level = "warning" if report.view.verdict.exit_code else "notice"
+        lines.append(_command(level, log, f"{report.run}: verdict", report.view.headline))
     lines += [_command("warning", one.source, "not read", one.problem) for one in problems]
     return "\n".join(lines)
 
@@ -70,9 +71,10 @@ def junit(found: Found, problems: Problems = ()) -> str:
         failed = [alarm for alarm in alarms if alarm.severity is Severity.CRITICAL]
         suite = ET.SubElement(
             root, "testsuite", name=_xml(report.run), file=_xml(log), tests=str(len(alarms) + 1),
-            failures=str(len(failed) + (not report.ok)), errors="0", skipped="0",
+            failures=str(len(failed) + bool(report.view.verdict.exit_code)), errors="0", skipped="0",
         )  # fmt: skip
-        _case(suite, report.run, "verdict", "" if report.ok else report.view.verdict.text, report.view.verdict.text)
+        headline = report.view.headline
+        _case(suite, report.run, "verdict", headline if report.view.verdict.exit_code else "", headline)
         for alarm in alarms:
             said = f"step {alarm.step}: {alarm.reason}"
             _case(suite, report.run, alarm.kind, said if alarm in failed else "", said)
@@ -104,7 +106,7 @@ def table(found: Found, problems: Problems = ()) -> str:
     for log, report, _ in found:
         name = report.run if report.run in log else f"{report.run} ({log})"
         alarms = ", ".join(f"{alarm.kind} {alarm.severity.value} at {alarm.step}" for alarm in worst(report.alarms))
-        cells = (name, str(report.steps), cut(report.view.verdict.text, LONGEST), alarms or "none")
+        cells = (name, str(report.steps), cut(report.view.headline, LONGEST), alarms or "none")
         lines.append("| " + " | ".join(for_markdown(one_line(cell, LONGEST)) for cell in cells) + " |")
     for one in problems:
         cells = (one.source, "", f"not read: {one.problem}", "")

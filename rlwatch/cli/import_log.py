@@ -35,7 +35,7 @@ from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
     from rlwatch.importers import About, ImportedRun
-    from rlwatch.view import Ending
+    from rlwatch.state import Ending
 
 
 PROJECT = "default"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlwatch.cli.console import print_json, progress_bar, reading, say, warn
+from rlwatch.cli.console import SEVERITY_STYLES, print_json, progress_bar, reading, say, warn
 from rlwatch.cli.fetching import STDIN, fetched
 from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import (
@@ -23,11 +23,12 @@ from rlwatch.cli.options import (
 )
 from rlwatch.cli.view_text import (
     print_alarms,
+    print_answer,
     print_diagnosis,
     print_findings,
     print_forecast,
+    print_headline,
     print_not_judged,
-    print_verdict,
 )
 from rlwatch.wording import step
 
@@ -74,7 +75,13 @@ def scan(
     source: TrainerOption = "",
     config: ConfigOption = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All advice, and each detector that could not judge, with what it needs.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            "--all",
+            help="All findings, alarms and advice, what each name was read as, and each check that could not run.",
+        ),
     ] = False,
     output: Annotated[
         Output,
@@ -87,14 +94,18 @@ def scan(
 ) -> None:
     """Replay logs through the detectors and alert rules; each judgement uses only the steps before it.
 
-    Exit code 0: no critical alarm, 1: a critical alarm, 2: no log could be read (of several, each that could not is
-    named on stderr). With --format json a log of one run gives one object, more runs a list.
+    Exit code 0: nothing critical, 1: a failure or a critical finding, 2: no log could be read (of several, each that
+    could not is named on stderr), 3: not judged (too few steps, or no reward was read). Several runs give a line each;
+    with --format json a log of one run gives one object, more runs a list.
     """
     found, problems = scanned(logs, run, format_of(read_as, pattern), source, config)
     reports = [one.report for one in found]
     if output is Output.TEXT:
         for one in found:
-            print_report(one, everything=everything)
+            if len(found) > 1 and not everything:
+                print_line(one)
+            else:
+                print_report(one, everything=everything)
     elif output is Output.JSON:
         documents = [report.to_dict() for report in reports]
         print_json(documents[0] if len(documents) == 1 else documents)
@@ -107,8 +118,9 @@ def scan(
             Output.MARKDOWN: continuous.table,
         }
         typer.echo(written[output](found, problems))
-    if not all(report.ok for report in reports):
-        raise typer.Exit(1)
+    codes = {report.view.verdict.exit_code for report in reports}
+    if code := next((code for code in (1, 3) if code in codes), 0):
+        raise typer.Exit(code)
 
 
 def scanned(
@@ -152,20 +164,30 @@ def scanned(
 
 
 def print_report(found: Scanned, *, everything: bool = False) -> None:
-    """The answer first: verdict, cause, what to do; then what was found, how the log was read, what was not judged."""
-    report = found.report
-    view = report.view
-    print_verdict(view.verdict)
-    name = f"{found.log}  {report.run}".strip()
-    say(f"{name}  ({report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics)", style="bold")
-    print_diagnosis(view.explanation, everything=everything)
+    """Print the answer; with ``everything`` also all findings, advice, alarms, names and what was not judged."""
+    report, view = found.report, found.report.view
+    facts = f"{report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics"
+    read = [*report.notes, *(f"skipped {skipped}" for skipped in report.skipped)]
+    if not everything:
+        alarms = [(alarm.severity, alarm.kind, alarm.step) for alarm in report.alarms]
+        print_answer(view, alarms, [facts, *read], "-v")
+        return
+    print_headline(view, detail=True)
+    say(f"{found.log}  {report.run}".strip() + f"  ({facts})", style="bold")
+    print_diagnosis(view.explanation, everything=True)
     print_forecast(view.forecasts)
     print_findings(view.told)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
-    for note in report.notes:
+    for note in read:
         say(note, style="dim")
-    for skipped in report.skipped:
-        say(f"skipped {skipped}", style="dim")
     print_names(found.names, view.source)
-    print_not_judged(view.not_judged, "--all", everything=everything)
+    print_not_judged(view.not_judged, "-v", everything=True)
     say()
+
+
+def print_line(found: Scanned) -> None:
+    """Print the headline of one run of several, behind its name."""
+    report = found.report
+    name = found.log if report.run in found.log else f"{found.log} {report.run}"
+    urgency = report.view.verdict.urgency
+    say(f"{name}: {report.view.headline}", style="green" if urgency is None else SEVERITY_STYLES[urgency])

@@ -31,8 +31,8 @@ from rlwatch.cli.view_text import (
     print_diagnosis,
     print_findings,
     print_forecast,
+    print_headline,
     print_not_judged,
-    print_verdict,
 )
 from rlwatch.ports import Store
 from rlwatch.records import (
@@ -114,7 +114,8 @@ def show(
                 "layers": layers,
                 "shed": list(view.shed),
             }
-            | {"diagnosis": view.diagnosis.to_dict(), "forecast": newest_row(view.forecasts), "actions": actions}
+            | {"headline": view.headline, "diagnosis": view.explanation.to_dict(), "actions": actions}
+            | {"forecast": newest_row(view.forecasts) if view.forecast is not None else None}
             | {name: part for name, part in extra.items() if part is not None}
         )
         return
@@ -122,9 +123,10 @@ def show(
     _print_layers(layers)
     for line in view.shed:
         say(line, style="yellow")
-    print_verdict(view.verdict)
+    print_headline(view, detail=True)
     print_diagnosis(view.explanation, everything=findings)
-    print_forecast(view.forecasts, now=True)
+    if view.forecast is not None:
+        print_forecast(view.forecasts, now=True)
     _print_found(view.told, everything=findings)
     print_actions(actions)
     if every is not None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlwatch.cli.console import SEVERITY_STYLES, Cell, print_table, say
 from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
-from rlwatch.wording import chance, one_line, plural, step
+from rlwatch.wording import chance, for_terminal, one_line, plural, step
 
 if TYPE_CHECKING:
     from rlwatch.detectors.base import NotRun
     from rlwatch.forecast import Forecast
     from rlwatch.monitor.engine import Outcome
     from rlwatch.records import Alert
-    from rlwatch.view import Verdict
+    from rlwatch.view import RunView
 
 
 LONGEST = 300
@@ -32,9 +33,13 @@ def stage_cell(finding: Finding) -> Cell:
     return (finding.stage.value, "green") if finding.stage.better else severity_cell(finding.severity)
 
 
-def print_verdict(verdict: Verdict) -> None:
-    """One line in the colour of how bad it is."""
-    say(verdict.text, style="green" if verdict.urgency is None else SEVERITY_STYLES[verdict.urgency])
+def print_headline(view: RunView, *, detail: bool = False) -> None:
+    """Print the headline in the colour of its urgency; with ``detail`` also the state with all that belongs to it."""
+    verdict = view.verdict
+    style = "green" if verdict.urgency is None else SEVERITY_STYLES[verdict.urgency]
+    say_wrapped(view.headline, style=style)
+    if detail and verdict.text != verdict.brief:
+        say_wrapped(verdict.text, style="dim")
 
 
 def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = False) -> None:
@@ -43,7 +48,78 @@ def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = F
         for part in parts:
             say(f"not judged: {part.name}: {part.reason}", style="dim")
     elif parts:
-        say(f"not judged: {plural(len(parts), 'part')} without the metrics to go by; {flag} lists them", style="dim")
+        say(f"not judged: {checks_left(parts)} ({flag} lists them)", style="dim")
+
+
+def checks_left(parts: Sequence[NotRun]) -> str:
+    """``44 checks need metrics that this log lacks``."""
+    return f"{plural(len(parts), 'check')} need{'s' if len(parts) == 1 else ''} metrics that this log lacks"
+
+
+# The answer to a scan: a few lines of 80 columns, from which nothing that matters is missing.
+
+COLUMNS = 80
+LABEL = 12
+"""Columns of the labels before the lines of an answer."""
+
+
+def say_wrapped(text: str, style: str = "", *, label: str = "", most: int = 0) -> None:
+    """Print ``text`` in lines of :data:`COLUMNS`, indented behind ``label``; at most ``most`` lines, if it is given."""
+    indent = " " * LABEL if label else ""
+    lines = textwrap.wrap(
+        for_terminal(text),
+        COLUMNS,
+        initial_indent=f"{label:<{LABEL}}" if label else "",
+        subsequent_indent=indent,
+        max_lines=most or None,
+        placeholder=" ...",
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        say(line, style=style)
+
+
+def print_answer(view: RunView, alarms: Sequence[tuple[Severity, str, int]], notes: Sequence[str], flag: str) -> None:
+    """Print headline, cause and evidence, what to do, when it was alarmed, and what was not judged.
+
+    ``alarms``: (severity, kind, step) in order; ``notes``: on how the log was read; ``flag``: lists the rest.
+    """
+    print_headline(view)
+    explanation = view.explanation
+    if explanation.causes:
+        _print_why(explanation)
+    if alarms:
+        first = alarms[0]
+        critical = next((alarm for alarm in alarms if alarm[0] is Severity.CRITICAL), None)
+        told = [f"{first[0].value} at step {step(first[2])} ({first[1]})"]
+        told += [f"critical at step {step(critical[2])} ({critical[1]})"] if critical and critical != first else []
+        say_wrapped("; ".join(told), label="alarms", most=2)
+    missing = [f"no {fact}" for fact in view.verdict.missing]
+    missing += [checks_left(view.not_judged)] if view.not_judged else []
+    if missing:
+        say_wrapped(f"{', '.join(missing)} ({flag} lists them)", label="not judged", style="dim", most=2)
+    for note in notes[:FEW_NOTES]:
+        say_wrapped(note, label="reading", style="dim", most=1)
+
+
+FEW_NOTES = 2
+"""Notes on how a log was read that an answer gives; ``-v`` gives all."""
+FEW_EVIDENCE = 3
+"""Pieces of evidence of an answer."""
+
+
+def _print_why(explanation: Diagnosis) -> None:
+    """Print cause, evidence in order of time and actions, in at most seven lines."""
+    first = explanation.causes[0]
+    if not explanation.enough:
+        say_wrapped(explanation.why_not, label="cause", style=STYLES[Sureness.WEAK], most=2)
+        return
+    say_wrapped(f"{first.title} ({first.sure.value}: {first.why})", label="cause", style=STYLES[first.sure], most=2)
+    shown = [f"step {step(e.step)} {e.text.removesuffix(f' from step {e.step}')}" for e in first.evidence]
+    say_wrapped("; ".join(shown[:FEW_EVIDENCE]), label="evidence", most=3)
+    actions = [f"{place}. {action.name}" for place, action in enumerate(first.actions[:FEW], 1)]
+    if actions:
+        say_wrapped("  ".join(actions), label="do", most=2)
 
 
 def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:

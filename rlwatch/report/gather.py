@@ -123,6 +123,7 @@ class Facts:
 
     title: str
     status: str
+    headline: str = ""
     verdict: str = ""
     head: Mapping[str, str] = field(default_factory=dict)
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
@@ -301,11 +302,14 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     names = store.metric_names(run_id)
     view = view_of_run(store, run)
     series = store.series(run_id, metrics_to_draw(names, run.source, view.findings))
-    rows = timeline(view.diagnosis, view.findings, view.alerts, view.events, view.commands, recoveries=view.recoveries)
+    rows = timeline(
+        view.explanation, view.findings, view.alerts, view.events, view.commands, recoveries=view.recoveries
+    )
     return Facts(
         title=run.name or run.run_id,
         status=status or run.state.value,
         head=_head(run, len(names)),
+        headline=view.headline,
         verdict=view.verdict.text,
         diagnosis=view.explanation,
         timeline=rows,
@@ -340,8 +344,9 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Fac
     }
     return Facts(
         title=report.run or report.source,
-        status="no critical alarm" if report.ok else "critical alarm",
+        status=report.view.verdict.name,
         head={label: text for label, text in head.items() if text},
+        headline=report.view.headline,
         verdict=report.view.verdict.text,
         diagnosis=report.view.explanation,
         timeline=timeline(report.diagnosis, report.findings, (), (), (), recoveries=report.view.recoveries),

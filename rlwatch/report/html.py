@@ -19,15 +19,15 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing."""
 FEW_DETECTORS = 8
 """Detectors that could not run, shown without a fold."""
-GOOD = ("finished", "no critical alarm", "running")
-BAD = ("crashed", "critical alarm")
+GOOD = ("finished", "running", "healthy")
+BAD = ("crashed", "collapsed", "damaged", "failing", "killed", "not learning")
 
 
 def html(facts: Facts) -> str:
     """The whole page. Raises ``MissingExtraError`` where jinja2 is not installed."""
     return _template().render(
         facts=facts,
-        look="critical" if facts.status in BAD else "good" if facts.status in GOOD else "warning",
+        look="critical" if facts.status.split("@")[0] in BAD else "good" if facts.status in GOOD else "warning",
         cause=cause_block(facts.diagnosis),
         actions=actions_block(facts.diagnosis),
         charts=figures(facts.charts, facts.timeline),

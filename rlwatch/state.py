@@ -1,0 +1,590 @@
+"""The state of a run and its headline: one state machine, from which every interface derives what it says.
+
+:func:`verdict_of` gives the state, :func:`explained` the diagnosis that may stand beside it, :func:`headline_of` the
+one sentence. List, run page, ``show``, ``scan``, reports, alerts, JSON, notebooks and exit codes take them from here,
+so that they cannot contradict each other. These invariants hold at every row of every run and are tested there:
+
+* A healthy headline has no cause and no advice, and exit code 0.
+* A cause begins no later than the failure that it explains, and none is named where no warning or critical finding
+  stands.
+* A forecast is shown only of a run that goes on and has not failed.
+* A run is healthy only if it logs a reward and has at least :data:`LEAST_STEPS` steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rlwatch.catalogue import Kind, entry
+from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
+from rlwatch.diagnosis.signs import on_branch
+from rlwatch.metrics import foremost, unjudged
+from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Severity, Stage
+from rlwatch.wording import duration, one_line, plural, step, words
+
+LEAST_STEPS = 10
+"""Steps with fewer of which nothing can be said of a run in which nothing was found."""
+START_STEPS = 10
+"""Steps from the first row on within which a failure was there from the start."""
+MATTERS: Mapping[str, frozenset[str]] = {
+    "reward": frozenset({"reward/mean"}),
+    "entropy": frozenset({"policy/entropy"}),
+    "KL": frozenset({"policy/kl_ref", "policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "policy/kl_old"}),
+}
+"""Quantities that show a failure of training, and the metrics that are one of each."""
+BESIDE: Mapping[str, frozenset[str]] = {"length": frozenset({"len/mean", "len/p50", "len/clipped"})}
+"""Quantities without which some failures cannot be seen."""
+REWARD = "reward"
+REWARD_RULE = "reward"
+"""Alert rule of the kinds that say, while they stand, that the reward is below its best."""
+JOINT = "joint_collapse"
+"""Kind that says that several others broke together; those say more where they are known."""
+NAMED = 3
+"""Kinds of findings that the detail of a verdict names."""
+BROKEN = 2
+"""Kinds of findings that a headline names."""
+NAMES_LISTED = 6
+"""Names that nothing reads, of which a verdict lists so many."""
+LONGEST = 300
+"""Characters of names in a verdict: a log may call its metrics anything."""
+HEADLINE = 100
+"""Characters up to which a cause and an action are added to a headline."""
+
+
+class State(StrEnum):
+    """States of a run."""
+
+    NOT_JUDGED = "not judged"
+    """No step, too few steps, or no reward among what is logged, and nothing that was found anyhow."""
+    HEALTHY = "healthy"
+    NOT_LEARNING = "not learning"
+    """The reward never rose, from the first steps on."""
+    AT_RISK = "at risk"
+    """A warning stands, or a forecast of a run that goes on."""
+    FAILING = "failing"
+    """Something critical stands, in a run that goes on."""
+    COLLAPSED = "collapsed"
+    """The policy is broken, whether the run goes on or not."""
+    RECOVERED = "recovered"
+    """Something was critical, and nothing stands any more."""
+    DAMAGED = "damaged"
+    """The run ended clearly below its best, or with something critical that is no collapse."""
+    KILLED = "killed"
+    """The run did not end by itself: an error, a signal, or no more sign of its process."""
+    UNFINISHED = "unfinished"
+    """The log stops before its trainer was done."""
+
+
+SERIOUS = frozenset({State.DAMAGED, State.COLLAPSED, State.NOT_LEARNING, State.KILLED, State.FAILING})
+FAILED = frozenset({State.DAMAGED, State.COLLAPSED, State.NOT_LEARNING, State.FAILING})
+"""States in which the failure is there: nothing is forecast any more."""
+
+
+class End(StrEnum):
+    """Ways in which the rows of a run end."""
+
+    GOES_ON = "goes on"
+    DONE = "done"
+    """The trainer came to its end, or it is not known otherwise: a log ends."""
+    KILLED = "killed"
+    STOPPED = "stopped"
+    """A log that holds less than its trainer meant to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended, at which step, and why, as its writer or its log says."""
+
+    how: End = End.DONE
+    at: int | None = None
+    why: str = ""
+
+
+def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
+    """Return how a stored run ended. ``gone``: it says that it runs, but its process gives no sign any more."""
+    if run.state is RunState.CRASHED:
+        return Ending(End.KILLED, run.last_step, run.state_reason or "the trainer ended with an error")
+    if run.state is RunState.UNFINISHED:
+        return Ending(End.STOPPED, run.last_step, run.state_reason)
+    if run.state is RunState.FINISHED:
+        return Ending(End.DONE, run.last_step)
+    if gone:
+        return Ending(End.KILLED, run.last_step, "its process gives no sign any more")
+    return Ending(End.GOES_ON, run.last_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state of a run, and the sentence for it.
+
+    Attributes
+    ----------
+    level
+        Worst severity found and not run again since, also of what is over; None: nothing was found.
+    text
+        The state with its detail: what was found, what is over, what could not be judged.
+    missing
+        Quantities that no metric tells (see :data:`MATTERS` and :data:`BESIDE`).
+    state
+        The state.
+    at
+        Step of the collapse, or of the kill; None in other states.
+    standing
+        Worst severity of what is not over.
+    since
+        First onset of what the state rests on; None where nothing is wrong.
+    brief
+        The state and what broke, without cause and action.
+    ongoing
+        Whether the run goes on.
+    """
+
+    level: Severity | None
+    text: str
+    missing: tuple[str, ...] = ()
+    state: State = State.HEALTHY
+    at: int | None = None
+    standing: Severity | None = None
+    since: int | None = None
+    brief: str = ""
+    ongoing: bool = False
+
+    @property
+    def name(self) -> str:
+        """The state with its step: ``collapsed@198``."""
+        return _named_at(self.state, self.at)
+
+    @property
+    def judged(self) -> bool:
+        """False where too little was logged to judge by: then that nothing was found means nothing."""
+        return self.state is not State.NOT_JUDGED and not _blind(self.missing)
+
+    @property
+    def bad(self) -> bool:
+        """Worse than a remark."""
+        return self.level in (Severity.WARNING, Severity.CRITICAL) or self.urgency is not None
+
+    @property
+    def urgency(self) -> Severity | None:
+        """Severity of the state now: critical where the run failed; None where all is well."""
+        if self.state in SERIOUS:
+            return Severity.CRITICAL
+        if self.state is State.HEALTHY:
+            return None
+        return Severity.CRITICAL if self.standing is Severity.CRITICAL else Severity.WARNING
+
+    @property
+    def failed(self) -> bool:
+        """True where the failure is there, so that nothing is forecast any more."""
+        return self.state in FAILED or self.standing is Severity.CRITICAL
+
+    @property
+    def explains(self) -> bool:
+        """True where a cause may be named: a warning or a critical finding stands."""
+        return self.since is not None and self.standing in (Severity.WARNING, Severity.CRITICAL)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of commands that judge: 1 where something is or was critical, 3 not judged, otherwise 0."""
+        if self.level is Severity.CRITICAL or self.urgency is Severity.CRITICAL:
+            return 1
+        return 3 if self.state is State.NOT_JUDGED else 0
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Plain values; ``word`` is ``state`` under its earlier name."""
+        level = None if self.level is None else self.level.value
+        urgency = None if self.urgency is None else self.urgency.value
+        named = {"name": self.name, "state": self.state.value, "word": self.state.value, "at": self.at}
+        return named | {
+            "since": self.since,
+            "urgency": urgency,
+            "level": level,
+            "brief": self.brief,
+            "text": self.text,
+            "judged": self.judged,
+            "missing": list(self.missing),
+        }
+
+
+# What may stand beside a state.
+
+
+def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
+    """Return ``diagnosis`` as it may stand beside ``verdict``.
+
+    Nothing where no warning or critical finding stands, and no cause that begins after the failure it explains.
+    """
+    if not verdict.explains or verdict.since is None:
+        if not diagnosis.causes:
+            return diagnosis
+        return Diagnosis(why_not="what was found is over", at_step=diagnosis.at_step)
+    kept = tuple(cause for cause in diagnosis.causes if cause.onset_step <= verdict.since)
+    if len(kept) == len(diagnosis.causes):
+        return diagnosis
+    enough = bool(kept) and kept[0].sure is not Sureness.WEAK
+    why_not = "" if enough else "no cause is known: nothing that was found began before the failure"
+    return replace(diagnosis, causes=kept, enough=enough, why_not=why_not)
+
+
+def forecast_allowed(verdict: Verdict) -> bool:
+    """Return whether a forecast may be shown: the run goes on, was judged, and has not failed."""
+    return verdict.ongoing and not verdict.failed and verdict.state is not State.KILLED
+
+
+def headline_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
+    """Return the one sentence: state, what broke, cause if there is one, next action.
+
+    ``diagnosis`` as :func:`explained` gives it. Cause and action are left out where they would make it longer than
+    :data:`HEADLINE` characters; they stand below it then.
+    """
+    text = verdict.brief or verdict.text
+    cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
+    if cause is None:
+        return f"{text}."
+    parts = [f"cause: {_cause_words(cause)}"] if _names_more(cause, verdict) else []
+    parts += [_lowered(cause.actions[0].name)] if cause.actions else []
+    for part in parts:
+        if len(text) + len(part) + 2 <= HEADLINE:
+            text = f"{text}; {part}"
+    return f"{text}."
+
+
+def next_action(diagnosis: Diagnosis) -> Action | None:
+    """Return the first action against the likeliest cause; None where no cause is named."""
+    cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
+    return cause.actions[0] if cause is not None and cause.actions else None
+
+
+def _names_more(cause: Cause, verdict: Verdict) -> bool:
+    """Return whether the cause says more than what broke: it is no finding that the headline names already."""
+    broke = entry(cause.kind).happened if cause.kind != cause.knob else ""
+    return not broke or broke not in verdict.brief
+
+
+def _cause_words(cause: Cause) -> str:
+    """Return the title without what is in brackets, as part of a sentence."""
+    title = cause.title.split(" (", 1)[0]
+    return _lowered(one_line(title, 60))
+
+
+def _lowered(text: str) -> str:
+    """Return ``text`` with a small first letter, unless its first word is an abbreviation."""
+    return text if text[1:2].isupper() or not text else text[0].lower() + text[1:]
+
+
+# Spans of findings, and the state that follows from them.
+
+
+@dataclass(slots=True)
+class FindingSpan:
+    """One failure from beginning to end: its worst severity, its severity now, and the finding that ended it."""
+
+    finding: Finding
+    onset: int
+    worst: Severity
+    now: Severity
+    over: Finding | None = None
+
+    @property
+    def entry(self) -> Kind:
+        """The catalogue's entry of its kind."""
+        return entry(self.finding.kind)
+
+    @property
+    def stands(self) -> bool:
+        """True if it is not over, and more than a remark."""
+        return self.over is None and self.now is not Severity.INFO
+
+    @property
+    def forecast(self) -> bool:
+        """True of a forecast: no failure that is there."""
+        return self.finding.kind == CRASH_FORECAST
+
+
+def arrival(found: Finding) -> tuple[int, int, bool]:
+    """Key that sorts findings and recoveries by arrival."""
+    return (found.attempt, found.seq, found.stage.better)
+
+
+def spans_of(told: Iterable[Finding]) -> list[FindingSpan]:
+    """Return the spans of findings and recoveries, on the branch that counts, by onset."""
+    found: list[FindingSpan] = []
+    open_: dict[tuple[str, str], FindingSpan] = {}
+    for finding in sorted(told, key=arrival):
+        key = (finding.detector, finding.kind)
+        span = open_.get(key)
+        if finding.stage is Stage.RESOLVED:
+            if span is not None:
+                span.now, span.over = Severity.INFO, finding
+                del open_[key]
+        elif finding.stage is Stage.EASED:
+            if span is not None:
+                span.now = finding.severity
+        elif span is None:
+            found.append(FindingSpan(finding, finding.onset_step, finding.severity, finding.severity))
+            open_[key] = found[-1]
+        else:
+            span.onset = min(span.onset, finding.onset_step)
+            span.worst, span.now = _worse(span.worst, finding.severity), _worse(span.now, finding.severity)
+    return sorted(found, key=lambda span: span.onset)
+
+
+def _worse(one: Severity, other: Severity) -> Severity:
+    return one if one.rank >= other.rank else other
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the state rests on: the spans, the first step, what is not logged, how many steps, and how it ended."""
+
+    spans: Sequence[FindingSpan]
+    first: int | None
+    missing: tuple[str, ...]
+    unread: Collection[str]
+    logged: bool
+    steps: int | None
+    ending: Ending
+
+    @property
+    def standing(self) -> list[FindingSpan]:
+        """Spans that stand; a forecast only while the run goes on."""
+        return [span for span in self.spans if span.stands and (not span.forecast or self.ongoing)]
+
+    @property
+    def hard(self) -> list[FindingSpan]:
+        """Spans that stand and are no forecast."""
+        return [span for span in self.standing if not span.forecast]
+
+    @property
+    def ongoing(self) -> bool:
+        """True of a run that goes on."""
+        return self.ending.how is End.GOES_ON
+
+
+def verdict_of(
+    told: Iterable[Finding],
+    steps: Mapping[int, Sequence[int]],
+    metrics: Collection[str] = (),
+    unread_names: Collection[str] = (),
+    ending: Ending = Ending(),
+    *,
+    count: int | None = None,
+    since_s: float | None = None,
+) -> Verdict:
+    """Return the state of a run with its sentence: the one place that decides it, for every interface.
+
+    Parameters
+    ----------
+    told
+        Findings and recoveries; what a later attempt ran again no longer counts.
+    steps
+        Attempt -> its steps, or the first and the last of them.
+    metrics, unread_names
+        What the run logs: canonical names, and names that no metric of ours is read from. Both empty: not known.
+    ending
+        How the run ended.
+    count
+        Distinct steps of the run; None: enough.
+    since_s
+        Seconds since the collapse, of a run that goes on.
+
+    >>> found = [Finding("d", "entropy_collapse", Severity.CRITICAL, 40, 31, "")]
+    >>> verdict_of(found, {1: range(50)}).brief
+    'Collapsed at step 31: entropy fell'
+    """
+    everything = list(told)
+    held = on_branch(everything, starts_of_attempts(steps))
+    evidence = Evidence(
+        spans=spans_of(held),
+        first=min((own[0] for own in steps.values() if own), default=None),
+        missing=_missing(metrics) if metrics or unread_names else (),
+        unread=unread_names,
+        logged=bool(metrics or unread_names),
+        steps=count,
+        ending=ending,
+    )
+    state, at = _state(evidence)
+    level = max((finding.severity for finding in held), key=lambda severity: severity.rank, default=None)
+    standing = max((span.now for span in evidence.standing), key=lambda severity: severity.rank, default=None)
+    broken = _broken(state, evidence)
+    since = min((span.onset for span in broken), default=None)
+    brief = _brief(state, at, since, broken, evidence)
+    if state is State.COLLAPSED and evidence.ongoing:
+        brief += f"; still running, {duration(since_s)} since" if since_s else "; still running"
+    undone = "" if len(held) == len(everything) else "; findings of steps that were run again are left out"
+    text = f"{_detail(state, brief, broken, evidence)}{undone}"
+    verdict = Verdict(level, text, evidence.missing, state, at, standing, since, brief, evidence.ongoing)
+    return verdict if ending.how in (End.DONE, End.GOES_ON) else _with_ending(verdict, ending)
+
+
+def _state(evidence: Evidence) -> tuple[State, int | None]:
+    """Return the state by what was found and what was logged, and the step of a collapse."""
+    hard, first = evidence.hard, evidence.first
+    critical = [span for span in hard if span.now is Severity.CRITICAL]
+    early = math.inf if first is None else first + START_STEPS
+    if any(span.entry.mute and span.now is span.entry.severity and span.onset < early for span in hard):
+        return State.NOT_LEARNING, None
+    collapsed = [span.onset for span in critical if span.entry.collapse]
+    if collapsed:
+        return State.COLLAPSED, min(collapsed)
+    if critical:
+        return (State.FAILING if evidence.ongoing else State.DAMAGED), None
+    if not evidence.ongoing and any(span.entry.collapse and span.entry.rule == REWARD_RULE for span in hard):
+        return State.DAMAGED, None
+    if evidence.standing:
+        return State.AT_RISK, None
+    if any(span.worst is Severity.CRITICAL and not span.forecast for span in evidence.spans):
+        return State.RECOVERED, None
+    return (State.NOT_JUDGED if _too_little(evidence) else State.HEALTHY), None
+
+
+def _too_little(evidence: Evidence) -> bool:
+    """Return whether too little is logged to call the run healthy."""
+    few = evidence.steps is not None and evidence.steps < LEAST_STEPS
+    return few or REWARD in evidence.missing
+
+
+def _broken(state: State, evidence: Evidence) -> list[FindingSpan]:
+    """Return the spans that the state rests on."""
+    if state in (State.HEALTHY, State.RECOVERED, State.NOT_JUDGED):
+        return []
+    if state is State.NOT_LEARNING:
+        return [span for span in evidence.hard if span.entry.mute]
+    standing = evidence.standing if state is State.AT_RISK else evidence.hard
+    worst = max((span.now.rank for span in standing), default=0)
+    return [span for span in standing if span.now.rank == worst]
+
+
+# Sentences.
+
+TITLES: Mapping[State, str] = {state: state.value.capitalize() for state in State}
+
+
+def _named_at(state: State, at: int | None) -> str:
+    return state.value if at is None else f"{state.value}@{at}"
+
+
+def _brief(state: State, at: int | None, since: int | None, broken: Sequence[FindingSpan], evidence: Evidence) -> str:
+    """Return the state, since when, and what broke."""
+    title = TITLES[state]
+    if state is State.NOT_JUDGED:
+        return f"{title}: {_unjudged(evidence)}"
+    if state is State.HEALTHY:
+        where = f" at step {step(evidence.ending.at)}" if evidence.ongoing and evidence.ending.at is not None else ""
+        return f"{title}{where}: no failure was found{_only_reward(evidence)}"
+    if state is State.RECOVERED:
+        return f"{title}: {_some(list(dict.fromkeys(map(_past, _critical_once(evidence)))), BROKEN)}"
+    if state is State.COLLAPSED:
+        return f"{title} at step {step(at)}: {_broke(broken)}"
+    if state is State.NOT_LEARNING:
+        return f"{title}: {_broke(broken)}"
+    return f"{title} since step {step(since)}: {_broke(broken)}{_reward_unread(evidence)}"
+
+
+def _broke(broken: Sequence[FindingSpan]) -> str:
+    """Return what broke, by onset: each kind once, and not that several broke together where two are named."""
+    said = list(dict.fromkeys(span.entry.happened for span in broken if span.finding.kind != JOINT))
+    joint = [span.entry.happened for span in broken if span.finding.kind == JOINT]
+    return _some(said if len(said) >= BROKEN or not joint else [*said, *joint[:1]], BROKEN)
+
+
+def _critical_once(evidence: Evidence) -> list[FindingSpan]:
+    return [span for span in evidence.spans if span.worst is Severity.CRITICAL and not span.forecast]
+
+
+def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: Evidence) -> str:
+    """Return the state with all that belongs to it in one line."""
+    parts = [brief]
+    if state in (State.HEALTHY, State.RECOVERED, State.AT_RISK):
+        past = [_past(span) for span in evidence.spans if span.worst is Severity.WARNING and not span.stands]
+        past += [_past(s) for s in _critical_once(evidence) if not s.stands] if state is State.AT_RISK else []
+        remarks = _dated([span for span in evidence.spans if span.worst is Severity.INFO])
+        parts += [f"over by now: {_some(list(dict.fromkeys(past)))}"] if past else []
+        parts += [f"remarks: {remarks}"] if remarks and len(parts) == 1 and state is State.HEALTHY else []
+    if broken:
+        parts.append(_dated(broken))
+    if evidence.missing and state is not State.NOT_JUDGED:
+        parts.append(f"not judged: {_gap(evidence.missing, evidence.unread)}")
+    return "; ".join(parts)
+
+
+def _with_ending(verdict: Verdict, ending: Ending) -> Verdict:
+    """Return the verdict with how the run ended: a kill goes before whatever the run could have survived."""
+    ended = State.KILLED if ending.how is End.KILLED else State.UNFINISHED
+    why = one_line(ending.why, LONGEST)
+    brief, text = verdict.brief, verdict.text
+    if verdict.state in (State.COLLAPSED, State.NOT_LEARNING):
+        last = f"; {ended.value}" + ("" if ending.at is None else f" at step {step(ending.at)}")
+        return replace(verdict, brief=brief + last, text=text + last + (f": {why}" if why else ""))
+    at = ending.at if ended is State.KILLED else None
+    title = TITLES[ended] if at is None else f"{TITLES[ended]} at step {step(at)}"
+    short = f"{title}: {one_line(why, 60)}" if why else title
+    return replace(
+        verdict,
+        state=ended,
+        at=at,
+        brief=f"{short}; until then {_lowered(brief)}",
+        text=f"{title}: {why + '; ' if why else ''}until then {_lowered(text)}",
+    )
+
+
+def _unjudged(evidence: Evidence) -> str:
+    """Return why the run was not judged."""
+    if evidence.steps == 0:
+        return "there is no training step"
+    if evidence.steps is not None and evidence.steps < LEAST_STEPS:
+        return f"only {plural(evidence.steps, 'step')}, at least {LEAST_STEPS} are needed"
+    return _gap(evidence.missing, evidence.unread)
+
+
+def _only_reward(evidence: Evidence) -> str:
+    """Return that the reward is all that was judged, where it is."""
+    others = {*MATTERS, *BESIDE} - {REWARD}
+    return " in the reward, and nothing else is logged" if evidence.logged and others <= set(evidence.missing) else ""
+
+
+def _reward_unread(evidence: Evidence) -> str:
+    return "; no reward was read" if REWARD in evidence.missing else ""
+
+
+def _past(span: FindingSpan) -> str:
+    began = f"{words(span.finding.kind)} from step {step(span.onset)}"
+    return f"{began}, over at step {step(span.over.step)}" if span.over is not None else f"{began}, eased"
+
+
+def _missing(metrics: Collection[str]) -> tuple[str, ...]:
+    return tuple(fact for fact, telling in {**MATTERS, **BESIDE}.items() if telling.isdisjoint(metrics))
+
+
+def _blind(missing: Collection[str]) -> bool:
+    return MATTERS.keys() <= set(missing)
+
+
+def _gap(missing: Sequence[str], unread_names: Collection[str]) -> str:
+    """Return the quantities that are not known, and the names that may be them."""
+    names = foremost(name for name in unread_names if not unjudged(name, whole=REWARD not in missing))
+    more = f" and {len(names) - NAMES_LISTED} more" if len(names) > NAMES_LISTED else ""
+    listed = f"; unknown names: {one_line(', '.join(names[:NAMES_LISTED]), LONGEST)}{more}" if names else ""
+    facts = " or ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+    return f"no {facts} is {'known' if names else 'logged'}{listed}"
+
+
+def _dated(found: Iterable[FindingSpan]) -> str:
+    """Return each kind with its first onset."""
+    onsets: dict[str, int] = {}
+    for span in found:
+        onsets.setdefault(span.finding.kind, span.onset)
+    return _some([f"{words(kind)} from step {step(onset)}" for kind, onset in onsets.items()])
+
+
+def _some(parts: Sequence[str], most: int = NAMED) -> str:
+    more = len(parts) - most
+    return ", ".join(parts[:most]) + (f", and {more} more" if more > 0 else "")
+
+
+def starts_of_attempts(steps: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Return the first step of each attempt."""
+    return {attempt: min(own) for attempt, own in steps.items() if own}
