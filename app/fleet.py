@@ -134,11 +134,6 @@ def why(entry: RunEntry) -> str:
     """Reason for the run's state, else its last alarm."""
     if entry.health.why:
         return entry.health.why
-    open_alerts = [alert for alert in entry.alerts if alert.state is AlertState.FIRING]
-    if open_alerts:  # the run ended in them
-        worst = max(open_alerts, key=lambda alert: (alert.severity.rank, -alert.onset_step))
-        more = f", and {len(open_alerts) - 1} more" if len(open_alerts) > 1 else ""
-        return f"unresolved: {since_words(worst, entry.run.last_step)}{more}"
     last = last_alarm(entry.alerts)
     return "" if last is None else f"resolved: {since_words(last, last.resolved_step)}"
 

@@ -44,7 +44,7 @@ class Kind:
 
 def _state(entry: RunEntry) -> table.Cell:
     health = entry.health
-    at = f"@{health.since}" if health.word is Word.COLLAPSED and health.since is not None else ""
+    at = f"@{health.since}" if health.word in (Word.COLLAPSED, Word.KILLED) and health.since is not None else ""
     return table.word(health.word, health.word.value + at)
 
 

@@ -413,7 +413,7 @@ def verdict_of(
     since = min((span.onset for span in broken), default=None)
     brief = _brief(state, at, since, broken, evidence)
     if state is State.COLLAPSED and evidence.ongoing:
-        brief += f"; still running, {duration(since_s)} since" if since_s else "; still running"
+        brief += f"; still running, {_lasting(since_s)} since" if since_s else "; still running"
     undone = "" if len(held) == len(everything) else "; findings of steps that were run again are left out"
     text = f"{_detail(state, brief, broken, evidence)}{undone}"
     verdict = Verdict(level, text, evidence.missing, state, at, standing, since, brief, evidence.ongoing)
@@ -578,6 +578,11 @@ def _dated(found: Iterable[FindingSpan]) -> str:
     for span in found:
         onsets.setdefault(span.finding.kind, span.onset)
     return _some([f"{words(kind)} from step {step(onset)}" for kind, onset in onsets.items()])
+
+
+def _lasting(seconds: float) -> str:
+    """Return ``1.2 h`` of an hour and more: whole hours are too coarse for what they cost."""
+    return f"{seconds / 3600.0:.1f}\u202fh" if 3600.0 <= seconds < 86400.0 else duration(seconds)
 
 
 def _some(parts: Sequence[str], most: int = NAMED) -> str:

@@ -11,10 +11,10 @@ from detection.cadence import agreement
 from detection.record import Recorded
 from detection.score import LEVELS, Alarm, Rate, Score, Told, score
 
-from rlwatch.view import Word
+from rlwatch.state import State
 
 OURS = "rlwatch"
-VERDICTS = tuple(word.value for word in Word)
+VERDICTS = tuple(state.value for state in State)
 Table = list[tuple[str, ...]]
 
 

@@ -7,12 +7,10 @@ import pytest
 from app_world import alert, finding, message
 from hypothesis import given
 from hypothesis import strategies as st
-from rlwatch_app import alerts_page, fleet, health, incident_acts, incident_dialog, marks, run_page
-from rlwatch_app.health import LOOKS, RECENT_S, Word, judge
+from rlwatch_app import alerts_page, fleet, health, incident_acts, incident_dialog, marks
 from rlwatch_app.principal import NotPermittedError, Principal
 
 from rlwatch.alerts.incidents import QUIET, Docket, Standing, incidents_of, standing_of
-from rlwatch.control.liveness import Pace
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, AlertState, Event, OutboxStatus, RunInfo, RunState, Severity, Silence
 from rlwatch.store.url import open_store
@@ -133,32 +131,6 @@ ALERTS = st.lists(
 )
 
 
-@given(ALERTS, st.sampled_from(RunState), st.floats(0.0, 3 * RECENT_S))
-def test_health_follows_the_writers_word_then_silence_then_the_worst_alert(alerts, state, ago):
-    """By a table of its own: severities in order, the first to begin among equals."""
-    run = replace(LIVE, state=state, last_ts=NOW - ago, created_at=NOW - ago - 100)
-    told = judge(run, alerts, NOW, Pace(10.0))
-    firing = [a for a in alerts if a.state is AlertState.FIRING]
-    silent = told.word is Word.STALE
-
-    if state is RunState.CRASHED:
-        assert (told.word, told.needs_you) == (Word.CRASHED, ago < RECENT_S)
-    elif state is not RunState.RUNNING:
-        assert (told.word.value, told.needs_you) == (state.value, False)
-    elif silent:
-        assert ago > 10.0
-        assert told.needs_you == (ago < RECENT_S)
-    elif not firing:
-        assert told.word is Word.HEALTHY
-    else:
-        worst = max(firing, key=lambda a: (a.severity.rank, -a.onset_step))
-        words = {Severity.CRITICAL: Word.DANGER, Severity.WARNING: Word.WATCH, Severity.INFO: Word.HEALTHY}
-        others = {a.kind for a in firing} - {worst.kind}
-        assert (told.word, told.since) == (words[worst.severity], worst.onset_step)
-        assert told.why.endswith(f", and {len(others)} more") == bool(others)
-    assert told.look is LOOKS[told.word]
-
-
 @pytest.mark.parametrize(
     ("last", "told"),
     [
@@ -173,12 +145,10 @@ def test_how_long_it_has_lasted_is_reported_once_it_has(last, told):
     assert health.since_words(alert(), last) == told
 
 
-def test_words_of_silences_and_crashes():
-    """What is usual is told where it is known; a trainer that gave no reason ended with an error."""
+def test_words_of_silences():
+    """What is usual is told where it is known."""
     assert health.silence_words(2460, 38.0) == f"no step for 41{THIN}min (usually 38{THIN}s)"
     assert health.silence_words(2460, None) == f"no step for 41{THIN}min"
-    assert health.crash_words(LIVE) == "the trainer ended with an error"
-    assert health.crash_words(replace(LIVE, state_reason="OOM")) == "OOM"
 
 
 @given(ALERTS)
@@ -191,16 +161,6 @@ def test_the_last_alarm_is_the_newest_that_was_published_and_is_over(alerts):
     assert fleet.last_alarm(unheard) is None
     assert (last is None) == (not over)
     assert last is None or last.onset_step == max(one.onset_step for one in over)
-
-
-def test_a_person_asks_why_when_something_fires_or_the_run_crashed():
-    """Not of what is over or may yet come."""
-    calm = [alert(state=AlertState.RESOLVED), alert(state=AlertState.PENDING)]
-
-    assert not run_page.in_trouble(LIVE, calm)
-    assert run_page.in_trouble(LIVE, [*calm, alert()])
-    assert run_page.in_trouble(replace(LIVE, state=RunState.CRASHED), [])
-    assert not run_page.in_trouble(replace(LIVE, state=RunState.FINISHED), calm)
 
 
 def test_an_alarm_is_marked_where_it_was_seen():

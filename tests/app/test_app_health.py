@@ -4,53 +4,50 @@ from dataclasses import replace
 
 import pytest
 from app_world import alert
-from rlwatch_app.health import LOOKS, Word, firing, judge
+from rlwatch_app.health import FINISHED, LOOKS, Word, firing, judge
 
 from rlwatch.control.liveness import Pace
-from rlwatch.records import AlertState, RunInfo, RunState, Severity
-from rlwatch.view import Verdict
-from rlwatch.view import Word as Became
+from rlwatch.records import Finding, RunInfo, RunState, Severity
+from rlwatch.state import State, Verdict, ending_of, verdict_of
 
 NOW = 1_000_000.0
 LIVE = RunInfo("r", created_at=NOW - 5000, last_step=30, last_ts=NOW - 10)
 
 
-def word(run, alerts=(), step_s=10.0):
-    return judge(run, alerts, NOW, Pace(step_s)).word
+def found(kind="entropy_collapse", severity=Severity.CRITICAL, onset=12):
+    return Finding("d", kind, severity, onset + 8, onset, "")
 
 
-def test_a_live_run_without_alarms_is_healthy():
+def verdict(run, *findings):
+    return verdict_of(findings, {1: (1, 30)}, ending=ending_of(run))
+
+
+def word(run, findings=(), step_s=10.0):
+    return judge(run, verdict(run, *findings), NOW, Pace(step_s)).word
+
+
+def test_a_live_run_without_findings_is_healthy():
     """And nobody needs to look."""
-    health = judge(LIVE, [], NOW, Pace(10.0))
+    health = judge(LIVE, verdict(LIVE), NOW, Pace(10.0))
     assert (health.word, health.needs_you, health.why) == (Word.HEALTHY, False, "")
 
 
 @pytest.mark.parametrize(
-    ("severity", "expected"),
-    [(Severity.INFO, Word.HEALTHY), (Severity.WARNING, Word.WATCH), (Severity.CRITICAL, Word.DANGER)],
+    ("findings", "expected", "why"),
+    [
+        ([found(severity=Severity.INFO)], Word.HEALTHY, ""),
+        ([found(severity=Severity.WARNING)], Word.AT_RISK, "entropy fell from step 12"),
+        ([found()], Word.COLLAPSED, "entropy fell; still running"),
+        ([found("grad_spike")], Word.FAILING, "the gradient norm spiked from step 12"),
+    ],
 )
-def test_the_worst_firing_alert_decides(severity, expected):
-    """Info is worth saying, not worth a colour."""
-    health = judge(LIVE, [alert(severity=severity), alert(kind="x", severity=Severity.INFO)], NOW, Pace(10.0))
-    assert health.word is expected
+def test_the_state_of_the_run_is_its_word_and_its_reason(findings, expected, why):
+    """The one that ``show`` and JSON give; info is worth saying, not worth a colour."""
+    told = verdict(LIVE, *findings)
+    health = judge(LIVE, told, NOW, Pace(10.0))
+    assert (health.word, health.why) == (expected, why)
+    assert health.word.value == told.state.value
     assert health.needs_you is (expected is not Word.HEALTHY)
-
-
-@pytest.mark.parametrize("state", [AlertState.PENDING, AlertState.RESOLVED])
-def test_alerts_that_do_not_fire_do_not_count(state):
-    """Pending ones may vanish, resolved ones are over."""
-    assert word(LIVE, [alert(state=state)]) is Word.HEALTHY
-
-
-def test_why_says_what_since_when_and_for_how_long():
-    """The answer in one phrase."""
-    assert judge(LIVE, [alert()], NOW, Pace(10.0)).why == "entropy collapse since step 12 (18 steps)"
-
-
-def test_what_else_fires_is_counted():
-    """One line a run, and no false calm."""
-    alerts = [alert(), alert(kind="reward_drop", severity=Severity.WARNING), alert(kind="x", state=AlertState.RESOLVED)]
-    assert judge(LIVE, alerts, NOW, Pace(10.0)).why == "entropy collapse since step 12 (18 steps), and 1 more"
 
 
 def test_among_equals_the_first_to_begin_is_the_reason():
@@ -59,28 +56,15 @@ def test_among_equals_the_first_to_begin_is_the_reason():
     assert firing([late, early]) is early
 
 
-@pytest.mark.parametrize(
-    ("became", "expected"),
-    [
-        (Became.HEALTHY, Word.FINISHED),
-        (Became.NOT_JUDGED, Word.FINISHED),
-        (Became.RECOVERED, Word.RECOVERED),
-        (Became.DAMAGED, Word.DAMAGED),
-        (Became.COLLAPSED, Word.COLLAPSED),
-        (Became.DEAD, Word.LEARNT_NOTHING),
-    ],
-)
-def test_a_run_that_ended_is_called_by_what_became_of_it(became, expected):
-    """An imported collapse is no grey tick; one that ended well is finished, and why that is known, as its writer says."""
-    over = replace(LIVE, state=RunState.FINISHED, state_reason="imported from a log")
-    verdict = Verdict(Severity.CRITICAL, f"{became.value}: entropy collapse from step 12", word=became, at=12)
+@pytest.mark.parametrize("state", State)
+def test_a_run_that_ended_has_the_word_of_its_state(state):
+    """An imported collapse is no grey tick; one that ended well is no live one."""
+    over = replace(LIVE, state=RunState.FINISHED, created_at=0.0, last_ts=NOW - 9e5)
+    health = judge(over, Verdict(None, "", state=state, brief=f"{state.value}: why"), NOW, Pace(10.0))
 
-    health = judge(over, [], NOW, Pace(10.0), verdict=verdict)
-
-    well = expected is Word.FINISHED
-    assert (health.word, health.needs_you) == (expected, False)
-    assert health.why == (f"{verdict.text}; imported from a log" if well else "entropy collapse from step 12")
-    assert (health.look == LOOKS[Word.FINISHED]) is well
+    assert (health.word.value, health.needs_you, health.ended) == (state.value, False, True)
+    assert health.look is (FINISHED if state is State.HEALTHY else LOOKS[health.word])
+    assert health.why == ("" if state is State.HEALTHY else "why")
 
 
 def test_silence_for_five_of_its_own_steps_is_stale():
@@ -103,49 +87,46 @@ def test_a_run_without_steps_gets_time_to_load():
     assert word(replace(starting, created_at=NOW - 700), step_s=None) is Word.STALE
 
 
-def test_silence_does_not_hide_the_alarm_before_it():
-    """A run that went silent in danger says both."""
-    health = judge(replace(LIVE, last_ts=NOW - 2460), [alert()], NOW, Pace(38.0))
+def test_silence_does_not_hide_what_was_before_it():
+    """A run that went silent at risk says both; one that has failed stays failed."""
+    silent = replace(LIVE, last_ts=NOW - 2460)
+    health = judge(silent, verdict(silent, found(severity=Severity.WARNING)), NOW, Pace(38.0))
     assert health.word is Word.STALE
     assert "no step for 41" in health.why
-    assert "before that entropy collapse since step 12" in health.why
-
-
-def test_the_writers_last_word_wins():
-    """Crashed and finished are facts, whatever fires."""
-    assert word(replace(LIVE, state=RunState.CRASHED), [alert()]) is Word.CRASHED
-    assert word(replace(LIVE, state=RunState.FINISHED), [alert()]) is Word.FINISHED
+    assert "before that entropy fell from step 12" in health.why
+    lost = judge(silent, verdict(silent, found()), NOW, Pace(38.0))
+    assert (lost.word, "no step for 41" in lost.why) == (Word.COLLAPSED, True)
 
 
 def test_an_old_crash_asks_for_nobody():
     """A list that always cries is not read."""
     crashed = replace(LIVE, state=RunState.CRASHED, state_reason="RuntimeError: boom")
     old = replace(crashed, created_at=NOW - 9e5, last_ts=NOW - 2 * 86400)
-    assert judge(crashed, [], NOW).needs_you
-    assert not judge(old, [], NOW).needs_you
-    assert judge(old, [], NOW).why == "RuntimeError: boom"
+    assert judge(crashed, verdict(crashed), NOW).needs_you
+    assert not judge(old, verdict(old), NOW).needs_you
+    assert judge(old, verdict(old), NOW).why.startswith("RuntimeError: boom")
 
 
 def test_those_who_need_a_person_come_first():
     """Sorting by urgency, not by word alone."""
-    danger = judge(LIVE, [alert()], NOW, Pace(10.0))
-    healthy = judge(LIVE, [], NOW, Pace(10.0))
-    old_crash = judge(replace(LIVE, state=RunState.CRASHED, created_at=0.0, last_ts=NOW - 9e5), [], NOW)
-    assert sorted([old_crash, healthy, danger], key=lambda h: h.order)[0] is danger
+    failing = judge(LIVE, verdict(LIVE, found()), NOW, Pace(10.0))
+    healthy = judge(LIVE, verdict(LIVE), NOW, Pace(10.0))
+    old = replace(LIVE, state=RunState.CRASHED, created_at=0.0, last_ts=NOW - 9e5)
+    assert sorted([judge(old, verdict(old), NOW), healthy, failing], key=lambda h: h.order)[0] is failing
 
 
 def test_every_word_has_a_shape_of_its_own():
     """Colour is never the only sign."""
     assert set(LOOKS) == set(Word)
-    assert len({look.shape for look in LOOKS.values()}) == len(Word)
+    assert len({look.shape for look in (*LOOKS.values(), FINISHED)}) == len(Word) + 1
 
 
-def test_a_run_whose_process_is_gone_is_dead_and_not_silent():
+def test_a_run_whose_process_is_gone_was_killed_and_is_not_silent():
     """Whatever its pace; somebody should look, unless that was long ago."""
-    dead = judge(replace(LIVE, last_ts=NOW - 130, heartbeat_at=NOW - 130), [alert()], NOW, Pace(100.0))
-    old = judge(replace(LIVE, created_at=NOW - 1e6, last_ts=NOW - 9e5, heartbeat_at=NOW - 9e5), [], NOW, Pace(1.0))
+    recent = replace(LIVE, last_ts=NOW - 130, heartbeat_at=NOW - 130)
+    past = replace(LIVE, created_at=NOW - 1e6, last_ts=NOW - 9e5, heartbeat_at=NOW - 9e5)
 
-    assert (dead.word, dead.needs_you) == (Word.DEAD, True)
-    assert dead.why.startswith("no sign of its process for 2")
-    assert "before that entropy collapse" in dead.why
-    assert (old.word, old.needs_you) == (Word.DEAD, False)
+    for run, needed in ((recent, True), (past, False)):
+        health = judge(run, verdict_of((), {1: (1, 30)}, ending=ending_of(run, gone=True)), NOW, Pace(100.0))
+        assert (health.word, health.needs_you, health.ended) == (Word.KILLED, needed, True)
+        assert health.why.startswith("its process gives no sign any more")

@@ -10,9 +10,11 @@ from rlwatch_app.queries import Vitals
 
 from rlwatch.alerts.incidents import Docket, incidents_of
 from rlwatch.control.liveness import Pace
-from rlwatch.records import AlertState, OutboxStatus, RunInfo, RunState, Severity
+from rlwatch.records import AlertState, Finding, OutboxStatus, RunInfo, RunState, Severity
+from rlwatch.state import ending_of, verdict_of
 
 NOW = 1_000_000.0
+LOST = ("entropy_collapse", Severity.CRITICAL)
 VITALS = Vitals(Pace(5.0), {"reward/mean": 0.5, "policy/entropy": 0.9, "policy/kl_ref": 0.04})
 
 
@@ -21,8 +23,14 @@ def run(run_id, **more):
     return RunInfo(run_id, **fields)
 
 
-def every(*runs, alerts=None):
-    return Fleet(tuple(runs), {one.run_id: VITALS for one in runs}, alerts or {}, {})
+def vitals(one, found):
+    told = [Finding("d", kind, severity, 20, 12, "") for kind, severity in found]
+    return replace(VITALS, verdict=verdict_of(told, {1: (1, 30)}, ending=ending_of(one)))
+
+
+def every(*runs, alerts=None, found=None):
+    known = {one.run_id: vitals(one, (found or {}).get(one.run_id, ())) for one in runs}
+    return Fleet(tuple(runs), known, alerts or {}, {})
 
 
 def row_of(entry):
@@ -36,28 +44,36 @@ def row_cells(row):
 def test_runs_in_danger_come_first_then_the_most_recent():
     """What a person should look at is at the top."""
     runs = [run("calm"), run("later", last_ts=NOW - 1), run("bad"), run("warned")]
-    alerts = {"bad": [alert("bad")], "warned": [alert("warned", severity=Severity.WARNING)]}
-    found = fleet.run_entries(every(*runs, alerts=alerts), NOW)
+    told = {"bad": [LOST], "warned": [("kl_drift", Severity.WARNING)]}
+    found = fleet.run_entries(every(*runs, found=told), NOW)
     assert [entry.run.run_id for entry in found] == ["bad", "warned", "later", "calm"]
-    assert runs_page.headline(found) == "2 runs need you"
+    assert runs_page.headline(found) == "2 runs need attention"
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(0, "No run needs you"), (1, "1 run needs you"), (2, "2 runs need you")]
+    ("count", "expected"),
+    [(0, "No live run needs attention"), (1, "1 run needs attention"), (2, "2 runs need attention")],
 )
 def test_the_headline_counts(count, expected):
     """In words that agree in number."""
     runs = [run(f"r{i}") for i in range(3)]
-    alerts = {f"r{i}": [alert(f"r{i}")] for i in range(count)}
-    assert runs_page.headline(fleet.run_entries(every(*runs, alerts=alerts), NOW)) == expected
+    told = {f"r{i}": [LOST] for i in range(count)}
+    assert runs_page.headline(fleet.run_entries(every(*runs, found=told), NOW)) == expected
+
+
+def test_the_headline_counts_finished_runs_that_collapsed():
+    """They need nobody now, and are no success."""
+    runs = [run("live"), run("lost", state=RunState.FINISHED), run("good", state=RunState.FINISHED)]
+    found = fleet.run_entries(every(*runs, found={"lost": [LOST]}), NOW)
+    assert runs_page.headline(found) == "No live run needs attention · 1 of 2 finished runs collapsed"
 
 
 def test_a_row_answers_who_how_and_why():
     """In the columns' order."""
-    (entry,) = fleet.run_entries(every(run("bad"), alerts={"bad": [alert("bad")]}), NOW)
+    (entry,) = fleet.run_entries(every(run("bad"), found={"bad": [LOST]}), NOW)
     row = row_of(entry)
     assert row_cells(row) == [
-        "danger", "bad", "30", "0.5", "", "0.9", "0.04", "-", "entropy collapse since step 12 (18 steps)", "5\u202fs ago"
+        "collapsed@12", "bad", "30", "0.5", "", "0.9", "0.04", "-", "entropy fell; still running", "5\u202fs ago"
     ]  # fmt: skip
     assert len(row.cells) == len(fleet_rows.Shown().heads())
     assert row.opens == "bad"
@@ -72,30 +88,27 @@ def test_a_healthy_run_remembers_its_last_alarm():
 
 
 def test_a_run_that_ended_in_a_collapse_says_so_rather_than_what_was_resolved():
-    """The worst, oldest first, before anything that is over."""
-    alerts = [
-        alert("r", kind="kl_drift", state=AlertState.RESOLVED, resolved_step=29),
-        alert("r", kind="reward_drop", onset_step=9),
-        alert("r", kind="grad_spike", severity=Severity.WARNING, onset_step=3),
-    ]
-    (entry,) = fleet.run_entries(every(run("r", state=RunState.FINISHED), alerts={"r": alerts}), NOW)
-    assert fleet.why(entry) == "unresolved: the reward fell since step 9 (21 steps), and 1 more"
+    """Its state, before any alarm that is over."""
+    alerts = [alert("r", kind="kl_drift", state=AlertState.RESOLVED, resolved_step=29)]
+    one = run("r", state=RunState.FINISHED)
+    (entry,) = fleet.run_entries(every(one, alerts={"r": alerts}, found={"r": [LOST]}), NOW)
+    assert fleet.why(entry) == "entropy fell"
 
 
 def test_filters_combine_and_search_everything_one_remembers():
     """Project, state, and any word of name, host, tag or reason."""
     runs = [run("a", project="math", host="node-7"), run("b", project="code", tags=("ablation",))]
-    found = fleet.run_entries(every(*runs, alerts={"b": [alert("b")]}), NOW)
+    found = fleet.run_entries(every(*runs, found={"b": [("grad_spike", Severity.CRITICAL)]}), NOW)
 
     def ids(**filters):
         return [entry.run.run_id for entry in fleet.matching(found, **filters)]
 
     assert ids() == ["b", "a"]
     assert ids(projects=["math"]) == ["a"]
-    assert ids(states=["danger"]) == ["b"]
+    assert ids(states=["failing"]) == ["b"]
     assert ids(text="NODE-7") == ["a"]
-    assert ids(text="ablation") == ids(text="entropy collapse") == ["b"]
-    assert ids(projects=["math"], states=["danger"]) == []
+    assert ids(text="ablation") == ids(text="gradient norm spiked") == ["b"]
+    assert ids(projects=["math"], states=["failing"]) == []
 
 
 def test_a_long_name_is_cut_in_the_row_and_whole_in_its_tooltip():

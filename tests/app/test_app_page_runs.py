@@ -51,7 +51,7 @@ def test_a_run_in_danger_is_on_top_with_its_reason(store_dir):
     danger_run(store_dir, "bad", name="bad")
     page = runs_page()
     assert "1 run needs you" in html(page)
-    assert [row[:2] for row in rows(page)] == [["danger", "bad"], ["healthy", "calm"]]
+    assert [row[:2] for row in rows(page)] == [["collapsed@12", "bad"], ["healthy", "calm"]]
     assert rows(page)[0][8] == "entropy collapse since step 12 (18 steps)"
 
 
@@ -71,7 +71,7 @@ def test_a_run_without_any_step(store_dir):
     write_run(store_dir, steps=0)
     page = runs_page()
     assert no_traceback(page)
-    assert rows(page)[0][:4] == ["healthy", "seed3", "-", "-"]
+    assert rows(page)[0][:4] == ["not judged", "seed3", "-", "-"]
 
 
 def test_a_weird_name_is_only_ever_data(store_dir):
@@ -127,8 +127,8 @@ def test_finished_and_crashed_runs_say_so(store_dir):
     write_run(store_dir, "f", name="f", state=RunState.FINISHED)
     write_run(store_dir, "c", name="c", state=RunState.CRASHED, reason="RuntimeError: boom")
     page = runs_page()
-    assert [row[:2] for row in rows(page)] == [["crashed", "c"], ["finished", "f"]]
-    assert rows(page)[0][8] == "RuntimeError: boom"
+    assert [row[:2] for row in rows(page)] == [["killed@30", "c"], ["healthy", "f"]]
+    assert rows(page)[0][8].startswith("RuntimeError: boom")
 
 
 def test_what_has_nothing_new_is_not_read_again(store_dir, monkeypatch):

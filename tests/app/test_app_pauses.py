@@ -9,8 +9,10 @@ from rlwatch_app.health import Word, judge, pause_of, pause_words
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.liveness import Pace
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState
+from rlwatch.state import End, Ending, verdict_of
 
 NOW = 1_000_000.0
+WELL = verdict_of((), {}, ending=Ending(End.GOES_ON))
 LIVE = RunInfo("r", last_step=480, last_ts=NOW - 900, heartbeat_at=NOW - 4, created_at=NOW - 9000)
 
 
@@ -26,9 +28,9 @@ def test_a_paused_run_says_where_who_why_and_until_when():
     assert pause_words(pause, NOW) == (
         "paused at step 480 by ann@lab: look at the samples; goes on by itself in 54\u202fmin"
     )
-    health = judge(LIVE, [], NOW, Pace(5.0), pause)
+    health = judge(LIVE, WELL, NOW, Pace(5.0), pause)
     assert (health.word, health.needs_you) == (Word.PAUSED, False)
-    assert judge(LIVE, [], NOW, Pace(5.0)).word is Word.STALE
+    assert judge(LIVE, WELL, NOW, Pace(5.0)).word is Word.STALE
 
 
 @pytest.mark.parametrize(

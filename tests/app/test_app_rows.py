@@ -92,7 +92,7 @@ def test_a_word_carries_its_own_shape_and_colour(word):
 
 @pytest.mark.parametrize(
     ("severity", "word"),
-    [(Severity.CRITICAL, Word.DANGER), (Severity.WARNING, Word.WATCH), (Severity.INFO, Word.HEALTHY)],
+    [(Severity.CRITICAL, Word.FAILING), (Severity.WARNING, Word.AT_RISK), (Severity.INFO, Word.HEALTHY)],
 )
 def test_a_severity_looks_like_what_it_makes_of_a_run(severity, word):
     """One shape to learn, not two."""
@@ -104,7 +104,7 @@ def test_a_severity_looks_like_what_it_makes_of_a_run(severity, word):
     "cell",
     [
         table.text(WEIRD),
-        table.word(Word.DANGER),
+        table.word(Word.FAILING),
         table.run_link("r", WEIRD, WEIRD),
         table.spark([(0.0, 1.0)], [0.5]),
         table.details("k", WEIRD, [(WEIRD, WEIRD)]),

@@ -11,7 +11,8 @@ from rlwatch_app import health, markup
 from rlwatch_app.health import judge
 
 from rlwatch.control.liveness import Pace
-from rlwatch.records import AlertState, RunInfo, RunState
+from rlwatch.records import AlertState, RunInfo
+from rlwatch.state import verdict_of
 
 NOW = 1_000_000.0
 
@@ -35,14 +36,13 @@ def test_two_rules_on_one_kind_are_one_clause():
     assert len(health.firing_clauses([alert(rule="a", onset_step=9), alert(rule="b", onset_step=7)])) == 1
 
 
-def test_the_ending_of_a_crash_and_of_a_silence():
+def test_the_ending_of_a_silence():
     """What happened last belongs to the sentence."""
-    crashed = RunInfo("r", state=RunState.CRASHED, state_reason="CUDA error", last_step=7, created_at=NOW)
-    assert health.ending_words(crashed, judge(crashed, [], NOW), NOW, Pace(1.0)) == "crashed at step 7: CUDA error"
+    well = verdict_of((), {})
     silent = RunInfo("r", last_step=7, last_ts=NOW - 7200, created_at=NOW)
-    assert "no step for 2" in health.ending_words(silent, judge(silent, [], NOW, Pace(1.0)), NOW, Pace(1.0))
+    assert "no step for 2" in health.ending_words(silent, judge(silent, well, NOW), NOW, Pace(1.0))
     live = RunInfo("r", last_step=7, last_ts=NOW, created_at=NOW)
-    assert health.ending_words(live, judge(live, [], NOW, Pace(1.0)), NOW, Pace(1.0)) == ""
+    assert health.ending_words(live, judge(live, well, NOW), NOW, Pace(1.0)) == ""
 
 
 def test_the_last_alarm_is_remembered_when_all_is_well():

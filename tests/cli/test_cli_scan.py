@@ -54,7 +54,7 @@ def test_of_many_unknown_names_a_few_are_shown(tmp_path: Path, invoke: Invoke) -
     log = tmp_path / "wide.csv"
     log.write_text("\n".join([",".join(["step", "reward", *names]), *(f"{i}" + ",1" * 17 for i in range(9))]) + "\n")
 
-    (line,) = [line for line in invoke("scan", log).stdout.splitlines() if line.startswith("not known")]
+    (line,) = [line for line in invoke("scan", "-v", log).stdout.splitlines() if line.startswith("not known")]
 
     assert line.endswith("odd_10, odd_11 and 4 more")
 
@@ -68,12 +68,14 @@ def test_a_log_of_which_nothing_that_matters_is_known_is_not_called_ok(tmp_path:
     result = invoke("scan", log)
     verdict = json.loads(invoke("scan", log, "--format", "json").stdout)["verdict"]
 
-    assert result.exit_code == 0
-    text = "NOT JUDGED: no reward, entropy, KL or length is known; unknown names: my_reward_v2, apples"
+    assert result.exit_code == 3
+    text = "Not judged: no reward, entropy, KL or length is known; unknown names: my_reward_v2, apples"
     missing = ["reward", "entropy", "KL", "length"]
-    assert result.stdout.startswith(text)
-    said = {"name": "not judged", "word": "not judged", "at": None, "urgency": "warning"}
-    assert verdict == said | {"level": None, "text": text, "judged": False, "missing": missing}
+    assert " ".join(result.stdout.split()).startswith(text)
+    said = {"name": "not judged", "state": "not judged", "word": "not judged", "at": None, "urgency": "warning"}
+    assert verdict == said | {
+        "since": None, "level": None, "brief": text, "text": text, "judged": False, "missing": missing
+    }  # fmt: skip
 
 
 def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Path, invoke: Invoke) -> None:
@@ -82,11 +84,11 @@ def test_a_failure_is_told_also_where_nothing_that_matters_is_known(tmp_path: Pa
     rows = [{"step": step, "grad_norm": 1.0 if step < 30 else float("nan"), "mine": 1.0} for step in range(40)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    result = invoke("scan", log)
+    result = invoke("scan", "-v", log)
 
     assert result.exit_code == 1
-    assert result.stdout.startswith("collapsed@30: ")
-    assert "beyond that not judged: no reward, entropy, KL or length is known; unknown names: mine" in " ".join(
+    assert result.stdout.startswith("Collapsed at step 30: ")
+    assert "not judged: no reward, entropy, KL or length is known; unknown names: mine" in " ".join(
         result.stdout.split()
     )
 
@@ -97,7 +99,7 @@ def test_what_is_known_and_not_judged_is_counted_by_reason(tmp_path: Path, invok
     row = {"reward": 0.5, "timing_s/gen": 2.0, "timing_s/step": 3.0, "timing_s/ref": 1.0, "perf/mfu/actor": 0.4}
     log.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step in range(40)))
 
-    result, report = invoke("scan", log), json.loads(invoke("scan", log, "--format", "json").stdout)
+    result, report = invoke("scan", "-v", log), json.loads(invoke("scan", log, "--format", "json").stdout)
 
     assert "known and not judged: 3 speed, which tells nothing of learning" in result.stdout
     assert (report["unknown"], sorted(report["unjudged"])) == ([], ["perf/mfu/actor", "timing_s/gen", "timing_s/ref"])
@@ -111,10 +113,35 @@ def test_a_healthy_log_exits_0_and_says_so(healthy_log: Path, invoke: Invoke) ->
 
     assert result.exit_code == 0
     assert "trl-console, 60 steps" in result.stdout
-    assert result.stdout.startswith("healthy: no failure was found; not judged: no length is logged\n")
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("not judged: ")]
-    assert line.endswith("--all lists them")
-    assert "not judged: mismatch_growth: needs " in invoke("scan", healthy_log, "--all").stdout
+    assert result.stdout.startswith("Healthy: no failure was found.\n")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("not judged ")]
+    assert line.startswith("not judged  no length, ")
+    for flag in ("-v", "--verbose", "--all"):
+        assert "not judged: mismatch_growth: needs " in invoke("scan", healthy_log, flag).stdout
+
+
+def test_the_answer_is_fifteen_lines_of_eighty_columns_and_says_nothing_twice(
+    broken_log: Path, healthy_log: Path, invoke: Invoke
+) -> None:
+    """Headline, cause and evidence, what to do, when, what was not judged."""
+    for log in (broken_log, healthy_log, Path(__file__).parents[2] / "sample_logs/entropy-collapse-trl-console.log"):
+        lines = invoke("scan", log).stdout.splitlines()
+        assert len(lines) <= 15
+        assert all(len(line) <= 80 for line in lines)
+        assert len(set(lines)) == len(lines)
+    said = invoke("scan", broken_log).stdout
+    labels = [
+        label for label in ("cause", "evidence", "do", "alarms", "not judged", "reading") if f"\n{label} " in said
+    ]
+    assert labels == ["cause", "evidence", "do", "alarms", "not judged", "reading"]
+
+
+def test_several_runs_give_a_line_each(two_runs: Path, invoke: Invoke) -> None:
+    """Behind their names; -v gives the whole of each."""
+    lines = invoke("scan", two_runs).stdout.splitlines()
+
+    assert [line.split(": ")[1:2] for line in lines] == [["Healthy"], ["Collapsed at step 61"]]
+    assert "Findings" in invoke("scan", "-v", two_runs).stdout
 
 
 def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, invoke: Invoke) -> None:
@@ -123,7 +150,7 @@ def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, in
     log = tmp_path / "own.csv"
     log.write_text("\n".join(["step,avg_reward,GradientNorm,clipped,meanEntropy,fmt", *rows]) + "\n")
 
-    said = invoke("scan", log).stdout
+    said = invoke("scan", "-v", log).stdout
     told = strict(invoke("scan", log, "--format", "json").stdout)
 
     assert "80 steps, 3 known metrics" in said
@@ -136,10 +163,10 @@ def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, in
 
 def test_a_critical_alarm_exits_1_and_is_named_first(broken_log: Path, invoke: Invoke) -> None:
     """Where a person looks first."""
-    result = invoke("scan", broken_log)
+    result = invoke("scan", "-v", broken_log)
 
     assert result.exit_code == 1
-    assert result.stdout.startswith("collapsed@61: NaN or infinity from step 61\n")
+    assert result.stdout.startswith("Collapsed at step 61: values became non-finite")
     assert result.stdout.index("most likely: ") < result.stdout.index("What to do") < result.stdout.index("Findings")
     assert "Findings" in result.stdout
     assert "Alarms" in result.stdout
@@ -183,7 +210,7 @@ def test_several_runs_give_a_list_and_one_can_be_chosen(two_runs: Path, invoke: 
     assert [report["run"] for report in strict(both.stdout)] == ["good", "bad"]
     assert good.exit_code == 0
     assert strict(good.stdout)["run"] == "good"
-    assert invoke("scan", two_runs).stdout.count("collapsed@") == 1
+    assert invoke("scan", two_runs).stdout.count("Collapsed at step") == 1
 
 
 @pytest.mark.parametrize(
@@ -365,7 +392,11 @@ def test_each_way_of_reading_says_what_names_were_taken_for(command: str, tmp_pa
     """Of a log of no known trainer; what scripts take from `import` stays the id alone."""
     log = tmp_path / "own.log"
     log.write_text("".join(f"step={n} reward=0.{n} resp_len={90 + n} H=1.5\n" for n in range(1, 9)))
-    more = {"scan": (), "import": ("--store", tmp_path / "runs"), "watch": ("--once", "--store", tmp_path / "runs")}
+    more = {
+        "scan": ("-v",),
+        "import": ("--store", tmp_path / "runs"),
+        "watch": ("--once", "--store", tmp_path / "runs"),
+    }
 
     told = invoke(command, log, *more[command])
     lines = (told.stderr if command == "import" else told.stdout).splitlines()

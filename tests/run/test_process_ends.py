@@ -10,8 +10,9 @@ from preloaded import Program, run_program
 
 from rlwatch.control.liveness import dead_since
 from rlwatch.records import RunState
+from rlwatch.state import State
 from rlwatch.store.url import open_store
-from rlwatch.view import Word, view_of_run
+from rlwatch.view import view_of_run
 
 
 def child(tmp_path, body):
@@ -162,7 +163,7 @@ def test_a_run_that_ended_behind_a_slow_writer_is_not_called_killed(tmp_path, en
     store = open_store(str(tmp_path))
     run = store.run("child")
     assert dead_since(run, run.heartbeat_at + 3600.0) is None
-    assert view_of_run(store, run).verdict.word is (Word.KILLED if state is RunState.CRASHED else Word.HEALTHY)
+    assert view_of_run(store, run).verdict.state is (State.KILLED if state is RunState.CRASHED else State.HEALTHY)
 
 
 def test_os_fork_is_available():

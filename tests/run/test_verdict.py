@@ -1,4 +1,4 @@
-"""What became of a run, in a word: from what was found and how it ended, the same for every kind of run."""
+"""State and headline of a run: from what was found, what was logged and how it ended."""
 
 import json
 import math
@@ -9,8 +9,9 @@ import pytest
 from rlwatch.importers.base import ImportedRun
 from rlwatch.records import Finding, RunInfo, RunState, Severity, Stage, StepRecord
 from rlwatch.scanner import replay, scan
+from rlwatch.state import End, Ending, State, explained, forecast_allowed, headline_of, verdict_of
 from rlwatch.store.url import open_store
-from rlwatch.view import End, Ending, Word, diagnosis_of, explained, stored_verdict, verdict_of
+from rlwatch.view import diagnosis_of, stored_verdict
 
 CRITICAL, WARNING, INFO = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 STEPS = {1: range(1, 301)}
@@ -35,17 +36,18 @@ DRIFT = found("kl_drift", WARNING, 31)
     ("told", "name"),
     [
         ([], "healthy"),
-        ([DRIFT], "healthy"),
+        ([DRIFT], "at risk"),
         ([SPIKE, SPIKE_OVER], "recovered"),
-        ([COLLAPSE, EASED], "recovered"),
+        ([COLLAPSE, EASED], "at risk"),
+        ([SPIKE, SPIKE_OVER, DRIFT], "at risk"),
         ([SPIKE], "damaged"),
         ([SPIKE, SPIKE_OVER, FALL], "damaged"),
         ([COLLAPSE], "collapsed@198"),
         ([SPIKE, SPIKE_OVER, COLLAPSE], "collapsed@198"),
         ([COLLAPSE, EASED, found("entropy_collapse", CRITICAL, 198, Stage.WORSENED, 260)], "collapsed@198"),
-        ([found("no_signal", CRITICAL, 1)], "dead from the start"),
-        ([found("never_learns", WARNING, 1)], "dead from the start"),
-        ([found("no_signal", WARNING, 1)], "healthy"),
+        ([found("no_signal", CRITICAL, 1)], "not learning"),
+        ([found("never_learns", WARNING, 1)], "not learning"),
+        ([found("no_signal", WARNING, 1)], "at risk"),
         ([found("no_signal", CRITICAL, 120)], "collapsed@120"),
         ([found("nonfinite", CRITICAL, 2)], "collapsed@2"),
         ([found("crash_forecast", CRITICAL, 90)], "healthy"),
@@ -59,38 +61,84 @@ def test_a_run_that_ended_by_itself_gets_a_word_for_what_was_found(told, name):
 def test_how_it_ended_goes_before_what_it_could_have_survived_and_not_before_a_collapse():
     """A run that was killed after it had collapsed was lost before."""
     assert verdict_of([], STEPS, ending=KILLED).text == (
-        "killed@240: CUDA error: out of memory; until then healthy: no failure was found"
+        "Killed at step 240: CUDA error: out of memory; until then healthy: no failure was found"
     )
     assert verdict_of([SPIKE], STEPS, ending=KILLED).name == "killed@240"
     lost = verdict_of([COLLAPSE], STEPS, ending=KILLED)
     assert (lost.name, lost.text.endswith("; killed at step 240: CUDA error: out of memory")) == ("collapsed@198", True)
 
 
-def test_a_run_that_goes_on_is_in_danger_or_so_far_so_good():
-    """Nothing of it is lost yet, nothing is won."""
-    assert verdict_of([COLLAPSE], STEPS, ending=GOES_ON).word is Word.IN_DANGER
-    assert verdict_of([found("never_learns", WARNING, 1)], STEPS, ending=GOES_ON).word is Word.IN_DANGER
-    assert verdict_of([], STEPS, ending=GOES_ON).text == "healthy so far: no failure was found"
+def test_a_run_that_goes_on_collapses_fails_or_is_at_risk():
+    """A collapse is one while the run still goes on, and says so."""
+    lost = verdict_of([COLLAPSE], STEPS, ending=GOES_ON, since_s=4320.0)
+    assert (lost.state, lost.brief) == (
+        State.COLLAPSED,
+        "Collapsed at step 198: entropy fell; still running, 1.2\u202fh since",
+    )
+    assert verdict_of([SPIKE], STEPS, ending=GOES_ON).state is State.FAILING
+    assert verdict_of([FALL], STEPS, ending=GOES_ON).state is State.AT_RISK
+    assert verdict_of([found("crash_forecast", WARNING, 90)], STEPS, ending=GOES_ON).state is State.AT_RISK
+    assert verdict_of([found("never_learns", WARNING, 1)], STEPS, ending=GOES_ON).state is State.NOT_LEARNING
+    assert verdict_of([], STEPS, ending=GOES_ON).text == "Healthy at step 240: no failure was found"
     assert verdict_of([SPIKE, SPIKE_OVER], STEPS, ending=GOES_ON).text == (
-        "recovered so far: gradient spike from step 60, over at step 102"
+        "Recovered: gradient spike from step 60, over at step 102"
     )
 
 
-def test_a_warning_that_is_over_is_told_as_over_and_asks_for_nothing():
-    """Neither "no failure", nor a colour, nor a likely cause beside the word healthy; one that stands is all three."""
+def test_a_warning_that_is_over_asks_for_nothing():
+    """Neither "no failure", nor a colour, nor a cause; one that stands is all three."""
     over = found("reward_drop", INFO, 150, Stage.RESOLVED, 180)
     past, stands = verdict_of([FALL, over], STEPS), verdict_of([FALL, over, DRIFT], STEPS)
-    assert past.text == (
-        "healthy: nothing critical was found; over by now: the reward fell from step 150, over at step 180"
-    )
-    assert (past.level, past.urgency) == (WARNING, None)
-    assert stands.text.startswith("healthy: nothing critical was found; warnings: ")
+    assert past.text == "Healthy: no failure was found; over by now: the reward fell from step 150, over at step 180"
+    assert (past.state, past.level, past.urgency, past.exit_code) == (State.HEALTHY, WARNING, None, 0)
+    assert stands.text.startswith("At risk since step 31: KL to the reference grew")
     assert stands.urgency is WARNING
     diagnosis = diagnosis_of([FALL], STEPS)
     assert diagnosis.causes[0].kind == "reward_drop"
     assert not explained(diagnosis, past).causes
-    for verdict in (stands, verdict_of([FALL], STEPS), verdict_of([SPIKE, SPIKE_OVER], STEPS)):
-        assert explained(diagnosis, verdict) is diagnosis
+    assert not explained(diagnosis, verdict_of([SPIKE, SPIKE_OVER], STEPS)).causes
+    assert explained(diagnosis, verdict_of([FALL], STEPS)) is diagnosis
+
+
+def test_a_cause_that_begins_after_the_failure_is_not_named():
+    """What began at step 205 did not break at 198 what was broken then."""
+    later = found("mismatch_growth", CRITICAL, 205)
+    verdict = verdict_of([COLLAPSE, later], STEPS)
+    diagnosis = diagnosis_of([COLLAPSE, later], STEPS)
+
+    assert diagnosis.causes
+    assert all(cause.onset_step <= 198 for cause in explained(diagnosis, verdict).causes)
+    alone = replace(diagnosis, causes=tuple(c for c in diagnosis.causes if c.onset_step > 198), enough=True)
+    assert not explained(alone, verdict).enough
+
+
+@pytest.mark.parametrize(
+    ("told", "ending", "allowed"),
+    [
+        ([], GOES_ON, True),
+        ([DRIFT], GOES_ON, True),
+        ([COLLAPSE], GOES_ON, False),
+        ([SPIKE], GOES_ON, False),
+        ([found("never_learns", WARNING, 1)], GOES_ON, False),
+        ([], Ending(), False),
+        ([], KILLED, False),
+    ],
+)
+def test_a_forecast_is_shown_only_of_a_run_that_goes_on_and_has_not_failed(told, ending, allowed):
+    """The failure is not ahead once it is there."""
+    assert forecast_allowed(verdict_of(told, STEPS, ending=ending)) is allowed
+
+
+def test_the_headline_is_one_short_sentence():
+    """State, step, what broke, cause, next action; about a hundred characters."""
+    turn = found("lr", INFO, 161)
+    assert turn.onset_step == 161
+    diagnosis = diagnosis_of([COLLAPSE, FALL], STEPS)
+    headline = headline_of(verdict_of([COLLAPSE, FALL], STEPS), diagnosis)
+
+    assert headline.startswith("Collapsed at step 198: entropy fell")
+    assert len(headline) <= 110
+    assert headline.endswith(".")
 
 
 EVERYTHING = ("reward/mean", "policy/entropy", "policy/kl_ref", "len/mean")
@@ -99,17 +147,42 @@ EVERYTHING = ("reward/mean", "policy/entropy", "policy/kl_ref", "len/mean")
 @pytest.mark.parametrize(
     ("metrics", "unknown", "text"),
     [
-        (EVERYTHING, (), "healthy: no failure was found"),
-        (EVERYTHING, ("mine",), "healthy: no failure was found"),
-        (EVERYTHING[:3], (), "healthy: no failure was found; not judged: no length is logged"),
-        (EVERYTHING[:1], ("timing_s/gen",), "healthy: no failure was found; not judged: no entropy, KL or length is logged"),
-        (EVERYTHING[:2], ("H", "div"), "healthy: no failure was found; not judged: no KL or length is known; unknown names: H, div"),
+        (EVERYTHING, (), "Healthy: no failure was found"),
+        (EVERYTHING, ("mine",), "Healthy: no failure was found"),
+        (EVERYTHING[:3], (), "Healthy: no failure was found; not judged: no length is logged"),
+        (EVERYTHING[:1], ("timing_s/gen",), "Healthy: no failure was found in the reward, and nothing else is logged; not judged: no entropy, KL or length is logged"),
+        (EVERYTHING[:2], ("H", "div"), "Healthy: no failure was found; not judged: no KL or length is known; unknown names: H, div"),
     ],
 )  # fmt: skip
 def test_what_was_not_judged_is_said_beside_what_was_not_found(metrics, unknown, text):
     """In the first line, with the names that may be it; names that are known to tell nothing of it are not named."""
     assert verdict_of([], STEPS, metrics, unknown).text == text
     assert verdict_of([], STEPS, metrics, unknown).judged
+
+
+@pytest.mark.parametrize(
+    ("metrics", "unknown", "count", "brief"),
+    [
+        (EVERYTHING[1:], ("score_x",), 300, "Not judged: no reward is known; unknown names: score_x"),
+        (("optim/lr",), (), 300, "Not judged: no reward, entropy, KL or length is logged"),
+        (EVERYTHING, (), 1, "Not judged: only 1 step, at least 10 are needed"),
+        (EVERYTHING, (), 9, "Not judged: only 9 steps, at least 10 are needed"),
+        ((), (), 0, "Not judged: there is no training step"),
+    ],
+)
+def test_a_run_without_a_reward_or_with_few_steps_is_not_judged(metrics, unknown, count, brief):
+    """That nothing was found says nothing of it: neither healthy nor exit code 0."""
+    verdict = verdict_of([], STEPS if count else {}, metrics, unknown, count=count)
+
+    assert (verdict.state, verdict.brief) == (State.NOT_JUDGED, brief)
+    assert (verdict.judged, verdict.exit_code, verdict.urgency) == (False, 3, WARNING)
+
+
+def test_what_was_found_is_told_though_no_reward_was_read():
+    """Beside that no reward was read."""
+    verdict = verdict_of([COLLAPSE], STEPS, EVERYTHING[1:], ("score_x",), count=5)
+    assert verdict.name == "collapsed@198"
+    assert "not judged: no reward is known; unknown names: score_x" in verdict.text
 
 
 def test_what_steps_showed_that_were_run_again_is_no_part_of_it():
@@ -135,20 +208,20 @@ def test_a_dip_that_recovered_ends_recovered_and_one_that_did_not_collapsed():
     """By the detectors that are shipped; the log, its import and the run that was watched say the same."""
     back = [0.7 + 0.02 * math.sin(1.7 * i) for i in range(120)]
 
-    assert scan(dip(*back)).view.verdict.word is Word.RECOVERED
-    assert scan(dip(*[0.05] * 120)).view.verdict.word is Word.COLLAPSED
+    assert scan(dip(*back)).view.verdict.state is State.RECOVERED
+    assert scan(dip(*[0.05] * 120)).view.verdict.state is State.COLLAPSED
 
 
-@pytest.mark.parametrize(("planned", "word"), [(500, Word.UNFINISHED), (221, Word.HEALTHY), (-1, Word.HEALTHY)])
-def test_a_log_that_stops_before_its_trainer_was_done_is_unfinished(planned, word):
+@pytest.mark.parametrize(("planned", "state"), [(500, State.UNFINISHED), (221, State.HEALTHY), (-1, State.HEALTHY)])
+def test_a_log_that_stops_before_its_trainer_was_done_is_unfinished(planned, state):
     """As far as it tells what its trainer meant to do."""
     records = [StepRecord(i + 1, {"reward": 0.5 + 0.01 * (i % 7)}, seq=i + 1) for i in range(220)]
     log = ImportedRun("r", "trl/grpo", "trainer-state", "state.json", records, config={"max_steps": planned})
 
     verdict = replay(log).view.verdict
 
-    assert verdict.word is word
-    assert ("the log stops at step 220 of 500" in verdict.text) is (word is Word.UNFINISHED)
+    assert verdict.state is state
+    assert ("the log stops at step 220 of 500" in verdict.text) is (state is State.UNFINISHED)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +229,8 @@ def test_a_log_that_stops_before_its_trainer_was_done_is_unfinished(planned, wor
     [
         (RunState.FINISHED, False, "healthy"),
         (RunState.UNFINISHED, False, "unfinished"),
-        (RunState.CRASHED, False, "killed@9"),
-        (RunState.RUNNING, True, "killed@9"),
+        (RunState.CRASHED, False, "killed@11"),
+        (RunState.RUNNING, True, "killed@11"),
         (RunState.RUNNING, False, "healthy"),
     ],
 )
@@ -165,7 +238,7 @@ def test_a_stored_run_is_judged_by_how_its_writer_left_it(state, gone, name, req
     """One that says it runs and gives no sign was killed."""
     store = open_store(f"memory://{request.node.name}")
     writer = store.open_run(RunInfo("run"))
-    writer.write([StepRecord(step, {"reward": 0.5}) for step in range(10)])
+    writer.write([StepRecord(step, {"reward": 0.5}) for step in range(12)])
     if state is not RunState.RUNNING:
         writer.finish(state, "why", 1.0)
     writer.close()
@@ -173,7 +246,7 @@ def test_a_stored_run_is_judged_by_how_its_writer_left_it(state, gone, name, req
     verdict = stored_verdict(store, store.run("run"), gone=gone)
 
     assert verdict.name == name
-    assert ("so far" in verdict.text) is (state is RunState.RUNNING and not gone)
+    assert verdict.ongoing is (state is RunState.RUNNING and not gone)
 
 
 def test_a_recovery_that_is_stored_is_read_again():
@@ -211,9 +284,9 @@ def test_every_face_tells_of_the_recovery(tmp_path):
     over = [message for message in messages if message.startswith("recovered at step ")]
     assert over
     for text in (
-        said("scan", log),
+        said("scan", "-v", log),
         said("show", "run-1", "--findings", "--store", tmp_path / "store"),
         said("report", "run-1", "--store", tmp_path / "store", "--format", "md", "-o", "-"),
     ):
         assert over[0][:30] in text
-        assert "recovered: " in text
+        assert "Recovered: " in text

@@ -1,0 +1,50 @@
+"""What is said of a run never contradicts itself, at any row of any log."""
+
+import pytest
+from detection import runs, sentences
+
+from rlwatch.records import StepRecord
+from rlwatch.state import State
+
+SAMPLES = runs.named("samples")
+
+
+@pytest.mark.parametrize("log", SAMPLES, ids=lambda log: log.run.name)
+def test_no_sentence_of_our_recorded_logs_contradicts_itself(log):
+    """State, cause, forecast and headline at every row, and the state that the label asks for at the end."""
+    wrong, last = [], None
+    for last in sentences.told_of(log.records, log.source, forecasts=True):
+        wrong += [(last.step, each) for each in sentences.broken(last)]
+
+    assert wrong == []
+    assert last.verdict.state in sentences.STATES[log.run.severity]
+    if log.run.severity == "healthy":
+        assert last.headline == "Healthy: no failure was found."
+
+
+@pytest.mark.parametrize(
+    ("rows", "state"),
+    [
+        ([], None),
+        ([{"reward": 0.5, "entropy": 1.0}], State.NOT_JUDGED),
+        ([{"reward": 0.5 + 0.01 * (i % 5), "entropy": 1.0} for i in range(60)], State.HEALTHY),
+        ([{"entropy": 1.0, "loss": 0.1} for _ in range(60)], State.NOT_JUDGED),
+        ([{"reward": 0.5 + 0.01 * (i % 5), "kl": float("nan") if i > 40 else 0.1} for i in range(60)], State.COLLAPSED),
+    ],
+)
+def test_short_blind_and_broken_logs(rows, state):
+    """One row, no reward, and values that became NaN."""
+    said = list(sentences.told_of([StepRecord(i, row, seq=i + 1) for i, row in enumerate(rows)]))
+    assert [wrong for each in said for wrong in sentences.broken(each)] == []
+    assert said[-1].verdict.state is (state or State.NOT_JUDGED)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [runs.CORPUS, "real_runs", "real_runs_2", "wild"])
+def test_nor_does_any_of_the_corpus_and_of_all_public_runs(name):
+    """The same at every row of every run there is."""
+    try:
+        labelled = runs.named(name)
+    except FileNotFoundError as error:
+        pytest.skip(f"not judged: {error}")
+    assert sentences.scored(labelled).contradicted == ()
