@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlwatch.catalogue import Kind, entry
-from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
+from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
 from rlwatch.diagnosis.signs import on_branch
 from rlwatch.metrics import foremost, unjudged
 from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Severity, Stage
@@ -244,7 +244,8 @@ def headline_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
     cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
     if cause is None:
         return f"{text}."
-    parts = [f"cause: {_cause_words(cause)}"] if _names_more(cause, verdict) else []
+    named = cause.nature is Nature.CAUSE and _names_more(cause, verdict)
+    parts = [f"cause: {_cause_words(cause)}"] if named else []
     parts += [_lowered(cause.actions[0].name)] if cause.actions else []
     for part in parts:
         if len(text) + len(part) + 2 <= HEADLINE:

@@ -39,7 +39,7 @@ def _scanned(run: Labelled, **options: Callable[[], NoForecasts]) -> Told:
         tuple(_alarm(alarm) for alarm in report.alarms),
         any(alert.severity is Severity.CRITICAL for alert in report.firing),
         tuple(_alarm(finding) for finding in report.findings if finding.severity is not Severity.INFO),
-        report.view.verdict.word.value,
+        report.view.verdict.state.value,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlwatch.cli.console import SEVERITY_STYLES, Cell, print_table, say
-from rlwatch.diagnosis import Action, Cause, Diagnosis, Sureness
+from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
 from rlwatch.wording import chance, for_terminal, one_line, plural, step
 
@@ -114,7 +114,9 @@ def _print_why(explanation: Diagnosis) -> None:
     if not explanation.enough:
         say_wrapped(explanation.why_not, label="cause", style=STYLES[Sureness.WEAK], most=2)
         return
-    say_wrapped(f"{first.title} ({first.sure.value}: {first.why})", label="cause", style=STYLES[first.sure], most=2)
+    known = first.nature is Nature.CAUSE
+    text = f"{'' if known else 'not known; first symptom: '}{first.title} ({first.sure.value}: {first.why})"
+    say_wrapped(text, label="cause", style=STYLES[first.sure], most=2)
     shown = [f"step {step(e.step)} {e.text.removesuffix(f' from step {e.step}')}" for e in first.evidence]
     say_wrapped("; ".join(shown[:FEW_EVIDENCE]), label="evidence", most=3)
     actions = [f"{place}. {action.name}" for place, action in enumerate(first.actions[:FEW], 1)]
