@@ -98,7 +98,7 @@ def show_cause(run_id: str) -> None:
             el("div", verdict.text, cls="rl-quiet") if verdict.text != verdict.brief else Markup(),
         )
         if not diagnosis.causes:
-            st.html(line)
+            st.html(joined(line))
             return
         st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Why, and what to do in order", key="remedies"):

@@ -96,7 +96,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended, at which step, and why, as its writer or its log says."""
+    """The end of a run: its way, its step, and the reason that its writer or its log gives."""
 
     how: End = End.DONE
     at: int | None = None

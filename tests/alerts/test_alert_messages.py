@@ -39,7 +39,8 @@ def notice(of=WORSE, event: AlertEvent = AlertEvent.ESCALATED, run: RunInfo = RU
 def test_the_payload_says_what_a_person_and_a_program_need():
     """The whole of it, as documented."""
     mismatch = alert("mismatch_growth", run="run-1", onset_step=40)
-    sent = compose_message([notice()], earlier=[mismatch], dashboard_url="http://host:8501")
+    said = ("collapsed", "Collapsed at step 90: entropy fell.")
+    sent = compose_message([notice()], earlier=[mismatch], headline=said, dashboard_url="http://host:8501")
 
     assert sent.payload == {
         "schema_version": 1,
@@ -66,6 +67,8 @@ def test_the_payload_says_what_a_person_and_a_program_need():
         "also": [],
         "group": {"id": WORSE.alert_id, "firing": 1},
         "earlier": [{"kind": "mismatch_growth", "severity": "warning", "onset_step": 40}],
+        "state": "collapsed",
+        "headline": "Collapsed at step 90: entropy fell.",
         "cause": None,
         "finding": {"detector": "entropy", "evidence": {"entropy": 0.1, "floor": "NaN"}},
         "advice": advice("entropy_collapse", "verl").to_dict(),

@@ -50,6 +50,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
     rooms = {name.split(".")[1] for path in SOURCES for name in imports(path) if name.startswith("rlwatch.")}
     assert rooms <= {
         "alerts",
+        "state",
         "analysis",
         "catalogue",
         "clock",

@@ -40,7 +40,7 @@ def test_one_run_is_one_row_without_filters(store_dir):
     write_run(store_dir)
     page = runs_page()
     assert no_traceback(page)
-    assert "No run needs you" in html(page)
+    assert "No live run needs attention" in html(page)
     assert rows(page)[0][:4] == ["healthy", "seed3", "30", "0.5"]
     assert not page.multiselect
 
@@ -50,9 +50,9 @@ def test_a_run_in_danger_is_on_top_with_its_reason(store_dir):
     write_run(store_dir, "calm", name="calm")
     danger_run(store_dir, "bad", name="bad")
     page = runs_page()
-    assert "1 run needs you" in html(page)
+    assert "1 run needs attention" in html(page)
     assert [row[:2] for row in rows(page)] == [["collapsed@12", "bad"], ["healthy", "calm"]]
-    assert rows(page)[0][8] == "entropy collapse since step 12 (18 steps)"
+    assert rows(page)[0][8].startswith("entropy fell; still running")
 
 
 def test_a_metric_that_is_nan_from_step_one(store_dir):

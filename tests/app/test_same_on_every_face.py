@@ -159,7 +159,7 @@ def test_a_coarsely_logged_run_is_diagnosed_alike_as_a_log_and_as_a_run(log, eve
 
     view = view_of_run(store, store.run("run-1"))
 
-    assert view.diagnosis.to_dict() == report.diagnosis.to_dict()
+    assert view.explanation.to_dict() == report.diagnosis.to_dict()
     assert view.verdict == report.view.verdict
     assert view.steps == report.view.steps
 

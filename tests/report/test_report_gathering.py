@@ -120,7 +120,7 @@ def test_a_log_has_a_report_too():
     facts = facts_of_report(replay(imported), imported, now=NOW)
 
     assert facts.title == "seed3"
-    assert facts.status == "critical alarm"
+    assert facts.status == "collapsed@50"
     assert facts.diagnosis.causes[0].kind == "nonfinite"
     assert "NaN or infinity at step" in facts.head["alarms"]
 
