@@ -82,6 +82,7 @@ class Knob:
     shows: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     usually: tuple[str, ...] = ()
+    outside: bool = False
     source: str = ""
     do: tuple[Mapping[str, str], ...] = ()
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.actions import RESET, Action, advice
+from rlwatch.diagnosis.movements import guesses
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
 from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
 from rlwatch.diagnosis.turns import Turn
@@ -155,8 +156,7 @@ class Case:
         kinds, critical = {sign.kind for sign in clear}, root.severity is Severity.CRITICAL
         first = f"{self._place()}, {clear[0].onset_step - root.onset_step} steps before the next sign" if clear else ""
         if clear and not root.bad:
-            sure = Sureness.PLAUSIBLE if len(kinds) >= 2 else Sureness.WEAK
-            return sure, f"{first}; but it is only a remark by itself"
+            return Sureness.WEAK, f"{first}; but it is only a remark by itself"
         if len(kinds) >= 2 or (clear and critical):
             return Sureness.STRONG, f"{first}, and {_effects(clear)} known to follow from it"
         if clear:
@@ -262,11 +262,16 @@ CRASH = "reward_drop"
 """The kind whose words for undoing are the general ones."""
 
 
-def treatment(root: Sign, chain: Sequence[Sign], found: Sequence[Sign], source: str) -> tuple[tuple[Action, ...], str]:
-    """The actions for a cause in order, and which advice was withheld and why ("" if none)."""
+def treatment(
+    root: Sign, chain: Sequence[Sign], found: Sequence[Sign], source: str, *, undo: bool = True
+) -> tuple[tuple[Action, ...], str]:
+    """The actions for a cause in order, and which advice was withheld and why ("" if none).
+
+    ``undo``: whether a policy that is lost is undone before anything else; what broke elsewhere is mended first.
+    """
     known = advice(root.kind, source)
     actions = known.actions if known is not None else ()
-    if any(sign.entry.undone and sign.bad for sign in chain):
+    if undo and any(sign.entry.undone and sign.bad for sign in chain):
         actions = _undo_first(actions, source)
     trouble = [sign for sign in found if sign.bad and sign.kind != root.kind and _at_that_time(sign, root)]
     if trouble and any(action.id == RESET for action in actions):
@@ -397,6 +402,9 @@ def diagnose(
     slack = max(SLACK, 2 * row_steps)
     turned = [turn for turn in (*turns, *event_turns(past)) if at is None or turn.step <= at]
     given = Circumstances(found, slack, past, source)
+    trouble = given.trouble
+    if trouble is not None:
+        turned += guesses(turned, found, trouble.first, slack, measured)
     causes = with_knobs(_causes(given), turned, given)
     enough = any(cause.sure is not Sureness.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
@@ -563,7 +571,8 @@ def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstan
         suspect = suspected.get(cause.knob)
         if suspect is not None and not suspect.inferred and cause.kind in suspect.knob.shows:
             continue  # what the knob shows itself by is its effect
-        weight = (MECHANISM if cause.nature is Nature.CAUSE else SYMPTOM) * NEXT_KIND**place
+        named = cause.nature is Nature.CAUSE and cause.sure is not Sureness.WEAK
+        weight = (MECHANISM if named else SYMPTOM) * NEXT_KIND**place
         weight *= BROKEN if cause.kind == "nonfinite" else 1.0
         if suspect is not None and suspect.inferred and cause.knob not in shown:
             shown.add(cause.knob)
@@ -596,7 +605,7 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
         return None
     words = turn.words(trouble.first)
     root = Sign(knob.name, turn.step, turn.step, Severity.INFO, words)
-    actions, withheld = treatment(root, [root, *effects], given.found, given.source)
+    actions, withheld = treatment(root, [root, *effects], given.found, given.source, undo=not knob.outside)
     rows = [Evidence(t.step, f"{knob.title} {t.words(trouble.first)}", knob.name) for t in suspect.turns[:MOST_TURNS]]
     rows += [*map(_evidence, effects), *happenings(given.events, [root, *effects])]
     sure, why = _judged(suspect, effects, trouble)
@@ -623,6 +632,8 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
         return Sureness.WEAK, f"it was turned {-lag} steps after the first sign"
     if turn.warming:
         return Sureness.PLAUSIBLE, "it was still on its first rise when the first sign came"
+    if turn.why:
+        return Sureness.PLAUSIBLE, f"{when}; {turn.why}"
     if suspect.inferred:
         return Sureness.PLAUSIBLE, f"that is this knob's doing, {when}; nobody logged who turned it"
     if suspect.weight < 1:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlwatch import catalogue
+from rlwatch.diagnosis.movements import MEASURED, Movements
 from rlwatch.diagnosis.turns import Knobs, Told, Turn
 from rlwatch.wording import number
 
@@ -57,7 +58,7 @@ MARKS: tuple[Mark, ...] = (
         "the loss without its KL term went from {0} to {1} times the entropy, with its sign turned",
         alike=2.2,
     ),
-    Mark("ratio", "clip_range", 0.5, (1,), "the farthest log ratio went from {0} to {1}"),
+    Mark("ratio", "update_size", 0.5, (1,), "the farthest log ratio went from {0} to {1}"),
     Mark("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
 )
 NO_ENTROPY = 0.05
@@ -235,21 +236,26 @@ class Footprints:
 
 
 class KnobTracker:
-    """All that a run's rows tell of its knobs: those it logs, and footprints of the others. Takes rows in order."""
+    """All that a run's rows tell of its knobs: those it logs, footprints of the others, and what moved. Takes rows in order."""
 
     def __init__(self) -> None:
         self._knobs = Knobs()
         self._footprints = Footprints()
+        self._movements = Movements()
+        self.first_step: int | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row of canonical names, of which those in :data:`TRACKED` matter."""
+        self.first_step = step if self.first_step is None else self.first_step
         self._knobs.update(step, metrics)
+        self._movements.update(step, metrics)
         self._footprints.update(step, metrics)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Knobs that were turned so far, in order of step."""
-        return tuple(sorted((*self._knobs.turns, *self._footprints.turns), key=lambda turn: (turn.step, turn.knob)))
+        """Knobs that were turned so far, and what moved by itself, in order of step."""
+        found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns)
+        return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob)))
 
 
 TRACKED = frozenset(
@@ -257,6 +263,7 @@ TRACKED = frozenset(
         "adv/min", "adv/max", "adv/std", "adv/mean", "reward/zero_std_frac", "reward/mean", "reward/std", "reward/min",
         "reward/max", "val/score", "loss/raw", "loss/policy", "policy/kl_ref", "policy/kl_ref_k3", "ratio/min",
         "ratio/max", "mismatch/logp_absdiff", "policy/entropy",
+        *MEASURED,
         *(metric for knob in catalogue.knobs().values() for metric in knob.metrics),
     }
 )  # fmt: skip

@@ -36,9 +36,13 @@ WARMING = 0.5
 """Weight of a learning rate on its first rise."""
 HARMLESS = 0.4
 """The most a change weighs that went the way that is known to do good."""
-INFERRED: Mapping[str, float] = {"clip_range": 0.6, "entropy_bonus": 1.7, "rollout_engine": 2.0, "data": 1.6}
+INFERRED: Mapping[str, float] = {
+    "entropy_bonus": 1.7, "rollout_engine": 2.0, "data": 1.6, "update_size": 0.6, "environment": 0.6,
+}  # fmt: skip
 """Weights of footprints; 2.2 of those not named. Ratios go far for many reasons."""
 CLEAR = 2.2
+GAP_WEIGHT = 0.45
+"""Of a reward that parts from the validation score: whatever is learnt of the training data alone parts them too."""
 LATER = 60
 """Steps after the failure began from which a turn is none of its story."""
 LATE, LATE_INFERRED, TOO_LATE = 0.3, 0.4, 0.1
@@ -104,7 +108,7 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
 def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:
     """Knobs that were turned, the weightiest first."""
     weighed: dict[str, list[tuple[float, Turn]]] = defaultdict(list)
-    for turn in _own(turns, trouble):
+    for turn in _own([turn for turn in turns if turn.told is not Told.MOVED], trouble):
         weighed[turn.knob].append((weight_of(turn, trouble), turn))
     made = []
     for name, pairs in weighed.items():
@@ -130,7 +134,7 @@ def _own(turns: Sequence[Turn], trouble: Trouble) -> list[Turn]:
 def weight_of(turn: Turn, trouble: Trouble) -> float:
     """The weight of one turn."""
     if turn.told is Told.INFERRED:
-        weight = INFERRED.get(turn.knob, CLEAR)
+        weight = GAP_WEIGHT if turn.name.startswith("gap") else INFERRED.get(turn.knob, CLEAR)
     else:
         weight = _size(turn, catalogue.knobs()[turn.knob], trouble.last)
     if turn.step > trouble.first + trouble.slack:

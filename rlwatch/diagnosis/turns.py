@@ -18,13 +18,14 @@ from rlwatch.wording import number
 
 class Told(StrEnum):
     """Ways by which a change is known: ``logged`` by the trainer, in its ``config``, by a ``command``, or ``inferred``
-    from numbers that only this knob can move at once.
+    from numbers that only this knob can move at once. What ``moved`` by itself is no knob.
     """
 
     LOGGED = "logged"
     CONFIG = "config"
     COMMAND = "command"
     INFERRED = "inferred"
+    MOVED = "moved"
 
 
 Place = tuple[int, float]
@@ -54,6 +55,8 @@ class Turn:
         Whether it was on its first rise, which is no departure: a suspect only for want of others.
     says
         Words for what changed, where no factor tells.
+    why
+        Words for what speaks for it, where that is not the change itself.
     """
 
     knob: str
@@ -65,6 +68,7 @@ class Turn:
     until: int | None = None
     warming: bool = False
     says: str = ""
+    why: str = ""
 
     def at(self, step: int) -> float | str:
         """The value at ``step``: the newest of the path that is not later; the first if all are."""

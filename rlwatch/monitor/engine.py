@@ -229,6 +229,7 @@ class Monitor:
             measured=self._seen,
             starts={},
             turns=self._knobs.turns,
+            first_step=self._knobs.first_step,
         )
 
     def not_run(self) -> list[NotRun]:

@@ -1,0 +1,210 @@
+"""Movements of the reward and of what shows the policy's updates, and the two guesses that follow from their order.
+
+A reward that falls while nothing shows that the policy changed was not lowered by the policy: the environment, a tool, the
+verifier or the data are looked at first. Where gradient, clipping and KL went up before anything broke, the updates were
+too large, whichever knob made them so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlwatch.diagnosis.signs import Sign
+from rlwatch.diagnosis.turns import Told, Turn
+from rlwatch.wording import number
+
+POLICY, REWARD = "policy", "reward"
+"""Of what a movement is."""
+UPDATES, ENVIRONMENT = "update_size", "environment"
+"""Knobs of ``knobs.toml`` that are guessed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A metric whose movements are noted: by ``least`` at least, times the level where ``times`` is set.
+
+    ``update``: which side of the size of an update it shows, if it does; ``much``: a level that is large by itself.
+    """
+
+    metric: str
+    title: str
+    of: str
+    least: float
+    times: bool = False
+    update: str = ""
+    much: float = math.inf
+
+
+GAUGES: tuple[Gauge, ...] = (
+    Gauge("reward/mean", "reward", REWARD, 0.05),
+    Gauge("policy/entropy", "entropy", POLICY, 0.15, times=True),
+    Gauge("policy/kl_ref", "KL to the reference", POLICY, 1.0, times=True, update="distance"),
+    Gauge("policy/kl_ref_k3", "KL to the reference", POLICY, 1.0, times=True, update="distance"),
+    Gauge("policy/kl_old", "KL to the old policy", POLICY, 2.0, times=True, update="ratio", much=0.05),
+    Gauge("optim/grad_norm", "gradient norm", POLICY, 1.0, times=True, update="gradient"),
+    Gauge("ratio/clipfrac", "clip fraction", POLICY, 0.05, update="ratio", much=0.1),
+    Gauge("len/mean", "response length", POLICY, 0.25, times=True),
+    Gauge("len/clipped", "share of cut responses", POLICY, 0.2),
+)
+MEASURED = frozenset(gauge.metric for gauge in GAUGES)
+"""Metrics whose movements are noted."""
+
+ROWS, FEWEST = 24, 6
+"""Rows of the level that a movement is held against, and how many it takes."""
+NEWEST = 3
+"""Rows of which the last and one more must have left it."""
+TIMES = 6.0
+"""A movement goes farther than so many usual deviations."""
+KEPT = 6
+"""Movements kept of one metric: the newest."""
+
+
+@dataclass(slots=True)
+class Needle:
+    """Follows one gauge: its level moves along, and is held while it is away."""
+
+    gauge: Gauge
+    level: deque[float] = field(default_factory=lambda: deque(maxlen=ROWS))
+    last: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    away: int = 0
+    began: Turn | None = None
+    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def update(self, step: int, value: float) -> None:
+        """Take its value in a row; what is no number moves nothing."""
+        if not math.isfinite(value):
+            return
+        if len(self.last) == NEWEST and not self.away:
+            self.level.append(self.last[0][1])
+        self.last.append((step, value))
+        if len(self.level) < FEWEST or len(self.last) < NEWEST:
+            return
+        ordered = sorted(self.level)
+        middle = ordered[len(ordered) // 2]
+        if self.began is None:
+            self.began = Turn(self.gauge.of, self.gauge.metric, step, middle, ((step, middle),), Told.MOVED, says=BEGAN)
+        usual = 1.4826 * sorted(abs(one - middle) for one in ordered)[len(ordered) // 2]
+        limit = max(TIMES * usual, self.gauge.least * (abs(middle) if self.gauge.times else 1.0))
+        off = [(at, one - middle) for at, one in self.last]
+        side = math.copysign(1.0, off[-1][1])
+        if side * off[-1][1] > limit and sum(side * by > limit for _, by in off) >= NEWEST - 1:
+            off = [place for place in off if side * place[1] > limit]
+            self._note(middle, step, off)
+        elif self.away and abs(off[-1][1]) <= limit:
+            self.away = 0
+
+    def _note(self, middle: float, step: int, off: Sequence[tuple[int, float]]) -> None:
+        """A movement begins, or goes on; one that has gone on for long is the level."""
+        if not self.away:
+            now = max((by for _, by in off), key=abs) + middle
+            first = off[0][0]
+            self.turns.append(Turn(self.gauge.of, self.gauge.metric, first, middle, ((first, now),), Told.MOVED))
+        self.away += 1
+        if self.away > ROWS:
+            self.away = 0
+            self.level.clear()
+
+
+BEGAN = "from the first rows"
+"""Words of a level that is no movement."""
+
+
+def _level(turn: Turn) -> float:
+    return float(turn.path[0][1])
+
+
+class Movements:
+    """The movements of all gauges, row by row."""
+
+    def __init__(self) -> None:
+        self._needles = {gauge.metric: Needle(gauge) for gauge in GAUGES}
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take a row of canonical names."""
+        for metric, needle in self._needles.items():
+            value = metrics.get(metric)
+            if value is not None:
+                needle.update(step, value)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Movements so far, in order of step."""
+        found = [turn for needle in self._needles.values() for turn in needle.turns]
+        found += [one.began for one in self._needles.values() if one.began and _level(one.began) >= one.gauge.much]
+        return tuple(sorted(found, key=lambda turn: (turn.step, turn.name)))
+
+
+# The guesses.
+
+TITLES = {gauge.metric: gauge.title for gauge in GAUGES}
+SIDES: Mapping[str, str] = {
+    **{gauge.metric: gauge.update for gauge in GAUGES if gauge.update},
+    "grad_spike": "gradient", "grad_rise": "gradient", "layer_spike": "gradient", "clip_saturation": "ratio",
+    "ratio_drift": "ratio", "weight_tail": "ratio", "kl_drift": "distance",
+}  # fmt: skip
+"""Gauge, or kind of finding -> the side of an update's size that it shows: its gradient, its ratios, the way it went."""
+ENOUGH = 2
+"""Gauges of the policy that must be measured for its rest to mean anything; sides of its updates that must have grown."""
+BEFORE = 60
+"""Steps before the failure within which a movement has to do with it."""
+REWARD_KINDS = frozenset({"reward_drop", "reward_constant", "joint_collapse"})
+"""Findings that say the reward broke."""
+SUDDEN = 0.6
+"""Share of a fall that its first row must make."""
+
+
+def guesses(
+    moves: Iterable[Turn], signs: Sequence[Sign], since: int, slack: int, measured: Collection[str] | None
+) -> list[Turn]:
+    """Inferred turns of :data:`UPDATES` or :data:`ENVIRONMENT`, for a failure that began at ``since``."""
+    noted = [turn for turn in moves if turn.told is Told.MOVED]
+    stands = [turn for turn in noted if turn.says == BEGAN and turn.step <= since]
+    near = [turn for turn in noted if turn.says != BEGAN and since - BEFORE <= turn.step <= since + slack]
+    policy = [turn for turn in near if turn.knob == POLICY]
+    grown = _grown(policy, [sign for sign in signs if sign.bad and since - BEFORE <= sign.onset_step <= since + slack])
+    if "gradient" in grown and "ratio" not in grown and stands:
+        grown["ratio"] = (grown["gradient"][0], f"{TITLES[stands[0].name]} {number(_level(stands[0]), 3)} {BEGAN}")
+    if len(grown) >= ENOUGH and grown.keys() - {"distance"} and min(step for step, _ in grown.values()) <= since:
+        return [_updates(sorted(grown.values()))]
+    watched = () if measured is None else sorted({TITLES[name] for name in MEASURED & set(measured)} - {"reward"})
+    first = [sign for sign in signs if sign.bad and sign.onset_step <= since + slack]
+    broke = [sign for sign in first if sign.kind in REWARD_KINDS]
+    fell = [turn for turn in near if turn.knob == REWARD and not _grew(turn)]
+    if policy or len(watched) < ENOUGH or len(broke) < len(first) or not broke or not fell:
+        return []
+    return [_environment(fell[-1], watched)]
+
+
+def _grown(moves: Sequence[Turn], signs: Sequence[Sign]) -> dict[str, tuple[int, str]]:
+    """Side of an update's size -> when it grew, and words: numbers where there are any."""
+    shown = [(turn.step, SIDES[turn.name], _ends(turn)) for turn in moves if turn.name in SIDES and _grew(turn)]
+    found = [(s.onset_step, SIDES[s.kind], f"{s.entry.happened} at {s.onset_step}") for s in signs if s.kind in SIDES]
+    grown: dict[str, tuple[int, str]] = {}
+    for step, side, words in (*sorted(shown), *sorted(found)):
+        known = grown.get(side)
+        grown[side] = (step, words) if known is None else (min(step, known[0]), known[1])
+    return grown
+
+
+def _grew(turn: Turn) -> bool:
+    return _level(turn) > float(turn.before)
+
+
+def _ends(turn: Turn) -> str:
+    return f"{TITLES[turn.name]} {number(float(turn.before), 3)} to {number(_level(turn), 3)}"
+
+
+def _updates(grown: Sequence[tuple[int, str]]) -> Turn:
+    first, told = grown[0][0], ", ".join(words for _, words in grown)
+    why = (
+        "these grow with the size of an update, whichever knob sets it (rate, updates a batch, clip range, old weights)"
+    )
+    return Turn(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), Told.INFERRED, says=told, why=why)
+
+
+def _environment(fall: Turn, watched: Sequence[str]) -> Turn:
+    why = f"nothing that was measured of the policy moved before or with it ({', '.join(watched)})"
+    return Turn(ENVIRONMENT, ENVIRONMENT, fall.step, 0.0, ((fall.step, 1.0),), Told.INFERRED, says=_ends(fall), why=why)
