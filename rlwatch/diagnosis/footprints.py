@@ -236,7 +236,7 @@ class Footprints:
 
 
 class KnobTracker:
-    """All that a run's rows tell of its knobs: those it logs, footprints of the others, and what moved. Takes rows in order."""
+    """All that a run's rows tell of its knobs, taken in order: those it logs, footprints of others, and what moved."""
 
     def __init__(self) -> None:
         self._knobs = Knobs()

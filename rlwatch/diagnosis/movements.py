@@ -1,8 +1,8 @@
 """Movements of the reward and of what shows the policy's updates, and the two guesses that follow from their order.
 
-A reward that falls while nothing shows that the policy changed was not lowered by the policy: the environment, a tool, the
-verifier or the data are looked at first. Where gradient, clipping and KL went up before anything broke, the updates were
-too large, whichever knob made them so.
+A reward that falls while nothing shows that the policy changed was not lowered by the policy: the environment, a tool,
+the verifier or the data are looked at first. Where gradient, clipping and KL went up before anything broke, the updates
+were too large, whichever knob made them so.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class Needle:
         side = math.copysign(1.0, off[-1][1])
         if side * off[-1][1] > limit and sum(side * by > limit for _, by in off) >= NEWEST - 1:
             off = [place for place in off if side * place[1] > limit]
-            self._note(middle, step, off)
+            self._note(middle, off)
         elif self.away and abs(off[-1][1]) <= limit:
             self.away = 0
 
-    def _note(self, middle: float, step: int, off: Sequence[tuple[int, float]]) -> None:
+    def _note(self, middle: float, off: Sequence[tuple[int, float]]) -> None:
         """A movement begins, or goes on; one that has gone on for long is the level."""
         if not self.away:
             now = max((by for _, by in off), key=abs) + middle
@@ -145,15 +145,13 @@ SIDES: Mapping[str, str] = {
     "grad_spike": "gradient", "grad_rise": "gradient", "layer_spike": "gradient", "clip_saturation": "ratio",
     "ratio_drift": "ratio", "weight_tail": "ratio", "kl_drift": "distance",
 }  # fmt: skip
-"""Gauge, or kind of finding -> the side of an update's size that it shows: its gradient, its ratios, the way it went."""
+"""Gauge, or kind of finding -> the side of an update's size that it shows: gradient, ratios, or the way it went."""
 ENOUGH = 2
-"""Gauges of the policy that must be measured for its rest to mean anything; sides of its updates that must have grown."""
+"""Gauges of the policy that must be measured for its rest to mean anything, and sides of its updates that must grow."""
 BEFORE = 60
 """Steps before the failure within which a movement has to do with it."""
 REWARD_KINDS = frozenset({"reward_drop", "reward_constant", "joint_collapse"})
 """Findings that say the reward broke."""
-SUDDEN = 0.6
-"""Share of a fall that its first row must make."""
 
 
 def guesses(
@@ -199,9 +197,7 @@ def _ends(turn: Turn) -> str:
 
 def _updates(grown: Sequence[tuple[int, str]]) -> Turn:
     first, told = grown[0][0], ", ".join(words for _, words in grown)
-    why = (
-        "these grow with the size of an update, whichever knob sets it (rate, updates a batch, clip range, old weights)"
-    )
+    why = "these grow with an update's size, whichever knob sets it (rate, updates a batch, clip range, old weights)"
     return Turn(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), Told.INFERRED, says=told, why=why)
 
 
