@@ -220,7 +220,7 @@ class Gate:
         """The answer of the door itself: to a token, to who leaves; None where the request is meant for the app."""
         method, path, base = connection.scope["method"], connection.scope["path"], self._settings.base_path
         if path == f"{base}/logout":
-            return self._log_out(connection)
+            return await self._leave(connection, session, receive)
         if path == f"{base}/oidc" and self._settings.people:
             return RedirectResponse(base + oidc.login_path(), 303, {"cache-control": "no-store"})
         if path == f"{base}/login" and method == "POST":
@@ -276,6 +276,18 @@ class Gate:
         if parts.scheme or parts.netloc or not within or parts.path in {f"{base}/login", f"{base}/logout"}:
             return f"{base}/"
         return after
+
+    async def _leave(self, connection: HTTPConnection, session: Session | None, receive: Receive) -> Response:
+        """Log out on a POST with the session's token; a mere link, which any page may hold, asks."""
+        if session is None:
+            return self._ask(connection, after="")
+        cookies = (connection.cookies.get(name, "") for name in (self._cookie, oidc.COOKIE))
+        token = hashlib.sha256("\n".join(("leave", *cookies)).encode()).hexdigest()
+        if connection.scope["method"] != "POST":
+            return leave_page(f"{self._settings.base_path}/logout", token)
+        if not secrets.compare_digest((await _form(receive)).get("token", "").encode(), token.encode()):
+            return PlainTextResponse("Refused: open /logout and log out there.\n", 403)
+        return self._log_out(connection)
 
     def _log_out(self, connection: HTTPConnection) -> Response:
         answer = self._ask(connection, "You are logged out.", 200, after="")
@@ -451,6 +463,18 @@ def login_page(
         else "",
     )
     return HTMLResponse(page, status, {**_page_headers(page), **(headers or {})})
+
+
+def leave_page(action: str, token: str) -> Response:
+    """The button that logs out."""
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>rlwatch: log out</title>'
+        "<style>body { font: 16px/1.5 system-ui, sans-serif; margin: 3rem; color-scheme: light dark; } "
+        "button { font: inherit; padding: .5rem 1.5rem; }</style>"
+        f'<form method="post" action="{html.escape(action)}"><input type="hidden" name="token" value="{token}">'
+        "<button>Log out</button></form></html>"
+    )
+    return HTMLResponse(page, 200, _page_headers(page))
 
 
 def again(connection: HTTPConnection) -> Response:

@@ -11,6 +11,7 @@ from rlwatch.importers.base import Row, Skips
 from rlwatch.importers.lines import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
 from rlwatch.importers.step_order import Numbered, StepOrder
 from rlwatch.records import StepRecord
+from rlwatch.redaction import clean_name
 
 _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
     ("ms-swift", frozenset({"train_speed(iter/s)", "train_speed(s/it)", "memory(GiB)"})),
@@ -131,6 +132,7 @@ class RunAssembly:
                 if len(self.names) >= MOST_NAMES:
                     skips.add(f"a metric beyond the first {MOST_NAMES:,} of its run", row.line)
                     continue
+                name = clean_name(name)  # noqa: PLW2901  (one that is not is looked at again in each row)
                 self.names[name] = None
             kept[name] = value
         return kept

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from threading import get_ident
 
+from rlwatch.redaction import redacted
 from rlwatch.seam import say
 
 
@@ -31,7 +32,7 @@ class Counters:
         self.add(name, n)
         if name not in self._warned:
             self._warned.add(name)
-            say(logging.WARNING, "%s (further ones are counted as %r, not logged)", message, name)
+            say(logging.WARNING, "%s (further ones are counted as %r, not logged)", redacted(message), name)
 
     def __getitem__(self, name: str) -> int:
         return sum(n for (counted, _), n in self._counts.copy().items() if counted == name)

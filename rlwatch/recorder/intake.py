@@ -26,6 +26,7 @@ from rlwatch.ports import Journal, Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.shedding import NEARLY, Shedding
 from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, SpikeBatch
+from rlwatch.redaction import clean_names
 from rlwatch.seam import asked, by_a_signal, described, raised_by, sheltered, shown
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Unreadable:
 
 def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
     """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
-    entry = Entry(step, dict(metrics), ts)
+    entry = Entry(step, clean_names(dict(metrics)), ts)
     entry.plain = _PLAIN.issuperset(map(type, entry.metrics.values()))  # the loop runs in C: this is the hot path
     if not entry.plain:
         _defer(entry, [name for name, value in entry.metrics.items() if _in_memory(value)])
@@ -308,7 +309,7 @@ class Awaited:
         others = self.inbox.take(self.moment)
         metrics, spikes = self.parcel.merged(others)
         self.seen(metrics)
-        return Entry(self.parcel.step, {**metrics, RANKS: 1 + len(others)}, self.ts), spikes
+        return Entry(self.parcel.step, clean_names({**metrics, RANKS: 1 + len(others)}), self.ts), spikes
 
 
 FULL = "rlwatch's queue is full; records are dropped, training is not slowed"

@@ -24,7 +24,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
-from rlwatch.redaction import plain
+from rlwatch.redaction import clean_name, plain, redacted
 from rlwatch.seam import asked, described, harmless, seconds, sheltered, shown, words
 
 if TYPE_CHECKING:
@@ -219,7 +219,8 @@ class Run:
         try:
             step_index(step)
         except ValueError as error:
-            raise FirstStepError(f"run.log: {error}; give the trainer's global step, a whole number") from None
+            said = redacted(str(error))
+            raise FirstStepError(f"run.log: {said}; give the trainer's global step, a whole number") from None
 
     @harmless("bad_records")
     def log_spikes(self, spikes: SpikeBatch) -> None:
@@ -237,7 +238,7 @@ class Run:
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
         """Record something that happened: ``reference_reset``, ``note``... What JSON lacks is kept as text."""
         at = None if step is None else step_index(step)
-        self.offer(Event(str(kind), at, plain(body), time.time()))
+        self.offer(Event(clean_name(str(kind)), at, plain(body), time.time()))
 
     @harmless("errors", list)
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:

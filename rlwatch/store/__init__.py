@@ -3,7 +3,8 @@
 **What a store is.** A place for runs, addressed by a URL (:func:`rlwatch.store.url.open_store`). A run is a
 stream of records and events in order of ``seq``, its spike and completion batches, findings, commands, alerts and
 outbox. Opening a store touches nothing; the first run creates what is needed. Runs are named by ``run_id``: letters,
-digits, ``.``, ``_`` and ``-``, at most 120 characters, not starting with a dot (:func:`check_run_id`).
+digits, ``.``, ``_`` and ``-``, at most 120 characters, not starting with a dot, nor with a
+dash, which commands take for an option (:func:`check_run_id`).
 
 **Ownership.** One writer per run at a time, whichever process or thread it lives in. ``open_run`` takes the
 run's lock before it touches anything and raises ``RunLockedError`` naming the holder if somebody has it. The
@@ -76,7 +77,7 @@ import re
 
 from rlwatch.errors import StoreError
 
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}", re.ASCII)
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}", re.ASCII)
 
 
 def check_run_id(run_id: str) -> str:
@@ -88,5 +89,6 @@ def check_run_id(run_id: str) -> str:
     if _RUN_ID.fullmatch(run_id):
         return run_id
     raise StoreError(
-        f"{run_id!r} cannot be a run id: use 1 to 120 letters, digits, '.', '_' or '-', not starting with a dot"
+        f"{run_id!r} cannot be a run id: use 1 to 120 letters, digits, '.', '_' or '-', "
+        "not starting with a dot or a dash"
     )

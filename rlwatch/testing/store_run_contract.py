@@ -95,7 +95,7 @@ _READS: list[Callable[[Store], object]] = [
     lambda store: store.findings("absent"),
     lambda store: store.events("absent"),
 ]
-_BAD_IDS = ["", ".", "..", ".hidden", "a/b", "../up", "a b", "run\n", "é", "a" * 121, "<script>"]
+_BAD_IDS = ["", ".", "..", "-rf", "-", ".hidden", "a/b", "../up", "a b", "run\n", "é", "a" * 121, "<script>"]
 
 
 class RunContract(StoreHooks):

@@ -1,6 +1,7 @@
 """The door before a small application: what it lets through, as whom, and what it answers itself."""
 
 import json
+import re
 import time
 from contextlib import suppress
 from types import SimpleNamespace
@@ -176,6 +177,20 @@ def test_a_base_path_is_part_of_every_address():
         == "/rl/run?x=1"
     )
     assert client.post("/login", data={"token": TOKENS["viewer"]}).status_code == 401
+
+
+def test_a_link_asks_and_only_the_session_itself_logs_out():
+    """Any page may hold a link, and a form of another session's; the button's token is of this one."""
+    client, other = inside(door()), inside(door(), "viewer")
+    asked = client.get("/logout", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
+    token, foreign = (re.search(r'name="token" value="(\w+)"', one.get("/logout").text)[1] for one in (client, other))
+
+    assert (asked.status_code, "set-cookie" in asked.headers) == (200, False)
+    for given in ({}, {"token": ""}, {"token": foreign}, {"token": TOKENS["operator"]}):
+        assert client.post("/logout", data=given).status_code == 403
+    assert client.get("/").json()["role"] == "operator", "still in"
+    assert "Max-Age=0" in client.post("/logout", data={"token": token}).headers["set-cookie"]
+    assert (client.get("/").status_code, client.get("/logout").status_code) == (401, 401)
 
 
 SECRET = "the secret of Streamlit's cookies"

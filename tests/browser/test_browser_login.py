@@ -207,6 +207,7 @@ def test_a_person_logs_in_by_the_form_and_leaves(dashboard, browser):
     expect(page.get_by_role("button", name="Reset reference…")).to_be_disabled()
     expect(page.get_by_role("button", name="Commands", exact=True)).to_be_disabled()
     page.get_by_role("link", name="log out").click()
+    page.get_by_role("button", name="Log out").click()
     expect(page.get_by_text("You are logged out.")).to_be_visible()
     page.goto(f"{dashboard.url}/run?run=r")
     expect(page.get_by_label("Token")).to_be_visible()

@@ -110,6 +110,7 @@ def test_a_command_is_sent_through_the_documented_proxy(proxied, train, browser)
     store = open_store(proxied.dashboard.store)
     until(lambda: [c for c in store.commands(trainer.run_id) if c.status is CommandStatus.DONE], "the trainer obeys")
     page.get_by_role("link", name="log out").click()
+    page.get_by_role("button", name="Log out").click()
     expect(page.get_by_text("You are logged out.")).to_be_visible()
 
     [command] = store.commands(trainer.run_id)

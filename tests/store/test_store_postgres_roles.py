@@ -201,18 +201,18 @@ def test_a_stand_in_is_seen_by_who_gets_the_number(stores, team, logins):
     assert len(stores["owner"].records("cut")) == 1
 
 
-def test_a_refusal_names_who_holds_the_run_and_no_dead_process(stores, team, monkeypatch):
+def test_a_refusal_names_who_holds_the_run_and_no_dead_process(stores, team):
     """The process of the run's row has ended; somebody else ships, judges or purges."""
     stores["writer"].open_run(RunInfo("left", project="math")).close()
-    monkeypatch.setattr(ownership, "LET_GO_S", 0.05)
     with sql(team["owner"]) as db:
         schema = read_address(team["owner"]).schema
         gone = f"{socket.gethostname()}/999999999/1"
         db.execute(f"UPDATE {schema}.run SET writer = %s, pid = 999999999 WHERE run_id = 'left'", (f"{gone}#ab",))
         db.execute("SELECT pg_advisory_lock(%s)", (read_address(team["owner"]).key("run", "left"),))
         held = db.execute("SELECT pg_backend_pid(), current_user").fetchone()
-        with pytest.raises(RunLockedError) as refused:
-            stores["writer"].open_run(RunInfo("left", project="math"))
+        address = read_address(team["writer"])
+        with stores["writer"].server.connection() as other, pytest.raises(RunLockedError) as refused:
+            ownership.lock_patiently(other, address, "left", let_go_s=0.05)
 
     assert f"is held by a connection of login '{held[1]}' (process {held[0]} of the server)" in str(refused.value)
     assert "not by process 999999999" in str(refused.value)

@@ -102,15 +102,17 @@ def test_a_write_that_fails_says_whether_room_would_help(number, kind):
     assert os.strerror(number) in str(error.value)
 
 
-@pytest.mark.parametrize("run_id", ["a", "A-1_b.c", "x" * 120, "-flag", "_", "7"])
+@pytest.mark.parametrize("run_id", ["a", "A-1_b.c", "x" * 120, "_-flag", "_", "7"])
 def test_these_are_names_of_runs(run_id):
     """Up to 120 characters."""
     assert check_run_id(run_id) == run_id
 
 
-@pytest.mark.parametrize("run_id", ["", ".hidden", "..", "x" * 121, "a/b", "a b", "é", "a\n", "a\x00", "a\\b"])
+@pytest.mark.parametrize(
+    "run_id", ["", "-rf", "--help", ".hidden", "..", "x" * 121, "a/b", "a b", "é", "a\n", "a\x00", "a\\b"]
+)
 def test_these_are_not(run_id):
-    """Nothing that leaves the directory, hides in it or looks like two."""
+    """Nothing that leaves the directory, hides in it, looks like two or like an option."""
     with pytest.raises(StoreError, match="cannot be a run id: use 1 to 120"):
         check_run_id(run_id)
 

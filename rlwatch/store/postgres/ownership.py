@@ -115,7 +115,9 @@ def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
         time.sleep(random.uniform(0.005, 0.02))
 
 
-def lock_patiently(db: Connection, address: Address, run_id: str, project: str | None = None) -> None:
+def lock_patiently(
+    db: Connection, address: Address, run_id: str, project: str | None = None, *, let_go_s: float = LET_GO_S
+) -> None:
     """Wait for who only amends, and for the server to notice the end of a process that is gone; refuse otherwise."""
     began, lock = time.monotonic(), lock_of(address, run_id, project)
     while not locked(db, lock):
@@ -123,7 +125,7 @@ def lock_patiently(db: Connection, address: Address, run_id: str, project: str |
         waited = time.monotonic() - began
         amended = bool(holders_of(db, amending(address, run_id))) and waited < AMENDED_S
         ended = row is None or is_gone(row[0].partition("#")[0])
-        if not amended and not (ended and waited < LET_GO_S):
+        if not amended and not (ended and waited < let_go_s):
             raise _refused(run_id, row, holders_of(db, lock), ended=ended)
         time.sleep(random.uniform(0.01, 0.03))
 

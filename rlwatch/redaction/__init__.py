@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -30,131 +30,40 @@ from urllib.parse import unquote, urlsplit
 
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
+from rlwatch.redaction.logins import option_of, without_logins
+from rlwatch.redaction.names import (
+    HIDDEN,
+    Says,
+    hides,
+    hides_number,
+    is_a_word,
+    is_hash,
+    kind_of,
+    names_a_secret,
+    says,
+    words_of,
+)
 from rlwatch.seam import asked
 
-HIDDEN = "[redacted]"
 MAX_TEXT = 2000
 """Characters of a text that are kept."""
 MOST_VALUES = 20_000
 DEEPEST = 40
 MOST_TAGS = 1000
 MOST_IN_ARRAY = 1000
+MOST_WORDS = 30
+"""Of a command that is a list, within which a program's option is looked for."""
 MOST_BITS = 1024
 """Of a whole number; a longer one is no setting, and json refuses to write it."""
 _SHORTEST = 4
 """Shorter fragments of an address are words everybody uses, not secrets."""
 
 
-# --- by name ---------------------------------------------------------------------------------------------------------
-
-
-def _words(text: str) -> frozenset[str]:
+def _set_of(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_ALWAYS = _words(
-    "passphrase passcode secret secrets credential credentials apikeys authorization bearer cookie cookies jwt "
-    "userpass refreshtoken hubtoken"
-)
-_GLUED = (
-    "password",
-    "passwd",
-    "apikey",
-    "apitoken",
-    "authtoken",
-    "accesstoken",
-    "accesskey",
-    "secretkey",
-    "privatekey",
-)
-"""Where somebody wrote two words as one (``pgpassword``)."""
-_LAST = _words("pat auth oauth sas")
-"""Secret as the last word of a name."""
-_WITH = {
-    "key": _words(
-        "api access secret private auth ssh signing encryption hmac master session shared service account storage "
-        "subscription app consumer deploy license wandb hf huggingface openai anthropic azure aws gcp google "
-        "gemini deepseek dashscope serper serpapi tavily jina cohere mistral together groq fireworks openrouter "
-        "swanlab comet clearml neptune mlflow e2b daytona modal github gitlab gpg admin client"
-    ),
-    "pwd": _words("db user root admin smtp mysql redis postgres pg mongo ftp proxy mail"),
-    "pass": _words("db user root admin smtp mysql redis postgres pg mongo ftp proxy mail http imap login"),
-    "keys": _words("api access secret private auth ssh"),
-    "tokens": _words("api access auth hf hub bearer refresh session secret private personal github gitlab"),
-}
-"""Secret as the last word, after one of these."""
-_TEXT_TOKENS = _words(
-    "pad bos eos unk mask sep cls image img video audio vision speech think thinking start end stop begin "
-    "special additional extra max min num per first last next new prev step reward response prompt placeholder "
-    "delimiter tool system assistant answer answers eot eom eod sot boi eoi by logprob action obs observation "
-    "target source draft split decoder encoder forced suppress separator newline padding cutoff fim prefix "
-    "suffix middle latent good bad space"
-)
-"""What comes before ``token`` where it is one of a vocabulary."""
-_ABOUT = _words(
-    "path paths file filename dir directory env var variable name names type mode method enabled scheme url "
-    "uri host port column columns field format id ids level count length len limit size budget ratio mean sum "
-    "sock socket expiry expires ttl provider class fn func backend strategy threshold weight prob"
-)
-"""As the last word of a name, it tells something about a secret and is none."""
-_NOTHING = _words("none null true false auto")
-_SPECIAL = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_0-9]{1,30}\]|</?\w+>")
-_PLAIN_WORDS = re.compile(r"(?=.{2,24}$)[A-Za-z]?[a-z]+(?:[_-][a-z]+)*")
-_JUST_TEXT = _words("value string str header plain text")
-_HOOKS = _words("webhook webhooks url urls uri address endpoint id")
-_IN_QUERY = _words("sig signature key code sign")
-
-
-@lru_cache(maxsize=4096)
-def names_a_secret(name: str) -> bool:
-    """True if values of this name are secrets. Of a dotted name the last part counts, and what qualifies it.
-
-    >>> [names_a_secret(name) for name in ("hub_token", "accessToken", "x-api-key", "eos_token_id", "input_key")]
-    [True, True, True, False, False]
-    """
-    words = _words_of(name)
-    last, before = words[-1], words[-2] if len(words) > 1 else ""
-    if "webhook" in words and last in _HOOKS:
-        return True
-    if last in _ABOUT:
-        return last == "id" and words[-3:-1] == ["access", "key"]
-    if last in _LAST or any(word in _ALWAYS or word.endswith(_GLUED) for word in words):
-        return True
-    if last == "token":
-        return before not in _TEXT_TOKENS
-    return (last == "key" and not before) or before in _WITH.get(last, ())
-
-
-def _words_of(name: str) -> list[str]:
-    """Its words in small letters, without what only says that it is a text."""
-    words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
-    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _JUST_TEXT):
-        words.pop()
-    return words
-
-
-def _qualified(owner: str, name: str) -> str:
-    """A lone ``key`` or ``token`` with whose it is, where that says more: wandb's is one, whatever it looks like."""
-    whole = f"{owner}.{name}"
-    return whole if len(_words_of(name)) == 1 and names_a_secret(name) and names_a_secret(whole) else name
-
-
-def _is_weak(name: str) -> bool:
-    """A name that is often no secret's: ``key``, ``auth``, and whatever ends in ``token``."""
-    words = _words_of(name)
-    return words[-1] == "token" or words in (["key"], ["auth"])
-
-
-def _innocent(name: str, text: str) -> bool:
-    """A value that is none though its name is a secret's: a flag in words, a special token, a column's name."""
-    if text.lower() in _NOTHING or text == HIDDEN or text.startswith("env:"):
-        return True
-    if not _is_weak(name):
-        return False
-    lone = len(_words_of(name)) == 1
-    return bool(_SPECIAL.fullmatch(text) or not text.strip() or (lone and _PLAIN_WORDS.fullmatch(text)))
-
+_IN_QUERY = _set_of("sig signature key code sign")
 
 # --- by shape --------------------------------------------------------------------------------------------------------
 
@@ -211,16 +120,14 @@ _HEADER = re.compile(
 _SCHEME = re.compile(r"\b(Bearer)\s+(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"(?<![\w.\-])(-{0,2})([A-Za-z_][\w.\-]{0,80})(['\"]?\s*(?:=>|[=:])\s*|\s+(?!-))(?=\S)")
 _ELEMENT = re.compile(r"<([A-Za-z][\w.-]{0,60})>([^<>]+)<(?=/)")
-_CURL = re.compile(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
-_VALUE = re.compile(r"\[redacted\]|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
+_VALUE = re.compile(r"\[redacted\]|\{[^{}\s'\"][^{}\n'\"]*\}|'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?|[^\s,;&'\")\]}]+")
 _WORTH_A_LOOK = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
-_COMMON_PAIRS = _words(
+_COMMON_PAIRS = _set_of(
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi "
     "ri ro ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc "
     "et ut ss so rs un lo wa ge ie wh ee wi em ad ol rt po we na ul ni ts mo ow pa im mi ai sh ir su id os iv "
     "ia am fi ci vi pl ig tu ev ld ry mp fe bl ab gh ty op sa ay ex"
 )
-_HASH = re.compile(r"(?:[0-9a-f]{32,128}|[0-9A-F]{32,128}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 
 
 def redacted(text: str, *, most: int = 5 * MAX_TEXT) -> str:
@@ -232,7 +139,32 @@ def redacted(text: str, *, most: int = 5 * MAX_TEXT) -> str:
     return _without_secrets(text, most, own_secrets())
 
 
-def _without_secrets(text: str, most: int, known: Sequence[str]) -> str:
+_clean: set[str] = set()
+_MOST_CLEAN = 100_000
+
+
+def clean_names(named: Mapping[str, Any]) -> dict[str, Any]:
+    """``named`` with names that hold no secret, as they are nearly always; itself where it is such a dictionary.
+
+    >>> clean_names({"loss": 1.0, "http://ann:s3cret@h/loss": 2.0})
+    {'loss': 1.0, 'http://[redacted]@h/loss': 2.0}
+    """
+    if type(named) is dict and _clean.issuperset(named):  # of each row of a training: one look
+        return named
+    return {clean_name(name) if type(name) is str else name: value for name, value in named.items()}
+
+
+def clean_name(name: str) -> str:
+    """The name of a metric or the kind of an event, without secrets. What looks drawn may be the id of a task."""
+    if name in _clean:
+        return name
+    kept = _without_secrets(name, max(5 * MAX_TEXT, len(name)), own_secrets(), drawn=False)
+    if kept == name and len(_clean) < _MOST_CLEAN:
+        _clean.add(name)
+    return kept
+
+
+def _without_secrets(text: str, most: int, known: Sequence[str], *, drawn: bool = True) -> str:
     text = text[: most + MAX_TEXT // 4]  # a secret that the cut goes through is still recognised
     for secret in known:
         text = text.replace(secret, HIDDEN)
@@ -241,10 +173,12 @@ def _without_secrets(text: str, most: int, known: Sequence[str]) -> str:
         text = _ADDRESS.sub(lambda found: redact_url(found[0]) if _HOOK.search(found[0]) else found[0], text)
         text = _USER_WITH_SLASH.sub(f"{HIDDEN}@", _USER.sub(_without_user, text))
     text = _QUERY.sub(_without_query, text)
-    text = _CURL.sub(rf"\1{HIDDEN}", _ELEMENT.sub(_without_content, text))
+    text = without_logins(_ELEMENT.sub(_without_content, text))
     text = _SCHEME.sub(rf"\1 {HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", text))
     text = _KNOWN.sub(HIDDEN, text)
-    text = _WORTH_A_LOOK.sub(lambda found: HIDDEN if is_random(found[0]) else found[0], _without_assigned(text))
+    text = _without_assigned(text)
+    if drawn:
+        text = _WORTH_A_LOOK.sub(lambda found: HIDDEN if is_random(found[0]) else found[0], text)
     return text[:most]
 
 
@@ -252,6 +186,13 @@ def _without_user(found: re.Match[str]) -> str:
     """A user alone is no secret, but of http it is a token (``https://TOKEN@host``)."""
     only_a_name = ":" not in found[2] and found[1].lower() not in ("http", "https")
     return found[0] if only_a_name or found[2] == HIDDEN else f"{found[1]}://{HIDDEN}@"
+
+
+def _qualified(owner: str, name: str) -> str:
+    """A lone ``key``, ``pass`` or ``token`` with whose it is, where that says more: wandb's is one, whatever it is."""
+    whole = f"{owner}.{name}"
+    more = says(whole) > says(name) or (says(whole) is Says.SURE and is_a_word(name))
+    return whole if owner and len(words_of(name)) == 1 and more else name
 
 
 def _without_content(found: re.Match[str]) -> str:
@@ -269,9 +210,9 @@ def _without_assigned(text: str) -> str:
     parts, at = [], 0
     while found := _ASSIGNMENT.search(text, at):
         flag, name, sign = found.groups()
-        sought = names_a_secret(name) and (flag or sign.strip())
-        value = _VALUE.match(text, found.end()) if sought else None
-        if value is None or _is_no_value(name, sign, value[0]):
+        how = says(name) if flag or sign.strip() else Says.NOTHING
+        value = _VALUE.match(text, found.end()) if how is not Says.NOTHING else None
+        if value is None or not _is_assigned(name, sign, value[0], how):
             parts.append(text[at : found.end()])
             at = found.end()
             continue
@@ -280,12 +221,35 @@ def _without_assigned(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _is_no_value(name: str, sign: str, value: str) -> bool:
-    """True if a text seems to assign and does not: the words after ``each token:``, the mark in ``end_token=</s>``."""
-    value = value.strip("'\"")
-    if ":" in sign:
-        return _innocent(name, value) or (_is_weak(name) and not any(map(str.isdigit, value)))
-    return bool(_SPECIAL.fullmatch(value)) or value.lower() in _NOTHING or value == HIDDEN
+_PATTERN = re.compile(r"[(\[^.\\][^'\"]*[\\*+?|\]^].*|[\[(^\\].*")
+"""A regular expression, of which the text is one."""
+
+
+def _is_assigned(name: str, sign: str, value: str, how: Says) -> bool:
+    """False where a text seems to assign and does not: words after ``each token:``, a pattern, ``end_token=</s>``."""
+    quoted, value = value[:1] in "'\"", value.strip("'\" ")
+    spoken = not quoted and sign.strip() == ":" and is_a_word(name) and not _HAS_DIGIT(value)
+    return not spoken and not _PATTERN.fullmatch(value) and hides(name, value, how)
+
+
+_HAS_DIGIT = re.compile(r"\d").search
+
+
+_LABELS = _set_of(
+    "name id ids uuid job run exp experiment trial sweep commit revision sha hash digest checksum etag fingerprint tag "
+    "image path dir directory file model checkpoint ckpt adapter dataset version regex pattern template"
+)
+
+
+def _is_a_label(name: str) -> bool:
+    """True of what people and programs put together of parts: it looks drawn and tells which one it was."""
+    return words_of(name)[-1] in _LABELS
+
+
+_MOMENT = re.compile(
+    r"(?:20\d{2}[-_]?[01]\d[-_]?[0-3]\d|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[0-3]\d)"
+    r"(?:[T_-]?[0-2]\d[-_h:]?[0-5]\d(?:[-_m:]?[0-5]\ds?)?Z?)?"
+)
 
 
 def is_random(text: str) -> bool:
@@ -297,20 +261,16 @@ def is_random(text: str) -> bool:
     >>> is_random("f8Kq2ZtV1rX7bLw9Dq-Qm3Ns"), is_random("Qwen2ForCausalLMWithValueHead-lr1e6-bs512")
     (True, False)
     """
-    pieces = re.findall(r"[A-Za-z0-9]+", text)
+    pieces = re.findall(r"[A-Za-z0-9]+", _MOMENT.sub("-", text))
     letters = "".join(pieces)
-    if len(letters) < 20 or len({_kind(letter) for letter in letters}) < 3 or _HASH.fullmatch(text):
+    if len(letters) < 20 or len({kind_of(letter) for letter in letters}) < 3 or is_hash(text):
         return False
     if max(map(len, pieces)) < 12:
         return False  # a name of many parts
     pairs = [pair for piece in pieces for pair in pairwise(piece)]
-    changes = sum(_kind(one) != _kind(other) for one, other in pairs) / len(pairs)
+    changes = sum(kind_of(one) != kind_of(other) for one, other in pairs) / len(pairs)
     spoken = [(one + other).lower() in _COMMON_PAIRS for one, other in pairs if (one + other).isalpha()]
     return changes >= 0.36 and sum(spoken) <= 0.42 * len(spoken)
-
-
-def _kind(letter: str) -> str:
-    return "0" if letter.isdigit() else "a" if letter.islower() else "A"
 
 
 def redact_url(url: str) -> str:
@@ -359,7 +319,7 @@ def _look_again() -> None:
 
 
 def _of_variable(name: str, value: str) -> Iterator[str]:
-    if names_a_secret(name) and not value.startswith(("/", "~", ".")) and not _innocent(name, value):
+    if not value.startswith(("/", "~", ".")) and hides(name, value, says(name)):
         yield from _telling(value)
     elif "://" in value and "@" in value:  # a proxy's, say
         try:
@@ -486,16 +446,16 @@ class _Plain:
         self._within: list[int] = []
         self._known = own_secrets()
 
-    def value(self, name: str, value: object, *, secret: bool = False) -> JSON:
-        """``value`` of this ``name``; ``secret``: it is within one."""
+    def value(self, name: str, value: object, *, secret: Says = Says.NOTHING) -> JSON:
+        """``value`` of this ``name``; ``secret``: as much is said by what it is within."""
         self._left -= 1
-        secret = secret or names_a_secret(name)
+        secret = max(secret, says(name))
         return asked(
             lambda: self._any(name, value, secret=secret),
             lambda error: f"<{type(value).__name__}, which cannot be read: {type(error).__name__}>",
         )
 
-    def _any(self, name: str, value: object, *, secret: bool) -> JSON:
+    def _any(self, name: str, value: object, *, secret: Says) -> JSON:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
@@ -520,7 +480,7 @@ class _Plain:
         finally:
             self._within.pop()
 
-    def _other(self, name: str, value: object, *, secret: bool) -> JSON:
+    def _other(self, name: str, value: object, *, secret: Says) -> JSON:
         scalar = _scalar(value)
         if scalar is not None:
             return self._any(name, scalar, secret=secret)
@@ -529,7 +489,7 @@ class _Plain:
         shown = bytes(value[: 2 * self._most]) if isinstance(value, bytes | bytearray) else value
         return self._text(name, repr(shown), secret=secret)
 
-    def _array(self, name: str, value: Any, *, secret: bool) -> JSON:
+    def _array(self, name: str, value: Any, *, secret: Says) -> JSON:
         """Of numpy or torch: a small one as a list. Nobody waits for a device."""
         if not getattr(value, "is_cpu", True):
             return f"<{type(value).__name__} of shape {tuple(value.shape)} on {value.device}>"
@@ -537,51 +497,53 @@ class _Plain:
             return self.value(name, value.tolist(), secret=secret)
         return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
 
-    def _number(self, name: str, value: int | float, *, secret: bool) -> JSON:
-        """Numbers are no secrets, however they are called (``max_tokens``), unless they are somebody's password."""
-        if secret and "pass" in name.lower() and isinstance(value, int):
+    def _number(self, name: str, value: int | float, *, secret: Says) -> JSON:
+        """A number as JSON has it; a password is none."""
+        if isinstance(value, int) and hides_number(name, secret):
             return HIDDEN
         if isinstance(value, int) and int.bit_length(value) > MOST_BITS:
             return f"<a whole number of {int.bit_length(value)} bits>"
         return float.__float__(value) if isinstance(value, float) else int.__int__(value)
 
-    def _text(self, name: str, text: str, *, secret: bool) -> str:
+    def _text(self, name: str, text: str, *, secret: Says) -> str:
         text = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-        if not secret or _innocent(name, text):
-            return _without_secrets(text, self._most, self._known)
+        if not hides(name, text, secret):
+            return _without_secrets(text, self._most, self._known, drawn=not _is_a_label(name))
         return redact_url(text) if "://" in text and "hook" in name.lower() else HIDDEN
 
-    def _mapping(self, owner: str, value: object, *, secret: bool) -> dict[str, JSON]:
+    def _mapping(self, owner: str, value: object, *, secret: Says) -> dict[str, JSON]:
         kept: dict[str, JSON] = {}
         named = ""
         for key, get in _entries(value):
             if self._left <= 0:
                 kept["..."] = f"<more than {MOST_VALUES} values>"
                 break
-            name = self._text("", _name(key), secret=False)
+            name = self._text("", _name(key), secret=Says.NOTHING)
             held = asked(get, _Unread)  # OmegaConf's ??? raises
             if type(held) is _Unread:  # a value may lie about its class, or raise
                 kept[name] = f"<cannot be read: {held.kind}>"
                 continue
             if name.lower() in ("name", "key") and isinstance(held, str):
                 named = held  # {"name": "HF_TOKEN", "value": ...}, as Kubernetes and Ray write it
-            hides = secret or (name.lower() == "value" and names_a_secret(named))
-            kept[name] = self.value(_qualified(owner, name), held, secret=hides)
+            within = max(secret, says(named)) if name.lower() == "value" else secret
+            kept[name] = self.value(_qualified(owner, name), held, secret=within)
         return kept
 
-    def _list(self, name: str, items: Iterable[object], *, secret: bool) -> list[JSON]:
+    def _list(self, name: str, items: Iterable[object], *, secret: Says) -> list[JSON]:
         kept: list[JSON] = []
-        before = ""
+        before, argv = "", list[str]()
         for item in items:
             if self._left <= 0:
                 kept.append(f"<more than {MOST_VALUES} values>")
                 break
             # an option and its value, or a name and its value
             flag = before.startswith("-") and isinstance(item, str) and not item.startswith("-")
-            pair = len(kept) == 1 and before and not _is_weak(before)
-            owner = before.lstrip("-") if (flag or pair) and names_a_secret(before) else ""
-            kept.append(self.value(owner or name, item, secret=secret))
+            pair = len(kept) == 1 and before and (says(before) is Says.MAYBE or not is_a_word(before))
+            owner = before.lstrip("-") if flag or pair else ""
+            shown = option_of(argv, item) if isinstance(item, str) and len(argv) < MOST_WORDS else None
+            kept.append(shown or self.value(owner if says(owner) is not Says.NOTHING else name, item, secret=secret))
             before = item if isinstance(item, str) and len(item) <= 100 and "=" not in item else ""
+            argv = [*argv, before] if before else []
         return kept
 
 

@@ -1,0 +1,271 @@
+"""Judge by the name of a value, and where that leaves room by its shape, whether it is a secret.
+
+A name says it (``db_pw``), says that it may be (``judge_key``, beside ``prompt_key``), or says nothing. What a name
+says for certain is hidden but for what cannot be one: a flag, a variable's name, nothing. Of what may be one the
+value decides: ``conversation_id`` is a column, ``k9f8Kq2Zt`` is a key.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+from itertools import pairwise
+
+HIDDEN = "[redacted]"
+
+
+class Says(IntEnum):
+    """The weight of a name as a sign that its value is a secret."""
+
+    NOTHING = 0
+    MAYBE = 1
+    SURE = 2
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ALWAYS = _words(
+    "password passwords passwd passwds pswd psswd passwrd pword passphrase passphrases passcode passcodes passkey "
+    "secret secrets scrt credential credentials cred creds apikey apikeys authorization bearer cookie cookies jwt "
+    "userpass refreshtoken hubtoken authkey psk sessionid sessid csrf csrftoken xsrf xsrftoken otp totp "
+    "mnemonic htpasswd pgpass passwort kennwort motdepasse mdp senha contrasena wachtwoord haslo lozinka"
+)
+"""Secret wherever they stand in a name, unless its last word tells something about a secret."""
+_GLUED = re.compile(
+    r".*(?:password|passwd|passphrase|apikey|apitoken|authtoken|accesstoken|accesskey|secretkey|privatekey|sessid|sessionid|"
+    r"clientsecret|csrftoken)s?"
+    r"|(?:db|user|root|admin|smtp|imap|mysql|redis|pg|sql|mongo|ftp|proxy|mail|ldap|ssh|sudo|svc|mqtt|http|rds|wifi|"
+    r"login|bind|key|store|keystore|vault|my|app|su)(?:pass|pw|pwd)"
+    r"|(?:npm|hf|hub|bot|api|auth|access|refresh|id|github|gitlab|slack)token"
+)
+"""Where somebody wrote two words as one (``pgpassword``)."""
+_ELSEWHERE = re.compile("密码|密碼|口令|密钥|密鑰|秘钥|パスワード|비밀번호|пароль", re.IGNORECASE)
+_KEYS = _words(
+    "api access secret private auth ssh signing sign encryption encrypt decryption decrypt cipher crypto aes des rsa "
+    "ecdsa fernet tls ssl hmac master shared service account storage subscription app consumer deploy license "
+    "licence activation wandb hf huggingface openai anthropic azure aws gcp google gemini deepseek dashscope serper "
+    "serpapi tavily jina cohere mistral together groq fireworks openrouter swanlab comet clearml neptune mlflow e2b "
+    "daytona modal github gitlab gpg pgp admin client routing integration ingest ingestion write webhook judge grader "
+    "verifier llm rm server vllm sglang sandbox vault kms stripe twilio sendgrid mailgun datadog dd sentry pagerduty "
+    "opsgenie pushover notion slack bot push functions function host embedding embeddings search scraper telemetry "
+    "hub team org backup recovery unseal jwt saml sso oidc idp pki ldap wireguard wg vpn wifi wpa ngrok "
+    "cloudflare heroku vercel supabase firebase algolia mapbox qdrant pinecone weaviate elastic minio "
+    "runpod replicate novita siliconflow moonshot kimi zhipu minimax volcengine ark hunyuan xai perplexity nvidia ngc "
+    "langsmith langfuse helicone scale labelbox brave bing exa firecrawl browserbase"
+)
+"""Before ``key`` and ``keys``."""
+_COLUMNS = _words(
+    "cache sort group dedup partition index primary foreign hash etag unique object prompt label image data sample row"
+)
+"""Before ``key`` where a hash is an ordinary value."""
+_TOKENS = _words(
+    "api access auth hf hub huggingface bearer refresh session secret private personal github gitlab git bot slack "
+    "discord telegram deploy ci job upload push npm pypi oauth sas csrf xsrf user id security aws azure gcp wandb "
+    "read write admin service account login device registry docker webhook app client x"
+)
+"""Before ``token`` and ``tokens`` of a service."""
+_TEXT_TOKENS = _words(
+    "pad bos eos unk mask sep cls image img video audio vision speech think thinking start end stop begin "
+    "special additional extra max min num per first last next new prev step reward response prompt placeholder "
+    "delimiter tool system assistant answer answers eot eom eod sot boi eoi by logprob action obs observation "
+    "target source draft split decoder encoder forced suppress separator newline padding cutoff fim prefix "
+    "suffix middle latent good bad space query yes no true memory register class boundary"
+)
+"""What comes before ``token`` where it is one of a vocabulary."""
+_LOGINS = _words("basic proxy http https redis rediscli smtp registry docker npm sasl imap")
+_PATS = _words("gh github gitlab git ado azure personal user my hub")
+_PASSES = _words(
+    "forward backward first second third last next prev single multi one two n num number compiler fusion render "
+    "optimization per each full test tests must should did high low band fast slow val eval train by"
+)
+"""Before ``pass`` where nothing is let in."""
+_CODES = _words("recovery backup verification access auth otp unlock security pin invite mfa sms")
+_ABOUT = _words(
+    "path paths file filename files dir directory env var variable name names type types mode method enabled disabled "
+    "scheme url uri host port column columns field format id ids level count counts length len limit size budget "
+    "ratio mean sum sock socket expiry expires ttl provider class fn func function backend strategy strength "
+    "threshold weight prob rate regex regexp pattern policy policies rule rules algorithm alg algo required "
+    "helper manager store source sources ref refs reference scope scopes issuer audience lifetime interval timeout "
+    "retries version location bucket samesite domain jar scanning found detected present set given protected hint "
+    "dim dropout loss metric template prompt question header_name side tier quota age created updated at label"
+)
+"""As the last word of a name, it tells something about a secret and is none."""
+_FLAGS = _words(
+    "n num number no has have is are use uses used using enable disable allow allows require requires show hide with "
+    "without skip check max min total count detect scan"
+)
+"""As the first word of a name it asks how many, or whether."""
+_JUST_TEXT = _words("value string str header plain text")
+_HOOKS = _words("webhook webhooks url urls uri address endpoint id")
+
+
+@lru_cache(maxsize=4096)
+def says(name: str) -> Says:
+    """The weight of ``name``. Of a dotted name the last part counts, what qualifies it, and what holds secrets.
+
+    >>> [says(name).name for name in ("hub_token", "judge.pw", "sort_key", "n_passwords", "eos_token_id")]
+    ['SURE', 'SURE', 'MAYBE', 'MAYBE', 'NOTHING']
+    """
+    if _ELSEWHERE.search(name):
+        return Says.SURE
+    words = words_of(name)
+    if "webhook" in words and words[-1] in _HOOKS:
+        return Says.SURE
+    if words[-1] in _ABOUT:
+        return Says.SURE if words[-3:] in (["access", "key", "id"],) else Says.NOTHING
+    secret = [word for word in words if word in _ALWAYS or _GLUED.fullmatch(word)]
+    found = Says.SURE if secret else _last(words)
+    if len(words) > 1 and secret == words[:1] and secret[0].startswith("cookie"):
+        found = Says.MAYBE  # ``cookie_banner``
+    return min(found, Says.MAYBE) if len(words) > 1 and words[0] in _FLAGS else found
+
+
+def names_a_secret(name: str) -> bool:
+    """True if values of this name are secrets, whatever they look like but for flags and references.
+
+    >>> [names_a_secret(name) for name in ("hub_token", "accessToken", "x-api-key", "eos_token_id", "input_key")]
+    [True, True, True, False, False]
+    """
+    return says(name) is Says.SURE
+
+
+def words_of(name: str) -> list[str]:
+    """Its words in small letters, without what only says that it is a text; ``pass word`` is one."""
+    words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _JUST_TEXT):
+        words.pop()
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "pass" and word in ("word", "words", "phrase", "code", "key"):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return joined
+
+
+def _last(words: list[str]) -> Says:
+    """By the last word and the one before it."""
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last in ("key", "keys"):
+        return Says.SURE if before in _KEYS else Says.NOTHING if before == "public" else Says.MAYBE
+    if last in ("token", "tokens", "tok", "tkn"):
+        if before in _TEXT_TOKENS or words == ["tok"]:
+            return Says.NOTHING
+        return Says.SURE if before in _TOKENS or words == ["token"] else Says.MAYBE
+    if last in ("pass", "pw", "pwd"):
+        if last == "pass" and before in _PASSES:
+            return Says.NOTHING
+        return Says.MAYBE if words in (["pass"], ["pwd"]) else Says.SURE
+    if last in ("auth", "oauth", "pat", "sas", "sig", "signature", "salt", "sid"):
+        return Says.SURE if before in (_PATS if last == "pat" else _LOGINS) and last in ("pat", "auth") else Says.MAYBE
+    if last in ("code", "codes", "phrase", "phrases"):
+        return Says.SURE if before in (_CODES if last.startswith("code") else ("seed", "recovery")) else Says.NOTHING
+    holds = {"tokens", "keys"} & set(words[:-1])
+    return Says.MAYBE if holds and words[0] in holds else Says.NOTHING
+
+
+# --- what the value adds ---------------------------------------------------------------------------------------------
+
+_NOTHING = _words("none null nil true false auto yes no on off enabled disabled default unset n/a")
+_SPECIAL = re.compile(r"<[^<>\s]{1,60}>|\[[A-Z_0-9]{1,30}\]|</?\w+>")
+_REFERENCE = re.compile(
+    r"env:\S*|\$\{?[A-Z_][A-Z0-9_]*\}?|\$\{.*|\{\{.*|%[A-Z_]+%|!(?:vault|secret|env|ref|sub)\b.*|\*+|x{3,}|\.{3}"
+    r"|<[a-z _-]+>"
+)
+"""Where it is to be found, or that it is not shown."""
+_PATH = re.compile(
+    r"(?:~/|\.{1,2}/|/(?:etc|home|root|var|opt|mnt|tmp|usr|run|data|work\w*|secrets|srv|Users|nfs)\b)[^\s]*"
+)
+_A_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?%?")
+_PART = re.compile(r"[A-Za-z0-9]+")
+_ONE_WORD = re.compile(r"[a-z]{2,16}(?:_[a-z]{1,16}){0,2}")
+_HASH = re.compile(r"(?:[0-9a-f]{32,128}|[0-9A-F]{32,128}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
+_PASSWORDS = re.compile(r"pass|pw|pin|code|otp", re.IGNORECASE)
+
+
+_USED_IN_PROSE = ("token", "tokens", "key", "keys", "auth")
+
+
+def is_a_word(name: str) -> bool:
+    """True of names that stand before colons, and in lists, of ordinary texts as well: ``each token: of``."""
+    return says(name) is Says.MAYBE or words_of(name)[-1] in _USED_IN_PROSE
+
+
+def is_hash(text: str) -> bool:
+    """True of a digest or an id in hexadecimal digits."""
+    return bool(_HASH.fullmatch(text))
+
+
+def hides(name: str, text: str, how: Says) -> bool:
+    """True if ``text`` under ``name``, of which that much is said, is a secret."""
+    text = text.strip()
+    if how is Says.NOTHING or text.lower() in _NOTHING or text == HIDDEN or _REFERENCE.fullmatch(text):
+        return False
+    words = words_of(name)
+    if how is Says.SURE:
+        if words[-1] in ("token", "tokens") and (
+            _SPECIAL.fullmatch(text) or (len(words) == 1 and _ONE_WORD.fullmatch(text))
+        ):
+            return False
+        if words[-1] in ("auth", "key", "keys") and _PATH.fullmatch(text):
+            return False
+        return not (_A_NUMBER.fullmatch(text) and len(words) == 1 and words[0] in _USED_IN_PROSE)
+    return _maybe_hides(words, text)
+
+
+def _maybe_hides(words: list[str], text: str) -> bool:
+    last = words[-1]
+    if last in ("key", "keys") and len(words) > 1 and words[-2] in _COLUMNS and is_hash(text):
+        return False
+    if last in ("token", "tkn") and _NO_TOKEN_OF_TEXT.fullmatch(text):
+        return True
+    if (last == "auth" or words == ["key"]) and text and "://" not in text and not _NAMED.fullmatch(text):
+        return not any(known.fullmatch(text) for known in (_SPECIAL, _A_NUMBER, _PATH))
+    plain = _PATH.match(text) or _A_NUMBER.fullmatch(text)
+    return looks_opaque(text) or (words in (["pass"], ["pwd"]) and not plain)
+
+
+def hides_number(name: str, how: Says) -> bool:
+    """Numbers are no secrets, however they are called (``max_tokens``), unless they are somebody's password."""
+    return how is Says.SURE and bool(_PASSWORDS.search(name))
+
+
+_NO_TOKEN_OF_TEXT = re.compile(r"(?!<|\[)(?:(?=\S*\d)(?=\S*[A-Za-z])[^\s{}]{6,}|[!-~]{9,})")
+"""Longer than what a vocabulary has, or with digits in it."""
+_NAMED = re.compile(r"[A-Za-z]+(?:[_\-./@ ,]+[A-Za-z0-9]+)*")
+_HEX_KEY = re.compile(r"[0-9a-f]{16,}|[0-9A-F]{16,}")
+_SYMBOLS = frozenset("!&#%?~=+")
+_CHANGES = 0.42
+"""Of neighbouring characters that differ in kind, of letters and digits that were drawn; of names 0.3 at most."""
+
+
+def looks_opaque(text: str) -> bool:
+    """True if ``text`` is no word, column, path or number anybody would choose: letters and digits in a jumble.
+
+    >>> [looks_opaque(text) for text in ("conversation_id", "qwen2p5_7b", "eval/aime24/pass@1", "k9f8Kq2Ztx")]
+    [False, False, False, True]
+    """
+    if len(text) < 6 or _SPECIAL.fullmatch(text) or _PATH.match(text) or "://" in text or not text.isascii():
+        return False
+    if len(text.split()) > 1 or any(letter in text for letter in "{}<>$\\^|"):
+        return False
+    parts = _PART.findall(text)
+    if _HEX_KEY.fullmatch(text) or (_SYMBOLS & set(text) and _kinds(parts) == 3 and len(text) >= 8):
+        return not text.isdecimal()
+    pairs = [pair for part in parts for pair in pairwise(part)]
+    changes = sum(kind_of(one) != kind_of(other) for one, other in pairs)
+    short = max(map(len, parts)) >= 8 and _kinds(parts) == 3 and changes >= 0.6 * len(pairs)
+    return short or (len(pairs) >= 9 and max(map(len, parts)) >= 8 and changes >= _CHANGES * len(pairs))
+
+
+def _kinds(parts: list[str]) -> int:
+    return len({kind_of(letter) for part in parts for letter in part})
+
+
+def kind_of(letter: str) -> str:
+    """Of a letter or digit: ``0``, ``a`` or ``A``."""
+    return "0" if letter.isdigit() else "a" if letter.islower() else "A"
