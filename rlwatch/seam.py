@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from errno import EAGAIN, EMFILE, ENFILE, ENOMEM
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
@@ -253,7 +253,7 @@ class Seam:
         def hooked(*args: Any, **kwargs: Any) -> None:
             self.attempt(tap, work, *args, **kwargs)
 
-        return hooked
+        return Tapped(_nothing, hooked)
 
     def works(self, tap: str) -> bool:
         """True if ``tap`` is still switched on."""
@@ -277,6 +277,43 @@ class Seam:
     def _count(self, counter: str) -> None:
         if self.run is not None:
             self.run.counters.add(counter)
+
+
+class Tapped:
+    """A function of somebody's object, replaced by ours, which is called in its place.
+
+    A copy, by :mod:`copy` or :mod:`pickle`, is the original again, of the copied object where it is a method: what was
+    copied from a watched model or trainer is watched by nobody, and records nothing into a run that is another's.
+    """
+
+    def __init__(self, original: Callable[..., Any], calls: Callable[..., Any]) -> None:
+        update_wrapper(self, original)
+        self._original, self._calls = original, calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What ours returns."""
+        return self._calls(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_is, (self._original,)
+
+
+def _as_it_is(value: T) -> T:
+    return value
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """In the place of a hook, in a copy."""
+
+
+def copied(what: str, instead: str) -> None:
+    """Say, once a process, that a copy of ``what`` records nothing, and what to do ``instead``."""
+    if what not in _copied:
+        _copied.add(what)
+        say(logging.WARNING, "a copy of a %s records nothing, here and in other processes; %s", what, instead)
+
+
+_copied: set[str] = set()
 
 
 class Guarded(Protocol):

@@ -25,7 +25,7 @@ from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import clean_name, plain, redacted
-from rlwatch.seam import asked, described, harmless, seconds, sheltered, shown, words
+from rlwatch.seam import asked, copied, described, harmless, seconds, sheltered, shown, words
 
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Outcome
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 
 DEADLINE_S = 10.0
+FORKED = (
+    "what a forked child logs is lost: only the process that called rlwatch.init records its run; log there, or begin "
+    "a run of the child's own with rlwatch.init"
+)
 UNJUDGED = "the run ended before all its rows were judged: its next attempt, or `rlwatch watch STORE`, judges the rest"
 
 
@@ -137,11 +141,16 @@ class Run:
         self._engine: Engine | None = None
         self._link: Link | None = None
         self._health = Health()
-        self._ended = False
+        self._ended = self._forked = False
         self._logs = False
         """Whether :meth:`log` was called."""
         self._listeners: list[Callable[[Outcome], None]] = []
         self._machine: MachineThread | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in this process or another, knows which run it is of and records nothing."""
+        copied("run", "rlwatch.init begins one where it is wanted")
+        return _inert, (self.info, self.rank, self.world_size)
 
     def attach(self, engine: Engine) -> None:
         """Begin to record; a run nothing is attached to does nothing."""
@@ -184,11 +193,15 @@ class Run:
         """Give this rank's share of a step, while :attr:`linked`; every rank does for each step, even an empty one."""
         if self._link is not None and not self._ended:
             self._link.send(parcel)
+        else:
+            self.lose_forked()
 
     def offer(self, item: Queued) -> None:
         """Queue ``item`` for the writer thread, if this run records."""
         if self._engine is not None and not self._ended:
             self._engine.intake.put(item)
+        else:
+            self.lose_forked()
 
     @harmless("bad_records", passing=FirstStepError)
     def log(self, metrics: Mapping[str, Any], step: float) -> None:
@@ -208,6 +221,7 @@ class Run:
             self._check_first(step)
         engine = self._engine
         if engine is None or self._ended:
+            self.lose_forked()
             return
         engine.intake.put(admit(metrics, step_index(step), time.time()))
 
@@ -226,7 +240,7 @@ class Run:
     def log_spikes(self, spikes: SpikeBatch) -> None:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
         batch = a_batch(spikes, SpikeBatch)
-        if self._engine is not None and self._engine.intake.wants(batch):
+        if self._engine is None or self._engine.intake.wants(batch):
             self.offer(batch)
 
     @harmless("bad_records")
@@ -324,11 +338,17 @@ class Run:
 
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
+        self._forked = self._forked or (not self._ended and (self._engine is not None or self._link is not None))
         self._engine = self._machine = None
         self._logs = True
         if self._link is not None:
             self._link.forked()
             self._link = None
+
+    def lose_forked(self) -> None:
+        """Count what is given to the run of a parent process in a forked child: it is lost, and said to be, once."""
+        if self._forked and not self._ended:
+            self.counters.warn("forked", FORKED)
 
     @harmless("bad_calls")
     def listen(self, listener: Callable[[Outcome], None]) -> None:
@@ -364,6 +384,10 @@ class Run:
         reason = described(error)
         self.event("exception", error=reason)
         self.finish(RunState.CRASHED, reason)
+
+
+def _inert(info: RunInfo, rank: int, world_size: int) -> Run:
+    return Run(info, Counters(), rank=rank, world_size=world_size)
 
 
 # The ends of a process: exit, SIGTERM, fork. A run survives them all without being asked to.

@@ -116,6 +116,53 @@ def test_a_forked_child_is_inert_and_the_parent_goes_on(tmp_path):
     assert [r.step for r in open_store(str(tmp_path)).records("child")] == list(range(51))
 
 
+def test_what_a_forked_child_logs_is_said_to_be_lost_once_and_counted(tmp_path):
+    """By every call that records; a child that logs nothing, and a run of the child's own, say nothing."""
+    body = """
+        import logging
+        said = []
+        class Kept(logging.Handler):
+            def emit(self, record):
+                said.append(record.getMessage())
+        logging.getLogger("rlwatch").addHandler(Kept())
+        def in_child(work):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    work()
+                except BaseException as error:
+                    print(repr(error), flush=True)
+                    os._exit(1)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        def logs():
+            for step in range(3):
+                run.log({"entropy": 9.9}, step=step)
+            run.event("note", 1)
+            assert run.counters["forked"] == 4, run.counters.snapshot()
+            assert len(said) == 1 and "what a forked child logs is lost" in said[0], said
+        def silent():
+            run.finish()
+            assert run.counters["forked"] == 0 and not said
+        def begins():
+            with rlwatch.init(store="memory://own") as own:
+                own.log({"entropy": 1.0}, step=1)
+            assert own.counters.snapshot() == {} and not said
+        for work in (logs, silent, begins):
+            in_child(work)
+        assert run.counters["forked"] == 0
+        run.finish()
+        run.log({"entropy": 1.0}, step=60)
+        in_child(lambda: run.log({"entropy": 1.0}, step=61))
+        assert run.counters["forked"] == 0 and not said, said
+        print("ALL", flush=True)
+    """
+    process = child(tmp_path, body)
+    out, _ = process.communicate(timeout=600)
+
+    assert (process.returncode, out.strip()) == (0, "ALL")
+
+
 def test_a_run_in_a_thread_installs_no_signal_handler(tmp_path):
     """Only the main thread may."""
     body = """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.errors import StoreCorruptError, StoreError
+from rlwatch.errors import StoreCorruptError, StoreError, StoreFullError
 from rlwatch.records import RunInfo, RunState, StepRecord
-from rlwatch.store.sqlite import connection
+from rlwatch.store.sqlite import connection, writer
 from rlwatch.store.sqlite.journal import Journal
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import fill, steps
@@ -215,3 +215,36 @@ def test_what_to_do_about_damage_is_never_to_remove_the_journal(tmp_path: Path):
         store.run("run")
     assert "or move run.db away: what its journal holds is read without it" in str(said.value)
     assert "remove" not in str(said.value)
+
+
+def test_a_disk_with_no_room_for_a_new_database_leaves_the_damaged_one_in_its_place(tmp_path: Path, monkeypatch):
+    """It is read as far as it can be, and made anew once there is room."""
+    dead = _killed(tmp_path / "live", 600, 40)
+    _garbage(dead / "run" / "run.db")
+    before = sorted(path.name for path in (dead / "run").iterdir())
+
+    def full(*_):
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "migrate", full)
+        assert open_store(dead).unreadable().keys() == {"run"}
+    assert sorted({path.name for path in (dead / "run").iterdir()} - {".run.db.new"}) == before
+    assert open_store(dead).run("run").last_step == 639
+
+
+def test_a_database_whose_end_is_still_in_its_log_is_whole(tmp_path: Path):
+    """As a full disk leaves it in the middle of a checkpoint."""
+    store = open_store(tmp_path)
+    running = store.open_run(RunInfo("run"))
+    running.write(steps(*range(600)))
+    running.journal.append_record(600, 600.0, {"kl": 60.0})
+    dead = tmp_path.with_name("dead")
+    shutil.copytree(tmp_path, dead)
+    running.close()
+    with (dead / "run" / "run.db").open("r+b") as file:
+        file.seek(28)
+        file.write((10_000).to_bytes(4, "big"))
+
+    assert [record.step for record in open_store(dead).records("run")] == list(range(601))
+    assert list((dead / "run").glob("run.db.damaged*")) == []

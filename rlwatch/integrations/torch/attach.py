@@ -30,7 +30,7 @@ from rlwatch.integrations.torch.taps import Collector, Refused, Steps
 from rlwatch.recorder.intake import step_index
 from rlwatch.records import RunState
 from rlwatch.run import Run, init
-from rlwatch.seam import Seam, say, shown
+from rlwatch.seam import Seam, copied, say, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -436,6 +436,11 @@ class Watcher(Steering):
         self._localiser = localiser
         self.collector = Collector(self.steps, chosen, settings, means, generation, samples, scaler, localiser)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy passes on what it is given to compute, and does nothing else."""
+        copied("Watcher", "make a new one where it is wanted")
+        return _of_nothing, (type(self), self.run)
+
     @override
     def _delivered(self, step: int, measured: dict[str, float]) -> None:
         super()._delivered(step, measured)
@@ -617,9 +622,21 @@ class Watcher(Steering):
 
     def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:
         """Do it in a process whose measurements anybody wants, and refuse what it refused."""
+        if not self._live and isinstance(self.run, Run):
+            self.run.lose_forked()
         refused = self.seam.attempt(call, work, *inputs) if self._live else None
         self._refuse(call, refused or {})
 
     @property
     def _live(self) -> bool:
         return self.run.measures
+
+
+def _of_nothing(of: type[Watcher], run: Run) -> Watcher:
+    """A watcher for a run that is inert itself; made without the constructor, which links ranks."""
+    watcher, means = of.__new__(of), Means()
+    Steering.__init__(watcher, means, run, owned=False, level=Level.SCALARS, strict=False)
+    vars(watcher).update(_rows=None, _localiser=None)
+    reads = (Level.SCALARS, LossSettings(), means, GenerationReader(()), Samples(run, measure=False))
+    watcher.collector = Collector(watcher.steps, *reads)
+    return watcher

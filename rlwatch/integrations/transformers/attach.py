@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -24,7 +24,7 @@ from rlwatch.integrations.transformers.commands import Commands, Latest, LoopCon
 from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
 from rlwatch.integrations.transformers.taps import TrainerTaps
 from rlwatch.records import RunState
-from rlwatch.seam import Contained, Reported, Seam, guarded
+from rlwatch.seam import Contained, Reported, Seam, Tapped, copied, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -115,6 +115,10 @@ def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
 
 DEADLINE_S = 10.0
 """Longest the end of a run holds up the trainer, or an exception on its way out."""
+WATCH_COPIES = (
+    "call watch for the copy where it trains, or give the trainer RLWatchCallback(...): until it has begun a run, each "
+    "of its copies begins one of its own (Ray Tune, hyperparameter_search)"
+)
 FILTERED = (
     "logging_nan_inf_filter is on: the logged loss hides NaN and Inf; pass logging_nan_inf_filter=False, or use "
     "watch(trainer), which reads the raw loss"
@@ -147,6 +151,13 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._linked = False
         self._watched = False
         self._rates: dict[str, float] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of one that has not begun begins for itself, as in each trial of a search; another does nothing."""
+        if self.run is None:
+            return partial(type(self), link=self._link, **self._given), ()
+        copied("watched trainer", WATCH_COPIES)
+        return TrainerCallback, ()
 
     def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
         """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
@@ -268,6 +279,11 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self._sealed: deque[SealedStep] = deque()
         self._control = control(self.newest)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of a copied trainer that nobody watches: a callback that does nothing."""
+        copied("watched trainer", WATCH_COPIES)
+        return TrainerCallback, ()
+
     @override
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -366,12 +382,11 @@ def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None
     """
     original = trainer.train
 
-    @wraps(original)
     def train(*args: Any, **kwargs: Any) -> Any:
         with Reported(lambda error: scalars.seam.attempt("end of training", _report, trainer, scalars, steps, error)):
             return original(*args, **kwargs)
 
-    trainer.train = train
+    trainer.train = Tapped(original, train)
 
 
 def _report(trainer: Any, scalars: RLWatchCallback, steps: Steps, error: BaseException) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from rlwatch.seam import Seam
+from rlwatch.seam import Seam, Tapped
 
 
 class ResumedFrom:
@@ -20,12 +19,11 @@ class ResumedFrom:
         original = trainer.train
         signature = inspect.signature(original)
 
-        @wraps(original)
         def train(*args: Any, **kwargs: Any) -> Any:
             self.checkpoint = seam.attempt("resume_from_checkpoint", _checkpoint, trainer, signature, args, kwargs)
             return original(*args, **kwargs)
 
-        trainer.train = train
+        trainer.train = Tapped(original, train)
 
 
 def _checkpoint(trainer: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> Path | None:

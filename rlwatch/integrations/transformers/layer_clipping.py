@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.transformers.checkpoints import ResumedFrom
 from rlwatch.integrations.transformers.compat import ACCELERATOR, HIDDEN, sharding_engine
-from rlwatch.seam import Seam, guarded
+from rlwatch.seam import Seam, Tapped, copied, guarded
 
 logger = logging.getLogger("rlwatch")
 FILE = "rlwatch_layer_clip.pt"
@@ -104,10 +103,13 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         self._warned = False
         self._wrap(trainer.accelerator)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        copied("trainer whose layers are clipped", "it clips no layers either: call clip_layers for the copy")
+        return TrainerCallback, ()
+
     def _wrap(self, accelerator: Any) -> None:
         original = accelerator.clip_grad_norm_
 
-        @wraps(original)
         def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             accelerator.unscale_gradients()
             with _unscaled(accelerator):
@@ -118,7 +120,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
             before = self.seam.attempt("norm before clipping", _before_clipping, self.clipped, total)
             return total if before is None else before
 
-        accelerator.clip_grad_norm_ = clip_grad_norm_
+        accelerator.clip_grad_norm_ = Tapped(original, clip_grad_norm_)
 
     def _clip(self) -> Clipped | None:
         self._asked = True

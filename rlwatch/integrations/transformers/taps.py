@@ -7,7 +7,6 @@ returned; only then does it look.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
-from rlwatch.seam import Seam
+from rlwatch.seam import Seam, Tapped
 from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
@@ -110,20 +109,18 @@ class TrainerTaps:
         """Let ``look`` see what ``name`` returned and what it was given."""
         original = getattr(self.trainer, name)
 
-        @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if self.live:
                 self._seam.attempt(name, look, result, *args, **kwargs)
             return result
 
-        setattr(self.trainer, name, tapped)
+        setattr(self.trainer, name, Tapped(original, tapped))
 
     def _wrap_clip(self, owner: Any, name: str) -> None:
         """Gradients are read before the original clips them in place, its norm after."""
         original = getattr(owner, name)
 
-        @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             if self._clipped and self._engine is not None:  # the engine has stepped, and been looked at before that
                 total = original(*args, **kwargs)
@@ -145,13 +142,12 @@ class TrainerTaps:
                 self.complete(total)
             return total
 
-        setattr(owner, name, tapped)
+        setattr(owner, name, Tapped(original, tapped))
 
     def _wrap_engine(self, engine: Any) -> None:
         """Gradients are read before DeepSpeed's ``engine`` clips them and steps, in one."""
         original = engine.step
 
-        @wraps(original)
         def tapped(*args: Any, **kwargs: Any) -> Any:
             if engine.is_gradient_accumulation_boundary():
                 self._clipped = True
@@ -160,7 +156,7 @@ class TrainerTaps:
                 self.complete(None)
             return original(*args, **kwargs)
 
-        engine.step = tapped
+        engine.step = Tapped(original, tapped)
 
     def _add_parted(self, model: Any) -> None:
         run = self._seam.run

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike, scale_of
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine, unseen
 from rlwatch.integrations.trl.batch import Scored, as_text, tasks_of
-from rlwatch.seam import Seam, asked
+from rlwatch.seam import Seam, Tapped, asked
 from rlwatch.tensors.rows import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -248,7 +247,6 @@ class LossPassTap:
         """Put the closure in place; it looks while ``live``."""
         original = getattr(self._trainer, METHOD)
 
-        @wraps(original)
         def tapped(model: Any, *args: Any, **kwargs: Any) -> Any:
             looks = bool(kwargs.get("compute_entropy")) and live()
             before = self._seam.attempt("loss pass", RandomState.now) if looks else None
@@ -258,7 +256,7 @@ class LossPassTap:
                 self._seam.attempt("loss pass", self._note, result, before, original, model, given)
             return result
 
-        setattr(self._trainer, METHOD, tapped)
+        setattr(self._trainer, METHOD, Tapped(original, tapped))
 
     def keep(self, tokens: TokenBatch) -> None:
         """The loss that just ran saw ``tokens``; its forward was the last one seen."""

@@ -34,7 +34,7 @@ def unusable(files: RunFiles) -> str:
     """Reason that ``run.db`` cannot be used; empty where it can, or where that is not known now."""
     if not is_there(files.run):
         return "it is gone"
-    if _cut_short(files.run):
+    if _cut_short(files):
         return "it was cut short"
     try:
         with open_reader(files) as db:
@@ -48,30 +48,31 @@ def unusable(files: RunFiles) -> str:
     return ""
 
 
-def _cut_short(path: Path) -> bool:
-    """True of a file with fewer pages than it says; one of no bytes would have its log removed by SQLite."""
+def _cut_short(files: RunFiles) -> bool:
+    """True of a file with fewer pages than it says, where no log holds the others; and of one without even a header,
+    which has SQLite remove its log.
+    """
     with suppress(OSError):
-        if not path.is_file():
+        if not files.run.is_file():
             return False
-        with path.open("rb") as file:
+        with files.run.open("rb") as file:
             head = file.read(_HEADER.size)
-        size = size_of(path)
         if len(head) < _HEADER.size:
             return True
         mark, page, _, pages = _HEADER.unpack(head)
-        return bool(mark == b"SQLite format 3\0" and size < pages * (page if page > 1 else 1 << 16))
+        whole = size_of(files.run) >= pages * (page if page > 1 else 1 << 16)
+        return bool(mark == b"SQLite format 3\0" and not whole and not size_of(files.wal))
     return False
 
 
-def set_aside(files: RunFiles) -> Path | None:
-    """Move ``run.db`` and what SQLite keeps beside it to other names; the new one, None where there was nothing."""
+def set_aside(files: RunFiles) -> None:
+    """Move ``run.db`` and what SQLite keeps beside it to other names."""
     number = 1
     while is_there(aside := files.directory / f"run.db.damaged-{number}") or is_there(Path(f"{aside}-wal")):
         number += 1
     for suffix in _SIDE:
         with suppress(FileNotFoundError):
             os.rename(f"{files.run}{suffix}", f"{aside}{suffix}")  # noqa: PTH104
-    return aside if is_there(aside) else None
 
 
 def described_by_files(files: RunFiles) -> RunInfo:

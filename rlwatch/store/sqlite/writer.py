@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from rlwatch.errors import RunLockedError, StoreError, UnstorableError
+from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, UnstorableError
 from rlwatch.ports import Item, Progress, Storable
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
@@ -22,7 +22,15 @@ from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
 from rlwatch.store.sqlite.journal import Journal, Mark, end_in, journals_in
-from rlwatch.store.sqlite.layout import RunFiles, files_in, has_journal, make_private, touch_private, writing_to
+from rlwatch.store.sqlite.layout import (
+    RunFiles,
+    files_in,
+    has_journal,
+    is_there,
+    make_private,
+    touch_private,
+    writing_to,
+)
 from rlwatch.store.sqlite.ownership import RunLock, belongs_here, keep_forever
 from rlwatch.store.sqlite.rows import Batch, MetricSets, packing
 from rlwatch.store.sqlite.salvage import described_by_files, moments_of, poured, set_aside, unusable
@@ -280,24 +288,19 @@ def mend(files: RunFiles) -> None:
     why = unusable(files) if has_journal(files.directory) else ""
     if not why:
         return
-    with writing_to(files.run):
-        aside = set_aside(files)
-    for salvaging in (True, False):
-        try:
-            _create(files, partial(_salvaged, files, aside if salvaging else None))
-            break
-        except StoreError as error:
-            if not salvaging:
-                raise
-            _log.debug("nothing of %s can be used: %s", aside, error)
-    kept = "" if aside is None else f"; what there was is kept as {aside.name}"
-    _log.warning("%s is made anew of its journal (%s)%s", files.run, why, kept)
+    aside = partial(set_aside, files)  # when all that is left is in the new file, which a full disk may not take
+    try:
+        _create(files, partial(_salvaged, files, is_there(files.run)), before=aside)
+    except StoreCorruptError as error:
+        _log.debug("nothing of %s can be used: %s", files.run, error)
+        _create(files, partial(_salvaged, files, False), before=aside)
+    _log.warning("%s is made anew of its journal, what there was is kept beside it: %s", files.run, why)
 
 
-def _salvaged(files: RunFiles, aside: Path | None, db: sqlite3.Connection) -> None:
-    """The run as what can be read of ``aside`` says, and all of its journal that is not there."""
-    if aside is not None:
-        poured(aside, db)
+def _salvaged(files: RunFiles, salvages: bool, db: sqlite3.Connection) -> None:
+    """The run as what can be read of its damaged file says, and all of its journal that is not there."""
+    if salvages:
+        poured(files.run, db)
     else:
         run = described_by_files(files)
         runrow.create(db, run, run.created_at)
@@ -354,8 +357,12 @@ def _patiently_locked(files: RunFiles) -> RunLock:
             time.sleep(0.02)
 
 
-def _create(files: RunFiles, fill: Callable[[sqlite3.Connection], _T]) -> _T:
-    """Make ``run.db`` under another name and rename it: no reader ever sees half a run. What ``fill`` returned."""
+def _create(
+    files: RunFiles, fill: Callable[[sqlite3.Connection], _T], before: Callable[[], object] = lambda: None
+) -> _T:
+    """Make ``run.db`` under another name and, once ``before`` was called, rename it: no reader ever sees half a run.
+    What ``fill`` returned.
+    """
     for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
         leftover.unlink(missing_ok=True)
     touch_private(files.unborn)
@@ -364,6 +371,7 @@ def _create(files: RunFiles, fill: Callable[[sqlite3.Connection], _T]) -> _T:
         migrate(db, schema.RUN_TABLES, str(files.unborn))
         begun = fill(db)
     with writing_to(files.run):
+        before()
         files.unborn.rename(files.run)
     return begun
 
