@@ -25,6 +25,8 @@ from rlwatch.metrics import foremost, unjudged
 from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Severity, Stage
 from rlwatch.wording import duration, one_line, plural, step, words
 
+UNDO = "roll-back"
+"""The action that only a failed run is advised to take."""
 LEAST_STEPS = 10
 """Steps with fewer of which nothing can be said of a run in which nothing was found."""
 START_STEPS = 10
@@ -40,6 +42,23 @@ BESIDE: Mapping[str, frozenset[str]] = {"length": frozenset({"len/mean", "len/p5
 REWARD = "reward"
 REWARD_RULE = "reward"
 """Alert rule of the kinds that say, while they stand, that the reward is below its best."""
+WEIGHT, LEAST_WEIGHT = "weight ", 0.2
+"""Prefix of the evidence of :data:`JOINT` that says how much a metric speaks for it, and the least that is named."""
+NOUNS: Mapping[str, str] = {
+    "reward/zero_std_frac": "learning signal",
+    "reward/": "reward",
+    "policy/entropy": "entropy",
+    "policy/kl": "KL",
+    "policy/": "clipping",
+    "optim/grad": "gradient norm",
+    "optim/": "loss",
+    "len/clipped": "truncation",
+    "len/": "response length",
+    "mismatch/": "mismatch",
+    "ratio/": "importance ratios",
+    "": "other metrics",
+}
+"""Beginning of a metric's name -> what a headline calls it; the first that fits."""
 JOINT = "joint_collapse"
 """Kind that says that several others broke together; those say more where they are known."""
 NAMED = 3
@@ -221,12 +240,21 @@ def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
         if not diagnosis.causes:
             return diagnosis
         return Diagnosis(why_not="what was found is over", at_step=diagnosis.at_step)
-    kept = tuple(cause for cause in diagnosis.causes if cause.onset_step <= verdict.since)
-    if len(kept) == len(diagnosis.causes):
+    kept = tuple(_advised(cause, verdict) for cause in diagnosis.causes if cause.onset_step <= verdict.since)
+    if kept == diagnosis.causes:
         return diagnosis
+    if len(kept) == len(diagnosis.causes):
+        return replace(diagnosis, causes=kept)
     enough = bool(kept) and kept[0].sure is not Sureness.WEAK
     why_not = "" if enough else "no cause is known: nothing that was found began before the failure"
     return replace(diagnosis, causes=kept, enough=enough, why_not=why_not)
+
+
+def _advised(cause: Cause, verdict: Verdict) -> Cause:
+    """Return the cause with the advice that fits the state: nothing is rolled back of what has not failed or learnt."""
+    if verdict.state not in (State.AT_RISK, State.NOT_LEARNING):
+        return cause
+    return replace(cause, actions=tuple(action for action in cause.actions if action.id != UNDO))
 
 
 def forecast_allowed(verdict: Verdict) -> bool:
@@ -488,8 +516,19 @@ def _brief(state: State, at: int | None, since: int | None, broken: Sequence[Fin
 def _broke(broken: Sequence[FindingSpan]) -> str:
     """Return what broke, by onset: each kind once, and not that several broke together where two are named."""
     said = list(dict.fromkeys(span.entry.happened for span in broken if span.finding.kind != JOINT))
-    joint = [span.entry.happened for span in broken if span.finding.kind == JOINT]
+    joint = [_together(span) for span in broken if span.finding.kind == JOINT]
     return _some(said if len(said) >= BROKEN or not joint else [*said, *joint[:1]], BROKEN)
+
+
+def _together(span: FindingSpan) -> str:
+    """Return the quantities that broke together: ``reward, entropy and truncation broke together``."""
+    weights = {name.removeprefix(WEIGHT): weight for name, weight in span.finding.evidence.items() if WEIGHT in name}
+    heavy = sorted((name for name, weight in weights.items() if weight >= LEAST_WEIGHT), key=lambda n: -weights[n])
+    nouns = list(dict.fromkeys(next(noun for start, noun in NOUNS.items() if name.startswith(start)) for name in heavy))
+    if len(nouns) < 2:
+        return span.entry.happened
+    *first, last = nouns[:NAMED]
+    return f"{', '.join(first)} and {last} broke together"
 
 
 def _critical_once(evidence: Evidence) -> list[FindingSpan]:

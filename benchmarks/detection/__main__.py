@@ -5,6 +5,7 @@
     make bench-detect ARGS="--cadence 2,5,10,20"             # and with rows as far apart as trainers log them
     python benchmarks/detection --fast --json before.json    # rlwatch alone; keep what it told
     python benchmarks/detection --fast --apart 5             # small batches in rows that are far apart
+    python benchmarks/detection --sentences --sets samples,real_runs     # what is said at every row, judged
     python benchmarks/detection --compare before.json after.json
     python benchmarks/detection --read told.json --page docs/detection.md
     python benchmarks/detection --runs runs.csv.gz --index index.csv   # runs of your own
@@ -24,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from detection import cadence, methods, page, record, runs, tables  # noqa: E402
+from detection import cadence, methods, page, record, runs, sentences, tables  # noqa: E402
 from detection.record import Recorded  # noqa: E402
 from detection.tables import OURS  # noqa: E402
 from forecast import tools  # noqa: E402
@@ -72,8 +73,12 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="write the figures here, and those of README.md into it")
     parser.add_argument("--command", default="`make bench-detect`", help="what the page says it was made by")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two of these, run by run")
+    parser.add_argument("--sentences", action="store_true", help="judge states, headlines and causes at every row")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
+    if args.sentences:
+        said(args)
+        return
     if args.compare:
         compare(*args.compare, strict=args.strict)
         return
@@ -91,6 +96,17 @@ def main() -> None:
     if args.page:
         args.page.write_text(page.page(recorded, state=state, command=args.command))
         page.into_readme(ROOT / "README.md", recorded)
+
+
+def said(args: argparse.Namespace) -> None:
+    """Print how the sentences of each set fare, with ``--each`` the headline at the end of each run."""
+    for name, labelled in sets(args, {}):
+        score = sentences.scored(labelled, forecasts=not args.without_forecasts)
+        print(f"\n{name}: what is said, by label", *sentences.lines_of(score), sep="\n")
+        for run, at, wrong in score.contradicted[:20]:
+            print(f"  {run} at step {at}: {wrong}")
+        if args.each:
+            print(*(f"  {label}: {run}: {headline}" for run, label, headline in score.ends), sep="\n")
 
 
 def judged(args: argparse.Namespace) -> Iterator[tuple[str, Recorded]]:

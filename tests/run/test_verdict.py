@@ -129,6 +129,26 @@ def test_a_forecast_is_shown_only_of_a_run_that_goes_on_and_has_not_failed(told,
     assert forecast_allowed(verdict_of(told, STEPS, ending=ending)) is allowed
 
 
+@pytest.mark.parametrize("ending", [GOES_ON, Ending()])
+def test_only_a_run_that_has_failed_is_to_be_rolled_back(ending):
+    """A warning is no reason to lose steps, and what never learnt has nowhere to go back to."""
+
+    def advised(*told):
+        shown = explained(diagnosis_of(told, STEPS), verdict_of(told, STEPS, ending=ending))
+        return {action.id for cause in shown.causes for action in cause.actions}
+
+    assert "roll-back" in advised(COLLAPSE)
+    assert "roll-back" not in advised(found("grad_spike", WARNING, 60), DRIFT)
+    assert "roll-back" not in advised(found("reward_constant", WARNING, 1))
+
+
+def test_signs_that_came_together_are_named():
+    """The heaviest first, by the names that people use."""
+    weights = {"joint": 4.5, "weight reward/mean down": 4.5, "weight len/clipped up": 0.9, "weight optim/lr up": 0.1}
+    joint = replace(found("joint_collapse", CRITICAL, 88), evidence=weights)
+    assert verdict_of([joint], STEPS).brief == "Collapsed at step 88: reward and truncation broke together"
+
+
 def test_the_headline_is_one_short_sentence():
     """State, step, what broke, cause, next action; about a hundred characters."""
     turn = found("lr", INFO, 161)
