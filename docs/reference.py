@@ -46,6 +46,9 @@ KEYS = {
     "retention.tokens": "age from which `rlwatch db prune` removes token records, as `30d`; not named: never",
     "retention.completions": "the same of the texts of completions",
     "retention.archived": "the same of whole runs that are archived",
+    "map": "what names of logs mean that no rule can know, as `reward = 'my_score'`: a role (`reward`, `entropy`, "
+    "`kl`, `length`, `gradient`, `loss`) or a canonical name, and the name that logs have for it, or a list of them; "
+    "`--map` says the same of one log",
     "store.url": "the store, wherever none is named (`RLWATCH_STORE` goes first)",
     "dashboard.url": "address of the dashboard, for links in messages",
 }
@@ -190,7 +193,7 @@ def settings() -> str:
 
     wanted = ("rules", "grouping", "quiet_hours", "inhibit", "actions", "notify", "store", "retention", "dashboard")
     switches = ("default_rules", "forecast")
-    if set(schema.FileTable.model_fields) != {*wanted, *switches}:
+    if set(schema.FileTable.model_fields) != {*wanted, *switches, "map"}:
         raise SystemExit(f"rlwatch.toml has other tables than {wanted}: describe them in docs/reference.py")
     tables = [
         keys("[[rules]]", schema.RuleTable, described(inspect.getdoc(rules.Rule) or ""), rules.Rule),
@@ -202,6 +205,7 @@ def settings() -> str:
         keys("[store]", schema.PlaceTable, worded("store")),
         keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),
+        f"### [map]\n\nOf logs that are scanned, imported or watched: {KEYS['map']}.\n",
     ]
     own = "\n\n".join(f"`{name}` (`bool`, default `true`): {KEYS[name]}." for name in switches) + "\n"
     parts = [

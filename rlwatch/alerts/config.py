@@ -64,7 +64,8 @@ class Config:
     """The configuration that applies.
 
     ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file; ``refused``: what a
-    file that came with the data says and may not, in one sentence, else ""; ``retention``: kind -> seconds.
+    file that came with the data says and may not, in one sentence, else ""; ``retention``: kind -> seconds;
+    ``map``: role -> names of metrics in logs that have it.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -76,6 +77,7 @@ class Config:
     actions: tuple[Mapping[str, JSON], ...] = ()
     refused: str = ""
     retention: Mapping[str, float] = field(default_factory=dict)
+    map: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -187,6 +189,7 @@ def _read(file: Path) -> Config:
         warnings=tuple(f"{file}: {problem}" for problem in problems),
         actions=parsed.actions,
         retention=parsed.retention,
+        map=parsed.map,
     )
 
 
@@ -258,7 +261,9 @@ def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
     tables = [f"[notify.{name}]" for name, _, _ in parsed.channels]
     tables += ["[[actions]]"] if parsed.actions else []
     tables += [
-        f"[{name}]" for name in ("store", "dashboard", "retention", "grouping", "quiet_hours", "inhibit") if name in raw
+        f"[{name}]"
+        for name in ("store", "dashboard", "retention", "grouping", "quiet_hours", "inhibit", "map")
+        if name in raw
     ]
     tables += [] if parsed.policy.forecast else ["forecast = false"]
     return tables + ([] if parsed.default_rules else ["default_rules = false"])
@@ -330,6 +335,9 @@ HEAD = """\
 # tokens = "30d"
 # completions = "90d"
 # archived = "365d"              # whole runs that somebody archived
+
+# [map]                          # what names of your logs mean that nobody can know: role = "name"
+# reward = "my_score"
 
 # [dashboard]                    # alerts link to it
 # url = "http://127.0.0.1:8501"

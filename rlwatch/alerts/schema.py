@@ -149,6 +149,7 @@ class FileTable(_Table):
     retention: RetentionTable = RetentionTable()
     dashboard: PlaceTable | None = None
     forecast: bool = True
+    map: dict[str, str | list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class Parsed:
     dashboard_url: str
     actions: tuple[Mapping[str, JSON], ...] = ()
     retention: Mapping[str, float] = field(default_factory=dict)
+    map: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
@@ -199,6 +201,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
         table.dashboard.url if table.dashboard else "",
         tuple(_tuples(action) for action in table.actions),
         table.retention.model_dump(exclude_none=True),
+        {role: [names] if isinstance(names, str) else names for role, names in table.map.items()},
     )
 
 

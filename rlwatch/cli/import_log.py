@@ -19,6 +19,7 @@ from rlwatch.cli.options import (
     Format,
     FormatOption,
     LogArgument,
+    MapOption,
     PatternOption,
     ReadAsOption,
     RunOfLogOption,
@@ -26,6 +27,7 @@ from rlwatch.cli.options import (
     TrainerOption,
     examples,
     format_of,
+    naming_of,
     opened,
 )
 from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError
@@ -35,6 +37,7 @@ from rlwatch.redaction import recordable
 
 if TYPE_CHECKING:
     from rlwatch.importers import About, ImportedRun
+    from rlwatch.importers.naming import Naming
     from rlwatch.state import Ending
 
 
@@ -63,6 +66,7 @@ def import_log(
     read_as: ReadAsOption = None,
     pattern: PatternOption = None,
     source: TrainerOption = "",
+    mapped: MapOption = None,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -74,7 +78,7 @@ def import_log(
     from rlwatch.importers import read_log
 
     with reading(log):
-        runs = read_log(log, run=run, format=format_of(read_as, pattern))
+        runs = read_log(log, run=run, format=format_of(read_as, pattern), naming=naming_of(mapped))
     if not runs:
         raise ImportFormatError(str(log), "holds no run")
     if run_id is not None and len(runs) > 1:
@@ -195,6 +199,7 @@ class Log:
     path: Path
     run: str | None = None
     read_as: str | None = None
+    naming: Naming | None = None
     trainer: str = ""
     project: str = ""
     name: str = ""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from rlwatch.cli.console import say
-from rlwatch.metrics import canonicalise, resolve, unjudged, unread
+from rlwatch.metrics import known, like_rewards, taken, unjudged, unread
 
 SHOWN = 12
 """Names in a line."""
+MOST_ROLES = 200
 
 
 def reading_lines(names: Collection[str], source: str) -> list[str]:
@@ -21,23 +21,53 @@ def reading_lines(names: Collection[str], source: str) -> list[str]:
     not known, so nothing judges them: H
     known and not judged: 1 speed, which tells nothing of learning
     """
-    _, origin = canonicalise(dict.fromkeys(sorted(names), math.nan), source)
-    plainly, guessed = [], []
-    for metric, name in origin.items():
-        read = resolve(name, source)
-        if read is not None and read.guess:
-            guessed.append(f"{name} as {metric}")
-        elif not source and name != metric:
-            plainly.append(f"{name} as {metric}")
+    told = [each for each in taken(names, source) if each.metric]
+    guessed = [f"{each.name} as {each.metric}" for each in told if each.guess]
+    plainly = [
+        f"{each.name} as {each.metric}" for each in told if not (source or each.guess or each.name == each.metric)
+    ]
+    whole = any(each.metric == "reward/mean" for each in told)
     parts = [f"read as: {some(plainly)}"] if plainly else []
     parts += [f"{'by' if plainly else 'read by'} their words: {some(guessed)}"] if guessed else []
     lines = ["; ".join(parts)] if parts else []
     strange = unread(names, source)
-    if unknown := [name for name in strange if not unjudged(name)]:
+    lines += map_hint(names, source)
+    if unknown := [name for name in strange if not unjudged(name, whole=whole)]:
         lines.append(f"not known, so nothing judges them: {some(unknown)}")
-    if counted := Counter(filter(None, map(unjudged, strange))):
+    if counted := Counter(reason for name in strange if name not in unknown and (reason := unjudged(name))):
         lines.append(f"known and not judged: {some([f'{n} {reason}' for reason, n in counted.most_common()])}")
     return lines
+
+
+def map_hint(names: Collection[str], source: str) -> list[str]:
+    """A line that says how to name the reward, where none is read and names sound like one.
+
+    >>> map_hint(["attack_reward", "defend_reward", "loss"], "")
+    ['no name is read as the reward; if one is it, say so: --map reward=attack_reward (or defend_reward)']
+    """
+    likely = like_rewards(unread(names, source))
+    if not likely or "reward/mean" in known(names, source):
+        return []
+    other = f" (or {some(likely[1:])})" if likely[1:] else ""
+    return [f"no name is read as the reward; if one is it, say so: --map reward={likely[0]}{other}"]
+
+
+def role_lines(names: Collection[str], source: str) -> list[tuple[str, str, str]]:
+    """Name, metric and reason of each of a run's names: which took which role, and why the others took none.
+
+    >>> role_lines(["avg_reward", "acc"], "")[1]
+    ('acc', '', 'gives way to avg_reward, which is closer to reward/mean')
+    """
+    return [(each.name, each.metric, each.why) for each in taken(names, source)]
+
+
+def print_roles(names: Collection[str], source: str) -> None:
+    """Print them, one a line, those that are read first."""
+    told = role_lines(names, source)
+    for name, metric, why in told[:MOST_ROLES]:
+        say(f"  {name}: {metric or 'not judged'} ({why})", style="dim")
+    if len(told) > MOST_ROLES:
+        say(f"  and {len(told) - MOST_ROLES:,} more names", style="dim")
 
 
 def print_names(names: Collection[str], source: str, printed: Callable[..., object] = say) -> None:

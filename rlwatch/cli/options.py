@@ -16,6 +16,7 @@ from rlwatch.ports import Store
 if TYPE_CHECKING:
     from rlwatch.alerts.config import Config
     from rlwatch.alerts.rules import Rule
+    from rlwatch.importers.naming import Naming
     from rlwatch.run.alerting import Alerting
 
 
@@ -78,6 +79,15 @@ PatternOption = Annotated[
         metavar="REGEX",
         help="Read the lines of a log nobody knows by this: groups (?P<step>...), (?P<name>...) and (?P<value>...), or "
         "one for each metric, (?P<reward>...).",
+    ),
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="ROLE=NAME",
+        help="Read the metric NAME of the log as a role: reward, entropy, kl, length, gradient, loss, or any canonical "
+        "name. May be repeated; [map] of rlwatch.toml says the same for every log.",
     ),
 ]
 TrainerOption = Annotated[
@@ -170,6 +180,14 @@ def alerting_of(config: Path | None, store: Store) -> Alerting:
     from rlwatch.run.alerting import alerting_for
 
     return alerting_for(config_file=config, webhook_url=None, rules=None, store=store)
+
+
+def naming_of(mapped: Sequence[str] | None, config: Path | None = None) -> Naming:
+    """The roles that ``--map`` and the configuration give names of logs. Raises ``ConfigError``."""
+    from rlwatch.alerts.config import load_config
+    from rlwatch.importers.naming import naming_of as naming
+
+    return naming(mapped or (), load_config(config).map)
 
 
 def format_of(read_as: str | None, pattern: str | None) -> str | None:

@@ -10,15 +10,17 @@ import typer
 
 from rlwatch.cli.console import SEVERITY_STYLES, print_json, progress_bar, reading, say, warn
 from rlwatch.cli.fetching import STDIN, fetched
-from rlwatch.cli.names_text import print_names
+from rlwatch.cli.names_text import map_hint, print_names, print_roles
 from rlwatch.cli.options import (
     ConfigOption,
+    MapOption,
     PatternOption,
     ReadAsOption,
     RunOfLogOption,
     TrainerOption,
     examples,
     format_of,
+    naming_of,
     rules_of,
 )
 from rlwatch.cli.view_text import (
@@ -43,6 +45,7 @@ EPILOG = examples(
     "rlwatch scan trainer_state.json --format json | jq .alarms",
     "rlwatch scan runs.csv --run seed3 || echo 'critical alarm'",
     "rlwatch scan outputs/ --format markdown",
+    "rlwatch scan own_loop.jsonl --map reward=my_score",
     "kubectl logs trainer-0 | rlwatch scan -",
     "rlwatch scan odd.log --pattern 'it (?P<step>\\d+).* R=(?P<reward>\\S+) H=(?P<entropy>\\S+)'",
 )
@@ -73,6 +76,7 @@ def scan(
     read_as: ReadAsOption = None,
     pattern: PatternOption = None,
     source: TrainerOption = "",
+    mapped: MapOption = None,
     config: ConfigOption = None,
     everything: Annotated[
         bool,
@@ -98,7 +102,7 @@ def scan(
     could not is named on stderr), 3: not judged (too few steps, or no reward was read). Several runs give a line each;
     with --format json a log of one run gives one object, more runs a list.
     """
-    found, problems = scanned(logs, run, format_of(read_as, pattern), source, config)
+    found, problems = scanned(logs, run, format_of(read_as, pattern), source, config, mapped=mapped or ())
     reports = [one.report for one in found]
     if output is Output.TEXT:
         for one in found:
@@ -124,7 +128,13 @@ def scan(
 
 
 def scanned(
-    given: Sequence[str], run: str | None, read_as: str | None, source: str, config: Path | None
+    given: Sequence[str],
+    run: str | None,
+    read_as: str | None,
+    source: str,
+    config: Path | None,
+    *,
+    mapped: Sequence[str] = (),
 ) -> tuple[list[Scanned], list[ImportFormatError]]:
     """Each run of the logs, or ``run`` only, and why a log could not be read, which is named on stderr, too.
 
@@ -135,7 +145,7 @@ def scanned(
     from rlwatch.importers import logs_in, read_log
     from rlwatch.scanner import replay
 
-    rules = rules_of(config)
+    rules, naming = rules_of(config), naming_of(mapped, config)
     found: list[Scanned] = []
     problems: list[ImportFormatError] = []
     for named in given:
@@ -144,7 +154,7 @@ def scanned(
             for log in logs:
                 try:
                     with reading(log):
-                        runs = read_log(log, run=run, format=read_as)
+                        runs = read_log(log, run=run, format=read_as, naming=naming)
                 except ImportFormatError as error:
                     problems.append(error)
                     continue
@@ -170,7 +180,7 @@ def print_report(found: Scanned, *, everything: bool = False) -> None:
     read = [*report.notes, *(f"skipped {skipped}" for skipped in report.skipped)]
     if not everything:
         alarms = [(alarm.severity, alarm.kind, alarm.step) for alarm in report.alarms]
-        print_answer(view, alarms, [facts, *read], "-v")
+        print_answer(view, alarms, [facts, *map_hint(found.names, view.source), *read], "-v")
         return
     print_headline(view, detail=True)
     say(f"{found.log}  {report.run}".strip() + f"  ({facts})", style="bold")
@@ -181,6 +191,7 @@ def print_report(found: Scanned, *, everything: bool = False) -> None:
     for note in read:
         say(note, style="dim")
     print_names(found.names, view.source)
+    print_roles(found.names, view.source)
     print_not_judged(view.not_judged, "-v", everything=True)
     say()
 

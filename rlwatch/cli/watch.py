@@ -17,6 +17,7 @@ from rlwatch.cli.background import sigterm_as_ctrl_c
 from rlwatch.cli.import_log import Log
 from rlwatch.cli.options import (
     ConfigOption,
+    MapOption,
     PatternOption,
     ReadAsOption,
     RunOfLogOption,
@@ -24,6 +25,7 @@ from rlwatch.cli.options import (
     TrainerOption,
     examples,
     format_of,
+    naming_of,
     no_log_either,
 )
 from rlwatch.errors import ConfigError, ImportFormatError
@@ -87,6 +89,7 @@ def watch(
     read_as: ReadAsOption = None,
     pattern: PatternOption = None,
     source: TrainerOption = "",
+    mapped: MapOption = None,
     config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:
@@ -99,7 +102,8 @@ def watch(
     from rlwatch.importers.wandb_runs import wandb_run
 
     path = Path(source_)
-    log = Log(path, run, format_of(read_as, pattern), trainer=source, project=project, name=name, run_id=run_id)
+    reads, named = format_of(read_as, pattern), naming_of(mapped, config)
+    log = Log(path, run, reads, named, trainer=source, project=project, name=name, run_id=run_id)
     into = f"memory://watch-{uuid4().hex}" if no_store else store
     address = None if path.exists() else wandb_run(source_)
     with sigterm_as_ctrl_c(), _asking(engine or (), path, address, once=once or bool(logs)) as beside:

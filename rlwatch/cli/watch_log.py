@@ -25,6 +25,7 @@ from rlwatch.cli.view_text import print_forecast, print_outcome
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ImportFormatError, RunNotFoundError
 from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
+from rlwatch.importers.naming import NONE
 from rlwatch.importers.tensorboard_events import trainings_until
 from rlwatch.layers import DerivedLayers
 from rlwatch.monitor.engine import Monitor, Outcome
@@ -237,7 +238,7 @@ class LogWatch:
         if position is not None and log.path.is_dir():
             last_seq = positions.load(log.id_of(trainings_until(log.path, position.file)[0]))[1]
         self.tail: Tail = tail or LogTail(
-            log.path, run=log.run, format=log.read_as, position=position, last_seq=last_seq
+            log.path, run=log.run, format=log.read_as, position=position, last_seq=last_seq, naming=log.naming or NONE
         )
         self._training = self.tail.training
         self._done = 0
@@ -357,7 +358,7 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
         alerting = alerting_of(config, store)
         watch = watch_of(log, store, alerting, tail=tail)
         if tail is None and watch.is_new:
-            runs = read_log(log.path, run=log.run, format=log.read_as)
+            runs = read_log(log.path, run=log.run, format=log.read_as, naming=log.naming or NONE)
             if not log.path.is_dir():  # the trainings of a directory are a run each
                 _only(runs, log)  # or why it cannot be watched
         while watch.look() or watch.behind:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import Row, Skips
 from rlwatch.importers.lines import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
+from rlwatch.importers.naming import NONE, Naming
 from rlwatch.importers.step_order import Numbered, StepOrder
 from rlwatch.records import StepRecord
 from rlwatch.redaction import clean_name
@@ -72,11 +73,15 @@ def _compatible(source: str, known_source: str) -> bool:
 class RunAssembly:
     """Gives the rows of one run their ``seq`` (1, 2, 3... or on from ``seq``) and ``attempt``.
 
-    Metrics beyond the first 20,000, and those whose names are no names, are left out.
+    Metrics beyond the first 20,000, and those whose names are no names, are left out. ``naming``: the roles that a user
+    gave names.
     """
 
-    def __init__(self, path: str, seq: int = 0) -> None:
+    def __init__(self, path: str, seq: int = 0, naming: Naming = NONE) -> None:
         self.path = path
+        self.given: set[str] = set()
+        """Names to which a role was given."""
+        self._naming = naming
         self.order = StepOrder()
         self.records: list[StepRecord] = []
         self.names: dict[str, None] = {}
@@ -88,6 +93,9 @@ class RunAssembly:
 
         Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run.
         """
+        if self._naming.metrics and not self._naming.metrics.keys().isdisjoint(row.metrics):
+            self.given.update(self._naming.metrics.keys() & row.metrics.keys())
+            row = replace(row, metrics=self._naming.renamed(row.metrics))
         if not row.metrics.keys() <= self.names.keys():
             row = replace(row, metrics=self._bounded(row, skips))
         taken = self.order.take(row, skips)
@@ -109,10 +117,11 @@ class RunAssembly:
         self.records += self.take(row, skips)
 
     def notes(self) -> tuple[str, ...]:
-        """Rows whose steps were not taken as they are written."""
-        if not self.order.placed:
-            return ()
-        return (f"rows ahead of the training's steps are taken at the step they were printed at: {self.order.placed}",)
+        """Rows whose steps were not taken as they are written, and names that were given a role."""
+        placed = f"rows ahead of the training's steps are taken at the step they were printed at: {self.order.placed}"
+        given = [f"{name} as {metric}" for name, metric in self._naming.metrics.items() if name in self.given]
+        told = f"read as it was told: {', '.join(given)}"
+        return (*([placed] if self.order.placed else []), *([told] if given else []))
 
     def _records(self, rows: Iterable[Numbered]) -> list[StepRecord]:
         return [self._record(row, attempt) for row, attempt in rows]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlwatch.importers.lines import UTF16, Segments, shown
 from rlwatch.importers.loop_pairs import is_step, pairs_of
-from rlwatch.metrics import known
+from rlwatch.metrics import foremost, known, like_rewards
 
 EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
 _WRITE = (
@@ -61,15 +61,19 @@ def named_text(head: bytes) -> str | None:
 def unknown_format(head: bytes, tried: str) -> str:
     """The problem with text that no importer recognised; ``tried``: what each was missing."""
     names = _names_of_lines(head)
-    return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} (tried {tried})")
+    return named_text(head) or (
+        none_known(names, rows=False) if names else f"no known format; {_WRITE} (tried {tried})"
+    )
 
 
-def none_known(names: Sequence[str]) -> str:
-    """The problem with a log whose metrics have names that nothing reads."""
+def none_known(names: Sequence[str], *, rows: bool = True) -> str:
+    """The problem with a log whose metrics have names that nothing reads; ``rows``: its rows are found all the same."""
     few = ", ".join(shown(name) for name in names[:5]) or "none"
+    likely = next(iter((*like_rewards(names), *foremost(names))), "my_name")
+    told = f"--map reward={likely} (entropy=, kl=, length=, gradient=, loss=)" if rows else "--pattern (docs/watch.md)"
     return (
-        f"none of its {len(names)} metrics is known to rlwatch (found {few}); rename them to what they are, for "
-        "example policy/entropy, policy/kl_ref, reward/mean, optim/grad_norm, or loss, kl, reward as TRL does"
+        f"none of its {len(names)} metrics is known to rlwatch (found {few}); say what they are by {told}, or rename "
+        "them: reward, entropy, kl, grad_norm, loss, or policy/entropy, policy/kl_ref, reward/mean..."
     )
 
 

@@ -26,6 +26,7 @@ from rlwatch.importers.loop_console import LoopConsole
 from rlwatch.importers.markdown_table import MarkdownTable
 from rlwatch.importers.megatron_console import MegatronConsole
 from rlwatch.importers.mlflow_files import MlflowFiles, runs_of_mlflow
+from rlwatch.importers.naming import NONE, Naming
 from rlwatch.importers.notebook import Notebook
 from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.parquet import ParquetTable
@@ -360,13 +361,15 @@ def read_log(
     *,
     run: str | None = None,
     format: str | None = None,  # noqa: A002  (the word users know)
+    naming: Naming = NONE,
 ) -> list[ImportedRun]:
     r"""The runs that the log at ``path`` holds, in order of first appearance; only ``run`` if given.
 
     A directory with nothing but directories of TensorBoard's event files below it holds all their runs.
 
-    ``format`` overrules recognition by content. Raises ``ImportFormatError`` (path, line, what to do) if the log
-    cannot be read, holds no run of that name, or none of the metrics rlwatch knows.
+    ``format`` overrules recognition by content; ``naming`` says what names mean that nothing knows. Raises
+    ``ImportFormatError`` (path, line, what to do) if the log cannot be read, holds no run of that name, lacks a name
+    that was given a role, or has none of the metrics rlwatch knows.
 
     >>> import tempfile, pathlib
     >>> log = pathlib.Path(tempfile.mkdtemp()) / "seed3.log"
@@ -377,12 +380,12 @@ def read_log(
     """
     boards = boards_below(Path(path)) if format in (None, TENSORBOARD.name) else []
     if boards:
-        return _read_boards(Path(path), boards, run)
+        return _read_boards(Path(path), boards, run, naming)
     log = readable(path)
     importer = named(format, str(log)) if format else sniff(log)
     reading = importer.reading(str(log))
     reading.only = run
-    return _assembled(importer, reading, reading.rows(log), run_name(log), run)
+    return _assembled(importer, reading, reading.rows(log), run_name(log), run=run, naming=naming)
 
 
 def read_data(data: object, *, run: str | None = None) -> list[ImportedRun]:
@@ -398,11 +401,11 @@ def read_data(data: object, *, run: str | None = None) -> list[ImportedRun]:
     kind = type(data).__name__
     reading = JsonDocumentReading(f"a {kind} in memory")
     rows = reading.rows_in(tables_of(data, reading.path)) if is_table(data) else reading.rows_of(plain(data))
-    return [replace(one, format=kind) for one in _assembled(JSON_DOCUMENT, reading, rows, "run", run)]
+    return [replace(one, format=kind) for one in _assembled(JSON_DOCUMENT, reading, rows, "run", run=run)]
 
 
 def _assembled(
-    importer: Importer, reading: Reading, rows: Iterable[Row], unnamed: str, run: str | None
+    importer: Importer, reading: Reading, rows: Iterable[Row], unnamed: str, *, run: str | None, naming: Naming = NONE
 ) -> list[ImportedRun]:
     """The runs of ``rows``; those without a name are called ``unnamed``."""
     found: dict[str, RunAssembly] = {}
@@ -416,7 +419,7 @@ def _assembled(
                 names = ", ".join(shown(other) for other in list(found)[:3])
                 problem = f"holds more than {MOST_RUNS:,} runs ({names}, ...), which are not read together; name one "
                 raise ImportFormatError(path, problem + "(--run), or split the file", row.line or None)
-            found[name] = RunAssembly(path)
+            found[name] = RunAssembly(path, naming=naming)
         if run in (None, name):
             found[name].add(row, reading.skips)
     for assembly in found.values():
@@ -424,18 +427,19 @@ def _assembled(
     _check_found(found, importer, reading, run)
     _check_rows(found, importer, path)
     wanted = {name: assembly for name, assembly in found.items() if run in (None, name)}
+    _check_named(wanted, reading, naming)
     _check_known(wanted, importer, reading)
     return [_run(name, assembly, importer, reading) for name, assembly in wanted.items()]
 
 
-def _read_boards(directory: Path, boards: Sequence[Path], run: str | None) -> list[ImportedRun]:
+def _read_boards(directory: Path, boards: Sequence[Path], run: str | None, naming: Naming = NONE) -> list[ImportedRun]:
     """The runs of the event directories below ``directory``, each called by its way there."""
     found: dict[str, ImportedRun] = {}
     problem: ImportFormatError | None = None
     for board in boards:
         way = board.relative_to(directory).as_posix()
         try:
-            read = read_log(board)
+            read = read_log(board, naming=naming)
         except ImportFormatError as error:  # a writer of histograms, or a start that logged nothing
             problem = problem or error
             continue
@@ -485,6 +489,13 @@ def _check_rows(runs: Mapping[str, RunAssembly], importer: Importer, path: str) 
     rows = [len(assembly.records) for assembly in runs.values()]
     if isinstance(importer, LongTable | WideTable) and len(rows) >= LEAST_RUNS and sorted(rows)[len(rows) // 2] == 1:
         raise ImportFormatError(path, f"is a {RUNS_NOT_STEPS}")
+
+
+def _check_named(runs: Mapping[str, RunAssembly], reading: Reading, naming: Naming) -> None:
+    """Refuse a log without a name that was given a role."""
+    problem = naming.missing({name for assembly in runs.values() for name in (*assembly.names, *assembly.given)})
+    if problem:
+        raise ImportFormatError(reading.path, problem)
 
 
 def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:

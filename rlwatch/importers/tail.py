@@ -14,6 +14,7 @@ from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import About, Importer, Row, Skipped, Skips, StreamImporter
 from rlwatch.importers.follow import DirectoryFollower, Follower, Position, StreamFollower, WholeFollower
 from rlwatch.importers.lines import A_LOOK, is_packed, open_regular, shown, unpacker
+from rlwatch.importers.naming import NONE, Naming
 from rlwatch.importers.refusals import unknown_format
 from rlwatch.importers.registry import (
     WINDOW,
@@ -109,6 +110,8 @@ class LogTail:
         Which run of a log that holds several.
     format
         Overrules recognition by content.
+    naming
+        What names mean that nothing knows.
     position, last_seq
         Where an earlier process stood, and the ``seq`` of the last record it kept: numbers go on, and records up
         to that one are given again, so that whoever keeps records must pass over those it has.
@@ -126,6 +129,7 @@ class LogTail:
         format: str | None = None,  # noqa: A002
         position: Position | None = None,
         last_seq: int = 0,
+        naming: Naming = NONE,
     ) -> None:
         self.path = readable(path)
         self.name = run or run_name(self.path)
@@ -138,7 +142,8 @@ class LogTail:
         self._interrupted = False  # behind, but not for rows left over
         self._packed: object = None
         self._problem = "the file is empty"
-        self._assembly = RunAssembly(str(self.path), position.base if position else 0)
+        self._naming = naming
+        self._assembly = RunAssembly(str(self.path), position.base if position else 0, naming)
         self._base = self._assembly.seq
         self._position, self._last_seq = position, last_seq
         self._follower: Follower | None = None
@@ -356,7 +361,7 @@ class LogTail:
         if self._training is None:
             return row
         if self._begins and self._training.is_another(row):
-            self._training, self._assembly = Training(), RunAssembly(str(self.path))
+            self._training, self._assembly = Training(), RunAssembly(str(self.path), naming=self._naming)
             self.training, self._base = self.training + 1, 0
         self._training.add(row)
         return replace(row, starts=self._begins)

@@ -20,7 +20,19 @@ from rlwatch.metrics.reading import (
 )
 from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
-from rlwatch.metrics.together import Reader, Taken, canonicalise, known, like_rewards, read_as, shadowed, taken, unread
+from rlwatch.metrics.together import (
+    ROLE_NAMES,
+    Reader,
+    Taken,
+    canonicalise,
+    known,
+    like_rewards,
+    metric_called,
+    read_as,
+    shadowed,
+    taken,
+    unread,
+)
 from rlwatch.metrics.unjudged import BESIDE_LEARNING, foremost, unjudged
 
 __all__ = [
@@ -28,6 +40,7 @@ __all__ = [
     "BY_NAME",
     "LAYER_PREFIX",
     "OPEN",
+    "ROLE_NAMES",
     "TABLE",
     "Alias",
     "Family",
@@ -42,6 +55,7 @@ __all__ = [
     "known",
     "like_rewards",
     "meaning_of",
+    "metric_called",
     "metric_of",
     "read_as",
     "resolve",

@@ -199,17 +199,21 @@ _BY_WORDS, _ALONE = "by its words", "the only reward of the run"
 
 
 class Taken(NamedTuple):
-    """One name of a run: the metric it is read as and why, or why it is none (``metric`` is empty then)."""
+    """One name of a run: the metric it is read as and why, or why it is none (``metric`` is empty then).
+
+    ``guess``: no trainer's name, but read by its words.
+    """
 
     name: str
     metric: str
     why: str
+    guess: bool = False
 
 
 def taken(names: Iterable[str], source: str = "") -> list[Taken]:
     """Each of a run's names and what it is read as, those that are read first.
 
-    >>> for each in taken(["acc", "mean_reward", "kl_coef"]): print(*each, sep=" | ")
+    >>> for each in taken(["acc", "mean_reward", "kl_coef"]): print(*each[:3], sep=" | ")
     mean_reward | reward/mean | by its words
     acc |  | gives way to mean_reward, which is closer to reward/mean
     kl_coef |  | a setting
@@ -229,7 +233,7 @@ def _taken(name: str, read: Read | None, origin: Mapping[str, str]) -> Taken:
     if chosen != name:
         return Taken(name, "", f"gives way to {chosen}, which is closer to {read.metric}")
     why = _WHY.get(read.closeness) or (_ALONE if read.closeness == _ONLY else _BY_WORDS)
-    return Taken(name, read.metric, why)
+    return Taken(name, read.metric, why, read.closeness > PROXY)
 
 
 _SOUND = frozenset(
@@ -245,3 +249,17 @@ def like_rewards(names: Iterable[str]) -> list[str]:
     """
     spoken = [name for name in names if said(name) & _SOUND and not said(name) & (BESIDE_REWARDS | {HELD_OUT})]
     return sorted(spoken, key=lambda name: ("reward" not in said(name), name))
+
+
+# Roles, as people call them.
+
+ROLE_NAMES = ("reward", "entropy", "kl", "length", "gradient", "loss")
+
+
+def metric_called(role: str) -> str:
+    """The canonical metric that a role, a canonical name or another plain word for one stands for; empty if none does.
+
+    >>> metric_called("kl"), metric_called("gradient"), metric_called("policy/entropy"), metric_called("apples")
+    ('policy/kl_ref', 'optim/grad_norm', 'policy/entropy', '')
+    """
+    return read_as(role)

@@ -1,0 +1,123 @@
+"""``--map ROLE=NAME``: a log whose names no rule can know, read as its owner says."""
+
+import json
+
+import pytest
+
+from rlwatch.cli.names_text import reading_lines, role_lines
+from rlwatch.errors import ConfigError
+from rlwatch.importers import LogTail, read_log
+from rlwatch.importers.naming import naming_of
+
+PAIR = "reward=goodness"
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A collapse at 101, under names that say nothing."""
+    path = tmp_path / "mine.jsonl"
+    rows = [
+        {
+            "step": step,
+            "goodness": (0.5 if step < 101 else 0.0) + step % 7 / 50,
+            "H": 1.0 if step < 101 else 0.01,
+            "x": 1.0,
+        }
+        for step in range(1, 161)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_log_of_unknown_names_is_read_as_it_is_mapped(invoke, log):
+    """The refusal of the names says how; the scan says what it was told."""
+    refused = invoke("scan", log)
+    assert refused.exit_code == 2
+    assert "--map reward=" in refused.output
+
+    scanned = invoke("scan", log, "--map", PAIR, "--map", "entropy=H", "--format", "json")
+    told = json.loads(scanned.stdout)
+    assert told["verdict"]["word"] == "collapsed"
+    assert set(told["metrics"]) == {"reward/mean", "policy/entropy"}
+    assert told["notes"] == ["read as it was told: goodness as reward/mean, H as policy/entropy"]
+
+
+def test_the_configuration_maps_every_log(invoke, log, tmp_path):
+    """Also under several names, of which a log need not have each; ``--map`` goes before it."""
+    config = tmp_path / "mine.toml"
+    config.write_text('[map]\nreward = ["other", "goodness"]\n')
+    told = json.loads(invoke("scan", log, "--config", config, "--format", "json").stdout)
+    assert told["metrics"] == ["reward/mean"]
+
+    told = json.loads(invoke("scan", log, "--config", config, "--map", "entropy=goodness", "--format", "json").stdout)
+    assert told["metrics"] == ["policy/entropy"]
+
+
+def test_import_and_watch_read_the_same(invoke, log, tmp_path):
+    """In a store the metric has its canonical name."""
+    for command in (["import", log], ["watch", log, "--once"]):
+        store = tmp_path / command[0]
+        done = invoke(*command, "--map", PAIR, "--store", store)
+        assert done.exit_code in (0, 1), done.output
+        run = next(path.name for path in store.iterdir() if (path / "run.db").is_file())
+        assert "reward/mean" in invoke("show", run, "--store", store, "--format", "json").stdout
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [
+        ("goodness", "give a role and a name of the log"), ("reward=", "give a role and a name of the log"),
+        ("rewad=goodness", "did you mean reward"), ("apples=goodness", "is no role of a metric"),
+        ("reward=godness", "has no metric 'godness'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_mapped_is_refused_with_what_there_is(invoke, log, pair, problem):
+    """A name that the log lacks, too: a typing error would leave the reward unread."""
+    refused = invoke("scan", log, "--map", pair)
+
+    assert refused.exit_code == 2
+    assert problem in " ".join(refused.output.split())
+
+
+def test_a_role_is_any_word_for_one_metric_or_its_canonical_name():
+    """The first of two names for one role counts in a row that has both; what had the metric's own name gives way."""
+    naming = naming_of(["reward=a", "kl=b", "gradient=c", "ratio/max=d", "reward=e"])
+
+    assert dict(naming.metrics) == {
+        "a": "reward/mean", "b": "policy/kl_ref", "c": "optim/grad_norm", "d": "ratio/max", "e": "reward/mean"
+    }  # fmt: skip
+    assert naming.renamed({"e": 2.0, "a": 1.0, "reward/mean": 3.0, "x": 4.0}) == {"x": 4.0, "reward/mean": 2.0}
+    with pytest.raises(ConfigError, match=r"\[map\]: 'apples' is no role"):
+        naming_of(configured={"apples": ["a"]})
+
+
+def test_a_followed_log_is_read_the_same(log):
+    """Row by row."""
+    naming = naming_of([PAIR])
+    tail = LogTail(log, naming=naming)
+    [run] = read_log(log, naming=naming)
+
+    assert [record.metrics for record in tail.poll() + tail.close()] == [record.metrics for record in run.records]
+    assert "reward/mean" in run.records[0].metrics
+
+
+def test_a_reward_that_is_not_read_is_suggested():
+    """With the names of this log that may be it; nothing is suggested where it is read."""
+    names = ["attack_reward", "defend_reward", "loss"]
+
+    assert reading_lines(names, "")[1] == (
+        "no name is read as the reward; if one is it, say so: --map reward=attack_reward (or defend_reward)"
+    )
+    assert not any("--map" in line for line in reading_lines([*names, "reward"], ""))
+
+
+def test_which_name_took_which_role_is_told_with_the_reason():
+    """And why the others took none."""
+    told = {name: (metric, why) for name, metric, why in role_lines(["reward", "acc", "maze_len", "kl_coef"], "")}
+
+    assert told == {
+        "reward": ("reward/mean", "a trainer's name for it"),
+        "acc": ("", "gives way to reward, which is closer to reward/mean"),
+        "maze_len": ("", "not known, so nothing judges it"),
+        "kl_coef": ("", "a setting"),
+    }
