@@ -6,8 +6,11 @@
 
 A run's planted knobs are those that its fault turned, as its recipe wrote them down: most faults turn the learning rate
 too, so that they break a run at all. Two ways to be right are counted: ``planted`` names any of them, ``main`` the one
-the recipe is named after. A run without a cause that is at least plausible counts as ``unknown``, which is wrong of
-neither; ``wrong strong`` is a first cause that is called strong and is none of the planted knobs.
+the recipe is named after. What is called a symptom ("entropy rose; what set it off is not known") is right of neither
+and counted as ``symptom``, and so is a run without a cause that is at least plausible, as ``unknown``. ``wrong`` is a
+cause that is none of the planted knobs, ``wrong strong`` one that is called strong as well; ``late`` is a first answer
+that begins after the first critical onset. Two answers are of no one knob: updates that were too large are right of any
+knob that sizes an update, a reward that fell by itself of the reward function and of the data.
 
 Beside what ``rlwatch scan`` says: the same findings diagnosed without knobs (``findings only``), with footprints but
 nothing that is logged of a knob (``nothing logged``), and whoever always says ``learning rate``.
@@ -29,9 +32,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rlwatch.diagnosis import Diagnosis, KnobTracker, Sureness, Told, diagnose
+from rlwatch.diagnosis import Diagnosis, KnobTracker, Nature, Sureness, Told, diagnose
 from rlwatch.forecast.tables import read_runs
-from rlwatch.records import StepRecord
+from rlwatch.records import Finding, Severity, StepRecord
 from rlwatch.scanner import scan
 
 LABELS = Path(__file__).parent / "forecast" / "corpus-labels.csv"
@@ -65,6 +68,12 @@ KNOBS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Knob of the catalogue -> knobs of the testbed, and kinds of faults of the TRL runs."""
 KNOB_OF = {name: knob for knob, names in KNOBS.items() for name in names}
+
+SEVERAL: Mapping[str, frozenset[str]] = {
+    "update_size": frozenset({"learning_rate", "clip_range", "optimiser", "weight_sync", "kl_coefficient"}),
+    "environment": frozenset({"reward_function", "data"}),
+}
+"""Answer that is of no one knob -> the knobs of which it is right."""
 
 MAIN: Mapping[str, tuple[str, ...]] = {
     "learning_rate": ("lr_constant", "lr_step", "lr_ramp", "lr_spike"),
@@ -122,6 +131,8 @@ class Said:
 
     knobs: tuple[str, ...] = ()
     strong: bool = False
+    symptom: bool = False
+    late: bool = False
 
     @property
     def first(self) -> str:
@@ -133,12 +144,27 @@ class Said:
         """The first three knobs named."""
         return tuple(dict.fromkeys(knob for knob in self.knobs if knob))[:3]
 
+    def first_of(self, knobs: frozenset[str]) -> bool:
+        """True if the likeliest cause is one of ``knobs``."""
+        return bool({self.first, *SEVERAL.get(self.first, ())} & knobs)
 
-def said(diagnosis: Diagnosis) -> Said:
+    def names(self, knobs: frozenset[str]) -> bool:
+        """True if one of the first three is."""
+        return any({knob, *SEVERAL.get(knob, ())} & knobs for knob in self.named)
+
+
+def said(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Said:
     """By a diagnosis."""
     if not diagnosis.enough:
         return Said()
-    return Said(tuple(cause.knob for cause in diagnosis.causes), diagnosis.causes[0].sure is Sureness.STRONG)
+    critical = [finding.onset_step for finding in findings if finding.severity is Severity.CRITICAL]
+    first = diagnosis.causes[0]
+    return Said(
+        tuple(cause.knob for cause in diagnosis.causes),
+        first.sure is Sureness.STRONG,
+        diagnosis.nature is Nature.SYMPTOM,
+        bool(critical) and first.onset_step > min(critical),
+    )
 
 
 def answers(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, Said]:
@@ -149,29 +175,35 @@ def answers(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, Said]:
     for step, metrics in rows:
         if step <= until:
             tracker.update(step, metrics)
-    footprints = [turn for turn in tracker.turns if turn.told is Told.INFERRED]
-    starts = {1: rows[0][0]}
+    footprints = [turn for turn in tracker.turns if turn.told in (Told.INFERRED, Told.MOVED)]
+    found, starts = report.findings, {1: rows[0][0]}
+    unlogged = diagnose(found, starts=starts, turns=footprints, measured=report.metrics)
     return {
-        "rlwatch scan": said(report.diagnosis),
-        "nothing logged": said(diagnose(report.findings, starts=starts, turns=footprints)),
-        "findings only": said(diagnose(report.findings, starts=starts)),
+        "rlwatch scan": said(report.diagnosis, found),
+        "nothing logged": said(unlogged, found),
+        "findings only": said(diagnose(found, starts=starts), found),
         "learning rate": Said(("learning_rate",)),
     }
 
 
-COUNTED = ("unknown", "planted 1", "planted 3", "main 1", "main 3", "strong", "wrong strong")
+COUNTED = (
+    "unknown", "symptom", "planted 1", "planted 3", "main 1", "main 3", "wrong", "strong", "wrong strong", "late",
+)  # fmt: skip
 
 
 def counted(answer: Said, truth: Planted) -> dict[str, bool]:
     """What an answer counts as."""
     return {
         "unknown": not answer.knobs,
-        "planted 1": answer.first in truth.all,
-        "planted 3": bool(truth.all & set(answer.named)),
-        "main 1": answer.first in truth.main,
-        "main 3": bool(truth.main & set(answer.named)),
+        "symptom": answer.symptom,
+        "planted 1": answer.first_of(truth.all),
+        "planted 3": answer.names(truth.all),
+        "main 1": answer.first_of(truth.main),
+        "main 3": answer.names(truth.main),
+        "wrong": bool(answer.knobs) and not answer.symptom and not answer.first_of(truth.all),
         "strong": answer.strong,
-        "wrong strong": answer.strong and answer.first not in truth.all,
+        "wrong strong": answer.strong and not answer.symptom and not answer.first_of(truth.all),
+        "late": answer.late,
     }
 
 

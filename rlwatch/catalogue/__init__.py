@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -83,6 +83,7 @@ class Knob:
     also: tuple[str, ...] = ()
     usually: tuple[str, ...] = ()
     outside: bool = False
+    large: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     do: tuple[Mapping[str, str], ...] = ()
 

@@ -13,7 +13,7 @@ from rlwatch.diagnosis.actions import RESET, Action, advice
 from rlwatch.diagnosis.movements import guesses
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
 from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
-from rlwatch.diagnosis.turns import Turn
+from rlwatch.diagnosis.turns import Told, Turn
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
 
 PASSED = 3
@@ -400,7 +400,7 @@ def diagnose(
     if not any(sign.bad for sign in found):
         return Diagnosis(why_not="nothing worse than remarks was found" if found else "nothing was found", at_step=at)
     slack = max(SLACK, 2 * row_steps)
-    turned = [turn for turn in (*turns, *event_turns(past)) if at is None or turn.step <= at]
+    turned = [t for t in (*turns, *event_turns(past)) if (at is None or t.step <= at) and _shows(t, found)]
     given = Circumstances(found, slack, past, source)
     trouble = given.trouble
     if trouble is not None:
@@ -409,6 +409,13 @@ def diagnose(
     enough = any(cause.sure is not Sureness.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
     return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
+
+
+def _shows(turn: Turn, found: Sequence[Sign]) -> bool:
+    """True unless it is a value that is large from the start, and nothing was found that it is known to do."""
+    if turn.told is not Told.STANDING:
+        return True
+    return any(sign.bad and sign.kind in catalogue.knobs()[turn.knob].large["shows"] for sign in found)
 
 
 def _without_forecasts(held: list[Finding]) -> list[Finding]:
@@ -633,7 +640,7 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
     if turn.warming:
         return Sureness.PLAUSIBLE, "it was still on its first rise when the first sign came"
     if turn.why:
-        return Sureness.PLAUSIBLE, f"{when}; {turn.why}"
+        return Sureness.PLAUSIBLE, turn.why if turn.told is Told.STANDING else f"{when}; {turn.why}"
     if suspect.inferred:
         return Sureness.PLAUSIBLE, f"that is this knob's doing, {when}; nobody logged who turned it"
     if suspect.weight < 1:

@@ -8,6 +8,7 @@ worth on one half of the corpus's recipes (``benchmarks/causes.py``).
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from itertools import pairwise
 from rlwatch import catalogue
 from rlwatch.catalogue import Knob
 from rlwatch.diagnosis.signs import Sign
-from rlwatch.diagnosis.turns import Told, Turn
+from rlwatch.diagnosis.turns import Told, Turn, standing
 from rlwatch.records import JSON, Event
 
 LEAST = 0.3
@@ -43,6 +44,8 @@ INFERRED: Mapping[str, float] = {
 CLEAR = 2.2
 GAP_WEIGHT = 0.45
 """Of a reward that parts from the validation score: whatever is learnt of the training data alone parts them too."""
+STANDING = 0.8
+"""Weight of a value that is large from the start, where what it is known to do was found."""
 LATER = 60
 """Steps after the failure began from which a turn is none of its story."""
 LATE, LATE_INFERRED, TOO_LATE = 0.3, 0.4, 0.1
@@ -133,6 +136,8 @@ def _own(turns: Sequence[Turn], trouble: Trouble) -> list[Turn]:
 
 def weight_of(turn: Turn, trouble: Trouble) -> float:
     """The weight of one turn."""
+    if turn.told is Told.STANDING:
+        return STANDING
     if turn.told is Told.INFERRED:
         weight = GAP_WEIGHT if turn.name.startswith("gap") else INFERRED.get(turn.knob, CLEAR)
     else:
@@ -194,7 +199,18 @@ def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int,
             if old[option] != new[option] and knob is not None and attempt in starts:
                 path = ((starts[attempt], _value(new[option])),)
                 found.append(Turn(knob, option, starts[attempt], _value(old[option]), path, Told.CONFIG))
-    return found
+    return [*_standing_options(given, starts), *found]
+
+
+def _standing_options(given: Sequence[tuple[int, Mapping[str, JSON]]], starts: Mapping[int, int]) -> Iterator[Turn]:
+    """Options of the first configuration that are large by themselves."""
+    for attempt, config in given[:1]:
+        for knob in (knob for knob in catalogue.knobs().values() if knob.large and attempt in starts):
+            for option in sorted(option for option in config if re.search(knob.large["option"], option)):
+                value = _value(config[option])
+                turn = None if isinstance(value, str) else standing(knob.name, option, starts[attempt], value)
+                if turn is not None:
+                    yield turn
 
 
 def _flat(config: Mapping[str, JSON], within: str = "") -> dict[str, JSON]:

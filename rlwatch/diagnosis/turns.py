@@ -18,7 +18,8 @@ from rlwatch.wording import number
 
 class Told(StrEnum):
     """Ways by which a change is known: ``logged`` by the trainer, in its ``config``, by a ``command``, or ``inferred``
-    from numbers that only this knob can move at once. What ``moved`` by itself is no knob.
+    from numbers that only this knob can move at once. What ``moved`` by itself is no knob, and a ``standing`` value was
+    not turned: it is large from the start.
     """
 
     LOGGED = "logged"
@@ -26,6 +27,7 @@ class Told(StrEnum):
     COMMAND = "command"
     INFERRED = "inferred"
     MOVED = "moved"
+    STANDING = "standing"
 
 
 Place = tuple[int, float]
@@ -91,7 +93,7 @@ class Turn:
         'x 12 since step 170 (0.0004 to 0.0048)'
         """
         if self.says:
-            return f"{self.says} from step {self.step}"
+            return self.says if self.told is Told.STANDING else f"{self.says} from step {self.step}"
         factor, before, after = self.factor(step), self.before, self.at(step)
         ends = f"{_cell(before)} to {_cell(after)}"
         if self.warming:
@@ -272,6 +274,15 @@ def _kind_of(value: float | str) -> str:
     return str(value) if math.isinf(value) else "below" if value < 0 else "number"
 
 
+def standing(knob: str, name: str, step: int, value: float) -> Turn | None:
+    """A value that is known to hurt by itself; None where it is not."""
+    large = catalogue.knobs()[knob].large
+    if not large or not large["from"] <= value < math.inf:
+        return None
+    says = f"{number(value, 3)} since the start"
+    return Turn(knob, name, step, value, ((step, value),), Told.STANDING, says=says, why=str(large["why"]))
+
+
 class Knobs:
     """The knobs that a run logs, row by row."""
 
@@ -282,6 +293,7 @@ class Knobs:
             for metric in knob.metrics
         }
         self._step = 0
+        self._standing: dict[str, Turn] = {}
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row of canonical names."""
@@ -289,12 +301,20 @@ class Knobs:
         for metric, dials in self._dials.items():
             value = metrics.get(metric)
             if value is not None:
+                self._stand(metric, dials[0], step, value)
                 for dial in dials:
                     dial.update(step, value)
+
+    def _stand(self, metric: str, dial: Dial, step: int, value: float) -> None:
+        """Note a first value that is large by itself."""
+        if dial.first is None and (turn := standing(dial.knob, metric, step, value)) is not None:
+            self._standing[metric] = turn
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Turns so far, in order of step; a warm-up that lasts among them."""
         found = [turn for dials in self._dials.values() for dial in dials for turn in dial.turns]
         warming = [turn for dials in self._dials.values() for dial in dials if (turn := dial.warming(self._step))]
-        return tuple(sorted((*found, *warming), key=lambda turn: (turn.step, turn.knob, turn.name)))
+        return tuple(
+            sorted((*found, *warming, *self._standing.values()), key=lambda turn: (turn.step, turn.knob, turn.name))
+        )

@@ -300,6 +300,23 @@ def test_a_knob_outranks_a_symptom_only_by_more_than_a_little():
     assert more.causes[0].kind == "learning_rate"
 
 
+@pytest.mark.parametrize("known", ["logged", "configured"])
+def test_a_weight_that_is_known_to_hurt_is_named_though_nobody_turned_it(known):
+    """An entropy term of .01 from the first step on, where the entropy exploded; not where the reward alone fell."""
+    if known == "logged":
+        large, small = (turned([value] * 200, "policy/entropy_coef") for value in (0.01, 0.005))
+    else:
+        large, small = (config_turns({1: {"actor": {"entropy_coeff": value}}}, {1: 1}) for value in ("0.01", 0.005))
+    noise = [found("entropy_explosion", 150), found("reward_drop", 170)]
+
+    cause = diagnose(noise, turns=large).causes[0]
+    assert (cause.knob, cause.title) == ("entropy_bonus", "Entropy term: 0.01 since the start")
+    assert cause.sure is Sureness.PLAUSIBLE
+    assert "0.005 is stable" in cause.why
+    assert diagnose(noise, turns=small) == diagnose(noise)
+    assert diagnose(COLLAPSE, turns=large) == diagnose(COLLAPSE)
+
+
 # What rows do not tell.
 
 
