@@ -190,6 +190,14 @@ class Journal(Protocol):
         """Keep how the run was ended: that holds if this process is gone before :meth:`RunWriter.finish` was called."""
         ...
 
+    def note_lost(self, event: Event) -> None:
+        """Keep the event that tells of rows that were lost, where the store cannot take it."""
+        ...
+
+    def make_room(self) -> None:
+        """Give up the room on the disk that was reserved for the end."""
+        ...
+
     def tend(self) -> None:
         """Get ready for more, often; by the thread that writes."""
         ...

@@ -4,11 +4,44 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import get_ident
 
 from rlwatch.redaction import redacted
 from rlwatch.seam import say
+
+MOST_SPANS = 8
+"""Spans of steps that are told apart."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Rows that were lost between two steps, both included."""
+
+    first: int
+    last: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def _first(span: Span) -> int:
+    return span.first
+
+
+def told(spans: Sequence[Span]) -> str:
+    """How many rows of which steps.
+
+    >>> told([Span(3, 3, 1), Span(7, 9, 4)])
+    '5 rows of steps 3, 7-9'
+    >>> told([Span(3, 3, 1)])
+    '1 row of step 3'
+    """
+    rows, steps = sum(span.rows for span in spans), ", ".join(map(str, spans))
+    one = len(spans) == 1 and spans[0].first == spans[0].last
+    return f"{rows:,} row{'s' * (rows > 1)} of step{'s' * (not one)} {steps}"
 
 
 class Counters:
@@ -21,6 +54,7 @@ class Counters:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], int] = {}
         self._warned: set[str] = set()
+        self._lost: dict[int, list[Span]] = {}
 
     def add(self, name: str, n: int = 1) -> None:
         """Count ``n`` more of ``name``."""
@@ -33,6 +67,26 @@ class Counters:
         if name not in self._warned:
             self._warned.add(name)
             say(logging.WARNING, "%s (further ones are counted as %r, not logged)", redacted(message), name)
+
+    def lose(self, step: int | None) -> None:
+        """Note that a row, or what else belonged to ``step``, is lost."""
+        spans = self._lost.setdefault(get_ident(), [])
+        if step is None:
+            return
+        if spans and spans[-1].first <= step <= spans[-1].last + 1:
+            spans[-1].last = max(spans[-1].last, step)
+            spans[-1].rows += 1
+        elif len(spans) < MOST_SPANS:
+            spans.append(Span(step, step, 1))
+        else:
+            last = spans[-1]
+            last.first, last.last, last.rows = min(last.first, step), max(last.last, step), last.rows + 1
+
+    def lost(self) -> list[Span]:
+        """Steps of which rows were lost, in order."""
+        return sorted(
+            (Span(s.first, s.last, s.rows) for of in self._lost.copy().values() for s in list(of)), key=_first
+        )
 
     def __getitem__(self, name: str) -> int:
         return sum(n for (counted, _), n in self._counts.copy().items() if counted == name)

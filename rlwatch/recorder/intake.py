@@ -286,6 +286,11 @@ class Awaited:
     seen: Callable[[Mapping[str, float]], object] = dict
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
 
+    @property
+    def step(self) -> int:
+        """Of the run."""
+        return self.parcel.step
+
     def due(self, *, hurry: bool = False) -> bool:
         """True once every share is here, or none is waited for any more. ``hurry``: take what there is."""
         missing = self.inbox.awaited(self.moment)
@@ -401,6 +406,8 @@ class Intake:
             self.spilling = True
         else:
             self._counters.warn("dropped", FULL)
+            if isinstance(item, Entry | Awaited):
+                self._counters.lose(item.step)
 
     def takes(self, item: Queued) -> bool:
         """True where there is room for ``item``, or for a part of it, to which it is cut."""

@@ -85,6 +85,7 @@ class Shedding:
         if any(type(value) is float and not math.isfinite(value) for value in metrics.values()):
             return True
         self._note(Kind.ROWS, 1, step)
+        self._counters.lose(step)
         return False
 
     def _is_due(self, step: int, filled: float) -> bool:

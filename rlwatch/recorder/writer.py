@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Entry, Intake, Numbered, Queued, numbers
 from rlwatch.recorder.shedding import EVICTED_FROM
-from rlwatch.records import CompletionBatch, Finding, ForecastRecord, SpikeBatch, StepRecord
+from rlwatch.records import SHED, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
 from rlwatch.seam import described, raised_by, sheltered
 
 if TYPE_CHECKING:
@@ -293,6 +293,17 @@ class Writer:
         for event in shedding.tell(time.monotonic(), why, last=self._stopping):
             self._intake.put(replace(event, ts=time.time()))
 
+    def unkept(self) -> list[int]:
+        """Steps of the rows that wait and are in no journal: lost, if the process ends now."""
+        waiting = [queued for queued in (*self._held, *self._queue.waiting()) if isinstance(queued, Entry | Awaited)]
+        steps = [queued.step for queued in waiting if isinstance(queued, Awaited) or not queued.number]
+        return steps + ([] if self._store is None else [row.step for row in self._store.unkept()])
+
+    @property
+    def trouble(self) -> str:
+        """Reason that the store last took nothing; empty where there was none."""
+        return "" if self._store is None else self._store.trouble
+
     def _trouble(self) -> str:
         return f" ({self._store.trouble})" if self._store is not None and self._store.trouble else ""
 
@@ -373,6 +384,8 @@ class Writer:
             return
         if not self._guard(self._take, queued, batch):
             self._counters.add("dropped")
+            if isinstance(queued, Entry | Awaited):
+                self._counters.lose(queued.step)
         elif number:
             numbers.append(number)
 
@@ -480,6 +493,7 @@ class StoreSink:
         self._journaled.extend(numbers)
         if len(batch) > room:
             self._counters.warn("dropped", "the store cannot be written; records are dropped", len(batch) - room)
+            self._count_lost(batch[room:])
         self._drain_if_due()
 
     def lost(self) -> list[Storable]:
@@ -505,11 +519,56 @@ class StoreSink:
         """One last try; what still cannot be written, and is not in the journal, is dropped and counted."""
         if self._backlog or self._journaled or self._judged is not None:
             self._drain()
+        if not self._backlog:
+            return
         lost, kept = len(self._backlog), self._kept()
         if kept:  # what was found in these rows is found again by whoever brings them into the store
             lost = sum(not isinstance(item, Finding | ForecastRecord) for item in self._backlog) - kept
+        rows = self.unkept()
+        self._count_lost(rows)
         if lost > 0:
             self._counters.warn("dropped", "the store could not be written at the end", lost)
+        self._tell_lost(rows, judged=not kept)
+
+    def unkept(self) -> list[StepRecord]:
+        """Rows that wait here and are in no journal."""
+        rows, journal = [item for item in self._backlog if isinstance(item, StepRecord)], self._writer.journal
+        if not rows or not self._journaled or journal is None:
+            return rows
+        waiting = set(self._journaled)
+        held = Counter(item.step for number, item in journal.missing() if number in waiting)
+        lost = []
+        for row in rows:
+            held[row.step] -= 1
+            if held[row.step] < 0:
+                lost.append(row)
+        return lost
+
+    def _tell_lost(self, rows: Sequence[StepRecord], *, judged: bool) -> None:
+        """Into the room that was kept for it: what was found, and an event that says which rows are lost."""
+        journal = self._writer.journal
+        if journal is not None:
+            journal.make_room()
+        telling = [item for item in self._backlog if isinstance(item, Finding | Event)]
+        event = None
+        if rows:
+            attempt, last = self._writer.run.attempt, max(item.seq for item in (*rows, *telling))
+            why = f"the store took nothing to the end ({self.trouble})"
+            first_step, last_step = min(row.step for row in rows), max(row.step for row in rows)
+            body = {"what": "metric rows", "n": len(rows), "first_step": first_step, "last_step": last_step, "why": why}
+            event = Event(SHED, last_step, body, self._clock.now(), attempt, last + 1)
+            telling.append(event)
+        progress = Progress((), self._judged, None) if judged and self._judged is not None else None
+        if not telling and progress is None:
+            return
+        refused = raised_by(self._writer.write, *((telling,) if progress is None else (telling, progress)))
+        if refused is not None and event is not None and journal is not None:
+            journal.note_lost(event)
+
+    def _count_lost(self, items: Sequence[Storable]) -> None:
+        for item in items:
+            if isinstance(item, StepRecord):
+                self._counters.lose(item.step)
 
     def _kept(self) -> int:
         """Count of what waits here and is in the journal still: with the run's directory that may be gone, too."""
@@ -565,6 +624,7 @@ class StoreSink:
 
     def _lose(self, item: Storable, why: str) -> None:
         self._lost.append(item)
+        self._count_lost([item])
         self._counters.warn("dropped", why)
 
     def _later(self, error: BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -20,12 +21,12 @@ from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import Health
 from rlwatch.errors import FirstStepError
 from rlwatch.ports import Parcel
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.counters import Counters, told
 from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import clean_name, plain, redacted
-from rlwatch.seam import asked, copied, described, harmless, seconds, sheltered, shown, words
+from rlwatch.seam import asked, copied, described, harmless, say, seconds, sheltered, shown, words
 
 if TYPE_CHECKING:
     from rlwatch.monitor.engine import Outcome
@@ -319,9 +320,20 @@ class Run:
         elif not engine.writer.judged_all:
             stopped = False
             self.counters.warn("unjudged", UNJUDGED)
+        asked(lambda: self._say_lost(engine.writer, stopped=stopped), lambda _error: None)
         if engine.delivery is not None:
             engine.delivery.stop(max(0.0, end - time.monotonic()))
         return stopped and self.counters["dropped"] + self.counters["errors"] == lost
+
+    def _say_lost(self, writer: Writer, *, stopped: bool) -> None:
+        """One line at the end, whatever was said before."""
+        if not stopped:
+            for step in writer.unkept():
+                self.counters.lose(step)
+        lost = self.counters.lost()
+        if lost:
+            why = f"the store took nothing: {writer.trouble}" if writer.trouble else "there was no room for them"
+            say(logging.WARNING, "run %s ends without %s, which are lost (%s)", self.info.run_id, told(lost), why)
 
     def _safely(self, call: Callable[[], bool]) -> bool:
         """The seam of the end: what goes wrong here must not take the place of the program's own error, or make one."""

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
-from rlwatch.recorder.counters import Counters
+from rlwatch.recorder.counters import MOST_SPANS, Counters
 from rlwatch.recorder.intake import BoundedQueue, admit
 from rlwatch.recorder.writer import FIRST_RETRY_S, FORECASTS_WAITING, StoreSink, Writer
-from rlwatch.records import Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
-from rlwatch.store.sqlite.journal import Journal
+from rlwatch.records import SHED, Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
+from rlwatch.store.sqlite.journal import Journal, journals_in
 
 
 class Collect:
@@ -257,6 +257,72 @@ def test_a_disk_still_full_at_the_end_is_counted_as_a_loss():
     sink.close()
 
     assert counters["dropped"] == 2
+
+
+class NearlyFullDisk(FullDisk):
+    """A disk that holds three items once what was reserved is given up."""
+
+    def __init__(self, *, journal):
+        super().__init__()
+        self.journal, journal.make_room = journal, self.give_up
+        self.room = 0
+
+    def give_up(self):
+        self.room = 3
+
+    def write(self, items, progress=None):
+        if len(items) > self.room:
+            raise StoreFullError("the disk is full")
+        self.items.extend(items)
+
+
+def test_what_was_found_and_which_rows_are_lost_go_into_the_room_that_was_kept_for_the_end():
+    """Findings, and one event; the counters know the steps, too."""
+    kept = SimpleNamespace(missing=list, note_lost=pytest.fail)
+    disk, counters = NearlyFullDisk(journal=kept), Counters()
+    sink = StoreSink(disk, counters, ManualClock())
+    sink.write(records(5, 6, 7, 20))
+    found = Finding("kl", "kl_drift", Severity.WARNING, 6, 5, "it drifts", seq=2)
+    sink.found([found])
+    sink.close()
+
+    assert disk.items[0] is found
+    (told,) = disk.items[1:]
+    assert (told.kind, told.step, told.body["n"], told.body["first_step"], told.body["last_step"]) == (
+        SHED,
+        20,
+        4,
+        5,
+        20,
+    )
+    assert "the disk is full" in told.body["why"]
+    assert [(span.first, span.last, span.rows) for span in counters.lost()] == [(5, 7, 3), (20, 20, 1)]
+
+
+def test_where_the_store_takes_nothing_at_all_the_journal_tells_what_is_lost(tmp_path):
+    """Into room that it took when it was begun: the next writer brings it into the store."""
+    disk, journal = FullDisk(), Journal(tmp_path)
+    disk.journal = journal
+    numbers = [journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
+    sink = StoreSink(disk, Counters(), ManualClock())
+    sink.write(records(1, 2, 3, 4), numbers=numbers)
+    sink.close()
+
+    (told,) = [item for journaled in journals_in(tmp_path).values() for _, item in journaled if isinstance(item, Event)]
+    assert (told.kind, told.body["n"], told.body["first_step"], told.body["last_step"]) == (SHED, 2, 3, 4)
+
+
+@given(st.lists(st.integers(0, 40), max_size=60))
+def test_lost_rows_are_told_by_few_spans_that_hold_them_all(steps):
+    """However many and in whatever order."""
+    counters = Counters()
+    for step in steps:
+        counters.lose(step)
+    spans = counters.lost()
+
+    assert sum(span.rows for span in spans) == len(steps)
+    assert all(any(span.first <= step <= span.last for span in spans) for step in steps)
+    assert len(spans) <= MOST_SPANS
 
 
 def test_an_item_no_store_can_take_does_not_block_those_behind_it():

@@ -9,13 +9,13 @@ import pytest
 from preloaded import Program, run_program
 
 from rlwatch.control.liveness import dead_since
-from rlwatch.records import RunState
+from rlwatch.records import SHED, RunState
 from rlwatch.state import State
 from rlwatch.store.url import open_store
 from rlwatch.view import view_of_run
 
 
-def child(tmp_path, body):
+def child(tmp_path, body, **pipes):
     """A script that has a run, does ``body`` and prints READY when asked to wait."""
     script = f"""
         import os, signal, sys, time
@@ -25,7 +25,7 @@ def child(tmp_path, body):
             run.log({{"entropy": 0.5, "grad_norm": 1.0}}, step=step)
         {textwrap.indent(textwrap.dedent(body), " " * 8).strip()}
     """
-    return Program(textwrap.dedent(script), having="rlwatch", stdout=subprocess.PIPE)
+    return Program(textwrap.dedent(script), having="rlwatch", stdout=subprocess.PIPE, **pipes)
 
 
 def end_of(tmp_path):
@@ -114,6 +114,34 @@ def test_a_forked_child_is_inert_and_the_parent_goes_on(tmp_path):
     assert process.returncode == 0
     assert out.strip() == "AGAIN 2"
     assert [r.step for r in open_store(str(tmp_path)).records("child")] == list(range(51))
+
+
+@pytest.mark.parametrize("end", ["run.finish()", "pass", "raise ValueError('theirs')"])
+def test_a_run_that_ends_in_good_order_on_a_full_disk_says_what_is_lost_and_is_not_taken_for_killed(tmp_path, end):
+    """No file may grow: the end, and how many rows of which steps are lost, go into room taken at the beginning."""
+    body = f"""
+        import resource
+        run.flush()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+        for step in range(50, 900):
+            run.log({{f"m/{{k}}": step + k / 10 for k in range(60)}}, step=step)
+        {end}
+    """
+    process = child(tmp_path, body, stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=600)
+    state, reason, _ = end_of(tmp_path)
+
+    assert process.returncode == int("raise" in end)
+    assert (state, "theirs" in reason) == ((RunState.CRASHED, True) if "raise" in end else (RunState.FINISHED, False))
+    store = open_store(str(tmp_path))
+    steps = [record.step for record in store.records("child")]
+    assert steps == list(range(len(steps)))
+    lost = 900 - len(steps)
+    assert lost > 0
+    assert said.count(f"ends without {lost:,} rows of steps {len(steps)}-899, which are lost") == 1
+    (told,) = [event for event in store.events("child") if event.kind == SHED]
+    assert (told.body["n"], told.body["first_step"], told.body["last_step"]) == (lost, len(steps), 899)
+    assert sorted(path.name for path in (tmp_path / "child").glob("run.journal*")) == []
 
 
 def test_what_a_forked_child_logs_is_said_to_be_lost_once_and_counted(tmp_path):

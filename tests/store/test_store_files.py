@@ -37,7 +37,11 @@ def test_directories_and_files_are_the_owners_only(tmp_path: Path):
 
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "runs" / "run").iterdir()}
     assert modes == dict.fromkeys(
-        ["run.db", "run.db-wal", "run.db-shm", "run.journal-1", "run.lock", "control.db"], 0o600
+        [
+            *("run.db", "run.db-wal", "run.db-shm", "run.lock", "control.db"),
+            *("run.journal-1", "run.journal.end", "run.journal.reserve"),
+        ],
+        0o600,
     )
     assert [(tmp_path / part).stat().st_mode & 0o777 for part in ("runs", "runs/run")] == [0o700, 0o700]
     writer.close()

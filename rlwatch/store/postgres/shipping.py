@@ -22,7 +22,7 @@ from rlwatch.store.postgres.ownership import lock_patiently
 from rlwatch.store.postgres.rows import CopiedBatch, last_numbers
 from rlwatch.store.postgres.series import metric_sets
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.sqlite.journal import Mark, journals_in
+from rlwatch.store.sqlite.journal import Mark, ending_in, journals_in
 from rlwatch.store.sqlite.layout import writing_to
 from rlwatch.store.sqlite.rows import packing
 
@@ -45,7 +45,7 @@ def ship(db: Connection, server: Server, run_id: str, directory: Path) -> int:
             mark = mark.after(number for number, _ in some)
             _append(db, run_id, [replace(item, attempt=note.attempt) for _, item in some], mark, shipment)
             shipped += len(some)
-    _end(db, note, spool.ending_in(directory))
+    _end(db, note, ending_in(directory))
     tell(db, server.address, "pages", run_id)
     spool.remove(directory)
     return shipped

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlwatch.errors import RunLockedError, StoreError
-from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.records import JSON, RunInfo
 from rlwatch.store.postgres.address import Address
-from rlwatch.store.sqlite.journal import Journal, end_in
-from rlwatch.store.sqlite.layout import files_in, make_private, writing_to
+from rlwatch.store.sqlite.journal import Journal, ending_in
+from rlwatch.store.sqlite.layout import make_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.rows import dumps
 from rlwatch.store.sqlite.shared import node_directory, refuse_foreign
@@ -111,12 +111,6 @@ def read_note(directory: Path) -> Note:
         return Note(**json.loads((directory / NOTE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise StoreError(f"{directory} is no spool of a run ({error}): its {NOTE} is missing or damaged") from None
-
-
-def ending_in(directory: Path) -> tuple[RunState, str, float] | None:
-    """State, reason and time of the run's end, if its trainer came to say it."""
-    told = (end_in(path) for path in reversed(files_in(directory)))
-    return next((ending for ending in told if ending is not None), None)
 
 
 def remove(directory: Path) -> None:

@@ -10,6 +10,10 @@ of which was not a plain number yet), an event, a spike or a completion batch, o
 is gone before its writer came to the end has not died. A frame that was cut short, by a kill or a full disk, is passed
 over up to the next mark.
 
+How the run was ended, and which rows were lost, is written into a file of its own as well, ``run.journal.end``, whose
+room was taken when the journal was begun; ``run.journal.reserve`` is removed at the end of a run whose disk is full, so
+that what was found can still be stored.
+
 Spike batches and completions have files of their own, so that where room is short they can be removed without the rows.
 """
 
@@ -106,6 +110,9 @@ class Journal:
     """Whether its disk had no room for the last item."""
     refusals: int = field(init=False, default=0)
     """Number of items that its disk had no room for."""
+    lost: bool = field(init=False, default=False)
+    """Whether rows were noted to be lost that the store does not know of."""
+    _end: End = field(init=False)
     _rests_until: float = field(init=False, default=0.0)
     _rest_s: float = field(init=False, default=REST_S)
 
@@ -117,6 +124,7 @@ class Journal:
         self._rows = Stream(self._made, self._segment_bytes)
         self._bulk = {kind: Stream(self._made, self._segment_bytes) for kind in (SpikeBatch, CompletionBatch)}
         self._rows.here()
+        self._end = End(self.directory, self._nonce)
 
     @property
     def limit(self) -> str:
@@ -178,12 +186,23 @@ class Journal:
 
     def note_end(self, state: RunState, reason: str, now: float) -> None:
         """Keep how the run was ended, before its writer comes to say so; also while the journal rests."""
-        body = dumps([state.value, plain(reason), now]).encode()
+        body = dumps([state.value, plain(reason)[:MOST_REASON], now]).encode()
+        self._end.put(_framed(_NUMBERED.pack(_ENDED, 0) + body))
         while True:
             here = self._rows.here()
             here.put(_framed(_NUMBERED.pack(_ENDED, 0) + body))
             if not here.removed:
                 return
+
+    def note_lost(self, event: Event) -> None:
+        """Keep that rows were lost, where the store cannot take it."""
+        body = dumps([plain(event.kind), event.step, event.body, event.ts]).encode()
+        self._end.put(_framed(_NUMBERED.pack(_EVENT, next(self._ids)) + body))
+        self.lost = True
+
+    def make_room(self) -> None:
+        """Give up what was reserved for the end."""
+        self._end.make_room()
 
     def stored(self, mark: Mark) -> None:
         """Take notice of what the database holds by now."""
@@ -217,7 +236,8 @@ class Journal:
         return list(islice(((number, item) for number, item in new if not self.mark.holds(number)), limit))
 
     def close(self, *, remove: bool) -> None:
-        """Leave it. ``remove``: all of it is stored."""
+        """Leave it. ``remove``: all of it is stored, the end too."""
+        self._end.close(remove=remove)
         for stream in self._streams() if remove else ():
             for segment in [*stream.files(), *([stream.next] if stream.next else [])]:
                 with contextlib.suppress(OSError):
@@ -253,12 +273,77 @@ class Journal:
         return 0
 
 
+END_FILE, RESERVE_FILE = "run.journal.end", "run.journal.reserve"
+END_BYTES, RESERVE_BYTES, MOST_REASON = 1 << 14, 1 << 18, 2000
+
+
+class End:
+    """Room for the end of a run, taken at its beginning: a file that is written over, and one that is removed."""
+
+    def __init__(self, directory: Path, nonce: bytes) -> None:
+        self._path, self._reserve = directory / END_FILE, directory / RESERVE_FILE
+        self._at, self._fd = HEADER_BYTES, -1
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
+        with contextlib.suppress(OSError):  # no room now: the end is noted where there is any then
+            self._fd = os.open(self._path, flags, 0o600)
+            os.write(self._fd, (MAGIC + nonce).ljust(END_BYTES, b"\0"))
+            reserve = os.open(self._reserve, flags, 0o600)
+            try:
+                os.posix_fallocate(reserve, 0, RESERVE_BYTES)
+            finally:
+                os.close(reserve)
+
+    def put(self, frame: bytes) -> None:
+        """Write the next frame over the room for it."""
+        if self._fd >= 0 and self._at + len(frame) <= END_BYTES:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, frame, self._at)
+                self._at += len(frame)
+
+    def make_room(self) -> None:
+        """Remove what was reserved on the disk."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+
+    def close(self, *, remove: bool) -> None:
+        """Leave it."""
+        self.make_room()
+        fd, self._fd = self._fd, -1
+        with contextlib.suppress(OSError):
+            if remove:
+                self._path.unlink(missing_ok=True)
+            if fd >= 0:
+                os.close(fd)
+
+
+def all_in(directory: Path) -> list[Path]:
+    """The journal files, with that of the end where anything was noted in it."""
+    end = directory / END_FILE
+    return [*files_in(directory), *([end] if holds_end(directory) else [])]
+
+
+def holds_end(directory: Path) -> bool:
+    """True where an end was noted."""
+    path = directory / END_FILE
+    with contextlib.suppress(OSError):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                return file.read(HEADER_BYTES + len(MARK))[HEADER_BYTES:] == MARK
+    return False
+
+
+def ending_in(directory: Path) -> tuple[RunState, str, float] | None:
+    """State, reason and time of the run's end, if its process came to note it."""
+    told = (end_in(path) for path in reversed(all_in(directory)))
+    return next((ending for ending in told if ending is not None), None)
+
+
 def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:
     """By name the journals that a dead process, or several, left in ``directory``: their items in order of number, read
     file by file.
     """
     by_name: dict[str, list[tuple[int, Path]]] = {}
-    for path in files_in(directory):
+    for path in all_in(directory):
         with contextlib.suppress(OSError):
             data = path.read_bytes()
             if data[: len(MAGIC)] == MAGIC and len(data) >= HEADER_BYTES:

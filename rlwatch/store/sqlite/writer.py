@@ -14,17 +14,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, UnstorableError
+from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreFullError, UnstorableError
 from rlwatch.ports import Item, Progress, Storable
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
-from rlwatch.store.sqlite.journal import Journal, Mark, end_in, journals_in
+from rlwatch.store.sqlite.journal import RESERVE_FILE, Journal, Mark, all_in, ending_in, holds_end, journals_in
 from rlwatch.store.sqlite.layout import (
     RunFiles,
-    files_in,
     has_journal,
     is_there,
     make_private,
@@ -179,15 +178,21 @@ class FileWriter(Appender):
         """
         if self._mine():
             db = self._usable()
-            super().finish(state, reason, now)
-            self._end_journal()
+            try:
+                super().finish(state, reason, now)
+            except StoreFullError:
+                if self._journal is None:
+                    raise
+                self._journal.make_room()
+                super().finish(state, reason, now)
+            self._end_journal(told=True)
             with explained(self._where):
                 _leave_wal(db, self._where, self.readers_leave_s)
 
     def close(self) -> None:
         """Close the connection, then release the lock; idempotent."""
         if self._mine() and self.db is not None:
-            self._end_journal()
+            self._end_journal(told=not holds_end(self._files.directory))
             self.db.close()
         self.lock.release()
         super().close()
@@ -197,10 +202,11 @@ class FileWriter(Appender):
         if progress.journaled and self._journal is not None:
             runrow.note_journal(db, self._journal.mark.after(progress.journaled))
 
-    def _end_journal(self) -> None:
+    def _end_journal(self, *, told: bool) -> None:
+        """``told``: whether the database says how the run ended, if it did."""
         journal, self._journal = self._journal, None
         if journal is not None:
-            journal.close(remove=not journal.missing())
+            journal.close(remove=told and not journal.missing() and not journal.lost)
 
     def disown(self) -> None:
         """In a forked child: forget the parent's connection without closing it."""
@@ -277,7 +283,7 @@ def for_good(files: RunFiles) -> Iterator[sqlite3.Connection]:
 
 def recover(files: RunFiles) -> None:
     """Bring into the database what a dead process left in its journal; nothing where somebody writes, or we may not."""
-    if has_journal(files.directory):
+    if has_journal(files.directory) or holds_end(files.directory):
         writer = amend_files(files)
         if writer is not None:
             writer.close()
@@ -318,7 +324,7 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
     """Store what is in the journal and not in ``db``, how the run was ended too, then remove it; the caller holds the
     run's lock.
     """
-    paths = files_in(files.directory)
+    paths = all_in(files.directory)
     for nonce, journaled in journals_in(files.directory).items():
         mark = known = runrow.journal_mark(db, nonce)
         left = (numbered for numbered in journaled if not known.holds(numbered[0]))
@@ -326,10 +332,10 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
         while some := list(islice(left, _AT_ONCE)):
             mark = mark.after(number for number, _ in some)
             _append(db, [replace(item, attempt=attempt) for _, item in some], mark)
-    end = next((told for path in reversed(paths) if (told := end_in(path)) is not None), None)
+    end = ending_in(files.directory)
     if end is not None and runrow.load(db, files.directory.name).state is RunState.RUNNING:
         runrow.end(db, *end)
-    for path in paths:
+    for path in (*paths, files.directory / RESERVE_FILE):
         path.unlink(missing_ok=True)
 
 
