@@ -221,9 +221,11 @@ OF_NO_POLICY = (*OF_A_DATASET, "trl/reward", "trl/prm", "trl/cpo", "trl/orpo", "
 
 
 def _guessed(name: str, source: str) -> Reading | None:
-    """Reading of a name that is no trainer's, by its words."""
+    """Reading of a name that is none of the trainer's, by its words; None where another means something else by it."""
     meant = None if metric_of(name) or source.startswith(OF_NO_POLICY) else everyday(name)
-    return None if meant is None else Reading(BY_NAME[meant[0]], None, 1 + meant[1])
+    if meant is None or (source and any(metric.name != meant[0] for metric, _ in _ALIASES.get(name, ()))):
+        return None
+    return Reading(BY_NAME[meant[0]], None, 1 + meant[1])
 
 
 def family_of(name: str, source: str = "") -> Family:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_EMPTY_WORDS = frozenset({"mean", "batch", "metrics", "train"})
+_EMPTY_WORDS = frozenset({"mean", "batch", "metrics", "train", "losses", "charts", "scalars", "learner"})
 """Words that fit every series here, and so tell none from another."""
 _ONE_WORD = {
     **dict.fromkeys(("avg", "average", "averaged"), "mean"),
@@ -35,19 +35,24 @@ _ONE_WORD = {
     **dict.fromkeys(("divergence", "kld"), "div"),
     "importance": "is",
     **dict.fromkeys(("acc", "accuracies"), "accuracy"),
-    **dict.fromkeys(("eval", "evaluation", "validation", "test"), "val"),
+    **dict.fromkeys(("eval", "evaluation", "validation", "test", "valid", "dev", "heldout", "holdout"), "val"),
     **dict.fromkeys(("logprob", "logprobs", "logps"), "logp"),
     "perplexity": "ppl",
     "truncation": "truncated",
     "training": "train",
     "tokens": "token",
-    "losses": "loss",
+    **dict.fromkeys(("tok", "toks"), "token"),
+    "ent": "entropy",
+    "pol": "policy",
+    "ans": "answer",
+    "sampled": "sample",
+    "init": "base",
     "scores": "score",
     **dict.fromkeys(("solved", "solves"), "solve"),
     **dict.fromkeys(("wins", "won"), "win"),
     **dict.fromkeys(("passes", "passed"), "pass"),
     **dict.fromkeys(("successes", "successful"), "success"),
-    **dict.fromkeys(("episodes", "ep", "epi"), "episode"),
+    **dict.fromkeys(("episodes", "episodic", "ep", "epi"), "episode"),
     **dict.fromkeys(("samples",), "sample"),
     **dict.fromkeys(("iter", "iteration"), "step"),
     "metric": "metrics",
@@ -68,7 +73,9 @@ def said(name: str) -> frozenset[str]:
 
 def in_order(name: str) -> list[str]:
     """The same in the order of the name."""
-    return [_ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name))]
+    return [
+        _ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name.replace("%", " percent")))
+    ]
 
 
 def words_of(name: str) -> frozenset[str]:
@@ -83,10 +90,20 @@ def words_of(name: str) -> frozenset[str]:
 # The grammar of the six roles. Costs only order the names of one run that mean the same metric.
 
 _ALGORITHMS = ("rl", "grpo", "ppo", "dapo", "rloo", "gspo", "reinforce")
-_LOGGED = ("mean", "train", "metrics", "stats", "log", "logs", "summary", "performance")
+_LOGGED = (
+    *sorted(_EMPTY_WORDS - {"batch"}),
+    "stats",
+    "log",
+    "logs",
+    "summary",
+    "performance",
+    "info",
+    "monitor",
+    "trainer",
+)
 _CONTEXT = dict.fromkeys((*_LOGGED, "batch", "step", "per", "at", "epoch", "online", *_ALGORITHMS), 0)
 """Words that say of what the mean is, or where it was logged."""
-_ACTOR = dict.fromkeys(("policy", "actor", "agent", "model"), 1)
+_ACTOR = dict.fromkeys(("policy", "actor", "agent", "model", "pi"), 1)
 _SUM = (
     "total",
     "overall",
@@ -103,6 +120,8 @@ _SUM = (
 _WHOLE = dict.fromkeys((*_SUM, "whole", "net", "cumulative", "cum", "global"), 5)
 """Words for a sum of parts: what is judged where nothing plainer is logged."""
 _SMOOTHED = dict.fromkeys(("running", "moving", "ma", "ema", "smoothed", "smooth", "rolling", "window", "recent"), 12)
+_WINDOWS = frozenset({"10", "20", "25", "50", "100", "200", "500", "1000"})
+"""Rows that people take a moving mean of."""
 _FURTHEST = 18
 """Most that the words beside a noun cost: nouns are 20 apart."""
 
@@ -134,16 +153,20 @@ def _nouns(costs: Mapping[str, int]) -> dict[frozenset[str], int]:
 
 
 _REWARD_MEAN = "reward/mean"
+_AS_GIVEN = ("unscaled", "unnormalized", "unnormalised", "unshaped", "undiscounted")
 _REWARD = Role(
     _REWARD_MEAN,
     _nouns({"reward": 0, "return": 22, "score": 40}),
     {
         **(_CONTEXT | _WHOLE | _SMOOTHED | {"policy": 1, "actor": 1, "agent": 1, "episode": 1, "score": 2}),
-        **dict.fromkeys(("rollout", "sample", "response", "trajectory", "traj", "sequence", "group", "raw"), 3),
+        **dict.fromkeys(
+            ("rollout", "sample", "response", "trajectory", "traj", "sequence", "group", "raw", *_AS_GIVEN), 3
+        ),
         "data": 4,
         "env": 8,
         "environment": 8,
         "task": 8,
+        "rm": 8,
     },
 )
 _LETTER = Role(_REWARD_MEAN, _nouns({"r": 20}), _CONTEXT | _WHOLE | {"episode": 1})
@@ -168,7 +191,10 @@ _KL = Role(
     "policy/kl_ref",
     _nouns({"kl": 0, "div kl": 0}),
     {
-        **(_CONTEXT | {"policy": 1, "actor": 1, "model": 1, "token": 2, "response": 3, "loss": 6}),
+        **({word: 0 for word in _CONTEXT if word != "ppo"} | _ACTOR),
+        "token": 2,
+        "response": 3,
+        "loss": 6,
         **dict.fromkeys(("div", "ref", "to", "from", "vs", "base", "sft"), 1),
     },
 )
@@ -189,7 +215,7 @@ _LENGTH = Role(
 _GRADIENT = Role(
     "optim/grad_norm",
     _nouns(
-        {"grad norm": 0, "grad norm l 2": 0, "gradnorm": 0, "gnorm": 1, "grad": 4, "grad l 2": 4}
+        {"grad norm": 0, "grad norm l 2": 0, "gradnorm": 0, "gnorm": 1, "g norm": 1, "grad": 4, "grad l 2": 4}
         | {f"grad norm {when} {clip}": 1 for when in ("pre", "before") for clip in ("clip", "clipping")}
         | {"total norm": 8, "global norm": 8}
     ),
@@ -201,7 +227,11 @@ _GRADIENT = Role(
 _LOSS = Role(
     "loss/policy",
     _nouns(
-        {f"{of} loss": 0 for of in ("policy", "pg", "actor", "surrogate", "surr", "pi")}
+        {
+            f"{of} {loss}": 0
+            for of in ("policy", "pg", "actor", "surrogate", "surr", "pi")
+            for loss in ("loss", "losses")
+        }
         | {f"{of} loss": 5 for of in _ALGORITHMS}
         | {"loss": 10}
     ),
@@ -224,8 +254,8 @@ def role_of(name: str) -> tuple[str, int] | None:
     [None, None, None, None, None]
     """
     words = said(name)
-    if words & (_SMOOTHED.keys() | {"last"}):  # a mean of the last 100
-        words = frozenset(word for word in words if not word.isdigit()) - {"last"}
+    if words & (_SMOOTHED.keys() | {"last"}) or ("mean" in words and not words.isdisjoint(_WINDOWS)):
+        words = frozenset(word for word in words if not word.isdigit()) - {"last"} | {"window"}
     if HELD_OUT in words:
         costs = [role.cost(words - {HELD_OUT}) for role in (_REWARD, _OUTCOME)]
         return next((("val/score", cost) for cost in costs if cost is not None), None)
@@ -253,8 +283,8 @@ _OF_A_PART = frozenset((
     "format", "length", "style", "penalty", "bonus", "shaping", "shaped", "intrinsic", "tag", "xml", "think",
     "thinking", "reasoning", "brevity", "repetition", "language", "win", "success", "correct", "failed",
     "failure", "fail", "positive", "negative", "random", "human", "teacher", "critic", "opponent", "ref", "base",
-    "value", "values", "parse", "parsing", "syntax", "nll", "component", "part", "parts", "efficiency", "turn",
-    "tool", "by",
+    "value", "values", "greedy", "parse", "parsing", "syntax", "nll", "component", "part", "parts", "efficiency",
+    "turn", "tool", "by",
 ))  # fmt: skip
 """Words of parts of a reward, of which none is the whole, and of rewards under a condition, or of somebody else."""
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.metrics import Reader, canonicalise, known, like_rewards, resolve, shadowed, taken, unjudged
+from rlwatch.metrics import TABLE, Reader, canonicalise, known, like_rewards, resolve, shadowed, taken, unjudged
 
 PLAIN = {
     "reward/mean": [
@@ -71,7 +71,7 @@ def test_a_word_that_changes_the_meaning_is_never_looked_through(role_and_name, 
         "reward_scale", "frac_all_correct", "prompt_length", "critic_loss", "max_grad_norm", "clip_grad_norm",
         "cross_entropy", "entropy_coef", "answer_entropy", "token_accuracy", "mean_token_accuracy", "kl_target",
         "format_accuracy", "num_tokens", "total_tokens", "tokens_per_sec", "sft_loss", "value_loss", "episode_length",
-        "reward_by_format", "chosen_reward", "z_score", "f1_score", "successes", "reward_hacking_rate", "correct",
+        "reward_by_format", "chosen_reward", "z_score", "f1_score", "successes", "reward_hacking_rate", "correct", "ppo_kl",
     ],
 )  # fmt: skip
 def test_what_only_sounds_like_a_role_is_none(name):
@@ -88,7 +88,7 @@ def test_what_only_sounds_like_a_role_is_none(name):
     [
         ("reward", "total_reward"), ("mean_reward", "reward_overall"), ("avg_reward", "accuracy"), ("score", "accuracy"),
         ("final_reward", "success_rate"), ("reward", "R"), ("R", "mean_score"), ("mean_reward", "reward_ema"),
-        ("my_reward", "accuracy"), ("reward_mean", "episode_return"), ("policy_loss", "total_loss"), ("reward", "task_reward"),
+        ("env/reward_mean", "ppo/returns/mean"), ("mean_reward", "avg_reward_last_20"), ("my_reward", "accuracy"), ("reward_mean", "episode_return"), ("policy_loss", "total_loss"), ("reward", "task_reward"),
     ],
 )  # fmt: skip
 def test_of_two_names_the_plainer_is_read(closer, further):
@@ -98,10 +98,38 @@ def test_of_two_names_the_plainer_is_read(closer, further):
     assert shadowed([closer, further]) == ({further} if resolve(further).guess else set())
 
 
+@pytest.mark.parametrize("source", ["", "trl/grpo", "verl", "openrlhf"])
+def test_no_name_of_one_trainer_is_guessed_to_be_something_else_in_the_log_of_another(source):
+    """``actor/ppo_kl`` is no KL to the reference there either."""
+    meant = {}
+    for metric in TABLE:
+        for alias in metric.aliases:
+            meant.setdefault(alias.name, set()).add(metric.name)
+    read = {name: resolve(name, source) for name in meant}
+
+    assert [
+        name for name, found in read.items() if found and found.guess and found.metric.name not in meant[name]
+    ] == []
+
+
 @pytest.mark.parametrize("source", ["trl/reward", "trl/sft", "trl/dpo"])
 def test_no_role_is_guessed_of_a_trainer_that_has_no_policy(source):
     """Their rewards are of given pairs, their entropy is that of given tokens."""
     assert not known(["mean_reward", "avg_entropy"], source) & {"reward/mean", "policy/entropy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("charts/episodic_return", "reward/mean"), ("losses/policy_loss", "loss/policy"), ("losses/entropy", "policy/entropy"),
+        ("losses/value_loss", "critic/value_loss"), ("env/reward_mean", "reward/mean"), ("solve%", "reward/mean"),
+        ("tokens/responses_len_mean", "len/mean"), ("reward_avg100", "reward/mean"), ("kl_to_init", "policy/kl_ref"),
+        ("valid_reward", "val/score"), ("grad_norm_pre_clip", "optim/grad_norm"), ("pass@1", "reward/mean"),
+    ],
+)  # fmt: skip
+def test_the_groups_and_abbreviations_of_common_loops_are_looked_through(name, metric):
+    """As CleanRL's and the older TRL's scripts have them, and those that were made of them."""
+    assert known([name]) == {metric}
 
 
 def test_a_reward_of_another_name_is_read_where_it_is_the_only_one():
