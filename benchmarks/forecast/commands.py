@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from forecast import artefacts, cadence, evaluate, judge, sparse, tools, unseen
+from forecast import artefacts, cadence, classes, evaluate, judge, sparse, tools, unseen
 from forecast.knobs import Pace, Start
 from forecast.tables import pack as packed
 
@@ -160,6 +160,7 @@ def recipes() -> None:
 
 app.command("tools", epilog=tools.EXAMPLES)(tools.tools)
 app.command("cadence", epilog=cadence.EXAMPLES)(cadence.cadence)
+app.command("classes", epilog=classes.EXAMPLES)(classes.classes)
 app.command("sparse", epilog=sparse.EXAMPLES)(sparse.sparse)
 app.command("unseen", epilog=unseen.EXAMPLES)(unseen.unseen)
 app.command("small-batches", epilog=unseen.SMALL_EXAMPLES)(unseen.small_batches)

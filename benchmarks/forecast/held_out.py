@@ -72,7 +72,7 @@ def tools_of(
     static = thresholds.smoothed(fine, fine.static)
     found = []
     for name, logits in held.items():
-        p = _calibrated(fine, fold, logits, held["taps"])
+        p = calibrated(fine, fold, logits, held["taps"])
         model = thresholds.smoothed(fine, p[:, 1])
         risk = _risk(fine, fold, harmless, model, static)
         found.append(Tool("rlwatch" if name == "taps" else f"rlwatch on {name}", risk, p))
@@ -92,7 +92,7 @@ def ablations(
         fine = parts.fine
         poorer = (_without(parts.scored, columns), _without(parts.coarse, columns))
         held = out_of_fold(*poorer, fold, form, profiles=["taps"], learn=learn, jobs=jobs)["taps"][: len(fine)]
-        p = _calibrated(fine, fold, held, held)
+        p = calibrated(fine, fold, held, held)
         found.append(Tool(f"model, {name}", thresholds.smoothed(fine, p[:, 1]), p))
     return found
 
@@ -117,7 +117,7 @@ def _without(part: Examples, columns: npt.NDArray[np.bool_]) -> Examples:
     return Examples(x, part.run, part.step, part.ahead, part.left, part.static, part.kind)
 
 
-def _calibrated(fine: Examples, fold: Ints, logits: Floats, like: Floats) -> Floats:
+def calibrated(fine: Examples, fold: Ints, logits: Floats, like: Floats) -> Floats:
     """Chances; each fold by lines fitted to the log-odds ``like`` of the others."""
     found = np.full(logits.shape, np.nan)
     for number in np.unique(fold):

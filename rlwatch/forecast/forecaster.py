@@ -25,7 +25,7 @@ from rlwatch.forecast.features import (
     nearest,
 )
 from rlwatch.forecast.forecast import Forecast, Reason
-from rlwatch.forecast.gate import NO_SIGNAL, class_of, measured, opens
+from rlwatch.forecast.gate import NO_SIGNAL, class_of, opens
 from rlwatch.forecast.lines import StraightLines, falsified, recedes
 from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
 from rlwatch.forecast.signals import SIGNALS, Floats, Read
@@ -292,7 +292,7 @@ def default_forecaster() -> Forecaster:
     path = os.environ.get(MODEL_VARIABLE, "")
     budget, own = os.environ.get(BUDGET_VARIABLE, "") or BUDGET, os.environ.get(THRESHOLD_VARIABLE, "")
     model = _loaded(path) if path else None  # one's own was judged on one's own runs
-    return Forecaster(model, budget=budget, own=_chance(own) if own else None, gated=model is None and bool(measured()))
+    return Forecaster(model, budget=budget, own=_chance(own) if own else None, gated=model is None)
 
 
 def _chance(text: str) -> float:

@@ -9,6 +9,7 @@ are calibrated. In others a run keeps what can be checked: the time to a limit, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -16,6 +17,8 @@ from importlib.resources import files
 
 NO_SIGNAL = "no forecast: this log has no signal that has ever warned"
 """Said of a log of a class that is not open."""
+LEAST_FAILURES = 8
+"""Failing runs without which an interval says nothing."""
 CALIBRATED = 0.05
 """Expected calibration error up to which chances are shown."""
 
@@ -75,8 +78,11 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """Of p50 on the runs of one class. ``gains``: AUROC and Brier skill over a clock and over a straight line."""
+    """Of p50 on the runs of one class. ``gains``: AUROC and Brier skill over a clock and over a straight line;
+    ``people``: whose runs they are.
+    """
 
+    people: str
     runs: int
     failures: int
     calibration_error: float
@@ -85,7 +91,8 @@ class Skill:
     @property
     def shown(self) -> bool:
         """True where chances are shown."""
-        return bool(self.gains) and self.calibration_error <= CALIBRATED and all(g.low > 0.0 for g in self.gains)
+        proven = bool(self.gains) and self.failures >= LEAST_FAILURES and all(g.low > 0.0 for g in self.gains)
+        return proven and self.calibration_error <= CALIBRATED
 
 
 GAINS = ("auroc_over_clock", "auroc_over_line", "brier_over_clock", "brier_over_line")
@@ -98,18 +105,32 @@ def measured() -> dict[str, Skill]:
     path = files("rlwatch.forecast") / "shipped" / "skill.json"
     if not path.is_file():
         return {}
-    return {each["class"]: _skill(each) for each in json.loads(path.read_text())["classes"] if each["decides"]}
+    return {each["class"]: skill_of(each) for each in json.loads(path.read_text())["classes"] if each["decides"]}
 
 
-def _skill(row: dict[str, object]) -> Skill:
+def skill_of(row: Mapping[str, object]) -> Skill:
+    """Skill at 50 steps of a line of the table."""
     at = row["within 50 steps"]
     if not isinstance(at, dict):
-        return Skill(0, 0, 1.0, ())
+        return Skill(str(row["people"]), 0, 0, 1.0, ())
     gains = tuple(Gain(*at[name]) for name in GAINS if at.get(name) is not None)
-    return Skill(at["runs"], at["failures"], at["calibration_error"], gains if len(gains) == len(GAINS) else ())
+    return Skill(
+        str(row["people"]),
+        at["runs"],
+        at["failures"],
+        at["calibration_error"],
+        gains if len(gains) == len(GAINS) else (),
+    )
 
 
 def opens(log: str) -> bool:
     """True where the chances of such a log are shown."""
     skill = measured().get(log)
     return skill is not None and skill.shown
+
+
+def caveat(log: str) -> str:
+    """Whose runs a chance was proven on, where not on other people's; empty where it was, and where none is shown."""
+    skill = measured().get(log)
+    own = skill is not None and skill.shown and skill.people.startswith("rlwatch")
+    return "proven on rlwatch's own small models, not on other people's runs" if own else ""

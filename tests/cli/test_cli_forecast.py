@@ -11,7 +11,7 @@ from scripted import Oracle
 
 from rlwatch.cli.view_text import forecast_line, newest_row
 from rlwatch.forecast import Forecast
-from rlwatch.monitor import engine
+from rlwatch.monitor import engine, forecasting
 from rlwatch.store.url import open_store
 
 OF = "forecast: highest 80% within 50 steps at step 31; alarm from step 31"
@@ -21,6 +21,7 @@ OF = "forecast: highest 80% within 50 steps at step 31; alarm from step 31"
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """p50 is the reward."""
     monkeypatch.setattr(engine, "default_forecasts", Oracle)
+    monkeypatch.setattr(forecasting, "default_forecasts", Oracle)
 
 
 def _log(path: Path, rewards: Sequence[float]) -> Path:

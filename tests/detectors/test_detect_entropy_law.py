@@ -179,6 +179,18 @@ def test_a_solved_task_needs_no_entropy(a, b, best, said):
     assert worst(EntropyBudget(), exact(curves, length=150)) == said
 
 
+def test_a_law_that_the_reward_has_passed_is_withdrawn():
+    """No run stalls below where it is: the reward jumps clear of the ceiling that was told."""
+    curve = law(fall(), noise=0.002)
+    watch, said = EntropyBudget(), []
+    for row in run(fall(), lambda s: curve(s) + (0.25 if s >= 90 else 0.0), length=140):
+        said += [(row.step, finding) for finding in watch.update(row)]
+
+    assert said[0][0] < 90
+    assert all(found.evidence["ceiling"] > found.evidence["reward"] / 1.06 for _, found in said)
+    assert max(step for step, _ in said) < 110
+
+
 def test_a_collapse_is_not_called_a_budget():
     """Reward that fell with the entropy: another detector's, with other advice."""
     noise = random.Random(0)

@@ -133,6 +133,8 @@ def _usual(rows: Window, step: int, value: float) -> float:
 REMARK, WARN = 0.8, 0.9
 """Shares of the starting entropy spent: a remark with the forecast; a warning where the law binds. Published runs spend
 73 % in the first twelfth of training and 94 % in the first third (arXiv 2505.22617)."""
+PASSED = 0.05
+"""Share of the ceiling by which a reward above it has passed it."""
 SOLVED = 0.95
 """Share of the best possible reward from which nothing is left to buy."""
 
@@ -179,12 +181,17 @@ class EntropyBudget(BaseDetector):
         start = max(level, first)
         spent = 1.0 - now / start
         law = self._law.get() if spent >= REMARK else None
-        binds = law is not None and law.binds
+        binds = law is not None and law.binds and not self._passed(law)
         self._remarked.update(step.step, binds)
         self._warned.update(step.step, binds and spent >= WARN and not fallen and not self._solved())
-        if law is None or not self._remarked.lasted(3):
+        if law is None or self._passed(law) or not self._remarked.lasted(3):
             return []
         return [self._finding(step, law, now, start)]
+
+    def _passed(self, law: Law) -> bool:
+        """True if the reward is clearly above the ceiling: the law has been proven wrong."""
+        now = self._context.reward.now
+        return now is not None and now - law.ceiling > PASSED * abs(law.ceiling)
 
     def _solved(self) -> bool:
         """True if the reward is at its top: that of the batches, or 1 on the common scale."""
