@@ -8,7 +8,8 @@ from dataclasses import replace
 import streamlit as st
 
 from rlwatch.forecast import Forecast
-from rlwatch.forecast.forecast import limit_sentence
+from rlwatch.forecast.forecast import limit_sentence, line_sentence
+from rlwatch.forecast.gate import NO_SIGNAL
 from rlwatch.records import RunInfo, RunState
 
 from . import charts, layout, queries
@@ -47,11 +48,19 @@ def forecast_facts(forecasts: RunForecasts) -> Markup:
 def absent_words(forecast: Forecast) -> str:
     """Reason for the absence of a forecast, as a sentence."""
     reason = forecast.absent.removeprefix("no forecast because").strip()
+    if forecast.over or reason.startswith("no forecast"):
+        return fmt.shorten(forecast.absent[:1].upper() + forecast.absent[1:], 300)
     return f"No forecast yet: {fmt.shorten(reason, 300)}" if reason else "No forecast yet."
 
 
 def _by_limits(now: Forecast) -> list[Markup]:
     """Words for a run that logs too little for a chance: the limit it is on its way to, and why no more."""
+    if now.limits_only == NO_SIGNAL:
+        words = [text[0].upper() + text[1:] for text in (NO_SIGNAL, line_sentence(now)) if text]
+        return [
+            *(el("span", text) for text in words),
+            el("span", el("span", "at step ", cls="label"), fmt.step(now.step)),
+        ]
     look = LOOKS[Word.AT_RISK if now.alarm else Word.HEALTHY]
     sentence = limit_sentence(now) if now.alarm else "no limit near"
     word = el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {sentence}", cls="rl-word")

@@ -147,7 +147,10 @@ def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
 
     from rlwatch.forecast.forecast import forecast_of
 
-    return asdict(forecast_of(records[-1])) if records else None
+    if not records:
+        return None
+    newest = forecast_of(records[-1])
+    return asdict(newest) | {"kind": newest.kind.value, "reason": newest.reason}
 
 
 def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
@@ -169,7 +172,12 @@ def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
 
 
 def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
-    """Of a run that logs too little for a chance: whether a limit came near, and why no more is forecasts."""
+    """Of a run that is given no chance: why, and the limit it is on its way to."""
+    from rlwatch.forecast.forecast import said
+    from rlwatch.forecast.gate import NO_SIGNAL
+
+    if forecasts and forecasts[-1].limits_only == NO_SIGNAL:
+        return said(forecasts[-1])
     reasons = [forecast.limits_only for forecast in forecasts if forecast.limits_only]
     if not reasons:
         return ""

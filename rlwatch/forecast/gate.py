@@ -130,7 +130,7 @@ def opens(log: str) -> bool:
 
 
 def caveat(log: str) -> str:
-    """Whose runs a chance was proven on, where not on other people's; empty where it was, and where none is shown."""
+    """Note that a chance was proven on our own runs alone; empty where it was on others', and where none is shown."""
     skill = measured().get(log)
     own = skill is not None and skill.shown and skill.people.startswith("rlwatch")
     return "proven on rlwatch's own small models, not on other people's runs" if own else ""

@@ -581,6 +581,7 @@ SYSTEM: tuple[Metric, ...] = (
     fraction("forecast/p100", Family.SYSTEM, "chance that a failure begins within 100 steps", aggregator="forecast"),
     Metric("forecast/risk", Family.SYSTEM, "", "how far the forecast is beyond its threshold: an alarm from 1", 0.0, aggregator="forecast"),
     Metric("forecast/steps_to", Family.SYSTEM, "steps", "expected steps until a limit is reached", 0.0, aggregator="forecast"),
+    Metric("forecast/error", Family.SYSTEM, "steps", "how far out straight lines to that limit were so far", 0.0, aggregator="forecast"),
 )
 # fmt: on
 

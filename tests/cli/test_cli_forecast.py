@@ -11,7 +11,10 @@ from scripted import Oracle
 
 from rlwatch.cli.view_text import forecast_line, newest_row
 from rlwatch.forecast import Forecast
+from rlwatch.forecast.forecast import record_of
+from rlwatch.forecast.gate import NO_SIGNAL
 from rlwatch.monitor import engine, forecasting
+from rlwatch.records import ClosedStep
 from rlwatch.store.url import open_store
 
 OF = "forecast: highest 80% within 50 steps at step 31; alarm from step 31"
@@ -35,16 +38,12 @@ def alarming(tmp_path: Path) -> Path:
 
 
 def test_scan_says_the_highest_chance_and_the_first_alarm_before_what_was_found(alarming: Path, invoke: Invoke) -> None:
-    """One line; the alarm is among the alarms, and a warning only."""
-    lines = invoke("scan", alarming).stdout.splitlines()
+    """One line where all is asked for; the alarm is among the alarms, and a warning only."""
+    lines = invoke("scan", alarming, "-v").stdout.splitlines()
 
     said = lines.index(OF)
     assert said < lines.index("Findings")
     assert any("crash_forecast" in line and "likely within 50 steps" in line for line in lines[said:])
-    assert lines[0] == (
-        "healthy: nothing critical was found; warnings: a failure is forecast from step 31; over by now: "
-        "the reward does not change from step 1, over at step 35; not judged: no entropy, KL or length is logged"
-    )
 
 
 def test_scan_gives_scripts_each_step(alarming: Path, invoke: Invoke) -> None:
@@ -81,24 +80,26 @@ def test_a_watched_log_keeps_its_forecasts(alarming: Path, tmp_path: Path, invok
     assert series["forecast/p50"].values.tolist() == series["reward"].values.tolist()
 
 
-def test_show_tells_the_newest_too(alarming: Path, tmp_path: Path, invoke: Invoke) -> None:
-    """Of an imported log: its forecasts came with it."""
+def test_show_has_no_forecast_of_a_run_that_is_over(alarming: Path, tmp_path: Path, invoke: Invoke) -> None:
+    """Its forecasts were imported with it, and stay where the record of forecasts reads them."""
     store = tmp_path / "store"
     run = invoke("import", alarming, "--store", store).stdout.strip()
-    text = invoke("show", run, "--store", store).stdout
-    document = strict(invoke("show", run, "--store", store, "--format", "json").stdout)
 
-    assert "forecast: now 80% within 50 steps; highest 80% at step 31; alarm from step 31" in text.splitlines()
-    assert document["forecast"]["step"] == 40
-    assert document["forecast"]["why"][0] == {"metric": "mismatch/k3", "share": 0.42}
+    assert "forecast:" not in invoke("show", run, "--store", store).stdout
+    assert strict(invoke("show", run, "--store", store, "--format", "json").stdout)["forecast"] is None
+    assert open_store(store).forecasts(run)
 
 
-def test_show_says_why_there_is_none(tmp_path: Path, invoke: Invoke) -> None:
-    """In the forecaster's words."""
-    store = tmp_path / "store"
-    run = invoke("import", _log(tmp_path / "short.log", [-1, -1]), "--store", store).stdout.strip()
+def test_the_newest_forecast_tells_scripts_what_it_is_and_why_it_is_no_more() -> None:
+    """Its kind and reason beside its numbers."""
+    given = Forecast(40, steps_to=12.0, limit="ent_low", error=3.0, checks=9, limits_only=NO_SIGNAL, log="sparse")
+    row = newest_row([record_of(given, ClosedStep(40, {}))])
 
-    assert "no forecast because there were 2 steps" in invoke("show", run, "--store", store).stdout
+    assert row is not None
+    assert (row["kind"], row["reason"], row["p50"], row["error"]) == ("limit", NO_SIGNAL, None, 3.0)
+    assert forecast_line([given]) == (
+        f"{NO_SIGNAL}; entropy would fall to its limit in about 12 steps on a straight line (9 checked so far: out by 3 steps)"
+    )
 
 
 def test_a_quiet_run_has_no_alarm() -> None:

@@ -7,6 +7,7 @@ import time
 import zlib
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from test_properties import RULES, streams, total
 
 import rlwatch
+from rlwatch import forecast
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.rules import Policy, Rule
-from rlwatch.forecast import forecaster
-from rlwatch.forecast.forecaster import Forecaster
+from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
 from rlwatch.monitor import Monitor, checkpoint
 from rlwatch.monitor.forecasting import OFF, forecaster_for
 from rlwatch.monitor.judge import ROWS_AT_ONCE, Judging, MonitorSink, judge_rest, past_of
@@ -73,8 +74,8 @@ def test_a_monitor_from_a_checkpoint_goes_on_as_the_one_it_was_made_of(items, da
 
 
 def test_a_monitor_of_a_sparse_log_goes_on_with_the_model_of_such_logs(monkeypatch):
-    """The forecaster chose it before the checkpoint was made; in a log whose chances were shown."""
-    monkeypatch.setattr(forecaster, "opens", lambda _log: True)
+    """The forecaster chose it before the checkpoint was made. A model of one's own has no gate."""
+    monkeypatch.setenv(MODEL_VARIABLE, str(Path(forecast.__file__).parent / "shipped" / "hazard.json"))
     rows = [
         replace(row, metrics={**row.metrics, "reward": 0.5}) for row in small_run(1003, failure="cut", every=5).rows
     ]
