@@ -180,7 +180,9 @@ def test_the_readme_gets_the_table_of_the_page(tmp_path: Path) -> None:
     assert text.endswith("\nafter\n")
     assert "old" not in text
     assert page.readme(sets) in text
-    assert page.readme(sets) in page.page(sets, state="abc", command="make bench-detect")
+    written = page.page(sets, state="abc", command="make bench-detect")
+    assert page.readme(sets) in written
+    assert page.whole(sets) in written
 
 
 def test_readmes_figures_are_those_of_the_page() -> None:
