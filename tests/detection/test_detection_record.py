@@ -173,12 +173,12 @@ def test_the_pools_placebo_knows_the_projects_of_every_set() -> None:
 def test_the_readme_gets_the_table_of_the_page(tmp_path: Path) -> None:
     sets = dict.fromkeys(page.POOLED, recorded(Told((Alarm(5),)), Told((Alarm(100),))))
     path = tmp_path / "README.md"
-    path.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    path.write_text(f"before\n{page.BEGIN}\nstale figures\n{page.END}\nafter\n")
     page.into_readme(path, sets)
     text = path.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert "old" not in text
+    assert "stale figures" not in text
     assert page.readme(sets) in text
     written = page.page(sets, state="abc", command="make bench-detect")
     assert page.readme(sets) in written
