@@ -73,7 +73,7 @@ def of_single(row: Mapping[str, object]) -> str:
     ''
     """
     shape = _shape(tuple(row))
-    if shape.told:
+    if shape.told or not (shape.texts or shape.outcomes):
         return shape.told
     texts = (name for name in shape.texts if isinstance(row[name], str | list | dict) and row[name])
     return next(texts, "") or next((name for name in shape.outcomes if isinstance(row[name], bool)), "")
