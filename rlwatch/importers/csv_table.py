@@ -16,6 +16,7 @@ from typing import ClassVar
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Row, number, step_of
 from rlwatch.importers.lines import Segment, shown
+from rlwatch.importers.single_records import REASON, may_be_of_single, of_single
 
 _RUN_COLUMNS = ("run_id", "run")
 _OF_TENSORBOARD = ["wall time", "step", "value"]
@@ -154,12 +155,15 @@ class WideTableParser(TableParser):
         super().__init__(path)
         self._charted: list[tuple[str, str]] = []
         """Run and metric of each column; empty where columns are metrics."""
+        self._of_single = False
+        """Whether its columns are such as records of single responses have."""
 
     def _accepts(self, columns: list[str]) -> bool:
         given = [column.rpartition(" - ") for column in self._columns or ()]
         others = [parts for index, parts in enumerate(given) if index != self._step]
         if others and all(run and metric for run, _, metric in others):
             self._charted = [(run, "" if metric.endswith(_EXTREMES) else metric) for run, _, metric in given]
+        self._of_single = may_be_of_single(self._columns or ())
         return "value" not in columns and len(columns) > 1 + (self._run >= 0)
 
     def _read(self, cells: list[str], line: int) -> Iterator[Row]:
@@ -172,7 +176,9 @@ class WideTableParser(TableParser):
             value = None if index in (self._step, self._run) or not name else self._number(text, name, line)
             if value is not None:
                 metrics[name] = value
-        if metrics:
+        if self._of_single and of_single({**dict(zip(self._columns or (), cells, strict=True)), **metrics}):
+            self.skips.add(REASON, line)
+        elif metrics:
             yield Row(step, metrics, line, run)
 
     def _of_runs(self, step: int, cells: list[str], line: int) -> Iterator[Row]:

@@ -79,6 +79,11 @@ def of_single(row: Mapping[str, object]) -> str:
     return next(texts, "") or next((name for name in shape.outcomes if isinstance(row[name], bool)), "")
 
 
+def may_be_of_single(names: Iterable[str]) -> bool:
+    """True if rows with these names may be of one response each."""
+    return any(_shape(tuple(names)))
+
+
 def may_be_numbered(rows: Iterable[Mapping[str, object]]) -> bool:
     """True if rows that say no step may be numbered: one at least has what only a step of a training has.
 

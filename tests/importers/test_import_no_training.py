@@ -86,3 +86,17 @@ def test_a_field_is_one_of_records_only_by_what_it_holds():
     assert of_single({"rollout_id": 7, "reward": 0.5}) == ""
     assert of_single({"correct": True, "reward": 0.5}) == "correct"
     assert of_single({"correct": 0.7, "reward": 0.5}) == ""
+
+
+def test_a_table_with_a_line_for_each_response_is_refused(tmp_path):
+    """A number under a name of a text is no text, and a column of a loss makes it a training."""
+    table = tmp_path / "samples.csv"
+    lines = [f"{step},{step % 5},a sampled text,0.5" for step in range(1, 20)]
+    table.write_text("\n".join(["step,prompt_idx,completion,reward", *lines]))
+    with pytest.raises(ImportFormatError, match="19 x a record of a single response"):
+        read_log(table)
+
+    for header, line in (("step,response,reward", "{},350,0.5"), ("step,completion,reward,loss", "{},a text,0.5,0.1")):
+        table.write_text("\n".join([header, *(line.format(step) for step in range(1, 20))]))
+        [run] = read_log(table)
+        assert len(run.records) == 19
