@@ -48,6 +48,10 @@ ACCEPTED_ROWS = 12
 """Rows beyond which a deviation is the run's own new normal to what comes after."""
 FINE = 4
 """Steps between two rows below which two evaluations must agree: further apart, a row is many steps already."""
+ONE_PROMPT_ROWS, SINGLE_ROWS = 8, 4
+"""Rows that tell that each is of one prompt, and how many must agree then."""
+SOME = 0.2
+"""Evidence below which a witness has no part in what is raised."""
 WITNESS = 0.6
 """Evidence from which a family counts as a witness."""
 CRITICAL, WARNING = 2.2, 2.0
@@ -222,6 +226,8 @@ class Watch:
         """Distance of the milder of the last rows from it."""
         self.alone = False
         """True at a level that says all."""
+        self.beyond = False
+        """True if the last row it was measured in is beyond half the effect."""
 
     def update(self, step: int, value: float | None, fade: float, error: float) -> None:
         """Take a row; None where it was not measured.
@@ -261,7 +267,7 @@ class Watch:
         (_, now, value), (_, before, value_before) = rows[-1], rows[-2]
         self.level = level = ordered_quantile(self._ordered, 0.5)
         self.deviation = deviation = min(now, before) - level
-        moved = now - level >= self._half
+        self.beyond = moved = now - level >= self._half
         self._beyond.update(rows[-1][0], moved)
         # A unit is a third of the effect at least, so below half the effect nothing is evidence.
         if not moved:
@@ -480,6 +486,32 @@ class RewardFall:
         )
 
 
+class OnePrompt:
+    """Whether a row stands for the answers to one prompt: either all of its groups agree or none does, row after row.
+
+    Then its lengths, cuts and reward are those of that prompt, and the next one's are others.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._whole = {0.0: 0, 1.0: 0}
+
+    def update(self, share: float | None) -> None:
+        """Take the share of groups that agree; None where it was not measured."""
+        if share is None:
+            return
+        self._rows += 1
+        if share in self._whole:
+            self._whole[share] += 1
+
+    @property
+    def single(self) -> bool:
+        """True once there were rows of both kinds, and no others."""
+        return (
+            self._rows == sum(self._whole.values()) and self._rows >= ONE_PROMPT_ROWS and min(self._whole.values()) > 1
+        )
+
+
 @dataclass(slots=True)
 class Alarm:
     """Witnesses of a failure, and the way back of each that ends it: half of its deviation."""
@@ -515,8 +547,12 @@ class JointEvidence(BaseDetector):
         self._alone = False
         """True in a row in which a witness says all."""
         self._gap = 1
+        self._prompts = OnePrompt()
+        self._scores: deque[float] = deque(maxlen=SINGLE_ROWS - 1)
         self.score = 0.0
-        """Joint evidence of the last row, of the milder of the last two where rows are close."""
+        """Joint evidence of the last row, of the milder of the last two where rows are close; of more where a row is of
+        one prompt and its reward has not fallen.
+        """
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge all witnesses of a row together."""
@@ -537,7 +573,11 @@ class JointEvidence(BaseDetector):
             self._broken *= fade
         families = self._families()
         score = self._score(families)
+        self._prompts.update(numbers.get("reward/zero_std_frac"))
         self.score = score if self._gap >= FINE else min(score, self._before)
+        if self._prompts.single and self._reward.weight < WITNESS:
+            self.score = min(score, *self._scores) if len(self._scores) == SINGLE_ROWS - 1 else 0.0
+        self._scores.append(score)
         self._before = score
         self._follow(step.step, self.score)
         return [] if self._alarm is None else [self._finding(step, self._alarm, self.score, families)]
@@ -578,7 +618,7 @@ class JointEvidence(BaseDetector):
         """Raise the alarm; end it once its witnesses are half of the way back for as long as it took to rise."""
         severity = Severity.CRITICAL if score >= CRITICAL else Severity.WARNING if score >= WARNING else None
         alarm = self._alarm
-        if severity is not None and (alarm is None or severity.rank > alarm.severity.rank):
+        if severity is not None and (alarm is None or severity.rank > alarm.severity.rank) and self._now:
             self._alarm = self._raised(step, severity, alarm)
             return
         if alarm is None:
@@ -590,6 +630,11 @@ class JointEvidence(BaseDetector):
         alarm.better.update(step, severity is None and (back or calm))
         if alarm.better.lasted(3, min(alarm.since - alarm.onset, 20)):
             self._alarm = None
+
+    @property
+    def _now(self) -> bool:
+        """True if this row shows what is suspected: evidence outlasts the rows it is of."""
+        return bool(self._broken or self._reward.weight or any(w.beyond and w.weight >= SOME for w in self._watches))
 
     def _raised(self, step: int, severity: Severity, before: Alarm | None) -> Alarm:
         active = {i: watch for i, watch in enumerate(self._watches) if watch.weight >= WITNESS or watch.alone}

@@ -199,3 +199,44 @@ def test_what_is_asked_of_the_reward_late_is_what_it_was_at_once(rewards, back, 
 
         assert (often.weight, often.certain, often.since) == (seldom.weight, seldom.certain, seldom.since)
         assert i not in asked or (seldom.well, seldom.row) == (stood, often.row)
+
+
+def one_prompt(cut: dict[int, float], length: int = 120) -> list[ClosedStep]:
+    """A row is the answers to one prompt: groups agree in it or do not, and lengths are that prompt's."""
+    run = rows(length=length, clipped=lambda s: cut.get(s, 0.0), reward=lambda s: 0.9 + wave(s, 0.05))
+    return [
+        ClosedStep(row.step, row.metrics | {"reward/zero_std_frac": float(row.step % 3 > 0)}, seq=row.seq)
+        for row in run
+    ]
+
+
+def test_one_or_two_cut_answers_where_a_row_is_one_prompt_are_that_prompts():
+    """Whatever else moves in these rows; a row that is normal again raises nothing."""
+    long = {80: 1.0, 81: 1.0}
+    run = [
+        ClosedStep(row.step, row.metrics | ({"len/mean": 900.0, "optim/grad_norm": 4.0} if row.step in long else {}))
+        for row in one_prompt(long)
+    ]
+
+    assert first(run, Severity.WARNING) is None
+
+
+def test_nothing_is_raised_in_a_row_that_is_normal_again():
+    """Evidence outlasts its rows; what it is evidence of may not."""
+    spike = {"optim/grad_norm": 8.0, "policy/entropy": 1.6, "len/mean": 30.0}
+    run = [ClosedStep(row.step, row.metrics | (spike if row.step == 80 else {}), seq=row.seq) for row in rows()]
+    found = first(run, Severity.WARNING)
+
+    assert found is None or found.step == 80
+
+
+def test_answers_that_go_on_being_cut_go_on_weighing():
+    """While few deviations are known, the failure's own first row is no measure of what chance does."""
+    detector = JointEvidence()
+    weights = []
+    for row in rows(every=10, length=130, clipped=lambda s: 0.03 * (s // 10 % 2) if s <= 100 else 1.0):
+        detector.update(row)
+        weights.append(max(w.weight for w in detector._watches if w.metric == "len/clipped"))
+
+    assert weights[-2] > 2.0
+    assert weights[-1] >= weights[-2]

@@ -15,7 +15,7 @@ from rlwatch.detectors.base import BaseDetector, finite, members, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, NORMAL_80, RunContext, noise_of
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding, Severity
-from rlwatch.stats import Hold, Window, mad, median, quantile, theil_sen
+from rlwatch.stats import Baseline, Hold, Window, mad, median, quantile, theil_sen
 from rlwatch.wording import number
 
 SCORE, SETS = "val/score", "val-core/"
@@ -308,6 +308,8 @@ ESTABLISHED = 0.1
 SLOW_ROWS, SLOW_FACTOR = 50, 2.0
 """The slow look. Where batches are small the KL of a row strays over two decades: ten rows cannot tell a factor of
 three from chance, fifty can tell one of two to three."""
+FAR, LEAST_FIRST = 10.0, 0.02
+"""Factor over the run's first rows that is far, and nats per token that a start below it counts as."""
 GROWTH_SURE = 3.0
 """Standard errors, of the logarithm, that growth must exceed."""
 NOTHING = 1e-3
@@ -329,6 +331,7 @@ class KLReference(KLPlateau):
         super()._restart()
         self._slow = Window(rows=SLOW_ROWS, steps=2 * SLOW_ROWS, least=20)
         self._with_sign = Window(rows=10, steps=10)
+        self._began = Baseline()
         self._risen = Hold(forgive=3)
         self._warned = Hold(forgive=2)
         self._crept = Hold(forgive=2)
@@ -341,6 +344,7 @@ class KLReference(KLPlateau):
         kl = abs(signed)
         self._with_sign.update(step.step, signed)
         self._slow.update(step.step, kl)
+        self._began.update(step.step, kl)
         now = self._now.get()
         if now is None or not self._has_before(self._now):
             return flat
@@ -349,7 +353,7 @@ class KLReference(KLPlateau):
         before = self._before(self._now) if matters else now
         grown = self._grown(self._now, FACTOR, now, before)
         self._risen.update(step.step, kl > max(1.5 * before, DRIFT / 2.0))
-        self._warned.update(step.step, now > DRIFT and grown)
+        self._warned.update(step.step, now > DRIFT and (grown or self._far(now)))
         lost = now > DRIFT and now > FACTOR * before and self._context.reward.fallen()
         runaway = now > HEAVY and before > ESTABLISHED and grown and not self._gained
         self._confirmed.update(step.step, lost or runaway or (now > HUGE and not self._gained))
@@ -363,6 +367,17 @@ class KLReference(KLPlateau):
         """True if the reward has risen with it."""
         reward = self._context.reward
         return reward.risen() and not reward.fallen()
+
+    def _far(self, now: float) -> bool:
+        """True if KL is heavy and a multiple of how it began, and the reward is not above its start.
+
+        A slow growth is its own past, however far it goes.
+        """
+        first, reward = self._began.first, self._context.reward
+        if first is None or now <= HEAVY or now <= FAR * max(first, LEAST_FIRST):
+            return False
+        gained = reward.now is None or reward.start is None or reward.now > reward.start + reward.noise
+        return not gained
 
     def _has_before(self, last: Window, rows: int = 5) -> bool:
         """True if there are so many rows before the last ones, within the past window."""

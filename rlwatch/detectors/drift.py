@@ -1,0 +1,203 @@
+"""Slow drift: several families of metrics far from where the run began, and no reward to show for it.
+
+Whoever compares with a past that moves along follows a drift and calls it usual. The run's first rows do not move. One
+family far from them says little: lengths settle, entropy is spent on reward, a KL term is chosen loose. Two of them
+while the reward stands where it began are a policy that wanders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.context import FULL, RewardWatch, noise_of
+from rlwatch.metrics import Family
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold, median
+from rlwatch.wording import number
+
+FIRST_ROWS, LAST_ROWS = 5, 3
+"""Rows whose median is where the run began, and where it is now."""
+SETTLED_ROWS, SETTLED_STEPS = 8, 10
+"""Rows and steps at the start in which much settles: before them nothing has drifted."""
+NOISE_ROWS = 30
+"""Last rows that tell the noise of one."""
+BEYOND = 1.5
+"""Deviations of a single row by which a level must be beyond its limit's half: small batches reach any factor."""
+FAMILIES = 2
+"""Families that must be far out at once."""
+ROWS, SURE_ROWS, SURE_STEPS = 2, 4, 8
+"""Rows for which they must be for a warning; rows and steps for critical."""
+PAID = 1.5
+"""Deviations of one row by which the reward must stand above its start to be a gain at all."""
+TINY = 1e-8
+
+
+def _log(value: float) -> float:
+    return math.log(max(abs(value), TINY))
+
+
+def _share(value: float) -> float:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A metric that rises as a policy drifts.
+
+    ``far``: distance from the start, after ``scale``, that is far. ``least``: the level in the metric's own unit below
+    which it is harmless. ``floor``: what a start below it counts as, since multiples of next to nothing are many.
+    """
+
+    metric: str
+    family: str
+    far: float
+    least: float
+    floor: float
+    scale: Callable[[float], float] = _log
+
+
+KL, LENGTH = "kl", "length"
+SIGNS = (
+    *(Sign(f"policy/kl_ref{kind}", KL, math.log(10.0), 0.5, 0.02) for kind in ("", "_k3")),
+    Sign("policy/entropy", Family.EXPLORATION.value, math.log(1.4), 0.1, 0.05),
+    Sign("len/mean", LENGTH, math.log(1.8), 0.0, 1.0),
+    Sign("len/clipped", LENGTH, 0.2, 0.3, 0.0, _share),
+    Sign("optim/grad_norm", Family.OPTIMISATION.value, math.log(8.0), 0.05, 0.01),
+    Sign("ratio/clipfrac", "clip", math.log(5.0), 0.05, 0.005),
+    Sign("mismatch/logp_absdiff", Family.MISMATCH.value, math.log(3.0), 0.01, 1e-3),
+    Sign("mismatch/kl", Family.MISMATCH.value, math.log(4.0), 5e-3, 1e-3),
+)
+
+
+class Course:
+    """One sign over a run: where it began, where it is, and since when it has been half of the way out."""
+
+    def __init__(self, sign: Sign) -> None:
+        self.sign = sign
+        self._first: list[float] = []
+        self._rows: deque[float] = deque(maxlen=NOISE_ROWS)
+        self._out = Hold(forgive=2)
+        self.start: float | None = None
+        """In the metric's own unit; None until it is known."""
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next finite value."""
+        value, sign = abs(value), self.sign
+        self._rows.append(sign.scale(value))
+        if self.start is None:
+            self._first.append(value)
+            if len(self._first) == FIRST_ROWS:
+                self.start = median(self._first)
+            return
+        self._out.update(step, self._rows[-1] - self._began >= sign.far / 2.0)
+
+    @property
+    def _began(self) -> float:
+        return self.sign.scale(max(self.start or 0.0, self.sign.floor))
+
+    @property
+    def now(self) -> float:
+        """Its level, on the scale of the sign."""
+        return median(list(self._rows)[-LAST_ROWS:])
+
+    @property
+    def far(self) -> float:
+        """Distance from the start over what is far; 0 where it is not known or harmless, or chance."""
+        if self.start is None or self._out.rows < LAST_ROWS - 1:
+            return 0.0
+        now, sign = self.now, self.sign
+        if now < sign.scale(max(sign.least, TINY)):
+            return 0.0
+        gone = now - self._began
+        chance = BEYOND * noise_of(list(self._rows))
+        return gone / sign.far if gone >= max(sign.far, chance) else 0.0
+
+    @property
+    def since(self) -> int | None:
+        """First of the rows that have been half of the way out."""
+        return self._out.since
+
+    def words(self) -> str:
+        """Name, start and level."""
+        now = math.exp(self.now) if self.sign.scale is _log else self.now
+        return f"{self.sign.metric} from {number(self.start)} to {number(now)}"
+
+
+class SlowDrift(BaseDetector):
+    """Two families far from the run's first rows while the reward has gained nothing.
+
+    Critical once it has lasted, unless the reward is as good as full or unknown: then nothing says that it costs.
+    """
+
+    name: ClassVar[str] = "slow_drift"
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((sign.metric,) for sign in SIGNS)
+    reads: ClassVar[tuple[str, ...]] = tuple(sign.metric for sign in SIGNS)
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = RewardWatch()
+        self._courses = {sign.metric: Course(sign) for sign in SIGNS}
+        self._drifts, self._lasts = Hold(forgive=1), Hold(forgive=3)
+        self._start: int | None = None
+        self._rows = 0
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Judge all signs of a row together."""
+        self._start = step.step if self._start is None else min(self._start, step.step)
+        self._rows += 1
+        for name, course in self._courses.items():
+            value = finite(step, name)
+            if value is not None:
+                course.update(step.step, value)
+        far = self._far() if self._settled(step.step) else {}
+        for hold in (self._drifts, self._lasts):
+            hold.update(step.step, len(far) >= FAMILIES and not self._paid)
+        if not far or not self._drifts.lasted(ROWS):
+            return []
+        known = self._reward.now is not None and not self._reward.stands(FULL)
+        sure = known and self._lasts.lasted(SURE_ROWS, SURE_STEPS)
+        return [self._finding(step, list(far.values()), Severity.CRITICAL if sure else Severity.WARNING)]
+
+    def _settled(self, step: int) -> bool:
+        return self._rows > SETTLED_ROWS and self._start is not None and step - self._start >= SETTLED_STEPS
+
+    def _far(self) -> dict[str, Course]:
+        """The farthest course of each family that is far out, the farthest first."""
+        out: dict[str, tuple[float, Course]] = {}
+        for course in self._courses.values():
+            far = course.far
+            if far > out.get(course.sign.family, (0.0, course))[0]:
+                out[course.sign.family] = far, course
+        ordered = sorted(out.items(), key=lambda item: -item[1][0])
+        return {family: course for family, (_, course) in ordered}
+
+    @property
+    def _paid(self) -> bool:
+        """True if the reward stands above its start by more than nothing."""
+        reward = self._reward
+        if reward.now is None or reward.start is None:
+            return False
+        return reward.now > reward.start + PAID * reward.noise
+
+    def _finding(self, step: ClosedStep, far: list[Course], severity: Severity) -> Finding:
+        reward, heaviest = self._reward, far[0]
+        dates = [course.since for course in far if course.since is not None]
+        said = "; ".join(course.words() for course in far)
+        return self.finding(
+            step,
+            "slow_drift",
+            severity,
+            f"far from the first rows: {said}{reward.in_words()}",
+            onset=min(dates, default=None),
+            metric=heaviest.sign.metric,
+            score=heaviest.far,
+            baseline=heaviest.start,
+            evidence=rounded({"families": len(far), "reward": reward.now, "reward_start": reward.start})
+            | rounded({course.sign.metric: course.far for course in far}),
+        )
