@@ -258,6 +258,15 @@ class RewardWatch:
             return False
         return best - value > 2.0 * self.noise
 
+    def plunged(self, newest: Sequence[float], share: float) -> bool:
+        """True if the newest rows, few as they are, have lost ``share`` of the best level, beyond what noise explains."""
+        best, start = self.best, self.start
+        if best is None or start is None or not self.low(newest[-1], share):
+            return False
+        lost, of = best - sum(newest) / len(newest), max(abs(best), best - start)
+        error = self.noise / math.sqrt(len(newest))
+        return lost > max(share * of, CHANCE * (self._spread.get() or 0.0), SURE * error, WANDERS * self.wander)
+
     def right(self, value: float, *, cut: bool = False) -> bool:
         """True of a row whose groups agree because they are right, as far as its mean tells.
 

@@ -32,6 +32,8 @@ FAMILIES = 2
 """Families that must be far out at once."""
 ROWS, SURE_ROWS, SURE_STEPS = 2, 4, 8
 """Rows for which they must be for a warning; rows and steps for critical."""
+FINE = 4
+"""Steps between two rows from which one is enough for a warning: it stands for many steps already."""
 PAID = 1.5
 """Deviations of one row by which the reward must stand above its start to be a gain at all."""
 TINY = 1e-8
@@ -145,12 +147,14 @@ class SlowDrift(BaseDetector):
         self._courses = {sign.metric: Course(sign) for sign in SIGNS}
         self._drifts, self._lasts = Hold(forgive=1), Hold(forgive=3)
         self._start: int | None = None
+        self._last: int | None = None
         self._rows = 0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge all signs of a row together."""
         self._start = step.step if self._start is None else min(self._start, step.step)
-        self._rows += 1
+        gap = 1 if self._last is None else step.step - self._last
+        self._rows, self._last = self._rows + 1, step.step
         for name, course in self._courses.items():
             value = finite(step, name)
             if value is not None:
@@ -158,7 +162,7 @@ class SlowDrift(BaseDetector):
         far = self._far() if self._settled(step.step) else {}
         for hold in (self._drifts, self._lasts):
             hold.update(step.step, len(far) >= FAMILIES and not self._paid)
-        if not far or not self._drifts.lasted(ROWS):
+        if not far or self._drifts.rows < (1 if gap >= FINE else ROWS):
             return []
         known = self._reward.now is not None and not self._reward.stands(FULL)
         sure = known and self._lasts.lasted(SURE_ROWS, SURE_STEPS)

@@ -118,7 +118,7 @@ def test_a_short_outage_of_the_verifier_is_never_critical(outage):
     """Reward 0 for a few steps, then back."""
     rows = run({"reward/mean": lambda s, n: 0.0 if 100 <= s < 100 + outage else 0.7 + n.gauss(0.0, 0.03)}, only=set())
 
-    assert worst(RewardDrop(), rows) in (None, Severity.WARNING)
+    assert worst(RewardDrop(), rows) in (None, Severity.INFO, Severity.WARNING)
     assert findings(RewardDrop(), rows)[-1:] == [] or findings(RewardDrop(), rows)[-1].step < 130
 
 

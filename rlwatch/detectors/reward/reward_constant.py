@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
+from rlwatch.detectors.context import SOLVED as GOOD
 from rlwatch.detectors.context import RewardWatch, silent_share
 from rlwatch.records import ClosedStep, Event, Finding, Severity
+from rlwatch.stats import Thinned, exact_sum
 from rlwatch.wording import number
 
 SAME = 1e-9
@@ -35,8 +37,16 @@ NEARLY_ALL = 0.9
 """Share of all rows so far that must be like this."""
 FLOOR = -0.05
 """Rewards below this are on another scale, where 0 is no floor."""
-BARREN_ROWS, BARREN_STEPS = 50, 50
-"""Rows and steps a run gets to find its first rewards: learning from rare successes begins slowly."""
+BARREN, BARREN_APART = (50, 50), (15, 150)
+"""Rows and steps a run gets to find its first rewards: learning from rare successes begins slowly. Rows that are far
+apart stand for many steps: where groups agree, or nobody counts them, fewer are enough."""
+STILL_ROWS, STILL_STEPS = 25, 200
+"""Rows and steps from which a reward that certainly gained nothing has never learnt, whatever its scale."""
+CERTAIN, GAIN = 2.0, 1.0
+"""Standard errors that make it certain, and deviations of a row that are a gain."""
+STIFF = 0.05
+"""Deviation of a row, as a share of the level, below which the reward does not move at all."""
+TINY = 1e-12
 
 
 class Barren:
@@ -67,10 +77,17 @@ class Barren:
             self._silent += silent
             self._counted += 1
         self._alive = reward < FLOOR or reward > SOME or self._reward.risen()
-        if self._alive or self.rows < BARREN_ROWS or step.step - self.since < BARREN_STEPS:
+        if self._alive or not (self._lasted(step, BARREN) or (self._lasted(step, BARREN_APART) and self._agree)):
             return False
         low = NEARLY_ALL * self.rows
         return self._nothing >= low or (self._little >= low and (self.silent or 0.0) >= AGREE)
+
+    def _lasted(self, step: ClosedStep, least: tuple[int, int]) -> bool:
+        return self.rows >= least[0] and step.step - self.since >= least[1]
+
+    @property
+    def _agree(self) -> bool:
+        return self.silent is None or self.silent >= AGREE
 
     @property
     def silent(self) -> float | None:
@@ -81,6 +98,69 @@ class Barren:
     def level(self) -> float | None:
         """The reward of the last rows."""
         return self._reward.now
+
+
+class Unmoved:
+    """A reward that has certainly gained nothing since the first row, whatever its scale: the last third against it.
+
+    Once it has risen, or fallen, there is nothing more to say; nor is there of one that is as high as it can be.
+    """
+
+    def __init__(self) -> None:
+        self._reward = RewardWatch()
+        self._points = Thinned(48)
+        self._moved = False
+        self._start: int | None = None
+        self._rows = 0
+        self.gained = 0.0
+        """The most it can have gained, in deviations of a row."""
+
+    def update(self, step: ClosedStep, value: float) -> bool:
+        """Take a row; True where it holds."""
+        if self._moved:
+            return False
+        self._reward.update(step)
+        self._points.update(step.step, step.step, value)
+        self._start = step.step if self._start is None else min(self._start, step.step)
+        self._rows += 1
+        self._moved = self._reward.risen() or self._reward.fallen()
+        if self._moved or self._rows < STILL_ROWS or step.step - self._start < STILL_STEPS:
+            return False
+        return not self._reward.stands(GOOD) and self._certain()
+
+    def dismiss(self) -> None:
+        """Say nothing any more: that it stood still to the last digit was told."""
+        self._moved = True
+
+    def _certain(self) -> bool:
+        values, noise = self._points.get()[1], max(self._reward.noise, TINY)
+        third = len(values) // 3
+        if third < 3:
+            return False
+        first, last = values[:third], values[-third:]
+        error = math.sqrt((_variance(first) + _variance(last)) / third)
+        self.gained = (exact_sum(last) - exact_sum(first)) / third / noise + CERTAIN * error / noise
+        return self.gained < GAIN
+
+    @property
+    def still(self) -> bool:
+        """True if its rows hardly differ, for what they are."""
+        return self._reward.noise <= STIFF * abs(self._reward.now or 0.0)
+
+    @property
+    def level(self) -> float | None:
+        """The reward of the last rows."""
+        return self._reward.now
+
+    @property
+    def since(self) -> int:
+        """The first row."""
+        return self._start or 0
+
+
+def _variance(values: list[float]) -> float:
+    mean = exact_sum(values) / len(values)
+    return exact_sum([(value - mean) ** 2 for value in values]) / (len(values) - 1)
 
 
 class RewardConstant(BaseDetector):
@@ -107,7 +187,7 @@ class RewardConstant(BaseDetector):
         self._last: int | None = None
         self._spread: float | None = None
         self._policy: dict[str, float] = {}
-        self._barren = Barren()
+        self._barren, self._unmoved = Barren(), Unmoved()
 
     def notice(self, event: Event) -> None:
         """A run that goes on from a checkpoint begins to count anew."""
@@ -130,10 +210,28 @@ class RewardConstant(BaseDetector):
         stood = self._rows >= max(ROWS, USUAL * self._longest) and step.step - self._since >= STEPS
         varies = self._spread is not None and self._spread > SAME
         normalised = varies and self._longest == 0
-        barren = self._barren.update(step, value)
-        if stood and not normalised:
+        barren, unmoved = self._barren.update(step, value), self._unmoved.update(step, value)
+        if normalised:
+            return []
+        if stood:
+            self._unmoved.dismiss()
             return [self._finding(step, value, varies)]
-        return [self._never(step, value)] if barren and not normalised else []
+        return [self._never(step, value)] if barren else [self._never_moved(step, value)] if unmoved else []
+
+    def _never_moved(self, step: ClosedStep, value: float) -> Finding:
+        """A remark, as it may be as high as it can be; a warning where it is little, or its rows hardly differ."""
+        unmoved, silent = self._unmoved, self._barren.silent
+        now = value if unmoved.level is None else unmoved.level
+        little = FLOOR <= now <= LITTLE and silent is None
+        return self.finding(
+            step,
+            "never_learns",
+            Severity.WARNING if little or unmoved.still else Severity.INFO,
+            f"nothing gained in {step.step - unmoved.since} steps: the reward stands at {number(now)}, where it began",
+            onset=unmoved.since,
+            metric="reward/mean",
+            evidence=rounded({"reward": now, "gained at most, deviations": unmoved.gained, "silent_share": silent}),
+        )
 
     def _never(self, step: ClosedStep, value: float) -> Finding:
         barren, silent = self._barren, self._barren.silent
@@ -146,7 +244,7 @@ class RewardConstant(BaseDetector):
             f"nothing learnt in {step.step - barren.since} steps: reward {number(now)}, and it never rose{groups}",
             onset=barren.since,
             metric="reward/mean",
-            score=barren.rows / BARREN_ROWS,
+            score=barren.rows / BARREN[0],
             evidence=rounded({"reward": now, "rows": barren.rows, "silent_share": silent}),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, members, rounded
@@ -55,6 +56,8 @@ def _stands(watch: RewardWatch) -> bool:
 
 WARN, LINGERING, CRITICAL = 0.25, 1 / 3, 0.5
 """Share of the best level lost: for a warning, for critical if it lasts, for critical soon."""
+NEWEST, HALF = 2, 0.5
+"""Rows that are remarked on by themselves, and the share of the best level that they have lost."""
 CERTAIN = 6.0
 """Standard errors for critical: small batches of hard and easy prompts wander."""
 LONG = 12
@@ -84,6 +87,7 @@ class RewardDrop(BaseDetector):
         self._tasks = TaskRewards()
         self._below = Hold(forgive=2)
         self._warned = Hold(forgive=1)
+        self._newest: deque[float] = deque(maxlen=NEWEST)
         self._confirmed = Hold(forgive=1)
         self._lingering = Hold(forgive=1)
 
@@ -100,13 +104,32 @@ class RewardDrop(BaseDetector):
             return []
         self._below.update(step.step, self._reward.low(value, WARN))
         self._warned.update(step.step, self._reward.fallen(WARN))
+        self._newest.append(value)
         self._confirmed.update(step.step, self._reward.fallen(CRITICAL, CERTAIN))
         self._lingering.update(step.step, self._reward.fallen(LINGERING, LIKELY))
         long = FEW_ANSWERS * LONG if self._reward.error > 0.0 else LONG
         confirmed = self._confirmed.lasted(4, long) or self._lingering.lasted(8, VERY_LONG)
-        if now >= best or not (confirmed or self._warned.lasted(3, 8)):
-            return []
+        if not (now < best and (confirmed or self._warned.lasted(3, 8))):
+            return self._remark(step, best)
         return [self._finding(step, now, best, Severity.CRITICAL if confirmed else Severity.WARNING)]
+
+    def _remark(self, step: ClosedStep, best: float) -> list[Finding]:
+        """Say that the newest rows earned half of the best level or less, where they are too few to tell what it is."""
+        if len(self._newest) < NEWEST or self._tasks.mix or not self._reward.plunged(list(self._newest), HALF):
+            return []
+        newest = sum(self._newest) / NEWEST
+        return [
+            self.finding(
+                step,
+                "reward_drop",
+                Severity.INFO,
+                f"the last {NEWEST} rows earned {number(newest)}, {number(best)} at best: too few rows to call it a fall",
+                onset=self._below.since,
+                metric="reward/mean",
+                baseline=best,
+                evidence=rounded({"reward": newest, "best": best, "noise": self._reward.noise}),
+            )
+        ]
 
     def _finding(self, step: ClosedStep, now: float, best: float, severity: Severity) -> Finding:
         mix = self._tasks.mix
