@@ -259,7 +259,7 @@ class RewardWatch:
         return best - value > 2.0 * self.noise
 
     def plunged(self, newest: Sequence[float], share: float) -> bool:
-        """True if the newest rows, few as they are, have lost ``share`` of the best level, beyond what noise explains."""
+        """True if the newest rows, few as they are, lost ``share`` of the best level, beyond what noise explains."""
         best, start = self.best, self.start
         if best is None or start is None or not self.low(newest[-1], share):
             return False

@@ -123,7 +123,7 @@ class RewardDrop(BaseDetector):
                 step,
                 "reward_drop",
                 Severity.INFO,
-                f"the last {NEWEST} rows earned {number(newest)}, {number(best)} at best: too few rows to call it a fall",
+                f"the last {NEWEST} rows earned {number(newest)}, {number(best)} at best: too few to call it a fall",
                 onset=self._below.since,
                 metric="reward/mean",
                 baseline=best,
