@@ -197,7 +197,7 @@ def summary(notifications: Sequence[Notification], cause: Cause | None = None) -
         f"[{first.event.value} {first.severity.value}] {_whose(first.case.run)}: {alert.kind} at step {alert.step}"
         f"{began}: {first.why if better else alert.message}"
         + (f"; also {others}" if others else "")
-        + (f"; most likely cause: {cause.title} ({cause.sure.value})" if cause and cause.kind != alert.kind else "")
+        + (f"; most likely cause: {cause.title} ({cause.sure.words})" if cause and cause.kind != alert.kind else "")
     )
 
 

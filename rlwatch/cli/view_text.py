@@ -114,8 +114,7 @@ def _print_why(explanation: Diagnosis) -> None:
     if not explanation.enough:
         say_wrapped(explanation.why_not, label="cause", style=STYLES[Sureness.WEAK], most=2)
         return
-    known = first.nature is Nature.CAUSE
-    text = f"{'' if known else 'not known; first symptom: '}{first.title} ({first.sure.value}: {first.why})"
+    text = f"{first.title} ({first.sure.words}: {first.why})"
     say_wrapped(text, label="cause", style=STYLES[first.sure], most=2)
     shown = [f"step {step(e.step)} {e.text.removesuffix(f' from step {e.step}')}" for e in first.evidence]
     say_wrapped("; ".join(shown[:FEW_EVIDENCE]), label="evidence", most=3)
@@ -212,7 +211,10 @@ def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
     first, *others = diagnosis.causes
     say("Diagnosis", style="bold")
     if diagnosis.enough:
-        say(f"  most likely: {first.title} ({first.sure.value}: {first.why})", style=STYLES[first.sure])
+        say(
+            f"  {'most likely: ' * (first.nature is Nature.CAUSE)}{first.title} ({first.sure.words}: {first.why})",
+            style=STYLES[first.sure],
+        )
     else:
         say(f"  {diagnosis.why_not}", style=STYLES[Sureness.WEAK])
     say(f"  it began at step {step(first.onset_step)}; in order of time:")
@@ -220,7 +222,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
     if diagnosis.enough or everything:
         _print_actions(first, everything=everything)
     for other in others:
-        say(f"  or: {other.title} ({other.sure.value}): {other.summary}", style="dim")
+        say(f"  or: {other.title} ({other.sure.words}): {other.summary}", style="dim")
 
 
 def _print_evidence(cause: Cause) -> None:

@@ -15,6 +15,7 @@ from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, start
 from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
 from rlwatch.diagnosis.turns import Told, Turn
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
+from rlwatch.wording import number
 
 PASSED = 3
 """So many earlier signs of a kind without consequence, and one more says little."""
@@ -31,6 +32,11 @@ class Sureness(StrEnum):
     def rank(self) -> int:
         """2, 1, 0: for comparing."""
         return ("weak", "plausible", "strong").index(self.value)
+
+    @property
+    def words(self) -> str:
+        """``high confidence``, ``medium confidence``, ``low confidence``: for people."""
+        return ("low confidence", "medium confidence", "high confidence")[self.rank]
 
 
 class Nature(StrEnum):
@@ -149,7 +155,7 @@ class Case:
         if self.rivals and sure is Sureness.STRONG:
             return Sureness.PLAUSIBLE, f"{why}; but it began at about the same time as: {', '.join(self.rivals)}"
         if sure is Sureness.STRONG and not root.entry.mechanism:
-            return Sureness.PLAUSIBLE, f"{why}; what set it off is not known"
+            return Sureness.PLAUSIBLE, why
         return sure, why
 
     def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Sureness, str]:
@@ -331,7 +337,7 @@ class Diagnosis:
         first = self.causes[0]
         if first.nature is Nature.SYMPTOM:
             return f"{UNEXPLAINED}; {first.summary}"
-        return f"most likely: {first.title} ({first.sure.value}): {first.summary}"
+        return f"most likely: {first.title} ({first.sure.words}): {first.summary}"
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values, as in ``rlwatch scan --format json``."""
@@ -389,7 +395,7 @@ def diagnose(
     ...     return Finding("d", kind, level, onset + 9, onset, "")
     >>> run = [found("reward_drop", 498), found("mismatch_growth", 412), found("entropy_collapse", 455)]
     >>> diagnose(run).summary  # doctest: +NORMALIZE_WHITESPACE
-    'most likely: Train-inference mismatch (strong): the trainer-engine mismatch grew from step 412;
+    'most likely: Train-inference mismatch (high confidence): the trainer-engine mismatch grew from step 412;
      entropy fell from 455; reward fell from 498'
     """
     reported = [f for f in findings if not f.stage.better and (at is None or f.step <= at)]
@@ -634,21 +640,30 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
 def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Sureness, str]:
     """Certainty of a knob, and why. Strong: told of, in time, enough to break runs, and something critical followed."""
     turn, lag = suspect.turn, trouble.first - suspect.turn.step
-    when = f"{lag} steps before the first sign" if lag > 0 else "at about the time of the first sign"
+    when = f"{lag} steps before the first symptom" if lag > 0 else "at about the time of the first symptom"
+    what = f"{_turned(turn, trouble.first)}, {when}"
     if -lag > trouble.slack:
-        return Sureness.WEAK, f"it was turned {-lag} steps after the first sign"
+        return Sureness.WEAK, f"{_turned(turn, trouble.last)} {-lag} steps after the first symptom"
     if turn.warming:
-        return Sureness.PLAUSIBLE, "it was still on its first rise when the first sign came"
+        return Sureness.PLAUSIBLE, "it was still on its first rise when the first symptom came"
     if turn.why:
         return Sureness.PLAUSIBLE, turn.why if turn.told is Told.STANDING else f"{when}; {turn.why}"
     if suspect.inferred:
         return Sureness.PLAUSIBLE, f"that is this knob's doing, {when}; nobody logged who turned it"
     if suspect.weight < 1:
         sure = Sureness.PLAUSIBLE if suspect.weight >= SOME else Sureness.WEAK
-        return sure, f"it was turned {when}, by less than is known to break runs"
+        return sure, f"{what}: less than is known to break runs"
     if any(sign.severity is Severity.CRITICAL for sign in effects):
-        return Sureness.STRONG, f"it was turned {when}, by as much as is known to break runs"
-    return Sureness.PLAUSIBLE, f"it was turned {when}; nothing critical followed"
+        return Sureness.STRONG, f"{what}: as much as is known to break runs"
+    return Sureness.PLAUSIBLE, f"{what}; nothing critical followed"
+
+
+def _turned(turn: Turn, step: int) -> str:
+    """The change in a few words: ``raised 12x``, ``lowered 3x``, ``changed``."""
+    factor = turn.factor(max(step, turn.step))
+    if factor is None:
+        return "changed"
+    return f"raised {number(factor, 2)}x" if factor >= 1 else f"lowered {number(1 / factor, 2)}x"
 
 
 def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause]]) -> Cause:

@@ -97,7 +97,7 @@ def test_the_cause_is_named_with_how_sure_it_is():
         compose_message([notice()], cause=replace(CAUSE, kind=kind)) for kind in (CAUSE.kind, WORSE.kind)
     )
 
-    assert published.payload["text"].endswith("is bad; most likely cause: Mismatch (strong)")
+    assert published.payload["text"].endswith("is bad; most likely cause: Mismatch (high confidence)")
     assert same.payload["text"].endswith("is bad")
     assert published.payload["cause"] == {
         "kind": "mismatch_growth",

@@ -22,7 +22,7 @@ def test_the_likeliest_cause_comes_with_its_evidence_and_the_first_actions(capsy
     print_diagnosis(diagnose(CRASH, source="verl"))
     text = capsys.readouterr().out
 
-    assert "most likely: Train-inference mismatch (strong" in text
+    assert "most likely: Train-inference mismatch (high confidence" in text
     assert text.index("step     412") < text.index("step     498") < text.index("What to do, in order")
     assert "1. Roll back to the last good snapshot (measured)" in text
     assert "actor_rollout_ref.actor.optim.lr" in text
@@ -75,7 +75,7 @@ def test_show_tells_the_cause_of_a_stored_run(tmp_path: Path, invoke: Invoke) ->
     )
     document = strict(invoke("show", "r1", "--store", tmp_path / "runs", "--format", "json").stdout)
 
-    assert "most likely: Train-inference mismatch (strong" in text
+    assert "most likely: Train-inference mismatch (high confidence" in text
     assert "and 7 more" in text
     assert "10. " in everything
     assert document["diagnosis"]["causes"][0]["kind"] == "mismatch_growth"

@@ -158,7 +158,7 @@ def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, in
     assert "not known, so nothing judges them: clipped, fmt" in said
     assert told["unknown"] == ["clipped", "fmt"]
     assert told["guessed"]["avg_reward"] == "reward/mean"
-    assert "grad_spike" in {alarm["kind"] for alarm in told["alarms"]}
+    assert "grad_rise" in {alarm["kind"] for alarm in told["alarms"]}
 
 
 def test_a_critical_alarm_exits_1_and_is_named_first(broken_log: Path, invoke: Invoke) -> None:

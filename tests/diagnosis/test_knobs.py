@@ -219,7 +219,7 @@ def test_a_knob_that_was_turned_before_the_first_sign_is_the_first_suspect():
     assert (cause.kind, cause.knob, cause.onset_step) == ("learning_rate", "learning_rate", 172)
     assert cause.title == "Learning rate x 12 since step 172 (0.0004 to 0.00487)"
     assert cause.sure is Sureness.STRONG
-    assert "28 steps before the first sign" in cause.why
+    assert "raised 12x, 28 steps before the first symptom" in cause.why
     assert cause.symptoms == ("reward_drop", "entropy_collapse")
     assert [action.id for action in cause.actions][:2] == ["roll-back", "lower-lr"]
     assert cause.evidence[0].kind == "learning_rate"
