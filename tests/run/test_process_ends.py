@@ -238,7 +238,7 @@ def test_a_run_that_ended_behind_a_slow_writer_is_not_called_killed(tmp_path, en
     store = open_store(str(tmp_path))
     run = store.run("child")
     assert dead_since(run, run.heartbeat_at + 3600.0) is None
-    assert view_of_run(store, run).verdict.state is (State.KILLED if state is RunState.CRASHED else State.HEALTHY)
+    assert view_of_run(store, run).verdict.state is (State.KILLED if state is RunState.CRASHED else State.NOT_JUDGED)
 
 
 def test_os_fork_is_available():
