@@ -13,22 +13,24 @@ import hashlib
 import html
 import ipaddress
 import json
-import logging
 import os
 import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from string import Template
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 import streamlit as st
+import uvicorn
 from itsdangerous import BadSignature, URLSafeTimedSerializer
-from limits import RateLimitItem, parse
+from limits import parse
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 from starlette.datastructures import MutableHeaders
@@ -39,6 +41,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 from streamlit.file_util import get_static_dir
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from rlwatch.link.limits import BACKLOG, GREETING_S, Strangers, limited, quiet_log
 
 from . import news, oidc
 from .principal import NAME_HEADER, ROLE_HEADER
@@ -50,8 +55,8 @@ SETTINGS = "RLWATCH_UI_SETTINGS"
 SESSION_S = 7 * 24 * 3600
 """Duration of a session, in seconds."""
 
-TRIES_OF_ONE, TRIES_OF_ALL = "10/minute", "100/minute"
-"""Wrong tokens an address, and everybody together, may try."""
+TURN_S, SLOW_TURN_S, TRIES = 0.05, 0.25, "10/minute"
+"""Seconds that it takes to check a token, and once more wrong ones than :data:`TRIES` came from the same address."""
 
 NAME_LENGTH = 80
 FORM_BYTES = 8192
@@ -117,13 +122,14 @@ class Session:
 class Gate:
     """Lets a request through to ``app`` if it names us, comes from us and carries a session."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, strangers: Strangers | None = None) -> None:
         self._app = app
+        self._strangers = Strangers() if strangers is None else strangers
         self._settings = settings
         self._by_host = {urlsplit(origin).netloc: origin for origin in settings.origins}
         self._cookie = f"rlwatch-{settings.port}"
         self._signer = URLSafeTimedSerializer(settings.secret, salt="rlwatch ui session")
-        self._tries = Tries()
+        self._turns = Turns()
         self._networks = [ipaddress.ip_network(network) for network in settings.proxies]
         self._judged: ASGIApp = self._judge
         if settings.proxies:
@@ -146,6 +152,7 @@ class Gate:
         reserved = {NAME_HEADER.encode(), ROLE_HEADER.encode()}
         scope["headers"] = [pair for pair in scope["headers"] if pair[0].lower() not in reserved]
         scope["rlwatch.proxied"] = self._from_proxy(scope)
+        scope["rlwatch.peer"] = tuple(scope.get("client") or ())[:2]
         await self._judged(scope, receive, guarded)
 
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,6 +165,8 @@ class Gate:
         if answer is None:
             session = self._session(connection)
             answer = await self._door(connection, session, receive) if scope["type"] == "http" else None
+        if session is not None:
+            self._strangers.left(scope["rlwatch.peer"])
         if answer is None and session is not None:
             await self._let_in(scope, receive, send, session)
         elif scope["type"] == "websocket":
@@ -225,24 +234,29 @@ class Gate:
             return RedirectResponse(base + oidc.login_path(), 303, {"cache-control": "no-store"})
         if path == f"{base}/login" and method == "POST":
             form = await _form(receive)
-            return self._log_in(connection, session, {**form, "token": _bare(form.get("token", ""))})
+            given = {**form, "token": _bare(form.get("token", ""))}
+            return await self._in_turn(connection, session, given, receive)
         if path == f"{base}/login" and method == "GET":
             link = dict(parse_qsl(_query(connection)))
             if "token" in link:
-                return self._log_in(connection, session, link)
+                return await self._in_turn(connection, session, link, receive)
             return RedirectResponse(f"{base}/", 303) if session else self._ask(connection)
         return None
+
+    async def _in_turn(
+        self, connection: HTTPConnection, session: Session | None, given: Mapping[str, str], receive: Receive
+    ) -> Response:
+        """:meth:`_log_in`, when their turn has come: who guesses waits for each guess, and keeps nobody out."""
+        async with self._turns.turn(connection.client.host if connection.client else "", receive) as here:
+            return self._log_in(connection, session, given) if here else PlainTextResponse("Gone.\n", 408)
 
     def _log_in(self, connection: HTTPConnection, session: Session | None, given: Mapping[str, str]) -> Response:
         """A session for ``token``, in the ``name`` given, and on to ``next``; or the form again."""
         client = connection.client.host if connection.client else ""
         after = self._inside(given.get("next", ""))
-        if wait_s := self._tries.wait_s(client):
-            words = f"Too many wrong tokens. Try again in {wait_s} s; who is logged in is not affected."
-            return self._ask(connection, words, 429, {"retry-after": str(wait_s)}, after)
         role = self._role(given["token"])
         if role is None:
-            self._tries.count(client)
+            self._turns.wrong(client)
             words = "That is not a token of this dashboard. Each start of rlwatch ui makes new ones."
             return self._ask(connection, words, after=after)
         before = session.name if session and session.role == role else ""
@@ -366,27 +380,51 @@ class Gate:
                 await send({"type": "websocket.close", "code": 1008, "reason": "the session is over"})
 
 
-class Tries:
-    """Counts wrong tokens, by address and all together."""
+class Turns:
+    """Checks of tokens come one after the other, address by address, and each takes its time; after wrong ones, more.
+
+    So guessing is slow by whatever number of connections, and a right token is let in by the queue of its address at
+    the longest, which is no longer than the strangers who may be connected. Whoever hangs up loses their place.
+    """
 
     def __init__(self) -> None:
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
-        self._one, self._all = parse(TRIES_OF_ONE), parse(TRIES_OF_ALL)
+        self._limiter, self._tries = MovingWindowRateLimiter(MemoryStorage()), parse(TRIES)
+        self._queues: dict[str, asyncio.Lock] = {}
+        self._asking: Counter[str] = Counter()
 
-    def wait_s(self, client: str) -> int:
-        """Seconds until this address may try again; 0: now."""
-        waits = [self._wait_s(self._one, _household(client)), self._wait_s(self._all, "everybody")]
-        return max(waits)
-
-    def _wait_s(self, item: RateLimitItem, key: str) -> int:
-        if self._limiter.test(item, key):
-            return 0
-        return max(1, round(self._limiter.get_window_stats(item, key).reset_time - time.time()))
-
-    def count(self, client: str) -> None:
+    def wrong(self, client: str) -> None:
         """One more wrong token."""
-        self._limiter.hit(self._one, _household(client))
-        self._limiter.hit(self._all, "everybody")
+        self._limiter.hit(self._tries, _household(client))
+
+    @asynccontextmanager
+    async def turn(self, client: str, receive: Receive) -> AsyncIterator[bool]:
+        """Their turn; False if they are gone before it comes."""
+        key = _household(client)
+        queue = self._queues.setdefault(key, asyncio.Lock())
+        self._asking[key] += 1
+        try:
+            turn, gone = asyncio.ensure_future(queue.acquire()), asyncio.ensure_future(_gone(receive))
+            await asyncio.wait({turn, gone}, return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not turn.done():
+                turn.cancel()
+                yield False
+                return
+            try:
+                await asyncio.sleep(TURN_S if self._limiter.test(self._tries, key) else SLOW_TURN_S)
+                yield True
+            finally:
+                queue.release()
+        finally:
+            self._asking[key] -= 1
+            if not self._asking[key]:
+                del self._asking[key], self._queues[key]
+
+
+async def _gone(receive: Receive) -> None:
+    """Until whoever asked has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _household(client: str) -> str:
@@ -421,7 +459,15 @@ def _bare(token: str) -> str:
 
 
 async def _form(receive: Receive) -> dict[str, str]:
-    """The fields of a small form; of a large one, none."""
+    """The fields of a small form that comes in time; of another, none."""
+    try:
+        async with asyncio.timeout(GREETING_S):
+            return await _small_form(receive)
+    except TimeoutError:
+        return {}
+
+
+async def _small_form(receive: Receive) -> dict[str, str]:
     body = b""
     while len(body) <= FORM_BYTES:
         message = await receive()
@@ -522,9 +568,9 @@ def serve() -> None:
     """Serve the app behind its door until principal to stop."""
     settings = Settings(**json.loads(os.environ.pop(SETTINGS)))
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # the gate itself decides whom to believe
-    # Each websocket refused with an answer is an error to uvicorn 0.54: anybody could fill the log.
-    logging.getLogger("uvicorn.error").addFilter(
-        lambda record: "without completing handshake" not in record.getMessage()
-    )
     options = json.loads(os.environ.pop(f"{SETTINGS}_STREAMLIT"))
-    st.App(HERE / "main.py", middleware=[Middleware(Gate, settings=settings)]).run(config=options)
+    strangers = Strangers()
+    protocol = limited(AutoHTTPProtocol, strangers)
+    uvicorn.Config = partial(uvicorn.Config, http=protocol, backlog=BACKLOG)  # type: ignore[misc, assignment]  # Streamlit's
+    quiet_log()
+    st.App(HERE / "main.py", middleware=[Middleware(Gate, settings=settings, strangers=strangers)]).run(config=options)

@@ -318,10 +318,15 @@ def answers(work: Work) -> Starlette:
 
 def _answer(work: Work, host: str, port: int) -> None:
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    from rlwatch.link.limits import BACKLOG, Strangers, limited, quiet_log
 
     settings = uvicorn.Config(
-        answers(work), host=host, port=port, log_level="warning", access_log=False, lifespan="off"
+        answers(work), host=host, port=port, log_level="warning", access_log=False, lifespan="off", backlog=BACKLOG
     )
+    settings.http = limited(AutoHTTPProtocol, Strangers())
     settings.timeout_graceful_shutdown = 5
     say(f"serving {work.store.url}; probes and metrics at http://{host}:{port}; SIGTERM or Ctrl-C ends it", style="dim")
+    quiet_log()
     uvicorn.Server(settings).run()

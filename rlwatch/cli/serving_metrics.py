@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SHUT_RDWR, socket
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +18,7 @@ from rlwatch.cli.background import sigterm_as_ctrl_c
 from rlwatch.cli.console import say
 from rlwatch.cli.options import StoreOption, examples, opened
 from rlwatch.errors import ConfigError, MissingExtraError
+from rlwatch.link.limits import GREETING_S, Strangers
 from rlwatch.metrics import BY_NAME
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ PATH = "/metrics"
 FRESH_S = 1.0
 """Seconds for which an answer is given again: many may ask at once."""
 HOUR_S = 3600.0
+PAUSE_S = 0.1
+"""Seconds between two tries to take a connection where the system has no descriptor for it."""
 
 
 def metrics(
@@ -87,6 +92,8 @@ class Look:
 class Scraped(BaseHTTPRequestHandler):
     """Answers ``GET /metrics`` and nothing else."""
 
+    timeout = GREETING_S
+
     def __init__(self, look: Look, *args: object) -> None:
         self._look = look
         super().__init__(*args)  # type: ignore[arg-type]
@@ -107,11 +114,51 @@ class Scraped(BaseHTTPRequestHandler):
         """Say nothing: one is asked every few seconds."""
 
 
+class Answering(ThreadingHTTPServer):
+    """A thread a connection, of as many as :mod:`rlwatch.link.limits` lets stay."""
+
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        self._strangers, self._turn = Strangers(), Lock()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to answer; whoever has been silent for the longest goes where they are too many."""
+        with self._turn:
+            self._strangers.arrived(client_address, partial(_cut, request))
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._turn:
+                self._strangers.left(client_address)
+
+    def get_request(self) -> Any:
+        """The next connection; where no file may be opened any more, not at once again."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(PAUSE_S)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of who went away, or said nothing."""
+
+
+def _cut(connection: socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
+
+
 def server(listen: str, look: Look) -> ThreadingHTTPServer:
     """A server of ``HOST:PORT``. Raises ``ConfigError`` where there can be none."""
     host, _, port = listen.rpartition(":")
     try:
-        return ThreadingHTTPServer((host.strip("[]") or "127.0.0.1", int(port)), partial(Scraped, look))
+        return Answering((host.strip("[]") or "127.0.0.1", int(port)), partial(Scraped, look))
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"--listen {listen}: {error}; give HOST:PORT, as 127.0.0.1:9464") from error
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from rlwatch.link.limits import GREETING_S, STRANGERS
 from rlwatch.link.wire import (
     LARGEST,
     LOOPBACK,
@@ -126,12 +127,6 @@ logger = logging.getLogger("rlwatch")
 CHUNK = 2**18
 SEND_S = 1.0
 """A rank that does not take a few bytes for this long is given up, in seconds."""
-GREETING_S = 10.0
-"""Longest somebody may stay without proving that it is of this run, in seconds."""
-STRANGERS = 32
-"""So many who have proven nothing may be connected at a time, besides two for each rank that is still to come; when one
-more comes, whoever has been there longest goes.
-"""
 REST_S = 0.01
 """Rank 0 rests so long from taking connections after it sent a stranger away, in seconds: a flood of them costs its
 training next to nothing, and honest ranks, which wait in the system's queue meanwhile, little.
@@ -411,7 +406,7 @@ class Hub:
         self._selector.register(connection, selectors.EVENT_READ, guest)
         self._strangers[guest] = None
         missing = self.world_size - 1 - len(self.linked())
-        if len(self._strangers) > STRANGERS + 2 * missing:
+        if len(self._strangers) > STRANGERS + 2 * missing:  # whoever has been there longest goes
             self._drop(next(iter(self._strangers)))
             self._rest(REST_S)
 

@@ -1,5 +1,6 @@
 """The door before a small application: what it lets through, as whom, and what it answers itself."""
 
+import asyncio
 import json
 import re
 import time
@@ -121,20 +122,84 @@ def test_forwarded_headers_count_from_the_proxy_only():
         assert (answer["client"] in {"10.0.1.9", "10.0.0.9"}, answer["name"]) == (True, "ann")
 
 
-def test_wrong_tokens_of_one_do_not_keep_out_another_and_those_of_all_do(monkeypatch):
-    """A customer's IPv6 addresses are one; without a limit for all, many addresses would be no limit."""
-    monkeypatch.setattr(gate, "TRIES_OF_ONE", "2/minute")
-    monkeypatch.setattr(gate, "TRIES_OF_ALL", "5/minute")
+def test_guesses_take_longer_and_keep_nobody_out(monkeypatch):
+    """A right token is let in from the very address that guesses; a customer's IPv6 addresses are one."""
+    waits, sleep = [], asyncio.sleep
+
+    async def noted(seconds):
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(gate, "TRIES", "3/minute")
+    monkeypatch.setattr(gate.asyncio, "sleep", noted)
     client = door(proxies=["10.0.0.9"])
 
     def tries(address, token="wrong"):
-        return client.post("/login", data={"token": token}, headers={"X-Forwarded-For": address}).status_code
+        waits.clear()
+        given = client.post("/login", data={"token": token}, headers={"X-Forwarded-For": address})
+        return given.status_code, [wait for wait in waits if wait in (gate.TURN_S, gate.SLOW_TURN_S)]
 
-    assert [tries(f"2001:db8::{n}") for n in range(3)] == [401, 401, 429]
-    assert tries("2001:db8::9", TOKENS["viewer"]) == 429
-    assert tries("2001:db8:0:1::9", TOKENS["viewer"]) == 303
-    assert [tries(f"192.0.2.{n}") for n in range(4)] == [401, 401, 401, 429]
-    assert tries("198.51.100.1", TOKENS["viewer"]) == 429
+    assert [tries(f"2001:db8::{n}") for n in range(3)] == [(401, [gate.TURN_S])] * 3
+    assert tries("2001:db8::9") == (401, [gate.SLOW_TURN_S])
+    assert tries("2001:db8::9", TOKENS["viewer"]) == (303, [gate.SLOW_TURN_S])
+    assert tries("2001:db8:0:1::9") == (401, [gate.TURN_S])
+    linked = client.get("/login", params={"token": TOKENS["operator"]}, headers={"X-Forwarded-For": "2001:db8::9"})
+    assert linked.status_code == 303
+
+
+def test_tokens_of_one_address_are_checked_one_after_the_other_and_who_hangs_up_loses_their_place():
+    """Others do not wait for them."""
+
+    async def scene():
+        turns, order, gone = gate.Turns(), [], asyncio.Event()
+
+        async def stays():
+            await asyncio.Event().wait()
+
+        async def hangs_up():
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def asks(name, address, receive=stays):
+            async with turns.turn(address, receive) as here:
+                order.append((name, here))
+
+        asking = [asyncio.create_task(asks(n, "192.0.2.1", hangs_up if n == 1 else stays)) for n in range(4)]
+        await asyncio.sleep(0)
+        asking.append(asyncio.create_task(asks("other", "192.0.2.2")))
+        await asyncio.sleep(0)
+        gone.set()
+        await asyncio.gather(*asking)
+        return order, turns
+
+    order, turns = asyncio.run(scene())
+    assert order[0] == (1, False)
+    assert [name for name, here in order if here and name != "other"] == [0, 2, 3]
+    assert order.index(("other", True)) < order.index((2, True))
+    assert vars(turns)["_queues"] == {}
+
+
+def test_a_form_that_does_not_come_to_its_end_is_none(monkeypatch):
+    """It is not waited for longer than for any stranger."""
+    monkeypatch.setattr(gate, "GREETING_S", 0.01)
+
+    async def slow():
+        await asyncio.Event().wait()
+
+    assert asyncio.run(gate._form(slow)) == {}
+
+
+def test_who_has_a_session_is_no_stranger():
+    """Others may be cut off where there are too many of them."""
+    strangers, closed = gate.Strangers(), []
+    settings = gate.Settings(origins=[OURS], port=8501, tokens=TOKENS, secret="s" * 32)
+    client = TestClient(gate.Gate(behind, settings, strangers), base_url=OURS, client=("10.0.0.9", 5000))
+    strangers.arrived(("10.0.0.9", 5000), lambda: closed.append(1))
+    client.get("/")
+    assert len(strangers) == 1
+    client.post("/login", data={"token": TOKENS["viewer"]})
+    client.get("/")
+    assert (len(strangers), closed) == (0, [])
 
 
 def test_on_every_interface_the_address_that_was_reached_is_ours():

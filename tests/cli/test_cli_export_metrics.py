@@ -6,9 +6,11 @@ import json
 import math
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import HTTPError
@@ -23,6 +25,7 @@ from rlwatch.analysis.gauges import TYPE, gauges
 from rlwatch.cli.options import opened
 from rlwatch.cli.serving_metrics import Look, provider, server
 from rlwatch.errors import ConfigError
+from rlwatch.link.limits import STRANGERS
 from rlwatch.metrics import BY_NAME
 
 DOCS = Path(__file__).parents[2] / "docs" / "prometheus"
@@ -148,3 +151,16 @@ def test_promtool_takes_the_rules_and_what_is_scraped(store: Path, invoke: Invok
 
     assert (rules.returncode, "5 rules found" in rules.stdout) == (0, True), rules.stderr
     assert "error" not in scraped.stderr.lower(), scraped.stderr
+
+
+def test_silent_connections_keep_nobody_from_scraping() -> None:
+    """The oldest go; what they leave is no line of a log."""
+    answering = server("127.0.0.1:0", Look(list))
+    with ExitStack() as undo:
+        undo.enter_context(answering)
+        threading.Thread(target=answering.serve_forever, daemon=True).start()
+        undo.callback(answering.shutdown)
+        silent = [undo.enter_context(socket.create_connection(answering.server_address)) for _ in range(2 * STRANGERS)]
+        silent[0].settimeout(60.0)
+        assert urlopen(f"http://127.0.0.1:{answering.server_address[1]}/metrics", timeout=60.0).status == 200
+        assert silent[0].recv(1) == b""
