@@ -140,6 +140,7 @@ def _name(run: RunInfo) -> Markup:
 
 def _facts(run: RunInfo, health: Health, step_s: float | None, now: float) -> Markup:
     facts = [
+        _fact("", "" if run.state is RunState.RUNNING else run.state.value),
         _fact("step", fmt.step(run.last_step)),
         _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
         _fact("last step", fmt.age(run.last_ts, now) if run.last_ts else ""),

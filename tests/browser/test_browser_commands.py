@@ -65,7 +65,7 @@ def test_live_training_is_paused_lowered_resumed_and_stopped(train, app, page, s
     dialog.get_by_label(re.compile("^Type")).press_sequentially(trainer.name)
     dialog.get_by_role("button", name="Send").click()
     until(lambda: store.run(trainer.run_id).state is RunState.FINISHED, "it ends")
-    expect(page.locator(".rl-word").first).to_contain_text("finished")
+    expect(page.locator(".rl-facts").first).to_contain_text("finished")
 
     assert rate == pytest.approx(1.5e-4)
     assert [(c.kind, c.status) for c in store.commands(trainer.run_id)] == [

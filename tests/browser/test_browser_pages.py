@@ -150,7 +150,7 @@ def test_a_run_that_ends_is_seen_to_end(shared_app, page, shared_store):
     page.goto(f"{shared_app}/run?run=ending")
     expect(page.get_by_role("button", name="Reset reference…")).to_be_enabled()
     write(shared_store, "ending", steps=range(31, 33), end=RunState.FINISHED)
-    expect(page.locator(".rl-word").first).to_contain_text("finished")
+    expect(page.locator(".rl-facts").first).to_contain_text("finished")
     expect(page.get_by_role("button", name="Reset reference…")).to_be_disabled()
 
 

@@ -10,7 +10,7 @@ def test_a_log_nobody_knows_is_judged_and_recorded_by_a_pattern(invoke, tmp_path
     log.write_text(ODD)
     scanned = invoke("scan", log, "--pattern", PATTERN)
 
-    assert "(pattern, 8 steps" in scanned.stdout
+    assert "pattern, 8 steps" in scanned.stdout
     assert scanned.exit_code == 1
     assert invoke("import", log, "--pattern", PATTERN, "--store", store).stdout.strip() == "odd"
     assert invoke("watch", log, "--once", "--pattern", PATTERN, "--store", store).exit_code == 1

@@ -50,7 +50,7 @@ def test_runs_lists_every_run_with_its_state_and_last_values(runs_dir: Path, inv
     lines = {
         word: line for line in result.stdout.splitlines() for word in ("alpha-1", "beta-2", "gamma-3") if word in line
     }
-    assert lines["alpha-1"].split()[:6] == ["finished", "healthy", "math", "seed1", "alpha-1", "5"]
+    assert lines["alpha-1"].split()[:6] == ["finished", "not", "judged", "math", "seed1", "alpha-1"]
     assert "crashed" in lines["beta-2"]
     assert "NaN" in lines["beta-2"]
     assert "dead" in lines["gamma-3"]
