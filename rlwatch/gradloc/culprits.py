@@ -199,7 +199,7 @@ def factors_of(
     pull: float | None = None,
 ) -> list[Factor]:
     """Factors of a token's coefficient against what is usual."""
-    found = [] if pull is None or not pull > 0 else [_pull(pull)]
+    found = [*([] if pull is None or not pull > 0 else [_pull(pull)]), *_entropy(numbers, step)]
     if share is not None and abs(share.parts[1]) > abs(share.parts[0]):
         return [*found, *_kl(share, step)]
     found += _advantage(numbers, step)
@@ -215,6 +215,21 @@ def factors_of(
 def _pull(pull: float) -> Factor:
     why = f"its log-prob reacts {pull:.3g} times as strongly to the weights as that of other tokens"
     return Factor(math.log(pull), Cause.LOGP_GRADIENT, why)
+
+
+def _entropy(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
+    """The entropy term, where it weighs this token more than the policy term does, and than it weighs others."""
+    weight, beside = abs(numbers.get("entropy_coefficient", 0.0)), abs(numbers.get("coefficient", 0.0))
+    if not weight > beside:
+        return []
+    summed, tokens = step.scales.get("entropy coefficient"), step.scales.get("tokens")
+    usual = 0.0 if summed is None or tokens is None or not tokens.middle > 0 else summed.middle / tokens.middle
+    if usual > 0:
+        why = f"the entropy term weighs it {weight / usual:.3g} times as much as a token usually"
+        return [Factor(math.log(weight / usual), Cause.ENTROPY_TERM, why)]
+    beside = max(beside, step.coefficient or 0.0)
+    why = "the entropy term weighs it more than all else does"
+    return [Factor(math.log(weight / beside) if beside > 0 else math.inf, Cause.ENTROPY_TERM, why)]
 
 
 def _advantage(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:

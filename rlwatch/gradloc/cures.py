@@ -120,8 +120,8 @@ def _column(host: HostPass, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A cure to be tried: ``keep`` says what is left of the coefficients, ``entropy`` what of those of the entropies;
-    ``only`` that all other terms go.
+    """A cure to be tried: ``keep`` says what is left of the coefficients, ``entropy`` what of those of the entropies,
+    of all tokens or, by ``keep``, of each; ``only`` that all other terms go.
     """
 
     kind: str
@@ -129,7 +129,7 @@ class Proposal:
     action: str
     keep: Keep = UNCHANGED
     only: bool = False
-    entropy: float = 1.0
+    entropy: float | Keep = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Pharmacy:
         if not self.together and self.world.size > 1 and float(ranks) > 1:
             return None  # gradients of several ranks would have to travel
         runs = changed or self.together
-        after, why = tried(lambda: self._square(changes, proposal.entropy - 1.0)) if runs else (0.0, "")
+        after, why = tried(lambda: self._square(changes)) if runs else (0.0, "")
         whole = self._sum(math.nan if after is None else after) ** 0.5
         if why:
             self.notes.append(f"cures: {why}")
@@ -193,13 +193,19 @@ class Pharmacy:
         return float(self.world.sum(torch.tensor(here, dtype=torch.float64)))
 
     def _changes(self, proposal: Proposal) -> list[np.ndarray | None]:
-        """(B, T) what is added to the coefficients of each pass; None where nothing is."""
+        """(2, B, T) what is added to the coefficients of each pass, and how many times those of its entropies; None
+        where nothing is.
+        """
         found: list[np.ndarray | None] = []
         for host in self.hosts:
             policy, kl = parts_of(host)
             kept = proposal.keep(host)
             change = np.where(host.mask, (kept[0] - 1) * policy + (kept[1] - 1) * kl, 0.0)
-            found.append(change if np.any(change) or proposal.entropy != 1.0 else None)
+            left = proposal.entropy(host)[0] if callable(proposal.entropy) else proposal.entropy
+            both = np.stack([change, np.where(host.mask, left - 1.0, 0.0)])
+            if not np.any(host.columns.get("entropy_coefficient", 0.0)):
+                both[1] = 0.0
+            found.append(both if np.any(both) else None)
         return found
 
     def through(self) -> Through | None:
@@ -214,16 +220,18 @@ class Pharmacy:
 
     def _alone(self) -> tuple[float, float]:
         """Squared norm of this rank's part of what comes through the tokens, and its part along the gradient."""
-        changes = [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
-        added = self._added(changes, 1.0)
+        kept = [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
+        added = self._added(
+            [np.stack([one, host.mask.astype(float)]) for one, host in zip(kept, self.hosts, strict=True)]
+        )
         squares = math.fsum(float(part.norm(dtype=torch.float32)) ** 2 for part in added.values())
         held = ((part, self._counted(self.direction.gradients[name])) for name, part in added.items())
         along = math.fsum(float((part * there.float()).sum()) for part, there in held if there is not None)
         return squares, along / self.direction.length
 
-    def _square(self, changes: Sequence[np.ndarray | None], entropy: float) -> float:
-        """Squared norm of the gradient with the changes, and ``entropy`` times its coefficients more: what is here."""
-        added, unit = self._added(changes, entropy), self.direction.norm / self.direction.length
+    def _square(self, changes: Sequence[np.ndarray | None]) -> float:
+        """Squared norm of the gradient with the changes: what is here."""
+        added, unit = self._added(changes), self.direction.norm / self.direction.length
         squares = 0.0
         for name, gradient in self.direction.gradients.items():
             here = self._counted(gradient)
@@ -234,21 +242,21 @@ class Pharmacy:
             squares += float(whole.norm(dtype=torch.float32)) ** 2
         return squares
 
-    def _added(self, changes: Sequence[np.ndarray | None], entropy: float) -> dict[str, Tensor]:
+    def _added(self, changes: Sequence[np.ndarray | None]) -> dict[str, Tensor]:
         """Gradient of each parameter that the changes add, as a mean over ranks; of shards those that are here."""
         named = [(name, p) for name, p in self.model.named_parameters() if name in self.direction.gradients]
         if self.together:
-            return self._added_together(changes, entropy, named)
+            return self._added_together(changes, named)
         total: list[Tensor | None] = [None] * len(named)
         with beside_training(self.model):
             for one, change in zip(self.passes.all, changes, strict=True):
                 if change is not None:
-                    self._add(one, change, named, total, entropy=entropy)
+                    self._add(one, change, named, total)
         found = zip(named, total, strict=True)
         return {name: part / self.world.size for (name, _), part in found if part is not None}
 
     def _added_together(
-        self, changes: Sequence[np.ndarray | None], entropy: float, named: Sequence[tuple[str, Tensor]]
+        self, changes: Sequence[np.ndarray | None], named: Sequence[tuple[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Run the ordinary backwards that make FSDP2 reduce gradients, each on all ranks, with zeros where need be."""
         ranks = [int(count) for count in self.world.gather(torch.tensor([len(changes)]))]
@@ -258,7 +266,7 @@ class Pharmacy:
             for k in range(max(ranks)):
                 change = changes[k] if k < len(changes) else None
                 if self._sum(float(change is not None)):
-                    self._backward(self.passes.all[k if k < len(changes) else 0], change, entropy)
+                    self._backward(self.passes.all[k if k < len(changes) else 0], change)
             reshard(self.model)
             found = {name: self._counted(p.grad) for name, p in named if p.grad is not None}
         return {name: part.float() for name, part in found.items() if part is not None}
@@ -270,15 +278,15 @@ class Pharmacy:
             return shard_of(held)
         return held if not self.together or self.world.rank == 0 else None
 
-    def _backward(self, one: LossPass, change: np.ndarray | None, entropy: float) -> None:
+    def _backward(self, one: LossPass, change: np.ndarray | None) -> None:
         """Run one backward of all of ``one`` into ``.grad``."""
         outputs = run_again(one)
         parts = {name: part for name, part in outputs.parts().items() if part.requires_grad}
         given = {name: torch.zeros_like(part) for name, part in parts.items()}
         if change is not None:
-            given["logp"] = _weights(torch.as_tensor(change), None, outputs.logp)
-            if entropy and "entropy" in given and "entropy" in one.coefficients:
-                given["entropy"] = one.coefficient("entropy").to(given["entropy"]) * entropy
+            given["logp"] = _weights(torch.as_tensor(change[0]), None, outputs.logp)
+            if np.any(change[1]) and "entropy" in given and "entropy" in one.coefficients:
+                given["entropy"] = _of_entropies(one, change).to(given["entropy"])
         torch.autograd.backward(list(parts.values()), [given[name] for name in parts])
         self.backwards += 1
 
@@ -288,24 +296,28 @@ class Pharmacy:
         change: np.ndarray,
         named: Sequence[tuple[str, Tensor]],
         total: list[Tensor | None],
-        *,
-        entropy: float,
     ) -> None:
         """Add the gradient of the changed responses, one by one where that can be done."""
-        rows = list(range(len(change))) if entropy else np.flatnonzero(np.any(change, axis=1)).tolist()
+        rows, entropy = np.flatnonzero(np.any(change, axis=(0, 2))).tolist(), np.any(change[1])
         # Random numbers that were drawn for all are drawn again for all: one pass, where single ones would take two.
         for row in rows if one.divides is True and not one.drew else [None]:
             outputs = run_again(one, None if row is None else [row])
-            parts, weighed = [outputs.logp], [_weights(torch.as_tensor(change), row, outputs.logp)]
+            parts, weighed = [outputs.logp], [_weights(torch.as_tensor(change[0]), row, outputs.logp)]
             if entropy and outputs.entropy is not None and "entropy" in one.coefficients:
                 parts.append(outputs.entropy)
-                weighed.append(_weights(one.coefficient("entropy") * entropy, row, outputs.entropy))
+                weighed.append(_weights(_of_entropies(one, change), row, outputs.entropy))
             gradients = torch.autograd.grad(parts, [p for _, p in named], weighed, allow_unused=True)
             self.backwards += 1
             for i, gradient in enumerate(gradients):
                 if gradient is not None:
                     before = total[i]
                     total[i] = gradient.detach().float() if before is None else before + gradient.detach()
+
+
+def _of_entropies(one: LossPass, change: np.ndarray) -> Tensor:
+    """(B, T) what is added to the coefficients of the entropies."""
+    held = one.coefficient("entropy")
+    return held * torch.as_tensor(change[1]).to(held)
 
 
 def _weights(values: Tensor, row: int | None, part: Tensor) -> Tensor:

@@ -25,20 +25,22 @@ def scales(model, passes):
 class Run:
     """Twelve healthy steps of ``loss``; :meth:`look` localises a thirteenth."""
 
-    def __init__(self, loss=dapo, *, seed=0, steps=12):
-        self.model, self.loss, self.seed = policy(seed=seed), loss, seed
+    def __init__(self, loss=dapo, *, seed=0, steps=12, batch=8, micro_batches=1):
+        self.model, self.loss, self.seed, self.size = policy(seed=seed), loss, seed, batch
         self.history = History()
         for step in range(steps):
-            passes = take_step(self.model, rollouts(self.model, seed=100 + step), loss)
+            passes = take_step(
+                self.model, rollouts(self.model, batch=batch, seed=100 + step), loss, micro_batches=micro_batches
+            )
             self.history.learn(step, *scales(self.model, passes))
 
     def batch(self):
         """Healthy rollouts."""
-        return rollouts(self.model, seed=7 + self.seed)
+        return rollouts(self.model, batch=self.size, seed=7 + self.seed)
 
-    def look(self, batch, loss=None, *, groups=None, tasks=None, **more):
+    def look(self, batch, loss=None, *, groups=None, tasks=None, micro_batches=2, **more):
         """The report on a step with ``batch``."""
-        passes = take_step(self.model, batch, loss or self.loss, micro_batches=2)
+        passes = take_step(self.model, batch, loss or self.loss, micro_batches=micro_batches)
         for one in passes.all:
             rows = range(one.first_row, one.first_row + one.shape[0])
             one.groups = None if groups is None else [groups[row] for row in rows]

@@ -293,3 +293,46 @@ def test_a_token_is_named_by_the_factor_that_carries_the_excess():
     assert places(report) == {place}
     assert report.cures[0].kind == "clip ratios"
     assert report.cures[0].after < 0.2 * report.norm
+
+
+@pytest.mark.parametrize("micro_batches", [2, 16])
+@pytest.mark.parametrize("large", [4, 6])
+def test_a_minority_of_large_responses_is_no_matter_of_the_batch(large, micro_batches):
+    """Of 16 responses a few have advantages 20 times as large; a mean over micro-batches does not tell from all."""
+    run = Run(batch=16, micro_batches=8)
+    factor = torch.ones(16, 1)
+    factor[torch.randperm(16, generator=torch.Generator().manual_seed(large))[:large]] = 20.0
+    batch = run.batch()
+    report = run.look(replace(batch, advantages=factor * batch.advantages), micro_batches=micro_batches)
+
+    assert report.verdict is Verdict.RESPONSE
+    assert report.cause is Cause.REWARD_OUTLIER
+    rows = {16 // micro_batches * c.at.microbatch + c.at.row for c in report.culprits}
+    assert rows <= set(torch.nonzero(factor[:, 0] > 1)[:, 0].tolist())
+    assert (
+        run.look(replace(batch, advantages=6 * batch.advantages), micro_batches=micro_batches).verdict is Verdict.BATCH
+    )
+
+
+def test_the_entropy_term_of_one_token_is_told_as_that_token():
+    """It holds nearly all of the norm; the term of the others is as ever."""
+    run = Run(dapo_entropy)
+    batch = run.batch()
+    spot, weight = (5, 3), torch.ones_like(batch.old)
+    weight[spot] = 3000.0
+
+    def loss(out, b, total):
+        here = weight[[int(row) for row in rows_in(batch, b)]]
+        return dapo(out, b, total) - 0.05 * (out.entropy * here * b.mask).sum() / total
+
+    report = run.look(batch, loss)
+
+    assert (report.verdict, report.cause, places(report)) == (Verdict.TOKEN, Cause.ENTROPY_TERM, {spot})
+    assert "the entropy term weighs it" in report.message
+    assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.1), "without its entropy, too"
+    assert run.look(batch, lambda out, b, total: dapo_entropy(out, b, total, coef=15.0)).verdict is Verdict.BATCH
+
+
+def rows_in(batch, part):
+    """Rows of the batch that a part of it is."""
+    return [next(i for i in range(len(batch.ids)) if torch.equal(batch.ids[i], ids)) for ids in part.ids]
