@@ -387,7 +387,8 @@ class HostPass:
 
     ``mask`` (B, T) is bool; ``ids`` (B, T) int64, None where not known; ``loss`` (COLUMNS, B, T) is what the loss
     takes of each token and ``form`` what it makes of it, where that is known; ``groups`` and ``tasks`` say of each
-    sequence to which prompt and task it belongs, ``identity`` what else the trainer knows of it.
+    sequence to which prompt and task it belongs, ``identity`` what else the trainer knows of it; ``eos``: ids that end
+    a response.
     """
 
     rank: int
@@ -401,6 +402,19 @@ class HostPass:
     groups: Sequence[str] | None = None
     tasks: Sequence[str] | None = None
     identity: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    eos: tuple[int, ...] = ()
+
+    def ended(self, at: TokenAt) -> int | None:
+        """Position of the end token that the token there stands behind; None where it stands behind none.
+
+        Between the two all counts: behind the end of a turn of several stands what the environment wrote, and that
+        does not.
+        """
+        if self.ids is None or not self.eos:
+            return None
+        ends = np.flatnonzero(np.isin(self.ids[at.row, : at.position], self.eos) & self.mask[at.row, : at.position])
+        within = [end for end in ends.tolist() if self.mask[at.row, end : at.position].all()]
+        return within[0] if within else None
 
     def share(self, at: TokenAt) -> LossShare | None:
         """The token's coefficient as the loss made it."""
@@ -473,7 +487,16 @@ def _copied(one: LossPass, rank: int, microbatch: int) -> HostPass:
     mask = columns.pop("mask") != 0
     whole = columns.pop("ids").astype(np.int64) if ids else None
     return HostPass(
-        rank, microbatch, one.first_row, mask, columns, whole, groups=one.groups, tasks=one.tasks, identity=one.identity
+        rank,
+        microbatch,
+        one.first_row,
+        mask,
+        columns,
+        whole,
+        groups=one.groups,
+        tasks=one.tasks,
+        identity=one.identity,
+        eos=tokens.eos,
     )
 
 
@@ -508,13 +531,26 @@ class Described:
     numbers: dict[str, float]
     response: ResponseLevels
     share: LossShare | None = None
+    ended: int | None = None
+
+    def said(self, why: str) -> str:
+        """``why``, after that the token is no part of the answer, where it is none."""
+        if self.ended is None:
+            return why
+        return f"it stands behind the end token at position {self.ended}: the mask counts what is no answer; {why}"
 
 
 def describe(hosts: Sequence[HostPass], at: TokenAt) -> Described:
     """The token at ``at``, of the rank that ``hosts`` are of."""
     host = hosts[at.microbatch]
     return Described(
-        at, host.first_row + at.row, host.token_id(at), host.numbers(at), host.response(at), host.share(at)
+        at,
+        host.first_row + at.row,
+        host.token_id(at),
+        host.numbers(at),
+        host.response(at),
+        host.share(at),
+        host.ended(at),
     )
 
 
@@ -530,7 +566,7 @@ def culprit_of(
     """The token with its class; its share is ``contribution / norm`` where both are known."""
     cause, why = cause_of(token.numbers, token.response, levels, share=token.share, pull=pull)
     share = contribution / norm if contribution is not None and norm else None
-    culprit = Culprit(token.at, token.sequence, token.token_id, cause, why, numbers=token.numbers)
+    culprit = Culprit(token.at, token.sequence, token.token_id, cause, token.said(why), numbers=token.numbers)
     return replace(culprit, contribution=contribution, share=share, own=own)
 
 
@@ -540,7 +576,9 @@ def culprits_of_trace(hosts: Sequence[HostPass], trace: Trace, most: int = 8) ->
     here = [at for at in places if any(host.rank == at.rank for host in hosts)]
     described = [describe(hosts, at) for at in here[:most]]
     return [
-        Culprit(token.at, token.sequence, token.token_id, Cause.NON_FINITE, trace.message, numbers=token.numbers)
+        Culprit(
+            token.at, token.sequence, token.token_id, Cause.NON_FINITE, token.said(trace.message), numbers=token.numbers
+        )
         for token in described
     ]
 

@@ -342,7 +342,17 @@ def origin_of_input(name: str, one: LossPass, at: tuple[int, ...]) -> tuple[Orig
     if name == "rollout_logp" and fine(tokens.old_logp):
         return Origin.ENGINE, "the rollout engine gave it, the trainer's own log-prob is finite"
     if name in {"old_logp", "rollout_logp"} and fine(tokens.ref_logp):
-        return Origin.WEIGHTS, "the reference is finite, so the policy's weights were broken when it was computed"
+        return Origin.WEIGHTS, (
+            "the reference is finite, so the policy's weights were broken when it was computed, or that pass was, the "
+            "rollout's or old policy's"
+        )
+    if name == "old_logp":
+        return Origin.FORWARD, (
+            "the rollout's or old policy's pass gave it, the policy's own log-prob is finite now: compute the old "
+            "log-probs with the trainer, and look at that pass's precision, padding and weights"
+        )
+    if name == "rollout_logp":
+        return Origin.ENGINE, "the rollout's pass gave it, the policy's own log-prob is finite now"
     return Origin.UNKNOWN, "nothing here says where it comes from"
 
 

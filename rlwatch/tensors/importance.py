@@ -205,7 +205,12 @@ def observe_off_policy(batch: TokenBatch) -> Stats:
     stats: Stats = {}
     if batch.staleness is not None:
         age, measured = widen(batch.staleness), batch.mask.bool().any(-1)
-        stats = {"staleness/mean": Mean.of(age, measured), "staleness/max": Max.of(age, measured)}
+        stale = torch.where(age.isnan(), age, (age > 0).to(age.dtype))
+        stats = {
+            "staleness/mean": Mean.of(age, measured),
+            "staleness/max": Max.of(age, measured),
+            "staleness/stale_frac": Mean.of(stale, measured),
+        }
     logp, sampling = batch.logp, batch.rollout_logp
     if sampling is None and batch.old_logp is not None:
         broken = batch.old_logp.isnan()  # a NaN of the trainer's own is no unscored token

@@ -114,6 +114,7 @@ def test_counts_of_zero_are_good_news():
     [
         ({"nonfinite/rollout_logp": 9.0, "nonfinite/old_logp": 0.0}, "rollout_engine"),
         ({"nonfinite/old_logp": 9.0, "nonfinite/ref_logp": 0.0}, "policy_weights"),
+        ({"nonfinite/old_logp": 9.0, "nonfinite/logp": 0.0}, "old_pass"),
         ({"reward/mean": math.nan}, "reward"),
         ({"nonfinite/advantage": 2.0}, "reward"),
         ({"optim/grad_norm": math.inf}, "backward"),

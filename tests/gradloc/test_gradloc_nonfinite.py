@@ -73,6 +73,20 @@ def test_a_bad_log_prob_of_another_policy_is_named_by_its_token(field, name, ori
     assert found.tokens == (TokenAt(0, 0, 1, 3),)
 
 
+def test_an_old_log_prob_without_a_reference_beside_it_gets_its_remedy():
+    """The weights are finite now: the pass that gave it is to be looked at."""
+    model, batch = at("old", 1, 3, math.nan)
+    passes = take_step(model, batch)
+    for one in passes.all:
+        one.tokens = replace(one.tokens, ref_logp=None)
+
+    found = trace(model, passes)
+
+    assert (found.name, found.origin) == ("old_logp", Origin.FORWARD)
+    assert "the rollout's or old policy's pass gave it" in found.message
+    assert "compute the old log-probs with the trainer" in found.message
+
+
 def test_with_ratios_of_sequences_the_coefficients_name_the_row_and_the_inputs_the_token():
     """One old log-prob breaks the coefficients of the whole response."""
     model, batch = at("old", 1, 3, math.nan)

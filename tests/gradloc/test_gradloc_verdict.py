@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from spiked_run import Run, places
-from tiny_step import LOSSES, cispo, dapo, dapo_entropy, dapo_kl, gspo, plant
+from tiny_step import LOSSES, cispo, dapo, dapo_entropy, dapo_kl, gspo, plant, take_step
 
-from rlwatch.gradloc.report import Cause, Verdict
+from rlwatch.gradloc.culprits import describe, on_host
+from rlwatch.gradloc.report import Cause, TokenAt, Verdict
 
 
 def changed(batch, **rows):
@@ -336,3 +337,23 @@ def test_the_entropy_term_of_one_token_is_told_as_that_token():
 def rows_in(batch, part):
     """Rows of the batch that a part of it is."""
     return [next(i for i in range(len(batch.ids)) if torch.equal(batch.ids[i], ids)) for ids in part.ids]
+
+
+def test_a_token_behind_the_end_of_its_response_is_told_as_that():
+    """The mask counts what is no answer; a second turn, which begins behind what the environment wrote, is none."""
+    run = Run()
+    batch, [place] = plant(run.batch(), "advantage", 1, 6000.0)
+    row, position = place
+    end = max(0, position - 2)
+    batch.ids[row, batch.prompt + end] = 2
+    passes = take_step(run.model, batch, dapo, micro_batches=2)
+    for one in passes.all:
+        one.tokens = replace(one.tokens, eos=(2,))
+    hosts = on_host(passes)
+    at = TokenAt(0, row // 4, row % 4, position)
+
+    assert hosts[at.microbatch].ended(at) == end
+    assert f"stands behind the end token at position {end}: the mask counts" in describe(hosts, at).said("why")
+    hosts[at.microbatch].mask[at.row, end + 1] = False
+    assert describe(hosts, at).said("why") == "why"
+    assert describe(hosts, TokenAt(0, row // 4, row % 4, end)).said("why") == "why", "the end token is of the answer"

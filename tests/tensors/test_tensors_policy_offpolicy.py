@@ -155,4 +155,4 @@ def test_staleness_counts_versions_of_responses_with_tokens():
     )
     got = numbers(observe(batch))
 
-    assert (got["staleness/mean"], got["staleness/max"]) == (1.5, 3.0)
+    assert (got["staleness/mean"], got["staleness/max"], got["staleness/stale_frac"]) == (1.5, 3.0, 0.5)

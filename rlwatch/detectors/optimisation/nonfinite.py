@@ -28,6 +28,8 @@ SAYS = {
     "backward": "the forward pass is finite but the gradient is not: an overflow in the loss (ratio or KL "
     "exponent) or in the backward pass",
     "everything": "nearly everything is broken at once: the weights have most likely become NaN at an earlier update",
+    "old_pass": "the old policy's log-probs are the first to break while the policy's own are finite: look at the pass "
+    "that computes them (the rollout's or old policy's pass), its precision, padding and weights",
     "chance": "all of it is finite when the step is run again: hardware, a kernel or a race, and no weights that were "
     "broken before",
     "unknown": "too little is logged to say where they began",
@@ -47,6 +49,8 @@ def _origin(step: ClosedStep, bad: set[str], counts: Mapping[str, float]) -> str
         return "rollout_engine"
     if "old" in broken and "ref" in clean:
         return "policy_weights"
+    if "old" in broken and step.metrics.get("nonfinite/logp") == 0.0:
+        return "old_pass"
     if bad & {"reward/mean", "adv/mean", "adv/max"} or "nonfinite/advantage" in counts:
         return "reward" if "policy/entropy" not in bad and "nonfinite/logp" not in counts else "everything"
     if len(bad) >= 3:
@@ -85,6 +89,7 @@ ORIGINS = {
     "weights": "A",
     "policy_weights": "A",
     "forward": "B",
+    "old_pass": "B",
     "engine": "B",
     "rollout_engine": "B",
     "data": "C",
