@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 from preloaded import run_program
 
+from rlwatch.diagnosis import Nature
+from rlwatch.records import Severity
 from rlwatch.store.url import open_store
+from rlwatch.view import stored_diagnosis
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ARGUMENTS = {
@@ -17,6 +20,8 @@ ARGUMENTS = {
     "trl_grpo.py": ["--steps", "3"],
     "trl_peft.py": ["--steps", "4"],
 }
+COLLAPSES = {"tee_wandb.py"}
+"""Those that collapse on purpose."""
 
 
 def test_every_example_is_run_here():
@@ -74,3 +79,16 @@ def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(played):
 
     assert (stored.project, stored.name) == ("examples", "collapse")
     assert "entropy_collapse" in {alert.kind for alert in store.alerts(stored.run_id) if alert.state == "firing"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(ARGUMENTS.keys() - COLLAPSES))
+def test_no_example_fails_or_is_told_a_cause(name, played):
+    """They are sound trainings: nothing critical, no token taken for a broken sampler's, no knob blamed."""
+    _, store = played(name)
+    (stored,) = store.runs()
+    found = store.findings(stored.run_id)
+
+    assert [finding.message for finding in found if finding.severity is Severity.CRITICAL] == []
+    assert "id0_run" not in {finding.kind for finding in found}
+    assert stored_diagnosis(store, stored).nature is not Nature.CAUSE

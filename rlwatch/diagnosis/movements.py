@@ -82,6 +82,9 @@ class Needle:
         self.last.append((step, value))
         if len(self.level) < FEWEST or len(self.last) < NEWEST:
             return
+        if self.began is not None and min(self.level) <= value <= max(self.level):
+            self.away = 0  # among the usual ones: most rows are, and cost no more than this
+            return
         ordered = sorted(self.level)
         middle = ordered[len(ordered) // 2]
         if self.began is None:
