@@ -20,7 +20,7 @@ from rlwatch.forecast.forecast import Forecast, forecast_of
 from rlwatch.forecast.labels import label_runs
 from rlwatch.forecast.tables import table_of_rows
 from rlwatch.forecast.thresholds import NEAR, QUIET_STEPS
-from rlwatch.metrics import canonicalise
+from rlwatch.metrics import Reader
 from rlwatch.ports import RunReader, Store
 from rlwatch.records import AuditEntry, ForecastAnswer, RunInfo, RunState, StepRecord
 
@@ -116,12 +116,12 @@ class Record:
 
 def rows_of(store: RunReader, run: RunInfo) -> dict[int, dict[str, float]]:
     """Step -> canonical metrics of a run, as far as its last attempt continued them. May raise ``StoreError``."""
-    rows: dict[int, dict[str, float]] = {}
+    rows, reader = dict[int, dict[str, float]](), Reader(run.source)
     if run.last_step is None:
         return rows
     for item in store.branch(run.run_id, run.attempt + 1, run.last_step + 1):
         if isinstance(item, StepRecord):
-            rows.setdefault(item.step, {}).update(canonicalise(item.metrics, run.source)[0])
+            rows.setdefault(item.step, {}).update(reader.canonicalise(item.metrics)[0])
     return rows
 
 

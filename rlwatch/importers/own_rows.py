@@ -22,7 +22,12 @@ from collections.abc import Mapping, Sequence
 from rlwatch.importers.assemble import source_of
 from rlwatch.importers.base import HELD_OUT, Skips, is_null, of_held_out, value_of
 
-_KIND_FIELDS = ("type", "row_type", "record_type", "kind", "event", "phase", "split", "mode", "stage")
+_KINDS = ("type", "kind", "phase", "split", "mode", "stage")
+_KIND_FIELDS = (
+    *_KINDS,
+    "event",
+    *(f"{of}_{kind}" for of in ("log", "row", "record", "entry", "line", "event", "data") for kind in _KINDS),
+)
 """Fields whose value may be the kind of a row; the first that says one counts."""
 _FLAGS = ("eval", "is_eval", "evaluation", "is_baseline", "baseline")
 """Fields that are true in rows that train nothing."""

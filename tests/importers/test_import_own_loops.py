@@ -219,6 +219,17 @@ def test_tables_of_one_document_are_runs(tmp_path):
     assert (set(values(run, "reward").values()), set(values(run, "eval/reward").values())) == ({0.1}, {0.9})
 
 
+@pytest.mark.parametrize("field", ["log_type", "entry_kind", "data_split", "type"])
+def test_rows_of_an_evaluation_are_told_by_whatever_field_says_so(tmp_path, field):
+    """Their rewards are none of the training."""
+    rows = [{field: "train", "step": step, "final_reward": 0.5} for step in range(1, 9)]
+    rows += [{field: "eval", "step": step, "final_reward": -1.0} for step in (4, 8)]
+    run = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "log.jsonl")
+
+    assert set(values(run, "final_reward").values()) == {0.5}
+    assert set(values(run, "eval/final_reward").values()) == {-1.0}
+
+
 def test_the_table_of_a_notebook_is_a_run(tmp_path):
     """Names that were broken at their slashes are mended; cells without a value are not measured."""
     table = "<table><tr><th>Step</th><th>Training Loss</th><th>completions / mean_length</th></tr>"
