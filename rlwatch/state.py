@@ -97,7 +97,8 @@ class State(StrEnum):
     """The log stops before its trainer was done."""
 
 
-SERIOUS = frozenset({State.DAMAGED, State.COLLAPSED, State.NOT_LEARNING, State.KILLED, State.FAILING})
+SERIOUS = frozenset({State.DAMAGED, State.COLLAPSED, State.KILLED, State.FAILING})
+"""States that are critical, whatever stands."""
 FAILED = frozenset({State.DAMAGED, State.COLLAPSED, State.NOT_LEARNING, State.FAILING})
 """States in which the failure is there: nothing is forecast any more."""
 
@@ -505,7 +506,9 @@ def _brief(state: State, at: int | None, since: int | None, broken: Sequence[Fin
         where = f" at step {step(evidence.ending.at)}" if evidence.ongoing and evidence.ending.at is not None else ""
         return f"{title}{where}: no failure was found{_only_reward(evidence)}"
     if state is State.RECOVERED:
-        return f"{title}: {_some(list(dict.fromkeys(map(_past, _critical_once(evidence)))), BROKEN)}"
+        past = list(dict.fromkeys(map(_past, _critical_once(evidence))))
+        text = f"{title}: {_some(past, BROKEN)}"
+        return text if len(text) < HEADLINE else f"{title}: {_some(past[-1:] + past[:-1], 1)}"
     if state is State.COLLAPSED:
         return f"{title} at step {step(at)}: {_broke(broken)}"
     if state is State.NOT_LEARNING:

@@ -142,6 +142,20 @@ def test_only_a_run_that_has_failed_is_to_be_rolled_back(ending):
     assert "roll-back" not in advised(found("reward_constant", WARNING, 1))
 
 
+def test_of_many_recoveries_the_newest_is_named():
+    """The headline stays short; the text below it has the others."""
+    told = []
+    for place, kind in enumerate(["grad_rise", "joint_collapse", "mismatch_growth"]):
+        onset = 20 + 40 * place
+        told += [found(kind, CRITICAL, onset), found(kind, INFO, onset, Stage.RESOLVED, onset + 30)]
+
+    verdict = verdict_of(told, STEPS)
+
+    assert verdict.brief.startswith("Recovered: trainer and rollout engine drift apart from step 100, over at step 130")
+    assert verdict.brief.endswith(", and 2 more")
+    assert len(verdict.brief) <= 120
+
+
 def test_signs_that_came_together_are_named():
     """The heaviest first, by the names that people use."""
     weights = {"joint": 4.5, "weight reward/mean down": 4.5, "weight len/clipped up": 0.9, "weight optim/lr up": 0.1}
@@ -235,7 +249,7 @@ def test_a_dip_that_recovered_ends_recovered_and_one_that_did_not_collapsed():
 @pytest.mark.parametrize(("planned", "state"), [(500, State.UNFINISHED), (221, State.HEALTHY), (-1, State.HEALTHY)])
 def test_a_log_that_stops_before_its_trainer_was_done_is_unfinished(planned, state):
     """As far as it tells what its trainer meant to do."""
-    records = [StepRecord(i + 1, {"reward": 0.5 + 0.01 * (i % 7)}, seq=i + 1) for i in range(220)]
+    records = [StepRecord(i + 1, {"reward": 0.3 + 0.002 * i + 0.01 * (i % 7)}, seq=i + 1) for i in range(220)]
     log = ImportedRun("r", "trl/grpo", "trainer-state", "state.json", records, config={"max_steps": planned})
 
     verdict = replay(log).view.verdict
