@@ -640,10 +640,11 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
 def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Sureness, str]:
     """Certainty of a knob, and why. Strong: told of, in time, enough to break runs, and something critical followed."""
     turn, lag = suspect.turn, trouble.first - suspect.turn.step
-    when = f"{lag} steps before the first symptom" if lag > 0 else "at about the time of the first symptom"
+    steps = "1 step" if abs(lag) == 1 else f"{abs(lag)} steps"
+    when = f"{steps} before the first symptom" if lag > 0 else "at about the time of the first symptom"
     what = f"{_turned(turn, trouble.first)}, {when}"
     if -lag > trouble.slack:
-        return Sureness.WEAK, f"{_turned(turn, trouble.last)} {-lag} steps after the first symptom"
+        return Sureness.WEAK, f"{_turned(turn, trouble.last)} {steps} after the first symptom"
     if turn.warming:
         return Sureness.PLAUSIBLE, "it was still on its first rise when the first symptom came"
     if turn.why:
