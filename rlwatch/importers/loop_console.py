@@ -1,13 +1,14 @@
 """Lines of loops of one's own: ``Epoch:[1/1](20/500), Reward: 0.4, KL_ref: 0.01`` and ``step=20 loss=0.5 entropy=1.2``.
 
-No trainer writes them, so a line is one of metrics by what is in it: at least two pairs of a name and a number, one of
-which names a metric that rlwatch knows and that is no mere setting. The step is what stands before ``/`` in brackets or
-behind a word for it (step, iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines
-without a step are numbered. Pairs are found in text, between bars (``step 3 | reward 0.5``), and in printed dicts, also
-nested ones.
+No trainer writes them, so what a row looks like is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line may
+be one if it holds pairs of a name and a number and tells its step: before ``/`` in brackets, or behind a word for it (step,
+iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines without a step need two pairs,
+one of a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars (``step 3 | reward 0.5``), and
+in printed dicts, also nested ones. A line that says that it is of an evaluation gives metrics called ``eval/...``; of
+several ranks the one that printed the first row counts.
 
-A step may also be a **block**: a line that tells it, then a pair a line, or a table ``| reward | 0.5 |`` with a row for
-the step. A block ends where the next begins.
+A step may also be a **block**: a line that tells it, then a pair a line, or a table ``| reward | 0.5 |`` with a row for the
+step. A block ends where the next begins. Of a block only those lines count that recur as they are written.
 
 This format is the last that is tried: what a trainer prints is read as the trainer's.
 """
@@ -15,152 +16,249 @@ This format is the last that is tried: what a trainer prints is read as the trai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.importers.base import LineImporter, LineParser, Row, Verdict
-from rlwatch.importers.console import bars
-from rlwatch.importers.lines import LARGEST_STEP, Segment, Segments, without_prefix
-from rlwatch.importers.loop_pairs import STEP_NAMES, in_table_row, is_step, lone_pair, pairs_of, units_of
+from rlwatch.importers.lines import LARGEST_STEP, UTF16, Segment, Segments, without_prefix
+from rlwatch.importers.loop_kinds import LEAST_ROWS, NO_ROW, Kinds, Offer
+from rlwatch.importers.loop_lines import Line, LineReader
+from rlwatch.importers.loop_pairs import STEP_NAMES, is_step
 from rlwatch.metrics import Family, resolve
 
-_OF = re.compile(r"\((?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\)")
-_STEP = re.compile(
-    r"(?<![A-Za-z])(?:global[_ ]?step|steps?|iter(?:ation)?|update|batch|episode)s?[\s:=#\[(]{1,3}"
-    r"(?P<n>\d{1,12})(?![\d.]*[A-Za-z%])(?:\s*/\s*(?P<total>\d{1,12}))?",
-    re.IGNORECASE,
-)
-_EPOCH = re.compile(r"(?<![A-Za-z])epoch[\s:=#\[(]{0,3}(?P<n>\d{1,9})(?![\d.]*[eE.]\d)", re.IGNORECASE)
 _SAYING = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
 """Families of metrics that only a reinforcement learner prints."""
 _SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size", "time/step", "tokens/total", "val/score"})
 _RULE = re.compile(r"\s*[-=+|┌┬┐├┼┤└┴┘─━═]{3,}\s*")
-_WHOLE = re.compile(r"(?P<n>\d{1,12})(?P<total>)")
+_WORD = re.compile(r"[A-Za-z]{2,}")
 LONGEST = 4000
 """Characters of a line of metrics; longer ones are text somebody generated."""
-LEAST_PAIRS = 2
-LEAST_ROWS = 3
-"""Different lines of one kind after which a log is taken for one of these."""
-LEAST_UNTOLD = 6
-"""The same where they tell no step."""
+MOST_WORDS = 4
+"""Words of a line that begins a block."""
+OTHER_RANK = "a row of another rank"
+EVAL = "eval/"
+_BLOCK = "block "
 
 
 class LoopConsoleParser(LineParser):
-    """Every line of metrics is a row."""
+    """Gives the rows of a console."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._epoch = self._within = self._before = 0
-        self._counted = 0
-        self.plausible = False
-        self._names: set[str] = set()
-        self._united: set[str] = set()
-        """Names of what has a unit and so is no metric, also where a line that is cut off hides it."""
-        self._lines = False
-        """True once a line was a row: then none is part of a block."""
-        self._open: dict[str, float] = {}
-        self._told: tuple[re.Match[str], re.Match[str] | None] | None = None
-        self._line = 0
-        self._seen: dict[frozenset[str], tuple[int, tuple[float, ...] | None]] = {}
-        """Names of a kind of line -> how often it came with something new, and with what last."""
+        self._reader = LineReader()
+        self._kinds = Kinds(self.skips, _of_use)
+        self._epochs = _Epochs()
+        self._block: _Block | None = None
+        self._blocks = _Blocks()
+        self._rank = -1
+        self._row_line = 0
+        self._row_names: frozenset[str] = frozenset()
+        self._left: set[str] = set()
+
+    @property
+    def plausible(self) -> bool:
+        """True once rows recur."""
+        return self._kinds.known
 
     def feed(self, segment: Segment) -> Iterator[Row]:
         """The row of a line, and that of a block that it ends."""
-        if len(segment.text) > LONGEST:
+        text = segment.text
+        if len(text) > LONGEST:
             return
-        text = without_prefix(segment.text)
-        self._united.update(units_of(text))
-        found = pairs_of(text)
-        metrics = {name: value for name, value in found.items() if name not in self._united and not is_step(name)}
-        told = _OF.search(text) or _STEP.search(text)
-        said = next((found[name] for name in found if name.lower() in STEP_NAMES), None)
-        if told is None and len(metrics) >= LEAST_PAIRS:
-            told = None if said is None else _whole(said)
-            told = told or next((_WHOLE.fullmatch(str(bar.n)) for bar in bars(text) if bar.may_count_steps), None)
-        if len(metrics) < LEAST_PAIRS and not (told and metrics and self._names.issuperset(metrics)):
-            yield from self._block(text, told, segment.line)
+        text = without_prefix(text)
+        line = self._reader.read(text)
+        if line is None:
+            if self._block is not None and _RULE.fullmatch(text):
+                yield from self._closed()
             return
-        yield from self._closed()
-        if any(map(_tells, metrics)):
-            self._lines = True
-            self._names.update(metrics)
-            yield from self._row(metrics, told, _EPOCH.search(text), segment.line)
+        if line.lone and (line.step is None or line.lone.lower() in STEP_NAMES):
+            yield from self._of_block(line, segment.line)
+        elif line.metrics:
+            yield from self._of_line(line, segment.line)
+        elif line.step is not None and line.written:
+            yield from self._head(line)
 
     def finish(self) -> Iterator[Row]:
-        """The row of the block that is open."""
+        """The row of the block that is open, and what was held back."""
         yield from self._closed()
-
-    def _row(
-        self, metrics: dict[str, float], told: re.Match[str] | None, epoch: re.Match[str] | None, line: int
-    ) -> Iterator[Row]:
-        names = frozenset(metrics)
-        step = self._step(told, epoch)
-        count, last = self._seen.get(names, (0, None))
-        mark = (step if told else 0, *metrics.values())
-        self._seen[names] = (count + (mark != last), mark)  # settings are printed again and again, and never change
-        many = self._seen[names][0] >= (LEAST_ROWS if told else LEAST_UNTOLD)
-        self.plausible = self.plausible or many
-        self.recognised = self.recognised or (many and any(map(_of_rl, metrics)))
-        yield Row(step, metrics, line)
-
-    def _block(self, text: str, told: re.Match[str] | None, line: int) -> Iterator[Row]:
-        """Take a line that is no row of its own; the row of the block that it ends.
-
-        In a log whose rows are lines nothing else is one.
-        """
-        if self._lines:
-            return
-        pair = lone_pair(text)
-        if pair is None:
-            begins = told is not None and not pairs_of(text)
-            if begins or _RULE.fullmatch(text):
-                yield from self._closed()
-            if told is not None and begins:
-                self._told = (told, _EPOCH.search(text))
-            return
-        name, value = pair
-        step = _whole(value) if name.lower() in STEP_NAMES else None
-        in_table = step is not None and self._told is None and in_table_row(text)
-        if name in self._open or (step is not None and not in_table):
-            yield from self._closed()
-        if step is not None:
-            self._told = (step, None)
-        elif name not in self._united and not is_step(name):
-            self._open[name] = value
-            self._line = line
-
-    def _closed(self) -> Iterator[Row]:
-        """The row of the open block, if that tells its step and something of learning."""
-        metrics, told = self._open, self._told
-        self._open, self._told = {}, None
-        if told is not None and any(map(_tells, metrics)):
-            yield from self._row(metrics, *told, self._line)
+        yield from self._noted(self._kinds.finish())
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""
-        return ("no line says its step: they are numbered 1, 2, 3...",) if self._counted else ()
+        return ("no line says its step: they are numbered 1, 2, 3...",) if self._kinds.counted else ()
 
-    def _step(self, found: re.Match[str] | None, epoch: re.Match[str] | None) -> int:
-        if found is None:
-            self._counted += 1
-            return self._counted
-        step = min(int(found["n"]), LARGEST_STEP - 1)
-        total = int(found["total"] or 0)
+    def _of_line(self, line: Line, number: int) -> Iterator[Row]:
+        """A line that may be a row by itself, or go on with one."""
+        if line.step is None and len(line.metrics) < 2 and number > self._row_line + 1:
+            return
+        if line.step is None and self._block is not None and not self._kinds.known:
+            for name, value in line.metrics.items():
+                self._block.take(name, value, line.form, number)
+            return
+        if self._block is not None and line.step is not None:
+            yield from self._closed()
+        if line.rank >= 0 and line.step is not None:
+            self._rank = line.rank if self._rank < 0 else self._rank
+            if self._rank != line.rank:
+                self.skips.add(OTHER_RANK, number)
+                return
+        names = frozenset(line.metrics)
+        if line.step is None and self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted:
+            yield from self._going_on(line, names, number)
+            return
+        metrics: Mapping[str, float] = line.metrics
+        if line.evaluation and self._kinds.forms[line.form] < LEAST_ROWS and self._kinds.known:
+            metrics = {EVAL + name: value for name, value in metrics.items()}
+            names = frozenset(metrics)
+        step = None if line.step is None else self._epochs.step(line.step, line.total, line.epoch)
+        mark = tuple(metrics.values()) if step is None else None
+        before = self._kinds.given
+        yield from self._noted(self._kinds.take(Offer(line.form, names, lambda: metrics, step, number, mark)))
+        if self._kinds.given > before:
+            self._row_line, self._row_names = number, names
+            self._leave(line.left, number)
+
+    def _going_on(self, line: Line, names: frozenset[str], number: int) -> Iterator[Row]:
+        """A line below a row that has other names: the rest of it."""
+        if number != self._row_line + 1 or not names.isdisjoint(self._row_names):
+            if len(names) > 1 and any(map(_tells, names)):
+                self.skips.add(NO_ROW, number)
+            return
+        self._row_line, self._row_names = number, self._row_names | names
+        metrics = line.metrics
+        yield from self._kinds.take(Offer("below", names, lambda: metrics, self._kinds.step, number))
+
+    def _head(self, line: Line) -> Iterator[Row]:
+        """A line with a step and nothing else begins a block, where rows are none by themselves."""
+        if self._blocks.head not in ("", line.written) or (self._kinds.known and not self._blocks.head):
+            return
+        if len(_WORD.findall(line.written)) > MOST_WORDS:
+            return
+        yield from self._closed()
+        self._block = _Block(line.written, line)
+
+    def _of_block(self, line: Line, number: int) -> Iterator[Row]:
+        """A pair that is alone in its line: a part of the block that is open, or its step."""
+        name = line.lone
+        if self._kinds.known and not self._blocks.head:
+            if number == self._row_line + 1 and name in line.metrics:
+                yield from self._going_on(line, frozenset(line.metrics), number)
+            return
+        block = self._block
+        if name.lower() in STEP_NAMES and line.step is not None:
+            if name.lower() == "epoch" and block is not None and block.line is not None:
+                return
+            if block is None or block.line is not None or not line.table:
+                yield from self._closed()
+                block = self._block = _Block(line.written)
+            block.line, block.head = line, line.written
+            return
+        if name not in line.metrics or is_step(name):
+            return
+        if block is None:
+            block = self._block = _Block("")
+        if not block.take(name, line.metrics[name], line.written, number) and block.line is None:
+            yield from self._closed()
+            self._block = _Block("")
+            self._block.take(name, line.metrics[name], line.written, number)
+
+    def _closed(self) -> Iterator[Row]:
+        """The row of the open block, if that tells its step and something of learning."""
+        block, self._block = self._block, None
+        if block is None or block.line is None or not block.values or block.line.step is None:
+            return
+        names = self._blocks.names(block)
+        if not any(map(_tells, names)):
+            return
+        line = block.line
+        step = self._epochs.step(line.step or 0, line.total, line.epoch)
+        offer = Offer(_BLOCK + block.head, names, partial(self._blocks.metrics, block), step, block.number)
+        known = self._kinds.known
+        yield from self._noted(self._kinds.take(offer))
+        if self._kinds.known and not known:
+            self._blocks.head = block.head
+
+    def _noted(self, rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            self.recognised = self.recognised or (self._kinds.known and any(map(_of_rl, row.metrics)))
+            yield row
+
+    def _leave(self, names: tuple[str, ...], number: int) -> None:
+        """Say once of each name what was left out of the rows."""
+        for name in names:
+            if name not in self._left:
+                self._left.add(name)
+                self.skips.add(f"{name!r} ({'a spread' if name.endswith('±') else 'its number has a unit'})", number)
+
+
+class _Epochs:
+    """Steps that are counted anew in each epoch, as they go on."""
+
+    def __init__(self) -> None:
+        self._epoch = self._within = self._before = 0
+
+    def step(self, step: int, total: int, epoch: int | None) -> int:
+        """The step of the run."""
         if epoch is None:
-            return step
-        now = int(epoch["n"])
-        if now > self._epoch and step <= self._within:  # counted anew in each epoch
+            return min(step, LARGEST_STEP - 1)
+        if epoch > self._epoch and step <= self._within:  # counted anew in each epoch
             self._before += max(total, self._within)
-        elif now < self._epoch or step <= self._within:  # another start
+        elif epoch < self._epoch or step <= self._within:  # another start
             self._before = 0
-        self._epoch, self._within = now, step
+        self._epoch, self._within = epoch, step
         return min(self._before + step, LARGEST_STEP - 1)
 
 
-def _whole(value: float) -> re.Match[str] | None:
-    """A step that stands as the value of a name; None if it is none."""
-    return _WHOLE.fullmatch(f"{value:.0f}") if value.is_integer() else None
+class _Block:
+    """The lines of a step."""
+
+    def __init__(self, head: str, line: Line | None = None) -> None:
+        self.head = head
+        self.line = line
+        """Tells the step."""
+        self.values: dict[tuple[str, str], float] = {}
+        self.number = 0
+
+    def take(self, name: str, value: float, written: str, number: int) -> bool:
+        """Take a pair; False for one that is there already, written alike."""
+        if (name, written) in self.values:
+            return False
+        self.values[name, written] = value
+        self.number = number
+        return True
+
+
+class _Blocks:
+    """What the lines of blocks look like in this console."""
+
+    def __init__(self) -> None:
+        self.head = ""
+        """How the line is written that begins a block, once that is known."""
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def names(self, block: _Block) -> frozenset[str]:
+        """The names in a block, of which it is learnt."""
+        self._seen.update(block.values.keys())
+        return frozenset(name for name, _ in self._own(block))
+
+    def metrics(self, block: _Block) -> dict[str, float]:
+        """The metrics of a block: of lines with one name those written as it is written most."""
+        return {key[0]: block.values[key] for key in self._own(block)}
+
+    def _own(self, block: _Block) -> list[tuple[str, str]]:
+        best: dict[str, tuple[str, str]] = {}
+        for key in block.values:
+            seen = self._seen[key]
+            if (not self.head or seen >= LEAST_ROWS) and (key[0] not in best or seen > self._seen[best[key[0]]]):
+                best[key[0]] = key
+        return list(best.values())
+
+
+def _of_use(names: frozenset[str]) -> bool:
+    return any(map(_tells, names))
 
 
 def _tells(name: str) -> bool:
@@ -180,16 +278,19 @@ class LoopConsole(LineImporter):
     name: ClassVar[str] = "loop-console"
     expects: ClassVar[str] = "lines 'step: N, name: value, name: value'"
     anywhere: ClassVar[bool] = True
-    marks: ClassVar[tuple[bytes, ...]] = (b":", b"=", b"|")
+    marks: ClassVar[tuple[bytes, ...]] = (b":", b"=", b"|", b"step ", b"Step ")
     weight: ClassVar[float] = 0.3
     parser: ClassVar[type[LineParser]] = LoopConsoleParser
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure of lines with a metric of reinforcement learning; hardly of others: warm-ups print a loss, too."""
-        sure = super().sniff(head, path)
-        if sure.confidence > 0 or not head:
-            return sure
+        if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
+            return Verdict(0.0, f"no {self.expects}")
         parser, segments = LoopConsoleParser(str(path)), Segments()
         for segment in segments.feed(head) + segments.finish():
             list(parser.feed(segment))
-        return Verdict(0.1, "found lines with a loss") if parser.plausible else sure
+            if parser.recognised:
+                return Verdict(self.weight, f"found {self.expects}")
+        if parser.plausible:
+            return Verdict(0.1, "found lines with a loss")
+        return Verdict(0.0, f"no {self.expects}")

@@ -1,31 +1,62 @@
-"""Pairs of a name and a number in a line that nobody's trainer prints: in text, between bars, in a dict, in a table."""
+"""Pairs of a name and a number in a line that nobody's trainer prints: in text, between bars, in a dict, in a table.
+
+A number may have groups of thousands (``1,000``), a spread (``0.65±0.077``, which is left out) or a change
+(``0.48 -> 0.49``: what it is now); ``48 %`` is 0.48. One with any other unit is none of a metric.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from rlwatch.importers.base import NUMBER, number
+from rlwatch.importers.base import NUMBER
 from rlwatch.importers.lines import LONGEST_NAME
 from rlwatch.metrics import resolve, unjudged
 
+ANY_NUMBER = rf"(?:[-+]?[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,]\d)|{NUMBER})"
+_SPREAD = rf"(?:\s?(?:±|\+/-|\+-)\s?{NUMBER})"
+_VALUE = rf"(?:{ANY_NUMBER}\s?(?:->|→|=>)\s?)?(?P<value>{ANY_NUMBER})(?P<spread>{_SPREAD})?(?P<percent>\s?%(?!\|))?"
 _WORDS = r"[A-Za-z_][\w/.@-]*(?: [A-Za-z_][\w/.@-]*){0,3}"
 _NAME = rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?(?P<by>[:=]\s{{0,3}})"
-_PAIR = re.compile(rf"{_NAME}(?P<value>{NUMBER})(?=$|[\s,;|)\]}}])")
-_WITH_UNIT = re.compile(rf"{_NAME}{NUMBER}(?![eE][-+]?\d)[A-Za-z%]")
-_SPACED = re.compile(
-    rf"(?:^|[|,;:>\])])\s{{0,3}}(?P<name>{_WORDS})\s{{1,8}}(?P<value>{NUMBER})(?=\s{{0,8}}(?:$|[|,;]))"
-)
-_LONE = re.compile(rf"\s*(?:[-*•>]\s)?\s*(?P<name>{_WORDS})\s*[:=]\s*(?P<value>{NUMBER})\s*,?\s*")
+_PAIR = re.compile(rf"{_NAME}{_VALUE}(?=$|[\s,;|)\]}}])")
+_WITH_UNIT = re.compile(rf"{_NAME}{ANY_NUMBER}(?![eE][-+]?\d)[A-Za-z]")
+_SPACED = re.compile(rf"(?:^|[|,;:>\])])\s{{0,3}}(?P<name>{_WORDS})\s{{1,8}}{_VALUE}(?=\s{{0,8}}(?:$|[|,;]))")
+_BARE_ONE = r"[A-Za-z_][\w/.@-]*\s{1,8}" + re.sub(r"\(\?P<\w+>", "(?:", _VALUE)
+_BARE_LINE = re.compile(rf"[\s:|\]),-]{{0,8}}(?:{_BARE_ONE}(?:[\s,;|]+|$))+")
+_BARE = re.compile(rf"(?P<name>[A-Za-z_][\w/.@-]*)\s{{1,8}}{_VALUE}(?=[\s,;|]|$)")
+_LONE = re.compile(rf"\s*(?:[-*•>]\s)?\s*(?P<name>{_WORDS})\s*(?:[:=]\s*|\s){_VALUE}\s*,?\s*")
+_CELL = re.compile(rf"\s*{_VALUE}\s*")
 _IN_DICT = re.compile(
     r"(?P<quote>['\"])(?P<key>[\w/.@ -]{1,200})(?P=quote)\s{0,3}:\s{0,3}"
-    rf"(?:(?P<open>\{{)|(?P<value>(?:[A-Za-z_][\w.]{{0,40}}\()?{NUMBER}\)?)(?=\s{{0,3}}[,}}]))|(?P<close>\}})"
+    rf"(?:(?P<open>\{{)|(?:[A-Za-z_][\w.]{{0,40}}\()?(?P<value>{NUMBER})\)?(?=\s{{0,3}}[,}}]))|(?P<close>\}})"
 )
+_OF_DICT = re.compile(rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?[:=]\s{{0,3}}\{{(?=\s*['\"])")
 _BARS = re.compile(r"[|│┃]")
 STEP_NAMES = frozenset(
     {"step", "steps", "global_step", "global step", "iter", "iteration", "update", "batch", "episode", "epoch"}
 )
 DEEPEST = 8
+
+
+class Pair(NamedTuple):
+    """A name, and the place of its number in the line; ``percent``: of a hundred; ``spread``: one stands behind it."""
+
+    name: str
+    start: int
+    end: int
+    percent: bool = False
+    spread: bool = False
+
+
+def amount(text: str, *, percent: bool = False) -> float:
+    """The number that a pair has.
+
+    >>> amount("1,000"), amount("48", percent=True)
+    (1000.0, 0.48)
+    """
+    value = float(text.replace(",", "") if "," in text else text)
+    return value / 100 if percent else value
 
 
 def is_step(name: str) -> bool:
@@ -39,34 +70,52 @@ def is_step(name: str) -> bool:
     return plain and resolve(name) is None
 
 
-def pairs_of(text: str) -> dict[str, float]:
-    """The names and numbers of a line, with that of its step where it is written as the others are.
+def found_in(text: str, after: int = -1) -> list[Pair]:
+    """The pairs of a line, with that of its step where it is written as the others are.
 
-    A printed dict counts if it tells its step: others are of an answer, or of an evaluation.
-
-    >>> pairs_of("Epoch:[1/1](2/500), Reward: 0.30, Avg Len: 176, epoch_time: 9.0min")
-    {'Reward': 0.3, 'Avg Len': 176.0}
-    >>> pairs_of("INFO trainer loss=-0.5 entropy=nan"), pairs_of("step 3 | reward 0.5 | kl 0.01")
-    ({'loss': -0.5, 'entropy': nan}, {'step': 3.0, 'reward': 0.5, 'kl': 0.01})
-    >>> pairs_of("{'iter': 3, 'train': {'reward': 0.5, 'kl': np.float64(0.01)}, 'lr': 1e-6}")
-    {'iter': 3.0, 'train/reward': 0.5, 'train/kl': 0.01, 'lr': 1e-06}
+    A printed dict counts if it tells its step, or has a name in a line with other pairs: others are of an answer, or of
+    an evaluation. ``after``: the end of what
+    tells the step; nothing but names and numbers behind it are pairs without a sign between them.
     """
-    if "{" in text and ("'" in text or '"' in text):
-        nested = dict(_in_dict(text))
-        if any(name.lower() in STEP_NAMES for name in nested):
+    dicts = "{" in text and ("'" in text or '"' in text)
+    if dicts:
+        nested = list(_in_dict(text))
+        if any(pair.name.lower() in STEP_NAMES for pair in nested):
             return nested
-    found: dict[str, float] = {}
+    found: list[Pair] = []
     if "=" in text or ":" in text:
         for match in _PAIR.finditer(text):
             name = match["name"]
             if not found and " " in name and match["by"] == "=":
                 name = _without_logger(name)
             if len(name) <= LONGEST_NAME:
-                found[name] = float(match["value"])
-    if len(found) < 2 and _BARS.search(text.replace(",", "|")):
-        spaced = {match["name"]: float(match["value"]) for match in _SPACED.finditer(text)}
-        found = spaced if len(spaced) > max(1, len(found)) else found
+                found.append(_pair(name, match))
+    if len(found) < 2 and _BARS.search(text.replace(",", "|").replace(":", "|")):
+        spaced = [_pair(match["name"], match) for match in _SPACED.finditer(text)]
+        found = spaced if len(spaced) > len(found) else found
+    if dicts and found:
+        for match in _OF_DICT.finditer(text):
+            found += [pair._replace(name=f"{match['name']}/{pair.name}") for pair in _in_dict(text, match.end())]
+    if not found and after >= 0 and _BARE_LINE.fullmatch(text, after):
+        found = [_pair(match["name"], match) for match in _BARE.finditer(text, after)]
     return found
+
+
+def pairs_of(text: str) -> dict[str, float]:
+    """The names and numbers of a line.
+
+    >>> pairs_of("Epoch:[1/1](2/500), Reward: 0.30, Avg Len: 1,176, epoch_time: 9.0min, solved: 48 %")
+    {'Reward': 0.3, 'Avg Len': 1176.0, 'solved': 0.48}
+    >>> pairs_of("INFO trainer loss=-0.5 entropy=nan"), pairs_of("step 3 | reward 0.5±0.1 | kl 0.02 -> 0.01")
+    ({'loss': -0.5, 'entropy': nan}, {'step': 3.0, 'reward': 0.5, 'kl': 0.01})
+    >>> pairs_of("{'iter': 3, 'train': {'reward': 0.5, 'kl': np.float64(0.01)}, 'lr': 1e-6}")
+    {'iter': 3.0, 'train/reward': 0.5, 'train/kl': 0.01, 'lr': 1e-06}
+    """
+    return {pair.name: amount(text[pair.start : pair.end], percent=pair.percent) for pair in found_in(text)}
+
+
+def _pair(name: str, match: re.Match[str]) -> Pair:
+    return Pair(name, *match.span("value"), match["percent"] is not None, match["spread"] is not None)
 
 
 def _without_logger(name: str) -> str:
@@ -76,10 +125,10 @@ def _without_logger(name: str) -> str:
     return last if known else name
 
 
-def _in_dict(text: str) -> Iterator[tuple[str, float]]:
-    """The numbers of a printed dict by their way: ``train/reward``."""
+def _in_dict(text: str, begin: int = -1) -> Iterator[Pair]:
+    """The numbers of a printed dict by their way: ``train/reward``; only of the one in which ``begin`` is, if given."""
     way: list[str] = []
-    for match in _IN_DICT.finditer(text):
+    for match in _IN_DICT.finditer(text, max(0, begin)):
         if match["open"]:
             way.append(match["key"])
             if len(way) > DEEPEST:
@@ -87,22 +136,26 @@ def _in_dict(text: str) -> Iterator[tuple[str, float]]:
         elif match["close"]:
             if way:
                 way.pop()
-        elif (value := number(match["value"])) is not None:
-            yield "/".join((*way, match["key"])), value
+            elif begin >= 0:
+                return
+        else:
+            yield Pair("/".join((*way, match["key"])), *match.span("value"))
 
 
-def lone_pair(text: str) -> tuple[str, float] | None:
-    """The name and the number of a line that holds nothing else, or of a table's row; None if there is no such.
+def lone_pair(text: str) -> Pair | None:
+    """The pair of a line that holds nothing else, or of a table's row; None if there is no such.
 
-    >>> lone_pair("  mean reward: 0.5"), lone_pair("| entropy    | 1.25  |"), lone_pair("took 3 s")
-    (('mean reward', 0.5), ('entropy', 1.25), None)
+    >>> line = "  mean reward: 0.5"
+    >>> lone_pair(line), lone_pair("| entropy    | 1.25  |").name, lone_pair("took 3 s")
+    (Pair(name='mean reward', start=15, end=18, percent=False, spread=False), 'entropy', None)
     """
     if _BARS.search(text):
-        cells = [cell.strip() for cell in _BARS.split(text) if cell.strip()]
-        value = number(cells[1]) if len(cells) == 2 else None
-        return None if value is None or not re.fullmatch(_WORDS, cells[0]) else (cells[0], value)
+        cells = [match for match in re.finditer(r"[^|│┃]+", text) if match[0].strip()]
+        name = cells[0][0].strip() if len(cells) == 2 else ""
+        value = _CELL.fullmatch(text, *cells[1].span()) if re.fullmatch(_WORDS, name) else None
+        return None if value is None else _pair(name, value)
     match = _LONE.fullmatch(text)
-    return None if match is None else (match["name"], float(match["value"]))
+    return None if match is None else _pair(match["name"], match)
 
 
 def in_table_row(text: str) -> bool:
@@ -112,5 +165,4 @@ def in_table_row(text: str) -> bool:
 
 def units_of(text: str) -> set[str]:
     """Names in a line whose numbers have a unit, and so are none of a metric."""
-    match = _WITH_UNIT.search(text) if "=" in text or ":" in text else None
-    return set() if match is None else {match["name"]}
+    return {match["name"] for match in _WITH_UNIT.finditer(text)} if "=" in text or ":" in text else set()

@@ -251,7 +251,7 @@ def test_the_table_of_a_notebook_is_a_run(tmp_path):
         ("Epoch:[1/1]({n}/500), Reward: 0.5, KL_ref: 0.25, Avg Len: 129, LR: 0.00000100", {"Reward": 0.5, "KL_ref": 0.25, "Avg Len": 129, "LR": 1e-6}),
         ("[run] step={n} loss=-0.5 avg_entropy=1.25 reward=nan", {"loss": -0.5, "avg_entropy": 1.25, "reward": math.nan}),
         ("2025-09-23 08:59:11,896 - INFO - iter {n}/90 | policy loss: 1e-3 | entropy: 0.25", {"policy loss": 1e-3, "entropy": 0.25}),
-        ("Step {n}: reward = 0.5, kl = 0.25, took: 9.00min, acc: 30%", {"reward": 0.5, "kl": 0.25}),
+        ("Step {n}: reward = 0.5, kl = 0.25, took: 9.00min, acc: 30%", {"reward": 0.5, "kl": 0.25, "acc": 0.3}),
         ("(worker pid=9) Update #{n} reward: 0.5; entropy: 0.25", {"reward": 0.5, "entropy": 0.25}),
         ("INFO 10:00:01 trainer step={n} reward=0.5 entropy=0.25", {"reward": 0.5, "entropy": 0.25}),
         ("INFO trainer reward=0.5 entropy=0.25 step={n}", {"reward": 0.5, "entropy": 0.25}),

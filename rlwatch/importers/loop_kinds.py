@@ -1,0 +1,191 @@
+"""What a row looks like in this console: learnt from the lines that recur, so that text which only looks like one is none.
+
+Lines are of one **kind** if they are written alike around their step and hold mostly the same names. A kind is one of rows
+once ``LEAST_ROWS`` of its lines advanced the counter (``LEAST_UNTOLD`` different ones, where lines tell no step); until then
+they are held back. Beside a kind that is known another is taken up where three of its lines, between three rows, told the
+step at which the run stood: a second line a step, an evaluation. One with steps of its own is taken up only where
+``LASTING`` lines in a row advanced it, and none of the known kind came between: the trainer writes otherwise now. What does
+neither is text, and is counted: "Step 2: reward = 5" of a completion, a traceback, source code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rlwatch.importers.base import Row, Skips
+
+LEAST_ROWS = 3
+LEAST_UNTOLD = 6
+LASTING = 12
+ALIKE = 0.5
+"""Share of the names that two lines of one kind have in common."""
+NO_ROW = "a line with numbers that is no row of this log (text, or another counter)"
+MOST_CANDIDATES = 200
+MOST_HELD = 64
+Metrics = Mapping[str, float]
+Key = tuple[str, frozenset[str]]
+
+
+@dataclass(slots=True)
+class Offer:
+    """A line, or a block of lines, that may be a row; ``step`` is None where it tells none.
+
+    ``metrics`` are asked for when the row is given: of a block it is known only later which lines are its own.
+    """
+
+    form: str
+    names: frozenset[str]
+    metrics: Callable[[], Metrics]
+    step: int | None
+    line: int
+    mark: object = None
+    """Tells it from others that tell no step either."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines that are written alike, and may be rows."""
+
+    form: str
+    names: frozenset[str]
+    last: int = -1
+    steady: int = 0
+    """Times it told the step of the run, each after another row."""
+    alone: int = 0
+    """Lines that advanced its own counter since the last row."""
+    at_row: int = -1
+    held: list[Offer] = field(default_factory=list)
+    marks: set[object] = field(default_factory=set)
+
+
+class Kinds:
+    """Takes offers in the order of the console; gives the rows among them."""
+
+    def __init__(self, skips: Skips, of_use: Callable[[frozenset[str]], bool]) -> None:
+        self._skips = skips
+        self._of_use = of_use
+        self._known: dict[Key, bool] = {}
+        self._rows_of: list[_Kind] = []
+        self._candidates: dict[Key, _Kind] = {}
+        self.given = 0
+        """Rows so far."""
+        self._gap = 1
+        self.step = -1
+        """Where the run stands."""
+        self.counted = 0
+        """Rows that had to be numbered."""
+        self.forms: Counter[str] = Counter()
+        """Rows of each way of writing them."""
+        self.names: set[str] = set()
+
+    @property
+    def known(self) -> bool:
+        """True once it is known what a row looks like."""
+        return bool(self._rows_of)
+
+    def take(self, offer: Offer) -> Iterator[Row]:
+        """The rows that an offer settles."""
+        key = (offer.form, offer.names)
+        if self._is_row(key):
+            yield self._row(offer)
+        else:
+            yield from self._weighed(self._candidate(key), offer)
+
+    def finish(self) -> Iterator[Row]:
+        """The rows held back, where nothing is known at the end: the lines of the kind that there is most of."""
+        if not self._rows_of and self._candidates:
+            kind = max(self._candidates.values(), key=lambda kind: len(kind.held))
+            if self._of_use(kind.names) and len(kind.names) > 1:
+                yield from self._taken_up(kind)
+        for kind in self._candidates.values():
+            self._drop(kind)
+
+    def _is_row(self, key: Key) -> bool:
+        known = self._known.get(key)
+        if known is None:
+            known = any(_alike(kind, key) for kind in self._rows_of)
+            if known:
+                self._known[key] = True
+        return bool(known)
+
+    def _row(self, offer: Offer) -> Row:
+        self.given += 1
+        self.forms[offer.form] += 1
+        if offer.step is None:
+            self.counted += 1
+        step = self.counted if offer.step is None else offer.step
+        if step > self.step >= 0:
+            self._gap = step - self.step
+        self.step = step
+        metrics = offer.metrics()
+        self.names.update(offer.names)
+        return Row(step, metrics, offer.line)
+
+    def _candidate(self, key: Key) -> _Kind:
+        kind = self._candidates.get(key)
+        if kind is None:
+            if len(self._candidates) >= MOST_CANDIDATES:
+                oldest = next(iter(self._candidates.values()))
+                self._drop(oldest)
+                self._candidates = {key: other for key, other in self._candidates.items() if other is not oldest}
+            alike = next((other for other in self._candidates.values() if _alike(other, key)), None)
+            kind = self._candidates[key] = alike or _Kind(*key)
+        return kind
+
+    def _weighed(self, kind: _Kind, offer: Offer) -> Iterator[Row]:
+        if offer.step is None:
+            yield from self._untold(kind, offer)
+            return
+        step = offer.step
+        in_step = self.known and self.step <= step <= self.step + self._gap
+        if step < kind.last or (self.known and kind.at_row != self.given and not in_step):
+            self._drop(kind)
+        kind.steady += in_step and kind.at_row != self.given
+        kind.alone += step > kind.last
+        kind.last, kind.at_row = step, self.given
+        self._keep(kind, offer)
+        if self.known:
+            if kind.steady >= LEAST_ROWS or kind.alone >= LASTING:
+                yield from self._taken_up(kind)
+        elif kind.alone >= LEAST_ROWS and self._of_use(kind.names):
+            yield from self._taken_up(kind)
+
+    def _untold(self, kind: _Kind, offer: Offer) -> Iterator[Row]:
+        """Lines that tell no step: rows of a console in which none does."""
+        if self.known:
+            self._skips.add(NO_ROW, offer.line)
+            return
+        kind.marks.add(offer.mark)
+        self._keep(kind, offer)
+        if len(kind.marks) >= LEAST_UNTOLD and self._of_use(kind.names):
+            yield from self._taken_up(kind)
+
+    def _keep(self, kind: _Kind, offer: Offer) -> None:
+        kind.held.append(offer)
+        if len(kind.held) > MOST_HELD:
+            self._skips.add(NO_ROW, kind.held.pop(0).line)
+
+    def _taken_up(self, kind: _Kind) -> Iterator[Row]:
+        """Know a kind from now on, and give its rows that were held back."""
+        self._rows_of.append(kind)
+        self._known[kind.form, kind.names] = True
+        self._candidates = {key: other for key, other in self._candidates.items() if other is not kind}
+        stood, held, kind.held = self.step, kind.held, []
+        for offer in held:
+            yield self._row(offer)
+        if kind.steady >= LEAST_ROWS:
+            self.step = max(stood, self.step)
+
+    def _drop(self, kind: _Kind) -> None:
+        """Take what is held of a kind for text."""
+        for offer in kind.held:
+            self._skips.add(NO_ROW, offer.line)
+        kind.held, kind.steady, kind.alone, kind.last = [], 0, 0, -1
+        kind.marks.clear()
+
+
+def _alike(kind: _Kind, key: Key) -> bool:
+    form, names = key
+    return kind.form == form and len(kind.names & names) >= ALIKE * len(kind.names | names)
