@@ -16,10 +16,12 @@ from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segment, Segments, blocks, shown
+from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segment, Segments, blocks, shown, without_prefix
 from rlwatch.records import JSON, StepRecord
 
 LONGEST_REASON = 200
+OTHER_RANK = "a line of another rank"
+_RANK = re.compile(r"\W{0,3}rank[ _:=]?(?P<rank>\d{1,6})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +179,25 @@ class LineIntake:
     def __init__(self, parser: LineParser) -> None:
         self._parser = parser
         self._segments = Segments(self._too_long)
+        self._rank = ""
+        """The process whose rows are read, where each begins its lines with its number."""
 
     def feed(self, data: bytes) -> Iterator[Row]:
         """Rows of the lines that ``data`` completes."""
         for segment in self._segments.feed(data):
-            yield from self._parser.feed(segment)
+            if "rank" in segment.text and (match := _RANK.match(without_prefix(segment.text))) is not None:
+                yield from self._of_rank(match["rank"], segment)
+            else:
+                yield from self._parser.feed(segment)
+
+    def _of_rank(self, rank: str, segment: Segment) -> Iterator[Row]:
+        """The rows of a line of one process of several: of the one that gave the first row."""
+        if self._rank and self._rank != rank:
+            self._parser.skips.add(OTHER_RANK, segment.line)
+            return
+        for row in self._parser.feed(segment):
+            self._rank = rank
+            yield row
 
     def finish(self) -> Iterator[Row]:
         """Rows of the unterminated last line, and what the parser held back."""

@@ -1,14 +1,14 @@
 """Lines of loops of one's own: ``Epoch:[1/1](20/500), Reward: 0.4, KL_ref: 0.01`` and ``step=20 loss=0.5 entropy=1.2``.
 
-No trainer writes them, so what a row looks like is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line may
-be one if it holds pairs of a name and a number and tells its step: before ``/`` in brackets, or behind a word for it (step,
-iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines without a step need two pairs,
-one of a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars (``step 3 | reward 0.5``), and
-in printed dicts, also nested ones. A line that says that it is of an evaluation gives metrics called ``eval/...``; of
-several ranks the one that printed the first row counts.
+No trainer writes them, so what a row looks like is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line
+may be one if it holds pairs of a name and a number and tells its step: before ``/`` in brackets, or behind a word for
+it (step, iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines without a step need
+two pairs, one of a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars
+(``step 3 | reward 0.5``), and in printed dicts, also nested ones. A line that says that it is of an evaluation gives
+metrics called ``eval/...``; of several ranks the one that printed the first row counts.
 
-A step may also be a **block**: a line that tells it, then a pair a line, or a table ``| reward | 0.5 |`` with a row for the
-step. A block ends where the next begins. Of a block only those lines count that recur as they are written.
+A step may also be a **block**: a line that tells it, then a pair a line, or a table ``| reward | 0.5 |`` with a row for
+the step. A block ends where the next begins. Of a block only those lines count that recur as they are written.
 
 This format is the last that is tried: what a trainer prints is read as the trainer's.
 """
@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, Verdict
+from rlwatch.importers.base import OTHER_RANK, LineImporter, LineParser, Row, Verdict
 from rlwatch.importers.lines import LARGEST_STEP, UTF16, Segment, Segments, without_prefix
-from rlwatch.importers.loop_kinds import LEAST_ROWS, NO_ROW, Kinds, Offer
-from rlwatch.importers.loop_lines import Line, LineReader
+from rlwatch.importers.loop_kinds import BELOW, NO_ROW, Kinds, Offer
+from rlwatch.importers.loop_lines import NUMBERS, Line, LineReader
 from rlwatch.importers.loop_pairs import STEP_NAMES, is_step
 from rlwatch.metrics import Family, resolve
 
@@ -38,9 +38,12 @@ LONGEST = 4000
 """Characters of a line of metrics; longer ones are text somebody generated."""
 MOST_WORDS = 4
 """Words of a line that begins a block."""
-OTHER_RANK = "a row of another rank"
 EVAL = "eval/"
 _BLOCK = "block "
+_OF_BLOCK = frozenset({_BLOCK})
+"""Stands for the names of a block: which of its lines are its own is known only later."""
+SAME_START = 16
+"""Characters in which lines of one logger are alike but for their numbers."""
 
 
 class LoopConsoleParser(LineParser):
@@ -55,7 +58,12 @@ class LoopConsoleParser(LineParser):
         self._blocks = _Blocks()
         self._rank = -1
         self._row_line = 0
+        self._row_step: int | None = None
+        self._start = ""
+        self._plain: set[str] = set()
+        """Ways of writing rows that are of the training, whatever word is in them."""
         self._row_names: frozenset[str] = frozenset()
+        self._row_start = ""
         self._left: set[str] = set()
 
     @property
@@ -70,6 +78,7 @@ class LoopConsoleParser(LineParser):
             return
         text = without_prefix(text)
         line = self._reader.read(text)
+        self._start = text[:SAME_START]
         if line is None:
             if self._block is not None and _RULE.fullmatch(text):
                 yield from self._closed()
@@ -92,44 +101,67 @@ class LoopConsoleParser(LineParser):
 
     def _of_line(self, line: Line, number: int) -> Iterator[Row]:
         """A line that may be a row by itself, or go on with one."""
-        if line.step is None and len(line.metrics) < 2 and number > self._row_line + 1:
+        if line.step is None:
+            yield from self._untold(line, number)
             return
-        if line.step is None and self._block is not None and not self._kinds.known:
-            for name, value in line.metrics.items():
-                self._block.take(name, value, line.form, number)
-            return
-        if self._block is not None and line.step is not None:
+        if self._block is not None and not self._blocks.head:
             yield from self._closed()
-        if line.rank >= 0 and line.step is not None:
+        if line.rank >= 0:
             self._rank = line.rank if self._rank < 0 else self._rank
-            if self._rank != line.rank:
-                self.skips.add(OTHER_RANK, number)
-                return
+        if line.rank >= 0 and self._rank != line.rank:
+            self.skips.add(OTHER_RANK, number)
+        else:
+            yield from self._offered(line, number)
+
+    def _untold(self, line: Line, number: int) -> Iterator[Row]:
+        """A line that tells no step."""
         names = frozenset(line.metrics)
-        if line.step is None and self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted:
+        told = self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted
+        if told or (self._block is None and self._is_below(line, names, number)):
             yield from self._going_on(line, names, number)
+        elif len(names) < 2:
             return
+        elif self._block is not None and not self._kinds.known:
+            for name, value in line.metrics.items():
+                self._block.take(name, value, line.before + name, number)
+        else:
+            yield from self._offered(line, number)
+
+    def _offered(self, line: Line, number: int) -> Iterator[Row]:
+        names = frozenset(line.metrics)
         metrics: Mapping[str, float] = line.metrics
-        if line.evaluation and self._kinds.forms[line.form] < LEAST_ROWS and self._kinds.known:
+        held_out = line.evaluation and self._kinds.known and line.form not in self._plain
+        if held_out:
             metrics = {EVAL + name: value for name, value in metrics.items()}
             names = frozenset(metrics)
         step = None if line.step is None else self._epochs.step(line.step, line.total, line.epoch)
         mark = tuple(metrics.values()) if step is None else None
         before = self._kinds.given
         yield from self._noted(self._kinds.take(Offer(line.form, names, lambda: metrics, step, number, mark)))
-        if self._kinds.given > before:
-            self._row_line, self._row_names = number, names
+        if self._kinds.given > before and not held_out:
+            self._plain.add(line.form)
+        if self._kinds.given > before or not self._kinds.known:
+            self._row_line, self._row_names, self._row_start = number, names, self._start
+            self._row_step = step
             self._leave(line.left, number)
 
     def _going_on(self, line: Line, names: frozenset[str], number: int) -> Iterator[Row]:
         """A line below a row that has other names: the rest of it."""
-        if number != self._row_line + 1 or not names.isdisjoint(self._row_names):
+        if not self._is_below(line, names, number):
             if len(names) > 1 and any(map(_tells, names)):
                 self.skips.add(NO_ROW, number)
             return
         self._row_line, self._row_names = number, self._row_names | names
         metrics = line.metrics
-        yield from self._kinds.take(Offer("below", names, lambda: metrics, self._kinds.step, number))
+        mark = tuple(metrics.values())
+        yield from self._kinds.take(Offer(BELOW, names, lambda: metrics, self._row_step, number, mark))
+
+    def _is_below(self, line: Line, names: frozenset[str], number: int) -> bool:
+        """True if a line may go on with the row above it: it has other names, and is indented or of the same logger."""
+        if number != self._row_line + 1 or self._row_step is None or not names.isdisjoint(self._row_names):
+            return False
+        indented = line.bare and self._start[:1].isspace() and not self._row_start[:1].isspace()
+        return indented or (bool(line.before) and _same_start(self._row_start, self._start))
 
     def _head(self, line: Line) -> Iterator[Row]:
         """A line with a step and nothing else begins a block, where rows are none by themselves."""
@@ -143,8 +175,9 @@ class LoopConsoleParser(LineParser):
     def _of_block(self, line: Line, number: int) -> Iterator[Row]:
         """A pair that is alone in its line: a part of the block that is open, or its step."""
         name = line.lone
-        if self._kinds.known and not self._blocks.head:
-            if number == self._row_line + 1 and name in line.metrics:
+        below = self._block is None and name in line.metrics and self._is_below(line, frozenset(line.metrics), number)
+        if below or (self._kinds.known and not self._blocks.head):
+            if below:
                 yield from self._going_on(line, frozenset(line.metrics), number)
             return
         block = self._block
@@ -175,7 +208,7 @@ class LoopConsoleParser(LineParser):
             return
         line = block.line
         step = self._epochs.step(line.step or 0, line.total, line.epoch)
-        offer = Offer(_BLOCK + block.head, names, partial(self._blocks.metrics, block), step, block.number)
+        offer = Offer(_BLOCK + block.head, _OF_BLOCK, partial(self._blocks.metrics, block), step, block.number)
         known = self._kinds.known
         yield from self._noted(self._kinds.take(offer))
         if self._kinds.known and not known:
@@ -192,6 +225,11 @@ class LoopConsoleParser(LineParser):
             if name not in self._left:
                 self._left.add(name)
                 self.skips.add(f"{name!r} ({'a spread' if name.endswith('±') else 'its number has a unit'})", number)
+
+
+def _same_start(one: str, other: str) -> bool:
+    """True if two lines begin with the same of a logger, but for numbers."""
+    return "0".join(NUMBERS.split(one)[::2])[:8] == "0".join(NUMBERS.split(other)[::2])[:8]
 
 
 class _Epochs:
@@ -232,33 +270,46 @@ class _Block:
 
 
 class _Blocks:
-    """What the lines of blocks look like in this console."""
+    """The look of the lines of blocks in this console: their indentation, and the text around a name.
+
+    Those count that are written as lines are whose numbers change and that stand in most blocks.
+    """
 
     def __init__(self) -> None:
         self.head = ""
-        """How the line is written that begins a block, once that is known."""
-        self._seen: Counter[tuple[str, str]] = Counter()
+        """The line that begins a block, without its numbers, once that is known."""
+        self._first: dict[tuple[str, str], float] = {}
+        self._change: set[str] = set()
+        self._blocks_with: Counter[str] = Counter()
 
     def names(self, block: _Block) -> frozenset[str]:
         """The names in a block, of which it is learnt."""
-        self._seen.update(block.values.keys())
-        return frozenset(name for name, _ in self._own(block))
+        self._blocks_with.update({_style(key) for key in block.values})
+        for key, value in block.values.items():
+            if self._first.setdefault(key, value) != value:
+                self._change.add(_style(key))
+        return frozenset(self.metrics(block) if self.head else (name for name, _ in block.values))
 
     def metrics(self, block: _Block) -> dict[str, float]:
-        """The metrics of a block: of lines with one name those written as it is written most."""
-        return {key[0]: block.values[key] for key in self._own(block)}
+        """The metrics of a block."""
+        often = max((self._blocks_with[style] for style in self._change), default=0)
+        found: dict[str, float] = {}
+        for key, value in block.values.items():
+            style = _style(key)
+            if not self._change or (style in self._change and 2 * self._blocks_with[style] > often):
+                found.setdefault(key[0], value)
+        return found
 
-    def _own(self, block: _Block) -> list[tuple[str, str]]:
-        best: dict[str, tuple[str, str]] = {}
-        for key in block.values:
-            seen = self._seen[key]
-            if (not self.head or seen >= LEAST_ROWS) and (key[0] not in best or seen > self._seen[best[key[0]]]):
-                best[key[0]] = key
-        return list(best.values())
+
+def _style(key: tuple[str, str]) -> str:
+    """The text around the name of a pair."""
+    name, written = key
+    before, _, after = written.partition(name)
+    return f"{before}#{' '.join(after.split())}"
 
 
 def _of_use(names: frozenset[str]) -> bool:
-    return any(map(_tells, names))
+    return names == _OF_BLOCK or any(map(_tells, names))
 
 
 def _tells(name: str) -> bool:
@@ -278,7 +329,7 @@ class LoopConsole(LineImporter):
     name: ClassVar[str] = "loop-console"
     expects: ClassVar[str] = "lines 'step: N, name: value, name: value'"
     anywhere: ClassVar[bool] = True
-    marks: ClassVar[tuple[bytes, ...]] = (b":", b"=", b"|", b"step ", b"Step ")
+    marks: ClassVar[tuple[bytes, ...]] = (b":", b"=", b"|", b"step ", b"Step ", b"iter", b"Iter")
     weight: ClassVar[float] = 0.3
     parser: ClassVar[type[LineParser]] = LoopConsoleParser
 

@@ -1,16 +1,15 @@
-"""What a row looks like in this console: learnt from the lines that recur, so that text which only looks like one is none.
+"""The look of a row in this console, learnt from the lines that recur: text that only looks like a row is none.
 
-Lines are of one **kind** if they are written alike around their step and hold mostly the same names. A kind is one of rows
-once ``LEAST_ROWS`` of its lines advanced the counter (``LEAST_UNTOLD`` different ones, where lines tell no step); until then
-they are held back. Beside a kind that is known another is taken up where three of its lines, between three rows, told the
-step at which the run stood: a second line a step, an evaluation. One with steps of its own is taken up only where
-``LASTING`` lines in a row advanced it, and none of the known kind came between: the trainer writes otherwise now. What does
-neither is text, and is counted: "Step 2: reward = 5" of a completion, a traceback, source code.
+Lines are of one **kind** if they are written alike around their step and hold mostly the same names. A kind is one of
+rows once ``LEAST_ROWS`` of its lines advanced the counter (``LEAST_UNTOLD`` different ones, where lines tell no step);
+until then they are held back. Beside a kind that is known another is taken up where three of its lines, between three
+rows, told the step at which the run stood: a second line a step, an evaluation. One with steps of its own is taken up
+only where ``LASTING`` lines in a row advanced it, and none of the known kind came between: the trainer writes otherwise
+now. What does neither is text, and is counted: "Step 2: reward = 5" of a completion, a traceback, source code.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +20,8 @@ LEAST_UNTOLD = 6
 LASTING = 12
 ALIKE = 0.5
 """Share of the names that two lines of one kind have in common."""
+BELOW = "below"
+"""The form of lines below a row, which tell no step and go on with it."""
 NO_ROW = "a line with numbers that is no row of this log (text, or another counter)"
 MOST_CANDIDATES = 200
 MOST_HELD = 64
@@ -72,13 +73,12 @@ class Kinds:
         self.given = 0
         """Rows so far."""
         self._gap = 1
+        self._back, self._last_back = 0, -1
+        """Rows in a row that went back, and the step of the last: the run stands there once they last."""
         self.step = -1
         """Where the run stands."""
         self.counted = 0
         """Rows that had to be numbered."""
-        self.forms: Counter[str] = Counter()
-        """Rows of each way of writing them."""
-        self.names: set[str] = set()
 
     @property
     def known(self) -> bool:
@@ -112,15 +112,18 @@ class Kinds:
 
     def _row(self, offer: Offer) -> Row:
         self.given += 1
-        self.forms[offer.form] += 1
         if offer.step is None:
             self.counted += 1
         step = self.counted if offer.step is None else offer.step
-        if step > self.step >= 0:
-            self._gap = step - self.step
-        self.step = step
+        if step < self.step:
+            self._back = self._back + 1 if step > self._last_back else 1
+            self._last_back = step
+        else:
+            self._back = 0
+        if self._back in (0, LEAST_ROWS):
+            self._gap = step - self.step if step > self.step >= 0 else self._gap
+            self.step, self._back, self._last_back = step, 0, -1
         metrics = offer.metrics()
-        self.names.update(offer.names)
         return Row(step, metrics, offer.line)
 
     def _candidate(self, key: Key) -> _Kind:
@@ -142,12 +145,14 @@ class Kinds:
         in_step = self.known and self.step <= step <= self.step + self._gap
         if step < kind.last or (self.known and kind.at_row != self.given and not in_step):
             self._drop(kind)
-        kind.steady += in_step and kind.at_row != self.given
+        kind.steady += (in_step and kind.at_row != self.given) or (kind.form == BELOW and step > kind.last)
         kind.alone += step > kind.last
         kind.last, kind.at_row = step, self.given
+        kind.marks.add(offer.mark)
         self._keep(kind, offer)
         if self.known:
-            if kind.steady >= LEAST_ROWS or kind.alone >= LASTING:
+            changes = kind.form != BELOW or len(kind.marks) >= LEAST_ROWS
+            if (kind.steady >= LEAST_ROWS and changes) or kind.alone >= LASTING:
                 yield from self._taken_up(kind)
         elif kind.alone >= LEAST_ROWS and self._of_use(kind.names):
             yield from self._taken_up(kind)

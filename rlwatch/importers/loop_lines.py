@@ -22,6 +22,7 @@ from rlwatch.importers.loop_pairs import (
     is_step,
     lone_pair,
     units_of,
+    without_units,
 )
 
 _N = r"(?P<n>[1-9]\d{0,2}(?:,\d{3})+(?![\d,]\d)|\d{1,12}(?:\.0{1,6})?)(?![\d.]*[A-Za-z%])(?!\.?\d)"
@@ -34,13 +35,16 @@ _STEP = re.compile(
 _COUNTED = re.compile(r"\((?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\)")
 _BRACKETS = re.compile(r"\[(?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\]")
 _EPOCH = re.compile(r"(?<![A-Za-z])epoch[\s:=#\[(]{0,3}(?P<n>\d{1,9})(?![\d.]*[eE.]\d)", re.IGNORECASE)
-_EVALUATION = re.compile(r"(?<![\w.])(?:eval(?:uation|uating)?|valid(?:ation)?|val|test|held-?out)(?![\w.])", re.IGNORECASE)
+_EVALUATION = re.compile(
+    r"(?<![\w.])(?:eval(?:uation|uating)?|valid(?:ation)?|val|test|held-?out)(?![\w.])", re.IGNORECASE
+)
 _RANK = re.compile(r"(?<![A-Za-z])rank[\s:=_]{0,2}(?P<n>\d{1,6})(?!\d)", re.IGNORECASE)
-_NUMBERS = re.compile(
+NUMBERS = re.compile(
     r"([-+]?(?:[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?![\d,]\d)|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"
     r"|(?<![A-Za-z_])[-+]?(?:[nN]a[nN]|[iI]nf(?:inity)?)(?![A-Za-z_]))"
 )
 _IN_BAR = re.compile(r"%\|[^|]*\| *(?P<n>\d{1,15})/")
+_JOINT = re.compile(r"\s*[:=]?")
 _DIGIT = re.compile(r"\d")
 MOST_KINDS = 1000
 """Ways of writing a line that are remembered at a time."""
@@ -50,7 +54,7 @@ AROUND = 12
 
 
 class Place(NamedTuple):
-    """Where a whole number stands in a line."""
+    """Place of a number in a line."""
 
     start: int
     end: int
@@ -58,11 +62,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line says.
+    """The step, the metrics and the looks of a line.
 
-    ``step`` is None where it tells none. ``form``: how it is written around the step; ``evaluation``: it says that it is
-    of one; ``rank``: the process that printed it, -1 where it does not say; ``left``: names whose numbers have a unit,
-    or a spread that was left out.
+    ``step`` is None where it tells none. ``form``: how it is written around the step; ``evaluation``: it says that it
+    is of one; ``rank``: the process that printed it, -1 where it does not say; ``left``: names whose numbers have a
+    unit, or a spread that was left out.
     """
 
     metrics: dict[str, float]
@@ -78,11 +82,15 @@ class Line:
     written: str = ""
     """The line without its numbers, where it may be one of a block."""
     table: bool = False
+    before: str = ""
+    """What stands before its first pair, without numbers."""
+    bare: bool = False
+    """Nothing but pairs, and what separates them, is in it."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """How to cut a line of one kind: the number of each thing among the numbers of the line; -1 for none."""
+    """Cuts a line of one kind: the number of each thing among the numbers of the line; -1 for none."""
 
     pairs: list[tuple[str, int, bool]]
     step: int
@@ -101,8 +109,8 @@ class LineReader:
         """Names of what has a unit and so is no metric, also where a line that is cut off hides it."""
 
     def read(self, text: str) -> Line | None:
-        """What ``text`` says; None if there is no number in it."""
-        pieces = _NUMBERS.split(text)
+        """The line ``text``, read; None if there is no number in it."""
+        pieces = NUMBERS.split(text)
         if len(pieces) == 1:
             return None
         plan = self._plans.get(tuple(pieces[::2]))
@@ -125,7 +133,7 @@ class LineReader:
         metrics = {name: pair for name, pair in found.items() if name not in self._united and not is_step(name)}
         if told is not None and not alone and any(pair.start < told.start() for pair in metrics.values()):
             told = None
-        told_at = _span(told) or _of_pair(text, found) or (_of_bar(text) if len(metrics) > 1 else None)
+        told_at = _span(told) or _of_pair(text, found) or (_of_bar(text) if metrics else None)
         total = Place(*told.span("total")) if told is not None and told["total"] else None
         epoch, rank = _EPOCH.search(text), _RANK.search(text)
         first = min((pair.start for pair in metrics.values()), default=len(text))
@@ -135,13 +143,15 @@ class LineReader:
             None if told_at is None else _number(text[told_at.start : told_at.end]),
             int(text[total.start : total.end]) if total else 0,
             int(epoch["n"]) if epoch else None,
-            _form(text, told_at),
+            _form(text, told_at) + _joint(text, first, metrics),
             _is_evaluation(text, metrics, first),
             int(rank["n"]) if rank else -1,
             (*sorted(units), *spread),
             lone.name if lone else "",
-            "0".join(pieces[::2]) if lone or (told_at and not metrics) else "",
+            pieces[0] if lone else "0".join(pieces[::2]) if told_at and not metrics else "",
             lone is not None and in_table_row(text),
+            "" if told_at else NUMBERS.sub("0", text[:first].removesuffix(_name_at(text, first, metrics))),
+            told_at is None and _is_bare(text, metrics),
         )
         self._remember(text, pieces, line, list(metrics.values()), (told_at, total, _span(epoch), _span(rank)))
         return line
@@ -152,7 +162,7 @@ class LineReader:
         """Keep how the line is cut, if each of its parts is one of its numbers and no name holds any."""
         if not (pairs or line.written) or any(map(_DIGIT.search, line.metrics)):
             return
-        at = {match.span(): number for number, match in enumerate(_NUMBERS.finditer(text))}
+        at = {match.span(): number for number, match in enumerate(NUMBERS.finditer(text))}
         numbers = [at.get((pair.start, pair.end), -1) for pair in pairs]
         others = [-1 if place is None else at.get((place.start, place.end), -2) for place in places]
         if min(numbers, default=0) < 0 or min(others) < -1:
@@ -180,12 +190,24 @@ def _cut(plan: _Plan, pieces: list[str]) -> Line | None:
     except ValueError:  # groups of thousands
         return None
     return Line(
-        metrics, step, total, epoch, known.form, known.evaluation, rank, known.left, known.lone, known.written, known.table
+        metrics,
+        step,
+        total,
+        epoch,
+        known.form,
+        known.evaluation,
+        rank,
+        known.left,
+        known.lone,
+        known.written,
+        known.table,
+        known.before,
+        known.bare,
     )
 
 
 def _told(text: str) -> tuple[re.Match[str] | None, bool]:
-    """What tells the step, and whether a word does."""
+    """The part that tells the step, and whether a word does."""
     by_word = _STEP.search(text)
     return (by_word, True) if by_word else (_COUNTED.search(text) or _BRACKETS.search(text), False)
 
@@ -220,6 +242,28 @@ def _span(match: re.Match[str] | None) -> Place | None:
     return None if match is None else Place(*match.span("n"))
 
 
+def _name_at(text: str, first: int, metrics: dict[str, Pair]) -> str:
+    """The name, and what joins it, of the pair whose number is at ``first``."""
+    name = next((name for name, pair in metrics.items() if pair.start == first), "")
+    at = text.rfind(name, 0, first)
+    return text[at:first] if name and at >= 0 else ""
+
+
+def _joint(text: str, first: int, metrics: dict[str, Pair]) -> str:
+    """The sign between the first name and its number."""
+    name = next((name for name, pair in metrics.items() if pair.start == first), "")
+    match = _JOINT.match(_name_at(text, first, metrics).removeprefix(name))
+    return match[0].rstrip() if match else ""
+
+
+def _is_bare(text: str, metrics: dict[str, Pair]) -> bool:
+    """True if no word but names of metrics is in a line."""
+    rest = without_units(text)
+    for name, pair in sorted(metrics.items(), key=lambda item: -item[1].start):
+        rest = rest[: pair.start].removesuffix(_name_at(rest, pair.start, {name: pair})) + rest[pair.end :]
+    return not any(map(str.isalpha, rest))
+
+
 def _is_evaluation(text: str, metrics: dict[str, Pair], first: int) -> bool:
     """True if a line says before its first number that it is of an evaluation, unless its names do so themselves."""
     match = _EVALUATION.search(text, 0, first)
@@ -227,10 +271,10 @@ def _is_evaluation(text: str, metrics: dict[str, Pair], first: int) -> bool:
 
 
 def _form(text: str, step: Place | None) -> str:
-    """How a line is written around its step, without numbers."""
+    """The text around the step, without numbers."""
     if step is None:
         return ""
     if "%|" in text:
         return BAR
-    before = _NUMBERS.sub("0", text[max(0, step.start - 4 * AROUND) : step.start])
+    before = NUMBERS.sub("0", text[max(0, step.start - 4 * AROUND) : step.start])
     return f"{before[-AROUND:]}#{text[step.end : step.end + 1]}"

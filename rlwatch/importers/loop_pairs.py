@@ -20,8 +20,9 @@ _VALUE = rf"(?:{ANY_NUMBER}\s?(?:->|→|=>)\s?)?(?P<value>{ANY_NUMBER})(?P<sprea
 _WORDS = r"[A-Za-z_][\w/.@-]*(?: [A-Za-z_][\w/.@-]*){0,3}"
 _NAME = rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?(?P<by>[:=]\s{{0,3}})"
 _PAIR = re.compile(rf"{_NAME}{_VALUE}(?=$|[\s,;|)\]}}])")
-_WITH_UNIT = re.compile(rf"{_NAME}{ANY_NUMBER}(?![eE][-+]?\d)[A-Za-z]")
-_SPACED = re.compile(rf"(?:^|[|,;:>\])])\s{{0,3}}(?P<name>{_WORDS})\s{{1,8}}{_VALUE}(?=\s{{0,8}}(?:$|[|,;]))")
+_WITH_UNIT = re.compile(rf"{_NAME}{ANY_NUMBER}(?![eE][-+]?\d)[A-Za-z][A-Za-z/%]{{0,12}}")
+_UNITED_CELL = re.compile(rf"(?:^|[|,;])\s*{_WORDS}\s{{1,8}}{ANY_NUMBER}\s?[A-Za-z%/]{{1,12}}\s*(?=$|[|,;])")
+_SPACED = re.compile(rf"(?:^\s{{0,40}}|[|,;:>\])]\s{{0,3}})(?P<name>{_WORDS})\s{{1,8}}{_VALUE}(?=\s{{0,8}}(?:$|[|,;]))")
 _BARE_ONE = r"[A-Za-z_][\w/.@-]*\s{1,8}" + re.sub(r"\(\?P<\w+>", "(?:", _VALUE)
 _BARE_LINE = re.compile(rf"[\s:|\]),-]{{0,8}}(?:{_BARE_ONE}(?:[\s,;|]+|$))+")
 _BARE = re.compile(rf"(?P<name>[A-Za-z_][\w/.@-]*)\s{{1,8}}{_VALUE}(?=[\s,;|]|$)")
@@ -36,6 +37,8 @@ _BARS = re.compile(r"[|│┃]")
 STEP_NAMES = frozenset(
     {"step", "steps", "global_step", "global step", "iter", "iteration", "update", "batch", "episode", "epoch"}
 )
+_FILE = re.compile(r"\.(?:py|cc|cpp|cu|c|h|go|rs|js|ts)$")
+"""End of the name of a file, before the number of a line."""
 DEEPEST = 8
 
 
@@ -82,14 +85,7 @@ def found_in(text: str, after: int = -1) -> list[Pair]:
         nested = list(_in_dict(text))
         if any(pair.name.lower() in STEP_NAMES for pair in nested):
             return nested
-    found: list[Pair] = []
-    if "=" in text or ":" in text:
-        for match in _PAIR.finditer(text):
-            name = match["name"]
-            if not found and " " in name and match["by"] == "=":
-                name = _without_logger(name)
-            if len(name) <= LONGEST_NAME:
-                found.append(_pair(name, match))
+    found = list(_signed(text)) if "=" in text or ":" in text else []
     if len(found) < 2 and _BARS.search(text.replace(",", "|").replace(":", "|")):
         spaced = [_pair(match["name"], match) for match in _SPACED.finditer(text)]
         found = spaced if len(spaced) > len(found) else found
@@ -112,6 +108,18 @@ def pairs_of(text: str) -> dict[str, float]:
     {'iter': 3.0, 'train/reward': 0.5, 'train/kl': 0.01, 'lr': 1e-06}
     """
     return {pair.name: amount(text[pair.start : pair.end], percent=pair.percent) for pair in found_in(text)}
+
+
+def _signed(text: str) -> Iterator[Pair]:
+    """The pairs with a sign between name and number."""
+    first = True
+    for match in _PAIR.finditer(text):
+        name = match["name"]
+        if first and " " in name and match["by"] == "=":
+            name = _without_logger(name)
+        if len(name) <= LONGEST_NAME and not _FILE.search(name):
+            first = False
+            yield _pair(name, match)
 
 
 def _pair(name: str, match: re.Match[str]) -> Pair:
@@ -161,6 +169,17 @@ def lone_pair(text: str) -> Pair | None:
 def in_table_row(text: str) -> bool:
     """True if a pair that is alone in its line is a row of a table, where the step need not come first."""
     return _BARS.search(text) is not None
+
+
+def without_units(text: str) -> str:
+    """``text`` with blanks in place of what has a unit; all else stays where it is.
+
+    >>> without_units("loss=4.5 took=1.25s"), without_units("kl 0.5 | took 1.2 s")
+    ('loss=4.5           ', 'kl 0.5             ')
+    """
+    for pattern in (_WITH_UNIT, _UNITED_CELL):
+        text = pattern.sub(lambda match: " " * len(match[0]), text)
+    return text
 
 
 def units_of(text: str) -> set[str]:

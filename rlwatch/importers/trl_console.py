@@ -32,6 +32,11 @@ _SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size"})
 _PACE = re.compile(r"logging_steps['\"]?\s*[:=]\s*(\d{1,15})(?![\d.])")
 _OPENRLHF = re.compile(r"Global step \d+:")
 _EVAL = "eval_"
+_STEP_NAMED = frozenset(_STEP_FIELDS)
+_CODE = re.compile(r"(?:\breturn|[=(,\[])\s*\{?\s*$")
+"""What stands before a dict in source code."""
+LEAST_ROWS = 3
+"""Different rows after which dicts are taken for a trainer's that tell neither step nor epoch."""
 LONGEST_ROW = 100_000
 """Characters of a row that is put together from wrapped lines."""
 
@@ -47,6 +52,10 @@ class TrlConsoleParser(LineParser):
         self._epoch = 0.0  # of the last row that trains
         self._ended = False  # by a summary
         self._own = OwnRows()
+        self._rows = 0
+        """Rows that tell their step, or their epoch."""
+        self._different: set[tuple[str, ...]] = set()
+        """Rows that tell neither."""
         self._held: tuple[str, DictRow, Bar | None, int] | None = None
         """A row that was cut off, as it was printed: it may go on in the next line."""
 
@@ -83,12 +92,15 @@ class TrlConsoleParser(LineParser):
         """The trainer's bars and rows in ``text``, left to right."""
         found: list[Bar | DictRow] = [bar for bar in bars(text) if bar.may_count_steps] if "%|" in text else []
         if ("'" in text or '"' in text) and ":" in text and not _OPENRLHF.search(text):
-            found += [row for row in dict_rows(text) if _is_trainers(row.items)]
+            rows = (row for row in dict_rows(text) if not _CODE.search(text, 0, row.start))
+            found += [row for row in rows if _is_trainers(row.items)]
             found.sort(key=lambda thing: thing.start)
         return found
 
     def _dict(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[Row]:
-        self.recognised = True
+        if not self._is_usual(row.items):
+            self.skips.add("a printed dict that is no row of this trainer", line)
+            return
         if row.cut:
             self.skips.add("the last value of a row that is cut off", line)
         if SUMMARY in row.items:
@@ -108,6 +120,18 @@ class TrlConsoleParser(LineParser):
         place = (beside.n, beside.total) if beside else (0, 0)
         self._directly = trains
         yield from self._settled(self._clock.row((metrics, line), trains=trains, beside=place))
+
+    def _is_usual(self, items: Mapping[str, str]) -> bool:
+        """True for a dict of the trainer's; rows of Hugging Face's have an epoch, where any has."""
+        if "epoch" in items or SUMMARY in items or not _STEP_NAMED.isdisjoint(items):
+            self.recognised = True
+            self._rows += 1
+            return True
+        if self._rows >= LEAST_ROWS:
+            return any(name.startswith(_EVAL) for name in items)
+        self._different.add(tuple(items.values()))
+        self.recognised = self.recognised or len(self._different) >= LEAST_ROWS
+        return True
 
     def _with_step(self, items: dict[str, str], field: str, line: int) -> Iterator[Row]:
         try:
