@@ -77,12 +77,12 @@ class RunAssembly:
     gave names.
     """
 
-    def __init__(self, path: str, seq: int = 0, naming: Naming = NONE) -> None:
+    def __init__(self, path: str, seq: int = 0, naming: Naming = NONE, *, ordered: bool = True) -> None:
         self.path = path
         self.given: set[str] = set()
         """Names to which a role was given."""
         self._naming = naming
-        self.order = StepOrder()
+        self.order = StepOrder(ordered=ordered)
         self.records: list[StepRecord] = []
         self.names: dict[str, None] = {}
         """Every metric seen, in order of first appearance."""

@@ -2,8 +2,8 @@
 
 No trainer writes them, so what a row looks like is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line
 may be one if it holds pairs of a name and a number and tells its step: before ``/`` in brackets, or behind a word for
-it (step, iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines without a step need
-two pairs, one of a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars
+it (step, iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines without a step
+need two pairs, one of a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars
 (``step 3 | reward 0.5``), and in printed dicts, also nested ones. A line that says that it is of an evaluation gives
 metrics called ``eval/...``; of several ranks the one that printed the first row counts.
 

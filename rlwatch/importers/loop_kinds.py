@@ -58,6 +58,8 @@ class _Kind:
     """Lines that advanced its own counter since the last row."""
     at_row: int = -1
     held: list[Offer] = field(default_factory=list)
+    odd: list[Offer] = field(default_factory=list)
+    """Lines that went back, before it is known which of both counters is the run's."""
     marks: set[object] = field(default_factory=set)
 
 
@@ -143,8 +145,12 @@ class Kinds:
             return
         step = offer.step
         in_step = self.known and self.step <= step <= self.step + self._gap
+        if not self.known and step < kind.last:
+            self._went_back(kind, offer)
+            return
         if step < kind.last or (self.known and kind.at_row != self.given and not in_step):
             self._drop(kind)
+        self._left_out(kind.odd)
         kind.steady += (in_step and kind.at_row != self.given) or (kind.form == BELOW and step > kind.last)
         kind.alone += step > kind.last
         kind.last, kind.at_row = step, self.given
@@ -156,6 +162,21 @@ class Kinds:
                 yield from self._taken_up(kind)
         elif kind.alone >= LEAST_ROWS and self._of_use(kind.names):
             yield from self._taken_up(kind)
+
+    def _went_back(self, kind: _Kind, offer: Offer) -> None:
+        """Keep a line that goes back: once three do, and go on from each other, those before them were text."""
+        if kind.odd and (offer.step or 0) <= (kind.odd[-1].step or 0):
+            self._left_out(kind.odd)
+        kind.odd.append(offer)
+        if len(kind.odd) >= LEAST_ROWS - 1:
+            odd, kind.odd = kind.odd, []
+            self._drop(kind)
+            kind.held, kind.last, kind.alone = odd, odd[-1].step or 0, len(odd)
+
+    def _left_out(self, offers: list[Offer]) -> None:
+        for offer in offers:
+            self._skips.add(NO_ROW, offer.line)
+        offers.clear()
 
     def _untold(self, kind: _Kind, offer: Offer) -> Iterator[Row]:
         """Lines that tell no step: rows of a console in which none does."""
@@ -185,8 +206,8 @@ class Kinds:
 
     def _drop(self, kind: _Kind) -> None:
         """Take what is held of a kind for text."""
-        for offer in kind.held:
-            self._skips.add(NO_ROW, offer.line)
+        self._left_out(kind.held)
+        self._left_out(kind.odd)
         kind.held, kind.steady, kind.alone, kind.last = [], 0, 0, -1
         kind.marks.clear()
 

@@ -419,7 +419,7 @@ def _assembled(
                 names = ", ".join(shown(other) for other in list(found)[:3])
                 problem = f"holds more than {MOST_RUNS:,} runs ({names}, ...), which are not read together; name one "
                 raise ImportFormatError(path, problem + "(--run), or split the file", row.line or None)
-            found[name] = RunAssembly(path, naming=naming)
+            found[name] = RunAssembly(path, naming=naming, ordered=not importer.table)
         if run in (None, name):
             found[name].add(row, reading.skips)
     for assembly in found.values():

@@ -70,14 +70,17 @@ class _Held(NamedTuple):
 class StepOrder:
     """Takes the rows of one run in the order of the log; gives them back with their attempts, from 1.
 
+    ``ordered``: rows come in the order of their steps, where none is odd; those of a table may come in any.
+
     >>> order, skips = StepOrder(), Skips()
     >>> rows = [Row(step, {"loss": 0.5}) for step in (1, 2, 3, 4, 2, 3, 4, 5)]
     >>> [(row.step, attempt) for row in rows for row, attempt in order.take(row, skips)]
     [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True) -> None:
         self.attempt = 1
+        self.ordered = ordered
         self.returns = 0
         """Times that the steps went back, whether that lasted or not."""
         self.placed = 0
@@ -97,7 +100,7 @@ class StepOrder:
 
     def _begin(self) -> None:
         self._seen: dict[int, frozenset[str]] = {}
-        self._at = -1
+        self._at = self._first = -1
         self._rows_at: list[Mapping[str, float]] = []
         self._begun = False
 
@@ -150,7 +153,7 @@ class StepOrder:
             skips.add(COPY, row.line)
             return []
         if step < at:
-            if not kind.held_out and self._repeats(step, kind):
+            if not kind.held_out and self._goes_back(step, kind):
                 if not row.starts:
                     return self._hold(_Holding.BACK, row, kind, skips)
                 self.restart(skips)
@@ -233,7 +236,7 @@ class StepOrder:
         self._settle()
         given: list[Numbered] = []
         for row, kind in held:
-            if kind.held_out or not self._repeats(row.step, kind):
+            if kind.held_out or not self._goes_back(row.step, kind):
                 given += self._emit(row, kind)
             else:
                 skips.add(reason, row.line)
@@ -268,7 +271,9 @@ class StepOrder:
         together = kind.names if seen is None else seen | kind.names
         self._seen[step] = self._sets.setdefault(together, together)
         if step > self._at and self._is_regular(kind):
-            if self._at >= 0:
+            if self._at < 0:
+                self._first = step
+            else:
                 self._gaps += 1
                 self._widest = max(self._widest, step - self._at)
             self._at, self._rows_at = step, []
@@ -287,7 +292,10 @@ class StepOrder:
             return True
         return len(kind.names & main.names) >= ALIKE * len(kind.names | main.names)
 
-    def _repeats(self, step: int, kind: _Kind) -> bool:
+    def _goes_back(self, step: int, kind: _Kind) -> bool:
+        """True for a row that repeats what was measured at its step, or that is of before the first."""
+        if self.ordered and self._gaps > 1 and step < self._first and kind is self._main:
+            return True
         return not self._seen.get(step, frozenset()).isdisjoint(kind.names)
 
 

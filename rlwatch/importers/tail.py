@@ -251,6 +251,7 @@ class LogTail:
 
     def _follow(self, importer: Importer) -> None:
         self._importer = importer
+        self._assembly.order.ordered = not importer.table
         if not isinstance(importer, StreamImporter) or (self.path.is_file() and is_packed(self.path)):
             self._follower = WholeFollower(self.path, importer, self._wanted)
             return

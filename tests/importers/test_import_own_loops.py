@@ -297,6 +297,107 @@ def test_a_step_may_be_a_block_of_lines(tmp_path, block):
     assert comparable(found) == comparable(run.records)
 
 
+@pytest.mark.parametrize(
+    ("line", "step", "metrics"),
+    [
+        ("step: {n}, reward: 0.5", 3, {"reward": 0.5}),
+        ("step {n} | reward 0.5", 3, {"reward": 0.5}),
+        ("Step {n}: Mean Reward=0.5", 3, {"Mean Reward": 0.5}),
+        ("Step {n}/90: reward 48 %", 3, {"reward": 0.48}),
+        ("step {n} reward 0.5 kl 0.01", 3, {"reward": 0.5, "kl": 0.01}),
+        ("[{n}/90] reward: 0.48 -> 0.5", 3, {"reward": 0.5}),
+        ("step {n}  loss=0.1  reward=0.65±0.077", 3, {"loss": 0.1, "reward": 0.65}),
+        ("step {n},000 | reward 0.5 | mean length 1,234", 3000, {"reward": 0.5, "mean length": 1234.0}),
+        ("step={n}.0 reward=0.5 (12/16 correct)", 3, {"reward": 0.5}),
+        ("I0923 08:59:11.123456 47 loop.py:12] [{n}/90] reward=0.5", 3, {"reward": 0.5}),
+        ("Step {n}\n  reward 0.5\n  KL: 2 %\n", 3, {"reward": 0.5, "KL": 0.02}),
+        ("step {n} | reward 0.5 |\n    kl 0.0{n} | entropy 0.25", 3, {"reward": 0.5, "kl": 0.03, "entropy": 0.25}),
+        ("- INFO - batch {n} of 9, length: 4\n- INFO - rl_loss: 0.1, data: {{'reward': 0.5}}", 3, {"length": 4.0, "rl_loss": 0.1, "data/reward": 0.5}),
+    ],
+)  # fmt: skip
+def test_what_a_line_may_look_like(tmp_path, line, step, metrics):
+    """One metric a line, percent, a change, a spread, thousands, a row on two lines."""
+    text = "".join(line.format(n=n).replace("0.1", f"0.1{n}") + "\n" for n in range(1, 8))
+    found: dict[str, float] = {}
+    for record in read(tmp_path, text, "run.log").records:
+        if record.step == step:
+            found.update(record.metrics)
+
+    assert {name: round(value, 1 if "loss" in name else 9) for name, value in found.items()} == metrics
+
+
+def test_what_was_left_out_of_a_row_is_said(tmp_path):
+    """Once for each name."""
+    text = "".join(f"step {n} reward=0.{n}±0.1 took=3.5s\n" for n in range(1, 8))
+
+    assert [s.reason for s in read(tmp_path, text, "run.log").skipped] == [
+        "'took' (its number has a unit)",
+        "'reward ±' (a spread)",
+    ]
+
+
+SAMPLED = {
+    "a chain of thought": "Step 1: x = 3\nStep 2: reward = 5\nStep 3: score: 3\nSo entropy = 0.0 and kl = 4\n",
+    "a row of its own": "step 2 | reward 0.9 | entropy 0.0\n",
+    "a traceback": 'Traceback (most recent call last):\n  File "a.py", line 3, in step\n    reward = 5\nValueError: step 7\n',
+    "source code": "def step(reward=5, kl=3):\n    return {'reward': 1, 'loss': 2, 'kl': 0}\n",
+    "an answer": '{"answer": 5, "reward": 1}\nscore: 0.5, entropy: 0.25\n',
+}
+
+
+@pytest.mark.parametrize("shape", ["line", "block", "dict"])
+@pytest.mark.parametrize("text", SAMPLED)
+def test_what_the_model_wrote_changes_nothing(tmp_path, text, shape):
+    """Printed among the rows now and then: whole, and as it grows, the rows are those that were written."""
+    row = {
+        "line": "step {n} | reward 0.{n} | entropy 0.5\n",
+        "block": "Step {n}\n  reward: 0.{n}\n  entropy: 0.5\n",
+        "dict": "{{'loss': 0.5, 'reward': 0.{n}, 'epoch': 0.{n}}}\n",
+    }[shape]
+    rows = [row.format(n=n) + (SAMPLED[text] if n % 5 == 0 else "") for n in range(10, 40)]
+    alone = read(tmp_path, "".join(row.format(n=n) for n in range(10, 40)), "alone.log")
+    run = read(tmp_path, "".join(rows), "run.log")
+    (tmp_path / "run.log").write_text("")
+    tail, found = LogTail(tmp_path / "run.log"), []
+    for line in rows:
+        with (tmp_path / "run.log").open("a") as log:
+            log.write(line)
+        found += tail.poll()
+    found += tail.close()
+
+    assert comparable(run.records) == comparable(alone.records)
+    assert comparable(found) == comparable(run.records)
+
+
+def test_a_console_that_goes_on_in_another_form_is_read_on(tmp_path):
+    """The trainer was changed before it was started again."""
+    text = "".join(f"step {n} | reward 0.5 | kl 0.25\n" for n in range(1, 30))
+    text += "".join(f"Iteration {n}: mean_reward=0.5, kl=0.25\n" for n in range(1, 30))
+    run = read(tmp_path, text, "run.log")
+
+    assert [(r.attempt, r.step) for r in run.records] == [(a, n) for a in (1, 2) for n in range(1, 30)]
+
+
+def test_of_several_ranks_the_first_counts(tmp_path):
+    """Rows of others, with values of their own, are left out, and that is said."""
+    text = "".join(f"[rank{rank}]: step {n} reward=0.{n}{rank} kl=0.1\n" for n in range(1, 9) for rank in range(3))
+    run = read(tmp_path, text, "run.log")
+
+    assert list(values(run, "reward").values()) == [float(f"0.{n}0") for n in range(1, 9)]
+    assert "another rank" in run.skipped[0].reason
+
+
+def test_lines_of_an_evaluation_are_none_of_the_training(tmp_path):
+    """They call what they measure as the training does."""
+    text = ""
+    for n in range(1, 30):
+        text += f"step {n} | reward 0.5 | kl 0.25\n" + (f"Eval at step {n}: reward = 0.9\n" if n % 5 == 0 else "")
+    run = read(tmp_path, text, "run.log")
+
+    assert set(values(run, "reward").values()) == {0.5}
+    assert set(values(run, "eval/reward")) == {5, 10, 15, 20, 25}
+
+
 def test_a_printed_dict_without_a_step_is_no_row(tmp_path):
     """Of an answer, or of an evaluation, between the lines of a training."""
     text = "".join(
