@@ -39,6 +39,7 @@ STEP_NAMES = frozenset(
 )
 _FILE = re.compile(r"\.(?:py|cc|cpp|cu|c|h|go|rs|js|ts)$")
 """End of the name of a file, before the number of a line."""
+_LEVEL = re.compile(r"(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL) ")
 DEEPEST = 8
 
 
@@ -129,8 +130,8 @@ def _pair(name: str, match: re.Match[str]) -> Pair:
 def _without_logger(name: str) -> str:
     """The last word of a name that only the words of a logger before it make unknown, as in ``trainer reward=0.5``."""
     last = name.rpartition(" ")[2]
-    known = resolve(name) is None and not unjudged(name) and (resolve(last) is not None or last.lower() in STEP_NAMES)
-    return last if known else name
+    known = not _LEVEL.match(name) and (resolve(name) is not None or unjudged(name))
+    return last if not known and (resolve(last) is not None or last.lower() in STEP_NAMES) else name
 
 
 def _in_dict(text: str, begin: int = -1) -> Iterator[Pair]:

@@ -231,7 +231,7 @@ def test_a_few_rows_of_another_counter_take_no_collapse_back(tmp_path: Path, kin
     lines = [json.dumps(row) + "\n" for row in OTHERS[kind](collapsing())]
     log = tmp_path / "run.jsonl"
     log.write_text("".join(lines))
-    judged = scan(log).view.verdict.word if kind in JUDGED else "collapsed"
+    judged = scan(log).view.verdict.state.value if kind in JUDGED else "collapsed"
     [run] = read_log(log)
     log.write_text("")
     tail, found = LogTail(log), []
