@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch.nn import Parameter
 
 from rlwatch.gradloc.distributed import Alone, World, reshard
 from rlwatch.gradloc.report import NotLocalised
-from rlwatch.tensors.gradnorm import Piece, layer_of
+from rlwatch.tensors.gradnorm import Piece, layer_of, plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +117,38 @@ def _shares(squares: Mapping[str, float]) -> dict[str, float]:
     for name, square in squares.items():
         shares[layer_of(name)] = shares.get(layer_of(name), 0.0) + square / total
     return shares
+
+
+ONE_EXPERT = 0.5
+"""An expert that holds this part of its layer's squared norm is named."""
+_EXPERT = re.compile(r"(?:.*\.)?experts?\.(?:local_experts\.)?(\d+)\.")
+_STACKED = re.compile(r"(?:.*\.)?experts?\.")
+
+
+def expert_to_blame(gradients: Mapping[str, Tensor], layer: str) -> tuple[int, float] | None:
+    """Number of the expert that holds most of the ``layer``'s squared norm, and its part; None where none does.
+
+    Experts are modules of their own (``experts.5.down_proj.weight``), or lie behind one another in a tensor (E, ...).
+    Shards of a DTensor are left out. One pass over the layer's gradients, as for its norm, and one wait.
+    """
+    whole: list[Tensor] = []
+    of_expert: dict[int, Tensor] = {}
+    for name, gradient in gradients.items():
+        if layer_of(name) != layer or hasattr(gradient, "to_local"):
+            continue
+        squares = gradient.detach().float().square()
+        whole.append(squares.sum())
+        alone, stacked = _EXPERT.match(plain_name(name)), _STACKED.match(plain_name(name))
+        if alone is not None:
+            parts = {int(alone[1]): whole[-1]}
+        elif stacked is not None and gradient.dim() == 3:
+            parts = dict(enumerate(squares.flatten(1).sum(1)))
+        else:
+            continue
+        for number, square in parts.items():
+            of_expert[number] = of_expert[number] + square if number in of_expert else square
+    if len(of_expert) < 2:
+        return None
+    total, *every = torch.stack([torch.stack(whole).sum(), *of_expert.values()]).tolist()
+    number, most = max(zip(of_expert, every, strict=True), key=lambda one: one[1])
+    return (number, most / total) if total > 0 and most >= ONE_EXPERT * total else None

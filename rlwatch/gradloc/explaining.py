@@ -25,6 +25,7 @@ from rlwatch.gradloc.cures import (
     scaled,
     truncated_weights,
 )
+from rlwatch.gradloc.direction import expert_to_blame
 from rlwatch.gradloc.distributed import World, gather_plain
 from rlwatch.gradloc.history import History, Scales, Usual, usual_of
 from rlwatch.gradloc.loss_form import LossForm, weight_of
@@ -289,8 +290,15 @@ class Explaining:
         limit = math.sqrt(rest * usual / (1 - usual)) if usual < 1 else 0.0
         action = f"with {name} clipped to its usual share"
         cure = Cure("clip layer", limit, action, self.norm, math.sqrt(rest + limit**2))
-        statement = f"{name} holds {percent(share)} of the squared gradient norm; no single token stands out"
+        statement = f"{name} holds {percent(share)} of the squared gradient norm{self._expert_of(name)}; "
+        statement += "no single token stands out"
         return Told(Verdict.LAYER, Cause.LAYER, statement, why, [cure])
+
+    def _expert_of(self, layer: str) -> str:
+        """Words on the expert that holds most of the ``layer``; none where no expert does. A collective."""
+        found = expert_to_blame(self.pharmacy.direction.gradients, layer)
+        first = gather_plain(self.world, [] if found is None else list(found))[0]
+        return f", {percent(first[1])} of that its expert {first[0]}" if first else ""
 
     def of_culprits(
         self, blamed: Blame, culprits: Sequence[Culprit], levels: StepLevels, standing: Standing, *, count: int

@@ -8,11 +8,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_step import LOSSES, dapo, dapo_kl, plant, policy, rollouts, take_step
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from rlwatch.gradloc import locate as locate_module
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.bisection import follow_larger
-from rlwatch.gradloc.direction import Direction
+from rlwatch.gradloc.direction import Direction, expert_to_blame
 from rlwatch.gradloc.locate import LocateOptions, locate
 from rlwatch.gradloc.passes import Passes
 from rlwatch.gradloc.report import Cause, Method
@@ -268,6 +269,49 @@ def test_a_layer_that_takes_over_is_blamed_itself():
     assert not scaled.complete
     assert scaled.cause is Cause.LAYER
     assert layer in scaled.message
+
+
+@pytest.mark.parametrize("stacked", [True, False], ids=["one tensor", "modules"])
+def test_an_expert_of_a_layer_that_takes_over_is_named(stacked):
+    """Experts behind one another in a tensor, as transformers has them, or as modules of their own, as Mixtral had."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"gate_up_proj": (4, 6, 3), "down_proj": (4, 3, 3)}
+    gradients = {"model.layers.1.self_attn.q_proj.weight": torch.randn(3, 3, generator=draw)}
+    for name, shape in shapes.items():
+        every = torch.randn(shape, generator=draw)
+        every[2] *= 20.0
+        where = "model.layers.1.mlp.experts"
+        gradients |= (
+            {f"{where}.{name}": every}
+            if stacked
+            else {f"{where}.{i}.{name}.weight": part for i, part in enumerate(every)}
+        )
+    gradients["model.layers.0.mlp.experts.0.down_proj.weight"] = 1000 * torch.ones(3, 3)
+    number, part = expert_to_blame(gradients, "model.layers.1")
+
+    assert (number, part > 0.9) == (2, True)
+    assert expert_to_blame({name: torch.ones_like(g) for name, g in gradients.items()}, "model.layers.1") is None
+    assert expert_to_blame(gradients, "model.layers.2") is None
+
+
+def test_the_report_on_a_layer_says_which_expert_it_was():
+    """A mixture of experts of transformers."""
+    config = Qwen2MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32, max_position_embeddings=512,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2MoeForCausalLM(config).train()
+    batch = rollouts(model, batch=16)
+    usual = located(copy.deepcopy(model), batch).layers
+    passes = take_step(model, batch)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("model.layers.1.mlp.experts."):
+                parameter.grad[3].mul_(400.0)
+
+    assert "of that its expert 3;" in locate(model, passes, usual=usual).report.message
 
 
 def test_a_step_is_localised_from_where_nothing_is_differentiated():
