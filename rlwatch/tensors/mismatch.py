@@ -25,12 +25,13 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from rlwatch.errors import ConfigError
 from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.kl import k3
 from rlwatch.tensors.masked import indicator, keep, widen
-from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stat, Stats, nonfinite_stats
 from rlwatch.tensors.spread import Correlation, Ess, Growth, Quantile, Slope, Std
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -40,6 +41,7 @@ __all__ = [
     "advantage_stats",
     "divergence_stats",
     "gap_stats",
+    "load_stats",
     "observe_mismatch",
     "observe_mismatch_detail",
     "response_gap_stats",
@@ -440,6 +442,81 @@ def routing_stats(
     return stats
 
 
+MOST_EXPERTS = 512
+"""Experts of a layer that are counted; where there are more, nothing is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLoadViolation(Stat):
+    """Mean size of load * experts - 1 over experts and layers, of the ``loads`` (layers, MOST_EXPERTS) int64, which
+    count how often a token went to each. There are as many experts as the highest number that was seen says.
+    """
+
+    loads: Tensor
+
+    @classmethod
+    def of(cls, experts: Tensor, mask: Tensor) -> Self:
+        """Count ``experts`` (B, T, layers, k) of the tokens of ``mask`` (B, T)."""
+        on, layers = mask.bool(), experts.shape[2]
+        known = (on[..., None, None] & (experts >= 0) & (experts < MOST_EXPERTS)).transpose(0, 2).flatten()
+        ids = experts.clamp(0, MOST_EXPERTS - 1).long()
+        places = (ids + MOST_EXPERTS * torch.arange(layers, device=ids.device)[:, None]).transpose(0, 2).flatten()
+        empty = torch.zeros(layers * MOST_EXPERTS, dtype=torch.int64, device=ids.device)
+        loads = empty.scatter_add_(0, places, known.long()).view(layers, MOST_EXPERTS)
+        fits = (torch.where(on[..., None, None], experts, 0) < MOST_EXPERTS).all()
+        return cls(torch.where(fits, on.sum().to(torch.float32), 0.0), loads)
+
+    @override
+    def merge(self, other: Self) -> Self:
+        both = (self.count > 0) & (other.count > 0) | (self.loads.sum() == 0) | (other.loads.sum() == 0)
+        return replace(self, count=torch.where(both, self.count + other.count, 0.0), loads=self.loads + other.loads)
+
+    def violations(self) -> tuple[Tensor, Tensor]:
+        """(layers, MOST_EXPERTS) load * experts - 1, and where there is an expert."""
+        number = torch.arange(1, MOST_EXPERTS + 1, device=self.loads.device)
+        experts = torch.where(self.loads.any(0), number, 0).amax()
+        loads = self.loads.double()
+        return loads / loads.sum(1, keepdim=True) * experts - 1, (number <= experts).expand_as(self.loads)
+
+    @override
+    def value(self) -> Tensor:
+        violations, there = self.violations()
+        return torch.where(there, violations.abs(), 0.0).sum() / there.sum()
+
+
+class LoadViolation(MeanLoadViolation):
+    """Of the busiest expert, mean over layers."""
+
+    @override
+    def value(self) -> Tensor:
+        violations, there = self.violations()
+        return torch.where(there, violations, -torch.inf).amax(1).mean()
+
+
+class WorstLoadViolation(MeanLoadViolation):
+    """Of the busiest expert of all layers."""
+
+    @override
+    def value(self) -> Tensor:
+        violations, there = self.violations()
+        return torch.where(there, violations, -torch.inf).max()
+
+
+def load_stats(experts: Tensor, mask: Tensor) -> Stats:
+    """Imbalance of the router over ``mask`` (B, T), as trainers log it: nothing where ``experts`` (B, T, layers, k) do
+    not lie on its device, because copying them would be a wait.
+    """
+    fits = experts.dim() == 4 and experts.shape[:2] == mask.shape and experts.shape[2]
+    if not fits or experts.device != mask.device:
+        return {}
+    on = recorded(experts, experts, mask)
+    return {
+        "mismatch/moe_avg_vio": MeanLoadViolation.of(experts, on),
+        "mismatch/moe_max_vio": LoadViolation.of(experts, on),
+        "mismatch/moe_worst_vio": WorstLoadViolation.of(experts, on),
+    }
+
+
 # Observers of a batch.
 
 
@@ -460,7 +537,9 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
 def observe_mismatch_detail(batch: TokenBatch) -> Stats:
     """The rest: kinds of divergence, tails, gradient, whole responses, and experts where both routings are known."""
     gap = None if batch.rollout_logp is None else Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
-    return {**_gap_stats(batch, gap), **_routing_stats(batch, gap)}
+    routes = batch.experts if batch.experts is not None else batch.rollout_experts
+    loads = {} if routes is None else load_stats(routes, batch.mask)
+    return {**_gap_stats(batch, gap), **loads, **_routing_stats(batch, gap)}
 
 
 def _gap_stats(batch: TokenBatch, gap: Gap | None) -> Stats:

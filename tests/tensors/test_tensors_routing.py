@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.tensors.mergeable import merge
-from rlwatch.tensors.mismatch import differing_layers, observe_mismatch_detail, recorded, routing_stats
+from rlwatch.tensors.mismatch import differing_layers, load_stats, observe_mismatch_detail, recorded, routing_stats
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -78,8 +78,9 @@ def test_routing_needs_both_records_but_no_log_probs():
     alone = TokenBatch(logp=torch.zeros(1, 4), mask=MASK, experts=OURS)
     both = TokenBatch(logp=torch.zeros(1, 4), mask=MASK, experts=OURS, rollout_experts=THEIRS)
 
-    assert observe_mismatch_detail(alone) == {}
-    assert set(values(observe_mismatch_detail(both))) == {"layer_frac", "token_frac", "layers"}
+    assert not [name for name in observe_mismatch_detail(alone) if "routing" in name]
+    compared = {name: stat for name, stat in observe_mismatch_detail(both).items() if "routing" in name}
+    assert set(values(compared)) == {"layer_frac", "token_frac", "layers"}
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 3, 2), (1, 4, 2, 3), (1, 4, 2), (2, 4, 2, 2)])
@@ -134,3 +135,48 @@ def test_ids_may_be_of_any_integer_type(dtype):
     ours, theirs, mask = random_batch(3)
 
     assert values(routing_stats(ours.to(dtype), theirs.to(dtype), mask)) == values(routing_stats(ours, theirs, mask))
+
+
+def brute_force(experts, mask):
+    """(mean, busiest, worst) violation: load * experts - 1, by counting."""
+    kept = [experts[b, t] for b, t in torch.nonzero(recorded(experts, experts, mask)).tolist()]
+    number, layers = int(max(one.max() for one in kept)) + 1, experts.shape[2]
+    vio = []
+    for layer in range(layers):
+        counts = [sum(int((one[layer] == expert).sum()) for one in kept) for expert in range(number)]
+        vio.append([count / sum(counts) * number - 1 for count in counts])
+    every = [value for layer in vio for value in layer]
+    return sum(map(abs, every)) / len(every), sum(map(max, vio)) / layers, max(every)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_imbalance_of_the_router_is_that_of_its_definition_in_one_batch_or_in_two(seed):
+    """load * experts - 1: mean of its sizes, of the busiest expert by layer, of the busiest of all."""
+    experts, _, mask = random_batch(seed, rows=6, layers=3)
+    expected = pytest.approx(brute_force(experts, mask))
+    whole = load_stats(experts, mask)
+    halves = merge(load_stats(experts[:3], mask[:3]), load_stats(experts[3:], mask[3:]))
+
+    for stats in (whole, halves):
+        assert [stats[f"mismatch/moe_{name}_vio"].value().item() for name in ("avg", "max", "worst")] == expected
+
+
+def test_equal_loads_are_no_violation_and_one_expert_for_all_is_the_largest():
+    """Known values; a router with too many experts to be counted reports nothing."""
+    mask = torch.ones(1, 5)
+    even = torch.tensor([0, 1, 2, 3, 0])[None, :, None, None]
+    alone = torch.where(torch.arange(5) == 3, 3, 0)[None, :, None, None]
+
+    assert [stat.value().item() for stat in load_stats(even, mask).values()] == [0.0, 0.0, 0.0]
+    assert [stat.value().item() for stat in load_stats(alone, mask).values()] == [1.0, 2.0, 2.0]
+    assert load_stats(even + 4096, mask)["mismatch/moe_avg_vio"].count == 0
+
+
+def test_experts_alone_are_enough_for_the_imbalance():
+    """Those of the rollout engine where the trainer's are not known."""
+    logp, routes = -torch.ones(1, 4), OURS
+    for routing in ({"experts": routes}, {"rollout_experts": routes}):
+        got = observe_mismatch_detail(TokenBatch(logp, MASK, **routing))
+        assert {name for name in got if "moe" in name} == {
+            f"mismatch/moe_{name}_vio" for name in ("avg", "max", "worst")
+        }
