@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 DEADLINE_S = 10.0
+MOST_EARLY = 1000
+"""Records without a step that are kept until it is known which run they are of."""
 FORKED = (
     "what a forked child logs is lost: only the process that called rlwatch.init records its run; log there, or begin "
     "a run of the child's own with rlwatch.init"
@@ -147,6 +149,12 @@ class Run:
         """Whether :meth:`log` was called."""
         self._listeners: list[Callable[[Outcome], None]] = []
         self._machine: MachineThread | None = None
+        self._undecided: Callable[[bool | None, int | None], None] | None = None
+        self._deciding = threading.Lock()
+        self._early: list[Queued] = []
+        self._introduce = False
+        self.where = ""
+        """Store as a command takes it; empty where there is none for a command."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, in this process or another, knows which run it is of and records nothing."""
@@ -156,6 +164,45 @@ class Run:
     def attach(self, engine: Engine) -> None:
         """Begin to record; a run nothing is attached to does nothing."""
         self._engine = engine
+
+    def await_training(self, decide: Callable[[bool | None, int | None], None]) -> None:
+        """Begin to record only when it is known which run this is: with its first step, or by :meth:`decide`.
+
+        ``decide`` is called once, with whether training was resumed, if that is known, and else the first step.
+        """
+        self._undecided = decide
+
+    def decide(self, *, resumed: bool | None = None, step: int | None = None) -> None:
+        """Tell whether this training goes on where an earlier one was; once, before its first record.
+
+        Where nothing is to be decided it does nothing. Training waits for the store to be opened, and for no more.
+        """
+        with self._deciding:
+            decide, self._undecided = self._undecided, None
+            if decide is None or self._ended:
+                return
+            asked(
+                lambda: decide(resumed, step),
+                lambda error: self.counters.warn("errors", f"this run is not recorded: {described(error)}"),
+            )
+            early, self._early = self._early, []
+        for item in early:
+            self.offer(item)
+        self._say_where()
+
+    def introduce(self) -> None:
+        """Say once, on one line, which run this is, where it is recorded and how to look at it."""
+        self._introduce = True
+        self._say_where()
+
+    def _say_where(self) -> None:
+        if not self._introduce or self._engine is None:
+            return
+        self._introduce = False
+        attempt = f", attempt {self.info.attempt}" if self.info.attempt > 1 else ""
+        next_ = f"; rlwatch show {self.info.run_id} --store {self.where}" if self.where else ""
+        line = f"rlwatch: run {self.info.run_id}{attempt}, recorded in {self.where or 'memory'}{next_}"
+        sheltered(lambda: print(line, file=sys.stderr), lambda _error: None)  # noqa: T201  (the user is to see it)
 
     def measure(self, machine: MachineThread) -> None:
         """Look at the machine from now on: with each row, or with each share that is sent to rank 0."""
@@ -169,7 +216,7 @@ class Run:
     @property
     def active(self) -> bool:
         """False on ranks other than 0, in forked children and after the end: every call does nothing."""
-        return self._engine is not None and not self._ended
+        return (self._engine is not None or self._undecided is not None) and not self._ended
 
     def link(self, link: Link) -> None:
         """Hold on to the other ranks; see :func:`rlwatch.run.ranks.join`."""
@@ -199,6 +246,12 @@ class Run:
 
     def offer(self, item: Queued) -> None:
         """Queue ``item`` for the writer thread, if this run records."""
+        if self._undecided is not None:
+            at = getattr(item, "step", None)
+            if at is None and len(self._early) < MOST_EARLY:
+                self._early.append(item)
+                return
+            self.decide(step=at)
         if self._engine is not None and not self._ended:
             self._engine.intake.put(item)
         else:
@@ -220,6 +273,8 @@ class Run:
         """
         if not self._logs:
             self._check_first(step)
+        if self._undecided is not None:
+            self.decide(step=step_index(step))
         engine = self._engine
         if engine is None or self._ended:
             self.lose_forked()
@@ -228,7 +283,7 @@ class Run:
 
     def _check_first(self, step: Any) -> None:
         """On every rank, though one alone records: where only that one raised, the others would wait for it."""
-        if (self._engine is None and self.rank == 0) or self._ended:
+        if (not self.active and self.rank == 0) or self._ended:
             return
         self._logs = True
         try:
@@ -300,6 +355,8 @@ class Run:
         if self._ended:
             return True
         ended_as, reason, deadline_s = RunState(state), words(reason), seconds(deadline_s, DEADLINE_S)
+        if self._undecided is not None and (self._early or ended_as is not RunState.FINISHED):
+            self.decide(resumed=False)
         self._ended = True
         end = time.monotonic() + deadline_s
         engine, link = self._engine, self._link
@@ -351,7 +408,7 @@ class Run:
     def forked(self) -> None:
         """In a forked child: the parent's run is not ours to write."""
         self._forked = self._forked or (not self._ended and (self._engine is not None or self._link is not None))
-        self._engine = self._machine = None
+        self._engine = self._machine = self._undecided = None
         self._logs = True
         if self._link is not None:
             self._link.forked()

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.mailbox import Mailbox
-from rlwatch.errors import ConfigError
+from rlwatch.errors import ConfigError, StoreError
 from rlwatch.ports import Detector, RunWriter, Store
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake
@@ -77,7 +78,8 @@ def init(
     run_id, resume, output_dir
         Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in
         ``output_dir/rlwatch.json``, else a new one. ``resume="never"`` always makes a new one, ``"must"``
-        never does. Each process start is a new *attempt* of its run.
+        never does. A resume is a new *attempt* of its run. With ``"auto"`` a remembered run is continued only by a
+        training that goes on: its first step tells (later than the run's first), or the trainer; another is a new run.
     store
         A directory, ``sqlite:///directory``, ``memory://name`` or an open store; ``RLWATCH_STORE`` or
         ``./rlwatch-runs`` if not given.
@@ -131,18 +133,69 @@ def init(
     assembly = Assembly(place, alerting, detectors, queue_size, world_size)
     chosen = choose_run_id(run_id, output_dir, project, resume)
     info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=tags, forecast=alerting.policy.forecast)
-    with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
-        writer = undo.enter_context(closing(place.open_run(info)))
-        if output_dir is not None:
-            remember_run_id(writer.run.run_id, output_dir)
-        run = assembly.run(writer)
-        undo.pop_all()
+    opening = Opening(assembly, info, output_dir)
+    earlier = None if run_id or resume != "auto" else _earlier(place, chosen, output_dir)
+    if earlier is None:
+        run = opening.begin(info)
+    else:
+        run = Run(replace(info, attempt=earlier.attempt + 1), assembly.counters, world_size=world_size)
+        run.await_training(partial(opening.decide, run, _first_step(place, chosen)))
     watch_over(run, sigterm=sigterm)
     root = getattr(place, "root", None)
+    run.where = str(root) if root else ""
     if wanted(system) or ask is not None:
         at = {**places, "store": root} if root else places
         run.measure(machine_thread(0, at, engines=ask, system=wanted(system)))
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """All that opens a run once it is known which it is: ``info`` is of the run that was remembered or chosen."""
+
+    assembly: Assembly
+    info: RunInfo
+    output_dir: str | os.PathLike[str] | None
+
+    def begin(self, info: RunInfo, into: Run | None = None) -> Run:
+        """Open the run and begin to record, ``into`` one that waited for it."""
+        with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
+            writer = undo.enter_context(closing(self.assembly.store.open_run(info)))
+            if self.output_dir is not None:
+                remember_run_id(writer.run.run_id, self.output_dir)
+            run = self.assembly.run(writer, into)
+            undo.pop_all()
+        return run
+
+    def decide(self, run: Run, first_step: int, resumed: bool | None, step: int | None) -> None:
+        """Begin the remembered run's next attempt where training goes on, else a run of its own."""
+        goes_on = resumed if resumed is not None else step is not None and step > first_step
+        self.begin(self.info if goes_on else replace(self.info, run_id=new_run_id(self.info.project)), run)
+
+
+def _earlier(place: Store, chosen: str, output_dir: str | os.PathLike[str] | None) -> RunInfo | None:
+    """The run that was recorded in ``output_dir``, of which it is open whether this training continues it.
+
+    None where it is settled: another id was given, no run of this id has rows, or a live process writes it.
+    """
+    if output_dir is None or os.environ.get(RUN_ID_VARIABLE) or chosen != _remembered(Path(output_dir) / REMEMBERED):
+        return None
+    try:
+        found = place.run(chosen)
+    except StoreError:
+        return None  # what is wrong is said when it is opened
+    if found.last_step is None:
+        return None
+    if found.state is RunState.RUNNING:
+        writer = place.amend_run(chosen)
+        if writer is None:
+            return None
+        writer.close()
+    return found
+
+
+def _first_step(place: Store, run_id: str) -> int:
+    return min(min(steps) for steps in place.steps(run_id).values() if steps)
 
 
 def _short(text: object) -> str:
@@ -205,13 +258,17 @@ class Assembly:
         if self.queue_size < 1:
             raise ConfigError(f"queue_size must be >= 1, got {self.queue_size!r}")
 
-    def run(self, run_writer: RunWriter) -> Run:
-        """The run that ``run_writer`` writes, begun. Raises what ``detectors`` raises, before anything is started."""
+    def run(self, run_writer: RunWriter, into: Run | None = None) -> Run:
+        """The run that ``run_writer`` writes, begun; ``into`` one that waited for it.
+
+        Raises what ``detectors`` raises, before anything is started.
+        """
         info = run_writer.run
         intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
         news = self.store.news("commands", info.run_id)
         mailbox = Mailbox(self.store, info.run_id, self.clock, world_size=self.world_size, news=news)
-        run = Run(info, self.counters, world_size=self.world_size)
+        run = into or Run(info, self.counters, world_size=self.world_size)
+        run.info = info
         delivery = self.alerting.start(self.store, lambda _error: self.counters.add("errors"))
         storing = StoreSink(run_writer, self.counters, self.clock)
         judge = JudgeThread(run_writer.last_seq, lambda problem: self.counters.warn("errors", problem))

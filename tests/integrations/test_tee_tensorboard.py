@@ -15,7 +15,7 @@ from torch.utils import tensorboard
 import rlwatch
 from rlwatch.errors import ConfigError, MissingExtraError, StoreError
 from rlwatch.forecast import Forecast
-from rlwatch.monitor import engine
+from rlwatch.monitor import forecasting
 
 pytestmark = pytest.mark.torch
 WRITERS = {"torch": tensorboard.SummaryWriter, "tensorboardX": tensorboardX.SummaryWriter}
@@ -318,7 +318,7 @@ class Foretells:
 @pytest.mark.parametrize("send_back", [True, False])
 def test_the_forecast_is_written_at_its_step_if_wanted(tee, writer, tmp_path, monkeypatch, records, send_back):
     """By the writer that logs, on its own thread, and not mirrored in turn."""
-    monkeypatch.setattr(engine, "default_forecasts", Foretells)
+    monkeypatch.setattr(forecasting, "default_forecasts", Foretells)
     mirror, w = tee(send_back=send_back), writer()
     for step in range(1, 6):
         w.add_scalar("loss/policy", step / 10, step)

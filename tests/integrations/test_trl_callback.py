@@ -73,8 +73,8 @@ def test_a_given_run_is_left_open(tmp_path):
     assert run.active
 
 
-def test_training_again_continues_in_a_new_attempt(tmp_path, made):
-    """The finished run is taken up by another ``init``, with the same arguments."""
+def test_training_again_begins_another_run(tmp_path, made):
+    """By another ``init`` with the same arguments, which is told that nothing was resumed."""
     trainer = make_trainer(tmp_path, max_steps=1)
     watch(trainer, project="p")
     trainer.train()
@@ -82,6 +82,7 @@ def test_training_again_continues_in_a_new_attempt(tmp_path, made):
 
     assert [arguments["project"] for arguments, _ in made] == ["p", "p"]
     assert [list(run.taps()) for _, run in made] == [[1], [1]]
+    assert [run.resumed for _, run in made] == [False, False]
 
 
 def test_a_run_that_cannot_be_made_stops_training_before_it_starts(tmp_path, monkeypatch):

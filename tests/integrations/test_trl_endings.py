@@ -209,6 +209,23 @@ def test_a_checkpoint_further_back_rewinds_the_run(tmp_path):
         assert list(values) == [1, 2, 3, 4, 5, 6], name
 
 
+def test_the_same_script_started_again_is_a_new_run(tmp_path, capfd):
+    """In its old output directory, with checkpoints there and another rate, not resumed: the old curves stay."""
+    store = str(tmp_path / "runs")
+    first = attempt(tmp_path, store=store, until=2)
+    place = rlwatch.open_store(store)
+    before = place.run(first.info.run_id), told(store, first)
+    second = attempt(tmp_path, store=store, until=2)
+
+    assert second.info.run_id != first.info.run_id
+    assert (place.run(first.info.run_id), told(store, first)) == before
+    assert (place.run(second.info.run_id).attempt, place.run(second.info.run_id).last_step) == (1, 2)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("rlwatch: run ")]
+    assert [line.split()[2].rstrip(",") for line in lines] == [first.info.run_id, second.info.run_id]
+    third = attempt(tmp_path, store=store, until=3, resume=True)
+    assert (third.info.run_id, third.info.attempt) == (second.info.run_id, 2)
+
+
 def test_a_directory_of_its_own_is_another_run(tmp_path):
     """What is not resumed begins anew."""
     store = str(tmp_path / "runs")

@@ -132,6 +132,13 @@ class FakeRun:
         self.counters = Counters()
         self.findings = ()
         self.active = True
+        self.resumed = None
+
+    def introduce(self):
+        pass
+
+    def decide(self, *, resumed=None, step=None):
+        self.resumed = resumed
 
     @property
     def measures(self):

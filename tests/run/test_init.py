@@ -176,15 +176,75 @@ def test_each_process_start_is_an_attempt(store):
 def test_the_run_is_remembered_beside_the_checkpoints(store, tmp_path):
     """Training resumed from the same output directory continues its run."""
     out = tmp_path / "checkpoints"
-    for _ in range(2):
+    for step in (1, 2):
         with rlwatch.init(store=store, output_dir=out) as run:
-            run.log({"entropy": 0.5}, step=1)
+            run.log({"entropy": 0.5}, step=step)
     fresh = rlwatch.init(store=store, output_dir=out, resume="never")
     fresh.finish()
 
     assert json.loads((out / "rlwatch.json").read_text())["run_id"] == fresh.info.run_id
     assert run.info.attempt == 2
     assert fresh.info.run_id != run.info.run_id
+
+
+def test_a_new_training_in_an_old_directory_is_a_new_run(store, tmp_path):
+    """Its first step tells. The old run stays as it was, to the last byte of what is known of it."""
+    out = tmp_path / "checkpoints"
+    with rlwatch.init(store=store, output_dir=out, config={"lr": 1e-5}) as old:
+        for step in range(1, 61):
+            old.log({"entropy": 0.5}, step=step)
+    place = open_store(store)
+    before = place.run(old.info.run_id), series(store, old, "entropy")
+
+    with rlwatch.init(store=store, output_dir=out, config={"lr": 1e-4}) as new:
+        assert new.active
+        new.event("note", text="before the first step")
+        new.log({"entropy": 0.4}, step=1)
+
+    assert new.info.run_id != old.info.run_id
+    assert new.info.attempt == 1
+    assert (place.run(old.info.run_id), series(store, old, "entropy")) == before
+    assert [event.kind for event in place.events(new.info.run_id) if event.kind == "note"] == ["note"]
+    assert json.loads((out / "rlwatch.json").read_text())["run_id"] == new.info.run_id
+
+
+def test_a_training_that_never_began_leaves_the_old_run_as_it_was(store, tmp_path):
+    """Nothing is recorded of it; where it died, a run of its own says so."""
+    with rlwatch.init(store=store, output_dir=tmp_path) as old:
+        old.log({"entropy": 0.5}, step=1)
+    before = open_store(store).runs()
+    rlwatch.init(store=store, output_dir=tmp_path).finish()
+    assert open_store(store).runs() == before
+
+    with pytest.raises(RuntimeError), rlwatch.init(store=store, output_dir=tmp_path):
+        raise RuntimeError("out of memory")
+    (crashed,) = [run for run in open_store(store).runs() if run.run_id != old.info.run_id]
+    assert crashed.state is RunState.CRASHED
+
+
+def test_a_trainer_may_say_that_it_resumed(store, tmp_path):
+    """Where its first row comes late, the step alone would not tell."""
+    runs = []
+    for resumed in (None, True, False):
+        with rlwatch.init(store=store, output_dir=tmp_path) as run:
+            run.decide(resumed=resumed)
+            run.log({"entropy": 0.5}, step=10)
+        runs.append((run.info.run_id, run.info.attempt))
+
+    assert runs[0][0] == runs[1][0] != runs[2][0]
+    assert [attempt for _, attempt in runs] == [1, 2, 1]
+
+
+def test_a_run_introduces_itself_once_on_one_line(store, tmp_path, capfd):
+    """Its id, the store and the next command; after it is known which run it is."""
+    for _ in range(2):
+        with rlwatch.init(store=store, output_dir=tmp_path) as run:
+            run.introduce()
+            run.log({"entropy": 0.5}, step=1)
+            run.log({"entropy": 0.5}, step=2)
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith(f"rlwatch: run {run.info.run_id}, recorded in ")
+        assert line.endswith(f"; rlwatch show {run.info.run_id} --store {run.where}" if run.where else "in memory")
 
 
 def test_run_id_wins_over_the_environment_and_that_over_what_is_remembered(store, tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ class Driver:
 
     def __init__(self, trainer: Any, settings: Settings) -> None:
         self.run = rlwatch.init(**init_arguments(trainer.args, settings))
+        self.run.introduce()
         self.seam = Seam(self.run)
         self.step = Step()
         self._last: int | None = None

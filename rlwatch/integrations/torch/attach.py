@@ -428,6 +428,8 @@ class Watcher(Steering):
             raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
         begin = {**place_here(), **init_arguments}
         recording = begin_together(lambda: init(**begin) if run is None else run, link=link)
+        if run is None:
+            recording.introduce()
         self._rows = rows
         super().__init__(means, recording, owned=run is None, level=chosen, strict=strict, decode=decode)
         self._given(clip=clip, optimizer=optimizer)

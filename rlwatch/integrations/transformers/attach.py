@@ -165,6 +165,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         if self.run is None or (self._owned and self._over):
             self._over, self._linked = False, True
             self.run = begin_together(lambda: rlwatch.init(**init_arguments(args, model, self._given)), link=self._link)
+            self.seam.attempt("introduction", self.run.introduce)
         elif not self._linked:
             self._linked, given = True, self.run
             begin_together(lambda: given, link=self._link)
@@ -172,7 +173,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         return self.run
 
     def end(self, state: RunState = RunState.FINISHED, reason: str = "") -> None:
-        """Finish the run, if it was made here; training again begins its next attempt."""
+        """Finish the run, if it was made here; training again begins another, or resumed its next attempt."""
         if self.run is not None and self._owned:
             self._over = True
             self.run.finish(state, reason, DEADLINE_S)
@@ -182,7 +183,8 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Make the run: what is configured wrongly stops training here, before it starts."""
-        self.begin(args, kwargs.get("model"))
+        run = self.begin(args, kwargs.get("model"))
+        self.seam.attempt("which run this is", partial(run.decide, resumed=state.global_step > 0))
         if args.logging_nan_inf_filter and not self._watched:
             logger.warning("%s", FILTERED)
 

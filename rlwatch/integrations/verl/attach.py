@@ -220,6 +220,7 @@ def begin_driver(trainer: Any) -> Driver:
     if missing:
         logger.warning("%s", in_words(missing))
     driver = Driver(trainer, rlwatch.init(**settings.init), settings)
+    driver.run.introduce()
     setattr(trainer, HELD, driver)
     session.set(Session(driver.run))  # for a trainer that has a fit of its own
     acting("driver")
