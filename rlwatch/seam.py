@@ -291,7 +291,7 @@ class Tapped:
         self._original, self._calls = original, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What ours returns."""
+        """Call ours."""
         return self._calls(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def _first(span: Span) -> int:
 
 
 def told(spans: Sequence[Span]) -> str:
-    """How many rows of which steps.
+    """Number of rows, and their steps, in words.
 
     >>> told([Span(3, 3, 1), Span(7, 9, 4)])
     '5 rows of steps 3, 7-9'

@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 BATCH_LIMIT = 1000
 FOUND_STORED_S = 2.0
 """Longest the judge waits for what it found to be stored before it goes on, in seconds."""
+LEAVE_FAILING = 0.6
+"""Share of a deadline after which judging is left to whoever looks next where the store takes nothing: the rest is for
+saving what can be, and for telling what cannot.
+"""
+MOST_NOTED = 8
+"""Events of what was shed that are noted in the room for the end."""
 FORECASTS_WAITING = 16
 """Batches of forecasts that may wait to be stored while the judge goes on."""
 CALM_ROUNDS = 100
@@ -147,7 +153,7 @@ class Writer:
         self._finds, self._finds_stored = itertools.count(1), 0
         self._stopping = self._ended = self._gave_up = False
         self._ending: Callable[[], object] | None = None
-        self._hurry_at = self._enough_at = float("inf")
+        self._hurry_at = self._enough_at = self._leave_at = float("inf")
         self._wake = threading.Event()
         self._rounds = self._cleared = 0
         self._thread = threading.Thread(target=self._loop, name="rlwatch-writer", daemon=True)
@@ -187,7 +193,9 @@ class Writer:
         For half of it other ranks may still be waited for; a tenth of it is kept from the judge, for storing what it
         found. Safe in a signal handler: it takes no lock that an interrupted thread could hold.
         """
-        self._hurry_at, self._enough_at = time.monotonic() + deadline_s / 2, time.monotonic() + 0.9 * deadline_s
+        now = time.monotonic()
+        self._hurry_at, self._enough_at = now + deadline_s / 2, now + 0.9 * deadline_s
+        self._leave_at = now + LEAVE_FAILING * deadline_s
         self._ending = ending or self._ending
         self._stopping = True
         if self.judge is not None:
@@ -195,6 +203,11 @@ class Writer:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(deadline_s)
+        return self._ended
+
+    @property
+    def ended(self) -> bool:
+        """True once all that could be done was done."""
         return self._ended
 
     @property
@@ -244,7 +257,8 @@ class Writer:
         if self.judge is None:
             return True
         self._guard(self.judge.end)
-        if time.monotonic() >= self._enough_at:
+        failing = self._store is not None and self._store.failing
+        if time.monotonic() >= (self._leave_at if failing else self._enough_at):
             self._gave_up = not self.judge.ended
             self._guard(self.judge.abandon)
             return True
@@ -298,6 +312,17 @@ class Writer:
         waiting = [queued for queued in (*self._held, *self._queue.waiting()) if isinstance(queued, Entry | Awaited)]
         steps = [queued.step for queued in waiting if isinstance(queued, Awaited) or not queued.number]
         return steps + ([] if self._store is None else [row.step for row in self._store.unkept()])
+
+    def give_up_unkept(self) -> None:
+        """Count the rows that are lost if the process ends now, and note them in the room kept for the end."""
+        steps = self.unkept()
+        for step in steps:
+            self._counters.lose(step)
+        if steps:
+            self._counters.warn("dropped", "the process had no time to store its last rows", len(steps))
+        if self._store is not None:
+            waiting = (*self._held, *self._queue.waiting())
+            self._store.note_lost(steps, [queued for queued in waiting if isinstance(queued, Event)])
 
     @property
     def trouble(self) -> str:
@@ -553,10 +578,7 @@ class StoreSink:
         event = None
         if rows:
             attempt, last = self._writer.run.attempt, max(item.seq for item in (*rows, *telling))
-            why = f"the store took nothing to the end ({self.trouble})"
-            first_step, last_step = min(row.step for row in rows), max(row.step for row in rows)
-            body = {"what": "metric rows", "n": len(rows), "first_step": first_step, "last_step": last_step, "why": why}
-            event = Event(SHED, last_step, body, self._clock.now(), attempt, last + 1)
+            event = replace(self._lost_event([row.step for row in rows]), attempt=attempt, seq=last + 1)
             telling.append(event)
         progress = Progress((), self._judged, None) if judged and self._judged is not None else None
         if not telling and progress is None:
@@ -564,6 +586,25 @@ class StoreSink:
         refused = raised_by(self._writer.write, *((telling,) if progress is None else (telling, progress)))
         if refused is not None and event is not None and journal is not None:
             journal.note_lost(event)
+
+    def _lost_event(self, steps: Sequence[int]) -> Event:
+        why = f"the store took nothing to the end ({self.trouble})"
+        first, last = min(steps), max(steps)
+        body = {"what": "metric rows", "n": len(steps), "first_step": first, "last_step": last, "why": why}
+        return Event(SHED, last, body, self._clock.now())
+
+    def note_lost(self, steps: Sequence[int], events: Sequence[Event] = ()) -> None:
+        """Rows of these steps are lost, and the process has no time left to try the store once more; what ``events``
+        in no journal say was shed before is noted as well.
+        """
+        journal = self._writer.journal
+        if journal is None or not self.failing:
+            return
+        waiting = [item for item in self._backlog if isinstance(item, Event)]
+        for event in [event for event in (*waiting, *events) if event.kind == SHED][:MOST_NOTED]:
+            journal.note_lost(event)
+        if steps:
+            journal.note_lost(self._lost_event(steps))
 
     def _count_lost(self, items: Sequence[Storable]) -> None:
         for item in items:

@@ -377,7 +377,7 @@ class Run:
         elif not engine.writer.judged_all:
             stopped = False
             self.counters.warn("unjudged", UNJUDGED)
-        asked(lambda: self._say_lost(engine.writer, stopped=stopped), lambda _error: None)
+        asked(lambda: self._say_lost(engine.writer, stopped=engine.writer.ended), lambda _error: None)
         if engine.delivery is not None:
             engine.delivery.stop(max(0.0, end - time.monotonic()))
         return stopped and self.counters["dropped"] + self.counters["errors"] == lost
@@ -385,8 +385,7 @@ class Run:
     def _say_lost(self, writer: Writer, *, stopped: bool) -> None:
         """One line at the end, whatever was said before."""
         if not stopped:
-            for step in writer.unkept():
-                self.counters.lose(step)
+            writer.give_up_unkept()
         lost = self.counters.lost()
         if lost:
             why = f"the store took nothing: {writer.trouble}" if writer.trouble else "there was no room for them"

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -50,7 +51,7 @@ from faultlab import (
 )
 
 from rlwatch.errors import RLWatchError
-from rlwatch.records import Command
+from rlwatch.records import SHED, Command, RunState
 from rlwatch.store.url import open_store
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -345,7 +346,42 @@ def full_at_the_end(lab: Lab, rng: random.Random, tally: Tally) -> None:
             _lost_but_said(tally, disk.store, child, left)
 
 
-def _lost_but_said(tally: Tally, store: Path, child: Child, left: dict[str, Any], since: int = 0) -> None:
+def full_beyond_the_journal(lab: Lab, rng: random.Random, tally: Tally) -> None:
+    """The same with more rows than the journal's own room holds: rows are lost, said by number and step, and the run
+    ended as it did.
+    """
+    with lab.place() as place, Disk(place) as disk:
+        rows = rng.randint(12_000, 16_000)
+        with Child(place, store=str(disk.store), stops=STOPS[:1], rows=rows, rate=0.0) as child:
+            child.wait("stop")
+            disk.fill()
+            child.go()
+            settle(tally, child)
+            disk.free()
+            _told_at_the_end(tally, disk.store, child)
+
+
+def _told_at_the_end(tally: Tally, store: Path, child: Child) -> None:
+    """By a line of the process, and by events of the run, which ended in good order."""
+    lost, source = account(tally, stored(store), [child.life]), open_store(str(store))
+    events = [event.body for event in source.events("run") if event.kind == SHED]
+    told = sum(body["n"] for body in events if "rows" in body["what"])
+    said = re.findall(r"ends without ([\d,]+) rows? of steps? [\d, -]+, which", child.stderr)
+    if told != lost or said != [f"{lost:,}"] * bool(lost):
+        tally.unsaid += abs(lost - told)
+        tally.problems.append(f"{lost} rows are lost; the run tells of {told}, the process of {said}")
+    state = source.run("run").state
+    if state is not RunState.FINISHED:
+        tally.problems.append(f"it ended in good order and is {state.value}")
+
+
+def _lost_but_said(
+    tally: Tally,
+    store: Path,
+    child: Child,
+    left: dict[str, Any],
+    since: int = 0,
+) -> None:
     """What came from step ``since`` on is there, or was counted."""
     try:
         records = stored(store)
@@ -750,12 +786,13 @@ GROUPS: dict[str, list[Fault]] = {
         Fault("full-freed-ext4", "the same on ext4", partial(full_then_freed, kind="ext4"), 0, 4),
         Fault(
             "full-end",
-            "full to the end, the block with and without an error of its own",
+            "full to the end, rows that fit the 1 MB of the journal, the block with and without an error of its own",
             full_at_the_end,
             1,
             8,
             may_lose=True,
         ),
+        Fault("full-beyond", "full to the end, more rows than that", full_beyond_the_journal, 0, 4, may_lose=True),
         Fault("full-start", "full before the run begins", full_at_the_start, 0, 3),
         Fault("too-large", "no file may grow (EFBIG), then may again", too_large, 0, 6),
         Fault("read-only", "read-only for good under open files (ext4)", read_only, 0, 4, may_lose=True),

@@ -1,6 +1,5 @@
 """The writer thread: order kept, failures counted, deadlines honoured."""
 
-import itertools
 import threading
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
 from rlwatch.recorder.counters import MOST_SPANS, Counters
 from rlwatch.recorder.intake import BoundedQueue, admit
-from rlwatch.recorder.writer import FIRST_RETRY_S, FORECASTS_WAITING, StoreSink, Writer
+from rlwatch.recorder.writer import FIRST_RETRY_S, FORECASTS_WAITING, FOUND_STORED_S, StoreSink, Writer
 from rlwatch.records import SHED, Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
 from rlwatch.store.sqlite.journal import Journal, journals_in
 
@@ -157,23 +156,38 @@ def test_the_judge_is_told_to_hurry_as_soon_as_the_run_ends_and_not_when_the_que
     assert judge.asked == ["hurry"]
 
 
-def test_the_judge_waits_for_its_findings_to_be_stored_and_not_for_each_batch_of_forecasts(monkeypatch):
-    """Alerts are told of what is stored; forecasts tell nobody."""
-    waits = []
-    _, _, writer = recorder(Collect())
-    gate = threading.Event()
-    monkeypatch.setattr(writer, "_round", lambda: gate.wait(10.0))
-    writer.start()
-    monkeypatch.setattr(
-        "rlwatch.recorder.writer.time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=waits.append)
-    )
-    for step in range(FORECASTS_WAITING):
-        writer.keep([ForecastRecord(step, {"forecast/p50": 0.1}, {})])
-    assert not waits
-    writer.keep([Finding("kl", "kl_drift", Severity.WARNING, 3, 3, "it drifts")])
-    gate.set()
+class Stuck(Collect):
+    """A sink that writes nothing before its gate opens."""
 
-    assert waits
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def write(self, batch):
+        self.gate.wait(120.0)
+
+
+def test_the_judge_waits_for_its_findings_to_be_stored_and_not_for_each_batch_of_forecasts():
+    """Alerts are told of what is stored; forecasts tell nobody."""
+    sink = Stuck()
+    queue, _, writer = recorder(sink)
+    queue.offer(entry(1))
+    writer.start()
+
+    def kept(*batches):
+        keeping = threading.Thread(target=lambda: [writer.keep(batch) for batch in batches], daemon=True)
+        keeping.start()
+        return keeping
+
+    forecasts = kept(*([ForecastRecord(step, {"forecast/p50": 0.1}, {})] for step in range(FORECASTS_WAITING)))
+    forecasts.join(0.8 * FOUND_STORED_S * FORECASTS_WAITING)
+    assert not forecasts.is_alive()
+    finding = kept([Finding("kl", "kl_drift", Severity.WARNING, 3, 3, "it drifts")])
+    finding.join(0.1)
+    assert finding.is_alive()
+    sink.gate.set()
+    finding.join(60.0)
+    assert writer.stop(60.0)
 
 
 class FullDisk:

@@ -369,8 +369,9 @@ def _create(
     """Make ``run.db`` under another name and, once ``before`` was called, rename it: no reader ever sees half a run.
     What ``fill`` returned.
     """
-    for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
-        leftover.unlink(missing_ok=True)
+    with writing_to(files.unborn):
+        for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
+            leftover.unlink(missing_ok=True)
     touch_private(files.unborn)
     with explained(str(files.unborn)), closing(sqlite3.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
