@@ -167,7 +167,7 @@ def _beside(table: Sequence[Row], printed: Sequence[Row]) -> list[Row] | None:
 
 
 def _placed(table: Sequence[Row], printed: Sequence[Row]) -> Sequence[Row]:
-    """What was printed, at the steps of the table where it was only numbered: row by row, or where the losses agree."""
+    """Printed rows, at the steps of the table where they were only numbered: row by row, or where the losses agree."""
     steps = [row.step for row in printed]
     if steps != list(range(1, len(printed) + 1)) or set(steps).issuperset(row.step for row in table):
         return printed

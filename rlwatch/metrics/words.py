@@ -90,17 +90,7 @@ def words_of(name: str) -> frozenset[str]:
 # The grammar of the six roles. Costs only order the names of one run that mean the same metric.
 
 _ALGORITHMS = ("rl", "grpo", "ppo", "dapo", "rloo", "gspo", "reinforce")
-_LOGGED = (
-    *sorted(_EMPTY_WORDS - {"batch"}),
-    "stats",
-    "log",
-    "logs",
-    "summary",
-    "performance",
-    "info",
-    "monitor",
-    "trainer",
-)
+_LOGGED = (*sorted(_EMPTY_WORDS - {"batch"}), "stats", "log", "logs", "summary", "performance")
 _CONTEXT = dict.fromkeys((*_LOGGED, "batch", "step", "per", "at", "epoch", "online", *_ALGORITHMS), 0)
 """Words that say of what the mean is, or where it was logged."""
 _ACTOR = dict.fromkeys(("policy", "actor", "agent", "model", "pi"), 1)
@@ -139,7 +129,7 @@ class Role:
     beside: Mapping[str, int]
 
     def cost(self, words: frozenset[str]) -> int | None:
-        """How far-fetched the reading is (0: least); None if the words mean something else."""
+        """Distance of the reading (0: least far-fetched); None if the words mean something else."""
         costs = []
         for noun, cost in self.nouns.items():
             rest = words - noun

@@ -9,11 +9,11 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers import LogTail, read_log
 
 ODD = "".join(
-    f"12:00 | pid=7 | it<{step}> R={'nan' if step == 3 else step * 0.5} H={2 - step * 0.1:.2f} {'ok' * 3}\n"
+    f"12:00 | pid=7 | it<{step}> Q={'nan' if step == 3 else step * 0.5} H={2 - step * 0.1:.2f} {'ok' * 3}\n"
     for step in range(1, 9)
 )
-IN_ONE = r"it<(?P<step>\d+)> R=(?P<reward>\S+) H=(?P<policy_entropy>\S+)"
-PAIRS = r"it<(?P<step>\d+)>|(?P<name>[RH])=(?P<value>\S+)"
+IN_ONE = r"it<(?P<step>\d+)> Q=(?P<reward>\S+) H=(?P<policy_entropy>\S+)"
+PAIRS = r"it<(?P<step>\d+)>|(?P<name>[QH])=(?P<value>\S+)"
 SPREAD = "".join(
     f"begin {step}\nreward -> {step}e-1\nnoise\nkl -> {'inf' if step == 2 else 0.25}\n" for step in (1, 2, 3)
 )
@@ -39,12 +39,12 @@ def test_nothing_of_the_log_is_read_without_a_pattern(log):
         read_log(log)
 
 
-@pytest.mark.parametrize(("pattern", "reward", "entropy"), [(IN_ONE, "reward", "policy_entropy"), (PAIRS, "R", "H")])
+@pytest.mark.parametrize(("pattern", "reward", "entropy"), [(IN_ONE, "reward", "policy_entropy"), (PAIRS, "Q", "H")])
 def test_groups_say_what_is_what(log, pattern, reward, entropy):
-    """A group a metric, or a name with its value; NaN is a value. Names are the user's, so R and H must be known ones."""
+    """A group a metric, or a name with its value; NaN is a value. Names are the user's, so Q and H must be known ones."""
     if pattern is PAIRS:
-        log.write_text(ODD.replace("R=", "reward=").replace("H=", "entropy="))
-        pattern, reward, entropy = PAIRS.replace("[RH]", "reward|entropy"), "reward", "entropy"
+        log.write_text(ODD.replace("Q=", "reward=").replace("H=", "entropy="))
+        pattern, reward, entropy = PAIRS.replace("[QH]", "reward|entropy"), "reward", "entropy"
     read = rows(log, pattern)
 
     assert [(attempt, step) for attempt, step, _ in read] == [(1, step) for step in range(1, 9)]
@@ -70,7 +70,7 @@ def test_steps_that_come_again_are_another_attempt_and_lines_without_a_step_are_
     again = rows(log, IN_ONE)
 
     assert [attempt for attempt, *_ in again] == [1] * 8 + [2] * 8
-    assert [step for _, step, _ in rows(log, r"R=(?P<reward>\S+)")] == list(range(1, 17))
+    assert [step for _, step, _ in rows(log, r"Q=(?P<reward>\S+)")] == list(range(1, 17))
 
 
 def test_a_value_that_is_no_number_is_counted_and_what_comes_before_the_first_step_too(tmp_path):
