@@ -21,6 +21,7 @@ from rlwatch.forecast.forecast import forecast_of
 from rlwatch.glance import framed, glance
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.data_frame import is_data
+from rlwatch.importers.lines import shown
 from rlwatch.importers.registry import read_data, read_log
 from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
 from rlwatch.monitor.engine import Monitor, Outcome, joined
@@ -55,7 +56,8 @@ class Report:
 
     ``view`` is the run as every face shows it; ``steps`` counts distinct steps. ``guessed``: names that are no
     trainer's, read by their words as the metric named; ``unknown``: names that nothing reads; ``unjudged``: those
-    of trainers that are seen and not judged, each with the reason. ``firing``: the alerts that still fire at the end
+    of trainers that are seen and not judged, each with the reason. ``rows``: count of the rows of a log of lines, with
+    one of the lines. ``firing``: the alerts that still fire at the end
     of the log, as they are then.
     """
 
@@ -67,6 +69,7 @@ class Report:
     alarms: tuple[Alarm, ...] = ()
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    rows: str = ""
     guessed: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     unjudged: dict[str, str] = field(default_factory=dict)
@@ -271,6 +274,7 @@ def replay(
         alarms=tuple(_alarms(outcome)),
         skipped=tuple(f"{left.reason}: {left.count}" for left in imported.skipped),
         notes=imported.notes,
+        rows=rows_read(imported),
         guessed={
             name: metric for metric, name in origin.items() if (read := readings[name]) is not None and read.guess
         },
@@ -278,6 +282,14 @@ def replay(
         unjudged={name: reason for name, reason in reasons.items() if reason},
         firing=monitor.firing,
     )
+
+
+def rows_read(imported: ImportedRun) -> str:
+    """Count of the rows of a log of lines, with one of the lines; empty where there are none."""
+    if imported.example is None:
+        return ""
+    line, text = imported.example
+    return f"{len(imported.records):,} rows; a line that is one, or ends one (line {line:,}): {shown(text.strip())}"
 
 
 def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterator[StepRecord | Event]:

@@ -188,7 +188,7 @@ def print_report(found: Scanned, *, everything: bool = False) -> None:
     print_forecast(view.forecasts)
     print_findings(view.told)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
-    for note in read:
+    for note in [report.rows] * bool(report.rows) + read:
         say(note, style="dim")
     print_names(found.names, view.source)
     print_roles(found.names, view.source)

@@ -20,6 +20,7 @@ from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segment, 
 from rlwatch.records import JSON, StepRecord
 
 LONGEST_REASON = 200
+_HOLE_ENDS = re.compile(rb"\x00(?=[^\x00])")
 OTHER_RANK = "a line of another rank"
 _RANK = re.compile(r"\W{0,3}rank[ _:=]?(?P<rank>\d{1,6})\b", re.IGNORECASE)
 
@@ -96,6 +97,8 @@ class Reading(ABC):
         self.skips = Skips()
         self.recognised = False
         self.source: str | None = None
+        self.example: tuple[int, str] | None = None
+        """A line that was a row, or ended one: its number and its text, where lines are."""
         self.only: str | None = None
 
     @abstractmethod
@@ -181,21 +184,45 @@ class LineIntake:
         self._segments = Segments(self._too_long)
         self._rank = ""
         """The process whose rows are read, where each begins its lines with its number."""
+        self._begun = self._holed = False
+        self._wide: bool | None = None
 
     def feed(self, data: bytes) -> Iterator[Row]:
         """Rows of the lines that ``data`` completes."""
+        if self._holed or b"\x00" in data:
+            self._note_holes(data if self._begun else data.lstrip(b"\x00"))
+        self._begun = self._begun or bool(data.strip(b"\x00"))
         for segment in self._segments.feed(data):
             if "rank" in segment.text and (match := _RANK.match(without_prefix(segment.text))) is not None:
                 yield from self._of_rank(match["rank"], segment)
+            elif self._parser.example is None:
+                yield from self._first(segment)
             else:
                 yield from self._parser.feed(segment)
+
+    def _first(self, segment: Segment) -> Iterator[Row]:
+        """The rows of a line; the first that has any is kept as an example."""
+        for row in self._parser.feed(segment):
+            self._parser.example = self._parser.example or (segment.line, segment.text[:LONGEST_REASON])
+            yield row
+
+    def _note_holes(self, data: bytes) -> None:
+        """Count the blocks of NUL bytes that end in ``data``."""
+        if self._wide is None:
+            self._wide = data.startswith(UTF16)
+        if self._wide or not data:
+            return
+        ends = len(_HOLE_ENDS.findall(data)) + (self._holed and data[0] != 0)
+        for _ in range(ends):
+            self._parser.skips.add("a block of NUL bytes, as of a power cut or a truncated copy", 0)
+        self._holed = data.endswith(b"\x00")
 
     def _of_rank(self, rank: str, segment: Segment) -> Iterator[Row]:
         """The rows of a line of one process of several: of the one that gave the first row."""
         if self._rank and self._rank != rank:
             self._parser.skips.add(OTHER_RANK, segment.line)
             return
-        for row in self._parser.feed(segment):
+        for row in self._first(segment):
             self._rank = rank
             yield row
 
@@ -219,7 +246,7 @@ class ImportedRun:
 
     ``records`` carry the source's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
     ``notes`` say what a reader should know about how the log was read (where the steps came from), ``title`` and
-    ``project`` what a tracker called the run.
+    ``project`` what a tracker called the run; ``example``: number and text of a line that was read as a row.
     """
 
     name: str
@@ -233,6 +260,7 @@ class ImportedRun:
     tags: tuple[str, ...] = ()
     title: str = ""
     project: str = ""
+    example: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """CSV, long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
 
-Both may hold several runs (a ``run_id`` column) or one (none). Separators: comma, semicolon, tab. ``nan``, ``inf``
+Both may hold several runs (a ``run_id`` column) or one (none). Separators: comma, semicolon, tab; beside the last two a
+number may have a decimal comma. ``nan``, ``inf``
 and ``-inf`` in words are values. An **empty cell means not measured**: pandas leaves a cell empty both for NaN and
 for what was never logged, and a log that calls every gap a NaN would be one long false alarm.
 """
@@ -8,6 +9,7 @@ for what was never logged, and a log that calls every gap a NaN would be one lon
 from __future__ import annotations
 
 import csv
+import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ _STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", 
 another format does not: there ``"steps": 2000`` is as likely a setting.
 """
 _SEPARATORS = ",;\t"
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 
 
 def _cells(text: str, separator: str) -> list[str]:
@@ -86,13 +89,19 @@ class TableParser(LineParser):
         text = cells[self._step]
         if text != self._last[0] or not text:
             try:
-                self._last = (text, step_of(text))
+                self._last = (text, step_of(self._plain(text)))
             except ValueError as error:
                 raise ImportFormatError(self.path, f"{error}; correct or remove this line", line) from None
         return (cells[self._run] if self._run >= 0 else ""), self._last[1]
 
+    def _plain(self, text: str) -> str:
+        """A number with a point where its decimals begin."""
+        if self._separator != "," and "," in text and _DECIMAL_COMMA.fullmatch(text):
+            return text.replace(",", ".")
+        return text
+
     def _number(self, text: str, name: str, line: int) -> float | None:
-        value = number(text) if text else None
+        value = number(self._plain(text)) if text else None
         if value is None:
             self.skips.add(
                 "an empty cell (read as not measured)" if not text else f"{shown(name)} is not a number", line

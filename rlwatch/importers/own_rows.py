@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from rlwatch.importers.assemble import source_of
 from rlwatch.importers.base import HELD_OUT, Skips, is_null, of_held_out, value_of
+from rlwatch.importers.console import dict_rows
 
 _KINDS = ("type", "kind", "phase", "split", "mode", "stage")
 _KIND_FIELDS = (
@@ -42,6 +43,8 @@ _SETTINGS = frozenset({"config", "args", "hparams", "settings"})
 EVAL, ROLLOUT, TRAIN = "eval", "rollout", "train"
 _WRITE_NAN_AS_NULL = ("trl", "ms-swift")
 """Trainers built on Hugging Face's, whose mean of nothing but NaN is None."""
+LONGEST_QUOTED = 100_000
+"""Characters of a dict that was written as text."""
 STEADY = 3
 """Finite values in a row after which a metric counts as one that every training row has."""
 
@@ -74,9 +77,10 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
     if _flat(row):
         return dict(row)
     flat: dict[str, object] = {}
-    for name, value in row.items():
+    for name, given in row.items():
+        value = _unquoted(given) if isinstance(given, str) else given
         if not isinstance(value, dict) or depth == 0:
-            flat[name] = value
+            flat[name] = given
         elif name not in _SETTINGS:
             within = "" if name in _WRAPPERS else f"{name}/"
             flat |= {f"{within}{inner}": each for inner, each in flattened(value, depth - 1).items()}
@@ -85,7 +89,22 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
 
 def _flat(row: Mapping[str, object]) -> bool:
     """True of a row of JSON in which no value is a dict: most are numbers, so their types are few."""
-    return not any(issubclass(kind, dict) for kind in set(map(type, row.values())))
+    kinds = set(map(type, row.values()))
+    if str in kinds and any(isinstance(value, str) and value.startswith("{") for value in row.values()):
+        return False
+    return not any(issubclass(kind, dict) for kind in kinds)
+
+
+def _unquoted(text: str) -> object:
+    """The dict of numbers that was written as text; the text itself where it is none.
+
+    >>> _unquoted("{'reward': 0.5, 'kl': nan}"), _unquoted("{x}")
+    ({'reward': '0.5', 'kl': 'nan'}, '{x}')
+    """
+    if not text.startswith("{") or len(text) > LONGEST_QUOTED:
+        return text
+    rows = dict_rows(text)
+    return rows[0].items if len(rows) == 1 and not rows[0].cut and rows[0].end == len(text) else text
 
 
 def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:

@@ -29,6 +29,8 @@ NO_LOG_OF_WANDB = (
     "is kept by wandb beside a run and holds none of its steps; give the run's directory, or its run-ID.wandb"
 )
 _ERROR = re.compile(rb"^[\w.]{1,200}(?:Error|Exception|Interrupt|Exit)\b[^\n]*", re.MULTILINE)
+_HOLES = re.compile(rb"\x00{8,}|\x00+\Z")
+_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r\x08\x0c\x1b")
 _MAGIC: tuple[tuple[bytes, str, str], ...] = (
     (b"\x89HDF", "an HDF5 file", EXPORT),
     (b"PK\x03\x04", "a zip archive", _UNPACK),
@@ -94,11 +96,14 @@ def _names_of_lines(head: bytes) -> list[str]:
 
 
 def is_binary(head: bytes) -> bool:
-    """True if ``head`` is no text: it begins with NUL bytes among others and is not UTF-16 with a byte order mark.
+    """True if ``head`` is no text: it holds NUL bytes among others and is not UTF-16 with a byte order mark.
 
-    NUL bytes at the end are what a machine that lost power leaves in a text file.
+    Blocks of NUL bytes in text are what a machine that lost power leaves in it, or a copy that was truncated.
     """
-    return b"\x00" in head.rstrip(b"\x00")[:4096] and not head.startswith(UTF16)
+    if b"\x00" not in head or head.startswith(UTF16):
+        return False
+    rest = _HOLES.sub(b"", head)[:4096]
+    return b"\x00" in rest or 20 * sum(byte in _CONTROLS for byte in rest) > len(rest)
 
 
 def beside_wandb(path: Path) -> bool:

@@ -471,6 +471,7 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading)
         tags=about.tags,
         title=about.name,
         project=about.project,
+        example=reading.example,
     )
 
 

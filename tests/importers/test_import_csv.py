@@ -202,3 +202,11 @@ def test_the_csv_that_tensorboards_page_gives_has_its_metric_in_its_name(tmp_pat
     assert [(record.step, dict(record.metrics)) for record in run.records] == [
         (step, {"train_reward": step / 10}) for step in (1, 2, 3)
     ]
+
+
+def test_a_decimal_comma_is_read_beside_semicolons(tmp_path):
+    """As spreadsheets write them in half of Europe; thousands have no sign there."""
+    (tmp_path / "run.csv").write_text("step;reward;kl\n" + "".join(f"{n};0,5;1,25e-2\n" for n in range(1, 5)))
+    [run] = read_log(tmp_path / "run.csv")
+
+    assert [dict(record.metrics) for record in run.records] == [{"reward": 0.5, "kl": 0.0125}] * 4

@@ -143,6 +143,16 @@ def test_a_field_that_is_no_kind_of_row_changes_no_name(tmp_path):
     assert len(values(run, "loss")) == 10
 
 
+def test_a_dict_that_was_written_as_text_is_read(tmp_path):
+    """By a tracker that knows no objects."""
+    rows = [
+        {"step": i, "metrics": "{'reward': 0.5, 'kl': nan}", "logs": '{"loss": 0.25}', "note": "{x"} for i in (1, 2)
+    ]
+    run = read(tmp_path, rows)
+
+    assert repr(dict(run.records[0].metrics)) == "{'reward': 0.5, 'kl': nan, 'loss': 0.25}"
+
+
 def test_metrics_in_objects_are_read_by_their_way(tmp_path):
     """What holds them says nothing; settings are no series."""
     rows = [{"step": i, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}} for i in range(3)]
@@ -535,3 +545,17 @@ def test_the_console_of_a_loop_reads_the_same_in_pieces(tmp_path):
     found += tail.close()
 
     assert comparable(found) == comparable(read_log(log)[0].records)
+
+
+@pytest.mark.parametrize("hole", [b"\x00" * 9, b"\x00" * 5000])
+@pytest.mark.parametrize("at", ["begin", "within"])
+def test_a_block_of_nul_bytes_is_passed_over_and_counted(tmp_path, hole, at):
+    """A machine lost power, or the log was truncated while it was written; the rows beside it are there."""
+    lines = [f"step {n} | reward 0.5 | kl 0.25\n".encode() for n in range(1, 12)]
+    lines[0 if at == "begin" else 6] = hole + lines[0 if at == "begin" else 6]
+    (tmp_path / "run.log").write_bytes(b"".join(lines))
+    [run] = read_log(tmp_path / "run.log")
+
+    assert [r.step for r in run.records] == list(range(1, 12))
+    counted = [("a block of NUL bytes", 1)] if at == "within" else []
+    assert [(s.reason.split(",")[0], s.count) for s in run.skipped] == counted
