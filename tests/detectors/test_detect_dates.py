@@ -146,7 +146,7 @@ SAID = {
     "a mask that goes blind": (({"warning": 78}, 74, 164), ({"warning": 63}, 62, 161)),
     "gradient": (({"warning": 60, "critical": 67}, 60, 164), ({"warning": 60, "critical": 61}, 60, 160)),
     "skipped steps": (({"warning": 64, "critical": 80}, 60, 159), ({"warning": 61, "critical": 62}, 60, 159)),
-    "a reward that stands still": (({"warning": 80}, 60, 159), ({"info": 24, "warning": 74}, 0, 159)),
+    "a reward that stands still": (({"warning": 80}, 60, 159), ({"warning": 74}, 60, 159)),
     "reward lost": (({"info": 61, "warning": 72, "critical": 77}, 60, 164), ({"info": 61, "critical": 62}, 60, 160)),
     "reward lost by a third": (({"warning": 73, "critical": 125}, 60, 164), ({"warning": 62, "critical": 67}, 60, 160)),
     "a reward that is hacked": (({"info": 87}, 67, 163), ({"info": 64}, 62, 160)),

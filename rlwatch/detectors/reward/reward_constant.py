@@ -37,9 +37,10 @@ NEARLY_ALL = 0.9
 """Share of all rows so far that must be like this."""
 FLOOR = -0.05
 """Rewards below this are on another scale, where 0 is no floor."""
-BARREN, BARREN_APART = (50, 50), (15, 150)
-"""Rows and steps a run gets to find its first rewards: learning from rare successes begins slowly. Rows that are far
-apart stand for many steps: where groups agree, or nobody counts them, fewer are enough."""
+BARREN_ROWS, BARREN_STEPS = 50, 50
+"""Rows and steps a run gets to find its first rewards: learning from rare successes begins slowly."""
+APART_ROWS, APART_STEPS = 15, 150
+"""The same where groups agree, or nobody counts them: rows that are far apart stand for many steps."""
 STILL_ROWS, STILL_STEPS = 25, 200
 """Rows and steps from which a reward that certainly gained nothing has never learnt, whatever its scale."""
 CERTAIN, GAIN = 2.0, 1.0
@@ -77,17 +78,17 @@ class Barren:
             self._silent += silent
             self._counted += 1
         self._alive = reward < FLOOR or reward > SOME or self._reward.risen()
-        if self._alive or not (self._lasted(step, BARREN) or (self._lasted(step, BARREN_APART) and self._agree)):
+        if self._alive or not (self._lasted(step, BARREN_ROWS, BARREN_STEPS) or self._lasted_apart(step)):
             return False
         low = NEARLY_ALL * self.rows
         return self._nothing >= low or (self._little >= low and (self.silent or 0.0) >= AGREE)
 
-    def _lasted(self, step: ClosedStep, least: tuple[int, int]) -> bool:
-        return self.rows >= least[0] and step.step - self.since >= least[1]
+    def _lasted(self, step: ClosedStep, rows: int, steps: int) -> bool:
+        return self.rows >= rows and step.step - self.since >= steps
 
-    @property
-    def _agree(self) -> bool:
-        return self.silent is None or self.silent >= AGREE
+    def _lasted_apart(self, step: ClosedStep) -> bool:
+        agree = self.silent is None or self.silent >= AGREE
+        return agree and self._lasted(step, APART_ROWS, APART_STEPS)
 
     @property
     def silent(self) -> float | None:
@@ -171,7 +172,8 @@ class RewardConstant(BaseDetector):
     never moved although rewards vary within the batch is that of normalised ones: nothing is said of it. Where no
     spread is logged, a gradient says that they vary. Where the policy itself is broken (NaN), deterministic or
     without gradient, that is named as the reason, and not the metric. A reward that moves, but never from next to
-    nothing, is ``never_learns``.
+    nothing, is ``never_learns``; so is one that certainly gained nothing in 200 steps, where it is little and nobody
+    counts the groups, or on a scale of its own and stiff.
     """
 
     name: ClassVar[str] = "reward_constant"
@@ -216,17 +218,27 @@ class RewardConstant(BaseDetector):
         if stood:
             self._unmoved.dismiss()
             return [self._finding(step, value, varies)]
-        return [self._never(step, value)] if barren else [self._never_moved(step, value)] if unmoved else []
+        if barren:
+            return [self._never(step, value)]
+        return [self._never_moved(step, value)] if unmoved and self._telling(value) else []
+
+    def _telling(self, value: float) -> bool:
+        """True if what gained nothing is little, and nobody counts the groups, or is stiff on a scale of its own.
+
+        What is neither may be as far as this policy gets.
+        """
+        now = value if self._unmoved.level is None else self._unmoved.level
+        if FLOOR <= now <= 1.0:
+            return now <= LITTLE and self._barren.silent is None
+        return self._unmoved.still
 
     def _never_moved(self, step: ClosedStep, value: float) -> Finding:
-        """A remark, as it may be as high as it can be; a warning where it is little, or its rows hardly differ."""
         unmoved, silent = self._unmoved, self._barren.silent
         now = value if unmoved.level is None else unmoved.level
-        little = FLOOR <= now <= LITTLE and silent is None
         return self.finding(
             step,
             "never_learns",
-            Severity.WARNING if little or unmoved.still else Severity.INFO,
+            Severity.WARNING,
             f"nothing gained in {step.step - unmoved.since} steps: the reward stands at {number(now)}, where it began",
             onset=unmoved.since,
             metric="reward/mean",
@@ -244,7 +256,7 @@ class RewardConstant(BaseDetector):
             f"nothing learnt in {step.step - barren.since} steps: reward {number(now)}, and it never rose{groups}",
             onset=barren.since,
             metric="reward/mean",
-            score=barren.rows / BARREN[0],
+            score=barren.rows / BARREN_ROWS,
             evidence=rounded({"reward": now, "rows": barren.rows, "silent_share": silent}),
         )
 
