@@ -151,12 +151,13 @@ class Forecaster:
         read = features.read
         new = self._terms is None or read.source != self._source
         if self._terms is None or (new and (self._terms.absent or self._gated)):
-            self._terms = self._asked(features, frozenset(_names(read)))
+            self._terms = self._asked(frozenset(_names(read)))
             self._source = read.source
         return self._terms
 
-    def _asked(self, features: Features, signals: frozenset[str]) -> Terms:
-        self._log = class_of(signals, cadence(self._stream.history.steps), features.unsure)
+    def _asked(self, signals: frozenset[str]) -> Terms:
+        history = self._stream.history
+        self._log = class_of(signals, cadence(history.steps), history.scatter())
         self._open = not self._gated or opens(self._log)
         found = terms(self._model, signals, self._budget, self._own)
         if self._open:

@@ -53,15 +53,15 @@ SCATTERS = 0.3
 """Spread of the reward's rows, in spreads of the rewards, from which batches are small: that of eleven responses."""
 
 
-def class_of(signals: frozenset[str], every: float, unsure: float) -> LogClass:
-    """Kind of a log that has these signals, a row ``every`` so many steps, and rewards that scatter by ``unsure``."""
+def class_of(signals: frozenset[str], every: float, scatter: float) -> LogClass:
+    """Kind of a log with these signals, a row ``every`` so many steps, and a reward that scatters from row to row."""
     if every >= SPARSE_FROM:
         return LogClass.SPARSE
     if every >= COARSE_FROM:
         return LogClass.COARSE
     if len(signals & PER_TOKEN) < LEAST_PER_TOKEN:
         return LogClass.FINE
-    return LogClass.TAPS_SMALL if unsure > SCATTERS else LogClass.TAPS
+    return LogClass.TAPS_SMALL if scatter > SCATTERS else LogClass.TAPS
 
 
 # What the forecaster is worth on each.

@@ -218,6 +218,15 @@ class History:
         """The same of the baseline's own rows."""
         return self.change(np.array(self._warm))
 
+    def scatter(self) -> float:
+        """Spread of the reward's rows at the start, in spreads of the rewards, from row to row; NaN without a reward.
+
+        A reward that rises meanwhile scatters no more for that.
+        """
+        rewards = self.warm_changes()[:, _SPREAD].ravel() if self._baseline is not None else np.empty(0)
+        jumps = np.abs(np.diff(rewards[np.isfinite(rewards)]))
+        return float(1.4826 * np.median(jumps) / math.sqrt(2.0)) if len(jumps) else math.nan
+
     def _read(self, metrics: Mapping[str, float], row: Floats) -> bool:
         """Put the values of a row into ``row``; whether a signal that had been a number no longer is."""
         broken = False
