@@ -30,8 +30,9 @@ was put. Every figure of this page is written by `python benchmarks/real_model p
 - **Faults** begin at step {begins} and stay, but for the overflow (three steps). Both faults of the learning rate turn
   the optimizer's own, so TRL's log goes on showing the scheduler's. *Stale sampler*: the engine keeps the weights of
   that step. *top_p*: the engine samples with 0.8 and returns the log-probs it drew from. TRL's correction is off in
-  both. *Overflow at padding*: one old log-prob behind the end of a response is -200, so the loss is finite and the
-  gradient NaN. *Entropy bonus*: weight 0.5.
+  both. *Overflow at padding*: one old log-prob behind the end of a response is -200, a ratio beyond float32. A loop
+  that masks its loss afterwards gets a gradient of NaN; TRL 1.16 does not, so that this fault did nothing here.
+  *Entropy bonus*: weight 0.5.
 - **Failed**: the first step from which on the mean share of right answers over five steps is below half of that of the
   ten steps before the fault. The share is the true verifier's, which rlwatch does not see where the reward is broken.
 - **Alarm**: the first finding that is a warning or critical, at or after the fault. Steps are counted from the fault;
