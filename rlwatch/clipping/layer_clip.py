@@ -14,8 +14,10 @@ from torch.nn import Parameter
 from rlwatch.clipping.rules import GROUP_OF, By, ClipRule, first_state, positive, rule_of
 from rlwatch.errors import ConfigError
 from rlwatch.seam import Seam, asked
+from rlwatch.tensors.gradnorm import norm_of_each
 from rlwatch.tensors.megatron import divided
 from rlwatch.tensors.mergeable import Latest, Stats
+from rlwatch.tensors.transfer import meeting_place
 
 KEEP, ZERO = "keep", "zero"
 TAP = "layers to clip"
@@ -87,7 +89,9 @@ class LayerClip:
         positive("LayerClip", max_norm=max_norm)
         self._layout = Layout.of(model, self.by)
         self._state = dict(first_state(self.rule, len(self._layout.groups)))
-        self._counts = {name: torch.zeros((), dtype=torch.int64) for name in ("steps", "clipped", "nonfinite")}
+        self._counts = {
+            name: torch.zeros((), dtype=torch.int64, device="cpu") for name in ("steps", "clipped", "nonfinite")
+        }
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -136,7 +140,7 @@ class LayerClip:
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if self.max_norm is None:
             held = [torch.linalg.vector_norm(cast("Tensor", parameter.grad).float()) for parameter in parameters]
-            total = torch.linalg.vector_norm(torch.stack(held)) if held else torch.zeros(())
+            total = torch.linalg.vector_norm(torch.stack(held)) if held else torch.zeros((), device="cpu")
         else:
             total = torch.nn.utils.clip_grad_norm_(parameters, self.max_norm)
         none = total.new_zeros(0)
@@ -336,7 +340,7 @@ class Layout:
         places = [[i for i, group in enumerate(group_of) if group == one] for one in groups]
         width = max(map(len, places))
         filled = [[*some, *[len(named)] * (width - len(some))] for some in places]
-        return cls(by, groups, group_of, torch.tensor(filled))
+        return cls(by, groups, group_of, torch.tensor(filled, device="cpu"))
 
     def parameters(self, model: nn.Module) -> list[Parameter]:
         """Parameters of the model, in order. Raises ``ConfigError`` if they are others than at the beginning."""
@@ -389,9 +393,9 @@ def gradient_norms(parameters: Sequence[Parameter]) -> list[Tensor | None]:
     held = [piece for piece in pieces if piece is not None]
     if not held and not any(map(_dimensions, parameters)):
         return [None] * len(parameters)
-    device = held[0].device if held else parameters[0].device
-    each = iter(torch._foreach_norm(held, 2, dtype=torch.float32) if held else ())  # noqa: SLF001  (as clip_grad_norm_)
-    norms = [None if piece is None else next(each).to(device, non_blocking=True) for piece in pieces]
+    device = meeting_place(held or parameters)
+    each = iter(norm_of_each(held))
+    norms = [None if piece is None else next(each) for piece in pieces]
     _sum_shards(parameters, norms, device)
     return norms
 

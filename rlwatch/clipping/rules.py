@@ -475,8 +475,8 @@ def first_state(rule: ClipRule, groups: int) -> State:
 
     Raises ``ConfigError`` if it returns something else than factors for ``groups`` groups and a state of one shape.
     """
-    like = torch.ones(groups)
-    scales, after = rule.scales(like, torch.ones(groups, dtype=torch.bool), rule.start(like))
+    like = torch.ones(groups, device="cpu")
+    scales, after = rule.scales(like, torch.ones(groups, dtype=torch.bool, device="cpu"), rule.start(like))
     state = rule.start(like)
     if scales.shape != like.shape or {n: x.shape for n, x in after.items()} != {n: x.shape for n, x in state.items()}:
         raise ConfigError(

@@ -129,7 +129,7 @@ def _scale(model: nn.Module, passes: Sequence[LossPass], direction: Direction, w
     read = any(one.coefficients for one in passes)
     tokens = sum(int(one.tokens.mask.sum()) for one in passes)
     here = [summed_coefficients(passes) / world.size, float(len(passes)), float(read), float(tokens)]
-    there = world.gather(torch.tensor(here, dtype=torch.float64))
+    there = world.gather(torch.tensor(here, dtype=torch.float64, device="cpu"))
     total = math.fsum(float(rank[0]) for rank in there)
     numbers = {int(rank[1]) for rank in there}
     if not direction.finite:
@@ -216,7 +216,7 @@ class _Trial:
         here = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
         if derived is not None:
             here = [derived.total, derived.aux, derived.entropy, derived.moved or 0.0, derived.apart, derived.low, 0.0]
-        ranks = torch.stack(self._world.gather(torch.tensor(here, dtype=torch.float64)))
+        ranks = torch.stack(self._world.gather(torch.tensor(here, dtype=torch.float64, device="cpu")))
         total, aux, entropy = ranks[:, :3].sum(0).tolist()
         moved, apart, low, failed = ranks[:, 3:].amax(0).tolist()
         return total / self._direction.norm - 1, aux, entropy, moved, apart, bool(low), bool(failed)
@@ -295,7 +295,7 @@ def usable(coefficient: Tensor) -> Tensor:
 
 def contributions(one: LossPass, derivative: Parts) -> Tensor:
     """(B, T) a * dlogp + e * dH; 0 where the coefficients are, whatever the derivative there."""
-    total = torch.zeros(one.shape, dtype=torch.float64)
+    total = torch.zeros(one.shape, dtype=torch.float64, device="cpu")
     for name in ("logp", "entropy"):
         if name in derivative:
             weight = usable(one.coefficients[name])

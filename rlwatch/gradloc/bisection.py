@@ -359,7 +359,7 @@ class Probes:
 
     def tokens(self, segments: Sequence[Segment]) -> list[TokenAt]:
         """Places of single tokens."""
-        where = torch.full((len(segments), 2), -1, dtype=torch.int64)
+        where = torch.full((len(segments), 2), -1, dtype=torch.int64, device="cpu")
         for i, segment in enumerate(segments):
             if self._world.rank in segment.ranks:
                 where[i] = self._places[segment.microbatch][segment.first].cpu()
@@ -369,8 +369,8 @@ class Probes:
     def _count(self) -> list[list[int]]:
         """Response tokens of each rank in each micro-batch."""
         here = [len(places) for places in self._places]
-        most = int(self._world.max(torch.tensor([len(here)])))
-        gathered = self._world.gather(torch.tensor([*here, *[0] * (most - len(here))], dtype=torch.int64))
+        most = int(self._world.max(torch.tensor([len(here)], device="cpu")))
+        gathered = self._world.gather(torch.tensor([*here, *[0] * (most - len(here))], dtype=torch.int64, device="cpu"))
         counts: list[list[int]] = [one.tolist() for one in gathered]
         if not any(any(one) for one in counts):
             raise NotLocalised("the step has no response tokens to search")
@@ -389,21 +389,23 @@ class Probes:
 
     def _attempt(self, segment: Segment) -> Tensor:
         """(2,): squared norm of this rank's part, and 1 if it could not be had (out of memory, most likely)."""
-        part, _ = tried(lambda: torch.stack([self._squares(segment), torch.zeros((), dtype=torch.float64)]))
-        return torch.tensor([0.0, 1.0], dtype=torch.float64) if part is None else part
+        part, _ = tried(
+            lambda: torch.stack([self._squares(segment), torch.zeros((), dtype=torch.float64, device="cpu")])
+        )
+        return torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu") if part is None else part
 
     def _squares(self, segment: Segment) -> Tensor:
         """The part of this rank in the squared norm. With sharded parameters ranks outside of the segment run along."""
         active = self._world.rank in segment.ranks and segment.microbatch < len(self._passes)
         if not active and not self._gradients.together:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device="cpu")
         one = self._passes[segment.microbatch if active else 0]
         weights = self._weights(one, segment) if active else {}
         if self._gradients.together or one.divides is not True or one.drew:
             return self._gradients.squares(run_again(one), weights).sum()
         rows = torch.stack([weight != 0 for weight in weights.values()]).any(0).any(1).nonzero()[:, 0].tolist()
         if not rows:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device="cpu")
         weights = {name: weight[rows] for name, weight in weights.items()}
         return self._gradients.squares(run_again(one, rows), weights).sum()
 

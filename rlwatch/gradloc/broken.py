@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlwatch.gradloc.gradients import run_again
 from rlwatch.gradloc.passes import LossPass, Passes
 from rlwatch.tensors.degeneration import id0_share
+from rlwatch.tensors.transfer import moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def broken_among(named: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> 
     if not here:
         return []
     home = here[0][1].device
-    counts = torch.stack([(~tensor.isfinite()).sum().to(home, non_blocking=True) for _, tensor in here]).tolist()
+    counts = torch.stack([moved((~tensor.isfinite()).sum(), home) for _, tensor in here]).tolist()
     return [
         Broken(name, count, first_index(~tensor.isfinite()), dtype_name(tensor), tuple(tensor.shape))
         for (name, tensor), count in zip(here, counts, strict=True)
@@ -301,7 +302,7 @@ def _earliest(seen: list[_Sign]) -> Broken | None:
     if not seen:
         return None
     home = seen[0].flags.device
-    counts = torch.stack([sign.flags.sum().to(home, non_blocking=True) for sign in seen]).tolist()
+    counts = torch.stack([moved(sign.flags.sum(), home) for sign in seen]).tolist()
     for sign, count in zip(seen, counts, strict=True):
         if count:
             return Broken(sign.module, count, first_index(sign.flags), sign.dtype, tuple(sign.flags.shape))

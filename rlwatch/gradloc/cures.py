@@ -170,7 +170,7 @@ class Pharmacy:
             return Cure(proposal.kind, proposal.value, proposal.action, before, through.norm)
         changes = self._changes(proposal)
         changed = any(change is not None for change in changes)
-        ranks = self.world.sum(torch.tensor(float(changed), dtype=torch.float64))
+        ranks = self.world.sum(torch.tensor(float(changed), dtype=torch.float64, device="cpu"))
         if not float(ranks):
             return None
         if not self.together and self.world.size > 1 and float(ranks) > 1:
@@ -190,7 +190,7 @@ class Pharmacy:
         return bool(sharded_modules(self.model))
 
     def _sum(self, here: float) -> float:
-        return float(self.world.sum(torch.tensor(here, dtype=torch.float64)))
+        return float(self.world.sum(torch.tensor(here, dtype=torch.float64, device="cpu")))
 
     def _changes(self, proposal: Proposal) -> list[np.ndarray | None]:
         """(2, B, T) what is added to the coefficients of each pass, and how many times those of its entropies; None
@@ -259,7 +259,7 @@ class Pharmacy:
         self, changes: Sequence[np.ndarray | None], named: Sequence[tuple[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Run the ordinary backwards that make FSDP2 reduce gradients, each on all ranks, with zeros where need be."""
-        ranks = [int(count) for count in self.world.gather(torch.tensor([len(changes)]))]
+        ranks = [int(count) for count in self.world.gather(torch.tensor([len(changes)], device="cpu"))]
         with beside_training(self.model):
             for _, parameter in named:
                 parameter.grad = None
@@ -284,7 +284,7 @@ class Pharmacy:
         parts = {name: part for name, part in outputs.parts().items() if part.requires_grad}
         given = {name: torch.zeros_like(part) for name, part in parts.items()}
         if change is not None:
-            given["logp"] = _weights(torch.as_tensor(change[0]), None, outputs.logp)
+            given["logp"] = _weights(torch.as_tensor(change[0], device="cpu"), None, outputs.logp)
             if np.any(change[1]) and "entropy" in given and "entropy" in one.coefficients:
                 given["entropy"] = _of_entropies(one, change).to(given["entropy"])
         torch.autograd.backward(list(parts.values()), [given[name] for name in parts])
@@ -302,7 +302,7 @@ class Pharmacy:
         # Random numbers that were drawn for all are drawn again for all: one pass, where single ones would take two.
         for row in rows if one.divides is True and not one.drew else [None]:
             outputs = run_again(one, None if row is None else [row])
-            parts, weighed = [outputs.logp], [_weights(torch.as_tensor(change[0]), row, outputs.logp)]
+            parts, weighed = [outputs.logp], [_weights(torch.as_tensor(change[0], device="cpu"), row, outputs.logp)]
             if entropy and outputs.entropy is not None and "entropy" in one.coefficients:
                 parts.append(outputs.entropy)
                 weighed.append(_weights(_of_entropies(one, change), row, outputs.entropy))
@@ -317,7 +317,7 @@ class Pharmacy:
 def _of_entropies(one: LossPass, change: np.ndarray) -> Tensor:
     """(B, T) what is added to the coefficients of the entropies."""
     held = one.coefficient("entropy")
-    return held * torch.as_tensor(change[1]).to(held)
+    return held * torch.as_tensor(change[1], device="cpu").to(held)
 
 
 def _weights(values: Tensor, row: int | None, part: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ class Direction:
 def _squares(parameters: list[tuple[str, Parameter]], world: World, rank: int) -> dict[str, float]:
     """The sum of squares of each gradient that exists, over all ranks, by the name of its parameter."""
     counted = [_counted(name, p, rank) for name, p in parameters]
-    held = torch.tensor([0 if piece is None else piece.numel() for piece in counted])
-    there = torch.tensor([p.grad is not None for _, p in parameters])
+    held = torch.tensor([0 if piece is None else piece.numel() for piece in counted], device="cpu")
+    there = torch.tensor([p.grad is not None for _, p in parameters], device="cpu")
     squares, elements, ranks = world.sum(torch.stack([_sums(counted), held.double(), there.double()])).tolist()
     _check(parameters, elements, ranks, world.size)
     return {name: square for (name, _), square, n in zip(parameters, squares, ranks, strict=True) if n}
@@ -95,7 +95,7 @@ def _sums(counted: list[Tensor | None]) -> Tensor:
     norms = iter(torch._foreach_norm(tensors, 2, dtype=wide) if tensors else [])  # noqa: SLF001
     zero = torch.zeros((), device=tensors[0].device if tensors else None)
     every = [zero if piece is None else next(norms).to(zero.device) for piece in counted]
-    return torch.stack(every).cpu().double().square() if every else torch.zeros(0).double()
+    return torch.stack(every).cpu().double().square() if every else torch.zeros(0, device="cpu").double()
 
 
 def _check(parameters: list[tuple[str, Parameter]], elements: list[float], ranks: list[float], size: int) -> None:

@@ -130,8 +130,8 @@ def gather_bytes(world: World, data: bytes) -> list[bytes]:
     """``data`` of each rank, by rank, on every rank. A collective."""
     if world.size == 1:
         return [data]
-    lengths = [int(n) for n in world.gather(torch.tensor([len(data)]))]
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    lengths = [int(n) for n in world.gather(torch.tensor([len(data)], device="cpu"))]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else padded[:0]
     return [one[:length].numpy().tobytes() for one, length in zip(world.gather(padded), lengths, strict=True)]
 
@@ -150,7 +150,7 @@ def differing_weights(model: nn.Module, world: World) -> str:
     if world.size == 1 or sharded_modules(model):
         return ""
     named = list(model.named_parameters())
-    here = torch.tensor([_checksum(p) for _, p in named], dtype=torch.int64)
+    here = torch.tensor([_checksum(p) for _, p in named], dtype=torch.int64, device="cpu")
     every = torch.stack(world.gather(here))
     usual = every.mode(0).values
     wrong = (every != usual).nonzero().tolist()

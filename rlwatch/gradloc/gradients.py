@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlwatch.gradloc.distributed import World, reshard, unsynchronised
 from rlwatch.gradloc.passes import LossPass, Outputs, RandomState
-from rlwatch.tensors.gradnorm import Piece, layer_of
+from rlwatch.tensors.gradnorm import Piece, layer_of, norm_of_each
 
 Weights = Mapping[str, Tensor]
 """For some of the outputs' parts by name: what their elements are multiplied with, in their shape."""
@@ -116,13 +116,12 @@ class _Layers:
 
     def _squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """(L,), float64, CPU, from a gradient (or None) for each of the parameters. Waits for the device, once."""
-        total = torch.zeros(len(self.layers), dtype=torch.float64)
+        total = torch.zeros(len(self.layers), dtype=torch.float64, device="cpu")
         there = [(at, g) for at, g in zip(self._place, gradients, strict=True) if g is not None and g.numel()]
         if there:
             places, present = zip(*there, strict=True)
-            norms = torch._foreach_norm(list(present), 2, dtype=torch.float32)  # noqa: SLF001  (as clip_grad_norm_ does)
-            squares = torch.stack([norm.to(present[0].device) for norm in norms]).double().square().cpu()
-            total.index_add_(0, torch.tensor(places), squares)
+            squares = torch.stack(norm_of_each(present)).double().square().cpu()
+            total.index_add_(0, torch.tensor(places, device="cpu"), squares)
         return total
 
 

@@ -224,12 +224,14 @@ class _Step:
         """Part of the excess of all that stands out which the culprits hold. A collective."""
         named = {culprit.at for culprit in found.culprits}
         here = [found.excess(lambda at: at in named), found.excess(lambda _: True)]
-        part, whole = self.world.sum(torch.tensor(here, dtype=torch.float64)).tolist()
+        part, whole = self.world.sum(torch.tensor(here, dtype=torch.float64, device="cpu")).tolist()
         return part / whole if whole > 0 else None
 
     def total(self, standing: Sequence[np.ndarray]) -> int:
         """Tokens of all ranks that stand out. A collective."""
-        return int(self.world.sum(torch.tensor(float(sum(s.sum() for s in standing)), dtype=torch.float64)))
+        return int(
+            self.world.sum(torch.tensor(float(sum(s.sum() for s in standing)), dtype=torch.float64, device="cpu"))
+        )
 
     def traced(self) -> Located:
         """Trace the first number that is not finite: there is no direction to attribute along."""
@@ -266,7 +268,7 @@ class _Step:
             attribution = attribute(self.model, self.passes, direction, world=self.world)
         except NotLocalised as why:
             kept = float(any(one.coefficients for one in self.passes.all))
-            if not direction.norm > 0 or not self.world.max(torch.tensor(kept)):
+            if not direction.norm > 0 or not self.world.max(torch.tensor(kept, device="cpu")):
                 raise
             self.notes.append(str(why))
             return None
@@ -287,7 +289,7 @@ class _Step:
         ranks = self.world.size
         derived, why = tried(lambda: reverse_mode(self.model, self.passes.all, direction, ranks=ranks))
         here = [math.nan, 0.0, 0.0] if derived is None else [derived.total, derived.entropy, float(derived.low)]
-        total, entropy, low = self.world.sum(torch.tensor(here, dtype=torch.float64)).tolist()
+        total, entropy, low = self.world.sum(torch.tensor(here, dtype=torch.float64, device="cpu")).tolist()
         now = (total + attribution.aux) / direction.norm - 1
         if derived is None or not math.isfinite(now) or abs(now) >= abs(attribution.gap):
             self.notes.append(f"{Method.REVERSE.value}: {why or f'gap {now:.1e}'}")
@@ -314,7 +316,10 @@ class _Step:
         screens = [screen(one) for one in self.passes.all]
         tokens = union_candidates(self.passes, contributions, screens, most, world=self.world)
         if count > 2 * most:
-            large = [torch.as_tensor(np.where(s, z, 0.0)) for s, z in zip(found.standing, found.sizes, strict=True)]
+            large = [
+                torch.as_tensor(np.where(s, z, 0.0), device="cpu")
+                for s, z in zip(found.standing, found.sizes, strict=True)
+            ]
             more = top_tokens(self.passes, large, min(count, VERIFIED), world=self.world)
             tokens = list(dict.fromkeys([*tokens, *more]))
         if attribution is not None and (attribution.complete or attribution.settled):
@@ -345,7 +350,7 @@ class _Step:
     def largest(self, contributions: Sequence[Tensor]) -> float:
         """Largest contribution of all ranks, by size."""
         here = max((float(c.abs().max()) for c in contributions if c.numel()), default=0.0)
-        return float(self.world.max(torch.tensor(here, dtype=torch.float64)))
+        return float(self.world.max(torch.tensor(here, dtype=torch.float64, device="cpu")))
 
     def spend(self, forwards: int = 0, backwards: int = 0) -> None:
         """Count passes."""
@@ -375,7 +380,7 @@ class _Step:
     def report(self, **more: object) -> Localisation:
         """Make a report with what holds for every outcome."""
         count = sum(int(one.tokens.mask.sum()) for one in self.passes.all)
-        tokens = int(self.world.sum(torch.tensor(float(count), dtype=torch.float64)))
+        tokens = int(self.world.sum(torch.tensor(float(count), dtype=torch.float64, device="cpu")))
         norm = math.nan if self.norm is None else self.norm
         return Localisation(norm=norm, tokens=tokens, notes=tuple(self.notes), cost=self.cost, **more)  # type: ignore[arg-type]
 

@@ -346,7 +346,7 @@ def _check(recordings: Sequence[Recording]) -> None:
 
 def _loss_pass(recording: Recording, k: int, model: nn.Module) -> LossPass:
     """Loss pass ``k``, its coefficients divided by the number of ranks: all passes together make the gradient."""
-    arrays = {name: torch.as_tensor(values) for name, values in recording.passes[k].items()}
+    arrays = {name: torch.as_tensor(values, device="cpu") for name, values in recording.passes[k].items()}
     device = next(model.parameters()).device
     drew = "random" in arrays
     random = RandomState(arrays["random"]) if drew else RandomState.now()
@@ -449,7 +449,7 @@ class _Figures:
         """Largest difference over all tokens of the first rank's passes, which are the first here too."""
         stored = [arrays.get("contribution") for arrays in self.recording.passes]
         gaps = [
-            float((torch.as_tensor(before) - now).abs().max())
+            float((torch.as_tensor(before, device="cpu") - now).abs().max())
             for before, now in zip(stored, contributions, strict=False)
             if before is not None and before.size
         ]

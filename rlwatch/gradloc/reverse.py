@@ -38,7 +38,7 @@ def reverse_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direct
     scale = 1 / (direction.length * ranks)
     with beside_training(model), differentiable_kernels(model):
         tables = [_of_pass(one, units) for one in passes]
-    tokens = tuple(sum(table.values(), torch.zeros(())) * scale for table in tables)
+    tokens = tuple(sum(table.values(), torch.zeros((), device="cpu")) * scale for table in tables)
     entropy = sum(float(table["entropy"].sum()) for table in tables if "entropy" in table) * scale
     low = any(p.dtype in (torch.bfloat16, torch.float16) for p, _ in units)
     return Derived(tokens, 0.0, None, low, forwards=6, entropy=entropy)
@@ -47,7 +47,7 @@ def reverse_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direct
 def _of_pass(one: LossPass, units: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """(B, T) of each part that the loss used, in the unit of squared gradients."""
     used = [name for name in PARTS if name in one.coefficients]
-    table = {name: torch.zeros(one.shape, dtype=torch.float64) for name in used}
+    table = {name: torch.zeros(one.shape, dtype=torch.float64, device="cpu") for name in used}
     alone = one.divides is True and not one.drew
     for rows in [[row] for row in range(one.shape[0])] if alone else [None]:
         one.random.restore()
@@ -72,9 +72,9 @@ def _of_rows(
         list(parts.values()), [p for p, _ in units], list(fed.values()), create_graph=True, allow_unused=True
     )
     pairs = [(g, unit) for g, (_, unit) in zip(gradients, units, strict=True) if g is not None]
-    along = sum(((g.float() * unit.float()).sum() for g, unit in pairs), torch.zeros(()))
+    along = sum(((g.float() * unit.float()).sum() for g, unit in pairs), torch.zeros((), device="cpu"))
     if not along.requires_grad:
-        return {name: torch.zeros(weights.shape, dtype=torch.float64) for name, weights in fed.items()}
+        return {name: torch.zeros(weights.shape, dtype=torch.float64, device="cpu") for name, weights in fed.items()}
     slopes = torch.autograd.grad(along, list(fed.values()), allow_unused=True)
     return {
         name: (weights.detach() * (torch.zeros_like(weights) if slope is None else slope)).double().cpu()

@@ -141,7 +141,7 @@ def top_tokens(passes: Passes, values: Sequence[Tensor], n: int, *, world: World
     A rank without ``values``, because it has none or no passes, takes part all the same.
     """
     world = world or Alone()
-    every = torch.cat([_local_top(passes, values, n), torch.full((n, 4), -1.0, dtype=torch.float64)])[:n]
+    every = torch.cat([_local_top(passes, values, n), torch.full((n, 4), -1.0, dtype=torch.float64, device="cpu")])[:n]
     rows = [
         (-value, TokenAt(rank, int(m), int(row), int(position)))
         for rank, table in enumerate(world.gather(every))
@@ -153,7 +153,7 @@ def top_tokens(passes: Passes, values: Sequence[Tensor], n: int, *, world: World
 
 def _local_top(passes: Passes, values: Sequence[Tensor], n: int) -> Tensor:
     """(at most n, 4), float64, CPU: size of the value, micro-batch, row, position; the largest first."""
-    tables = [torch.zeros(0, 4, dtype=torch.float64)]
+    tables = [torch.zeros(0, 4, dtype=torch.float64, device="cpu")]
     for m, (one, value) in enumerate(zip(passes.all, values, strict=True) if values else ()):
         places = one.tokens.mask.bool().to(value.device).nonzero()  # of contributions that is the CPU
         size = value.detach().double()[tuple(places.T)].abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -177,7 +177,7 @@ class _Hints:
     @classmethod
     def of(cls, passes: Passes, wanted: Sequence[TokenAt], contributions: Sequence[Tensor], world: World) -> Self:
         """A collective."""
-        table = torch.zeros(len(wanted) + 1, 2, dtype=torch.float64)
+        table = torch.zeros(len(wanted) + 1, 2, dtype=torch.float64, device="cpu")
         table[-1, 0] = sum(rows * positions for rows, positions in (one.shape for one in passes.all))
         for i, at in enumerate(wanted):
             if at.rank == world.rank:
@@ -229,12 +229,14 @@ class _Verifier:
         self._passes = passes
         self._world = world
         self._gradients = gradients_of(model, world)
-        self._table = torch.zeros(len(self.wanted), 1 + len(self._gradients.layers), dtype=torch.float64)
+        self._table = torch.zeros(len(self.wanted), 1 + len(self._gradients.layers), dtype=torch.float64, device="cpu")
         self._spent_here = 0.0
         self._asked: set[int] = set()
         self._draws: dict[int, Draws] = {}
         if self._gradients.together:
-            world.sum(torch.zeros(1))  # the passes meet in training's own group: nobody may be missing there
+            world.sum(
+                torch.zeros(1, device="cpu")
+            )  # the passes meet in training's own group: nobody may be missing there
 
     def run(self, chosen: Sequence[int]) -> None:
         """Verify these of the candidates. A collective."""
@@ -248,7 +250,7 @@ class _Verifier:
         # ones each rank has those of its shards. Either way they add up.
         self._table[chosen] = self._world.sum(here[chosen])
         self._asked.update(chosen)
-        spent = self._world.gather(torch.tensor([self._spent_here], dtype=torch.float64))
+        spent = self._world.gather(torch.tensor([self._spent_here], dtype=torch.float64, device="cpu"))
         self.spent = max(float(each) for each in spent)
 
     def norms(self) -> dict[int, float]:

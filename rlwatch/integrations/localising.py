@@ -390,7 +390,11 @@ class Localiser:
 
 def _over(world: World, *numbers: float) -> list[float]:
     """The sum of each number over the ranks."""
-    return list(numbers) if world.size == 1 else world.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+    return (
+        list(numbers)
+        if world.size == 1
+        else world.sum(torch.tensor(numbers, dtype=torch.float64, device="cpu")).tolist()
+    )
 
 
 def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
@@ -399,7 +403,8 @@ def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
     So all ranks have the same number. Whole gradients count on rank 0, and shards where they are.
     """
     if spike.norm is not None:
-        norm: Any = torch.as_tensor(spike.norm).detach()
+        known = spike.norm
+        norm: Any = known.detach() if isinstance(known, Tensor) else torch.as_tensor(known, device="cpu")
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole if rank == 0 else None
     norms = model_norms(spike.model, rank=rank)

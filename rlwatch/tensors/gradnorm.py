@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.tensors.mergeable import Latest, Stat, Stats
+from rlwatch.tensors.transfer import meeting_place, moved
 
 _LAYER = re.compile(r"^(.*?(?:^|\.)(?:layers?|h|blocks?)\.\d+)\.")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -197,12 +198,23 @@ def _partition(parameter: Any) -> Tensor | None:
 
 
 def _squares(grads: list[Tensor]) -> list[Tensor]:
-    """The sum of squares of each, float32, on the device of the first."""
+    """The sum of squares of each, float32, all on one device."""
     wide = torch.float64 if any(grad.dtype is torch.float64 for grad in grads) else torch.float32  # it only widens
     # Norms in one launch and squared again, because torch has no fused sum of squares; each tensor is accumulated in
     # float32 at least. Squares, unlike norms, add up over tensors, layers and ranks.
-    norms = torch._foreach_norm(grads, 2, dtype=wide)  # noqa: SLF001  (as clip_grad_norm_ does)
-    return list(torch.stack([norm.to(grads[0].device, non_blocking=True) for norm in norms]).square().float().unbind())
+    return list(torch.stack(norm_of_each(grads, wide)).square().float().unbind())
+
+
+def norm_of_each(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """L2 norm of each tensor, 0-d, accumulated in ``dtype``: all on one device, wherever the tensors are."""
+    if not tensors:
+        return []
+    here, norms = meeting_place(tensors), dict[int, Tensor]()
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        places = [i for i, tensor in enumerate(tensors) if tensor.device == device]
+        each = torch._foreach_norm([tensors[i] for i in places], 2, dtype=dtype)  # noqa: SLF001  (as clip_grad_norm_)
+        norms |= {i: moved(norm, here) for i, norm in zip(places, each, strict=True)}
+    return [norms[i] for i in range(len(tensors))]
 
 
 # Statistics of tensors that lie in shards on several ranks, each element counted on one rank only.

@@ -35,6 +35,7 @@ from rlwatch.tensors.masked import counting_once, keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Total, nonfinite_stats
 from rlwatch.tensors.padded import Padded, tensor_of
 from rlwatch.tensors.spread import Correlation, Std
+from rlwatch.tensors.transfer import moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,8 @@ class ResponseBatch:
         known = [x for x in columns.values() if x is not None]
         columns["groups"] = None if groups is None else _group_ids(groups, known)
         where = device_of((*known, columns["groups"])) if device is None else torch.device(device)
-        quick = where.type != "cpu"  # a copy to the CPU that nobody waits for would be read half-written
         return cls(
-            **{name: None if x is None else x.to(where, non_blocking=quick) for name, x in columns.items()},
+            **{name: None if x is None else moved(x, where) for name, x in columns.items()},
             whole=isinstance(groups, Integral),
             task_names=() if tasks is None else names.names,
             eos=tuple(eos),

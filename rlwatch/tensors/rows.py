@@ -1,4 +1,4 @@
-"""Which row of one table each row of another is, without comparing all with all: that would be B x N x T truths."""
+"""Finding rows of one table in another, without comparing all with all: that would be B x N x T truths."""
 
 from __future__ import annotations
 

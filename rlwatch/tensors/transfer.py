@@ -63,7 +63,7 @@ def _flattened(tensors: Sequence[Tensor]) -> Tensor:
     """Join all of them in order, by type first, because a conversion each would cost more than the copy."""
     if not tensors:
         return torch.empty(0, device="cpu")
-    device = _meeting_place(tensors)
+    device = meeting_place(tensors)
     double = device.type != "mps" and any(tensor.dtype in (torch.float64, torch.int64) for tensor in tensors)
     dtype = torch.float64 if double else torch.float32
     runs = [list(run) for _, run in groupby(tensors, key=lambda tensor: (tensor.device, tensor.dtype))]
@@ -72,8 +72,13 @@ def _flattened(tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat([one.to(device, dtype, non_blocking=True) for one in joined])
 
 
-def _meeting_place(tensors: Sequence[Tensor]) -> torch.device:
-    """The first device that is not the CPU: a copy to the CPU that nobody waits for would be read half-written."""
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``. Nobody waits, but for a copy to the CPU: it would be read half-written."""
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def meeting_place(tensors: Sequence[Tensor]) -> torch.device:
+    """The first device that is not the CPU: to bring all of them there nobody has to wait."""
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
 
 

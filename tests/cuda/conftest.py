@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlwatch.tensors.transfer import Transfer
+
 
 def _of_integrations():
     """The fixtures over tiny trainers; a second ``conftest`` cannot be imported by name."""
@@ -45,8 +47,16 @@ def _elsewhere(arguments):
 
 
 @pytest.fixture
-def loops_on_the_gpu(repeatable):
-    """A loop makes everything there."""
+def loops_on_the_gpu(request, monkeypatch, repeatable):
+    """A loop makes everything there; what is on its way to the CPU is waited for, since tests look at once."""
+    if "behind" not in request.fixturenames:
+        monkeypatch.setattr(Transfer, "ready", arrived)
     torch.set_default_device("cuda")
     yield
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)
+
+
+def arrived(transfer):
+    if transfer._event is not None:
+        transfer._event.synchronize()
+    return True

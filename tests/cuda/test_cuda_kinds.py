@@ -37,7 +37,7 @@ KINDS = {
     "adapter, checkpointing": {"peft_config": ADAPTER, "activation_checkpointing": True},
     "float16": {"fp16": True},
     "bfloat16": {"bf16": True},
-    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager", "tf32": False},
     "evaluated": {"eval_rows": 8, "eval_strategy": "steps", "eval_steps": 2},
     "many rollouts": {"steps_per_generation": 4},
 }
@@ -100,6 +100,8 @@ def test_the_planted_token_is_named(tmp_path, kind):
     """Whatever its model is wrapped in, whatever it draws or recomputes."""
     config = {"use_cpu": False, "num_iterations": 2, "max_steps": 4, "max_completion_length": 12, **KINDS[kind]}
     trainer, run = make_trainer(tmp_path, **config), FakeRun()
+    if kind == "float16":  # at the scale it begins with the spike would be an overflow, and its step none
+        trainer.accelerator.scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
     watch(trainer, run=run, localise=Localise(threshold=1e-12, share=0.99))
     planted = Planted(trainer, off_policy())
     trainer.train()

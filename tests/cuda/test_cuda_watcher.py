@@ -23,7 +23,7 @@ def on_the_device():
     enabled, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
     yield
     torch.backends.cudnn.enabled = enabled
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)
 
 
 def watched(policy, optimizer, reference, **kwargs):

@@ -90,6 +90,26 @@ def test_what_a_reset_left_is_resumed_there(tmp_path):
         assert all(map(torch.equal, weights(later), kept))
 
 
+def test_layers_partly_elsewhere_are_clipped_as_one():
+    """Norms meet where nobody has to wait for them: a copy to the CPU would be read before it was there."""
+    apart, together = Policy(), Policy()
+    together.load_state_dict(apart.state_dict())
+    for model in (apart, together):
+        for number, p in enumerate(model.parameters()):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+    LayerClip(together, "max-norm", max_norm=1.0)()
+    with elsewhere():
+        given = [p.grad for p in apart.layers[1].parameters()]
+        moved_there(apart.layers[1])
+        for p, grad in zip(apart.layers[1].parameters(), given, strict=True):
+            p.grad = grad.to("meta")
+        clipped = LayerClip(apart, "max-norm", max_norm=1.0)()
+
+        assert clipped.total.device.type == "meta"
+        for mine, theirs in zip(apart.parameters(), together.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+
+
 @pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize("nonfinite", ["keep", "zero"])
 def test_layers_are_clipped_elsewhere_as_here(rule, nonfinite):

@@ -34,6 +34,7 @@ from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
 from rlwatch.tensors.responses import ResponseBatch, TaskNames, observe_responses
 from rlwatch.tensors.spread import Std
 from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.transfer import moved
 from rlwatch.text import Sample
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ class Generations:
 def total_rewards(per_function: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums (N,) of rewards (N, functions), as TRL takes them: NaN where no function gave one."""
     known = per_function.detach()
-    total = (known * weights.to(known.device, non_blocking=True)).nansum(1)
+    total = (known * moved(weights, known.device)).nansum(1)
     return torch.where(known.isnan().all(1), torch.nan, total)
 
 
