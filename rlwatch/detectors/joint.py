@@ -487,7 +487,7 @@ class RewardFall:
 
 
 class OnePrompt:
-    """Whether a row stands for the answers to one prompt: either all of its groups agree or none does, row after row.
+    """Rows that stand for the answers to one prompt each: either all groups of one agree or none does, row after row.
 
     Then its lengths, cuts and reward are those of that prompt, and the next one's are others.
     """
