@@ -368,7 +368,7 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the state rests on: the spans, the first step, what is not logged, how many steps, and how it ended."""
+    """The basis of a state: spans, first step, what is not logged, number of steps, and the ending."""
 
     spans: Sequence[FindingSpan]
     first: int | None

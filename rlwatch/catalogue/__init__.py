@@ -43,6 +43,7 @@ class Kind:
     mute: bool = False
     symptom: bool = False
     mechanism: bool = False
+    side: str = ""
     inhibits: str = ""
     leads_to: tuple[str, ...] = ()
     reach: int = REACH

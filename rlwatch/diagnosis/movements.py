@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlwatch import catalogue
 from rlwatch.diagnosis.signs import Sign
 from rlwatch.diagnosis.turns import Told, Turn
 from rlwatch.wording import number
@@ -143,17 +144,17 @@ class Movements:
 # The guesses.
 
 TITLES = {gauge.metric: gauge.title for gauge in GAUGES}
+REWARD = "reward"
 SIDES: Mapping[str, str] = {
     **{gauge.metric: gauge.update for gauge in GAUGES if gauge.update},
-    "grad_spike": "gradient", "grad_rise": "gradient", "layer_spike": "gradient", "clip_saturation": "ratio",
-    "ratio_drift": "ratio", "weight_tail": "ratio", "kl_drift": "distance",
-}  # fmt: skip
+    **{name: kind.side for name, kind in catalogue.kinds().items() if kind.side not in ("", REWARD)},
+}
 """Gauge, or kind of finding -> the side of an update's size that it shows: gradient, ratios, or the way it went."""
 ENOUGH = 2
 """Gauges of the policy that must be measured for its rest to mean anything, and sides of its updates that must grow."""
 BEFORE = 60
 """Steps before the failure within which a movement has to do with it."""
-REWARD_KINDS = frozenset({"reward_drop", "reward_constant", "joint_collapse"})
+REWARD_KINDS = frozenset(name for name, kind in catalogue.kinds().items() if kind.side == REWARD)
 """Findings that say the reward broke."""
 
 

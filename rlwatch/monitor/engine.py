@@ -29,7 +29,7 @@ from rlwatch.monitor.forecasting import (
     Forecasting,
     Forecasts,
     chosen_forecaster,
-    default_forecasts,
+    forecaster_for,
     switched_off,
 )
 from rlwatch.ports import Detector, History
@@ -115,7 +115,7 @@ class Monitor:
         self.forecast_failures = 0
         """Forecasters that raised and were not asked again."""
         self._make = detectors or default_detectors
-        self._make_forecaster = forecaster or default_forecasts
+        self._make_forecaster = forecaster or forecaster_for(wanted=True)
         self.rules = tuple(default_rules() if rules is None else rules)
         self._history = history
         self._attempt: int | None = None
@@ -140,7 +140,10 @@ class Monitor:
     @property
     def is_default(self) -> bool:
         """True where it judges with nothing but rlwatch's own detectors and forecaster."""
-        ours = self._make is default_detectors and self._make_forecaster in (default_forecasts, switched_off)
+        ours = self._make is default_detectors and self._make_forecaster in (
+            forecaster_for(wanted=True),
+            forecaster_for(wanted=False),
+        )
         return ours and not of_plugins() and not chosen_forecaster()
 
     @property

@@ -13,7 +13,7 @@ from rlwatch.cli.view_text import forecast_line, newest_row
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import record_of
 from rlwatch.forecast.gate import NO_SIGNAL
-from rlwatch.monitor import engine, forecasting
+from rlwatch.monitor import forecasting
 from rlwatch.records import ClosedStep
 from rlwatch.store.url import open_store
 
@@ -23,7 +23,6 @@ OF = "forecast: highest 80% within 50 steps at step 31; alarm from step 31"
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """p50 is the reward."""
-    monkeypatch.setattr(engine, "default_forecasts", Oracle)
     monkeypatch.setattr(forecasting, "default_forecasts", Oracle)
 
 

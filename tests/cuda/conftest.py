@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlwatch.tensors.transfer import Transfer
-
 
 def _of_integrations():
     """The fixtures over tiny trainers; a second ``conftest`` cannot be imported by name."""
@@ -50,13 +48,13 @@ def _elsewhere(arguments):
 def loops_on_the_gpu(request, monkeypatch, repeatable):
     """A loop makes everything there; what is on its way to the CPU is waited for, since tests look at once."""
     if "behind" not in request.fixturenames:
-        monkeypatch.setattr(Transfer, "ready", arrived)
+        monkeypatch.setattr(torch.cuda.Event, "query", arrived)
     torch.set_default_device("cuda")
     yield
     torch.set_default_device(None)
 
 
-def arrived(transfer):
-    if transfer._event is not None:
-        transfer._event.synchronize()
+def arrived(event):
+    """Wait for the event."""
+    event.synchronize()
     return True

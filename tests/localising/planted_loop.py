@@ -1,6 +1,7 @@
 """A loop that localises every step, on any device, with a culprit planted into one of them."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def old_logp(values):
 PLANTS = [ratio, reference, advantage, old_logp, None]
 
 
-def train(device, plant, *, move=nn.Module.to, entropy_bonus=0.0, **options):
+def train(device, plant, *, move=nn.Module.to, entropy_bonus=0.0, around=nullcontext, **options):
     """The watched run of a few steps on ``device``; before ``SPIKE_AT`` ends ``plant`` changes its second batch."""
     torch.manual_seed(0)
     policy = move(Policy(), device)
@@ -94,7 +95,8 @@ def train(device, plant, *, move=nn.Module.to, entropy_bonus=0.0, **options):
                 old_logp=values["old"], ref_logp=values["ref"],
             )  # fmt: skip
             loss.backward()
-        watcher.gradients()
+        with around():
+            watcher.gradients()
         clip()
         if plant is None or step != SPIKE_AT:
             optimizer.step()

@@ -12,7 +12,6 @@ from elsewhere import elsewhere, moved_there
 from planted_loop import PLANTS, SPIKE_AT, assert_same_runs, culprits, ratio, train
 from torch import nn
 
-import rlwatch
 from rlwatch.clipping import SkipOnSpike
 
 pytestmark = pytest.mark.torch
@@ -31,17 +30,12 @@ def test_the_same_tokens_are_named_with_the_same_words(plant, entropy_bonus):
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_default_device_of_the_loop_is_not_ours(plant, monkeypatch):
+def test_a_default_device_of_the_loop_is_not_ours(plant):
     """Tables on the CPU are made there, whatever ``torch.set_default_device`` says while the gradient is looked at."""
-    expected, gradients = train("cpu", plant, entropy_bonus=0.01), rlwatch.Watcher.gradients
+    expected = train("cpu", plant, entropy_bonus=0.01)
+    found = train("cpu", plant, entropy_bonus=0.01, around=lambda: torch.device("meta"))
 
-    def with_a_default(watcher):
-        with torch.device("meta"):
-            gradients(watcher)
-
-    monkeypatch.setattr(rlwatch.Watcher, "gradients", with_a_default)
-
-    assert_same_runs(train("cpu", plant, entropy_bonus=0.01), expected)
+    assert_same_runs(found, expected)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
