@@ -87,7 +87,7 @@ def subject(docket: Docket) -> Markup:
     parts = [el("div", project, name, cls="rl-family"), el("div", *facts, cls="rl-facts")]
     if incident.cause is not None:
         label = el("span", "Likely cause", cls="label")
-        cause = f" {incident.cause.title} ({incident.cause.sure.value}): {incident.cause.why}"
+        cause = f" {incident.cause.title} ({incident.cause.sure.words}): {incident.cause.why}"
         parts.append(el("div", label, fmt.shorten(cause, 400), cls="rl-why"))
     return joined(*parts)
 

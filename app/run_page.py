@@ -44,7 +44,7 @@ def cause_line(diagnosis: Diagnosis) -> Markup:
         return el("div", label, diagnosis.why_not, cls="rl-why")
     first = diagnosis.causes[0]
     since = f", since step {fmt.step(first.onset_step)}"
-    return el("div", label, el("b", first.title), f" ({first.sure.value}: {first.why}){since}", cls="rl-why")
+    return el("div", label, el("b", first.title), f" ({first.sure.words}: {first.why}){since}", cls="rl-why")
 
 
 def do_line(diagnosis: Diagnosis) -> Markup:
@@ -67,7 +67,7 @@ def remedies(diagnosis: Diagnosis) -> Markup:
 
 
 def _other(cause: Cause) -> str:
-    return f"or: {cause.title} ({cause.sure.value}): {cause.summary}; {cause.why}"
+    return f"or: {cause.title} ({cause.sure.words}): {cause.summary}; {cause.why}"
 
 
 def _action(action: Action) -> Markup:

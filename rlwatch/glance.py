@@ -113,9 +113,9 @@ def cause_block(diagnosis: Diagnosis) -> Markup:
         return el("div", el("p", sentence(diagnosis.why_not)), cls="cause weak")
     return el(
         "div",
-        el("div", f"{first.title} ", el("span", first.sure.value, cls="badge"), cls="name"),
+        el("div", f"{first.title} ", el("span", first.sure.words, cls="badge"), cls="name"),
         el("p", sentence(first.summary)),
-        el("p", f"How sure: {first.sure.value}, because {first.why}.", cls="soft"),
+        el("p", f"{first.sure.words.capitalize()}: {first.why}.", cls="soft"),
         cls=f"cause {first.sure.value}",
     )
 

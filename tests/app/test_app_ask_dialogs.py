@@ -123,7 +123,7 @@ def test_a_paused_run_says_so_and_offers_to_go_on(store_dir, store):
     assert "no step for" not in html(page)
     listed = runs_page()
     assert cells(tables(listed)["runs"]["rows"][0])[0] == "paused"
-    assert "No run needs you" in html(listed)
+    assert "No live run needs attention" in html(listed)
     page.button(key="resume-open").click().run()
     assert "the run is paused" in html(page)
     page.button(key="send").click().run()
@@ -193,7 +193,7 @@ def test_a_dead_trainer_is_reported_before_anything_is_asked_of_it(store_dir, st
     writer.close()
     page = chosen(run_page(), "pause")
 
-    assert "no sign of its process for" in html(page)
+    assert "its process gives no sign any more" in html(page)
     assert "the trainer is dead: the command expires unless somebody starts it again" in html(page)
 
 

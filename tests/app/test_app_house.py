@@ -63,6 +63,7 @@ def test_the_app_uses_what_rlwatch_publishes_and_little_else():
         "export",
         "forecast",
         "importers",
+        "link",
         "metrics",
         "plugins",
         "ports",
