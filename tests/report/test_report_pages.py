@@ -232,7 +232,7 @@ def test_markdown_has_the_same_sections():
         "## Timeline",
         "## Curves",
     ]
-    assert "**Train-inference mismatch** (strong)" in text
+    assert "**Train-inference mismatch** (high confidence)" in text
     assert "`learning_rate`" in text
     assert "█" in text
 
