@@ -83,7 +83,7 @@ def test_a_websocket_needs_the_cookie_the_origin_and_the_host(dashboard):
     assert dashboard.websocket(cookie, ours) == 101
     assert dashboard.websocket(cookie, f"http://localhost:{dashboard.port}", f"localhost:{dashboard.port}") == 101
     said = dashboard.log.read_text()
-    assert "handshake" not in said  # a stranger cannot fill the log
+    assert said.count("handshake") <= 1  # a line a minute: a stranger cannot fill the log
     assert "Traceback" not in said
 
 
