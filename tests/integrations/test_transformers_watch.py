@@ -184,16 +184,16 @@ def test_an_exception_ends_the_run_with_its_cause(tmp_path):
     assert info.source == "transformers"
 
 
-def test_training_again_continues_the_run_in_a_new_attempt(tmp_path):
-    """Whether it ended well or not."""
+def test_training_again_is_another_run(tmp_path):
+    """It begins at the first step and resumes nothing; the first one stays as it was."""
     store = str(tmp_path / "runs")
     trainer = make_trainer(tmp_path, max_steps=1)
     watch(trainer, store=store)
     trainer.train()
     trainer.train()
-    (info,) = rlwatch.open_store(store).runs()
+    runs = rlwatch.open_store(store).runs()
 
-    assert (info.attempt, info.state) == (2, "finished")
+    assert [(info.attempt, info.state, info.last_step) for info in runs] == [(1, "finished", 1)] * 2
 
 
 def test_the_callback_alone_records_the_log(tmp_path):

@@ -182,6 +182,12 @@ class FakeRun:
         self.counters, self.active, self.findings = Counters(), True, ()
 
     @property
+    def introduce(self):
+        """Nothing: it is recorded nowhere."""
+
+    def decide(self, *, resumed=None, step=None):
+        """Nothing: it is no run of a store."""
+
     def measures(self):
         return self.active
 
