@@ -25,7 +25,7 @@ READ = {
     "reward": {"tokens/total": "num_tokens"},
 }
 """What is read of each log as a canonical metric, beside what every trainer logs."""
-EVERY = {"loss/policy": "loss", "optim/grad_norm": "grad_norm", "optim/lr": "learning_rate"}
+EVERY = {"loss/policy": "loss", "optim/grad_norm": "grad_norm", "optim/lr": "optim/lr", "optim/lr_max": "optim/lr_max"}
 
 
 @pytest.fixture(scope="module")
