@@ -69,7 +69,7 @@ NAMES_LISTED = 6
 """Names that nothing reads, of which a verdict lists so many."""
 LONGEST = 300
 """Characters of names in a verdict: a log may call its metrics anything."""
-HEADLINE = 100
+HEADLINE = 110
 """Characters up to which a cause and an action are added to a headline."""
 
 
@@ -485,7 +485,8 @@ def _broken(state: State, evidence: Evidence) -> list[FindingSpan]:
         return [span for span in evidence.hard if span.entry.mute]
     standing = evidence.standing if state is State.AT_RISK else evidence.hard
     worst = max((span.now.rank for span in standing), default=0)
-    return [span for span in standing if span.now.rank == worst]
+    found = [span for span in standing if span.now.rank == worst]
+    return sorted(found, key=lambda span: not span.entry.collapse) if state is State.COLLAPSED else found
 
 
 # Sentences.

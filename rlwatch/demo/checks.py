@@ -17,6 +17,7 @@ from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.demo import Recipe
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import RunNotFoundError, StoreBusyError
+from rlwatch.forecast.forecast import forecast_of
 from rlwatch.ports import CommandStore, Series, Store
 from rlwatch.records import (
     CRASH_FORECAST,
@@ -27,6 +28,7 @@ from rlwatch.records import (
     CommandStatus,
     Event,
     Finding,
+    ForecastRecord,
     OutboxMessage,
     OutboxStatus,
     RunInfo,
@@ -50,6 +52,7 @@ class Facts:
     commands: tuple[Command, ...] = ()
     events: tuple[Event, ...] = ()
     outbox: tuple[OutboxMessage, ...] = ()
+    forecasts: tuple[ForecastRecord, ...] = ()
 
     def values(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
         """Values (N,) of a curve at the steps ``first <= step <= last``."""
@@ -84,6 +87,7 @@ def look(store: Store, run_id: str) -> Facts | None:
             commands=tuple(store.commands(run_id)),
             events=tuple(store.events(run_id)),
             outbox=tuple(store.outbox(run_id)),
+            forecasts=tuple(store.forecasts(run_id)),
         )
     except (RunNotFoundError, StoreBusyError):
         return None
@@ -289,6 +293,9 @@ def _named(diagnosis: Diagnosis, recipe: Recipe) -> Check:
 def _forecast(facts: Facts, recipe: Recipe) -> Check:
     """From the step on at which its learning rate began to grow, and before any detector was sure."""
     promise = "the collapse was forecast"
+    shown = [forecast_of(record) for record in facts.forecasts]
+    if shown and all(one.p50 is None for one in shown):  # a kind of log of which no chance is shown, and it says why
+        return Check("no chance was shown of a kind of log that never warned", True, shown[-1].reason)
     late = [f for f in facts.findings if f.step >= recipe.range_test_step]
     forecast = next((f for f in late if f.kind == CRASH_FORECAST), None)
     sure = next((f for f in late if f.kind in COLLAPSE_KINDS and f.severity is Severity.CRITICAL), None)

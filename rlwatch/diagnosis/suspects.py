@@ -88,6 +88,10 @@ class Trouble:
     slack: int
 
 
+DATED_WITHIN = 8
+"""Steps by which the onset of a failure that builds up may be off: a knob turned within them is not too late."""
+
+
 def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
     """The stretch of signs that weighs most; None where there are none but remarks.
 
@@ -105,7 +109,7 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
     story = max(stretches, key=lambda signs: (max(s.severity.rank for s in signs), sum(s.severity.rank for s in signs)))
     severest = max(sign.severity.rank for sign in story)
     first = next(sign.onset_step for sign in story if sign.severity.rank == severest)
-    return Trouble(story[0].onset_step, first, story[-1].onset_step, slack)
+    return Trouble(story[0].onset_step, first, story[-1].onset_step, max(slack, DATED_WITHIN))
 
 
 def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:

@@ -135,13 +135,14 @@ def test_an_alert_leads_to_its_run_and_back(app, page, store_url):
     """From the page of alerts to the cause, by its link, without loading the app again."""
     alert = Alert("a1", "r", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 12, 20, "it fell",
                   fired_at=time.time())  # fmt: skip
-    write(store_url, alerts=[alert])
+    found = Finding("d", "entropy_collapse", Severity.CRITICAL, 20, 12, "it fell", seq=20)
+    write(store_url, alerts=[alert], findings=[found])
     page.goto(f"{app}/alerts")
     expect(page.get_by_text("1 incident firing")).to_be_visible()
     page.get_by_role("link", name="seed3").click()
     expect(page.get_by_test_id("stMain").locator(".rl-why").first).to_contain_text("entropy collapse from step 12")
     page.get_by_role("link", name="Runs").click()
-    expect(page.get_by_text("1 run needs you")).to_be_visible()
+    expect(page.get_by_text("1 run needs attention")).to_be_visible()
 
 
 def test_a_run_that_ends_is_seen_to_end(shared_app, page, shared_store):
