@@ -738,7 +738,7 @@ INJECTED = {
     "completions sampled": ("rlwatch.integrations.completions.CompletionSampler.sample", missing),
     "text offered": ("rlwatch.text.TextProbe.offer", runtime),
     "text taken": ("rlwatch.text.TextProbe.take", bare),
-    "the learning rate": (f"{TORCH}.commands.Means.rate", missing),
+    "the learning rate": (f"{TORCH}.commands.Means.rates", missing),
     "the loss": (f"{TORCH}.taps.nonfinite", out_of_memory),
     "the vocabulary": (f"{TORCH}.taps.vocab_size_of", runtime),
     "a step sealed": ("rlwatch.integrations.step_tally.StepTally.seal", out_of_memory),
