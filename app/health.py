@@ -103,9 +103,10 @@ class Health:
         return FINISHED if self.ended and self.word is Word.HEALTHY else LOOKS[self.word]
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: those who need a person first, then by urgency."""
-        return (0 if self.needs_you else 1, list(Word).index(self.word))
+    def order(self) -> tuple[int, int, int]:
+        """Sort key: those who need a person first, live ones before those that ended, then by urgency."""
+        over = self.ended and self.word is not Word.KILLED
+        return (0 if self.needs_you else 1, int(over), list(Word).index(self.word))
 
 
 def judge(run: RunInfo, verdict: Verdict, now: float, pace: Pace | None = None, pause: Pause | None = None) -> Health:

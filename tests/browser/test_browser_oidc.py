@@ -58,6 +58,7 @@ def test_who_is_on_a_list_comes_in_under_their_own_name(dashboard, train, browse
     expect(viewer.locator(".rl-who")).to_contain_text("bob@example.org · viewer")
 
     page.get_by_role("link", name="log out").click()
+    page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Token")).to_be_visible()
     page.goto(f"http://localhost:{dashboard.port}/")
     expect(page.get_by_label("Token")).to_be_visible()

@@ -182,7 +182,8 @@ def test_a_resumed_log_is_judged_along_its_last_branch(tmp_path):
 
     report = rlwatch.scan(path)
 
-    assert {(f.kind, f.attempt) for f in report.findings} == {("nonfinite", 1), ("joint_collapse", 1)}
+    told = {(f.kind, f.attempt) for f in report.findings if f.severity is not Severity.INFO}
+    assert told == {("nonfinite", 1), ("joint_collapse", 1)}
 
 
 def test_a_branch_follows_each_attempt_to_where_the_next_began():
