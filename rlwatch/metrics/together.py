@@ -244,10 +244,13 @@ _SOUND = frozenset(
 def like_rewards(names: Iterable[str]) -> list[str]:
     """Those of a run's ``names`` that may be its reward, the likeliest first; those of which the words say no are none.
 
-    >>> like_rewards(["loss", "defend_reward", "attack_reward", "reward_std", "eval_reward"])
+    An accuracy of single tokens is that of a supervised loss.
+
+    >>> like_rewards(["loss", "defend_reward", "attack_reward", "reward_std", "eval_reward", "mean_token_accuracy"])
     ['attack_reward', 'defend_reward']
     """
-    spoken = [name for name in names if said(name) & _SOUND and not said(name) & (BESIDE_REWARDS | {HELD_OUT})]
+    none = BESIDE_REWARDS | {HELD_OUT, "token"}
+    spoken = [name for name in names if said(name) & _SOUND and not said(name) & none]
     return sorted(spoken, key=lambda name: ("reward" not in said(name), name))
 
 
