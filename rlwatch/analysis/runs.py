@@ -143,7 +143,7 @@ class Runs(Sequence["StoredRun"]):
 
         >>> runs.table()[["name", "status", "verdict", "last_step"]]
              name    status       verdict  last_step
-        0  seed-1  finished       healthy          5
+        0  seed-1  finished       at risk          5
         1  seed-2  finished       healthy         50
         2  seed-3  finished  collapsed@30         50
         """
@@ -328,7 +328,7 @@ class StoredRun:
         """The run as every face shows it: verdict, cause, advice, findings, forecast, what was not judged.
 
         >>> run.view().verdict.name, runs["seed-3"].view().verdict.name
-        ('healthy', 'collapsed@30')
+        ('at risk', 'collapsed@30')
         """
         info = self.info
         gone = describe(self.store, info, time.time())["status"] == "dead"
