@@ -306,7 +306,8 @@ class Gate:
     def _log_out(self, connection: HTTPConnection) -> Response:
         answer = self._ask(connection, "You are logged out.", 200, after="")
         if self._settings.people and oidc.COOKIE in connection.cookies:  # there the provider's session ends, too
-            answer = RedirectResponse(f"{self._settings.base_path}{oidc.ROUTES[1]}", 303)
+            # not by a redirect: it leads to the provider, where the form's policy lets nobody be sent
+            answer = onward(f"{self._settings.base_path}{oidc.ROUTES[1]}", 200)
         answer.delete_cookie(self._cookie, path=f"{self._settings.base_path}/", httponly=True, samesite="strict")
         return answer
 
@@ -525,9 +526,13 @@ def leave_page(action: str, token: str) -> Response:
 
 def again(connection: HTTPConnection) -> Response:
     """Ask once more, from here: a strict cookie does not come along on a link from another site (a chat, a mail)."""
-    address = html.escape(_here(connection))
-    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><title>rlwatch</title>'
-    return HTMLResponse(page, 401, _page_headers(page))
+    return onward(_here(connection), 401)
+
+
+def onward(address: str, status: int) -> Response:
+    """A page that goes to ``address`` by itself."""
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}"><title>rlwatch</title>'
+    return HTMLResponse(page, status, _page_headers(page))
 
 
 def _page_headers(page: str) -> dict[str, str]:
