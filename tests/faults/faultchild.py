@@ -52,6 +52,17 @@ SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7976931348623157e308, 
 SPECIAL_EVERY = 25
 
 
+PER_TOKEN = {
+    "policy/entropy_pos": 0.4,
+    "policy/entropy_neg": 0.3,
+    "policy/entropy_p10": 0.02,
+    "policy/entropy_p90": 1.2,
+    "policy/logp_min": -9.0,
+    "lld/logp_positive": -0.5,
+}
+"""Levels of statistics of single tokens: only of logs that have them a chance is stored at every row, and can be lost."""
+
+
 def row(step: int, nan_from: int = -1, bad: tuple[int, int] = (0, 0)) -> dict[str, float]:
     """What the loop measures at ``step``: always the same, and healthy but for what was asked for."""
     noise = random.Random(step)
@@ -68,6 +79,7 @@ def row(step: int, nan_from: int = -1, bad: tuple[int, int] = (0, 0)) -> dict[st
         "time/step": 1.0 + noise.gauss(0.0, 0.01),  # else it is taken from the clock, and differs under load
         "mine/exact": step + 1 / 3,
     }
+    metrics |= {name: level * math.exp(noise.gauss(0.0, 0.05)) for name, level in PER_TOKEN.items()}
     if 0 <= nan_from <= step:
         metrics |= {"optim/grad_norm": math.nan, "loss/policy": math.nan}
     if bad[0] <= step < bad[1]:

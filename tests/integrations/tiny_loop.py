@@ -181,13 +181,13 @@ class FakeRun:
         self.queue, self.answers = [], []
         self.counters, self.active, self.findings = Counters(), True, ()
 
-    @property
     def introduce(self):
         """Nothing: it is recorded nowhere."""
 
     def decide(self, *, resumed=None, step=None):
         """Nothing: it is no run of a store."""
 
+    @property
     def measures(self):
         return self.active
 
