@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from rlwatch.catalogue import Kind, entry
 from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
-from rlwatch.diagnosis.signs import on_branch
+from rlwatch.diagnosis.signs import failure_onset, on_branch
 from rlwatch.metrics import foremost, unjudged
 from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Severity, Stage
 from rlwatch.wording import duration, one_line, plural, step, words
@@ -440,7 +440,7 @@ def verdict_of(
     level = max((finding.severity for finding in held), key=lambda severity: severity.rank, default=None)
     standing = max((span.now for span in evidence.standing), key=lambda severity: severity.rank, default=None)
     broken = _broken(state, evidence)
-    since = min((span.onset for span in broken), default=None)
+    since = failure_onset((span.entry, span.onset) for span in broken)
     brief = _brief(state, at, since, broken, evidence)
     if state is State.COLLAPSED and evidence.ongoing:
         brief += f"; still running, {_lasting(since_s)} since" if since_s else "; still running"

@@ -61,6 +61,11 @@ class Kind:
         """Answered by rolling back before anything else: the policy itself is lost."""
         return bool(self.do) and self.do[0]["action"] == "roll-back"
 
+    @property
+    def accumulates(self) -> bool:
+        """True of a distance that grows in every run: its onset is where it began to grow, not where the run failed."""
+        return self.side == "distance"
+
 
 @cache
 def kinds() -> Mapping[str, Kind]:

@@ -118,6 +118,16 @@ def _joined(sign: Sign, finding: Finding) -> Sign:
     return replace(joined, severity=Severity(finding.severity), message=finding.message, metric=finding.metric)
 
 
+def failure_onset(onsets: Iterable[tuple[catalogue.Kind, int]]) -> int | None:
+    """Return the step at which a failure began, by its severest findings: kind and onset of each.
+
+    The first onset; of what accumulates only where nothing else was found. KL to the reference had been growing for
+    20 steps when a demo's learning rate rose, and no knob turned between the two could then be its cause.
+    """
+    known = list(onsets)
+    return min([at for kind, at in known if not kind.accumulates] or [at for _, at in known], default=None)
+
+
 # Who explains whom: chains from the signs that nothing explains down to what they are known to cause.
 
 

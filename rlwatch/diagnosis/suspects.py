@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from rlwatch import catalogue
 from rlwatch.catalogue import Knob
-from rlwatch.diagnosis.signs import Sign
+from rlwatch.diagnosis.signs import Sign, failure_onset
 from rlwatch.diagnosis.turns import Told, Turn, standing
 from rlwatch.records import JSON, Event
 
@@ -108,8 +108,9 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
         return None
     story = max(stretches, key=lambda signs: (max(s.severity.rank for s in signs), sum(s.severity.rank for s in signs)))
     severest = max(sign.severity.rank for sign in story)
-    first = next(sign.onset_step for sign in story if sign.severity.rank == severest)
-    return Trouble(story[0].onset_step, first, story[-1].onset_step, max(slack, DATED_WITHIN))
+    first = failure_onset((sign.entry, sign.onset_step) for sign in story if sign.severity.rank == severest)
+    began = story[0].onset_step
+    return Trouble(began, began if first is None else first, story[-1].onset_step, max(slack, DATED_WITHIN))
 
 
 def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:

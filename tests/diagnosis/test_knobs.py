@@ -9,6 +9,7 @@ from found import INFO, WARNING, found, happened
 from rlwatch import catalogue
 from rlwatch.demo import Recipe
 from rlwatch.diagnosis import TRACKED, KnobTracker, Sureness, Told, advice, config_turns, diagnose
+from rlwatch.state import explained, verdict_of
 
 RATE, BETA, AGE = "optim/lr", "policy/kl_coef", "staleness/mean"
 
@@ -362,3 +363,17 @@ def test_a_knob_of_the_catalogue_is_whole(knob):
     assert knob.source
     assert {"reward_drop", "nonfinite"} <= set(knob.leads_to)
     assert advice(knob.name, "trl").actions
+
+
+def test_a_distance_that_grew_before_the_failure_does_not_date_it():
+    """KL to the reference grew while the run learnt; 20 steps later the rate rose, and after that all broke at once."""
+    run = [found("kl_drift", 151, INFO), found("kl_drift", 151, delay=76)]
+    run += [found("joint_collapse", 191), found("entropy_collapse", 202), found("reward_drop", 202)]
+    rate = turned([4e-4] * 170 + [4e-4 * 1.09**step for step in range(1, 80)])
+
+    told = diagnose(run, turns=rate, starts={1: 0})
+    shown = explained(told, verdict_of(run, {1: range(320)}))
+
+    assert (shown.causes[0].kind, shown.causes[0].sure) == ("learning_rate", Sureness.STRONG)
+    assert verdict_of(run, {1: range(320)}).since == 191
+    assert verdict_of(run[:2], {1: range(320)}).since == 151
