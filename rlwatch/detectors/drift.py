@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -146,6 +146,7 @@ class SlowDrift(BaseDetector):
         self._reward = RewardWatch()
         self._courses = {sign.metric: Course(sign) for sign in SIGNS}
         self._drifts, self._lasts = Hold(forgive=1), Hold(forgive=3)
+        self._unpaid = Hold()
         self._start: int | None = None
         self._last: int | None = None
         self._rows = 0
@@ -160,6 +161,7 @@ class SlowDrift(BaseDetector):
             if value is not None:
                 course.update(step.step, value)
         far = self._far() if self._settled(step.step) else {}
+        self._unpaid.update(step.step, not self._paid)
         for hold in (self._drifts, self._lasts):
             hold.update(step.step, len(far) >= FAMILIES and not self._paid)
         if not far or self._drifts.rows < (1 if gap >= FINE else ROWS):
@@ -189,16 +191,24 @@ class SlowDrift(BaseDetector):
             return False
         return reward.now > reward.start + PAID * reward.noise
 
+    def _onset(self, far: Sequence[Course]) -> int | None:
+        """Return when two families were half of the way out, no earlier than the reward was last above its start.
+
+        One family alone, or one that a rising reward paid for, was no failure yet.
+        """
+        dates = sorted(course.since for course in far if course.since is not None)[:FAMILIES]
+        unpaid = self._unpaid.since
+        return max([*dates, *([] if unpaid is None else [unpaid])], default=None)
+
     def _finding(self, step: ClosedStep, far: list[Course], severity: Severity) -> Finding:
         reward, heaviest = self._reward, far[0]
-        dates = [course.since for course in far if course.since is not None]
         said = "; ".join(course.words() for course in far)
         return self.finding(
             step,
             "slow_drift",
             severity,
             f"far from the first rows: {said}{reward.in_words()}",
-            onset=min(dates, default=None),
+            onset=self._onset(far),
             metric=heaviest.sign.metric,
             score=heaviest.far,
             baseline=heaviest.start,

@@ -70,6 +70,26 @@ def test_one_family_by_itself_is_no_drift(name):
     assert worst(SlowDrift(), drifting(name)) is None
 
 
+def test_the_drift_begins_when_the_second_family_has_left_and_the_reward_no_longer_pays():
+    """KL is far out by step 60 and the reward rises with it; at 130 the reward falls and the answers run on."""
+    gone = {"policy/kl_ref": (20, 60), "len/clipped": (130, 140)}
+
+    def reward(step):
+        return 0.3 + 0.5 * min(step / 60, 1.0) if step < 130 else 0.2
+
+    def curve(name):
+        before, after = GONE[name]
+        start, end = gone[name]
+        return lambda s: before * (after / before) ** min(max((s - start) / (end - start), 0.0), 1.0)
+
+    noise = random.Random(3)
+    rows = exact(
+        {n: curve(n) for n in gone} | {"reward/mean": lambda s: reward(s) + noise.gauss(0.0, 0.02)}, length=200
+    )
+
+    assert 128 <= alarms(SlowDrift(), rows)["critical"].onset_step <= 145
+
+
 def test_what_the_reward_pays_for_is_no_drift():
     """It rises with them; and where it is full, nothing says that they cost."""
     rising = drifting(*GONE, reward=lambda s: 0.3 + 0.4 * min(max(s - 15, 0) / 60, 1.0))
