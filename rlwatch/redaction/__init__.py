@@ -40,6 +40,7 @@ from rlwatch.redaction.names import (
     is_hash,
     kind_of,
     names_a_secret,
+    opened_by_keys,
     says,
     words_of,
 )
@@ -514,7 +515,9 @@ class _Plain:
     def _mapping(self, owner: str, value: object, *, secret: Says) -> dict[str, JSON]:
         kept: dict[str, JSON] = {}
         named = ""
-        for key, get in _entries(value):
+        entries = list(islice(_entries(value), MOST_VALUES + 1))
+        opened = opened_by_keys(_name(key) for key, _ in entries)
+        for key, get in entries:
             if self._left <= 0:
                 kept["..."] = f"<more than {MOST_VALUES} values>"
                 break
@@ -526,6 +529,7 @@ class _Plain:
             if name.lower() in ("name", "key") and isinstance(held, str):
                 named = held  # {"name": "HF_TOKEN", "value": ...}, as Kubernetes and Ray write it
             within = max(secret, says(named)) if name.lower() == "value" else secret
+            within = Says.SURE if name in opened else within
             kept[name] = self.value(_qualified(owner, name), held, secret=within)
         return kept
 

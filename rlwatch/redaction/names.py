@@ -8,6 +8,7 @@ value decides: ``conversation_id`` is a column, ``k9f8Kq2Zt`` is a key.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -55,13 +56,16 @@ _KEYS = _words(
     "hub team org backup recovery unseal jwt saml sso oidc idp pki ldap wireguard wg vpn wifi wpa ngrok "
     "cloudflare heroku vercel supabase firebase algolia mapbox qdrant pinecone weaviate elastic minio "
     "runpod replicate novita siliconflow moonshot kimi zhipu minimax volcengine ark hunyuan xai perplexity nvidia ngc "
-    "langsmith langfuse helicone scale labelbox brave bing exa firecrawl browserbase"
+    "langsmith langfuse helicone scale labelbox brave bing exa firecrawl browserbase exec executor execution "
+    "interpreter runner gateway inference cloud bedrock bailian sagemaker broker telegram email mailer sms crawler "
+    "retriever reranker rerank cookie symmetric"
 )
 """Before ``key`` and ``keys``."""
 _COLUMNS = _words(
-    "cache sort group dedup partition index primary foreign hash etag unique object prompt label image data sample row"
+    "cache sort group dedup partition index primary foreign hash etag unique object prompt label image data sample row "
+    "video audio file dataset document"
 )
-"""Before ``key`` where a hash is an ordinary value."""
+"""Before ``key`` where it is one of data: a hash is an ordinary value, and an address beside it theirs."""
 _TOKENS = _words(
     "api access auth hf hub huggingface bearer refresh session secret private personal github gitlab git bot slack "
     "discord telegram deploy ci job upload push npm pypi oauth sas csrf xsrf user id security aws azure gcp wandb "
@@ -101,6 +105,13 @@ _FLAGS = _words(
 """As the first word of a name it asks how many, or whether."""
 _JUST_TEXT = _words("value string str header plain text")
 _HOOKS = _words("webhook webhooks url urls uri address endpoint id")
+_CALLED = frozenset(
+    tuple(name.split("_"))
+    for name in _words("url uri endpoint base base_url base_uri api_base api_url api_version user username account")
+)
+"""After the name of a service, where it says how the service is called: ``tool_url`` beside ``tool_key``."""
+_OF_A_SERVICE = _CALLED - {("url",), ("uri",), ("base",), ("user",), ("username",), ("account",)}
+"""The same beside a ``key`` alone: data have addresses and users, too."""
 
 
 @lru_cache(maxsize=4096)
@@ -131,6 +142,23 @@ def names_a_secret(name: str) -> bool:
     [True, True, True, False, False]
     """
     return says(name) is Says.SURE
+
+
+def opened_by_keys(names: Iterable[str]) -> frozenset[str]:
+    """Those of names that stand together whose key opens the service that others of them say how to call.
+
+    >>> sorted(opened_by_keys(["tool_url", "tool_key", "prompt_key"])), sorted(opened_by_keys(["endpoint", "key"]))
+    (['tool_key'], ['key'])
+    """
+    all_words = {name: tuple(words_of(name)) for name in names}
+    there = frozenset(all_words.values())
+    return frozenset(
+        name
+        for name, words in all_words.items()
+        if words[-1] in ("key", "keys")
+        and (len(words) == 1 or words[-2] not in _COLUMNS)
+        and any((*words[:-1], *called) in there for called in (_CALLED if len(words) > 1 else _OF_A_SERVICE))
+    )
 
 
 def words_of(name: str) -> list[str]:
@@ -238,7 +266,14 @@ _NO_TOKEN_OF_TEXT = re.compile(r"(?!<|\[)(?:(?=\S*\d)(?=\S*[A-Za-z])[^\s{}]{6,}|
 """Longer than what a vocabulary has, or with digits in it."""
 _NAMED = re.compile(r"[A-Za-z]+(?:[_\-./@ ,]+[A-Za-z0-9]+)*")
 _HEX_KEY = re.compile(r"[0-9a-f]{16,}|[0-9A-F]{16,}")
+_SPOKEN = re.compile(r"(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+(?![a-z]))++\d{0,4}|[vV]?\d{1,4}[a-zA-Z]?")
+"""One part of a name, of words that are written together: ``LiveCodeBench``, ``v5``."""
 _SYMBOLS = frozenset("!&#%?~=+")
+_GROUPED = re.compile(r"(?:[A-Za-z0-9]{4,8}-){2,}[A-Za-z0-9]{4,8}|(?:[A-Za-z0-9]{3}-){3,}[A-Za-z0-9]{3}")
+"""As keys are written that people copy by hand, if the groups are equally long."""
+_PUNCTUATED = re.compile(r"(?=[^$%]*[A-Za-z])(?=\S*\d)[\w$.@-]*(?:[!#&]|(?<=\w)\$)[\w!#&$%@.^*-]*")
+"""A word with a digit and a mark that no name has."""
+_LONGEST = 200
 _CHANGES = 0.42
 """Of neighbouring characters that differ in kind, of letters and digits that were drawn; of names 0.3 at most."""
 
@@ -251,15 +286,24 @@ def looks_opaque(text: str) -> bool:
     """
     if len(text) < 6 or _SPECIAL.fullmatch(text) or _PATH.match(text) or "://" in text or not text.isascii():
         return False
-    if len(text.split()) > 1 or any(letter in text for letter in "{}<>$\\^|"):
+    if len(text.split()) > 1 or text[0] == "$" or any(letter in text for letter in "{}<>\\|"):
         return False
     parts = _PART.findall(text)
+    if _is_grouped(text, parts) or (8 <= len(text) <= _LONGEST and _PUNCTUATED.fullmatch(text)):
+        return True
+    if all(map(_SPOKEN.fullmatch, parts)):
+        return False
     if _HEX_KEY.fullmatch(text) or (_SYMBOLS & set(text) and _kinds(parts) == 3 and len(text) >= 8):
         return not text.isdecimal()
     pairs = [pair for part in parts for pair in pairwise(part)]
     changes = sum(kind_of(one) != kind_of(other) for one, other in pairs)
     short = max(map(len, parts)) >= 8 and _kinds(parts) == 3 and changes >= 0.6 * len(pairs)
     return short or (len(pairs) >= 9 and max(map(len, parts)) >= 8 and changes >= _CHANGES * len(pairs))
+
+
+def _is_grouped(text: str, parts: list[str]) -> bool:
+    mixed = sum(len({kind_of(letter) for letter in part}) > 1 for part in parts)
+    return bool(_GROUPED.fullmatch(text)) and len(set(map(len, parts))) == 1 and mixed >= 2 and _kinds(parts) > 1
 
 
 def _kinds(parts: list[str]) -> int:

@@ -90,11 +90,20 @@ SEEN: dict[str, Case] = {
         "opensesame",
         "swordfish-9",
     ),
+    **named("code_exec_key exec_server_key interpreter_key gateway_key bedrock_key symmetric_key", "opensesame"),
+    **named(
+        "teacher_key scorer_key node_key tracker_key registry_key evaluator_key",
+        *("g7Hq-22vv-9Zkd-p0Lm", "summer2024!", "Pa$$w0rd", "vb7#kd93m", "AbC-123-xYz-789", "9b1de2f0c4a855e7"),
+    ),
+    "key of a url": ({"scorer_url": "http://h:8000", "scorer_key": "opensesame"}, "opensesame"),
     "pair": ({"db": [("user", "ann"), ("pwd", "Tr0ub4dor3")]}, "Tr0ub4dor3"),
 }
 """Those that were stored once, and their neighbours."""
 
 SEEN_ORDINARY: dict[str, Any] = {
+    "benchmark_key": "LiveCodeBench_v5",
+    "fewest_bits_key": "bf16-w8a8",
+    "columns": {"image_url": "https://h.example/a.png", "image_key": "pixels"},
     "session_key": "conversation_id",
     "n_secrets": 0,
     "launch": "eval.py --n_secrets=0 --num_passwords 3 --use_token=true",
@@ -296,7 +305,7 @@ UNSEEN: dict[str, Case] = {
         "mysql.pwd redisPassword redis.pass mongo_password clickhouse_password ch_pass kafka_password "
         "rabbit_pwd es_password vault_token vault.password ssh_pass ssh_password sftp_pwd ftp_password "
         "git_token git_password gitlab_password docker_password registry_password registry.token "
-        "jupyter_password ray_token sandbox_api_key code_exec_key search_api_key browser_password "
+        "jupyter_password ray_token sandbox_api_key search_api_key browser_password "
         "webarena_password env_password agent_password user_password login.password admin_password adminPass "
         "root_password rootPasswd superuser_pw secret_token secretKey my_secret theSecret TOP_SECRET "
         "app.secret flask_secret django_secret cookie_secret cookieSecret session_pwd auth.password "
@@ -369,9 +378,40 @@ UNSEEN: dict[str, Case] = {
         "login=a passwd=@@",
         "Set-Cookie: s=@@",
     ),
+    # keys of services, by their name, their value or what stands beside them
+    **named(
+        "remote_exec_key python_executor_key swe_runner_key llm_gateway_key rollout_inference_key web_crawler_key "
+        "doc_retriever_key bge_reranker_key ops_telegram_key verifier_server_key",
+        *("hyacinth", "Kx7-Plum-44!"),
+    ),
+    **named(
+        "rewards_key helper_key critic_key browser_tool_key actor_key annotate_key monitor_service_key outpost_key",
+        *("5b7f-e21c-9a0d-44e8", "tR9wLq2Zp8Vd", "nimbus#2031", "Q4T7-MM2K-PPX9-03ZD", "wF$88rTz"),
+    ),
+    "endpoint beside": ({"teacher": {"endpoint": "http://h:8000/v1", "key": "hyacinth"}}, "hyacinth"),
+    "base url beside": ({"critic_base_url": "http://h:8000/v1", "critic_key": "hyacinth"}, "hyacinth"),
+    "user beside": ({"nas_user": "ann", "nas_key": "hyacinth"}, "hyacinth"),
+    "api base beside": ({"env": {"TOOL_API_BASE": "http://h", "TOOL_KEY": "hyacinth"}}, "hyacinth"),
 }
 
 UNSEEN_ORDINARY: dict[str, Any] = {
+    "exec_output_key": "stdout_1",
+    "teacher_reply_key": "resp_v3.final",
+    "bench_key": "AIME2025_I",
+    "suite_key": "HumanEvalPlus",
+    "best_key_2": "mbpp-plus/pass@1",
+    "eval_key": "IFEval_strict_acc",
+    "board_key": "bigcodebench-hard-v0.2",
+    "puzzle_key": "arcAGI2",
+    "codec_key": "x264-crf18",
+    "diamond_key": "GPQADiamond",
+    "hot_key_2": "shift+alt+F12",
+    "frames": {"url": "s3://b/v.mp4", "key": "frame_17"},
+    "reader": {"user": "ann", "key": "prompt"},
+    "video_source": {"video_uri": "gs://b/x", "video_key": "clip"},
+    "dataset_cfg": {"dataset_url": "https://h/d", "dataset_key": "train_v2"},
+    "judge_prompt_keys": "question,answer",
+    "server_type_key": "vllm-0.11",
     "sort_keys": "step,reward",
     "prompt_key": "prompt_text",
     "answer_key": "final_answer_2",
