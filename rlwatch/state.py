@@ -340,7 +340,10 @@ def arrival(found: Finding) -> tuple[int, int, bool]:
 
 
 def spans_of(told: Iterable[Finding]) -> list[FindingSpan]:
-    """Return the spans of findings and recoveries, on the branch that counts, by onset."""
+    """Return the spans of findings and recoveries, on the branch that counts, by onset.
+
+    A span that began as a remark is dated by its first warning: two low rows at step 8 are not the fall at 220.
+    """
     found: list[FindingSpan] = []
     open_: dict[tuple[str, str], FindingSpan] = {}
     for finding in sorted(told, key=arrival):
@@ -357,7 +360,8 @@ def spans_of(told: Iterable[Finding]) -> list[FindingSpan]:
             found.append(FindingSpan(finding, finding.onset_step, finding.severity, finding.severity))
             open_[key] = found[-1]
         else:
-            span.onset = min(span.onset, finding.onset_step)
+            remark = span.worst is Severity.INFO and finding.severity is not Severity.INFO
+            span.onset = finding.onset_step if remark else min(span.onset, finding.onset_step)
             span.worst, span.now = _worse(span.worst, finding.severity), _worse(span.now, finding.severity)
     return sorted(found, key=lambda span: span.onset)
 

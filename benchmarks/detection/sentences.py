@@ -194,7 +194,8 @@ def scored(labelled: Iterable[Labelled], *, forecasts: bool = False) -> Score:
             continue
         label, state = one.run.severity, last.verdict.state
         states[label, state.value] += 1
-        ends.append((one.run.name, label, last.headline))
+        began = "" if one.run.onset is None else f" (began at {one.run.onset})"
+        ends.append((one.run.name, f"{label}{began}", last.headline))
         if label in STATES and not one.run.doubt and state is not State.NOT_JUDGED:
             judged += 1
             right += state in STATES[label]

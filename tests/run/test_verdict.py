@@ -45,6 +45,8 @@ DRIFT = found("kl_drift", WARNING, 31)
         ([COLLAPSE], "collapsed@198"),
         ([SPIKE, SPIKE_OVER, COLLAPSE], "collapsed@198"),
         ([COLLAPSE, EASED, found("entropy_collapse", CRITICAL, 198, Stage.WORSENED, 260)], "collapsed@198"),
+        ([found("reward_drop", INFO, 8), found("reward_drop", CRITICAL, 220)], "collapsed@220"),
+        ([found("reward_drop", WARNING, 210), found("reward_drop", CRITICAL, 220)], "collapsed@210"),
         ([found("no_signal", CRITICAL, 1)], "not learning"),
         ([found("never_learns", WARNING, 1)], "not learning"),
         ([found("no_signal", WARNING, 1)], "at risk"),
