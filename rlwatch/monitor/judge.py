@@ -287,8 +287,8 @@ class MonitorSink:
         return f"{attempt} reports" if alert.kind in HEARTBEAT_KINDS else f"{attempt} resumed from before it"
 
 
-ROWS_AT_ONCE = 64
-"""Rows between two looks at whether to stop."""
+ROWS_AT_ONCE = 256
+"""Rows that are read of the store at once; whether to stop is asked between them."""
 CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 """A checkpoint is made after so many seconds or rows, and takes at most this share of the judge's time."""
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 
 BATCH_LIMIT = 1000
+READ_AHEAD = 10 * BATCH_LIMIT
+"""Items that are read of the journal at once: as many as may wait in the queue."""
 FOUND_STORED_S = 2.0
 """Longest the judge waits for what it found to be stored before it goes on, in seconds."""
 LEAVE_FAILING = 0.6
@@ -146,6 +148,7 @@ class Writer:
         self._layers: DerivedLayers | None = None
         self._held: deque[Queued] = deque()
         self._reread: set[int] = set()
+        self._ahead: deque[tuple[int, Item]] = deque()
         self._calm = 0
         self._gone: list[int] = []
         self._refusals = 0
@@ -335,6 +338,7 @@ class Writer:
     def _shed(self, held: Sequence[tuple[int, Item]]) -> None:
         """Of what the journal gave up, all is lost that does not wait in memory, too."""
         queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, Entry | Numbered)}
+        queued.update(number for number, _ in self._ahead)
         waiting = queued.union(() if self._store is None else self._store.waiting)
         lost = [(number, item) for number, item in held if number not in waiting]
         for _, item in lost:
@@ -381,9 +385,12 @@ class Writer:
                 numbers.append(number)
 
     def _spilled(self, now: Sequence[int], most: int) -> list[tuple[int, Item]]:
+        """The next of them. Its files are read for many rounds at once: each reading begins with their first row."""
         journal = self._intake.journal
-        taken = self._reread.union(now, () if self._store is None else self._store.waiting)
-        return [] if journal is None else journal.missing(taken, most)
+        if not self._ahead and journal is not None:
+            taken = self._reread.union(now, () if self._store is None else self._store.waiting)
+            self._ahead.extend(journal.missing(taken, READ_AHEAD))
+        return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:
         """The writer-thread seam: nothing a sink does may end the thread or reach training. Whether it went well."""
@@ -430,15 +437,17 @@ class Writer:
         if isinstance(item, SpikeBatch | CompletionBatch):
             batch.append(replace(item, attempt=self._attempt, rank=self._rank or item.rank))
             return
-        if isinstance(item, StepRecord):
-            metrics = dict(item.metrics)
-            self._report(metrics)
-            if self._beside is not None:
-                metrics = {**self._beside(), **metrics}
-            self._guard(self._derive, item.step, metrics)
-            item = replace(item, metrics=metrics, rank=self._rank)
+        if not isinstance(item, StepRecord):
+            self._seq += 1
+            batch.append(replace(item, attempt=self._attempt, seq=self._seq))
+            return
+        metrics = dict(item.metrics)
+        self._report(metrics)
+        if self._beside is not None:
+            metrics = {**self._beside(), **metrics}
+        self._guard(self._derive, item.step, metrics)
         self._seq += 1
-        batch.append(replace(item, attempt=self._attempt, seq=self._seq))
+        batch.append(StepRecord(item.step, metrics, item.ts, self._attempt, self._rank, self._seq))
 
     def _derive(self, step: int, metrics: dict[str, float]) -> None:
         if self._layers is None:
@@ -449,8 +458,9 @@ class Writer:
 
     def _report(self, metrics: dict[str, float]) -> None:
         """Let a counter that moved travel with the next record."""
-        for name in _REPORTED:
-            count = self._counters[name]
+        counts = self._counters.snapshot()
+        for name in _REPORTED if counts else ():
+            count = counts.get(name, 0)
             if count != self._reported.get(name, 0):
                 self._reported[name] = count
                 metrics[f"rlwatch/{name}"] = float(count)

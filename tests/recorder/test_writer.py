@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
 from rlwatch.recorder.counters import MOST_SPANS, Counters
-from rlwatch.recorder.intake import BoundedQueue, admit
-from rlwatch.recorder.writer import FIRST_RETRY_S, FORECASTS_WAITING, FOUND_STORED_S, StoreSink, Writer
+from rlwatch.recorder.intake import BoundedQueue, Intake, admit
+from rlwatch.recorder.writer import BATCH_LIMIT, FIRST_RETRY_S, FORECASTS_WAITING, FOUND_STORED_S, StoreSink, Writer
 from rlwatch.records import SHED, Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
 from rlwatch.store.sqlite.journal import Journal, journals_in
 
@@ -235,6 +235,46 @@ def test_the_backlog_is_bounded_and_its_drops_are_counted():
 
     assert [r.step for r in disk.items] == [1, 2, 3]
     assert counters["dropped"] == 2
+
+
+class CountedJournal(Journal):
+    """Counts how often it is read."""
+
+    readings = 0
+
+    def missing(self, *given):
+        self.readings += 1
+        return super().missing(*given)
+
+
+class Disk(FullDisk):
+    """A run writer that notes with its journal what it stored."""
+
+    def __init__(self, journal):
+        super().__init__()
+        self.full, self.journal = False, journal
+
+    def write(self, items, progress=None):
+        super().write(items)
+        if progress is not None:
+            self.journal.stored(self.journal.mark.after(progress.journaled))
+
+    def close(self):
+        pass
+
+
+def test_what_did_not_fit_into_the_queue_is_read_of_the_journal_a_few_times_only(tmp_path):
+    """Each reading begins with a file's first row: one a round would read a fast run's rows again and again."""
+    journal, counters = CountedJournal(tmp_path), Counters()
+    intake, disk = Intake(BoundedQueue(5), journal, counters), Disk(journal)
+    for step in range(4 * BATCH_LIMIT):
+        intake.put(entry(step))
+    writer = Writer(intake, [StoreSink(disk, counters, ManualClock())], counters, interval=0.001)
+    writer.start()
+
+    assert writer.stop(60.0)
+    assert [record.step for record in disk.items] == list(range(4 * BATCH_LIMIT))
+    assert journal.readings <= 3  # all of it, and twice that there is nothing more
 
 
 def test_what_the_journal_has_at_the_end_is_no_loss(tmp_path):
