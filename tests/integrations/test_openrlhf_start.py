@@ -43,6 +43,12 @@ def test_without_options_everything_is_watched_and_no_text_kept():
     assert parsed(["-m", MODULE])[0] == Settings("full", text=False, init={})
 
 
+@pytest.mark.parametrize(("given", "wanted"), [("true", True), ("false", False)])
+def test_forecasts_can_be_switched(given, wanted):
+    """As ``rlwatch.init(forecast=)`` does; otherwise ``rlwatch.toml`` says it."""
+    assert parsed(["--rlwatch.forecast", given, "-m", MODULE])[0].init == {"forecast": wanted}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -52,6 +58,7 @@ def test_without_options_everything_is_watched_and_no_text_kept():
         (["--rlwatch.projct", "x", "-m", MODULE], "unrecognized arguments: --rlwatch.projct x"),
         (["--rlwatch.store", "-m", MODULE], "expected one argument"),
         (["--rlwatch.level", "all", "-m", MODULE], "level must be one of scalars"),
+        (["--rlwatch.forecast", "maybe", "-m", MODULE], "rlwatch.forecast: invalid choice: 'maybe'"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_words(arguments, words):

@@ -323,11 +323,20 @@ def test_the_section_of_our_own_wins():
     assert (settings.level, settings.text, settings.init["store"]) == (Level.TOKENS, True, "/runs")
 
 
+@pytest.mark.parametrize(("section", "given"), [({"forecast": False}, {"forecast": False}), ({}, {})])
+def test_forecasts_can_be_switched_off(section, given):
+    """``+trainer.rlwatch.forecast=false``; otherwise ``rlwatch.toml`` says it."""
+    init = Settings.of({"trainer": {"rlwatch": section}}).init
+
+    assert {name: value for name, value in init.items() if name == "forecast"} == given
+
+
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
         ({"levle": "full"}, "has no 'levle'; it may hold: level"),
         ({"level": "all"}, "level must be one of"),
+        ({"forecast": "maybe"}, "forecast is true, false or null; got 'maybe'"),
         ({"completions": "some"}, "completions must be True, False"),
         ({"completions": {"rwos": 3}}, "completions may hold: every, rows, max_chars, budget_mb; got rwos"),
     ],

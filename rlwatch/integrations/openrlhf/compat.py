@@ -61,7 +61,7 @@ def openrlhf_version() -> str:
 
 PREFIX = "--rlwatch."
 FOR_INIT = ("project", "name", "run_id", "store", "config_file", "webhook_url")
-"""Arguments of :func:`rlwatch.init` that may be given."""
+"""Arguments of :func:`rlwatch.init` that may be given, beside ``forecast``: texts."""
 USAGE = "python -m rlwatch.integrations.openrlhf [--rlwatch.project NAME ...] -m openrlhf.cli.train_ppo_ray ..."
 
 
@@ -99,7 +99,7 @@ def parsed(arguments: Sequence[str]) -> tuple[Settings, str, list[str]]:
         raise ConfigError(f"-m needs the name of a module. Usage: {USAGE}")
     given = _read(arguments[:at])
     level = Level.of(given.level)
-    init = {name: getattr(given, name) for name in FOR_INIT if getattr(given, name) is not None}
+    init = {name: value for name in (*FOR_INIT, "forecast") if (value := getattr(given, name)) is not None}
     return Settings(level.value, given.text, init), arguments[at + 1], list(arguments[at + 2 :])
 
 
@@ -115,6 +115,10 @@ def _read(arguments: Sequence[str]) -> Namespace:
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument(f"{PREFIX}level", dest="level", default=Level.FULL.value)
     parser.add_argument(f"{PREFIX}text", dest="text", action="store_true")
+    parser.add_argument(f"{PREFIX}forecast", dest="forecast", choices=["true", "false"])
     for name in FOR_INIT:
         parser.add_argument(f"{PREFIX}{name}", dest=name)
-    return parser.parse_args(list(arguments))
+    given = parser.parse_args(list(arguments))
+    if given.forecast is not None:
+        given.forecast = given.forecast == "true"
+    return given

@@ -14,7 +14,9 @@ NAME = "rlwatch"
 """The tracking backend, and the optional section ``trainer.rlwatch``."""
 
 OURS = ("level", "text", "completions", "localise", "budget_ms")
-FOR_INIT = ("project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url")
+FOR_INIT = (
+    "project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url", "forecast"
+)  # fmt: skip
 """Arguments of :func:`rlwatch.init` that ``trainer.rlwatch`` may give."""
 
 
@@ -71,6 +73,8 @@ class Settings:
             "world_size": 1,
         }
         init |= {key: given[key] for key in FOR_INIT if key in given}
+        if not isinstance(init.get("forecast"), bool | None):
+            raise ConfigError(f"trainer.rlwatch.forecast is true, false or null; got {init['forecast']!r}")
         level = Level.of(str(given.get("level", Level.FULL)))
         text, completions = bool(given.get("text", False)), _keep(given.get("completions", False))
         actor = ((config or {}).get("actor_rollout_ref") or {}).get("actor") or {}
