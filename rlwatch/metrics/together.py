@@ -174,13 +174,13 @@ def read_as(name: str, source: str = "") -> str:
 
 
 def known(names: Iterable[str], source: str = "") -> set[str]:
-    """The canonical metrics that ``names`` cover.
+    """The canonical metrics that ``names`` cover, members of open families too.
 
-    >>> sorted(known(["wordle_reward", "kl"]))
-    ['policy/kl_ref', 'reward/mean']
+    >>> sorted(known(["wordle_reward", "kl", "grad_layer/0"]))
+    ['grad_layer/0', 'policy/kl_ref', 'reward/mean']
     """
     names = tuple(sorted(names))
-    found = {reading.metric.name for name in names if (reading := resolve(name, source)) is not None}
+    found = {read.metric for name in names if (read := _read(name, source)) is not None}
     reader = _reader(names, source)
     return found | {read.metric for name in names if (read := reader.read(name)) is not None and read.closeness > PROXY}
 

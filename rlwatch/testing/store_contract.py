@@ -47,6 +47,7 @@ from rlwatch.testing.store_run_contract import (
     message,
 )
 from rlwatch.testing.store_series_contract import SeriesContract
+from rlwatch.testing.store_trl_contract import TRLLogContract
 
 __all__ = ["StoreContract", "pytest"]
 
@@ -576,6 +577,7 @@ class StoreContract(
     ValuesContract,
     BranchContract,
     SeriesContract,
+    TRLLogContract,
     CommandContract,
     AlertContract,
     DeskContract,
