@@ -1,4 +1,4 @@
-"""docs/architecture.md says what the code is: floors, rooms, and every arrow of its pictures."""
+"""docs/architecture.md describes the code: layers, packages, and every arrow of its pictures."""
 
 import ast
 import re
@@ -61,23 +61,23 @@ def test_no_module_imports_itself_through_others():
     assert {name: sorted(found & left.keys()) for name, found in left.items()} == {}
 
 
-def test_the_floors_of_the_page_are_those_that_are_checked():
+def test_the_layers_of_the_page_are_those_that_are_checked():
     """The page and the import linter know one order."""
     (contract,) = [one for one in CONFIG["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
     checked = [set(floor.replace(" ", "").split("|")) for floor in contract["layers"]]
-    (block,) = re.findall(r"<!-- floors -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
+    (block,) = re.findall(r"<!-- layers -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL)
     drawn = [set(re.findall(r"rlwatch\.\w+", line)) for line in block.splitlines() if "rlwatch." in line]
 
     assert checked == drawn
 
 
-def test_every_room_is_on_the_page():
-    """A newcomer finds each room, and none that is gone."""
+def test_every_package_is_on_the_page():
+    """A newcomer finds each package, and none that is gone."""
     rooms = {name for name in modules() if name.count(".") == 1 and name.startswith("rlwatch.")} | {"app"}
     listed = set(re.findall(r"^\| `((?:rlwatch\.\w+|app))` \|", PAGE, flags=re.MULTILINE))
 
-    assert rooms - listed == set(), "rooms without a line in docs/architecture.md"
-    assert listed - rooms == set(), "lines of docs/architecture.md about rooms that are gone"
+    assert rooms - listed == set(), "packages without a line in docs/architecture.md"
+    assert listed - rooms == set(), "lines of docs/architecture.md about packages that are gone"
 
 
 def test_there_is_a_picture_of_each_path():

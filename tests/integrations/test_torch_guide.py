@@ -41,7 +41,7 @@ def rows_of(title):
 def test_every_argument_in_the_guide_is_one():
     """Of the method its row names, or of Watcher."""
     known = set().union(*(parameters(getattr(rlwatch.Watcher, name)) for name in METHODS), parameters(rlwatch.Watcher))
-    said = {name for cell, _ in rows_of("What each line buys") for name in re.findall(r"(\w+)=", cell)}
+    said = {name for cell, _ in rows_of("What each argument provides") for name in re.findall(r"(\w+)=", cell)}
 
     assert said - known == set()
 
@@ -49,7 +49,7 @@ def test_every_argument_in_the_guide_is_one():
 @pytest.mark.parametrize("method", ["rollouts", "observe"])
 def test_every_argument_of_the_looking_methods_is_in_the_guide(method):
     """What a loop can pass buys something, and the table says what."""
-    cells = " ".join(cell for cell, _ in rows_of("What each line buys"))
+    cells = " ".join(cell for cell, _ in rows_of("What each argument provides"))
 
     assert {name for name in parameters(getattr(rlwatch.Watcher, method)) if f"{name}=" not in cells} <= {
         "right",
@@ -59,7 +59,7 @@ def test_every_argument_of_the_looking_methods_is_in_the_guide(method):
 
 def test_every_command_is_in_the_guide():
     """With what it needs."""
-    said = {name for cell, *_ in rows_of("Being told what to do") for name in re.findall(r"`([a-z-]+)`", cell)}
+    said = {name for cell, *_ in rows_of("Commands") for name in re.findall(r"`([a-z-]+)`", cell)}
 
     assert said == set(COMMAND_KINDS)
 
