@@ -10,6 +10,7 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import Row, Skips
 from rlwatch.importers.lines import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
 from rlwatch.importers.naming import NONE, Naming
+from rlwatch.importers.single_records import OneByOne
 from rlwatch.importers.step_order import Numbered, StepOrder
 from rlwatch.records import StepRecord
 from rlwatch.redaction import clean_name
@@ -37,13 +38,15 @@ _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
     ("torchtune", frozenset({"approx_policy_kl", "num_stop_tokens"})),
     ("trl/online_dpo", frozenset({"objective/scores_margin"})),
     ("trl/ppo", frozenset({"policy/approxkl_avg", "objective/rlhf_reward"})),
-    ("trl/dpo", frozenset({"rewards/accuracies"})),
     ("trl/async_grpo", frozenset({"sample/staleness_mean", "sample/rollout_queue_size", "sample/time_in_queue_s"})),
     (
         "trl/grpo",
         frozenset({"completions/mean_length", "completion_length", "frac_reward_zero_std", "clip_ratio/region_mean"}),
     ),
 )
+_DPO = "trl/dpo"
+_OF_PAIRS = frozenset({"rewards/chosen", "rewards/rejected", "rewards/accuracies"})
+"""Names that DPO logs together; one alone may stand in anybody's loop."""
 _TRACKER = "train/"
 _OF_HUGGING_FACE = frozenset({"epoch", "num_tokens", "learning_rate", "eval_loss", "Training Loss"})
 """Names in the rows of every trainer built on Hugging Face's: a printed dict without any is of a loop of one's own."""
@@ -62,6 +65,8 @@ def source_of(names: Iterable[str], known_source: str = "") -> str:
     for source, telling in _TELLING:
         if not telling.isdisjoint(given) and _compatible(source, known_source):
             return source
+    if given >= _OF_PAIRS and _compatible(_DPO, known_source):
+        return _DPO
     return "" if known_source == "trl" and _OF_HUGGING_FACE.isdisjoint(given) else known_source
 
 
@@ -83,6 +88,7 @@ class RunAssembly:
         """Names to which a role was given."""
         self._naming = naming
         self.order = StepOrder(ordered=ordered)
+        self._one_by_one = OneByOne()
         self.records: list[StepRecord] = []
         self.names: dict[str, None] = {}
         """Every metric seen, in order of first appearance."""
@@ -91,13 +97,16 @@ class RunAssembly:
     def take(self, row: Row, skips: Skips) -> list[StepRecord]:
         """The records that the next row settles, without keeping them; what is left out is counted in ``skips``.
 
-        Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run.
+        Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run, and where each row
+        is of a single response.
         """
         if self._naming.metrics and not self._naming.metrics.keys().isdisjoint(row.metrics):
             self.given.update(self._naming.metrics.keys() & row.metrics.keys())
             row = replace(row, metrics=self._naming.renamed(row.metrics))
         if not row.metrics.keys() <= self.names.keys():
             row = replace(row, metrics=self._bounded(row, skips))
+        if self._one_by_one.possible and (problem := self._one_by_one.take(row.step, row.metrics)):
+            raise ImportFormatError(self.path, problem, row.line or None)
         taken = self.order.take(row, skips)
         if self.order.attempt > MOST_ATTEMPTS or self.order.returns > max(MOST_ATTEMPTS, self.seq):
             problem = f"its steps go back more than {MOST_ATTEMPTS:,} times, as those of one run never do; are these "
@@ -118,7 +127,7 @@ class RunAssembly:
 
     def notes(self) -> tuple[str, ...]:
         """Rows whose steps were not taken as they are written, and names that were given a role."""
-        placed = f"rows ahead of the training's steps are taken at the step they were printed at: {self.order.placed}"
+        placed = f"rows of another counter are taken at the step they were printed at: {self.order.placed}"
         given = [f"{name} as {metric}" for name, metric in self._naming.metrics.items() if name in self.given]
         told = f"read as it was told: {', '.join(given)}"
         return (*([placed] if self.order.placed else []), *([told] if given else []))
@@ -144,6 +153,7 @@ class RunAssembly:
                 name = clean_name(name)  # noqa: PLW2901  (one that is not is looked at again in each row)
                 self.names[name] = None
             kept[name] = value
+        self._one_by_one.named(kept)
         return kept
 
     def by_step(self) -> list[StepRecord]:

@@ -1,9 +1,10 @@
 """CSV, long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
 
-Both may hold several runs (a ``run_id`` column) or one (none). Separators: comma, semicolon, tab; beside the last two a
-number may have a decimal comma. ``nan``, ``inf``
-and ``-inf`` in words are values. An **empty cell means not measured**: pandas leaves a cell empty both for NaN and
-for what was never logged, and a log that calls every gap a NaN would be one long false alarm.
+Both may hold several runs (a ``run_id`` column) or one (none). Separators: comma, semicolon, tab, bar; beside all but
+the first a number may have a decimal comma. Lines of comments (``#``) before the header, and a header that is written
+again, are passed over. ``nan``, ``inf`` and ``-inf`` in words are values. An **empty cell means not measured**: pandas
+leaves a cell empty both for NaN and for what was never logged, and a log that calls every gap a NaN would be one long
+false alarm.
 """
 
 from __future__ import annotations
@@ -60,13 +61,22 @@ class TableParser(LineParser):
         if not self.recognised:
             return
         cells = _cells(segment.text, self._separator)
+        if cells == self._columns:
+            self.skips.add("the header again", segment.line)
+            return
+        if self._separator == "|" and not segment.text.strip("|-+: "):
+            return
         if len(cells) != len(self._columns):
             self.skips.add(f"a line with other than {len(self._columns)} cells", segment.line)
             return
         yield from self._read(cells, segment.line)
 
     def _header(self, text: str) -> None:
+        if text.startswith("#"):
+            return
         self._separator = max(_SEPARATORS, key=text.count)
+        if self._separator not in text and "|" in text and not text.lstrip().startswith("|"):
+            self._separator = "|"
         self._columns = _cells(text, self._separator)
         lower = [name.lower() for name in self._columns]
         self._run = next((lower.index(name) for name in _RUN_COLUMNS if name in lower), -1)
@@ -74,7 +84,8 @@ class TableParser(LineParser):
         twice = len(self._columns) - len(set(self._columns))
         for _ in range(min(1, twice)):
             self.skips.add(f"{twice} columns that are called as another is (the last one counts)", 1)
-        self.recognised = self._step >= 0 and self._accepts(lower)
+        numbers = sum(number(name) is not None for name in lower)
+        self.recognised = self._step >= 0 and 3 * numbers < len(lower) and self._accepts(lower)
 
     @abstractmethod
     def _accepts(self, columns: list[str]) -> bool:

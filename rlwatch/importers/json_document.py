@@ -31,6 +31,7 @@ from rlwatch.importers.json_logs import HISTORY, SUMMARY, is_row, load_document
 from rlwatch.importers.lines import shown
 from rlwatch.importers.own_rows import OwnRows, flattened, step_field
 from rlwatch.importers.single_records import may_be_numbered, of_single
+from rlwatch.metrics.words import said
 from rlwatch.records import JSON
 
 _Table = tuple[str, Sequence[Mapping[str, object]]]
@@ -75,6 +76,7 @@ class JsonDocumentReading(Reading):
         """The tables whose rows may be of steps. Raises ``ImportFormatError`` where there are others only.
 
         ``listed``: rows of a list, of which nothing tells that they come one after another, unless they say a step.
+        Of columns, which are kept to be plotted, a reward is enough.
         """
         problems = {name: _no_training(rows, listed=listed) for name, rows in tables}
         wrong = [problem for problem in problems.values() if problem]
@@ -116,8 +118,9 @@ def _no_training(rows: Sequence[Mapping[str, object]], *, listed: bool) -> str:
         return (
             f"records of single responses or episodes (each with its own {shown(fields[0])}), an evaluation or samples"
         )
-    stepless = listed and all(step_field(row, _FIELDS) is None for row in looked)
-    if stepless and not may_be_numbered(looked):
+    stepless = all(step_field(row, _FIELDS) is None for row in looked)
+    kept = not listed and any("reward" in said(name) for row in looked for name in row)
+    if stepless and not kept and not may_be_numbered(looked):
         return "records without a step, and nothing in them that only a training has, as a loss or a KL"
     return ""
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import (
+    OTHER_RANK,
     OWN_STEP_FIELDS,
     STEP_FIELDS,
     LineImporter,
@@ -77,6 +78,7 @@ class VerlJsonLinesParser(JsonLinesParser):
 
 
 _FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS)
+_RANKS = frozenset({"rank", "global_rank", "local_rank", "process_index", "process_rank", "worker_rank"})
 
 
 class FlatJsonLinesParser(JsonLinesParser):
@@ -85,6 +87,17 @@ class FlatJsonLinesParser(JsonLinesParser):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._rows = OwnRows()
+        self._rank: object = None
+        self._at = -1
+
+    def _of_another_rank(self, step: int, entry: Mapping[str, object]) -> bool:
+        """True of a row of another rank than the first one, at the step of the row before."""
+        before, self._at = self._at, step
+        if _RANKS.isdisjoint(entry):
+            return False
+        rank = next(entry[name] for name in entry if name in _RANKS)
+        self._rank = rank if self._rank is None else self._rank
+        return step == before and rank != self._rank
 
     def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
         if SUMMARY in entry or HISTORY in entry:
@@ -98,6 +111,9 @@ class FlatJsonLinesParser(JsonLinesParser):
             self.skips.add("a row of verl's file logger", line)
             return
         step = self._step(entry.pop(field), line)
+        if self._of_another_rank(step, entry):
+            self.skips.add(OTHER_RANK, line)
+            return
         entry = flattened(entry)
         if of_single(entry):
             self.skips.add(REASON, line)

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.importers.base import OTHER_RANK, LineImporter, LineParser, Row, Verdict
-from rlwatch.importers.lines import LARGEST_STEP, UTF16, Segment, Segments, without_prefix
+from rlwatch.importers.lines import LARGEST_STEP, Segment, Segments, without_prefix
 from rlwatch.importers.loop_kinds import BELOW, NO_ROW, Kinds, Offer
 from rlwatch.importers.loop_lines import NUMBERS, Line, LineReader
 from rlwatch.importers.loop_pairs import STEP_NAMES, is_step
+from rlwatch.importers.single_records import of_a_step
 from rlwatch.metrics import Family, resolve
 
 _SAYING = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
@@ -308,8 +309,11 @@ def _style(key: tuple[str, str]) -> str:
     return f"{before}#{' '.join(after.split())}"
 
 
-def _of_use(names: frozenset[str]) -> bool:
-    return names == _OF_BLOCK or any(map(_tells, names))
+def _of_use(names: frozenset[str], told: bool) -> bool:
+    """True if lines with these names may be rows; those that tell no step only if a training alone has such."""
+    if names == _OF_BLOCK:
+        return True
+    return any(map(_tells, names)) and (told or any(map(of_a_step, names)))
 
 
 def _tells(name: str) -> bool:
@@ -329,14 +333,11 @@ class LoopConsole(LineImporter):
     name: ClassVar[str] = "loop-console"
     expects: ClassVar[str] = "lines 'step: N, name: value, name: value'"
     anywhere: ClassVar[bool] = True
-    marks: ClassVar[tuple[bytes, ...]] = (b":", b"=", b"|", b"step ", b"Step ", b"iter", b"Iter")
     weight: ClassVar[float] = 0.3
     parser: ClassVar[type[LineParser]] = LoopConsoleParser
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure of lines with a metric of reinforcement learning; hardly of others: warm-ups print a loss, too."""
-        if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
-            return Verdict(0.0, f"no {self.expects}")
         parser, segments = LoopConsoleParser(str(path)), Segments()
         for segment in segments.feed(head) + segments.finish():
             list(parser.feed(segment))

@@ -64,9 +64,15 @@ class _Kind:
 
 
 class Kinds:
-    """Takes offers in the order of the console; gives the rows among them."""
+    """Takes offers in the order of the console; gives the rows among them.
 
-    def __init__(self, skips: Skips, of_use: Callable[[frozenset[str]], bool]) -> None:
+    Parameters
+    ----------
+    of_use
+        Asked whether lines with these names may be rows, and told whether they tell their step.
+    """
+
+    def __init__(self, skips: Skips, of_use: Callable[[frozenset[str], bool], bool]) -> None:
         self._skips = skips
         self._of_use = of_use
         self._known: dict[Key, bool] = {}
@@ -99,7 +105,8 @@ class Kinds:
         """The rows held back, where nothing is known at the end: the lines of the kind that there is most of."""
         if not self._rows_of and self._candidates:
             kind = max(self._candidates.values(), key=lambda kind: len(kind.held))
-            if self._of_use(kind.names) and len(kind.names) > 1:
+            told = all(offer.step is not None for offer in kind.held)
+            if self._of_use(kind.names, told) and len(kind.names) > 1:
                 yield from self._taken_up(kind)
         for kind in self._candidates.values():
             self._drop(kind)
@@ -160,7 +167,7 @@ class Kinds:
             changes = kind.form != BELOW or len(kind.marks) >= LEAST_ROWS
             if (kind.steady >= LEAST_ROWS and changes) or kind.alone >= LASTING:
                 yield from self._taken_up(kind)
-        elif kind.alone >= LEAST_ROWS and self._of_use(kind.names):
+        elif kind.alone >= LEAST_ROWS and self._of_use(kind.names, True):
             yield from self._taken_up(kind)
 
     def _went_back(self, kind: _Kind, offer: Offer) -> None:
@@ -185,7 +192,7 @@ class Kinds:
             return
         kind.marks.add(offer.mark)
         self._keep(kind, offer)
-        if len(kind.marks) >= LEAST_UNTOLD and self._of_use(kind.names):
+        if len(kind.marks) >= LEAST_UNTOLD and self._of_use(kind.names, False):
             yield from self._taken_up(kind)
 
     def _keep(self, kind: _Kind, offer: Offer) -> None:

@@ -28,7 +28,7 @@ from rlwatch.importers.loop_pairs import (
 _N = r"(?P<n>[1-9]\d{0,2}(?:,\d{3})+(?![\d,]\d)|\d{1,12}(?:\.0{1,6})?)(?![\d.]*[A-Za-z%])(?!\.?\d)"
 _OF_TOTAL = r"(?:\s*(?:/|of)\s*(?P<total>\d{1,12}))?"
 _STEP = re.compile(
-    r"(?<![A-Za-z])(?:global[_ ]?step|step|it|iter(?:ation)?|update|batch|episode|round|rollout)s?[\s:=#\[(]{1,3}"
+    r"(?<![A-Za-z])(?:global[_ ]?step|step|it|iter(?:ation)?|update|batch|episode|round|rollout)s?[\s:=#\[(]{1,8}"
     rf"{_N}{_OF_TOTAL}",
     re.IGNORECASE,
 )

@@ -19,10 +19,12 @@ _SPREAD = rf"(?:\s?(?:±|\+/-|\+-)\s?{NUMBER})"
 _VALUE = rf"(?:{ANY_NUMBER}\s?(?:->|→|=>)\s?)?(?P<value>{ANY_NUMBER})(?P<spread>{_SPREAD})?(?P<percent>\s?%(?!\|))?"
 _WORDS = r"[A-Za-z_][\w/.@-]*(?: [A-Za-z_][\w/.@-]*){0,3}"
 _NAME = rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?(?P<by>[:=]\s{{0,3}})"
-_PAIR = re.compile(rf"{_NAME}{_VALUE}(?=$|[\s,;|)\]}}])")
+_PAIR = re.compile(rf"{_NAME}{_VALUE}(?=$|[\s,;|)\]}}]|\.(?:\s|$))")
 _WITH_UNIT = re.compile(rf"{_NAME}{ANY_NUMBER}(?![eE][-+]?\d)[A-Za-z][A-Za-z/%]{{0,12}}")
 _UNITED_CELL = re.compile(rf"(?:^|[|,;])\s*{_WORDS}\s{{1,8}}{ANY_NUMBER}\s?[A-Za-z%/]{{1,12}}\s*(?=$|[|,;])")
-_SPACED = re.compile(rf"(?:^\s{{0,40}}|[|,;:>\])]\s{{0,3}})(?P<name>{_WORDS})\s{{1,8}}{_VALUE}(?=\s{{0,8}}(?:$|[|,;]))")
+_SPACED = re.compile(
+    rf"(?:^\s{{0,40}}|[|,;:>\])(]\s{{0,3}})(?P<name>{_WORDS})\s{{1,8}}{_VALUE}(?=\s{{0,8}}(?:$|[|,;()]|\.(?:\s|$)))"
+)
 _BARE_ONE = r"[A-Za-z_][\w/.@-]*\s{1,8}" + re.sub(r"\(\?P<\w+>", "(?:", _VALUE)
 _BARE_LINE = re.compile(rf"[\s:|\]),-]{{0,8}}(?:{_BARE_ONE}(?:[\s,;|]+|$))+")
 _BARE = re.compile(rf"(?P<name>[A-Za-z_][\w/.@-]*)\s{{1,8}}{_VALUE}(?=[\s,;|]|$)")
@@ -34,6 +36,7 @@ _IN_DICT = re.compile(
 )
 _OF_DICT = re.compile(rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?[:=]\s{{0,3}}\{{(?=\s*['\"])")
 _BARS = re.compile(r"[|│┃]")
+_SEPARATED = re.compile(r"[|│┃,;:(]")
 STEP_NAMES = frozenset(
     {"step", "steps", "global_step", "global step", "iter", "iteration", "update", "batch", "episode", "epoch"}
 )
@@ -87,9 +90,9 @@ def found_in(text: str, after: int = -1) -> list[Pair]:
         if any(pair.name.lower() in STEP_NAMES for pair in nested):
             return nested
     found = list(_signed(text)) if "=" in text or ":" in text else []
-    if len(found) < 2 and _BARS.search(text.replace(",", "|").replace(":", "|")):
-        spaced = [_pair(match["name"], match) for match in _SPACED.finditer(text)]
-        found = spaced if len(spaced) > len(found) else found
+    if _SEPARATED.search(text):
+        taken = {pair.start for pair in found}
+        found += [_pair(match["name"], match) for match in _SPACED.finditer(text) if match.start("value") not in taken]
     if dicts and found:
         for match in _OF_DICT.finditer(text):
             found += [pair._replace(name=f"{match['name']}/{pair.name}") for pair in _in_dict(text, match.end())]

@@ -2,7 +2,8 @@
 
 A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the
 last one, with every row. What was printed beside it is of the same training, and joined by step: a table may show the
-loss alone. Several tables are a run each, and so is what other cells printed. What was not measured reads ``No log``
+loss alone. What other cells printed goes with the only table if it has its steps and contradicts it nowhere. Several
+tables are a run each, and else so is what other cells printed. What was not measured reads ``No log``
 and is left out; a name that was broken at its slashes, to fit the table, is mended. "Lines" are numbers of rows, of
 printed output those of all cells together.
 """
@@ -70,7 +71,12 @@ class NotebookReading(Reading):
             problem = "is a notebook of whose outputs none is a table of training steps or a trainer's console output"
             raise ImportFormatError(str(path), problem)
         if printed_rows is not None and (not trainings or len(printed_rows) >= LEAST_ROWS):
-            trainings.append(printed_rows)
+            joined = _beside(trainings[0], printed_rows) if len(trainings) == 1 else None
+            if joined is not None and not _contradict(trainings[0], printed_rows):
+                trainings = [joined]
+                self._notes = {"the rows of a table and what other cells printed are joined by step": None}
+            else:
+                trainings.append(printed_rows)
         for number, rows in enumerate(trainings, 1):
             for row in rows:
                 yield replace(row, run=f"table {number}") if len(trainings) > 1 else row
@@ -164,6 +170,13 @@ def _beside(table: Sequence[Row], printed: Sequence[Row]) -> list[Row] | None:
         fresh = {name: value for name, value in by_step.get(step, {}).items() if not known([name], _TRAINER) & told}
         joined.append(replace(row, metrics={**row.metrics, **fresh}))
     return [row for row in joined if row.metrics]
+
+
+def _contradict(table: Sequence[Row], printed: Sequence[Row]) -> bool:
+    """True if both say a loss, and mostly another one at the same step: they are of two trainings."""
+    losses = {row.step: row.metrics.get(_LOSS) for row in table}
+    pairs = [(losses.get(row.step), row.metrics["loss"]) for row in printed if "loss" in row.metrics]
+    return 2 * sum(own is not None and not _agree(own, loss) for own, loss in pairs) > len(pairs)
 
 
 def _placed(table: Sequence[Row], printed: Sequence[Row]) -> Sequence[Row]:

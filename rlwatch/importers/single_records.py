@@ -7,6 +7,7 @@ and has nothing that only a step of a training has: no loss, gradient, KL, entro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,6 +30,17 @@ _OUTCOMES = frozenset({"correct", "success", "pass", "solve", "win", "done", "er
 _OF_STEPS = frozenset({"mean", "std", "median", "var", "batch", "epoch", "lr", "group"})
 """Words of what is measured over many responses, or said of a step."""
 _TRAINS = frozenset({Family.EXPLORATION, Family.TRUST_REGION, Family.OPTIMISATION, Family.CRITIC, Family.MISMATCH})
+_GRADED = _OUTCOMES | {"reward", "score", "accuracy", "return"}
+LEAST_SEVERAL = 5
+LEAST_OUTCOMES = 20
+OFTEN = 0.15
+"""Share of rows at which an outcome of 0 or 1 changes, if responses one after another are graded."""
+MOST_LOOKED_AT = 200
+_WHAT_ONE_HAS = "what only a step of a training has (a loss, a KL, a mean)"
+_OF_ONE_EACH = (
+    "they are records of single responses; give the trainer's log, which has a row a step (or say that this is one: "
+    "--map reward=NAME)"
+)
 REASON = "a record of a single response or episode, no row of a step"
 
 
@@ -90,4 +102,61 @@ def may_be_numbered(rows: Iterable[Mapping[str, object]]) -> bool:
     >>> may_be_numbered([{"score": 0.4}, {"score": 0.5}]), may_be_numbered([{"loss": 0.1, "reward": 0.4}])
     (False, True)
     """
-    return any(_trains(name) or said(name) & _OF_STEPS for row in rows for name in row)
+    return any(of_a_step(name) for row in rows for name in row)
+
+
+def of_a_step(name: str) -> bool:
+    """True of a name that only a step of a training has, or that says itself that it is of many responses."""
+    return _trains(name) or not said(name).isdisjoint(_OF_STEPS)
+
+
+class OneByOne:
+    """Tells of the rows of a run, as they come, whether each is of a single response, though they say a step.
+
+    Several at most steps are; so are rows whose outcome is 0 or 1 throughout, now this, now that. Where anything is
+    named that only a training has, nothing more is asked.
+    """
+
+    def __init__(self) -> None:
+        self.possible = True
+        self._step = -1
+        self._steps = self._several = self._rows = 0
+        self._row: Mapping[str, float] = {}
+        self._is_several = False
+        self._outcomes: dict[str, tuple[float, int]] = {}
+        """Name of an outcome -> its last value, and how often it changed; none that was ever anything but 0 or 1."""
+
+    def named(self, names: Iterable[str]) -> None:
+        """Take names that were not seen before."""
+        self.possible = self.possible and not any(map(of_a_step, names))
+
+    def take(self, step: int, metrics: Mapping[str, float]) -> str:
+        """The problem with the rows so far; empty as long as there is none."""
+        again = step == self._step and metrics.keys() == self._row.keys()
+        if not again:
+            self._steps += 1
+            self._is_several = False
+        elif not self._is_several and metrics != self._row:
+            self._is_several = True
+            self._several += 1
+        self._step, self._row = step, metrics
+        self._rows += 1
+        self._look_at(metrics)
+        if self._several >= LEAST_SEVERAL and 2 * self._several > self._steps:
+            return f"has several rows at each step, of which none has {_WHAT_ONE_HAS}: {_OF_ONE_EACH}"
+        if self._rows >= LEAST_OUTCOMES:
+            always = [name for name, (_, changes) in self._outcomes.items() if changes >= self._rows * OFTEN]
+            if always:
+                return f"has {always[0]!r} 0 or 1 in each row, and nothing like {_WHAT_ONE_HAS}: {_OF_ONE_EACH}"
+            self.possible = self._rows < MOST_LOOKED_AT
+        return ""
+
+    def _look_at(self, metrics: Mapping[str, float]) -> None:
+        if self._rows == 1:
+            self._outcomes = {name: (value, 0) for name, value in metrics.items() if said(name) & _GRADED}
+        for name, (before, changes) in list(self._outcomes.items()):
+            value = metrics.get(name, math.nan)
+            if value in (0.0, 1.0):
+                self._outcomes[name] = (value, changes + (value != before))
+            else:
+                del self._outcomes[name]

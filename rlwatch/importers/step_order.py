@@ -2,15 +2,17 @@
 
 A log holds more than one counter: evaluations that number themselves, a resumed trainer that repeats steps, text that a
 model wrote and that looks like rows. Steps that go back are a **restart**, and so the next attempt, only where they
-*last*: rows of the same kind (mostly the same names) go on from there for ``LASTING`` steps; rows of another kind need
-``LASTING_OTHERWISE``. Until that is settled such rows are held back: what is given out is never taken back. If the old
-counter goes on, they were of another one, and what repeats is left out. Where the log tells that a process began
-(another event file, a state written anew), one row that goes back is enough.
+*last*: rows of the same kind (mostly the same names) go on from there for ``LASTING`` steps, in a long run for a few
+more; rows of another kind need ``LASTING_OTHERWISE``. Until that is settled such rows are held back: what is given out
+is never taken back. If the old counter goes on, they were of another one, and what repeats is left out. Where the log
+tells that a process began (another event file, a state written anew), one row that goes back is enough.
 
 A row far **ahead** of the counter is held back in the same way, until the next row shows whether the counter jumped. If
 it did not, an evaluation is taken at the step at which it was printed, and a row of the training's own names is left
-out. A row with only new names at an earlier step is a late record of the same attempt. Rows on held-out prompts never
-begin an attempt. A row that is printed again as it was (by each rank, say) counts once.
+out. A row with only new names at an earlier step is a late record of the same attempt; where such rows lag ever
+further, they have a slower counter (of rollouts, beside one of updates) and are taken at the step at which they were
+printed. Rows on held-out prompts never begin an attempt. A row that is printed again as it was (by each rank, say)
+counts once.
 
 All of it depends on the rows before and on at most a few after, never on when they were read.
 """
@@ -26,6 +28,9 @@ from rlwatch.importers.base import Row, Skips, of_held_out
 
 LASTING = 3
 """Steps of rows of the training's kind after which a return is a restart."""
+SHARE_THAT_LASTS = 20
+MOST_LASTING = 8
+"""The same in a long run: a return for one in so many of its rows, but no more than so many steps, is a few rows."""
 LASTING_OTHERWISE = 12
 """The same of rows with other names."""
 SETTLED = 5
@@ -48,12 +53,13 @@ Numbered = tuple[Row, int]
 class _Kind:
     """Rows with one set of names."""
 
-    __slots__ = ("count", "held_out", "names")
+    __slots__ = ("count", "held_out", "names", "slower")
 
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
         self.held_out = bool(names) and all(map(of_held_out, names))
         self.count = 0
+        self.slower = False
 
 
 class _Holding(Enum):
@@ -84,7 +90,7 @@ class StepOrder:
         self.returns = 0
         """Times that the steps went back, whether that lasted or not."""
         self.placed = 0
-        """Rows ahead of the counter that were taken at the step at which they were printed."""
+        """Rows of another counter that were taken at the step at which they were printed."""
         self._kinds: dict[frozenset[str], _Kind] = {}
         self._main: _Kind | None = None
         """That of most rows."""
@@ -153,13 +159,22 @@ class StepOrder:
             skips.add(COPY, row.line)
             return []
         if step < at:
+            if kind.slower:
+                return self._emit(self._moved(row, at), kind)
             if not kind.held_out and self._goes_back(step, kind):
                 if not row.starts:
                     return self._hold(_Holding.BACK, row, kind, skips)
                 self.restart(skips)
+            elif self._is_of_a_slower_counter(step, kind):
+                kind.slower = True
+                return self._emit(self._moved(row, at), kind)
         elif (kind.held_out and at < 0) or (self._gaps >= SETTLED and step - at > self._reach(kind)):
             return self._hold(_Holding.AHEAD, row, kind, skips)
         return self._emit(row, kind)
+
+    def _is_of_a_slower_counter(self, step: int, kind: _Kind) -> bool:
+        """True for a row of names of its own that lags by more than any late record: it counts rollouts, say."""
+        return kind.count >= LASTING and self._gaps >= SETTLED and self._at - step > self._widest * MOST_AHEAD
 
     def _reach(self, kind: _Kind) -> int:
         """Steps that the counter may go on by at once."""
@@ -210,7 +225,8 @@ class StepOrder:
     def _lasts(self) -> bool:
         """True if the steps that went back go on from there."""
         many = len(self._held) >= MOST_HELD
-        return many or len(self._back_alike) >= LASTING or len(self._back) >= LASTING_OTHERWISE
+        lasting = min(MOST_LASTING, max(LASTING, self._gaps // SHARE_THAT_LASTS))
+        return many or len(self._back_alike) >= lasting or len(self._back) >= LASTING_OTHERWISE
 
     def _settle(self) -> None:
         self._held, self._holding = [], _Holding.NOTHING

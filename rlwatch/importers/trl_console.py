@@ -8,6 +8,8 @@ HF's, it may be nothing at all (:mod:`~rlwatch.importers.own_rows`). Most rows d
 
 A row that a terminal or a document wrapped is joined, as long as each line goes on where the one before was cut off.
 
+A row that several ranks print, each as it is, is one (:mod:`~rlwatch.importers.copies`).
+
 A training whose ``epoch`` falls, or that goes on after its own summary, was started again: its steps begin anew.
 """
 
@@ -21,9 +23,11 @@ from typing import ClassVar
 
 from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, number, step_of
 from rlwatch.importers.console import Bar, DictRow, StepClock, bars, dict_rows
+from rlwatch.importers.copies import Copies
 from rlwatch.importers.json_logs import SUMMARY
 from rlwatch.importers.lines import Segment, without_prefix
 from rlwatch.importers.own_rows import OwnRows
+from rlwatch.importers.step_order import COPY
 from rlwatch.metrics import known
 
 _STEP_FIELDS = ("global_step/max_steps", "global_step", "step")
@@ -56,6 +60,7 @@ class TrlConsoleParser(LineParser):
         """Rows that tell their step, or their epoch."""
         self._different: set[tuple[str, ...]] = set()
         """Rows that tell neither."""
+        self._copies: Copies[tuple[Bar | DictRow, Bar | None, int]] = Copies(lambda row: self.skips.add(COPY, row[2]))
         self._held: tuple[str, DictRow, Bar | None, int] | None = None
         """A row that was cut off, as it was printed: it may go on in the next line."""
 
@@ -71,7 +76,7 @@ class TrlConsoleParser(LineParser):
             if _goes_on(held, row, text):
                 text, line, beside = held + text, begun, bar
             else:
-                yield from self._dict(row, bar, begun)
+                yield from self._offered(row, bar, begun)
         yield from self._printed(text, line, beside)
 
     def _printed(self, text: str, line: int, beside: Bar | None) -> Iterator[Row]:
@@ -79,14 +84,29 @@ class TrlConsoleParser(LineParser):
         for thing in found:
             if isinstance(thing, Bar):
                 beside = thing
-                yield from self._settled(self._clock.bar(thing.n, thing.total, directly=self._directly))
-                self._directly = False
+                yield from self._read(self._copies.beside((thing, None, line)))
             elif thing.cut and thing is found[-1] and len(text) < LONGEST_ROW:
                 self._held = (text[thing.start :], replace(thing, start=0), beside, line)
             else:
-                yield from self._dict(thing, beside, line)
+                yield from self._offered(thing, beside, line)
         if not found:
             self._directly = False
+
+    def _offered(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[Row]:
+        """The rows that a printed dict settles, unless it is a copy."""
+        if SUMMARY in row.items:
+            yield from self._read(self._copies.finish())
+            yield from self._dict(row, beside, line)
+            return
+        yield from self._read(self._copies.row(row.items, (row, beside, line)))
+
+    def _read(self, things: list[tuple[Bar | DictRow, Bar | None, int]]) -> Iterator[Row]:
+        for thing, beside, line in things:
+            if isinstance(thing, Bar):
+                yield from self._settled(self._clock.bar(thing.n, thing.total, directly=self._directly))
+                self._directly = False
+            else:
+                yield from self._dict(thing, beside, line)
 
     def _found(self, text: str) -> list[Bar | DictRow]:
         """The trainer's bars and rows in ``text``, left to right."""
@@ -162,7 +182,8 @@ class TrlConsoleParser(LineParser):
         if self._held is not None:
             _, row, bar, line = self._held
             self._held = None
-            yield from self._dict(row, bar, line)
+            yield from self._offered(row, bar, line)
+        yield from self._read(self._copies.finish())
         yield from self._settled(self._clock.flush())
 
     def _settled(self, rows: list[tuple[tuple[Mapping[str, float], int], int]]) -> Iterator[Row]:

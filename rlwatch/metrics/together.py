@@ -8,12 +8,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlwatch.metrics.reading import BY_NAME, OF_NO_POLICY, PROXY, metric_of, resolve
+from rlwatch.metrics.rows import Family
 from rlwatch.metrics.unjudged import unjudged
 from rlwatch.metrics.words import BESIDE_REWARDS, HELD_OUT, ONLY_REWARD, only_reward, said
 
 REWARD = "reward/mean"
 _ONLY = PROXY + 1 + ONLY_REWARD
 MOST_PLANS = 256
+_OF_A_POLICY = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
+_OF_NOBODY = frozenset({"policy/kl_coef", "policy/vocab_size", "val/score"})
+"""Metrics of these families that other trainings have, too."""
 
 
 class Read(NamedTuple):
@@ -51,12 +55,21 @@ class Reader:
         self._rewards: list[str] = []
         """Names that speak of a reward."""
         self._lone: str | None = None
+        self._accuracies: set[str] = set()
+        """Names that are a reward only by being an accuracy."""
+        self._loss = self._policy = False
+        """Whether a loss was seen, and anything that only a policy has."""
         self._closest: dict[str, int] = {}
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._learn(names)
 
     def read(self, name: str) -> Read | None:
-        """Reading of one of the names seen, whatever others there are of that metric; None if unknown."""
+        """Reading of one of the names seen, whatever others there are of that metric; None if unknown.
+
+        An accuracy beside a loss, in a run that shows nothing of a policy, is that of labels or of preference pairs.
+        """
+        if name in self._accuracies and self._loss and not self._policy:
+            return None
         return Read(REWARD, _ONLY) if name == self._lone else self._own.get(name)
 
     def gives_way(self, name: str) -> bool:
@@ -91,7 +104,12 @@ class Reader:
         self._rewards += rewards
         for name in fresh:
             own = _read(name, self._source)
+            self._loss = self._loss or "loss" in said(name)
             if own is not None:
+                if own.metric == REWARD and own.closeness > PROXY and "accuracy" in said(name):
+                    self._accuracies.add(name)
+                elif not self._policy:
+                    self._policy = _of_a_policy(own.metric)
                 self._own[name] = own
                 self._closest[own.metric] = min(own.closeness, self._closest.get(own.metric, own.closeness))
         if self._closest.get(REWARD, _ONLY) < _ONLY:
@@ -126,6 +144,13 @@ def _read(name: str, source: str) -> Read | None:
     if reading is not None:
         return Read(reading.metric.name, reading.closeness)
     return None if metric_of(name) is None else Read(name, 0)
+
+
+def _of_a_policy(name: str) -> bool:
+    """True of a metric that only a run that trains a policy has."""
+    metric = metric_of(name)
+    of_it = metric is not None and (metric.family in _OF_A_POLICY or name.startswith("len/"))
+    return of_it and name not in _OF_NOBODY
 
 
 def _in_range(name: str, value: float) -> bool:
@@ -180,9 +205,8 @@ def known(names: Iterable[str], source: str = "") -> set[str]:
     ['grad_layer/0', 'policy/kl_ref', 'reward/mean']
     """
     names = tuple(sorted(names))
-    found = {read.metric for name in names if (read := _read(name, source)) is not None}
     reader = _reader(names, source)
-    return found | {read.metric for name in names if (read := reader.read(name)) is not None and read.closeness > PROXY}
+    return {read.metric for name in names if (read := reader.read(name)) is not None}
 
 
 def unread(names: Iterable[str], source: str = "") -> list[str]:
@@ -195,6 +219,7 @@ def unread(names: Iterable[str], source: str = "") -> list[str]:
 # What became of each name, in words.
 
 _WHY = {0: "its canonical name", 1: "a trainer's name for it", PROXY: "a trainer's name for something close to it"}
+_OF_LABELS = "an accuracy beside a loss, where nothing is of a policy: that of labels or preference pairs"
 _BY_WORDS, _ALONE = "by its words", "the only reward of the run"
 
 
@@ -221,13 +246,14 @@ def taken(names: Iterable[str], source: str = "") -> list[Taken]:
     names = tuple(sorted(names))
     reader = _reader(names, source)
     _, origin = reader.canonicalise(dict.fromkeys(names, math.nan))
-    told = [_taken(name, reader.read(name), origin) for name in names]
+    told = [_taken(name, source, reader.read(name), origin) for name in names]
     return sorted(told, key=lambda each: (not each.metric, each.name))
 
 
-def _taken(name: str, read: Read | None, origin: Mapping[str, str]) -> Taken:
+def _taken(name: str, source: str, read: Read | None, origin: Mapping[str, str]) -> Taken:
     if read is None:
-        reason = unjudged(name, whole=REWARD in origin)
+        labels = _read(name, source) is not None
+        reason = _OF_LABELS if labels else unjudged(name, whole=REWARD in origin)
         return Taken(name, "", reason or "not known, so nothing judges it")
     chosen = origin.get(read.metric, name)
     if chosen != name:

@@ -66,6 +66,26 @@ def test_rows_of_other_names_need_to_last_longer(others):
     assert attempts_of(stream[:-2]) == [(1, step) for step in range(1, 31)]
 
 
+@pytest.mark.parametrize(("rows", "others", "attempts"), [(20, 3, 2), (160, 6, 1), (160, 8, 2), (1000, 7, 1)])
+def test_in_a_long_run_a_return_lasts_once_it_is_more_than_a_few_rows(rows, others, attempts):
+    """At the end of the log nothing else tells."""
+    found = attempts_of([*training(*range(1, rows + 1)), *training(*range(1, 1 + others))])
+
+    assert max(attempt for attempt, _ in found) == attempts
+
+
+def test_rows_that_lag_ever_further_have_a_slower_counter_and_are_taken_where_they_were_printed():
+    """A row of rewards a rollout, four rows of updates for each; nothing is left out."""
+    stream = [part for n in range(1, 60) for part in [(n, "r"), *((4 * n + k, "l") for k in range(4))]]
+    skips = Skips()
+    rewards = [step for _, step, names in given_out(stream, skips) if names == "r"]
+
+    assert len(rewards) == 59
+    assert rewards == sorted(rewards)
+    assert rewards[-1] == 4 * 58 + 3
+    assert skips.listed() == ()
+
+
 def test_a_restart_that_logs_other_names_is_one_once_it_lasts():
     """Nobody need print what was printed before."""
     found = attempts_of([*training(*range(1, 31)), *((step, "a") for step in range(1, 20))])

@@ -210,3 +210,28 @@ def test_a_decimal_comma_is_read_beside_semicolons(tmp_path):
     [run] = read_log(tmp_path / "run.csv")
 
     assert [dict(record.metrics) for record in run.records] == [{"reward": 0.5, "kl": 0.0125}] * 4
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["# seed 3", "step,entropy,kl", "1,0.5,0.1", "2,0.4,0.2"],
+        ["step | entropy | kl", "1 | 0.5 | 0.1", "2 | 0.4 | 0.2"],
+        ["step,entropy,kl", "1,0.5,0.1", "step,entropy,kl", "2,0.4,0.2"],
+    ],
+)
+def test_comments_bars_and_a_header_that_is_written_again(tmp_path, lines):
+    """The last as by a script that was started again and appended."""
+    [run] = read_log(write(tmp_path, *lines))
+
+    assert [(record.step, record.metrics) for record in run.records] == [
+        (1, {"entropy": 0.5, "kl": 0.1}),
+        (2, {"entropy": 0.4, "kl": 0.2}),
+    ]
+
+
+def test_a_line_of_names_and_numbers_is_no_header(tmp_path):
+    """It is a row of a console, in which tabs stand between them."""
+    path = write(tmp_path, *(f"step\t{n}\tentropy\t0.{n}\tkl\t0.1" for n in range(1, 9)), name="run.log")
+
+    assert [(run.format, len(run.records)) for run in read_log(path)] == [("loop-console", 8)]

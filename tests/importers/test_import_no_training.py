@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers import read_data, read_log
+from rlwatch.importers import LogTail, read_data, read_log
+from rlwatch.importers.naming import naming_of
 from rlwatch.importers.single_records import of_single
 
 EPISODES = [{"episode_id": f"9f{number:04x}", "domain": "shop", "reward": number % 7 / 7} for number in range(60)]
@@ -100,3 +101,61 @@ def test_a_table_with_a_line_for_each_response_is_refused(tmp_path):
         table.write_text("\n".join([header, *(line.format(step) for step in range(1, 20))]))
         [run] = read_log(table)
         assert len(run.records) == 19
+
+
+def responses(**more):
+    """Eight rows at each step, of rewards that differ."""
+    return [{"step": step, "reward": (step * 7 + k * 3) % 11 / 11, **more} for step in range(1, 30) for k in range(8)]
+
+
+GRADED = [{"step": number, "reward": float(number * 7 % 5 < 2), "response_length": number} for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (responses(), "several rows at each step"), (responses(length=90.0), "several rows at each step"),
+        (GRADED, "'reward' 0 or 1 in each row"),
+    ],
+)  # fmt: skip
+def test_rows_of_single_responses_that_say_a_step_are_refused_whole_and_as_they_grow(tmp_path, rows, says):
+    """Of a response a row, with neither text nor id; whoever knows better may say so."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    with pytest.raises(ImportFormatError, match=f"{says}.* single responses"):
+        read_log(log)
+    with pytest.raises(ImportFormatError, match=says):
+        LogTail(log).poll()
+    [run] = read_log(log, naming=naming_of(["reward=reward"]))
+    assert "reward/mean" in run.records[0].metrics
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        responses(loss=0.1), responses(reward_std=0.1), [{"step": n, "reward": float(n < 40)} for n in range(80)],
+        [{"step": n, "reward": 0.01 * n} for n in range(40) for _ in range(4)],
+        [{"step": n, "reward": float(n * 7 % 5 < 2), "kl": 0.1} for n in range(60)],
+    ],
+)  # fmt: skip
+def test_rows_that_may_be_of_a_training_are_not_refused(tmp_path, rows):
+    """What only a training has, a reward that breaks once, rows that each rank wrote."""
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert len(read_log(tmp_path / "log.jsonl")[0].records) >= 40
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"Question {n}: score: 0.{n}, correct: {n % 2}\n" for n in range(1, 60)),
+        json.dumps({"scores": [0.1, 0.5] * 30, "lengths": [90, 80] * 30}),
+    ],
+)
+def test_scores_without_a_step_are_not_numbered(tmp_path, text):
+    """On a console or in columns."""
+    (tmp_path / "run.log").write_text(text)
+
+    with pytest.raises(ImportFormatError, match=r"no known format|without a step"):
+        read_log(tmp_path / "run.log")

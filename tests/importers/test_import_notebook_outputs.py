@@ -96,3 +96,13 @@ def test_a_training_printed_in_another_cell_is_not_hidden_by_a_table(tmp_path):
 
     assert (len(first.records), len(second.records)) == (10, 29)
     assert "reward" in second.records[0].metrics
+
+
+def test_what_another_cell_printed_is_joined_to_the_only_table_of_the_same_steps(tmp_path):
+    """Unless both say a loss, and another one: then it is another training."""
+    rewards = "".join(f"step: {step}, reward: {step / 100}, kl: 0.01\n" for step in TENS)
+    [run] = read(tmp_path, cell(drawn=[table(TENS)]), cell(printed=rewards))
+    assert {"Training Loss", "reward", "kl"} == set(run.records[0].metrics)
+
+    other = "".join(f"step: {step}, reward: 0.1, loss: 7.5\n" for step in TENS)
+    assert len(read(tmp_path, cell(drawn=[table(TENS)]), cell(printed=other))) == 2

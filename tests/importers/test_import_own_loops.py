@@ -322,6 +322,11 @@ def test_a_step_may_be_a_block_of_lines(tmp_path, block):
         ("I0923 08:59:11.123456 47 loop.py:12] [{n}/90] reward=0.5", 3, {"reward": 0.5}),
         ("Step {n}\n  reward 0.5\n  KL: 2 %\n", 3, {"reward": 0.5, "KL": 0.02}),
         ("step {n} | reward 0.5 |\n    kl 0.0{n} | entropy 0.25", 3, {"reward": 0.5, "kl": 0.03, "entropy": 0.25}),
+        ("Finished step {n}. Average reward: 0.5. KL: 0.25.", 3, {"Average reward": 0.5, "KL": 0.25}),
+        ("it    {n} reward 0.5 kl 0.25", 3, {"reward": 0.5, "kl": 0.25}),
+        ("Step {n}: reward 0.5 (best so far), kl 0.25", 3, {"reward": 0.5, "kl": 0.25}),
+        ("Step {n}: reward 0.5, kl=0.25, entropy=0.7", 3, {"reward": 0.5, "kl": 0.25, "entropy": 0.7}),
+        ("step\t{n}\treward\t0.5\tkl\t0.25", 3, {"reward": 0.5, "kl": 0.25}),
         ("- INFO - batch {n} of 9, length: 4\n- INFO - rl_loss: 0.1, data: {{'reward': 0.5}}", 3, {"length": 4.0, "rl_loss": 0.1, "data/reward": 0.5}),
     ],
 )  # fmt: skip
@@ -559,3 +564,13 @@ def test_a_block_of_nul_bytes_is_passed_over_and_counted(tmp_path, hole, at):
     assert [r.step for r in run.records] == list(range(1, 12))
     counted = [("a block of NUL bytes", 1)] if at == "within" else []
     assert [(s.reason.split(",")[0], s.count) for s in run.skipped] == counted
+
+
+def test_of_rows_that_name_their_rank_those_of_the_first_count(tmp_path):
+    """At each step; a rank that is a metric, and changes from step to step, is one."""
+    rows = [{"step": n, "rank": rank, "reward": n / 10 + rank, "loss": 0.1} for n in range(1, 9) for rank in range(4)]
+    run = read(tmp_path, rows)
+
+    assert list(values(run, "reward").values()) == [n / 10 for n in range(1, 9)]
+    assert [s.count for s in run.skipped if "another rank" in s.reason] == [24]
+    assert len(values(read(tmp_path, [{"step": n, "rank": n, "loss": 0.1} for n in range(9)]), "rank")) == 9

@@ -178,6 +178,8 @@ def test_printed_dicts_are_found(text, found):
         (["objective/rlhf_reward", "loss/policy_avg"], "trl", "trl/ppo"),
         (["loss", "completions/mean_length", "memory(GiB)"], "trl", "ms-swift"),
         (["actor_grad_norm", "kl"], "", "openrlhf"),
+        (["rewards/chosen", "rewards/rejected", "rewards/accuracies", "loss"], "trl", "trl/dpo"),
+        (["rewards/accuracies", "mean_reward", "avg_kl"], "", ""),
         (["train/pg_loss"], "", "slime"),
         (["loss", "frac_reward_zero_std"], "verl", "verl"),
         (["loss", "kl"], "", ""),

@@ -313,3 +313,31 @@ def test_names_unknown_to_rlwatch_are_listed_in_the_error(tmp_path):
     """With what to do."""
     with pytest.raises(ImportFormatError, match=r"'my_score'.*rename"):
         read(tmp_path, "{'my_score': 0.1, 'other': 2, 'epoch': 0.1}\n")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_row_that_each_rank_prints_is_one(tmp_path, ranks):
+    """Without bars rows are numbered, and a copy would be a step of its own."""
+    whole = [row(loss=n / 10, epoch=n / 100) for n in range(1, 9)]
+    run = read(tmp_path, "".join(line * ranks for line in whole))
+
+    assert steps(run) == list(range(1, 9))
+    assert [(s.reason.split(" (")[0], s.count) for s in run.skipped] == [
+        ("a row printed again as it was", 8 * (ranks - 1))
+    ]
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [0.0] * 40,  # nothing changes: a training that is dead from the start
+        [0.1, 0.1, 0.2, 0.2, 0.2, 0.3],
+        [0.1, 0.2, 0.2, 0.3, 0.3],
+        [0.1, 0.1],
+    ],
+)
+def test_equal_rows_that_tell_of_no_ranks_are_rows(tmp_path, losses):
+    """Each printed equally often from the first on, and otherwise each time, are copies; nothing else is."""
+    run = read(tmp_path, "".join(row(loss=loss, epoch=0.01) for loss in losses))
+
+    assert [record.metrics["loss"] for record in run.records] == losses

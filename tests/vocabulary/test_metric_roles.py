@@ -168,3 +168,16 @@ def test_candidates_for_a_reward_that_is_not_read_are_named():
     names = ["loss", "tests_reward", "style_reward", "reward_std", "eval_score", "quality_score"]
 
     assert like_rewards(names) == ["style_reward", "tests_reward", "quality_score"]
+
+
+def test_an_accuracy_beside_a_loss_is_a_reward_only_where_there_is_a_policy():
+    """Else it is that of labels, or, as LLaMA-Factory logs it of DPO, of preference pairs."""
+    pairs = ["loss", "accuracy", "lr", "epoch", "percentage", "total_steps"]
+
+    assert "reward/mean" not in known(pairs)
+    assert canonicalise(dict.fromkeys(pairs, 0.5))[1] == {"loss/policy": "loss", "optim/lr": "lr"}
+    assert {each.name: each.why for each in taken(pairs)}["accuracy"].startswith("an accuracy beside a loss")
+    assert like_rewards(pairs) == ["accuracy"]
+    for more in ("kl", "entropy", "response_length", "reward_std"):
+        assert canonicalise(dict.fromkeys([*pairs, more], 0.5))[1]["reward/mean"] == "accuracy"
+    assert "reward/mean" not in known(["accuracy", "reward_model_loss", "kl_coef", "eval_reward"])
