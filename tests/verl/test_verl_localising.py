@@ -210,6 +210,32 @@ def test_the_budget_is_that_of_the_workers_life(policy):
         assert all("budget" in why for why in why_not if why)
 
 
+class Scaler(torch.amp.GradScaler):
+    """A float16 scaler on the CPU, as verl's engine has one on a GPU; counts who waits for its number."""
+
+    asked = 0
+
+    def get_scale(self):
+        self.asked += 1
+        return super().get_scale()
+
+
+def test_a_loss_scale_is_taken_out_and_comes_with_the_norms(policy):
+    """Once what it is multiplied with is known, nobody asks for it by itself: on a GPU that would be another wait."""
+    plain = localising(policy)
+    tiny.update(plain, planted(), **ONE_STEP)
+    ((expected, _),) = found_in(plain)
+    scaled = localising(policy)
+    scaler = scaled.actor.engine.scaler = Scaler("cpu", init_scale=1024.0)
+    tiny.update(scaled, planted(), **ONE_STEP)
+
+    ((event, batches),) = found_in(scaled)
+    assert event["norm"] == pytest.approx(expected["norm"], rel=1e-4)
+    assert abs(event["gap"]) < 1e-3
+    assert (batches[CULPRITS].columns["sequence"][0], batches[CULPRITS].columns["position"][0]) == (2, 3)
+    assert scaler.asked == 0
+
+
 def test_adapters_are_localised(policy):
     """LoRA: the gradient of the adapters alone."""
     lora = [f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules=all-linear"]

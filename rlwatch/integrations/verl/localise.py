@@ -24,6 +24,7 @@ from rlwatch.integrations.localising import (
     Spike,
     batches_of,
     encoded_batches,
+    scale_of,
     world_of,
 )
 from rlwatch.integrations.step_tally import Decode
@@ -115,8 +116,7 @@ class Localising:
         return {"batches": encoded_batches(batches_of(what, self._rank)), **event}
 
     def _check(self, norms: GradNorms | None, world: World) -> None:
-        squares = self._squares(norms, world)
-        scale = _loss_scale(self._engine)
+        squares, scale = self._squares(norms, world)
         left = 1.0 if scale is None else scale
         norm = math.sqrt(sum(squares.values())) / left
         located = self.localiser.check(Spike(self._engine.module, self._step, norm, scale, left))
@@ -124,21 +124,30 @@ class Localising:
             self._localised.append(located)
         self.localiser.delivered({LAYER_PREFIX + layer: square**0.5 for layer, square in squares.items()})
 
-    def _squares(self, norms: GradNorms | None, world: World) -> dict[str, float]:
-        """Squared norm of each layer, over all ranks. A collective."""
+    def _squares(self, norms: GradNorms | None, world: World) -> tuple[dict[str, float], float | None]:
+        """Squared norm of each layer, over all ranks, and the loss scale, in one wait for the device. A collective."""
         model = self._engine.module
         norms = norms or gradients_of(model, self._rank)
         layers = dict.fromkeys(layer_of(name) for name, p in model.named_parameters() if p.grad is not None)
         squares_here = (
             torch.zeros(len(layers)) if norms is None else norms.squares
         )  # None: others hold the same gradients
-        return dict(zip(layers, world.sum(squares_here.double().cpu()).tolist(), strict=True))
+        here, scale = arrived(squares_here.double(), _loss_scale(self._engine))
+        return dict(zip(layers, world.sum(here).tolist(), strict=True)), scale
 
 
-def _loss_scale(engine: Any) -> float | None:
-    """That of float16, which coefficients and gradients both carry when the engine's step begins."""
+def arrived(values: torch.Tensor, scale: torch.Tensor | float | None) -> tuple[torch.Tensor, float | None]:
+    """``values`` on the CPU, and the number of ``scale``, which comes along: asking for it alone would wait again."""
+    if not isinstance(scale, torch.Tensor):
+        return values.cpu(), scale
+    both = torch.cat([values, scale.to(values.device, values.dtype).reshape(1)]).cpu()
+    return both[:-1], both[-1:].tolist()[0]
+
+
+def _loss_scale(engine: Any) -> torch.Tensor | float | None:
+    """That of float16, which coefficients and gradients both carry when the engine's step begins, where it lies."""
     scaler = getattr(engine, "scaler", None)
-    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
+    return scale_of(scaler) if scaler is not None and scaler.is_enabled() else None
 
 
 # The loss passes of verl's FSDP engine, kept until its optimizer has stepped so that they can be run again.
