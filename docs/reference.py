@@ -205,7 +205,7 @@ def settings() -> str:
         keys("[store]", schema.PlaceTable, worded("store")),
         keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),
-        f"### [map]\n\nOf logs that are scanned, imported or watched: {KEYS['map']}.\n",
+        f"### [map]\n\nOf live runs, and of logs wherever they are read: {KEYS['map']}.\n",
     ]
     own = "\n\n".join(f"`{name}` (`bool`, default `true`): {KEYS[name]}." for name in switches) + "\n"
     parts = [

@@ -22,6 +22,7 @@ from rlwatch.glance import framed, glance
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.data_frame import is_data
 from rlwatch.importers.lines import shown
+from rlwatch.importers.naming import naming_of
 from rlwatch.importers.registry import read_data, read_log
 from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
 from rlwatch.monitor.engine import Monitor, Outcome, joined
@@ -148,6 +149,7 @@ def scan(
     *,
     run: str | None = None,
     format: str | None = None,  # noqa: A002  (the word users know)
+    map: Mapping[str, str] | None = None,  # noqa: A002  (the word of the command and of the configuration)
     source: str = "",
     rules: Sequence[Rule] | None = None,
     detectors: Callable[[], Sequence[Detector]] | None = None,
@@ -166,6 +168,8 @@ def scan(
         Which run of a log that holds several.
     format
         Name of the importer, where sniffing is not wanted.
+    map
+        Role of a metric, or its canonical name -> the name that the log has for it.
     source
         The trainer, where the log does not tell.
     rules, detectors, forecaster
@@ -177,6 +181,8 @@ def scan(
     ------
     ImportFormatError
         If the log cannot be read, holds no run or several (then the message names them).
+    ConfigError
+        For a role in ``map`` that is none.
 
     >>> from rlwatch.records import StepRecord
     >>> scan([StepRecord(s, {"entropy": 0.5, "grad_norm": 1.0}) for s in range(40)]).ok
@@ -185,12 +191,15 @@ def scan(
     'nonfinite'
     """
     events: list[Event] = []
+    naming = naming_of([f"{role}={name}" for role, name in (map or {}).items()])
     if isinstance(log, str | os.PathLike):
-        imported = _only(read_log(log, run=run, format=format), os.fspath(log))
+        imported = _only(read_log(log, run=run, format=format, naming=naming), os.fspath(log))
     elif is_data(log):
-        imported = _only(read_data(log, run=run), f"a {type(log).__name__}")
+        imported = _only(read_data(log, run=run, naming=naming), f"a {type(log).__name__}")
     else:
         records, events = _sequenced(cast("Iterable[StepRecord | Event]", log))
+        if naming.metrics:
+            records = [replace(record, metrics=naming.renamed(record.metrics)) for record in records]
         imported = ImportedRun(name="", source=source, format="records", path="records", records=records)
     return replay(
         imported,

@@ -11,10 +11,12 @@ from rlwatch.cli.console import print_json, print_table, reading, say
 from rlwatch.cli.options import (
     Format,
     FormatOption,
+    MapOption,
     ReadAsOption,
     StoreOption,
     TrainerOption,
     examples,
+    naming_of,
     no_log_either,
     opened,
 )
@@ -24,6 +26,7 @@ from rlwatch.wording import cell, number, one_line
 
 if TYPE_CHECKING:
     from rlwatch.compare import Axis, Comparison, Setting, Subject
+    from rlwatch.importers.naming import Naming
 
 EPILOG = examples(
     "rlwatch diff math-7b-s3 math-7b-s1",
@@ -51,6 +54,7 @@ def diff(
     store: StoreOption = None,
     read_as: ReadAsOption = None,
     source: TrainerOption = "",
+    mapped: MapOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Tell which metric diverged first between a run and its twins, with the step and the evidence, and diff settings.
@@ -61,7 +65,7 @@ def diff(
     from rlwatch.compare import compare, config_diff
 
     axis = _axis(by)
-    runs = _subjects(subjects, store, read_as, source)
+    runs = _subjects(subjects, store, read_as, source, naming_of(mapped))
     if len(runs) < 2:
         raise ConfigError(f"two runs are needed, {', '.join(subjects)} is {len(runs)}")
     first, *others = _told_apart(runs)
@@ -90,21 +94,21 @@ def _axis(by: str) -> Axis:
     return Axis(by)
 
 
-def _subjects(given: list[str], store: str | None, read_as: str | None, source: str) -> list[Subject]:
+def _subjects(given: list[str], store: str | None, read_as: str | None, source: str, naming: Naming) -> list[Subject]:
     """Every run that was named; the store is opened only where a name is no file."""
     stored = [name for name in given if not Path(name).is_file()]
     if len(stored) == len(given) == 1:
         raise ConfigError(f"two runs are needed, {stored[0]} is one")
-    logs = {name: _of_log(Path(name), read_as, source) for name in given if name not in stored}
+    logs = {name: _of_log(Path(name), read_as, source, naming) for name in given if name not in stored}
     return [run for name in given for run in (logs[name] if name in logs else [_of_store(name, store)])]
 
 
-def _of_log(log: Path, read_as: str | None, source: str) -> list[Subject]:
+def _of_log(log: Path, read_as: str | None, source: str, naming: Naming) -> list[Subject]:
     from rlwatch.compare import subject_of_records
     from rlwatch.importers import read_log
 
     with reading(log):
-        runs = read_log(log, format=read_as)
+        runs = read_log(log, format=read_as, naming=naming)
     if not runs:
         raise ImportFormatError(str(log), "holds no run")
     return [subject_of_records(run.name or log.name, source or run.source, run.records, run.config) for run in runs]

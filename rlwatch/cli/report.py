@@ -14,11 +14,13 @@ import typer
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import say
 from rlwatch.cli.options import (
+    MapOption,
     ReadAsOption,
     RunOfLogOption,
     StoreOption,
     TrainerOption,
     examples,
+    naming_of,
     no_log_either,
     opened,
     require_directory,
@@ -70,13 +72,14 @@ def report(
     of_log: RunOfLogOption = None,
     read_as: ReadAsOption = None,
     source: TrainerOption = "",
+    mapped: MapOption = None,
     store: StoreOption = None,
 ) -> None:
     """Write what happened, why, and what to do: one file that loads nothing and holds no secret of the configuration.
 
     The HTML has its pictures in it and no script. Texts the model wrote are in it as text.
     """
-    facts = _of_log(Path(run), of_log, read_as, source) if Path(run).is_file() else _of_run(run, store)
+    facts = _of_log(Path(run), of_log, read_as, source, mapped) if Path(run).is_file() else _of_run(run, store)
     from rlwatch.report import html, markdown
 
     if kind is Kind.SPACE:
@@ -102,13 +105,13 @@ def _of_run(reference: str, store: str | None) -> Facts:
         return facts_of_run(source, info.run_id, now=now, status=str(describe(source, info, now)["status"]))
 
 
-def _of_log(log: Path, run: str | None, read_as: str | None, source: str) -> Facts:
+def _of_log(log: Path, run: str | None, read_as: str | None, source: str, mapped: list[str] | None) -> Facts:
     from rlwatch.errors import ImportFormatError
     from rlwatch.importers import read_log
     from rlwatch.report import facts_of_report
     from rlwatch.scanner import replay
 
-    runs = read_log(log, run=run, format=read_as)
+    runs = read_log(log, run=run, format=read_as, naming=naming_of(mapped))
     if len(runs) != 1:
         names = ", ".join(repr(one.name) for one in runs[:10]) or "none"
         raise ImportFormatError(str(log), f"holds {len(runs)} runs; name one with --run: {names}")

@@ -20,6 +20,7 @@ from rlwatch.cli.options import (
     TrainerOption,
     configured,
     examples,
+    naming_of,
 )
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.errors import ConfigError
@@ -136,7 +137,7 @@ def _try_on(
     loaded = configured(config)
     policy, actions = loaded.policy, actions_of(loaded)
     with reading(log):
-        runs = read_log(log, run=run, format=read_as)
+        runs = read_log(log, run=run, format=read_as, naming=naming_of(None, config))
     found = [rehearse(imported, policy, source=source, step_s=step_s) for imported in runs]
     if output is Format.JSON:
         print_json([asdict(each) for each in found])

@@ -158,9 +158,10 @@ def _watch_log(
     log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float, beside: Beside, wandb: bool = False
 ) -> None:
     from rlwatch.cli import watch_log
+    from rlwatch.importers.naming import NONE
     from rlwatch.importers.wandb_runs import WandbTail
 
-    tail = WandbTail(str(log.path)) if wandb else None
+    tail = WandbTail(str(log.path), naming=log.naming or NONE) if wandb else None
     if once:
         raise typer.Exit(watch_log.scan_once(log, store, config, tail))
     watch_log.follow(log, store, config, lambda: time.sleep(poll_s), tail=tail, beside=beside)

@@ -48,12 +48,19 @@ SAME_START = 16
 
 
 class LoopConsoleParser(LineParser):
-    """Gives the rows of a console."""
+    """Gives the rows of a console.
 
-    def __init__(self, path: str) -> None:
+    Parameters
+    ----------
+    told
+        Names of metrics of which the user says what they mean.
+    """
+
+    def __init__(self, path: str, told: frozenset[str] = frozenset()) -> None:
         super().__init__(path)
+        self._told = told
         self._reader = LineReader()
-        self._kinds = Kinds(self.skips, _of_use)
+        self._kinds = Kinds(self.skips, self._of_use)
         self._epochs = _Epochs()
         self._block: _Block | None = None
         self._blocks = _Blocks()
@@ -149,7 +156,7 @@ class LoopConsoleParser(LineParser):
     def _going_on(self, line: Line, names: frozenset[str], number: int) -> Iterator[Row]:
         """A line below a row that has other names: the rest of it."""
         if not self._is_below(line, names, number):
-            if len(names) > 1 and any(map(_tells, names)):
+            if len(names) > 1 and any(map(self._tells, names)):
                 self.skips.add(NO_ROW, number)
             return
         self._row_line, self._row_names = number, self._row_names | names
@@ -205,7 +212,7 @@ class LoopConsoleParser(LineParser):
         if block is None or block.line is None or not block.values or block.line.step is None:
             return
         names = self._blocks.names(block)
-        if not any(map(_tells, names)):
+        if not any(map(self._tells, names)):
             return
         line = block.line
         step = self._epochs.step(line.step or 0, line.total, line.epoch)
@@ -217,8 +224,26 @@ class LoopConsoleParser(LineParser):
 
     def _noted(self, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
-            self.recognised = self.recognised or (self._kinds.known and any(map(_of_rl, row.metrics)))
+            self.recognised = self.recognised or (self._kinds.known and any(map(self._of_rl, row.metrics)))
             yield row
+
+    def _of_use(self, names: frozenset[str], told: bool) -> bool:
+        """True if lines with these names may be rows; those that tell no step only if a training alone has such."""
+        if names == _OF_BLOCK:
+            return True
+        of_step = told or any(map(of_a_step, names)) or not names.isdisjoint(self._told)
+        return of_step and any(map(self._tells, names))
+
+    def _tells(self, name: str) -> bool:
+        """True if the name is that of a metric, and not of a setting."""
+        return name in self._told or _is_metric(name)
+
+    def _of_rl(self, name: str) -> bool:
+        """True if it is one that only a reinforcement learner prints, as far as the name or the user says."""
+        if name in self._told:
+            return True
+        reading = resolve(name)
+        return _is_metric(name) and reading is not None and reading.metric.family in _SAYING
 
     def _leave(self, names: tuple[str, ...], number: int) -> None:
         """Say once of each name what was left out of the rows."""
@@ -309,26 +334,27 @@ def _style(key: tuple[str, str]) -> str:
     return f"{before}#{' '.join(after.split())}"
 
 
-def _of_use(names: frozenset[str], told: bool) -> bool:
-    """True if lines with these names may be rows; those that tell no step only if a training alone has such."""
-    if names == _OF_BLOCK:
-        return True
-    return any(map(_tells, names)) and (told or any(map(of_a_step, names)))
-
-
-def _tells(name: str) -> bool:
-    """True if the name is that of a metric, and not of a setting."""
+def _is_metric(name: str) -> bool:
+    """True if the name is known as that of a metric, and not of a setting."""
     reading = resolve(name)
     return reading is not None and reading.metric.name not in _SETTINGS
 
 
-def _of_rl(name: str) -> bool:
-    reading = resolve(name)
-    return reading is not None and reading.metric.name not in _SETTINGS and reading.metric.family in _SAYING
-
-
 class LoopConsole(LineImporter):
-    """Console output of a loop of one's own."""
+    """Console output of a loop of one's own.
+
+    Parameters
+    ----------
+    told
+        Names of metrics of which the user says what they mean: a console may have no other.
+    """
+
+    def __init__(self, told: frozenset[str] = frozenset()) -> None:
+        self._told = told
+
+    def reading(self, path: str) -> LoopConsoleParser:
+        """A fresh parser."""
+        return LoopConsoleParser(path, self._told)
 
     name: ClassVar[str] = "loop-console"
     expects: ClassVar[str] = "lines 'step: N, name: value, name: value'"
@@ -338,7 +364,7 @@ class LoopConsole(LineImporter):
 
     def sniff(self, head: bytes, path: Path) -> Verdict:
         """Sure of lines with a metric of reinforcement learning; hardly of others: warm-ups print a loss, too."""
-        parser, segments = LoopConsoleParser(str(path)), Segments()
+        parser, segments = self.reading(str(path)), Segments()
         for segment in segments.feed(head) + segments.finish():
             list(parser.feed(segment))
             if parser.recognised:

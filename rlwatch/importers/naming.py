@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rlwatch.errors import ConfigError
 from rlwatch.metrics import BY_NAME, ROLE_NAMES, metric_called
 from rlwatch.wording import nearest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +20,12 @@ class Naming:
     metrics: Mapping[str, str] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
 
-    def renamed(self, row: Mapping[str, float]) -> Mapping[str, float]:
+    def renamed(self, row: Mapping[str, T]) -> Mapping[str, T]:
         """A row under the names that its metrics are given; of two for one metric the first counts."""
         given = [name for name in row if name in self.metrics]
         if not given:
             return row
-        named: dict[str, float] = {}
+        named: dict[str, T] = {}
         for name in given:
             named.setdefault(self.metrics[name], row[name])
         return {**{name: value for name, value in row.items() if name not in self.metrics}, **named}

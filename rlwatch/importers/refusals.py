@@ -63,16 +63,14 @@ def named_text(head: bytes) -> str | None:
 def unknown_format(head: bytes, tried: str) -> str:
     """The problem with text that no importer recognised; ``tried``: what each was missing."""
     names = _names_of_lines(head)
-    return named_text(head) or (
-        none_known(names, rows=False) if names else f"no known format; {_WRITE} (tried {tried})"
-    )
+    return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} (tried {tried})")
 
 
-def none_known(names: Sequence[str], *, rows: bool = True) -> str:
-    """The problem with a log whose metrics have names that nothing reads; ``rows``: its rows are found all the same."""
+def none_known(names: Sequence[str]) -> str:
+    """The problem with a log whose metrics have names that nothing reads."""
     few = ", ".join(shown(name) for name in names[:5]) or "none"
     likely = next(iter((*like_rewards(names), *foremost(names))), "my_name")
-    told = f"--map reward={likely} (entropy=, kl=, length=, gradient=, loss=)" if rows else "--pattern (docs/watch.md)"
+    told = f"--map reward={likely} (entropy=, kl=, length=, gradient=, loss=)"
     return (
         f"none of its {len(names)} metrics is known to rlwatch (found {few}); say what they are by {told}, or rename "
         "them: reward, entropy, kl, grad_norm, loss, or policy/entropy, policy/kl_ref, reward/mean..."

@@ -223,36 +223,47 @@ def formats() -> tuple[str, ...]:
     return tuple(importer.name for importer in importers())
 
 
-def importers() -> tuple[Importer, ...]:
-    """All of them, those of plugins last."""
+def importers(naming: Naming = NONE) -> tuple[Importer, ...]:
+    """All of them, those of plugins last. One that knows rows by their names knows those of ``naming``, too."""
     others = usable("rlwatch.importers", {importer.name for importer in IMPORTERS}).values()
-    return (*IMPORTERS, *(other() if isinstance(other, type) else other for other in others))
+    known_ones = (*IMPORTERS, *(other() if isinstance(other, type) else other for other in others))
+    if not naming.metrics:
+        return known_ones
+    loop = LoopConsole(frozenset(naming.metrics))
+    consoles = [loop if isinstance(console, LoopConsole) else console for console in CONSOLES]
+    told: dict[str, Importer] = {loop.name: loop, Notebook.name: Notebook(consoles)}
+    return tuple(told.get(importer.name, importer) for importer in known_ones)
 
 
 def _sniffed(importer: Importer, head: bytes, path: Path) -> Verdict:
     """Verdict of an importer; one of a plugin that raises is not sure."""
-    if importer in IMPORTERS:
+    if importer in IMPORTERS or isinstance(importer, LoopConsole | Notebook):
         return importer.sniff(head, path)
     return asked(lambda: importer.sniff(head, path), lambda error: Verdict(0.0, f"failed: {described(error)}"))
 
 
-def named(name: str, path: str = "") -> Importer:
+def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
     """The importer of a format, or of ``pattern:REGEX``. Raises ``ImportFormatError`` if there is none of that name."""
     if name.startswith(PREFIX):
         return pattern_console(name.removeprefix(PREFIX))
-    for importer in importers():
+    for importer in importers(naming):
         if importer.name == name:
             return importer
     hint = meant(name, formats()) or f"; there are: {', '.join(formats())}"
     raise ImportFormatError(path or "format", f"no format is called {name!r}{hint}")
 
 
-def verdicts(head: bytes, path: Path, *, beginning: bool = True) -> list[tuple[Importer, Verdict]]:
+def verdicts(
+    head: bytes, path: Path, *, beginning: bool = True, naming: Naming = NONE
+) -> list[tuple[Importer, Verdict]]:
     """Verdict of each importer on ``head``; of a later piece only those are asked whose rows may come anywhere."""
-    return [(importer, _sniffed(importer, head, path)) for importer in importers() if beginning or importer.anywhere]
+    asked_ones = (importer for importer in importers(naming) if beginning or importer.anywhere)
+    return [(importer, _sniffed(importer, head, path)) for importer in asked_ones]
 
 
-def recognise(head: bytes, path: Path, *, beginning: bool = True, last: bool = False) -> tuple[Importer | None, str]:
+def recognise(
+    head: bytes, path: Path, *, beginning: bool = True, last: bool = False, naming: Naming = NONE
+) -> tuple[Importer | None, str]:
     """The importer most sure of ``head``, or None and what each was missing.
 
     One that is hardly sure counts only where nothing else was found anywhere in the log (``last``).
@@ -264,7 +275,7 @@ def recognise(head: bytes, path: Path, *, beginning: bool = True, last: bool = F
         if binary is not None:
             return binary, f"found {binary.expects}"
         refuse_binary(head, path)
-    given = verdicts(head, path, beginning=beginning)
+    given = verdicts(head, path, beginning=beginning, naming=naming)
     importer, best = max(given, key=lambda pair: pair[1].confidence)
     if best.confidence > (0 if last else HARDLY):
         return importer, best.reason
@@ -293,7 +304,7 @@ def windows(path: Path) -> Iterator[bytes]:
         seam = block[-_OVERLAP:]
 
 
-def sniff(path: str | os.PathLike[str]) -> Importer:
+def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:
     """The importer for the log at ``path``. Raises ``ImportFormatError`` with what was tried if none fits."""
     log = readable(path)
     if log.is_dir():
@@ -303,7 +314,7 @@ def sniff(path: str | os.PathLike[str]) -> Importer:
     head, tried, window = b"", "", b""
     for last in (False, True):
         for number, window in enumerate(windows(log)):
-            importer, reason = recognise(window, log, beginning=number == 0, last=last)
+            importer, reason = recognise(window, log, beginning=number == 0, last=last, naming=naming)
             if importer is not None:
                 return importer
             if number == 0:
@@ -382,13 +393,13 @@ def read_log(
     if boards:
         return _read_boards(Path(path), boards, run, naming)
     log = readable(path)
-    importer = named(format, str(log)) if format else sniff(log)
+    importer = named(format, str(log), naming) if format else sniff(log, naming)
     reading = importer.reading(str(log))
     reading.only = run
     return _assembled(importer, reading, reading.rows(log), run_name(log), run=run, naming=naming)
 
 
-def read_data(data: object, *, run: str | None = None) -> list[ImportedRun]:
+def read_data(data: object, *, run: str | None = None, naming: Naming = NONE) -> list[ImportedRun]:
     """The runs that a DataFrame, a mapping or a list of rows holds; only ``run`` if given.
 
     Mappings and lists are read as :mod:`~rlwatch.importers.json_document` reads them from a file, tables of pandas,
@@ -401,7 +412,8 @@ def read_data(data: object, *, run: str | None = None) -> list[ImportedRun]:
     kind = type(data).__name__
     reading = JsonDocumentReading(f"a {kind} in memory")
     rows = reading.rows_in(tables_of(data, reading.path)) if is_table(data) else reading.rows_of(plain(data))
-    return [replace(one, format=kind) for one in _assembled(JSON_DOCUMENT, reading, rows, "run", run=run)]
+    found = _assembled(JSON_DOCUMENT, reading, rows, "run", run=run, naming=naming)
+    return [replace(one, format=kind) for one in found]
 
 
 def _assembled(

@@ -157,7 +157,7 @@ class LogTail:
         if self.path.is_dir():
             self.training, self._training = trainings_until(self.path, position.file if position else "")
         if format is not None:
-            self._follow(named(format, str(path)))
+            self._follow(named(format, str(path), naming))
         elif self.path.is_dir():
             self._follow(of_directory(self.path))
 
@@ -304,7 +304,7 @@ class LogTail:
                 refuse_binary(window, self.path)
             whole = len(window) == WINDOW
             seen = window if whole or final else window[: _last_line_end(window)]
-            importer, tried = recognise(seen, self.path, beginning=self._scanned == 0, last=last)
+            importer, tried = recognise(seen, self.path, beginning=self._scanned == 0, last=last, naming=self._naming)
             if importer is not None:
                 self._follow(importer)
             elif self._scanned == 0:
@@ -321,7 +321,7 @@ class LogTail:
             return
         self._packed = mark
         try:
-            self._follow(sniff(self.path))
+            self._follow(sniff(self.path, self._naming))
         except ImportFormatError as error:
             self._problem = error.problem
 

@@ -28,6 +28,7 @@ from rlwatch.importers.base import (
 from rlwatch.importers.binary_records import WANDB, LevelDbLog, fields, floating, message, signed, text, zigzag
 from rlwatch.importers.follow import Position
 from rlwatch.importers.lines import LONGEST_NAME, parsed, shown
+from rlwatch.importers.naming import NONE, Naming
 from rlwatch.records import JSON, StepRecord
 from rlwatch.seam import asked
 
@@ -335,11 +336,20 @@ class WandbTail:
         ``entity/project/run``.
     api
         Gives a ``wandb.Api``; that of the installed wandb by default.
+    naming
+        What names mean that nothing knows.
 
     Raises ``ImportFormatError`` if wandb is not installed or knows no key. What the network does is in ``problem``.
     """
 
-    def __init__(self, run: str, *, api: Callable[[], Any] | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        *,
+        api: Callable[[], Any] | None = None,
+        clock: Clock | None = None,
+        naming: Naming = NONE,
+    ) -> None:
         self.run, self.name = run, run.rpartition("/")[2]
         self.format = "wandb-api"
         self.behind = self.turned = False
@@ -349,7 +359,7 @@ class WandbTail:
         self._clock = clock or SystemClock()
         self._skips = Skips()
         self._steps = WandbSteps(self._skips)
-        self._assembly = RunAssembly(run)
+        self._assembly = RunAssembly(run, naming=naming)
         self._next = self._count = 0
         self._ask_at = 0.0
         self._rows: Iterator[Mapping[str, object]] | None = None

@@ -34,12 +34,16 @@ _logged_once: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """Policy to judge and notify by, and channels; no channels means that alerts are recorded and logged only."""
+    """Policy to judge and notify by, and channels; no channels means that alerts are recorded and logged only.
+
+    ``map``: role -> names of metrics that have it, as ``[map]`` of the configuration says.
+    """
 
     policy: Policy = field(default_factory=Policy)
     notifiers: Mapping[str, Notifier] = field(default_factory=dict)
     dashboard_url: str = ""
     actions: tuple[Action, ...] = ()
+    map: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -93,7 +97,9 @@ def alerting_for(
     for said in (config.refused, *config.warnings):
         _say_once(said)
     policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
-    return Alerting(policy, build_notifiers(config, console=False), config.dashboard_url, actions_of(config))
+    return Alerting(
+        policy, build_notifiers(config, console=False), config.dashboard_url, actions_of(config), config.map
+    )
 
 
 def _say_once(said: str) -> None:

@@ -117,8 +117,11 @@ class Engine:
         delivery: Stoppable | None = None,
         *,
         note_end: Callable[[RunState, str], object] = lambda state, reason: None,  # noqa: ARG005
+        renamed: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.intake = intake
+        self.renamed = renamed
+        """Gives a row the names that the user says its metrics have."""
         self.writer = writer
         self.mailbox = mailbox
         self.finish = finish
@@ -279,7 +282,8 @@ class Run:
         if engine is None or self._ended:
             self.lose_forked()
             return
-        engine.intake.put(admit(metrics, step_index(step), time.time()))
+        row = metrics if engine.renamed is None else engine.renamed(metrics)
+        engine.intake.put(admit(row, step_index(step), time.time()))
 
     def _check_first(self, step: Any) -> None:
         """On every rank, though one alone records: where only that one raised, the others would wait for it."""

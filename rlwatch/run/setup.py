@@ -11,12 +11,12 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.clock import Clock, SystemClock
@@ -232,7 +232,7 @@ def _from_environment(variable: str, default: int) -> int:
 class Assembly:
     """Parts that a recording run is made of, once its settings are read.
 
-    Raises ``ConfigError`` for a ``queue_size`` under 1.
+    Raises ``ConfigError`` for a ``queue_size`` under 1, and for a role in ``[map]`` that is none.
 
     Parameters
     ----------
@@ -257,6 +257,7 @@ class Assembly:
     def __post_init__(self) -> None:
         if self.queue_size < 1:
             raise ConfigError(f"queue_size must be >= 1, got {self.queue_size!r}")
+        self._renaming()
 
     def run(self, run_writer: RunWriter, into: Run | None = None) -> Run:
         """The run that ``run_writer`` writes, begun; ``into`` one that waited for it.
@@ -284,10 +285,19 @@ class Assembly:
         if self.detectors is not None:
             self.detectors()  # what is wrong with them is said now; the judge makes its own
         note_end = self._noting(run_writer)
-        run.attach(Engine(intake, writer, mailbox, self._ending(run_writer), delivery, note_end=note_end))
+        ending = self._ending(run_writer)
+        run.attach(Engine(intake, writer, mailbox, ending, delivery, note_end=note_end, renamed=self._renaming()))
         writer.start()
         judge.start(lambda: self._judging(run, writer, judge, delivery))
         return run
+
+    def _renaming(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
+        """Gives rows the names that ``[map]`` says. Raises ``ConfigError`` for a role that is none."""
+        if not self.alerting.map:
+            return None
+        from rlwatch.importers.naming import naming_of  # with every importer: most runs need none
+
+        return naming_of(configured=self.alerting.map).renamed
 
     def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> Judging:
         """Judging whose findings are stored, published and announced. On the judge's thread: it loads a lot."""

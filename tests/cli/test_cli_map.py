@@ -4,10 +4,14 @@ import json
 
 import pytest
 
+import rlwatch
+from rlwatch import scan
 from rlwatch.cli.names_text import reading_lines, role_lines
-from rlwatch.errors import ConfigError
+from rlwatch.errors import ConfigError, ImportFormatError
 from rlwatch.importers import LogTail, read_log
 from rlwatch.importers.naming import naming_of
+from rlwatch.store.url import open_store
+from rlwatch.testing.importer_contract import comparable
 
 PAIR = "reward=goodness"
 
@@ -121,3 +125,60 @@ def test_which_name_took_which_role_is_told_with_the_reason():
         "maze_len": ("", "not known, so nothing judges it"),
         "kl_coef": ("", "a setting"),
     }
+
+
+FORMS = {
+    "line": "step {n} | goodness {g} | H 1.5\n",
+    "block": "Step {n}\n  goodness: {g}\n  H: 1.5\n",
+    "no step": "goodness: {g}, H: 1.5\n",
+    "one name": "[{n}/160] goodness={g}\n",
+    "dict": "{{'step': {n}, 'goodness': {g}}}\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_console_all_of_whose_names_are_unknown_is_read_as_it_is_mapped(tmp_path, form):
+    """Whole and as it grows, among text of the model; without the option the refusal suggests it where it can."""
+    path = tmp_path / "run.log"
+    rows = [FORMS[form].format(n=n, g=(0.5 if n < 101 else 0.0) + n % 7 / 50) for n in range(1, 161)]
+    rows[40] += "Step 1: x = 3\nStep 2: goodness = 9\n"
+    path.write_text("".join(rows))
+    with pytest.raises(ImportFormatError):
+        read_log(path)
+    naming = naming_of([PAIR])
+    tail = LogTail(path, naming=naming)
+    [run] = read_log(path, naming=naming)
+
+    assert [record.step for record in run.records if "reward/mean" in record.metrics] == list(range(1, 161))
+    assert comparable(tail.poll() + tail.close()) == comparable(run.records)
+    assert scan(path, map={"reward": "goodness"}).view.verdict.exit_code == 1
+
+
+def test_report_diff_and_the_rehearsal_of_rules_read_a_log_as_it_is_mapped(invoke, log, tmp_path, monkeypatch):
+    """By the option, or by ``rlwatch.toml``."""
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other.jsonl"
+    other.write_text(log.read_text().replace("0.0", "0.9"))
+    compared = json.loads(invoke("diff", log, other, "--map", PAIR, "--format", "json").stdout)
+    assert "reward/mean" in [parted["metric"] for parted in compared["comparisons"][0]["partings"]]
+    written = invoke("report", log, "--map", PAIR, "--format", "md", "-o", "-")
+    assert "reward fell" in written.stdout.lower()
+
+    (tmp_path / "rlwatch.toml").write_text('[map]\nreward = "goodness"\n')
+    rehearsed = json.loads(invoke("rules", "test", log, "--format", "json").stdout)
+    assert rehearsed[0]["lines"]
+
+
+def test_a_live_run_records_metrics_as_the_configuration_maps_them(tmp_path):
+    """A role that is none is refused before anything is recorded."""
+    config = tmp_path / "rlwatch.toml"
+    config.write_text('[map]\nreward = "goodness"\n')
+    with rlwatch.init(store=f"memory://{tmp_path.name}", config_file=config, forecast=False) as run:
+        run.log({"goodness": 0.5, "kl": 0.1}, step=1)
+    names = open_store(f"memory://{tmp_path.name}").metric_names(run.info.run_id)
+    assert set(names) >= {"reward/mean", "kl"}
+    assert "goodness" not in names
+
+    config.write_text('[map]\napples = "goodness"\n')
+    with pytest.raises(ConfigError, match="'apples' is no role"):
+        rlwatch.init(store=f"memory://{tmp_path.name}-2", config_file=config)

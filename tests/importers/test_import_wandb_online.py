@@ -11,6 +11,7 @@ import pytest
 
 from rlwatch.clock import ManualClock
 from rlwatch.errors import ImportFormatError
+from rlwatch.importers.naming import naming_of
 from rlwatch.importers.wandb_runs import ASK_S, WandbTail, wandb_run
 
 
@@ -156,3 +157,11 @@ def test_without_wandb_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Api=closed))  # type: ignore[arg-type]
     with pytest.raises(ImportFormatError, match=r"no API key.*WANDB_API_KEY"):
         WandbTail("me/math/x1")
+
+
+def test_names_are_read_as_they_are_mapped(server: Server, clock: ManualClock) -> None:
+    """As those of a file are."""
+    server.add(10, 20)
+    tail = WandbTail("me/math/x1", api=lambda: server, clock=clock, naming=naming_of(["reward=train/loss"]))
+
+    assert [record.metrics["reward/mean"] for record in [*tail.poll(), *tail.close()]] == [0.5, 0.5]
