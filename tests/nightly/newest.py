@@ -22,18 +22,23 @@ import installs
 from environment import BUILD, QUIET, ROOT, TESTING, Outcome, cpu_torch, last_line, read, run
 
 NAMED = ("trl", "transformers", "torch", "verl", "openrlhf", "ray", "streamlit", "wandb", "tensorboard", "mlflow-skinny", "accelerate",
-         "deepspeed", "megatron-core", "aim")  # fmt: skip
+         "deepspeed", "megatron-core", "aim", "vllm")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Room:
-    """Tests, and the environment they run in. ``bare``: requirements whose own requirements are not installed."""
+    """Tests, and the environment they run in.
+
+    ``bare``: requirements whose own requirements are not installed. ``cpu``: with the newest torch built for CPUs alone,
+    which may be older than the newest.
+    """
 
     name: str
     requires: tuple[str, ...]
     tests: tuple[str, ...]
     bare: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    cpu: bool = True
 
 
 TRL = (
@@ -44,6 +49,7 @@ TRL = (
 VERL = ("TransferQueue>=0.1.10", "orjson", "cachetools", "fastapi", "uvicorn")
 ROOMS = (
     Room("trl", ("trl", "transformers", "peft", "tokenizers"), TRL),
+    Room("trl-newest-torch", ("torch", "trl", "transformers", "peft", "tokenizers"), TRL, cpu=False),
     Room("trl-oldest", ("trl==1.0.0", "transformers==5.0.0", "accelerate==1.4.0", "requests"), ("tests/nightly/test_oldest_trl.py",)),
     Room(
         "trl-deepspeed",
@@ -77,6 +83,7 @@ ROOMS = (
         ),
     ),
     Room("aim", ("aim",), ("tests/nightly/test_aim.py",)),
+    Room("vllm", ("numpy",), ("tests/nightly/test_vllm_names.py",), bare=("vllm",)),
 )  # fmt: skip
 NAMES_OF = ("trl", "verl", "openrlhf")
 """Rooms whose trainer's own sources are searched for names of metrics."""
@@ -146,7 +153,7 @@ def installed(room: Room, home: Path, python: Path, limit_s: float) -> str:
     BUILD.mkdir(parents=True, exist_ok=True)
     log = BUILD / f"{room.name}.install.log"
     pip = [str(python), *QUIET]
-    torch = ["-c", str(cpu_torch())]
+    torch = ["-c", str(cpu_torch())] if room.cpu else []
     steps = [
         [sys.executable, "-m", "venv", str(home)],
         [*pip, *torch, *room.requires, *TESTING, "-e", f"{ROOT}[cli,notify]"],

@@ -39,12 +39,13 @@ class CpuRollouts:
         step = int(batch["global_steps"])
         self.person.comes_by(step)
         self.model.load_state_dict(torch.load(os.environ[WEIGHTS]), strict=False)
+        drawn = torch.Generator().manual_seed(step)  # of its own: the same responses however often it is run
         keys, fields, tags = [], [], []
         for row, (uid, asked) in enumerate(zip(batch["uid"], batch["raw_prompt"], strict=True)):
             messages = getattr(asked, "data", asked)
             prompt = torch.tensor(self.tokenizer.apply_chat_template(messages, return_dict=False))
             for session in range(self.config.actor_rollout_ref.rollout.n):
-                response, logps = self.sample(prompt)
+                response, logps = self.sample(prompt, drawn)
                 keys.append(f"{uid}_{session}_0")
                 fields.append(self.fields(uid, row, prompt, response, logps))
                 tags.append(self.tags(step, prompt, response))
@@ -52,12 +53,12 @@ class CpuRollouts:
             tq.kv_put(key=uid, partition_id="train", tag=done)
         tq.kv_batch_put(keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train")
 
-    def sample(self, prompt):
+    def sample(self, prompt, drawn):
         ids, logps = prompt[None], []
         settings = self.config.actor_rollout_ref.rollout
         for _ in range(settings.response_length):
             logp = (self.model(input_ids=ids).logits[0, -1] / settings.temperature).log_softmax(-1)
-            token = torch.multinomial(logp.exp(), 1)
+            token = torch.multinomial(logp.exp(), 1, generator=drawn)
             logps.append(float(logp[token]))
             ids = torch.cat([ids, token[None]], 1)
             if int(token) == self.tokenizer.eos_token_id:

@@ -98,7 +98,7 @@ def configuration(work, args):
         f"{rollout}.name=cpu", f"{rollout}.n=4", f"{rollout}.tensor_model_parallel_size=1",
         f"+{rollout}.agent.agent_loop_manager_class=rollouts.CpuRollouts",
         f"data.train_files={model / 'prompts.parquet'}", f"data.val_files={model / 'prompts.parquet'}",
-        f"data.train_batch_size={BATCH}", "data.max_prompt_length=16", "data.max_response_length=8",
+        "data.seed=0", f"data.train_batch_size={BATCH}", "data.max_prompt_length=16", "data.max_response_length=8",
         "data.dataloader_num_workers=0", "reward.num_workers=0",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         *args.overrides,
