@@ -30,6 +30,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python docs/prose.py
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

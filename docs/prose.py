@@ -24,10 +24,13 @@ WORDS = {
     "the house|house rules": (0, "the architecture, the package", "a private metaphor"),
     "rooms?": (0, "package, or space of a disk", "a private metaphor"),
     "floors?": (0, "layer", "a private metaphor"),
-    "faces?": (0, "interface, output", "a private metaphor"),
+    "(?<!hugging )faces?": (0, "interface, output", "a private metaphor"),
     "doors?": (0, "extension point, login", "a private metaphor"),
     "knobs?": (0, "hyperparameter, setting", "the field has a word for it"),
     "sureness": (0, "confidence", "the field has a word for it"),
+    "says|said": (0, "states, reports, prints, shows", "programs and pages do not speak"),
+    "stands": (0, "is, is active, appears", "not a verb of the field"),
+    "beside": (0, "next to, with, compared with", "means too many things"),
 }
 """Word: how often it may stay, what to write instead, why. A ceiling only falls: lower it when you remove a use."""
 GENERATED = {
