@@ -244,18 +244,18 @@ def section(kind: Kind, detector: type, found: tuple[Played, Played | None, str]
     told = next(finding for finding in fired.said if finding.kind == kind.name)
     parts.append(f"Left: {' '.join(told.message.split())} (*{fired.words}*).")
     if silent:
-        parts.append(f"Right: nothing is said (*{silent.words}*).")
+        parts.append(f"Right: no finding (*{silent.words}*).")
     return "\n".join([*parts, ""])
 
 
 HEAD = """# Detectors, one by one
 
-Written by `python benchmarks/detector_pictures.py`; do not edit. What each goes by, in the words of its code;
-the limits of its module; and two synthetic runs from its own tests: one in which it must fire and a near one
-in which it must not. The line is the metric that the finding names; dashed red is where it began, red where
-it was first said. Red ticks below are values that are no numbers. What each kind means for a run stands in
-[findings](findings.md), how often they are right on public runs in [detection](detection.md). The runs are
-made to show a shape, and say nothing of how often a detector is right. In brackets the name of the test.
+Written by `python benchmarks/detector_pictures.py`; do not edit. Each entry has a description from the code,
+the limits of its module, and two synthetic runs from its own tests: one in which it must fire and a near one
+in which it must not. The line is the metric that the finding names; dashed red is the onset, red the step of the
+first report. Red ticks below are values that are not finite. [Findings](findings.md) explains each kind,
+and [detection](detection.md) shows how often they are right on public runs. The runs here are
+made to show a shape, not how often a detector is right. The name of the test is in brackets.
 """
 
 

@@ -21,35 +21,35 @@ ROOT = Path(__file__).resolve().parents[1]
 # Words for what has none in a docstring.
 
 KEYS = {
-    "default_rules": "whether the default rules apply beside those of the file",
-    "forecast": "whether runs are forecast; `rlwatch.init(forecast=)` goes first",
-    "grouping.by": "what alerts that begin together must share to be told in one message: `none`, `run` or `project`",
+    "default_rules": "whether the default rules apply in addition to those of the file",
+    "forecast": "whether runs are forecast; `rlwatch.init(forecast=)` takes precedence",
+    "grouping.by": "what alerts that begin together must share to be sent in one message: `none`, `run` or `project`",
     "grouping.wait_s": "seconds a firing alert waits for others of its group, 0 to 3600",
     "quiet_hours.from": "when the hours begin, as `22:00`",
     "quiet_hours.to": "when they end; over midnight if that is not later",
-    "quiet_hours.time_zone": "whose clock: a name of the IANA database",
-    "quiet_hours.let_through": "alerts of this severity and worse are told all the same",
+    "quiet_hours.time_zone": "time zone of the hours: a name of the IANA database",
+    "quiet_hours.let_through": "alerts of this severity and worse are still sent",
     "quiet_hours.days": "days on which the hours begin",
-    "inhibit.when": "kinds that keep others back while they fire",
-    "inhibit.mutes": "kinds kept back; empty: all others",
-    "inhibit.min_severity": "least severity of what keeps back",
-    "inhibit.up_to": "worst severity that is kept back",
+    "inhibit.when": "kinds that suppress others while they fire",
+    "inhibit.mutes": "suppressed kinds; empty: all others",
+    "inhibit.min_severity": "least severity of the suppressing alert",
+    "inhibit.up_to": "worst severity that is suppressed",
     "notify.kind": "kind of channel; may be left out where it is the name ([kinds](notifiers.md))",
-    "notify.url": "where to: an address, or `env:NAME` for a variable that holds it",
+    "notify.url": "address, or `env:NAME` for a variable that has it",
     "notify.secret": "`env:NAME` of the secret that signs deliveries",
     "notify.connect_s": "seconds to connect",
     "notify.read_s": "seconds to wait for an answer",
-    "notify.total_s": "seconds for all of one try",
+    "notify.total_s": "seconds for one try",
     "notify.argv": "the command of a channel of kind `command`, as a list",
-    "notify.pass_env": "variables that the command sees beside the few it is given",
+    "notify.pass_env": "variables that the command receives in addition to the default ones",
     "notify.options": "settings of a plugin's kind",
-    "retention.tokens": "age from which `rlwatch db prune` removes token records, as `30d`; not named: never",
-    "retention.completions": "the same of the texts of completions",
-    "retention.archived": "the same of whole runs that are archived",
-    "map": "what names of logs mean that no rule can know, as `reward = 'my_score'`: a role (`reward`, `entropy`, "
-    "`kl`, `length`, `gradient`, `loss`) or a canonical name, and the name that logs have for it, or a list of them; "
-    "`--map` says the same of one log",
-    "store.url": "the store, wherever none is named (`RLWATCH_STORE` goes first)",
+    "retention.tokens": "age from which `rlwatch db prune` removes token records, as `30d`; by default never",
+    "retention.completions": "the same for texts of completions",
+    "retention.archived": "the same for whole archived runs",
+    "map": "names of your own, as `reward = 'my_score'`. The key is a role (`reward`, `entropy`, `kl`, `length`, "
+    "`gradient`, `loss`) or a canonical name, the value the name in logs, or a list of names. `--map` does the same for "
+    "one log",
+    "store.url": "the default store (`RLWATCH_STORE` takes precedence)",
     "dashboard.url": "address of the dashboard, for links in messages",
 }
 NEEDED = {"name": "example"}
@@ -205,7 +205,7 @@ def settings() -> str:
         keys("[store]", schema.PlaceTable, worded("store")),
         keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),
-        f"### [map]\n\nOf live runs, and of logs wherever they are read: {KEYS['map']}.\n",
+        f"### [map]\n\nThis table applies to live runs, and to logs wherever they are read. It maps {KEYS['map']}.\n",
     ]
     own = "\n\n".join(f"`{name}` (`bool`, default `true`): {KEYS[name]}." for name in switches) + "\n"
     parts = [

@@ -25,8 +25,9 @@ TITLES = {
 
 INTRODUCTION = f"""# What is found, when, and at what price
 
-Alarms of rlwatch, of simple rules and of other packages on runs that nobody made for this. Written by {{command}}
-at `{{state}}`; nothing on this page is written by hand but the words. The public runs lie outside this repository,
+This page has the alarms of rlwatch, of simple rules and of other packages on runs that were not made for this
+comparison. Written by {{command}}
+at `{{state}}`; only the words are written by hand. The public runs are outside this repository,
 most without a licence: without them only our own logs are judged.
 
 ## Definitions
@@ -35,46 +36,46 @@ most without a licence: without them only our own logs are judged.
   the level from {BEFORE} steps before the onset to {AFTER_STEPS} steps, or {AFTER_ROWS} rows if that is more, after
   it. **Early**: {BEFORE} to {EARLY} steps before. **Lead**: median steps from the first alarm of that window to the
   onset, of the events hit; below 0 is after it. **Ever**: an alarm in the window or at any time later.
-- **Placebo**: the share of healthy runs that alarm in the same steps, averaged over events: healthy twins (same
-  repository, same steps between rows) where {TWINS} reach the onset, else all healthy runs of the set that do. **p**:
-  the chance of as many hits if events were hit as often as these are alarmed ((k + .5)/(n + 1) each). With a window
-  of 110 steps in runs of 200, hits without their placebo mean nothing.
+- **Placebo**: the share of healthy runs that alarm in the same steps, averaged over events. These are healthy twins
+  (same repository, same steps between rows) if {TWINS} reach the onset, else all healthy runs of the set that do.
+  **P** (column p): the chance of as many hits if events were hit as often as these are alarmed ((k + .5)/(n + 1)
+  each). With a window of 110 steps in runs of 200, hits without their placebo mean nothing.
 - **False**: episodes of alarms on healthy runs and earlier than {BEFORE} steps before an onset; alarms within
   {JOINED_ROWS} rows of the first are one. **Healthy alarmed**: runs with any alarm. A **transient** recovered by
-  itself: counted if a critical alarm still stands at its end. A **dead** run never learns: to be told, and *again*
-  counts those told more than once.
+  itself: counted if a critical alarm is still active at its end. A **dead** run never learns and must be reported;
+  *again* counts those reported more than once.
 - **Levels**: a critical alarm; any (warnings too), with forecasts and without, forecasts alone. An alarm is the
-  moment an alert fires or worsens; findings before the alert rules' wait show what that wait costs.
-- **Intervals** of 95 % in brackets: of independent runs (Wilson's; of rates Poisson's), then over whole repositories
-  drawn with replacement, where there are three or more. Runs of one repository fail alike: the second is the honest
-  one.
+  moment an alert fires or worsens; the rows of findings show the cost of the alert rules' wait.
+- **Intervals** of 95 % are in brackets: first over independent runs (Wilson's; of rates Poisson's), then over whole
+  repositories drawn with replacement, if there are three or more. Runs of one repository fail alike, so the second
+  is the more reliable one.
 
-## What was seen when thresholds were chosen
+## Runs in view when thresholds were chosen
 
-- `real_runs`: thresholds of detectors and alert rules were looked at with these. In-sample.
+- `real_runs`: thresholds of detectors and alert rules were chosen with these in view. In-sample.
 - `real_runs_2` and `wild`: no threshold was chosen with them up to 8a240a0. Since then this command prints them to
-  whoever changes a detector, so count them as in-sample: an improvement on them alone is none. Sets kept aside
-  judge that.
+  developers of detectors, so count them as in-sample: an improvement on them alone proves nothing. Sets kept aside
+  decide that.
 - Labels of `real_runs_2` were made from the numbers before any detector ran; some are in doubt, and both ways are
-  shown. Its crashes are of one repository. `wild` is healthy by one reader's eye but for one directory, which is in
-  no count.
-- *Two witnesses* is a rule that others wrote with part of the public runs in view, without its clause for extremes,
-  which is not written down. Its details here (first 8 rows as the base, means of two rows, its own noise from the
-  changes of earlier rows) were fixed before it was run, once. Its authors report 14 of 21 events at 7 % of healthy
-  runs, on other runs; what is written down of it does not reproduce that here.
-- *Joint evidence, limit from other projects*: the detector `joint_collapse` alone, critical beyond what healthy runs of
-  the other projects of the set show (conformal: no more than 3 % of them). The limit is out of sample; what the
-  evidence is made of was chosen with the public runs in view.
-- Simple rules, and the peers by their own code and defaults, were tuned on nothing here. rlprobe is asked at every
-  25th step, as its own callback does, so that logs with rows at other steps are judged seldom; the KL by position
-  that it makes for one of its pathologies is given to nobody. A peer that is missing from a set took too long for
+  shown. Its crashes are of one repository. A single reader judged `wild` healthy, except for one directory, which is
+  not counted.
+- *Two witnesses* is a rule that others wrote with part of the public runs in view. Its clause for extremes is
+  missing, because it is not published. Its details here (first 8 rows as the base, means of two rows, its own noise
+  from the changes of earlier rows) were fixed before it was run, once. Its authors report 14 of 21 events at 7 % of
+  healthy runs, on other runs; the published part does not reproduce that here.
+- *Joint evidence, limit from other projects*: the detector `joint_collapse` alone, critical beyond the values of
+  healthy runs of the other projects of the set (conformal: no more than 3 % of them). The limit is out of sample;
+  the composition of the evidence was chosen with the public runs in view.
+- Simple rules, and the peers by their own code and defaults, were not tuned here. The tool rlprobe runs at every
+  25th step, as in its own callback, so logs with rows at other steps are judged seldom. No method receives the KL by
+  position that rlprobe makes for one of its pathologies. A peer that is missing from a set took too long for
   its longest run.
 """
 
 
 BECAME = (
-    "How rlwatch's verdict ends the runs of each label. A *transient* is to end healthy or recovered, a crash or an"
-    " instability that stayed never so; a log ends where it ends, so that none of these was killed."
+    "The table has the final state of the runs of each label. A *transient* should end healthy or recovered, a crash or"
+    " a lasting instability never. A log has no end of its process, so none of these counts as killed."
 )
 
 
@@ -114,12 +115,12 @@ def _section(recorded: Mapping[str, Recorded], name: str, told: Recorded) -> lis
             parts += [f"{BECAME}\n", markdown(became) + "\n"]
     if others := cadence.sparser(recorded, name):
         parts += [
-            "rlwatch with rows further apart, as trainers log them: the mean over so many steps, or the last value. Of"
-            " the runs alarmed as they were logged, the first alarm is *where it was* if it comes within 10 steps or"
-            " two rows; a run of 40 steps cannot tell it in two rows of 20, so those that still have ten rows by then"
-            " are counted apart. Of runs not alarmed, *quiet stays quiet*. Only runs whose rows were closer."
-            " What is not kept is in `benchmarks/detection/cadence.toml`, kind of finding by kind; a test holds it to"
-            " no more than that.\n",
+            "The next table has rlwatch with rows further apart, as trainers log them: the mean over so many"
+            " steps, or the last value. For runs alarmed as they were logged, the first alarm is *where it was* if"
+            " it comes within 10 steps or two rows. A run of 40 steps has only two rows of 20, so runs that still"
+            " have ten rows by then are counted separately. For runs not alarmed, *quiet stays quiet*. Only runs"
+            " with closer rows are included. `benchmarks/detection/cadence.toml` lists the losses by kind of"
+            " finding, and a test allows no more than these.\n",
             markdown(tables.cadences(told, others, strict=any(run.doubt for run in told.runs))) + "\n",
         ]
     if name == "synth":

@@ -17,9 +17,9 @@ RUNS, SERIES = "runs.json", "series.parquet"
 
 WORDS = """# A real model, broken on purpose
 
-GRPO (TRL) on SmolLM2-135M-Instruct with full fine-tuning, watched at `full`: healthy runs, and runs into which a fault
-was put. Every figure of this page is written by `python benchmarks/real_model page`, from runs of
-`python benchmarks/real_model run`. What failed is here as well as what worked: no threshold was changed for these runs.
+GRPO (TRL) on SmolLM2-135M-Instruct with full fine-tuning, watched at `full`: healthy runs, and runs with a planted
+fault. `python benchmarks/real_model page` writes every figure of this page, from runs of
+`python benchmarks/real_model run`. The page has failures as well as successes: no threshold was changed for these runs.
 
 {made}
 
@@ -27,17 +27,17 @@ was put. Every figure of this page is written by `python benchmarks/real_model p
 
 - **Tasks**: sums; the larger of two numbers; the first letter of a word. A program verifies.
   {answers}
-- **Faults** begin at step {begins} and stay, but for the overflow (three steps). Both faults of the learning rate turn
-  the optimizer's own, so TRL's log goes on showing the scheduler's. *Stale sampler*: the engine keeps the weights of
-  that step. *top_p*: the engine samples with 0.8 and returns the log-probs it drew from. TRL's correction is off in
+- **Faults** begin at step {begins} and last, except for the overflow (three steps). Both faults of the learning rate
+  change the optimizer's rate, so TRL's log still shows the scheduler's. *Stale sampler*: the engine keeps the weights
+  of that step. *top_p*: the engine samples with 0.8 and returns the log-probs it drew from. TRL's correction is off in
   both. *Overflow at padding*: one old log-prob behind the end of a response is -200, a ratio beyond float32. A loop
-  that masks its loss afterwards gets a gradient of NaN; TRL 1.16 does not, so that this fault did nothing here.
+  that masks its loss afterwards gets a gradient of NaN; TRL 1.16 does not, so this fault did nothing here.
   *Entropy bonus*: weight 0.5.
 - **Failed**: the first step from which on the mean share of right answers over five steps is below half of that of the
-  ten steps before the fault. The share is the true verifier's, which rlwatch does not see where the reward is broken.
+  ten steps before the fault. The share is the true verifier's, which rlwatch does not see if the reward is broken.
 - **Alarm**: the first finding that is a warning or critical, at or after the fault. Steps are counted from the fault;
   0 is its own step. **Forecast**: the first forecast that is an alarm.
-- **Cause**: what the headline names at the end of the run. *Right* if its knob is the one that was turned.
+- **Cause**: the cause in the headline at the end of the run. *Right* if it is the changed hyperparameter.
 
 """
 
@@ -86,7 +86,7 @@ def made(read: Sequence[Any]) -> str:
     devices = sorted({one["device"] for one in read})
     versions = sorted({", ".join(f"{k} {v}" for k, v in one["versions"].items()) for one in read})
     seconds = [one["seconds_a_step"] for one in read]
-    middle = f"{statistics.median(seconds):.1f} s a step, several runs beside each other" if seconds else ""
+    middle = f"{statistics.median(seconds):.1f} s a step, several runs in parallel" if seconds else ""
     return f"{len(read)} runs on {', '.join(devices)} ({'; '.join(versions)}); {middle}."
 
 
@@ -126,7 +126,7 @@ def of_faults(runs: Sequence[Scored]) -> list[str]:
         times = " | ".join(told(step) for step in (run.failed, run.warned, run.critical, run.forecast))
         shares = f"{run.level:.2f}, {run.end:.2f}"
         rows.append(f"| {run.fault.value} | {run.task} | {shares} | {times} | {kinds} | {cause} | {verdict} |")
-    rows += ["", "What the headline said, and which tokens were named:", ""]
+    rows += ["", "The headlines, and the named tokens:", ""]
     for run in runs:
         named = f" Tokens: {run.tokens}." if run.tokens else ""
         rows.append(f"- {run.name}: {clean(run.headline)}.{named}")

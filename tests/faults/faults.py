@@ -965,17 +965,17 @@ def page(outcomes: dict[str, Outcome], command: str, machine: str, peers: str = 
     kills = sum(each.tally.trials for name, each in outcomes.items() if name.startswith("kill"))
     kills += 2 * outcomes.get("kill-again", Outcome()).tally.trials  # of three lives
     lines = [
-        "# What survives what",
+        "# Fault tests: what survives what",
         "",
-        f"Written by `{command}` ({machine}); do not edit. Real processes, disks and sockets: `tests/faults/faults.py` "
-        f"says how each fault is made. {kills} runs were killed with SIGKILL at random moments; every row whose `run.log` had "
-        "returned was then looked for by another process, to the bit, once, in order.",
+        f"Written by `{command}` ({machine}); do not edit. Processes, disks and sockets are real, and "
+        f"`tests/faults/faults.py` defines each fault. {kills} runs were killed with SIGKILL at random moments. Another "
+        "process then checked every row whose `run.log` had returned: to the bit, once, in order.",
         "",
         "* **lost**: rows whose `run.log` had returned; findings, forecasts and alerts that an undisturbed run of the "
-        "same rows has; messages that were due and not told exactly once.",
+        "same rows has; messages that were due and not sent exactly once.",
         "* **raised**: exceptions out of rlwatch into the program, errors of the program replaced, and processes that ended "
-        "otherwise than they would have without rlwatch.",
-        "* **bound**: what remains, as measured; an end (of the `with` block, or after SIGTERM) may take "
+        "differently from without rlwatch.",
+        "* **bound**: the remaining delay, as measured; an end (of the `with` block, or after SIGTERM) may take "
         f"{END_S:.0f} s.",
     ]
     for group, faults in GROUPS.items():
@@ -992,10 +992,10 @@ def page(outcomes: dict[str, Outcome], command: str, machine: str, peers: str = 
     if peers:
         lines += [
             "",
-            "## Beside its peers",
+            "## Compared with other tools",
             "",
             "Rows logged before SIGKILL and not readable afterwards (`benchmarks/durability.py`): 10 scalars a step, each tool as "
-            "it is installed, wandb offline. `oldest lost`: how old the oldest of them was, over the kills that lost any.",
+            "installed, wandb offline. `oldest lost` is the age of the oldest of them, over the kills that lost any.",
             "",
             peers,
         ]

@@ -213,28 +213,29 @@ _HEAD = """\
 # Leaderboard: forecasting failures of RLVR runs
 
 Made by `python -m benchmarks.forecast leaderboard`; do not edit it by hand. Runs are real policy-gradient training with
-a fault (or none) at a known step; labels, budgets and every term are defined in
-[the protocol](forecast-evaluation.md). Every table holds tools that look at nothing (silence, noise, a clock): what a
-tool does not beat, it does not know.
+a fault (or none) at a known step; [the protocol](forecast-evaluation.md)
+defines labels, budgets and every term. Every table has tools that use no metric (silence, noise, a clock): a tool that
+does not beat them has no skill.
 """
 _TAIL = """\
 ## Add a tool
 
-Write its scores on the rows of the table, one row a step, using the rows up to that step only: CSV or Parquet with
-`run, step, score` (the higher the worse; leave a cell empty where it has no forecast), or `run, step, alarm` (0 or 1)
-for a tool without a dial; optionally `p20, p50, p100`, the chance of a failure within so many steps. Then
+Write its scores on the rows of the table, one row for each step, using only the rows up to that step, as CSV or
+Parquet. The columns are `run, step, score` (the higher the worse; leave a cell empty without a forecast), or
+`run, step, alarm` (0 or 1) for a tool without a threshold. `p20, p50, p100`, the chance of a failure within so many
+steps, are optional. Then
 
     python -m benchmarks.forecast evaluate TABLE --split run --scores NAME=FILE
 
 A tool that is fitted to runs is fitted once for each fold, to the runs outside it: `folds_of(table, split)` of
-`rlwatch.forecast.examples` says which run is in which. One setting serves all runs, and no recipe, configuration or
+`rlwatch.forecast.examples` lists the runs of each fold. One setting serves all runs, and no recipe, configuration or
 length of a run may be read.
 
 ## Add runs
 
-A row a logged step: `run`, `recipe`, `family`, `step`, metrics by their canonical names (names of TRL, verl, OpenRLHF
-and others are read), and hidden columns for labels: `truth/acc`, `truth/nan`, `truth/skipped`. A second table,
-NAME-runs, says `recipe`, `family` and `pair` of each run. Label them with `rlwatch forecast label TABLE`, or give
+One row for each logged step: `run`, `recipe`, `family`, `step`, metrics by their canonical names (names of TRL, verl,
+OpenRLHF and others are read), and hidden columns for labels: `truth/acc`, `truth/nan`, `truth/skipped`. A second table,
+NAME-runs, has `recipe`, `family` and `pair` of each run. Label them with `rlwatch forecast label TABLE`, or give
 labels of your own (`run_id, severity, onset_step`; `repo`, to judge by repository as well) with `--index`.
 """
 
