@@ -47,8 +47,8 @@ KEYS = {
     "retention.completions": "the same for texts of completions",
     "retention.archived": "the same for whole archived runs",
     "map": "names of your own, as `reward = 'my_score'`. The key is a role (`reward`, `entropy`, `kl`, `length`, "
-    "`gradient`, `loss`) or a canonical name, the value the name in logs, or a list of names. `--map` does the same for "
-    "one log",
+    "`gradient`, `loss`) or a canonical name, the value the name in logs, or a list of names. `--map` does the same "
+    "for one log",
     "store.url": "the default store (`RLWATCH_STORE` takes precedence)",
     "dashboard.url": "address of the dashboard, for links in messages",
 }
