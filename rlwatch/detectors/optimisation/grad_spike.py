@@ -31,8 +31,8 @@ class GradSpike(BaseDetector):
 
     Upper quantiles, because batches without any signal (all groups agree) push the median towards zero
     and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
-    without a right answer has next to no gradient: its level while the reward takes off is what later ones are held to,
-    and where all groups agree again and again, that of rows in which some differ.
+    without a right answer has almost no gradient: later levels are compared with that of the take-off of its reward.
+    If all groups agree again and again, the reference is the level of rows in which some differ.
     """
 
     name: ClassVar[str] = "grad_spike"

@@ -61,12 +61,12 @@ class Part(Course):
 
 
 class RewardParts(BaseDetector):
-    """The parts that trainers log beside the reward: which reached its ceiling, and what the others did since.
+    """A part of the reward that reached its ceiling, while the other parts stood still or weigh nothing.
 
-    A format is learnt first in sound runs, too, so a part at its ceiling says nothing by itself. It is gaming if every
-    other part that moves has certainly gained nothing since it was halfway up, for ``STEPS`` steps at the ceiling, and
-    one of them has room; and domination if those at their ceiling are nearly all there is of the reward. Noise is no
-    evidence of standing still, and a part that never moved is none of anything. ``PARTS`` are followed at most.
+    Healthy runs also learn the format first, so a part at its ceiling alone proves nothing. It is gaming if the part is
+    at its ceiling for ``STEPS`` steps, every other moving part has certainly gained nothing since it was halfway up,
+    and one of them has room. It is domination if the parts at their ceiling are nearly all of the reward. Noise is not
+    evidence of standing still, and a part that never moved proves nothing. At most ``PARTS`` parts are followed.
     """
 
     name: ClassVar[str] = "reward_parts"

@@ -81,9 +81,9 @@ class Pair:
 class KLEstimator(BaseDetector):
     """Faults that make the logged KL, or the penalty, another quantity than KL(policy || reference).
 
-    k1 and k3 have the same mean over samples of the policy, and that mean is not negative: where they contradict each
-    other beyond noise, or k1 is below 0, the samples are not the policy's (top-p or top-k sampling, another
-    temperature, stale data, a mismatched engine). k3 weighted by pi/pi_old and unweighted agree on-policy.
+    Over samples of the policy k1 and k3 have the same mean, which is not negative. If they contradict each other beyond
+    noise, or k1 is below 0, the samples are not the policy's (top-p or top-k sampling, another temperature, stale data,
+    a mismatched engine). On-policy, k3 weighted by pi/pi_old and unweighted agree.
     """
 
     name: ClassVar[str] = "kl_estimator"
