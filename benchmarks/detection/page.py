@@ -157,7 +157,7 @@ def readme(recorded: Mapping[str, Recorded]) -> str:
     runs, told = together.kept(strict=True)
     table: Table = [("runs", "failures found in time", "crashes", "healthy runs alarmed"), KEPT_ASIDE]
     seen = f"{len(runs)} public runs, seen when thresholds were chosen"
-    for name, method, level in ((seen, OURS, "critical"), (f"the same, {RULE} of a threshold each", RULE, "any")):
+    for name, method, level in ((seen, OURS, "critical"), (f"the same, {RULE} (one threshold each)", RULE, "any")):
         if method in told:
             s = score(runs, told[method], LEVELS[level])
             table.append((name, _first(tables.rate(s.hits)), tables.count(s.crashes), _first(tables.rate(s.healthy))))
