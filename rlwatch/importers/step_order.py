@@ -7,8 +7,8 @@ more; rows of another kind need ``LASTING_OTHERWISE``. Until that is settled suc
 is never taken back. If the old counter goes on, they were of another one, and what repeats is left out. Where the log
 tells that a process began (another event file, a state written anew), one row that goes back is enough.
 
-A row far **ahead** of the counter is held back in the same way, until the next row shows whether the counter jumped. If
-it did not, an evaluation is taken at the step at which it was printed, and a row of the training's own names is left
+A row far **ahead** of the counter is held back in the same way, until ``LASTING`` steps show that the counter jumped.
+If it did not, an evaluation is taken at the step at which it was printed, and a row of the training's own names is left
 out. A row with only new names at an earlier step is a late record of the same attempt; where such rows lag ever
 further, they have a slower counter (of rollouts, beside one of updates) and are taken at the step at which they were
 printed. Rows on held-out prompts never begin an attempt. A row that is printed again as it was (by each rank, say)
@@ -35,6 +35,8 @@ LASTING_OTHERWISE = 12
 """The same of rows with other names."""
 SETTLED = 5
 """Rows after which it is known how far apart they are, and which names recur."""
+LEAST_GAPS = 2
+"""Gaps after which a row may be far ahead: it costs a log that does jump no more than to wait for one row."""
 MOST_AHEAD = 4
 """Times the widest gap so far that the counter may jump by without a second row to say so."""
 OFTEN = 4
@@ -168,7 +170,7 @@ class StepOrder:
             elif self._is_of_a_slower_counter(step, kind):
                 kind.slower = True
                 return self._emit(self._moved(row, at), kind)
-        elif (kind.held_out and at < 0) or (self._gaps >= SETTLED and step - at > self._reach(kind)):
+        elif (kind.held_out and at < 0) or (self._gaps >= LEAST_GAPS and step - at > self._reach(kind)):
             return self._hold(_Holding.AHEAD, row, kind, skips)
         return self._emit(row, kind)
 
@@ -189,7 +191,8 @@ class StepOrder:
             return given + self._direct(row, kind, skips)
         if row.step < self._held[0].row.step:
             return self._refuted_ahead(skips, at_end=False) + self._direct(row, kind, skips)
-        if self._is_regular(kind):
+        steps = {one.row.step for one in self._held if self._is_regular(one.kind)} | {row.step}
+        if self._is_regular(kind) and len(steps) >= LASTING:
             return self._given() + self._emit(row, kind)
         return self._hold(_Holding.AHEAD, row, kind, skips)
 
