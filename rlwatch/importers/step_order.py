@@ -289,7 +289,10 @@ class StepOrder:
         seen = self._seen.get(step)
         together = kind.names if seen is None else seen | kind.names
         self._seen[step] = self._sets.setdefault(together, together)
-        if step > self._at and self._is_regular(kind):
+        in_pace = (
+            not kind.held_out and step - self._at <= self._widest
+        )  # a row that lacks what is measured now and then
+        if step > self._at and (in_pace or self._is_regular(kind)):
             if self._at < 0:
                 self._first = step
             else:

@@ -146,6 +146,13 @@ def test_a_step_back_with_other_metrics_is_a_late_record():
     assert attempts_of([(1, "a"), (2, "a"), (1, "b")]) == [(1, 1), (1, 2), (1, 1)]
 
 
+def test_rows_that_lack_what_is_measured_now_and_then_go_on_with_the_counter():
+    """Also where they are few, and the last."""
+    stream = [(step, "abc") for step in range(1, 12)] + [(12, "a"), (13, "a")]
+
+    assert attempts_of(stream) == [(1, step) for step in range(1, 14)]
+
+
 def test_the_same_step_again_is_no_restart():
     """Several log calls, or several ranks, of one step."""
     assert attempts_of([(1, "a"), (1, "a"), (1, "ab")]) == [(1, 1)] * 3
