@@ -1,4 +1,4 @@
-"""Check the prose of README.md and docs/: ``python docs/prose.py``, part of ``make lint``.
+"""Check the prose of the READMEs and docs/: ``python docs/prose.py``, part of ``make lint``.
 
 Two rules: no sentence over 40 words, and no word of ``WORDS`` more often than its ceiling. Code, tables, headings, URLs
 and generated text are left out. Vale downloads its binary at first use; proselint takes no rules from a project.
@@ -83,7 +83,8 @@ def problems(pages: dict[str, str]) -> list[str]:
 
 def main() -> int:
     """Print the problems; 1 if there are any."""
-    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "sample_logs/README.md")]
+    paths += sorted(ROOT.glob("examples/*/README.md"))
     paths += [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in GENERATED]
     found = problems({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths})
     sys.stdout.writelines(f"{line}\n" for line in found)
