@@ -417,18 +417,17 @@ def value_of(value: object) -> float | None:
     null means NaN, as it does for trainers that write it of what they measured (verl's orjson, TRL's all-NaN means).
     Of a writer nobody knows :class:`~rlwatch.importers.own_rows.OwnRows` has to be asked first.
     """
-    if is_null(value):
-        return math.nan
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
     if isinstance(value, str):
-        return number(value)
-    return None
+        read = number(value)
+        return math.nan if read is None and is_null(value) else read
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str, float]:

@@ -28,7 +28,7 @@ from rlwatch.importers.base import (
     step_of,
 )
 from rlwatch.importers.lines import LARGEST_DOCUMENT, Segment, blocks, parsed
-from rlwatch.importers.own_rows import OwnRows, flattened, step_field
+from rlwatch.importers.own_rows import OwnRows, flattened, is_flat, step_field
 from rlwatch.importers.single_records import REASON, of_single
 from rlwatch.records import JSON
 
@@ -114,7 +114,7 @@ class FlatJsonLinesParser(JsonLinesParser):
         if self._of_another_rank(step, entry):
             self.skips.add(OTHER_RANK, line)
             return
-        entry = flattened(entry)
+        entry = entry if is_flat(entry) else flattened(entry)
         if of_single(entry):
             self.skips.add(REASON, line)
             return

@@ -46,6 +46,7 @@ NUMBERS = re.compile(
 _IN_BAR = re.compile(r"%\|[^|]*\| *(?P<n>\d{1,15})/")
 _JOINT = re.compile(r"\s*[:=]?")
 _DIGIT = re.compile(r"\d")
+_LETTER = re.compile(r"[A-Za-z]")
 MOST_KINDS = 1000
 """Ways of writing a line that are remembered at a time."""
 BAR = "#bar"
@@ -109,9 +110,9 @@ class LineReader:
         """Names of what has a unit and so is no metric, also where a line that is cut off hides it."""
 
     def read(self, text: str) -> Line | None:
-        """The line ``text``, read; None if there is no number in it."""
+        """The line ``text``, read; None if there is no number in it, or no name."""
         pieces = NUMBERS.split(text)
-        if len(pieces) == 1:
+        if len(pieces) == 1 or not any(map(_LETTER.search, pieces[::2])):
             return None
         plan = self._plans.get(tuple(pieces[::2]))
         if plan is not None and (line := _cut(plan, pieces)) is not None:

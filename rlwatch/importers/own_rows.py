@@ -74,7 +74,7 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
     >>> flattened({"step": 1, "metrics": {"reward": {"mean": 0.5}}, "config": {"lr": 1e-6}})
     {'step': 1, 'reward/mean': 0.5}
     """
-    if _flat(row):
+    if is_flat(row):
         return dict(row)
     flat: dict[str, object] = {}
     for name, given in row.items():
@@ -87,7 +87,7 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
     return flat
 
 
-def _flat(row: Mapping[str, object]) -> bool:
+def is_flat(row: Mapping[str, object]) -> bool:
     """True of a row of JSON in which no value is a dict: most are numbers, so their types are few."""
     kinds = set(map(type, row.values()))
     if str in kinds and any(isinstance(value, str) and value.startswith("{") for value in row.values()):
@@ -139,7 +139,7 @@ class OwnRows:
         """Names whose last value was not finite."""
         self._last = -1
 
-    def read(self, step: int, row: Mapping[str, object], skips: Skips, line: int) -> dict[str, object]:
+    def read(self, step: int, row: Mapping[str, object], skips: Skips, line: int) -> Mapping[str, object]:
         """``row`` without the nulls that stand for nothing, its names told apart by the kind of row."""
         kind = kind_of(row)
         if step < self._last:  # another start of the training: what it has not measured yet it has not measured
@@ -148,7 +148,7 @@ class OwnRows:
             self._broken.clear()
         self._last = step
         if not kind and not self._broken and row.keys() <= self._steady and _whole(row):
-            return dict(row)
+            return row
         nulls = [name for name, value in row.items() if is_null(value)]
         meant = self._meant(row, nulls, trains=kind != EVAL) if nulls else set[str]()
         kept: dict[str, object] = {}

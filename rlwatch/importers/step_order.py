@@ -44,6 +44,7 @@ OFTEN = 4
 ALIKE = 0.5
 """Share of the names of two rows that are of one kind."""
 MOST_HELD = 1000
+MOST_WRITTEN = 1000
 MOST_OF_A_STEP = 64
 OTHER_COUNTER = "a row whose step goes back, or ahead, while the others go on (of another counter)"
 TOO_FEW = "a row whose step goes back at the end of the log (too few for a restart)"
@@ -94,6 +95,8 @@ class StepOrder:
         self.placed = 0
         """Rows of another counter that were taken at the step at which they were printed."""
         self._kinds: dict[frozenset[str], _Kind] = {}
+        self._written: dict[tuple[str, ...], _Kind] = {}
+        """The same by their names in the order of the row: found sooner."""
         self._main: _Kind | None = None
         """That of most rows."""
         self._sets: dict[frozenset[str], frozenset[str]] = {}
@@ -114,10 +117,9 @@ class StepOrder:
 
     def take(self, row: Row, skips: Skips) -> list[Numbered]:
         """The rows that ``row`` settles, itself among them unless it is held back."""
-        names = frozenset(row.metrics)
-        kind = self._kinds.get(names)
+        kind = self._written.get(tuple(row.metrics))
         if kind is None:
-            kind = self._kinds[names] = _Kind(names)
+            kind = self._kind(row)
         if kind is self._main and not self._held and 0 < row.step - self._at <= self._widest:
             return self._next(row, kind)
         if row.starts and self._holding is not _Holding.NOTHING:
@@ -127,6 +129,14 @@ class StepOrder:
         if self._holding is _Holding.AHEAD:
             return self._while_ahead(row, kind, skips)
         return self._while_back(row, kind, skips)
+
+    def _kind(self, row: Row) -> _Kind:
+        """The kind of rows with these names, in an order that was not seen before."""
+        names = frozenset(row.metrics)
+        kind = self._kinds.setdefault(names, _Kind(names))
+        if len(self._written) < MOST_WRITTEN:
+            self._written[tuple(row.metrics)] = kind
+        return kind
 
     def finish(self, skips: Skips) -> list[Numbered]:
         """The rows still held back, where nothing more will come."""

@@ -19,6 +19,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, number, step_of
@@ -211,12 +212,17 @@ def _goes_on(held: str, row: DictRow, text: str) -> bool:
 def _is_trainers(items: Mapping[str, str]) -> bool:
     """True if a printed dict is a row of metrics, not settings or a reward function's debug output."""
     numeric = [name for name, text in items.items() if number(text) is not None or text in {"None", "null"}]
-    names = [name.removeprefix(_EVAL) for name in numeric]
     if SUMMARY in items:
         return True
     if len(numeric) < 2 or _MARKS.isdisjoint(items):
         return False
-    return bool(known(names) - _SETTINGS) or list(items)[-1] == "epoch"
+    return _are_metrics(tuple(numeric)) or list(items)[-1] == "epoch"
+
+
+@lru_cache(maxsize=1024)
+def _are_metrics(names: tuple[str, ...]) -> bool:
+    """True if any of them is a metric that is known, and no setting."""
+    return bool(known(name.removeprefix(_EVAL) for name in names) - _SETTINGS)
 
 
 class TrlConsole(LineImporter):
