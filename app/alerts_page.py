@@ -9,6 +9,7 @@ import streamlit as st
 
 from rlwatch.alerts.incidents import Docket, Standing
 from rlwatch.alerts.silencing import matchers
+from rlwatch.columns import ALERTS
 from rlwatch.errors import RLWatchError
 from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, Silence
 
@@ -24,15 +25,11 @@ CHOICES = ("all", "firing", "undelivered", "silent or crashed")
 HEARTBEATS = CHOICES[3]
 
 INCIDENT_COLUMNS = (
-    table.Column("severity", "tight"),
-    table.Column("state", "tight"),
-    table.Column("run", "named"),
-    table.Column("what", "long"),
-    table.Column("since step", "right tight"),
+    *table.columns(ALERTS, severity="tight", state="tight", run_id="named", message="long", onset_step="tight"),
     table.Column("symptoms", "long wide"),
     table.Column("who has it", "tight wide"),
     table.Column("delivery", "middling"),
-    table.Column("fired", "right tight"),
+    *table.columns(ALERTS, fired_at="right tight"),
     table.Column("", "tight"),
 )
 

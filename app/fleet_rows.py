@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import streamlit as st
 
+from rlwatch.columns import RUNS, title_of
+
 from . import format as fmt
 from . import table
 from .fleet import (
@@ -90,20 +92,24 @@ def _number(name: str) -> Kind:
     return Kind("right tight", of_run, of_group)
 
 
+def _titled(name: str) -> str:
+    return title_of(RUNS, name)
+
+
 COLUMNS: Mapping[str, Kind] = {
-    "step": Kind(
+    _titled("last_step"): Kind(
         "right tight",
         lambda entry, *_: table.text(fmt.step(entry.run.last_step)),
         lambda members, _: table.text(fmt.step(max((e.run.last_step or 0 for e in members), default=0))),
     ),
-    "reward": _number(REWARD),
-    "entropy": _number("policy/entropy"),
-    "KL": Kind(
+    _titled("reward"): _number(REWARD),
+    _titled("entropy"): _number("policy/entropy"),
+    _titled("KL"): Kind(
         "right tight wide",
         lambda entry, *_: table.text(fmt.number(kl(entry.vitals))),
         lambda members, _: table.text(mean_words([kl(entry.vitals) for entry in members])),
     ),
-    "grad norm": _number("optim/grad_norm"),
+    _titled("grad norm"): _number("optim/grad_norm"),
     "risk, 50 steps": Kind(
         "right tight",
         lambda entry, curves, _: _risk(entry, curves),
@@ -114,9 +120,13 @@ COLUMNS: Mapping[str, Kind] = {
         lambda entry, *_: table.text(fmt.shorten(why(entry), 160), quiet=not entry.health.needs_you),
         lambda members, _: _why_of(members),
     ),
-    "notes": Kind("long", lambda entry, *_: table.text(fmt.shorten(entry.run.curation.notes, 160), quiet=True)),
-    "trainer": Kind("tight", lambda entry, *_: table.text(fmt.shorten(entry.run.source, 40), quiet=True)),
-    "started": Kind("right tight", lambda entry, _, now: table.text(fmt.age(entry.run.created_at or None, now))),
+    _titled("notes"): Kind(
+        "long", lambda entry, *_: table.text(fmt.shorten(entry.run.curation.notes, 160), quiet=True)
+    ),
+    _titled("source"): Kind("tight", lambda entry, *_: table.text(fmt.shorten(entry.run.source, 40), quiet=True)),
+    _titled("created_at"): Kind(
+        "right tight", lambda entry, _, now: table.text(fmt.age(entry.run.created_at or None, now))
+    ),
     "last step": Kind(
         "right tight",
         lambda entry, _, now: table.text(fmt.age(entry.run.last_ts, now)),
@@ -169,7 +179,7 @@ class Shown:
 
     def heads(self) -> list[table.Column]:
         """The heads of all columns."""
-        found = [table.Column("state", "tight"), self._head("run", "long")]
+        found = [table.Column("state", "tight"), self._head(_titled("run_id"), "long")]
         for name, kind in self._kinds():
             if kind is None:
                 labelled = name == REWARD and "reward" in self.columns

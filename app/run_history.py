@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from rlwatch.columns import EVENTS, FINDINGS
 from rlwatch.errors import RLWatchError
 from rlwatch.records import LOCALISED, Command, CommandStatus, Event, Finding
 
@@ -76,16 +77,11 @@ MOST = 100
 FEW = 6
 """Those of them that a phone shows at first."""
 
-FINDING_COLUMNS = (
-    table.Column("severity", "tight"),
-    table.Column("what", "tight"),
-    table.Column("began", "right tight"),
-    table.Column("seen at", "right tight"),
-    table.Column("evidence", "long"),
-    table.Column("detector", "tight wide"),
+FINDING_COLUMNS = table.columns(
+    FINDINGS, severity="tight", kind="tight", onset_step="tight", step="tight", message="long", detector="tight wide"
 )
 TOKENS_COLUMN = table.Column("tokens", "tight")
-EVENT_COLUMNS = (table.Column("step", "right tight"), table.Column("event", "tight"), table.Column("what", "long"))
+EVENT_COLUMNS = table.columns(EVENTS, step="tight", kind="tight", body="long")
 COMMAND_COLUMNS = (
     table.Column("command", "tight lead"),
     table.Column("status", "tight"),

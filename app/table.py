@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from rlwatch import columns as columns_of
+
 from . import format as fmt
 from .health import LOOKS, SEVERITY_WORD, Word
 
@@ -49,6 +51,14 @@ class Row:
     picked: bool | None = None
     unfolded: bool | None = None
     member: bool = False
+
+
+def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[Column, ...]:
+    """Columns of :mod:`rlwatch.columns` by name, each in its style; those of numbers are aligned to the right."""
+    return tuple(
+        Column(columns_of.title_of(of, name), f"right {style}".strip() if of[name].right else style)
+        for name, style in styles.items()
+    )
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:

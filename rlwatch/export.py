@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlwatch import codec
+from rlwatch.columns import Column
 from rlwatch.errors import MissingExtraError
 from rlwatch.ports import Store
 from rlwatch.records import CULPRITS, JSON, LOCALISED, RunInfo, SpikeBatch
@@ -20,14 +22,6 @@ from rlwatch.wording import one_line
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa  # type: ignore[import-untyped]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """``kind`` is ``"int"``, ``"float"``, ``"bool"`` or ``"str"``. A value that is not known is missing, never NaN."""
-
-    kind: str
-    meaning: str
 
 
 COLUMNS: Mapping[str, Column] = {
@@ -321,7 +315,7 @@ def _typed(value: Any, kind: str) -> Any:
             return bool(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=codec.nearest)
 
 
 def _cell(value: Any) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any, cast
 
+from rlwatch import codec
 from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.rules import Rule
 from rlwatch.detectors.base import NotRun
@@ -123,8 +124,8 @@ class Report:
             "run": self.run,
             "steps": self.steps,
             "metrics": self.metrics,
-            "findings": tuple(map(asdict, self.findings)),
-            "recoveries": tuple(map(asdict, self.view.recoveries)),
+            "findings": tuple(map(codec.encoded, self.findings)),
+            "recoveries": tuple(map(codec.encoded, self.view.recoveries)),
             "alarms": tuple(map(asdict, self.alarms)),
             "forecast": self.forecast,
             "not_run": tuple(map(asdict, self.not_run)),

@@ -52,6 +52,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
+from rlwatch import codec
 from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import Cause, advice
@@ -235,7 +236,7 @@ def _cause(cause: Cause) -> dict[str, JSON]:
 
 def _alert(notification: Notification) -> dict[str, JSON]:
     alert = notification.case.alert
-    return {
+    said: dict[str, JSON] = {
         "id": alert.alert_id,
         "rule": alert.rule,
         "kind": alert.kind,
@@ -252,6 +253,8 @@ def _alert(notification: Notification) -> dict[str, JSON]:
         "labels": notification.case.rule.labels,
         "run_id": alert.run_id,
     }
+    more = {name: value for name, value in codec.encoded(alert).items() if name not in {*said, "alert_id", "evidence"}}
+    return said | more
 
 
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rlwatch import codec
+from rlwatch.columns import LEFT_OUT_OF_RUNS
 from rlwatch.metrics import LAYER_PREFIX, canonicalise, read_as, unit_of
 from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
@@ -33,7 +35,7 @@ def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
 
     seen = last_sign(run)
     how = status(run, sign_of(store, run, now) if run.state is RunState.RUNNING else None)
-    return {
+    row = {
         "run_id": run.run_id,
         "project": run.project,
         "name": run.name,
@@ -52,6 +54,8 @@ def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
         "age_s": None if seen is None else max(0.0, now - seen),
         "last_values": canonicalise(last, run.source)[0],
     }
+    said = codec.encoded(run.curation) | codec.encoded(run)
+    return row | {name: value for name, value in said.items() if name not in row and name not in LEFT_OUT_OF_RUNS}
 
 
 def key_values(last: Mapping[str, float]) -> dict[str, float | None]:

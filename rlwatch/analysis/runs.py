@@ -14,25 +14,28 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import filter as matching
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlwatch import codec
 from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
 from rlwatch.analysis.sending import Progress, Sent, Story, story_of, to_mlflow, to_tensorboard, to_wandb
+from rlwatch.columns import ALERTS, EVENTS, FINDINGS, RUNS, Column, columns_seen
 from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
 from rlwatch.curation.search import matching as matching_runs
 from rlwatch.distributions import QUANTITIES, Distributions, distributions
 from rlwatch.errors import ConfigError
-from rlwatch.export import COLUMNS, TABLES, Column, Table, arrow_table, data_frame, pyarrow, spike_table
+from rlwatch.export import COLUMNS, TABLES, Table, arrow_table, data_frame, pyarrow, spike_table
 from rlwatch.forecast.forecast import FORECAST, forecast_of
 from rlwatch.glance import framed, glance
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Series, Store
-from rlwatch.records import DISTRIBUTIONS, JSON, RunInfo, StepRecord
+from rlwatch.records import DISTRIBUTIONS, JSON, Alert, Event, Finding, RunInfo, StepRecord
 from rlwatch.redaction import recordable
 from rlwatch.report.charts import figures, svg_file
 from rlwatch.report.gather import Chart, Moment, attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
@@ -124,7 +127,8 @@ class Runs(Sequence["StoredRun"]):
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The table for polars, pyarrow and others: ``polars.DataFrame(rlwatch.open())``."""
-        return arrow_table(self.rows(), RUNS).__arrow_c_stream__(requested_schema)
+        rows = self.rows()
+        return arrow_table(rows, _columns_of_runs(rows)).__arrow_c_stream__(requested_schema)
 
     def rows(self, project: str | None = None, *, search: str = "") -> list[Row]:
         """A mapping for each run (of ``project``, that fits ``search``) with the names of :data:`RUNS`.
@@ -147,7 +151,8 @@ class Runs(Sequence["StoredRun"]):
         1  seed-2  finished       healthy         50
         2  seed-3  finished  collapsed@30         50
         """
-        return data_frame(arrow_table(self.rows(project, search=search), RUNS))
+        rows = self.rows(project, search=search)
+        return data_frame(arrow_table(rows, _columns_of_runs(rows)))
 
     @property
     def unreadable(self) -> Mapping[str, str]:
@@ -159,31 +164,14 @@ class Runs(Sequence["StoredRun"]):
         self.store.close()
 
 
-RUNS: Mapping[str, Column] = {
-    "run_id": Column("str", "id"),
-    "name": Column("str", "name"),
-    "project": Column("str", "project"),
-    "source": Column("str", "trainer"),
-    "status": Column("str", "running, paused, stale, dead, finished, unfinished or crashed"),
-    "verdict": Column("str", "what became of it, in a word: collapsed@198"),
-    "says": Column("str", "the verdict in a line"),
-    "urgency": Column("str", "as bad as it is now: warning or critical; missing where all is well"),
-    "level": Column("str", "worst severity ever, also of what is over; missing where nothing was found"),
-    "judged": Column("bool", "whether anything that matters is logged"),
-    "tags": Column("str", "the trainer's and people's, joined by commas"),
-    "notes": Column("str", "what people noted"),
-    "archived": Column("bool", "whether somebody put it away"),
-    "attempt": Column("int", "processes that trained it"),
-    "last_step": Column("int", "last step"),
-    "created_at": Column("float", "Unix seconds"),
-    "age_s": Column("float", "seconds since its last sign of life"),
-    "reward": Column("float", "last value"),
-    "entropy": Column("float", "last value"),
-    "KL": Column("float", "last value, to the reference"),
-    "grad norm": Column("float", "last value"),
-}
-"""Columns of the table of runs."""
+_ROW_ONLY = ("state", "last_values", "deleted_at", "deleted_by")
+"""What the row of a run has beside its columns."""
 SHOWN = ("status", "verdict", "project", "name", "run_id", "last_step", "reward", "entropy", "KL", "grad norm")
+
+
+def _columns_of_runs(rows: Sequence[Row]) -> Mapping[str, Column]:
+    """Columns of a table of runs, also for fields that only a newer rlwatch knows."""
+    return columns_seen(RUNS, ({name: row[name] for name in row if name not in _ROW_ONLY} for row in rows))
 
 
 def _flat(row: Row) -> Row:
@@ -204,35 +192,6 @@ METRICS: Mapping[str, Column] = {
     "step": Column("int", "last step with a value"),
     "value": Column("float", "the value there"),
 }
-FINDINGS: Mapping[str, Column] = {
-    "step": Column("int", "step at which it was found"),
-    "onset_step": Column("int", "step at which it began, looking back"),
-    "attempt": Column("int", "process that trained the step"),
-    "kind": Column("str", "kind, of docs/findings.md"),
-    "severity": Column("str", "info, warning or critical"),
-    "stage": Column("str", "moment of its life: began, worsened, eased or resolved"),
-    "metric": Column("str", "metric it was found in"),
-    "message": Column("str", "what was found, in a sentence"),
-    "score": Column("float", "how far beyond its threshold; 1 is at it"),
-    "baseline": Column("float", "the run's own reference level"),
-    "detector": Column("str", "detector"),
-    "family": Column("str", "family"),
-    "evidence": Column("str", "JSON object: the numbers it rests on"),
-}
-ALERTS: Mapping[str, Column] = {
-    "alert_id": Column("str", "id"),
-    "rule": Column("str", "rule that fired"),
-    "kind": Column("str", "kind of finding"),
-    "severity": Column("str", "warning or critical"),
-    "state": Column("str", "pending, firing or resolved"),
-    "onset_step": Column("int", "step at which it began, looking back"),
-    "step": Column("int", "step at which it was last seen"),
-    "resolved_step": Column("int", "step at which it was over"),
-    "fired_at": Column("float", "Unix seconds"),
-    "resolved_at": Column("float", "Unix seconds"),
-    "message": Column("str", "what was found"),
-    "reason": Column("str", "why it fired"),
-}
 FORECASTS: Mapping[str, Column] = {
     "step": Column("int", "step it was made at"),
     "attempt": Column("int", "process that trained the step"),
@@ -244,13 +203,6 @@ FORECASTS: Mapping[str, Column] = {
     "limit": Column("str", "limit most likely to be reached"),
     "steps_to": Column("float", "steps expected until then"),
     "absent": Column("str", "why there is no forecast; empty where there is one"),
-}
-EVENTS: Mapping[str, Column] = {
-    "step": Column("int", "step"),
-    "attempt": Column("int", "process"),
-    "kind": Column("str", "kind"),
-    "ts": Column("float", "Unix seconds"),
-    "body": Column("str", "JSON object"),
 }
 COMPLETIONS: Mapping[str, Column] = {
     "step": Column("int", "step"),
@@ -477,10 +429,11 @@ class StoredRun:
 
     def _findings(self) -> Table:
         told = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
-        return Table(FINDINGS, lambda: [asdict(finding) for finding in sorted(told, key=lambda one: one.seq)])
+        told.sort(key=attrgetter("seq"))
+        return _of_records(FINDINGS, told)
 
     def _alerts(self) -> Table:
-        return Table(ALERTS, lambda: [asdict(alert) for alert in self.store.alerts(self.run_id)])
+        return _of_records(ALERTS, self.store.alerts(self.run_id))
 
     def _forecasts(self) -> Table:
         kept = [(one.attempt, forecast_of(one)) for one in self.store.forecasts(self.run_id)]
@@ -488,7 +441,7 @@ class StoredRun:
         return Table(FORECASTS, lambda: rows)
 
     def _events(self) -> Table:
-        return Table(EVENTS, lambda: [asdict(event) for event in self.store.events(self.run_id)])
+        return _of_records(EVENTS, self.store.events(self.run_id))
 
     def _spikes(self) -> Table:
         return Table(COLUMNS, lambda: spike_table(self.store, self.info))
@@ -673,6 +626,12 @@ class Plot:
                 "make PNG and PDF of an .svg"
             )
         Path(path).write_text(text, encoding="utf-8")
+
+
+def _of_records(columns: Mapping[str, Column], records: Sequence[Finding | Alert | Event]) -> Table:
+    """Their table: fields that only a newer rlwatch knows have columns, too."""
+    rows = [codec.encoded(record) for record in records]
+    return Table(columns_seen(columns, rows), lambda: rows)
 
 
 def _quantiles(one: Distributions) -> Iterator[Row]:

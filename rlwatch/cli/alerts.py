@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.background import deliver_once
-from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
+from rlwatch.cli.console import Cell, cell_of, plain, print_json, print_table, say
 from rlwatch.cli.incidents import (
     INCIDENTS,
     NOTE,
@@ -24,8 +24,8 @@ from rlwatch.cli.incidents import (
     snooze,
 )
 from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
-from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
+from rlwatch.columns import ALERTS, heads
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, OutboxMessage, OutboxStatus, Silence
 from rlwatch.wording import duration, for_terminal, local_moment, meant, one_line, step
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rlwatch.ports import Store
 
 
+SHOWN = ("alert_id", "state", "severity", "kind", "run_id", "onset_step", "step")
+"""Columns of the list, before who was told and what was found."""
 EPILOG = examples(
     "rlwatch alerts list",
     "rlwatch alerts list math-7b-s3",
@@ -61,7 +63,7 @@ def alerts(
         say("no alerts")
     else:
         print_table(
-            ("id", "state", "severity", "kind", "run", ">onset", ">step", "delivery", "what"),
+            [*heads(ALERTS, SHOWN), "delivery", *heads(ALERTS, ["message"])],
             [_alert_cells(row) for row in rows],
         )
 
@@ -94,13 +96,7 @@ def alert_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON
 def _alert_cells(row: dict[str, JSON]) -> list[Cell]:
     what = one_line(row["message"], 80)
     return [
-        row["alert_id"],
-        (row["state"], STATUS_STYLES.get(row["state"], "")),
-        severity_cell(row["severity"]),
-        row["kind"],
-        row["run_id"],
-        step(row["onset_step"]),
-        step(row["step"]),
+        *(cell_of(ALERTS[name], row[name]) for name in SHOWN),
         delivery_cell(row["delivery"]),
         f"{what} ({one_line(row['quiet'], 80)})" if row["quiet"] else what,
     ]

@@ -20,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from rlwatch import codec
+from rlwatch.columns import Column, Format, text_of
 from rlwatch.errors import RLWatchError
 from rlwatch.records import JSON, AlertState, CommandStatus, OutboxStatus, Severity, StepRecord
 from rlwatch.wording import for_terminal
@@ -116,6 +118,12 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
         print(line.rstrip())
 
 
+def cell_of(column: Column, value: object) -> Cell:
+    """A value of a column, in the colour of what it says."""
+    styles: Mapping[Format, Mapping[Any, str]] = {Format.SEVERITY: SEVERITY_STYLES, Format.STATUS: STATUS_STYLES}
+    return (text_of(column, value), styles.get(column.format, {}).get(value, "") if isinstance(value, str) else "")
+
+
 def _cell(cell: Cell) -> Text:
     text, style = cell if isinstance(cell, tuple) else (cell, "")
     return Text(for_terminal(text), style=style)
@@ -141,6 +149,8 @@ def plain(value: object) -> JSON:
         return _number(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, codec.Wide):
+        return plain(codec.encoded(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     return _from_elsewhere(value)

@@ -13,6 +13,7 @@ from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_ta
 from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
+from rlwatch.columns import ALERTS, heads
 from rlwatch.records import JSON, OutboxMessage, OutboxStatus
 from rlwatch.wording import local_moment, one_line, plural, step, words
 
@@ -51,7 +52,12 @@ def incidents(
         return
     if found:
         print_table(
-            ("id", "state", "severity", "run", "what", ">onset", "symptoms", "who", "delivery"),
+            [
+                *heads(ALERTS, ("alert_id", "state", "severity", "run_id", "message", "onset_step")),
+                "symptoms",
+                "who",
+                "delivery",
+            ],
             [_cells(docket) for docket in found],
         )
     else:

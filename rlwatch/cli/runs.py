@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from rlwatch.analysis.rows import KEY_METRICS, describe, key_values
-from rlwatch.cli.console import SEVERITY_STYLES, STATUS_STYLES, Cell, print_json, print_table, say
+from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_json, print_table, say
 from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
+from rlwatch.columns import RUNS, heads
 from rlwatch.records import JSON, Severity
-from rlwatch.wording import duration, meant, number, one_line, step
+from rlwatch.wording import meant, one_line
 
 EPILOG = examples(
     "rlwatch runs",
@@ -62,11 +63,9 @@ def runs(
         print_json({"runs": rows, "unreadable": unreadable})
         return
     if rows:
-        tags, values = ["tags"] if any(row["tags"] for row in rows) else [], [f">{key}" for key in KEY_METRICS]
-        print_table(
-            ("status", "verdict", "project", "name", *tags, "run", ">step", *values, ">last sign"),
-            [_cells(row, tagged=bool(tags)) for row in rows],
-        )
+        tags = ["tags"] if any(row["tags"] for row in rows) else []
+        names = ("status", "verdict", "project", "name", *tags, "run_id", "last_step", *KEY_METRICS, "age_s")
+        print_table(heads(RUNS, names), [_cells(row, names) for row in rows])
     elif not unreadable:
         asked = {"in project": project, "with tag": ", ".join(tag or ()), "that fit": search}
         given = [f"{word} {value!r}" for word, value in asked.items() if value]
@@ -83,16 +82,9 @@ def _verdict_cell(verdict: Mapping[str, JSON]) -> Cell:
     return (verdict["name"], "green" if urgency is None else SEVERITY_STYLES[Severity(urgency)])
 
 
-def _cells(row: dict[str, JSON], *, tagged: bool) -> list[Cell]:
-    values = row["last_values"]
-    return [
-        (row["status"], STATUS_STYLES.get(row["status"], "")),
-        _verdict_cell(row["verdict"]),
-        row["project"],
-        one_line(row["name"] or "-", LONGEST_NAME),
-        *([one_line(", ".join(row["tags"]), LONGEST_NAME)] if tagged else []),
-        row["run_id"],
-        step(row["last_step"]),
-        *(number(value) for value in key_values(values).values()),
-        duration(row["age_s"]),
-    ]
+def _cells(row: dict[str, JSON], names: Sequence[str]) -> list[Cell]:
+    values = row | key_values(row["last_values"]) | {"tags": ", ".join(row["tags"])}
+    cells = {name: cell_of(RUNS[name], values[name]) for name in names if name != "verdict"}
+    cells["verdict"] = _verdict_cell(row["verdict"])
+    cells |= {name: one_line(values[name] or "-" * (name == "name"), LONGEST_NAME) for name in ("name", "tags")}
+    return [cells[name] for name in names]

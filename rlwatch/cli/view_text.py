@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rlwatch.cli.console import SEVERITY_STYLES, Cell, print_table, say
+from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_table, say
+from rlwatch.columns import FINDINGS, FINDINGS_SHOWN, heads
 from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
 from rlwatch.wording import chance, for_terminal, one_line, plural, step
@@ -125,9 +126,14 @@ def _print_why(explanation: Diagnosis) -> None:
 
 def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:
     """Kind, onset, step and message of each finding; of a recovery its stage for the severity."""
-    rows = [(stage_cell(f), f.kind, step(f.onset_step), step(f.step), one_line(f.message, LONGEST)) for f in findings]
+    rows = [_finding_cells(finding) for finding in findings]
     if rows:
-        print_table(("severity", "kind", ">onset", ">seen at", "what"), rows, title=title)
+        print_table(heads(FINDINGS, FINDINGS_SHOWN), rows, title=title)
+
+
+def _finding_cells(finding: Finding) -> list[Cell]:
+    cells = {name: cell_of(FINDINGS[name], getattr(finding, name)) for name in FINDINGS_SHOWN}
+    return list((cells | {"severity": stage_cell(finding)}).values())
 
 
 def print_alarms(alarms: Sequence[tuple[str, str, int, str]]) -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlwatch import codec
 from rlwatch.clipping.skip import SkipOnSpike, skip_step
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes, whole_gradients
@@ -487,11 +488,9 @@ def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
     columns = {
         f"{i}/{name}": np.asarray(column) for i, one in enumerate(batches) for name, column in one.columns.items()
     }
-    heads = [
-        {"step": one.step, "reason": one.reason, "rank": one.rank, "columns": list(one.columns)} for one in batches
-    ]
+    heads = [{**codec.encoded(one), "columns": list(one.columns)} for one in batches]
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, heads=np.array(json.dumps(heads)), **columns)
+    np.savez(buffer, allow_pickle=False, heads=np.array(json.dumps(heads, default=codec.nearest)), **columns)
     return buffer.getvalue()
 
 
@@ -500,11 +499,8 @@ def decoded_batches(data: bytes) -> list[SpikeBatch]:
     with np.load(io.BytesIO(data), allow_pickle=False) as stored:
         heads = json.loads(str(stored["heads"]))
         return [
-            SpikeBatch(
-                head["step"],
-                {name: _column(stored[f"{i}/{name}"]) for name in head["columns"]},
-                head["reason"],
-                rank=head["rank"],
+            codec.decoded(
+                SpikeBatch, {**head, "columns": {name: _column(stored[f"{i}/{name}"]) for name in head["columns"]}}
             )
             for i, head in enumerate(heads)
         ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rlwatch.columns import ALERTS, FINDINGS, FINDINGS_SHOWN, Column, Format, heads, text_of
 from rlwatch.detectors.base import lacks_metrics
 from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import Diagnosis
@@ -473,19 +474,23 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, folded: boo
 
 def findings_table(facts: Facts) -> Rows:
     """Each, newest first."""
-    rows = [
-        (f.severity.value, words(f.kind), step(f.onset_step), step(f.step), f.message) for f in reversed(facts.findings)
-    ]
-    return _table(("severity", "kind", ">onset", ">seen at", "what"), rows, folded=len(rows) > 12)
+    rows = [_cells(FINDINGS, FINDINGS_SHOWN, finding) for finding in reversed(facts.findings)]
+    return _table(heads(FINDINGS, FINDINGS_SHOWN), rows, folded=len(rows) > 12)
 
 
 def alerts_table(facts: Facts) -> Rows:
     """Each, in order of onset."""
-    rows = [
-        (a.severity.value, words(a.kind), a.state.value, step(a.onset_step), step(a.resolved_step), a.message)
-        for a in facts.alerts
-    ]
-    return _table(("severity", "kind", "state", ">onset", ">over at", "what"), rows)
+    rows = [_cells(ALERTS, ALERTS_SHOWN, alert) for alert in facts.alerts]
+    return _table(heads(ALERTS, ALERTS_SHOWN), rows)
+
+
+ALERTS_SHOWN = ("severity", "kind", "state", "onset_step", "resolved_step", "message")
+"""Columns of the table of alerts."""
+
+
+def _cells(columns: Mapping[str, Column], names: Sequence[str], record: Finding | Alert) -> list[str]:
+    values = {name: getattr(record, name) for name in names}
+    return [words(values[n]) if columns[n].format is Format.KIND else text_of(columns[n], values[n]) for n in names]
 
 
 def commands_table(facts: Facts) -> Rows:

@@ -8,15 +8,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
+from rlwatch import codec
 from rlwatch.link.hub import Chair, Hub
 from rlwatch.link.spoke import HOPE_S, NobodyError, Spoke
 from rlwatch.link.wire import LOOPBACK, Address, LinkError, Moment, Pace, Place
 from rlwatch.ports import Meeting, Parcel
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
-from rlwatch.records import Command, CommandStatus
+from rlwatch.records import Command
 from rlwatch.run.machine import WithMachines, packed
 from rlwatch.run.run import Run, watch_over
 from rlwatch.seam import described, say, sheltered
@@ -289,8 +289,8 @@ class OtherRank:
 
 
 def _packed(commands: Sequence[Command]) -> bytes:
-    return json.dumps([asdict(command) for command in commands], default=str).encode()
+    return json.dumps([codec.encoded(command) for command in commands], default=codec.nearest).encode()
 
 
 def _unpacked(body: bytes) -> list[Command]:
-    return [Command(**{**row, "status": CommandStatus(row["status"])}) for row in json.loads(body)] if body else []
+    return [codec.decoded(Command, row) for row in json.loads(body)] if body else []

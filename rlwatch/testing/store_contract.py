@@ -7,8 +7,8 @@
 
 ``reopen`` is how another process would open the same store; override it where the URL is not enough.
 A test may be overridden only with the reason written beside it. Here are the parts on commands, alerts, the outbox and
-silences; ``store_run_contract``, ``store_data_contract``, ``store_series_contract``, ``store_curation_contract`` and
-``store_people_contract`` beside it have the others.
+silences; ``store_run_contract``, ``store_data_contract``, ``store_series_contract``, ``store_curation_contract``,
+``store_people_contract`` and ``store_fields_contract`` beside it have the others.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rlwatch.records import (
 )
 from rlwatch.testing.store_curation_contract import CurationContract
 from rlwatch.testing.store_data_contract import ReadingContract, ValuesContract
+from rlwatch.testing.store_fields_contract import FieldsContract
 from rlwatch.testing.store_people_contract import PeopleContract
 from rlwatch.testing.store_run_contract import (
     BranchContract,
@@ -583,5 +584,6 @@ class StoreContract(
     DeskContract,
     CurationContract,
     PeopleContract,
+    FieldsContract,
 ):
     """All of it."""

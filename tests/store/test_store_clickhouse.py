@@ -24,6 +24,7 @@ from rlwatch.store.postgres.shipping import sync
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_contract import StoreContract
 from rlwatch.testing.store_data_contract import ReadingContract
+from rlwatch.testing.store_fields_contract import FieldsContract
 from rlwatch.testing.store_run_contract import ForecastContract, fill, steps
 
 ODD = [math.nan, math.inf, -math.inf, -0.0, 5e-324, struct.unpack("<d", b"\x01\0\0\0\0\0\xf8\x7f")[0]]
@@ -80,6 +81,8 @@ class _Carried:
 
 class TestCarriedStore(_Carried, ReadingContract, ForecastContract):
     """Those parts of the contract in which another engine answers."""
+
+    test_fields_of_a_newer_rlwatch = FieldsContract.test_what_a_run_holds_keeps_fields_of_a_newer_rlwatch
 
 
 @pytest.mark.thorough

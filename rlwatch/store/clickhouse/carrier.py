@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rlwatch.ports import Bulk
@@ -12,15 +12,15 @@ from rlwatch.records import DISTRIBUTIONS
 from rlwatch.store.clickhouse.engine import Engine, tables
 from rlwatch.store.clickhouse.shipment import ClickHouseShipment
 from rlwatch.store.clickhouse.wire import Answer, literal
+from rlwatch.store.fields import plain
 from rlwatch.store.postgres.carrier import Asked, Part
 from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.sqlite.rows import plain
 
 _ROW = struct.Struct("<qqqqdi")
 _BATCH = struct.Struct("<qqqd")
 _NEWEST = struct.Struct("<Qqqd")
 _PAGE, _NAMES = 5000, 500
-BULK = ("record", "point", "latest", "spike", "completion")
+BULK = ("record", "point", "latest", "extra", "spike", "completion")
 """Tables that hold anything."""
 
 
@@ -32,6 +32,7 @@ class _Epoch(NamedTuple):
     last_seq: int
     spikes: int
     completions: int
+    extra: int
 
 
 class ClickHouse:
@@ -54,13 +55,24 @@ class ClickHouse:
 
     def _rows(self, db: Connection, run_id: str, which: str, limit: int | None, order: str) -> list[Row]:
         most = "" if limit is None else f"LIMIT {limit}"
-        answer = self._read(
-            db, run_id, "seq, attempt, rank, step, ts, mset, v", "record", f"AND {which} ORDER BY seq {order} {most}"
-        )
+        counted, rest = _counted(db, run_id), f"AND {which} ORDER BY seq {order} {most}"
+        answer = self._counting(counted, run_id, "seq, attempt, rank, step, ts, mset, v", "record", rest)
         found = []
         while answer:
             found.append((*answer.numbers(_ROW), answer.blob(8)))
-        return found
+        extra = self._extra(counted, run_id, [row[0] for row in found])
+        return [(*row, extra.get(row[0], "")) for row in found]
+
+    def _extra(self, counted: Sequence[_Epoch], run_id: str, seqs: Sequence[int]) -> dict[int, str]:
+        """Fields of the rows that have no column: ``seq`` -> JSON. Asked for only where a row of the run has any."""
+        if not seqs or not any(one.extra for one in counted):
+            return {}
+        answer = self._counting(counted, run_id, "seq, body", "extra", f"AND seq BETWEEN {min(seqs)} AND {max(seqs)}")
+        extra, number = {}, struct.Struct("<q")
+        while answer:
+            seq = answer.numbers(number)[0]
+            extra[seq] = answer.text()
+        return extra
 
     def steps(self, db: Connection, run_id: str) -> Iterable[tuple[int, int]]:
         """Attempt and step, each once."""
@@ -171,7 +183,8 @@ class ClickHouse:
         for statement in tables(self._name):
             self._engine.do(statement)
         for table in BULK:
-            self._keep(f"{self._name}_{table}", self._engine.place.keep_days.get(table))
+            of = "record" if table == "extra" else table
+            self._keep(f"{self._name}_{table}", self._engine.place.keep_days.get(of))
 
     def _keep(self, table: str, days: int | None) -> None:
         answer = self._engine.read(
@@ -220,9 +233,12 @@ class ClickHouse:
 
     def _read(self, db: Connection, run_id: str, what: str, table: str, rest: str) -> Answer:
         """Rows of the run that count; ``rest``: which of them, and in which order."""
+        return self._counting(_counted(db, run_id), run_id, what, table, rest)
+
+    def _counting(self, counted: Sequence[_Epoch], run_id: str, what: str, table: str, rest: str) -> Answer:
         counts = " OR ".join(
             f"epoch = {one.epoch} AND seq BETWEEN {one.first_seq} AND {one.last_seq}"
-            for one in _counted(db, run_id)
+            for one in counted
             if one.last_seq >= one.first_seq
         )
         if not counts:
@@ -241,7 +257,8 @@ class ClickHouse:
 
 def _counted(db: Connection, run_id: str) -> list[_Epoch]:
     rows = db.execute(
-        "SELECT epoch, first_seq, last_seq, spikes, completions FROM series_epoch WHERE run_id = %s ORDER BY epoch",
+        "SELECT epoch, first_seq, last_seq, spikes, completions, extra FROM series_epoch WHERE run_id = %s "
+        "ORDER BY epoch",
         (run_id,),
     )
     return [_Epoch(*row) for row in rows]

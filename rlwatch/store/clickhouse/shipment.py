@@ -16,6 +16,8 @@ _ROW = struct.Struct("<qQqqqdi")
 _BATCH = struct.Struct("<Qqqqqd")
 _ROWS = "run_id, seq, epoch, attempt, rank, step, ts, mset, names, v"
 _SPIKES = "run_id, epoch, number, step, attempt, rank, ts, reason, n, v, scores, bodies"
+_EXTRA = "run_id, seq, epoch, body"
+_SEQ = struct.Struct("<qQ")
 _COMPLETIONS = "run_id, epoch, number, step, attempt, rank, ts, n, v"
 
 
@@ -25,7 +27,7 @@ class ClickHouseShipment:
     def __init__(self, engine: Engine, name: str, run_id: str, now: Callable[[], float]) -> None:
         self._engine, self._name, self._run_id, self._now = engine, name, run_id, now
         self._epoch = 0
-        self._first, self._last, self._spikes, self._completions = 1, 0, 0, 0
+        self._first, self._last, self._spikes, self._completions, self._extra = 1, 0, 0, 0, 0
         self._names: dict[int, bytes] = {}
 
     def send(self, db: Connection, bulk: Load) -> None:
@@ -35,13 +37,19 @@ class ClickHouseShipment:
         if not self._epoch:
             self._begin(db)
         run = string(self._run_id)
-        blocks = (("row", _ROWS, self._rows(bulk)), ("spike", _SPIKES, self._spiked(bulk)))
-        for table, columns, rows in (*blocks, ("completion", _COMPLETIONS, self._completed(bulk))):
+        blocks = (
+            ("row", _ROWS, self._rows(bulk)),
+            ("extra", _EXTRA, self._extras(bulk)),
+            ("spike", _SPIKES, self._spiked(bulk)),
+            ("completion", _COMPLETIONS, self._completed(bulk)),
+        )
+        for table, columns, rows in blocks:
             for block in _blocks(run + row for row in rows):
                 self._engine.insert(f"{self._name}_{table}", columns, block)
         if bulk.records:
             seqs = [int(row[0]) for row in bulk.records]
             self._first, self._last = (self._first if self._last else seqs[0]), seqs[-1]
+        self._extra += len(bulk.extra)
         self._spikes += len(bulk.spikes)
         self._completions += len(bulk.completions)
 
@@ -49,9 +57,9 @@ class ClickHouseShipment:
         """Note how far the epoch counts."""
         if self._epoch:
             db.execute(
-                "UPDATE series_epoch SET first_seq = %s, last_seq = %s, spikes = %s, completions = %s "
+                "UPDATE series_epoch SET first_seq = %s, last_seq = %s, spikes = %s, completions = %s, extra = %s "
                 "WHERE run_id = %s AND epoch = %s",
-                (self._first, self._last, self._spikes, self._completions, self._run_id, self._epoch),
+                (self._first, self._last, self._spikes, self._completions, self._extra, self._run_id, self._epoch),
             )
 
     def forget(self) -> None:
@@ -74,7 +82,7 @@ class ClickHouseShipment:
         else:
             db.execute("INSERT INTO series_epoch VALUES (%s, %s, 1, 0, 0, 0)", (self._run_id, epoch))
         self._epoch = epoch
-        self._first, self._last, self._spikes, self._completions = 1, 0, 0, 0
+        self._first, self._last, self._spikes, self._completions, self._extra = 1, 0, 0, 0, 0
 
     def _rows(self, bulk: Load) -> Iterator[bytes]:
         for seq, attempt, rank, step, ts, mset, packed in bulk.records:
@@ -82,6 +90,10 @@ class ClickHouseShipment:
             if names is None:
                 names = self._names[mset] = strings(bulk.names[mset])
             yield _ROW.pack(seq, self._epoch, attempt, rank, step, ts, mset) + names + floats(packed)
+
+    def _extras(self, bulk: Load) -> Iterator[bytes]:
+        for seq, body in bulk.extra.items():
+            yield _SEQ.pack(seq, self._epoch) + string(body)
 
     def _spiked(self, bulk: Load) -> Iterator[bytes]:
         for number, (row, tops) in enumerate(bulk.spikes, start=self._spikes + 1):

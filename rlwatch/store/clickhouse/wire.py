@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from rlwatch.store.sqlite.rows import plain
+from rlwatch.store.fields import plain
 
 if TYPE_CHECKING:
     import numpy as np

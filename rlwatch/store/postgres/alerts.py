@@ -13,25 +13,20 @@ from rlwatch.ports import Composer
 from rlwatch.records import (
     Acknowledgement,
     Alert,
-    AlertState,
     Ledger,
     OutboxMessage,
-    OutboxStatus,
-    Severity,
 )
-from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.copying import plain
+from rlwatch.store.fields import ACKNOWLEDGEMENT, ALERT, MESSAGE
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.copying import add, found, plain, put, record_of
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import exclusive, wait_for
 from rlwatch.store.postgres.people import People, shown
 from rlwatch.store.sqlite.ownership import is_gone, this_process
-from rlwatch.store.sqlite.rows import dumps, loads
 
-_ALERT = """alert_id, rule, kind, severity, state, onset_step, step, message, reason, detector, evidence, fired_at,
-    resolved_step, resolved_at"""
-_MESSAGE = """message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until, last_error,
-    created_at, sent_at"""
+_MESSAGE = ", ".join(("run_id", "extra", *MESSAGE.columns))
+_OF_RUN = "WHERE %(run)s::text IS NULL OR run_id = %(run)s"
 _FREE_TRIES = 3
 """Times a message is composed without holding the run's alerts; then they are held meanwhile."""
 
@@ -96,11 +91,7 @@ class Alerts(People):
             if kept and kept[0].severity.rank >= a.severity.rank:
                 return kept[0]
             db.execute("DELETE FROM acknowledgement WHERE run_id = %s AND alert_id = %s", (a.run_id, a.alert_id))
-            db.execute(
-                "INSERT INTO acknowledgement (run_id, alert_id, acknowledged_by, why, at, severity) "
-                "VALUES (%s, %s, %s, %s, %s, %s)",
-                (a.run_id, a.alert_id, plain(a.by), plain(a.why), a.at, a.severity.value),
-            )
+            add(db, ACKNOWLEDGEMENT, a, run_id=a.run_id)
         return a
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
@@ -111,8 +102,8 @@ class Alerts(People):
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages (of one run, or of all), oldest first."""
         with self._looking(run_id) as db:
-            found = [] if db is None else shown(db, run_id, _messages(db, run_id))
-        return sorted(found, key=attrgetter("created_at"))
+            messages = [] if db is None else shown(db, run_id, _messages(db, run_id))
+        return sorted(messages, key=attrgetter("created_at"))
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
@@ -143,10 +134,10 @@ class Alerts(People):
                     f"""WITH taken AS MATERIALIZED (SELECT id AS number FROM outbox WHERE run_id = %(run)s AND {due}
                         ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
                         UPDATE outbox SET lease_until = %(until)s, leased_by = %(by)s, touched_at = %(now)s FROM taken
-                        WHERE run_id = %(run)s AND id = number RETURNING id, run_id, {_MESSAGE}""",
+                        WHERE run_id = %(run)s AND id = number RETURNING id, {_MESSAGE}""",
                     asked | {"run": run_id},
                 ).fetchall()
-                leased += [_message(row[1:]) for row in sorted(rows, key=lambda row: row[0])]
+                leased += [record_of(MESSAGE, row[1:]) for row in sorted(rows, key=lambda row: row[0])]
                 asked["limit"] -= len(rows)
         return sorted(leased, key=attrgetter("created_at"))
 
@@ -231,89 +222,19 @@ def _insert(
     db: Connection, run_id: str, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float
 ) -> None:
     for alert in alerts:
-        db.execute(
-            f"""INSERT INTO alert (run_id, seen_at, {_ALERT}) VALUES (%s, %s{", %s" * 14})
-                ON CONFLICT (run_id, alert_id) DO UPDATE SET rule = excluded.rule, kind = excluded.kind,
-                severity = excluded.severity, state = excluded.state, onset_step = excluded.onset_step,
-                step = excluded.step, message = excluded.message, reason = excluded.reason,
-                detector = excluded.detector, evidence = excluded.evidence, fired_at = excluded.fired_at,
-                resolved_step = excluded.resolved_step, resolved_at = excluded.resolved_at""",
-            (run_id, now, *_alert_row(alert)),
-        )
-    for m in messages:
-        db.execute(
-            f"INSERT INTO outbox (run_id, {_MESSAGE}) VALUES (%s{', %s' * 11}) ON CONFLICT DO NOTHING",
-            (
-                run_id,
-                m.message_id,
-                m.alert_id,
-                plain(m.channel),
-                dumps(m.payload),
-                m.status.value,
-                m.attempts,
-                m.next_attempt_at,
-                m.lease_until,
-                plain(m.last_error),
-                m.created_at,
-                m.sent_at,
-            ),
-        )
-
-
-def _alert_row(alert: Alert) -> tuple[object, ...]:
-    a = alert
-    return (
-        a.alert_id,
-        plain(a.rule),
-        plain(a.kind),
-        a.severity.value,
-        a.state.value,
-        a.onset_step,
-        a.step,
-        plain(a.message),
-        plain(a.reason),
-        plain(a.detector),
-        dumps(a.evidence),
-        a.fired_at,
-        a.resolved_step,
-        a.resolved_at,
-    )
+        put(db, ALERT, alert, key="run_id, alert_id", run_id=run_id, seen_at=now)
+    for message in messages:
+        add(db, MESSAGE, message, run_id=run_id)
 
 
 def _alerts(db: Connection, run_id: str | None) -> list[Alert]:
     """Newest last, in the order they were first stored."""
-    rows = db.execute(
-        f"SELECT run_id, {_ALERT} FROM alert WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY seen_at, id",
-        {"run": run_id},
-    )
-    return [_alert(row) for row in rows]
-
-
-def _alert(row: Row) -> Alert:
-    of, alert_id, rule, kind, severity, state, onset, step, message, reason, detector, evidence, *ends = row
-    judged = (Severity(severity), AlertState(state), onset, step)
-    return Alert(alert_id, of, rule, kind, *judged, message, reason, detector, loads(evidence), *ends)
+    return list(found(db, ALERT, f"{_OF_RUN} ORDER BY seen_at, id", {"run": run_id}))
 
 
 def _messages(db: Connection, run_id: str | None) -> list[OutboxMessage]:
-    rows = db.execute(
-        f"SELECT run_id, {_MESSAGE} FROM outbox WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY id",
-        {"run": run_id},
-    )
-    return [_message(row) for row in rows]
-
-
-def _message(row: Row) -> OutboxMessage:
-    of, message_id, alert_id, channel, payload, status, *rest = row
-    return OutboxMessage(message_id, of, alert_id, channel, loads(payload), OutboxStatus(status), *rest)
+    return list(found(db, MESSAGE, f"{_OF_RUN} ORDER BY id", {"run": run_id}))
 
 
 def _acknowledgements(db: Connection, run_id: str | None) -> list[Acknowledgement]:
-    rows = db.execute(
-        "SELECT alert_id, run_id, acknowledged_by, why, at, severity FROM acknowledgement "
-        "WHERE %(run)s::text IS NULL OR run_id = %(run)s ORDER BY id",
-        {"run": run_id},
-    )
-    return [
-        Acknowledgement(alert_id, of, by, why, at, Severity(severity)) for alert_id, of, by, why, at, severity in rows
-    ]
+    return list(found(db, ACKNOWLEDGEMENT, f"{_OF_RUN} ORDER BY id", {"run": run_id}))

@@ -7,6 +7,7 @@ Runs, findings, commands and alerts always lie in PostgreSQL. What grows with ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rlwatch.ports import Bulk
@@ -39,12 +40,16 @@ class Asked(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Rows of a batch of the kinds that grow with every step; ``names``: metric set -> its metrics."""
+    """Rows of a batch of the kinds that grow with every step; ``names``: metric set -> its metrics.
+
+    ``extra``: ``seq`` -> JSON of the fields of a record that have no column.
+    """
 
     names: Mapping[int, tuple[str, ...]]
     records: Sequence[Row]
     spikes: Sequence[tuple[Row, Sequence[Row]]]
     completions: Sequence[Row]
+    extra: Mapping[int, str] = MappingProxyType({})
 
 
 class Shipment(Protocol):
@@ -73,7 +78,10 @@ class Carrier(Protocol):
     def rows(
         self, db: Connection, run_id: str, after_seq: int, *, limit: int | None = None, newest: bool = False
     ) -> Iterable[Row]:
-        """``seq, attempt, rank, step, ts, mset, packed values`` in order of ``seq``, or the ``newest`` first."""
+        """``seq, attempt, rank, step, ts, mset, packed values, extra`` in order of ``seq``, or the ``newest`` first.
+
+        ``extra``: JSON of the fields that have no column, or empty.
+        """
         ...
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:

@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 
 from rlwatch.errors import RunNotFoundError, StoreBusyError, StoreError
 from rlwatch.records import Command, CommandStatus
-from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.postgres.copying import plain
+from rlwatch.store.fields import COMMAND
+from rlwatch.store.postgres.connection import Connection
+from rlwatch.store.postgres.copying import add, found, plain, record_of
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.sqlite.rows import dumps, loads
 
-_COMMAND = """command_id, kind, args, force, status, requested_by, why, idempotency_key, created_at, expires_at,
-    claimed_at, finished_at, finished_step, result"""
+_COMMAND = ", ".join(("run_id", "extra", *COMMAND.columns))
 _ANSWERS = tuple(status for status in CommandStatus if not status.open)
 
 
@@ -34,46 +33,22 @@ class Commands(ABC):
 
     def submit(self, command: Command) -> Command:
         """Insert, or return the command that already has this id or idempotency key."""
-        c, key = command, plain(command.idempotency_key)
+        key = plain(command.idempotency_key)
         with self._changing(command.run_id) as db:
-            db.execute(
-                f"INSERT INTO command (run_id, {_COMMAND}) VALUES (%s{', %s' * 14}) ON CONFLICT DO NOTHING",
-                (
-                    c.run_id,
-                    c.command_id,
-                    plain(c.kind),
-                    dumps(c.args),
-                    c.force,
-                    c.status.value,
-                    plain(c.requested_by),
-                    plain(c.why),
-                    key,
-                    c.created_at,
-                    c.expires_at,
-                    c.claimed_at,
-                    c.finished_at,
-                    c.finished_step,
-                    plain(c.result),
-                ),
-            )
-            tell(db, self.server.address, "commands", c.run_id)
-            row = db.execute(
-                f"SELECT {_COMMAND} FROM command WHERE run_id = %s AND "
-                "(command_id = %s OR (idempotency_key = %s AND idempotency_key <> '')) ORDER BY id LIMIT 1",
-                (c.run_id, c.command_id, key),
-            ).fetchone()
-        if row is None:  # inserted by another transaction that is not over: never with READ COMMITTED
-            raise StoreBusyError(f"command {c.command_id!r} is being sent by another process; try again")
-        return _command(c.run_id, row)
+            add(db, COMMAND, command, run_id=command.run_id)
+            tell(db, self.server.address, "commands", command.run_id)
+            same = """WHERE run_id = %s AND (command_id = %s OR (idempotency_key = %s AND idempotency_key <> ''))
+                ORDER BY id LIMIT 1"""
+            kept = list(found(db, COMMAND, same, (command.run_id, command.command_id, key)))
+        if not kept:  # inserted by another transaction that is not over: never with READ COMMITTED
+            raise StoreBusyError(f"command {command.command_id!r} is being sent by another process; try again")
+        return kept[0]
 
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
         """Commands of a run, oldest first."""
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                f"SELECT {_COMMAND} FROM command WHERE run_id = %s AND (%s::text IS NULL OR status = %s) ORDER BY id",
-                (run_id, status, status),
-            )
-            return [_command(run_id, row) for row in rows]
+            which = "WHERE run_id = %s AND (%s::text IS NULL OR status = %s) ORDER BY id"
+            return list(found(db, COMMAND, which, (run_id, status, status)))
 
     def claim(self, run_id: str, now: float) -> list[Command]:
         """Expire overdue queued commands, take the rest; rows are locked, so that each has one taker."""
@@ -99,7 +74,7 @@ class Commands(ABC):
                         WHERE run_id = %(run)s AND status = 'queued' RETURNING id, {_COMMAND}""",
                     {"run": run_id, "now": float(now)},
                 ).fetchall()
-        taken = [_command(run_id, row[1:]) for row in sorted(rows, key=lambda row: row[0])]
+        taken = [record_of(COMMAND, row[1:]) for row in sorted(rows, key=lambda row: row[0])]
         return [command for command in taken if command.status is CommandStatus.CLAIMED]
 
     def settle(
@@ -134,15 +109,7 @@ class Commands(ABC):
             return _known_command(db, run_id, command_id)
 
 
-def _command(run_id: str, row: Row) -> Command:
-    command_id, kind, args, force, status, *who_why_when = row
-    return Command(command_id, run_id, kind, loads(args), force, CommandStatus(status), *who_why_when)
-
-
 def _known_command(db: Connection, run_id: str, command_id: str) -> Command:
-    row = db.execute(
-        f"SELECT {_COMMAND} FROM command WHERE run_id = %s AND command_id = %s", (run_id, command_id)
-    ).fetchone()
-    if row is None:
-        raise StoreError(f"run {run_id!r} has no command {command_id!r}")
-    return _command(run_id, row)
+    for command in found(db, COMMAND, "WHERE run_id = %s AND command_id = %s", (run_id, command_id)):
+        return command
+    raise StoreError(f"run {run_id!r} has no command {command_id!r}")

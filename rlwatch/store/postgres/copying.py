@@ -1,29 +1,33 @@
-"""Copy rows into a table, binary; or insert them, where row-level security looks at each."""
+"""Copy rows into a table, binary; or insert them, where row-level security looks at each. And records one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from rlwatch import codec
+from rlwatch.store.fields import Table
+from rlwatch.store.fields import plain as _utf8
 from rlwatch.store.postgres.connection import Connection, Row
-from rlwatch.store.sqlite.rows import plain as _utf8
 
+_T = TypeVar("_T")
 _TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "metric_set": ("run_id, id, names", ("text", "int4", "text")),
     "record": (
-        "run_id, seq, attempt, rank, step, ts, mset, v",
-        ("text", "int8", "int8", "int8", "int8", "float8", "int4", "bytea"),
+        "run_id, seq, attempt, rank, step, ts, mset, v, extra",
+        ("text", "int8", "int8", "int8", "int8", "float8", "int4", "bytea", "text"),
     ),
     "event": (
-        "run_id, seq, attempt, step, ts, kind, body",
-        ("text", "int8", "int8", "int8", "float8", "text", "text"),
+        "run_id, seq, attempt, step, ts, kind, body, extra",
+        ("text", "int8", "int8", "int8", "float8", "text", "text", "text"),
     ),
     "finding": (
         "run_id, id, seq, attempt, step, onset_step, detector, kind, severity, body",
         ("text", "int8", "int8", "int8", "int8", "int8", "text", "text", "text", "text"),
     ),
     "forecast": (
-        "run_id, seq, attempt, step, ts, mset, v, body",
-        ("text", "int8", "int8", "int8", "float8", "int4", "bytea", "text"),
+        "run_id, seq, attempt, step, ts, mset, v, body, extra",
+        ("text", "int8", "int8", "int8", "float8", "int4", "bytea", "text", "text"),
     ),
     "spike_batch": (
         "run_id, id, step, attempt, rank, ts, reason, n, v",
@@ -65,3 +69,39 @@ def copy_rows(db: Connection, run_id: str, table: str, rows: Sequence[Row]) -> N
             copy.set_types(types)
             for row in whole:
                 copy.write_row(row)
+
+
+# Records of tables that have the column ``extra``.
+
+
+def add(db: Connection, table: Table[_T], record: _T, /, **first: object) -> None:
+    """Insert the record, unless one of its keys is there; ``first``: columns that are no fields of it."""
+    put = table.insert("%s", *first, codec.EXTRA, upon="DO NOTHING")
+    db.execute(put.encode(), (*first.values(), plain(table.rest_text(record)), *table.row(record, plain)))
+
+
+def put(db: Connection, table: Table[_T], record: _T, /, key: str, **first: object) -> None:
+    """Insert the record, or replace the one of the same ``key`` (columns); fields of it that we do not know stay."""
+    text, row = plain(table.rest_text(record)), table.row(record, plain)
+    statement = f"{table.upsert('%s', *first, codec.EXTRA, key=key)} RETURNING extra"
+    found = db.execute(statement.encode(), (*first.values(), text, *row)).fetchone()
+    kept = "" if found is None else str(found[0])
+    if kept == text:
+        return
+    values = first | dict(zip(table.columns, row, strict=True))
+    where = " AND ".join(f"{column} = %s" for column in key.split(", "))
+    changed = f"UPDATE {table.name} SET extra = %s WHERE {where}"
+    db.execute(changed.encode(), (table.merged(kept, record), *(values[column] for column in key.split(", "))))
+
+
+def found(
+    db: Connection, table: Table[_T], which: str, values: Sequence[object] | Mapping[str, object] = ()
+) -> Iterable[_T]:
+    """Records of a table that has ``run_id``: ``which`` of them, in which order."""
+    rows = db.execute(table.select(which, "run_id", codec.EXTRA).encode(), values)
+    return (record_of(table, row) for row in rows.fetchall())
+
+
+def record_of(table: Table[_T], row: Sequence[Any]) -> _T:
+    """The record of a row: the run's id, ``extra``, then the columns."""
+    return table.record(row[2:], row[1], run_id=row[0])

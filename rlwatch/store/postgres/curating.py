@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from rlwatch.errors import RunLockedError, RunNotFoundError
 from rlwatch.ports import Bulk
 from rlwatch.records import Purge, RunEdit, RunInfo
+from rlwatch.store.fields import PURGE
 from rlwatch.store.postgres.connection import Connection
-from rlwatch.store.postgres.copying import plain
+from rlwatch.store.postgres.copying import add, plain
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import lock_of, locked
 from rlwatch.store.postgres.server import Server
@@ -123,19 +124,12 @@ class Curating(ABC):
             gone = db.execute(f"DELETE FROM {table} WHERE run_id = %s", (purged.run_id,)).rowcount
         if not gone:
             raise RunNotFoundError(f"run {purged.run_id!r} of {self.url} is gone already")
-        p = purged
-        db.execute(
-            "INSERT INTO purge (run_id, project, name, purged_by, at, deleted_by, deleted_at) "
-            "VALUES (%s, %s, %s, %s, %s, %s, %s)",
-            (p.run_id, plain(p.project), plain(p.name), plain(p.by), p.at, p.deleted_by, p.deleted_at),
-        )
+        add(db, PURGE, purged)
 
     def purges(self) -> list[Purge]:
         """Runs that were purged, oldest first."""
         with self._reading() as db:
             if db is None:
                 return []
-            rows = db.execute(
-                "SELECT run_id, project, name, purged_by, at, deleted_by, deleted_at FROM purge ORDER BY id"
-            )
-            return [Purge(*row) for row in rows]
+            rows = db.execute(PURGE.select("ORDER BY id", "extra").encode())
+            return [PURGE.record(row, extra) for extra, *row in rows]

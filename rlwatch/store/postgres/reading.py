@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from operator import attrgetter, itemgetter
 
+from rlwatch import codec
 from rlwatch.errors import RunNotFoundError
 from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
@@ -18,22 +19,19 @@ from rlwatch.records import (
     Finding,
     ForecastRecord,
     RunInfo,
-    Severity,
     SpikeBatch,
-    Stage,
     StepRecord,
 )
+from rlwatch.store.fields import EVENT, FINDING, FORECAST, loads
 from rlwatch.store.postgres import runrow
 from rlwatch.store.postgres.carrier import Asked, Carrier
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.curating import as_edited
 from rlwatch.store.postgres.series import metric_sets, read_series
 from rlwatch.store.postgres.tables import newest_rows, values_of
-from rlwatch.store.sqlite.reading import as_named_now
-from rlwatch.store.sqlite.rows import FINDING_BODY, loads, unpack_columns
+from rlwatch.store.sqlite.reading import as_named_now, completions_of, spikes_of
 from rlwatch.store.thinning import bounds_of, thinned
 
-_EVENTS = "SELECT seq, attempt, step, ts, kind, body FROM event "
 Opened = AbstractContextManager[Connection]
 
 
@@ -201,10 +199,7 @@ class Runs(ABC):
         """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
         with self.snapshot(run_id) as db:
             rows = list(self._carrier.spikes(db, run_id, last=last, reason=reason, step=step))
-        return [
-            SpikeBatch(at, as_named_now(why, unpack_columns(blob)), why, ts, attempt, rank)
-            for at, blob, why, ts, attempt, rank in rows
-        ]
+        return [spikes_of(*row) for row in rows]
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
         """The worst rows of all spike batches, worst first, with their step, attempt and rank."""
@@ -219,9 +214,7 @@ class Runs(ABC):
         """Recorded completions by step, or the ``last`` newest batches."""
         with self.snapshot(run_id) as db:
             rows = list(self._carrier.completions(db, run_id, last))
-        return [
-            CompletionBatch(step, unpack_columns(blob), ts, attempt, rank) for step, blob, ts, attempt, rank in rows
-        ]
+        return [completions_of(*row) for row in rows]
 
     def _bounds(self, db: Connection, run_id: str, attempt: int, before_step: int) -> dict[int, int]:
         firsts = {of: low for of, (low, _) in self._carrier.spans(db, run_id).items()}
@@ -243,26 +236,17 @@ class Runs(ABC):
 
     def _findings(self, run_id: str) -> list[Finding]:
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding "
-                "WHERE run_id = %s ORDER BY seq, id",
-                (run_id,),
-            )
-            return [_finding(row) for row in rows]
+            rows = db.execute(FINDING.select("WHERE run_id = %s ORDER BY seq, id", "body").encode(), (run_id,))
+            return [FINDING.record(row, body) for body, *row in rows]
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
         """Forecasts in order of ``seq``."""
         with self.snapshot(run_id) as db:
-            rows = db.execute(
-                "SELECT seq, attempt, step, ts, mset, v, body FROM forecast WHERE run_id = %s "
-                "ORDER BY seq DESC LIMIT %s",
-                (run_id, last),
-                binary=True,
-            ).fetchall()
+            which = FORECAST.select("WHERE run_id = %s ORDER BY seq DESC LIMIT %s", "mset", "v", "extra")
+            rows = db.execute(which.encode(), (run_id, last), binary=True).fetchall()
             sets = metric_sets(db, run_id)
         return [
-            ForecastRecord(step, values_of(sets[mset], blob), loads(body), ts, attempt, seq)
-            for seq, attempt, step, ts, mset, blob, body in rows[::-1]
+            FORECAST.record(row, extra, metrics=values_of(sets[mset], blob)) for mset, blob, extra, *row in rows[::-1]
         ]
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
@@ -272,32 +256,17 @@ class Runs(ABC):
 
 
 def _events(db: Connection, run_id: str, after_seq: int, limit: int | None = None) -> Iterator[Event]:
-    rows = db.execute(_EVENTS + "WHERE run_id = %s AND seq > %s ORDER BY seq LIMIT %s", (run_id, after_seq, limit))
-    for seq, attempt, step, ts, kind, body in rows.fetchall():
-        yield Event(kind, step, loads(body), ts, attempt, seq)
+    which = EVENT.select("WHERE run_id = %s AND seq > %s ORDER BY seq LIMIT %s", "extra")
+    for extra, *row in db.execute(which.encode(), (run_id, after_seq, limit)).fetchall():
+        yield EVENT.record(row, extra)
 
 
 def _decoded(sets: Mapping[int, tuple[str, ...]], rows: Iterable[Row]) -> Iterator[StepRecord]:
-    for seq, attempt, rank, step, ts, mset, blob in rows:
-        yield StepRecord(step, values_of(sets[mset], blob), ts, attempt, rank, seq)
+    for seq, attempt, rank, step, ts, mset, blob, extra in rows:
+        record = StepRecord(step, values_of(sets[mset], blob), ts, attempt, rank, seq)
+        yield codec.enriched(record, loads(extra)) if extra else record
 
 
 def _merged(records: Iterator[StepRecord], events: Iterator[Event]) -> Iterator[StepRecord | Event]:
     parts: tuple[Iterator[StepRecord | Event], ...] = (records, events)
     return heapq.merge(*parts, key=attrgetter("seq"))
-
-
-def _finding(row: Row) -> Finding:
-    detector, kind, severity, step, onset_step, attempt, seq, body = row
-    rest = loads(body)
-    rest["stage"] = Stage(rest["stage"])
-    return Finding(
-        detector=detector,
-        kind=kind,
-        severity=Severity(severity),
-        step=step,
-        onset_step=onset_step,
-        attempt=attempt,
-        seq=seq,
-        **{name: rest[name] for name in FINDING_BODY},
-    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlwatch.ports import Storable
+from rlwatch.store.fields import dumps
 from rlwatch.store.postgres.carrier import Load, Shipment
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import copy_rows
-from rlwatch.store.sqlite.rows import Batch, dumps
+from rlwatch.store.sqlite.rows import Batch
 
 _NUMBERED = ("finding", "spike_batch", "spike_top", "completion_batch")
 
@@ -46,9 +47,9 @@ class CopiedBatch(Batch):
         sets = [(number, dumps(list(names))) for names, (number, _) in self.new_sets.items()]
         findings = list(enumerate(self._findings, start=numbers.finding + 1))
         copy_rows(db, run_id, "metric_set", sets)
-        copy_rows(db, run_id, "event", self._events)
+        copy_rows(db, run_id, "event", self._with_extra("event", self._events))
         copy_rows(db, run_id, "finding", [(number, *row) for number, row in findings])
-        copy_rows(db, run_id, "forecast", self._new_forecasts(db, run_id))
+        copy_rows(db, run_id, "forecast", self._with_extra("forecast", self._new_forecasts(db, run_id)))
         self.numbers = replace(numbers, finding=numbers.finding + len(findings))
         if shipment is None:
             self._copy_bulk(db, run_id)
@@ -60,7 +61,7 @@ class CopiedBatch(Batch):
         spikes = list(enumerate(self._spikes, start=numbers.spike_batch + 1))
         tops = [(batch, *top) for batch, (_, of_it) in spikes for top in of_it]
         completions = list(enumerate(self._completions, start=numbers.completion_batch + 1))
-        copy_rows(db, run_id, "record", self._records)
+        copy_rows(db, run_id, "record", self._with_extra("record", self._records))
         copy_rows(db, run_id, "spike_batch", [(number, *row) for number, (row, _) in spikes])
         copy_rows(db, run_id, "spike_top", [(n, *top) for n, top in enumerate(tops, start=numbers.spike_top + 1)])
         copy_rows(db, run_id, "completion_batch", [(number, *row) for number, row in completions])
@@ -71,11 +72,17 @@ class CopiedBatch(Batch):
             completion_batch=numbers.completion_batch + len(completions),
         )
 
+    def _with_extra(self, table: str, rows: Sequence[Row]) -> list[Row]:
+        """Rows that begin with their ``seq``, each with its fields that have no column."""
+        extra = {seq: body for of, seq, body in self.extra if of == table}
+        return [(*row, extra.get(row[0], "")) for row in rows]
+
     @property
     def bulk(self) -> Load:
         """Rows for a shipment."""
         names = {number: of for of, (number, _) in (self._sets | self.new_sets).items()}
-        return Load(names, self._records, self._spikes, self._completions)
+        extra = {seq: body for table, seq, body in self.extra if table == "record"}
+        return Load(names, self._records, self._spikes, self._completions, extra)
 
     def widths(self) -> list[tuple[int, int]]:
         """Metric set of each record, and how many metrics it has."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from rlwatch.ports import Checkpoint
 from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.store.fields import RUN, dumps, loads
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.sqlite.journal import Mark
-from rlwatch.store.sqlite.rows import dumps, loads
-from rlwatch.store.sqlite.runrow import outdated
+from rlwatch.store.sqlite.runrow import outdated, resumed
 
-_COLUMNS = """run_id, project, name, source, created_at, config, tags, attempt, state, state_reason, heartbeat_at,
-    last_step, last_ts, host, pid"""
+_FIRST = ("run_id", "last_step", "last_ts", "extra")
+_COLUMNS = ", ".join((*_FIRST, *RUN.columns))
 
 
 def all_runs(db: Connection) -> list[RunInfo]:
@@ -37,7 +37,7 @@ def begin(db: Connection, run: RunInfo, now: float, writer: str) -> RunInfo:
     if old is None:
         begun, last = replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt)), 0
     else:
-        begun, last = _resumed(_run(old[2:]), run, old[0]), old[1]
+        begun, last = resumed(_run(old[2:]), run, old[0]), old[1]
     begun = replace(begun, state=RunState.RUNNING, state_reason="", heartbeat_at=now)
     _save(db, begun, writer)
     db.execute(
@@ -49,65 +49,16 @@ def begin(db: Connection, run: RunInfo, now: float, writer: str) -> RunInfo:
     return begun if stored is None else stored
 
 
-def _resumed(old: RunInfo, new: RunInfo, last_attempt: int) -> RunInfo:
-    return replace(
-        old,
-        attempt=1 + max(old.attempt, last_attempt),
-        name=new.name or old.name,
-        source=new.source or old.source,
-        config=new.config or old.config,
-        tags=new.tags or old.tags,
-        host=new.host,
-        pid=new.pid,
-    )
-
-
 def _save(db: Connection, run: RunInfo, writer: str) -> None:
-    db.execute(
-        """INSERT INTO run (run_id, project, name, source, created_at, config, tags, attempt, state, state_reason,
-           heartbeat_at, host, pid, writer) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
-           ON CONFLICT (run_id) DO UPDATE SET name = excluded.name, source = excluded.source, config = excluded.config,
-           tags = excluded.tags, attempt = excluded.attempt, state = excluded.state,
-           state_reason = excluded.state_reason, heartbeat_at = excluded.heartbeat_at, host = excluded.host,
-           pid = excluded.pid, writer = excluded.writer, writes = 0""",
-        (
-            run.run_id,
-            plain(run.project),
-            plain(run.name),
-            plain(run.source),
-            run.created_at,
-            dumps(run.config),
-            dumps(list(run.tags)),
-            run.attempt,
-            run.state.value,
-            plain(run.state_reason),
-            run.heartbeat_at,
-            plain(run.host),
-            run.pid,
-            writer,
-        ),
-    )
+    statement = RUN.upsert("%s", "run_id", "writer", "extra", key="run_id", kept=("project", "created_at"))
+    again = "writer = excluded.writer, extra = excluded.extra, writes = 0"
+    values = (run.run_id, writer, plain(RUN.rest_text(run)), *RUN.row(run, plain))
+    db.execute(f"{statement}, {again}".encode(), values)
 
 
 def _run(row: Row) -> RunInfo:
-    run_id, project, name, source, created_at, config, tags, attempt, state, reason, beat, step, ts, host, pid = row
-    return RunInfo(
-        run_id=run_id,
-        project=project,
-        name=name,
-        source=source,
-        created_at=created_at,
-        config=loads(config),
-        tags=tuple(loads(tags)),
-        attempt=attempt,
-        state=RunState(state),
-        state_reason=reason,
-        heartbeat_at=beat,
-        last_step=step,
-        last_ts=ts,
-        host=host,
-        pid=pid,
-    )
+    run_id, step, ts, extra, *columns = row
+    return RUN.record(columns, extra, run_id=run_id, last_step=step, last_ts=ts)
 
 
 def first_seq(db: Connection, run_id: str, attempt: int) -> int:

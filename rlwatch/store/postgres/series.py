@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlwatch.ports import Series
+from rlwatch.store.fields import loads
 from rlwatch.store.postgres.carrier import Asked, Carrier, Part
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import copy_rows
 from rlwatch.store.sqlite.blocks import pack_axis, unpack_axis
-from rlwatch.store.sqlite.rows import loads
 
 ROWS = 1024
 """Rows of a chunk."""

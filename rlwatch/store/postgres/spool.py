@@ -17,18 +17,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlwatch import codec
 from rlwatch.errors import RunLockedError, StoreError
 from rlwatch.records import JSON, RunInfo
+from rlwatch.store.fields import dumps
 from rlwatch.store.postgres.address import Address
 from rlwatch.store.sqlite.journal import Journal, ending_in
 from rlwatch.store.sqlite.layout import make_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock
-from rlwatch.store.sqlite.rows import dumps
 from rlwatch.store.sqlite.shared import node_directory, refuse_foreign
 
 logger = logging.getLogger("rlwatch")
 NOTE = "spool.json"
-_BEGUN = ("project", "name", "source", "created_at", "config", "tags", "host", "pid")
+_MADE = ("run_id", "attempt", "state", "state_reason", "heartbeat_at", "last_step", "last_ts", "curation")
+"""Fields of a run that are the server's to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Note:
     @property
     def run(self) -> RunInfo:
         """The run as it was begun."""
-        return RunInfo(self.run_id, **{**self.begun, "tags": tuple(self.begun["tags"])})
+        return codec.decoded(RunInfo, {**self.begun, "run_id": self.run_id})
 
 
 @dataclass(slots=True)
@@ -77,7 +79,8 @@ def place_of(address: Address) -> Path:
 
 def note_of(address: Address, run: RunInfo, attempt: int) -> Note:
     """The note of a spool of ``run``."""
-    return Note(address.url, run.run_id, attempt, {name: getattr(run, name) for name in _BEGUN})
+    begun = {name: value for name, value in codec.encoded(run).items() if name not in _MADE}
+    return Note(address.url, run.run_id, attempt, begun)
 
 
 def begin(address: Address, run: RunInfo, attempt: int) -> Spool | None:

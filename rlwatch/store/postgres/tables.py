@@ -13,7 +13,7 @@ from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.series import chunked_parts, read_columns
 from rlwatch.store.sqlite.rows import packing
 
-RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v FROM record "
+RECORDS = "SELECT seq, attempt, rank, step, ts, mset, v, extra FROM record "
 _AT_ONCE = 500  # rows of a branch
 
 

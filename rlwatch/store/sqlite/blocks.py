@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-from rlwatch.store.sqlite.rows import loads
+from rlwatch.store.fields import loads
 
 if TYPE_CHECKING:
     import numpy as np

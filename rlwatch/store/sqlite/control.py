@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter, itemgetter
-from typing import Any
 
 from rlwatch.clock import Clock
 from rlwatch.errors import StoreError
@@ -14,21 +13,17 @@ from rlwatch.ports import Composer
 from rlwatch.records import (
     Acknowledgement,
     Alert,
-    AlertState,
     Command,
     CommandStatus,
     Ledger,
     OutboxMessage,
-    OutboxStatus,
-    Severity,
 )
+from rlwatch.store.fields import ACKNOWLEDGEMENT, ALERT, COMMAND, MESSAGE, plain
 from rlwatch.store.sqlite import ownership
+from rlwatch.store.sqlite.extra import extra_of, merge_extra, read_table
 from rlwatch.store.sqlite.people import PeopleTables
-from rlwatch.store.sqlite.rows import dumps, loads, plain
 from rlwatch.store.sqlite.schema import transaction
 
-_COMMANDS = """SELECT command_id, kind, args, force, status, requested_by, why, idempotency_key, created_at, expires_at,
-           claimed_at, finished_at, finished_step, result FROM command """
 _ANSWERS = tuple(status for status in CommandStatus if not status.open)
 
 
@@ -36,36 +31,17 @@ def submit_command(db: sqlite3.Connection, command: Command) -> Command:
     """Insert, or find the one with this id or this idempotency key."""
     key = plain(command.idempotency_key)
     with transaction(db):
-        db.execute(
-            "INSERT INTO command VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-            (
-                command.command_id,
-                plain(command.kind),
-                dumps(command.args),
-                int(command.force),
-                command.status.value,
-                plain(command.requested_by),
-                plain(command.why),
-                key,
-                command.created_at,
-                command.expires_at,
-                command.claimed_at,
-                command.finished_at,
-                command.finished_step,
-                plain(command.result),
-            ),
-        )
+        if db.execute(COMMAND.insert("?", upon="DO NOTHING"), COMMAND.row(command)).rowcount > 0:
+            merge_extra(db, COMMAND, {command.command_id: command})
         same = "WHERE command_id = ? OR (idempotency_key = ? AND idempotency_key <> '') ORDER BY id"
-        return _command(command.run_id, db.execute(_COMMANDS + same, (command.command_id, key)).fetchone())
+        return read_table(db, COMMAND, same, (command.command_id, key), run_id=command.run_id)[0]
 
 
 def read_commands(db: sqlite3.Connection, run_id: str, status: CommandStatus | None) -> list[Command]:
     """Commands in the order they came in."""
     if status is None:
-        rows = db.execute(_COMMANDS + "ORDER BY id")
-    else:
-        rows = db.execute(_COMMANDS + "WHERE status = ? ORDER BY id", (status.value,))
-    return [_command(run_id, row) for row in rows]
+        return read_table(db, COMMAND, "ORDER BY id", run_id=run_id)
+    return read_table(db, COMMAND, "WHERE status = ? ORDER BY id", (status.value,), run_id=run_id)
 
 
 def claim_commands(db: sqlite3.Connection, run_id: str, now: float) -> list[Command]:
@@ -81,7 +57,7 @@ def claim_commands(db: sqlite3.Connection, run_id: str, now: float) -> list[Comm
         queued = [row[0] for row in db.execute("SELECT id FROM command WHERE status = 'queued' ORDER BY id")]
         taken = [(now, number) for number in queued]
         db.executemany("UPDATE command SET status = 'claimed', claimed_at = ? WHERE id = ?", taken)
-        return [_command(run_id, db.execute(_COMMANDS + "WHERE id = ?", (number,)).fetchone()) for number in queued]
+        return [read_table(db, COMMAND, "WHERE id = ?", (number,), run_id=run_id)[0] for number in queued]
 
 
 def settle_command(
@@ -123,29 +99,16 @@ def cancel_command(db: sqlite3.Connection, run_id: str, command_id: str, *, now:
 
 
 def _known_command(db: sqlite3.Connection, run_id: str, command_id: str) -> Command:
-    row = db.execute(_COMMANDS + "WHERE command_id = ?", (command_id,)).fetchone()
-    if row is None:
+    found = read_table(db, COMMAND, "WHERE command_id = ?", (command_id,), run_id=run_id)
+    if not found:
         raise StoreError(f"run {run_id!r} has no command {command_id!r}")
-    return _command(run_id, row)
-
-
-def _command(run_id: str, row: tuple[Any, ...]) -> Command:
-    command_id, kind, args, force, status, *who_why_when = row
-    return Command(command_id, run_id, kind, loads(args), bool(force), CommandStatus(status), *who_why_when)
+    return found[0]
 
 
 # Alerts and the outbox as rows, over an open connection to ``control.db``.
 
-_ALERTS = """SELECT seen_at, id, alert_id, rule, kind, severity, state, onset_step, step, message, reason, detector,
-             evidence, fired_at, resolved_step, resolved_at FROM alert ORDER BY id DESC"""
-_PUT_ALERT = """INSERT INTO alert VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-          ON CONFLICT (alert_id) DO UPDATE SET rule = excluded.rule, kind = excluded.kind,
-          severity = excluded.severity, state = excluded.state, onset_step = excluded.onset_step,
-          step = excluded.step, message = excluded.message, reason = excluded.reason, detector = excluded.detector,
-          evidence = excluded.evidence, fired_at = excluded.fired_at, resolved_step = excluded.resolved_step,
-          resolved_at = excluded.resolved_at"""
-_MESSAGES = """SELECT message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until,
-               last_error, created_at, sent_at FROM outbox """
+_PUT_ALERT = ALERT.upsert("?", "seen_at", key="alert_id")
+_PUT_MESSAGE = MESSAGE.insert("?", upon="DO NOTHING")
 _DUE = (
     "FROM outbox WHERE status = 'pending' AND ((next_attempt_at <= ?1 AND (lease_until <= ?1 "
     "OR leased_by IN ({gone}))) OR touched_at > ?1 + 1)"
@@ -183,21 +146,22 @@ def keep_acknowledgement(db: sqlite3.Connection, acknowledgement: Acknowledgemen
         kept = [a for a in read_acknowledgements(db, acknowledgement.run_id) if a.alert_id == acknowledgement.alert_id]
         if kept and kept[0].severity.rank >= acknowledgement.severity.rank:
             return kept[0]
-        a = acknowledgement
-        row = (a.alert_id, plain(a.by), plain(a.why), a.at, a.severity.value)
-        db.execute("INSERT OR REPLACE INTO acknowledgement VALUES (?, ?, ?, ?, ?)", row)
+        put = ACKNOWLEDGEMENT.insert("?", doing="INSERT OR REPLACE")
+        db.execute(put, ACKNOWLEDGEMENT.row(acknowledgement))
+        merge_extra(db, ACKNOWLEDGEMENT, {acknowledgement.alert_id: acknowledgement})
     return acknowledgement
 
 
 def read_acknowledgements(db: sqlite3.Connection, run_id: str) -> list[Acknowledgement]:
     """Acknowledgements of the run, oldest first."""
-    rows = db.execute("SELECT alert_id, acknowledged_by, why, at, severity FROM acknowledgement ORDER BY rowid")
-    return [Acknowledgement(alert_id, run_id, by, why, at, Severity(level)) for alert_id, by, why, at, level in rows]
+    return read_table(db, ACKNOWLEDGEMENT, "ORDER BY rowid", run_id=run_id)
 
 
 def read_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, Alert]]:
     """Alerts of the run, newest first, each after the time and number to sort it by among other runs' ones."""
-    return [(row[0], row[1], _alert(run_id, *row[2:])) for row in db.execute(_ALERTS)]
+    rows = db.execute(ALERT.select("ORDER BY id DESC", "seen_at", "id")).fetchall()
+    extra = extra_of(db, ALERT) if rows else {}
+    return [(seen_at, number, ALERT.record(row, extra.get(row[0]), run_id=run_id)) for seen_at, number, *row in rows]
 
 
 def lease_messages(
@@ -219,7 +183,7 @@ def lease_messages(
             "UPDATE outbox SET lease_until = ?, leased_by = ?, touched_at = ? WHERE id = ?",
             [(until, ownership.this_process(), now, number) for number in taken],
         )
-        return [_message(run_id, db.execute(_MESSAGES + "WHERE id = ?", (number,)).fetchone()) for number in taken]
+        return [read_table(db, MESSAGE, "WHERE id = ?", (number,), run_id=run_id)[0] for number in taken]
 
 
 def settle_message(db: sqlite3.Connection, message: OutboxMessage) -> None:
@@ -254,7 +218,7 @@ def retry_message(db: sqlite3.Connection, message_id: str) -> None:
 
 def read_outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
     """All messages of the run, oldest first."""
-    return [_message(run_id, row) for row in db.execute(_MESSAGES + "ORDER BY id")]
+    return read_table(db, MESSAGE, "ORDER BY id", run_id=run_id)
 
 
 def has_pending(db: sqlite3.Connection) -> bool:
@@ -263,59 +227,11 @@ def has_pending(db: sqlite3.Connection) -> bool:
 
 
 def _insert(db: sqlite3.Connection, alerts: Sequence[Alert], messages: Sequence[OutboxMessage], now: float) -> None:
-    db.executemany(_PUT_ALERT, [_alert_row(alert, now) for alert in alerts])
-    db.executemany(
-        "INSERT INTO outbox (message_id, alert_id, channel, payload, status, attempts, next_attempt_at, lease_until, "
-        "last_error, created_at, sent_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-        [_message_row(message) for message in messages],
-    )
-
-
-def _alert_row(alert: Alert, now: float) -> tuple[object, ...]:
-    return (
-        alert.alert_id,
-        now,
-        plain(alert.rule),
-        plain(alert.kind),
-        alert.severity.value,
-        alert.state.value,
-        alert.onset_step,
-        alert.step,
-        plain(alert.message),
-        plain(alert.reason),
-        plain(alert.detector),
-        dumps(alert.evidence),
-        alert.fired_at,
-        alert.resolved_step,
-        alert.resolved_at,
-    )
-
-
-def _message_row(message: OutboxMessage) -> tuple[object, ...]:
-    return (
-        message.message_id,
-        message.alert_id,
-        plain(message.channel),
-        dumps(message.payload),
-        message.status.value,
-        message.attempts,
-        message.next_attempt_at,
-        message.lease_until,
-        plain(message.last_error),
-        message.created_at,
-        message.sent_at,
-    )
-
-
-def _alert(run_id: str, *row: Any) -> Alert:
-    alert_id, rule, kind, severity, state, onset, step, message, reason, detector, evidence, *ends = row
-    judged = (Severity(severity), AlertState(state), onset, step)
-    return Alert(alert_id, run_id, rule, kind, *judged, message, reason, detector, loads(evidence), *ends)
-
-
-def _message(run_id: str, row: tuple[Any, ...]) -> OutboxMessage:
-    message_id, alert_id, channel, payload, status, *rest = row
-    return OutboxMessage(message_id, run_id, alert_id, channel, loads(payload), OutboxStatus(status), *rest)
+    db.executemany(_PUT_ALERT, [(now, *ALERT.row(alert)) for alert in alerts])
+    merge_extra(db, ALERT, {alert.alert_id: alert for alert in alerts})
+    for message in messages:
+        if db.execute(_PUT_MESSAGE, MESSAGE.row(message)).rowcount > 0:
+            merge_extra(db, MESSAGE, {message.message_id: message})
 
 
 # Commands, alerts and outbox of all runs, over hooks: where control tables are, or are to be.

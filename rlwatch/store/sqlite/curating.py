@@ -6,16 +6,18 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from rlwatch import codec
 from rlwatch.errors import ControlUnavailableError, StoreError
 from rlwatch.ports import Bulk
 from rlwatch.records import Curation, Purge, RunEdit, RunInfo
-from rlwatch.store.sqlite.rows import dumps, loads, plain
+from rlwatch.store.fields import PURGE, dumps, loads, plain
+from rlwatch.store.sqlite.extra import extra_of, merge_extra
 from rlwatch.store.sqlite.schema import transaction
 
-_SAID = tuple(field.name for field in fields(RunEdit) if field.name not in {"run_id", "by", "at"})
+_COLUMNS = frozenset(("run_id", "by", "at"))
 
 
 def curated(run: RunInfo, edits: Sequence[RunEdit]) -> RunInfo:
@@ -56,14 +58,13 @@ def keep_edit(db: sqlite3.Connection, edit: RunEdit) -> None:
 
 def edit_body(edit: RunEdit) -> str:
     """JSON of what the edit says."""
-    said = {name: getattr(edit, name) for name in _SAID}
-    return dumps({name: _text(value) for name, value in said.items() if value is not None and value != ()})
+    return dumps({name: _text(value) for name, value in codec.beyond(edit, _COLUMNS).items()})
 
 
-def _text(value: str | bool | tuple[str, ...]) -> str | bool | list[str]:
-    if isinstance(value, bool):
-        return value
-    return plain(value) if isinstance(value, str) else [plain(each) for each in value]
+def _text(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    return [_text(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def is_deleted(db: sqlite3.Connection, run_id: str) -> bool:
@@ -81,9 +82,7 @@ def read_edits(db: sqlite3.Connection, run_id: str) -> list[RunEdit]:
 
 def edit_of(run_id: str, by: str, at: float, body: str) -> RunEdit:
     """The edit again."""
-    said: dict[str, Any] = {name: value for name, value in loads(body).items() if name in _SAID}
-    said |= {name: tuple(said.get(name, ())) for name in ("tagged", "untagged")}
-    return RunEdit(run_id, by, at, **said)
+    return codec.enriched(RunEdit(run_id=run_id, by=by, at=at), loads(body))
 
 
 _OLD_BULK = {
@@ -122,16 +121,16 @@ def purge_of(run: RunInfo, by: str, now: float) -> Purge:
 
 def keep_purge(db: sqlite3.Connection, purge: Purge) -> None:
     """Add the note."""
-    p = purge
-    row = (p.run_id, plain(p.project), plain(p.name), p.by, p.at, p.deleted_by, p.deleted_at)
     with transaction(db):
-        db.execute("INSERT INTO purge VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+        number = db.execute(PURGE.insert("?"), PURGE.row(purge)).lastrowid
+        merge_extra(db, PURGE, {number or 0: purge})
 
 
 def read_purges(db: sqlite3.Connection) -> list[Purge]:
     """All notes, oldest first."""
-    rows = db.execute("SELECT run_id, project, name, purged_by, at, deleted_by, deleted_at FROM purge ORDER BY id")
-    return [Purge(*row) for row in rows]
+    rows = db.execute(PURGE.select("ORDER BY id", "id")).fetchall()
+    extra = extra_of(db, PURGE) if rows else {}
+    return [PURGE.record(row, extra.get(number)) for number, *row in rows]
 
 
 # Edits of all runs, over the hooks of the other halves of a store.

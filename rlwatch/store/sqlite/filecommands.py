@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
+from rlwatch import codec
 from rlwatch.errors import StoreError
 from rlwatch.records import Command, CommandStatus
-from rlwatch.store.sqlite.nodefiles import NodeFiles, command_of, gathered, records_of, words_of
-
-_ANSWER = ("status", "claimed_at", "finished_at", "finished_step", "result")
+from rlwatch.store.sqlite.nodefiles import NodeFiles, gathered, records_of, words_of
 
 
 class FileCommands(ABC):
@@ -37,11 +36,11 @@ class FileCommands(ABC):
     def commands(self, run_id: str, status: CommandStatus | None = None) -> list[Command]:
         """Commands of a run, oldest first; of two nodes' with one idempotency key the older."""
         nodes = self._said(run_id).all()
-        asked = records_of(gathered(nodes, "commands"), command_of)
+        asked = records_of(gathered(nodes, "commands"), Command)
         answers: dict[str, dict[str, Any]] = {}
         for command_id, answer in gathered(nodes, "answers"):
             if isinstance(answer, dict) and _later(answer, answers.get(command_id)):
-                answers[command_id] = {name: answer.get(name) for name in _ANSWER}
+                answers[command_id] = answer
         cancelled = dict(gathered(nodes, "cancelled"))
         found, keys = [], set[str]()
         for command in sorted(asked, key=lambda each: (each.created_at, each.command_id)):
@@ -66,7 +65,7 @@ class FileCommands(ABC):
                 else:
                     answered = replace(command, status=CommandStatus.CLAIMED, claimed_at=now)
                     taken.append(answered)
-                mine.setdefault("answers", {})[command.command_id] = _answer(answered)
+                mine.setdefault("answers", {})[command.command_id] = words_of(answered)
         return taken
 
     def settle(
@@ -83,7 +82,7 @@ class FileCommands(ABC):
             if command.claimed_at is None:
                 raise StoreError(f"command {command_id!r} is still queued: claim it before settling it")
             settled = replace(command, status=status, finished_at=now, finished_step=step, result=result)
-            mine.setdefault("answers", {})[command_id] = _answer(settled)
+            mine.setdefault("answers", {})[command_id] = words_of(settled)
         return settled
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
@@ -102,10 +101,6 @@ class FileCommands(ABC):
         raise StoreError(f"run {run_id!r} has no command {command_id!r}")
 
 
-def _answer(command: Command) -> dict[str, Any]:
-    return {name: getattr(command, name) for name in _ANSWER}
-
-
 def _later(answer: dict[str, Any], known: dict[str, Any] | None) -> bool:
     """True where ``answer`` counts beside ``known``, of an earlier trainer's node: an end counts before a claim."""
     if known is None or known.get("finished_at") is None:
@@ -116,8 +111,8 @@ def _later(answer: dict[str, Any], known: dict[str, Any] | None) -> bool:
 def _stands(command: Command, answer: dict[str, Any] | None, cancelled: dict[str, Any]) -> Command:
     if answer is not None:
         try:
-            command = replace(command, **{**answer, "status": CommandStatus(answer["status"])})
-        except ValueError:
+            command = codec.decoded(Command, {**words_of(command), **answer})
+        except (TypeError, ValueError):  # an answer of another program
             return command
     if command.status in (CommandStatus.QUEUED, CommandStatus.CLAIMED) and command.command_id in cancelled:
         said = cancelled[command.command_id]

@@ -33,11 +33,13 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
+from rlwatch import codec
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, RunState, SpikeBatch, StepRecord
+from rlwatch.store.fields import EVENT, dumps, loads, plain
 from rlwatch.store.sqlite.layout import files_in
-from rlwatch.store.sqlite.rows import dumps, loads, pack_columns, plain, unpack_columns
+from rlwatch.store.sqlite.rows import pack_batch, unpack_batch
 from rlwatch.store.sqlite.segments import HEADER_BYTES, MAGIC, SEGMENT_BYTES, Segment, Stream
 
 MARK, END = b"\xf5RLW", b"wlr\xfa"
@@ -161,9 +163,9 @@ class Journal:
     def append(self, item: SpikeBatch | CompletionBatch | Event) -> int:
         """Keep anything else that is logged. Raises what cannot be encoded: ``ValueError``, ``StoreError``..."""
         if isinstance(item, Event):
-            kind, body = _EVENT, dumps([plain(item.kind), item.step, item.body, item.ts]).encode()
+            kind, body = _EVENT, _event(item)
         else:
-            rows = pack_columns(item.columns, level=0)[1]
+            rows = pack_batch(item, level=0)[1]
             reason = item.reason if isinstance(item, SpikeBatch) else ""
             kind = _SPIKES if isinstance(item, SpikeBatch) else _COMPLETIONS
             head = dumps([item.step, plain(reason), item.ts, item.rank]).encode()
@@ -196,8 +198,7 @@ class Journal:
 
     def note_lost(self, event: Event) -> None:
         """Keep that rows were lost, where the store cannot take it."""
-        body = dumps([plain(event.kind), event.step, event.body, event.ts]).encode()
-        self._end.put(_framed(_NUMBERED.pack(_EVENT, next(self._ids)) + body))
+        self._end.put(_framed(_NUMBERED.pack(_EVENT, next(self._ids)) + _event(event)))
         self.lost = True
 
     def make_room(self) -> None:
@@ -405,6 +406,12 @@ def end_in(path: Path) -> tuple[RunState, str, float] | None:
     return None
 
 
+def _event(event: Event) -> bytes:
+    """Kind, step, body and time; fields that it has beside them follow, where there are any."""
+    rest = EVENT.rest(event)
+    return dumps([plain(event.kind), event.step, event.body, event.ts, *([rest] if rest else [])]).encode()
+
+
 def _framed(body: bytes) -> bytes:
     return _HEAD.pack(MARK, len(body)) + body + END
 
@@ -425,14 +432,15 @@ def _item(body: bytes, sets: Mapping[int, tuple[str, ...]]) -> tuple[int, Item]:
         _, _, step, ts, known = struct.unpack_from("<BQqdI", body)
         names = sets[known]
         values = struct.unpack_from(f"<{len(names)}d", body, struct.calcsize("<BQqdI"))
-        return number, StepRecord(step, dict(zip(names, values, strict=True)), ts)
+        return number, StepRecord(step=step, metrics=dict(zip(names, values, strict=True)), ts=ts)
     rest = body[_NUMBERED.size :]
     if kind == _EVENT:
-        of, at, fields, ts = loads(rest.decode())
-        return number, Event(of, at, fields, ts)
+        of, at, said, ts, *more = loads(rest.decode())
+        return number, codec.enriched(Event(kind=of, step=at, body=said, ts=ts), more[0] if more else {})
     head = 4 + int.from_bytes(rest[:4], "little")
-    step, reason, ts, rank = loads(rest[4:head].decode())
-    columns = unpack_columns(rest[head:])
+    step, reason, ts, rank, *_ = loads(rest[4:head].decode())
+    columns, more = unpack_batch(rest[head:])
     if kind == _SPIKES:
-        return number, SpikeBatch(step, columns, reason, ts, rank=rank)
-    return number, CompletionBatch(step, columns, ts, rank=rank)
+        spikes = SpikeBatch(step=step, columns=columns, reason=reason, ts=ts, rank=rank)
+        return number, codec.enriched(spikes, more)
+    return number, codec.enriched(CompletionBatch(step=step, columns=columns, ts=ts, rank=rank), more)

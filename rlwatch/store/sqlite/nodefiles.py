@@ -19,25 +19,15 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlwatch.records import (
-    JSON,
-    Acknowledgement,
-    Alert,
-    AlertState,
-    AuditEntry,
-    Command,
-    CommandStatus,
-    Severity,
-    Silence,
-)
+from rlwatch import codec
+from rlwatch.records import JSON
+from rlwatch.store.fields import dumps
 from rlwatch.store.sqlite.layout import make_private, writing_to
-from rlwatch.store.sqlite.rows import dumps
 
 _T = TypeVar("_T")
 DIRECTORY = ".people"
@@ -140,36 +130,15 @@ def gathered(nodes: list[Words], kind: str) -> list[tuple[str, JSON]]:
     return [said for words in nodes for said in words.get(kind, {}).items()]
 
 
-def records_of(found: list[tuple[str, JSON]], made: Callable[[Any], _T]) -> list[_T]:
-    """Those that can be made."""
+def records_of(found: list[tuple[str, JSON]], kind: type[_T]) -> list[_T]:
+    """Those of a kind of record that can be made."""
     out = []
     for _, words in found:
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
-            out.append(made(words))
+            out.append(codec.decoded(kind, words))
     return out
 
 
-def words_of(record: Command | Acknowledgement | Silence | AuditEntry | Alert) -> JSON:
+def words_of(record: object) -> JSON:
     """The words of a record."""
-    return asdict(record)
-
-
-def command_of(words: JSON) -> Command:
-    """The command."""
-    return Command(**{**words, "status": CommandStatus(words["status"])})
-
-
-def acknowledgement_of(words: JSON) -> Acknowledgement:
-    """The acknowledgement."""
-    return Acknowledgement(**{**words, "severity": Severity(words["severity"])})
-
-
-def silence_of(words: JSON) -> Silence:
-    """The silence."""
-    up_to = Severity(words["up_to"]) if words["up_to"] else None
-    return Silence(**{**words, "alerts": tuple(words["alerts"]), "up_to": up_to})
-
-
-def alert_of(words: JSON) -> Alert:
-    """The alert."""
-    return Alert(**{**words, "severity": Severity(words["severity"]), "state": AlertState(words["state"])})
+    return codec.encoded(record)

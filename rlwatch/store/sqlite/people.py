@@ -4,65 +4,43 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlwatch.clock import Clock
 from rlwatch.errors import StoreError
-from rlwatch.records import AuditEntry, ForecastAnswer, RunInfo, Severity, Silence
+from rlwatch.records import AuditEntry, ForecastAnswer, RunInfo, Silence
+from rlwatch.store.fields import ANSWER, AUDIT, SILENCE
 from rlwatch.store.sqlite.curating import is_deleted
-from rlwatch.store.sqlite.rows import dumps, loads, plain
+from rlwatch.store.sqlite.extra import merge_extra, read_table
 from rlwatch.store.sqlite.schema import transaction
 
 # Silences and the audit, over an open connection to the store's ``alerts.db``.
 
-_SILENCES = """SELECT silence_id, silenced_by, why, created_at, until, run, project, kind, rule, labels, alerts, up_to
-          FROM silence ORDER BY id"""
-_PUT_SILENCE = """INSERT INTO silence VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-          ON CONFLICT (silence_id) DO UPDATE SET silenced_by = excluded.silenced_by, why = excluded.why,
-          created_at = excluded.created_at, until = excluded.until, run = excluded.run, project = excluded.project,
-          kind = excluded.kind, rule = excluded.rule, labels = excluded.labels, alerts = excluded.alerts,
-          up_to = excluded.up_to"""
-
 
 def put_silence(db: sqlite3.Connection, silence: Silence) -> None:
     """Insert or replace."""
-    s = silence
-    texts = [plain(text) for text in (s.run, s.project, s.kind, s.rule)]
-    which = (dumps(dict(s.labels)), dumps(list(s.alerts)), "" if s.up_to is None else s.up_to.value)
-    row = (s.silence_id, plain(s.by), plain(s.why), s.created_at, s.until, *texts, *which)
     with transaction(db):
-        db.execute(_PUT_SILENCE, row)
+        db.execute(SILENCE.upsert("?", key="silence_id"), SILENCE.row(silence))
+        merge_extra(db, SILENCE, {silence.silence_id: silence})
 
 
 def read_silences(db: sqlite3.Connection) -> list[Silence]:
     """All, oldest first."""
-    return [_silence(*row) for row in db.execute(_SILENCES)]
-
-
-def _silence(*row: Any) -> Silence:
-    about, (labels, alerts, up_to) = row[:9], row[9:]
-    return replace(
-        Silence(*about), labels=loads(labels), alerts=tuple(loads(alerts)), up_to=Severity(up_to) if up_to else None
-    )
+    return read_table(db, SILENCE, "ORDER BY id")
 
 
 def put_entry(db: sqlite3.Connection, entry: AuditEntry) -> None:
     """Insert, unless its id is there."""
-    e = entry
-    texts = [plain(text) for text in (e.by, e.act, e.text, e.run_id, e.alert_id)]
     with transaction(db):
-        db.execute(
-            "INSERT INTO audit VALUES (NULL, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", (e.entry_id, e.at, *texts)
-        )
+        if db.execute(AUDIT.insert("?", upon="DO NOTHING"), AUDIT.row(entry)).rowcount > 0:
+            merge_extra(db, AUDIT, {entry.entry_id: entry})
 
 
 def read_audit(db: sqlite3.Connection, run_id: str | None) -> list[AuditEntry]:
     """All, or those about one run; oldest first."""
-    rows = "SELECT entry_id, at, done_by, act, text, run, alert FROM audit WHERE ?1 IS NULL OR run = ?1 ORDER BY id"
-    return [AuditEntry(*row) for row in db.execute(rows, (run_id,))]
+    return read_table(db, AUDIT, "WHERE ?1 IS NULL OR run = ?1 ORDER BY id", (run_id,))
 
 
 # Answers to forecasts, over an open connection to a run's ``control.db``.
@@ -70,16 +48,19 @@ def read_audit(db: sqlite3.Connection, run_id: str | None) -> list[AuditEntry]:
 
 def put_answer(db: sqlite3.Connection, answer: ForecastAnswer) -> None:
     """Insert or replace."""
-    a = answer
-    row = (a.attempt, a.step, int(a.right), plain(a.by), plain(a.why), a.at)
     with transaction(db):
-        db.execute("INSERT OR REPLACE INTO forecast_answer VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.execute(ANSWER.insert("?", doing="INSERT OR REPLACE"), ANSWER.row(answer))
+        merge_extra(db, ANSWER, {_place(ANSWER.row(answer)): answer})
 
 
 def read_answers(db: sqlite3.Connection, run_id: str) -> list[ForecastAnswer]:
     """Answers about the run, by attempt and step."""
-    rows = db.execute("SELECT step, right, answered_by, why, at, attempt FROM forecast_answer ORDER BY attempt, step")
-    return [ForecastAnswer(run_id, step, bool(right), *said) for step, right, *said in rows]
+    return read_table(db, ANSWER, "ORDER BY attempt, step", key=_place, run_id=run_id)
+
+
+def _place(row: Sequence[Any]) -> str:
+    """Key of an answer: attempt and step, which are its first columns."""
+    return f"{row[0]}/{row[1]}"
 
 
 _T = TypeVar("_T")

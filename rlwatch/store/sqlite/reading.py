@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from rlwatch import codec
 from rlwatch.errors import StoreError
 from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
@@ -26,15 +27,15 @@ from rlwatch.records import (
     ForecastRecord,
     RunEdit,
     RunInfo,
-    Severity,
     SpikeBatch,
-    Stage,
     StepRecord,
 )
+from rlwatch.store.fields import EVENT, FINDING, FORECAST, RECORD, loads
 from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.blocks import Block, blocked_sets, blocks_of
 from rlwatch.store.sqlite.curating import curated
-from rlwatch.store.sqlite.rows import FINDING_BODY, loads, packing, unpack_columns
+from rlwatch.store.sqlite.extra import Extra, extra_of
+from rlwatch.store.sqlite.rows import packing, unpack_batch
 from rlwatch.store.sqlite.series import (
     Query,
     metric_sets,
@@ -71,10 +72,9 @@ def newest_records(db: sqlite3.Connection, after_seq: int, last: int) -> list[St
 
 def read_events(db: sqlite3.Connection, after_seq: int, limit: int = -1) -> list[Event]:
     """Events with a higher seq, in order of seq."""
-    rows = db.execute(
-        "SELECT seq, attempt, step, ts, kind, body FROM event WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit)
-    )
-    return [Event(kind, step, loads(body), _moment(ts), attempt, seq) for seq, attempt, step, ts, kind, body in rows]
+    rows = db.execute(EVENT.select("WHERE seq > ? ORDER BY seq LIMIT ?"), (after_seq, limit))
+    extra = extra_of(db, EVENT, after_seq)
+    return [EVENT.record(row, extra.get(row[0])) if extra else EVENT.record(row) for row in rows]
 
 
 def read_branch(
@@ -108,7 +108,13 @@ def _records(
         blocks = blocks_of(db, "record", mset, after_seq)
         if blocks:
             sources.append(_of_blocks(db, blocks, names[mset], after_seq, before_attempt))
-    yield from heapq.merge(*sources, key=attrgetter("seq")) if len(sources) > 1 else sources[0]
+    found = heapq.merge(*sources, key=attrgetter("seq")) if len(sources) > 1 else sources[0]
+    extra = extra_of(db, RECORD, after_seq)
+    yield from _with_extra(found, extra) if extra else found
+
+
+def _with_extra(records: Iterable[StepRecord], extra: Extra) -> Iterator[StepRecord]:
+    return (codec.enriched(record, loads(extra[record.seq])) if record.seq in extra else record for record in records)
 
 
 def _of_rows(
@@ -169,10 +175,8 @@ def read_last_values(db: sqlite3.Connection) -> dict[str, tuple[int, float]]:
 
 def read_findings(db: sqlite3.Connection) -> list[Finding]:
     """Findings of every stage in order of seq, then of writing."""
-    rows = db.execute(
-        "SELECT detector, kind, severity, step, onset_step, attempt, seq, body FROM finding ORDER BY seq, id"
-    )
-    return [_finding(row) for row in rows]
+    rows = db.execute(FINDING.select("ORDER BY seq, id", "body"))
+    return [FINDING.record(row, body) for body, *row in rows]
 
 
 def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRecord]:
@@ -181,12 +185,12 @@ def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRec
         return []
     sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
     rows = db.execute(
-        "SELECT seq, attempt, step, ts, mset, v, body FROM forecast ORDER BY seq DESC LIMIT ?",
+        FORECAST.select("ORDER BY seq DESC LIMIT ?", "mset", "v"),
         (-1 if last is None else last,),
     ).fetchall()
+    extra = extra_of(db, FORECAST)
     return [
-        ForecastRecord(step, _values(*sets[mset], blob), loads(body), _moment(ts), attempt, seq)
-        for seq, attempt, step, ts, mset, blob, body in rows[::-1]
+        FORECAST.record(row, extra.get(row[0]), metrics=_values(*sets[mset], blob)) for mset, blob, *row in rows[::-1]
     ]
 
 
@@ -204,10 +208,23 @@ def read_spikes(
         "ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
         (most, reason, step, DISTRIBUTIONS),
     )
-    return [
-        SpikeBatch(at, as_named_now(why, unpack_columns(blob)), why, _moment(ts), attempt, rank)
-        for at, blob, why, ts, attempt, rank in rows
-    ]
+    return [spikes_of(at, blob, why, _moment(ts), attempt, rank) for at, blob, why, ts, attempt, rank in rows]
+
+
+def spikes_of(  # noqa: PLR0917  (a row, as it is selected)
+    step: int, blob: bytes, reason: str, ts: float, attempt: int, rank: int
+) -> SpikeBatch:
+    """The batch of a row of ``spike_batch``, whatever engine holds it. Raises ``ValueError`` on damage."""
+    columns, rest = unpack_batch(blob)
+    named = as_named_now(reason, columns)
+    found = SpikeBatch(step=step, columns=named, reason=reason, ts=ts, attempt=attempt, rank=rank)
+    return codec.enriched(found, rest)
+
+
+def completions_of(step: int, blob: bytes, ts: float, attempt: int, rank: int) -> CompletionBatch:
+    """The batch of a row of ``completion_batch``. Raises ``ValueError`` on damage."""
+    columns, rest = unpack_batch(blob)
+    return codec.enriched(CompletionBatch(step=step, columns=columns, ts=ts, attempt=attempt, rank=rank), rest)
 
 
 def read_completions(db: sqlite3.Connection, last: int | None) -> list[CompletionBatch]:
@@ -219,10 +236,7 @@ def read_completions(db: sqlite3.Connection, last: int | None) -> list[Completio
         "(SELECT * FROM completion_batch ORDER BY id DESC LIMIT ?) ORDER BY step, id",
         (-1 if last is None else last,),
     )
-    return [
-        CompletionBatch(step, unpack_columns(blob), _moment(ts), attempt, rank)
-        for step, blob, ts, attempt, rank in rows
-    ]
+    return [completions_of(step, blob, _moment(ts), attempt, rank) for step, blob, ts, attempt, rank in rows]
 
 
 def read_top_spikes(db: sqlite3.Connection, limit: int) -> list[Mapping[str, JSON]]:
@@ -257,12 +271,14 @@ def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dic
     return below
 
 
-def _decode(db: sqlite3.Connection, rows: Iterable[_Row]) -> list[StepRecord]:
+def _decode(db: sqlite3.Connection, rows: Sequence[_Row]) -> list[StepRecord]:
     sets = {number: (names, packing(names)) for number, names in metric_sets(db).items()}
-    return [
+    found = (
         StepRecord(step, _values(*sets[mset], blob), _moment(ts), attempt, rank, seq)
         for seq, attempt, rank, step, ts, mset, blob in rows
-    ]
+    )
+    extra = extra_of(db, RECORD, rows[0][0] - 1) if rows else {}
+    return list(_with_extra(found, extra) if extra else found)
 
 
 def _values(names: tuple[str, ...], packed: struct.Struct, blob: bytes) -> dict[str, float]:
@@ -274,22 +290,6 @@ def _values(names: tuple[str, ...], packed: struct.Struct, blob: bytes) -> dict[
 
 def _moment(ts: float | None) -> float:
     return math.nan if ts is None else ts  # SQLite keeps a NaN as NULL
-
-
-def _finding(row: tuple[Any, ...]) -> Finding:
-    detector, kind, severity, step, onset_step, attempt, seq, body = row
-    rest = {"stage": Stage.BEGAN, **loads(body)}  # a file from before there were stages
-    rest["stage"] = Stage(rest["stage"])
-    return Finding(
-        detector=detector,
-        kind=kind,
-        severity=Severity(severity),
-        step=step,
-        onset_step=onset_step,
-        attempt=attempt,
-        seq=seq,
-        **{name: rest[name] for name in FINDING_BODY},
-    )
 
 
 # What a store answers about runs, over two hooks: which runs there are, and where a run's tables are.

@@ -16,15 +16,16 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from rlwatch import codec
 from rlwatch.errors import StoreError
-from rlwatch.records import JSON, Curation, RunInfo, RunState
+from rlwatch.records import JSON, Curation, RunInfo
+from rlwatch.store.fields import dumps, plain
 from rlwatch.store.sqlite.layout import files_in
-from rlwatch.store.sqlite.rows import dumps, plain
 from rlwatch.version import __version__
 
 _log = logging.getLogger("rlwatch")
@@ -84,8 +85,6 @@ NAME = ".runs.jsonl"
 _FILES = ("run.db", "run.db-wal", "control.db")
 _MOST_BYTES_A_RUN, _MOST_BYTES = 1 << 16, 1 << 24
 """Larger ones are read from their own files: settings may have megabytes."""
-_FIELDS = tuple(field.name for field in fields(RunInfo) if field.name not in {"curation", "tags", "state"})
-_CURATION = tuple(field.name for field in fields(Curation))
 
 
 class _Rest(NamedTuple):
@@ -215,14 +214,9 @@ def _parsed(lines: list[bytes]) -> Iterator[Any]:
 
 
 def _row(run: RunInfo) -> dict[str, JSON]:
-    row = {name: getattr(run, name) for name in _FIELDS}
-    row = {name: plain(value) if isinstance(value, str) else value for name, value in row.items()}
-    curation = {name: getattr(run.curation, name) for name in _CURATION} if run.curation != Curation() else None
-    return {**row, "tags": run.tags, "state": run.state.value, "curation": curation}
+    row = {name: plain(value) if isinstance(value, str) else value for name, value in codec.encoded(run).items()}
+    return {**row, "curation": codec.encoded(run.curation) if run.curation != Curation() else None}
 
 
 def _run(row: dict[str, Any]) -> RunInfo:
-    edited = row["curation"]
-    curation = Curation(**{**edited, "logged_tags": tuple(edited["logged_tags"])}) if edited else Curation()
-    known = {**row, "tags": tuple(row["tags"]), "state": RunState(row["state"]), "curation": curation}
-    return RunInfo(**known)
+    return codec.decoded(RunInfo, {**row, "curation": row["curation"] or {}})

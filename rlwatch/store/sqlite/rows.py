@@ -8,9 +8,9 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlwatch import codec
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
 from rlwatch.records import (
@@ -25,59 +25,34 @@ from rlwatch.records import (
     StepRecord,
 )
 from rlwatch.seam import asked, described, shown
+from rlwatch.store.fields import EVENT, FINDING, FORECAST, RECORD, dumps, loads, plain, whole  # noqa: F401
+from rlwatch.store.sqlite.extra import put_extra
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def dumps(value: JSON) -> str:
-    """JSON text of ``value``; raises ``StoreError`` if it has none (a cycle, a tuple as a key).
-
-    >>> dumps({"kl": float("nan"), "top": (1, float("-inf"))})
-    '{"kl":NaN,"top":[1,-Infinity]}'
-    """
-    try:
-        return json.dumps(value, default=_nearest, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"cannot be kept as JSON ({error}); got {str(value)[:200]}") from error
-
-
-def loads(text: str) -> JSON:
-    """The value again. Raises ``ValueError`` on damage."""
-    return json.loads(text)
-
-
-def plain(text: str) -> str:
-    r"""``text`` as UTF-8 can hold it: lone surrogates (undecodable bytes of argv, say) become escapes.
-
-    >>> plain("ok"), plain(chr(0xDC80))
-    ('ok', '\\udc80')
-    """
-    text = str(text)
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _nearest(value: object) -> JSON:
-    if hasattr(value, "tolist"):  # numpy scalars and arrays, 0-d tensors
-        return value.tolist()
-    if hasattr(value, "items"):
-        return dict(value.items())
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return str(value)
-
-
 # A batch's columns (spikes, completions) as one compressed blob, and its worst rows. No pickle anywhere.
 #
 # Blob: zlib(level 1) of  u32 length of head | head | column bytes one after the other.  Head: JSON list of
-# ``[name, dtype, bytes]``; dtype is numpy's little-endian code, or ``"text"`` for a JSON list of strings.
+# ``[name, dtype, bytes]``; dtype is numpy's little-endian code, ``"text"`` for a JSON list of strings, or ``"fields"``
+# for a JSON object: the fields of the batch that have no column of the table.
 
 Columns = Mapping[str, "np.ndarray | Sequence[str]"]
 _NUMBERS = "biuf"
 _MOST = 1 << 31  # bytes a blob may unfold to: a damaged or hostile file must not eat the memory
 
 
-def pack_columns(columns: Columns, level: int = 1) -> tuple[int, bytes]:
+_BATCH_HELD = frozenset(("step", "columns", "reason", "ts", "attempt", "rank"))
+_FIELDS = "fields"
+
+
+def pack_batch(batch: SpikeBatch | CompletionBatch, level: int = 1) -> tuple[int, bytes]:
+    """Number of rows of a batch and the blob of its columns and of its fields that no table has a column for."""
+    return pack_columns(batch.columns, level, codec.beyond(batch, _BATCH_HELD))
+
+
+def pack_columns(columns: Columns, level: int = 1, rest: Mapping[str, JSON] | None = None) -> tuple[int, bytes]:
     """Number of rows and the blob, compressed at ``level`` of zlib. Raises ``ValueError`` for what are no columns."""
     rows: int | None = None
     head: list[tuple[str, str, int]] = []
@@ -89,12 +64,20 @@ def pack_columns(columns: Columns, level: int = 1) -> tuple[int, bytes]:
         rows = length
         head.append((name, kind, len(raw)))
         parts.append(raw)
+    if rest:
+        parts.append(dumps(rest).encode())
+        head.append(("", _FIELDS, len(parts[-1])))
     top = json.dumps(head).encode()
     return rows or 0, zlib.compress(b"".join((len(top).to_bytes(4, "little"), top, *parts)), level)
 
 
 def unpack_columns(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:
     """The columns again. Raises ``ValueError`` on damage."""
+    return unpack_batch(blob)[0]
+
+
+def unpack_batch(blob: bytes) -> tuple[dict[str, np.ndarray | Sequence[str]], Mapping[str, JSON]]:
+    """The columns, and the fields that were packed with them. Raises ``ValueError`` on damage."""
     try:
         unfolding = zlib.decompressobj()
         data = unfolding.decompress(blob, _MOST)
@@ -104,10 +87,14 @@ def unpack_columns(blob: bytes) -> dict[str, np.ndarray | Sequence[str]]:
         raise ValueError("batch is cut short or too large")
     at = 4 + int.from_bytes(data[:4], "little")
     columns: dict[str, np.ndarray | Sequence[str]] = {}
+    rest: Mapping[str, JSON] = {}
     for name, kind, size in json.loads(data[4:at]):
-        columns[name] = _decode(kind, data[at : at + size])
+        if kind == _FIELDS:
+            rest = json.loads(data[at : at + size])
+        else:
+            columns[name] = _decode(kind, data[at : at + size])
         at += size
-    return columns
+    return columns, rest
 
 
 def worst_rows(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]]]:
@@ -184,7 +171,7 @@ TOP_ROWS = 50
 
 MetricSets = dict[tuple[str, ...], tuple[int, struct.Struct]]
 """Names of a metric set -> its id and how its values are packed."""
-_Row = tuple[object, ...]
+_Row = tuple[Any, ...]
 
 
 def packing(names: Iterable[str]) -> struct.Struct:
@@ -203,6 +190,8 @@ class Batch:
         self.new_sets: MetricSets = {}
         self.rows: Counter[tuple[str, int]] = Counter()
         self.forecast_seqs: dict[int, int] = {}
+        self.extra: list[tuple[str, int, str]] = []
+        """Table, ``seq``, and JSON of the fields of a record that have no column."""
         self._sets = sets
         self._records: list[_Row] = []
         self._events: list[_Row] = []
@@ -251,6 +240,7 @@ class Batch:
             db.executemany("INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", self._findings)
         if self._forecasts:  # a resumed run relives, and makes again, what it forecast
             db.executemany("INSERT OR IGNORE INTO forecast VALUES (?, ?, ?, ?, ?, ?, ?)", self._forecasts)
+        put_extra(db, self.extra)
         for row, tops in self._spikes:
             batch = db.execute("INSERT INTO spike_batch VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row).lastrowid
             db.executemany("INSERT INTO spike_top VALUES (NULL, ?, ?, ?, ?, ?, ?)", [(batch, *top) for top in tops])
@@ -259,11 +249,12 @@ class Batch:
 
     def _add_record(self, record: StepRecord) -> None:
         number, values = self._packed(record.metrics)
-        step, ts = _whole(record.step), float(record.ts)
+        step, ts = whole(record.step), float(record.ts)
         self.rows["record", number] += 1
-        self._records.append(
-            (self._next(record), _whole(record.attempt), _whole(record.rank), step, ts, number, values)
-        )
+        seq = self._next(record)
+        self._records.append((seq, whole(record.attempt), whole(record.rank), step, ts, number, values))
+        if rest := RECORD.rest(record):
+            self.extra.append((RECORD.name, seq, dumps(rest)))
 
     def _packed(self, metrics: Mapping[str, float]) -> tuple[int, bytes]:
         """The id of the metric set, and its values."""
@@ -276,41 +267,33 @@ class Batch:
     def _add_forecast(self, forecast: ForecastRecord) -> None:
         """Under the ``seq`` of the record it is of, which is taken."""
         number, values = self._packed(forecast.metrics)
-        where = (_whole(forecast.seq), _whole(forecast.attempt), _whole(forecast.step), float(forecast.ts))
+        *where, body = FORECAST.row(forecast)
         self.rows["forecast", number] += 1
         self.forecast_seqs[number] = min(where[0], self.forecast_seqs.get(number, where[0]))
-        self._forecasts.append((*where, number, values, dumps(forecast.body)))
+        self._forecasts.append((*where, number, values, body))
+        if rest := FORECAST.rest(forecast):
+            self.extra.append((FORECAST.name, where[0], dumps(rest)))
 
     def _add_event(self, event: Event) -> None:
-        step = None if event.step is None else _whole(event.step)
-        body = dumps(event.body)
-        self._events.append((self._next(event), _whole(event.attempt), step, float(event.ts), plain(event.kind), body))
+        row = EVENT.row(event)
+        row[0] = self._next(event)
+        self._events.append(tuple(row))
+        if rest := EVENT.rest(event):
+            self.extra.append((EVENT.name, row[0], dumps(rest)))
 
     def _add_finding(self, finding: Finding) -> None:
-        body = {name: getattr(finding, name) for name in FINDING_BODY}
-        self._findings.append(
-            (
-                _whole(finding.seq),
-                _whole(finding.attempt),
-                _whole(finding.step),
-                _whole(finding.onset_step),
-                plain(finding.detector),
-                plain(finding.kind),
-                finding.severity.value,
-                dumps(body),
-            )
-        )
+        self._findings.append((*FINDING.row(finding), dumps(FINDING.body(finding))))
 
     def _add_spikes(self, spikes: SpikeBatch) -> None:
-        step, attempt, rank = _whole(spikes.step), _whole(spikes.attempt), _whole(spikes.rank)
-        rows, blob = pack_columns(spikes.columns)
+        step, attempt, rank = whole(spikes.step), whole(spikes.attempt), whole(spikes.rank)
+        rows, blob = pack_batch(spikes)
         most = 0 if spikes.reason in (RESPONSES, DISTRIBUTIONS) else TOP_ROWS
         tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst_rows(spikes.columns, most)]
         self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
 
     def _add_completions(self, batch: CompletionBatch) -> None:
-        step, attempt, rank = _whole(batch.step), _whole(batch.attempt), _whole(batch.rank)
-        self._completions.append((step, attempt, rank, float(batch.ts), *pack_columns(batch.columns)))
+        step, attempt, rank = whole(batch.step), whole(batch.attempt), whole(batch.rank)
+        self._completions.append((step, attempt, rank, float(batch.ts), *pack_batch(batch)))
 
     def _set_of(self, names: tuple[str, ...]) -> tuple[int, struct.Struct]:
         known = self._sets.get(names) or self.new_sets.get(names)
@@ -320,23 +303,11 @@ class Batch:
         return known
 
     def _next(self, item: StepRecord | Event) -> int:
-        seq = _whole(item.seq) or self.last_seq + 1
+        seq = whole(item.seq) or self.last_seq + 1
         if seq <= self.last_seq:
             raise ValueError(f"seq {seq} is not above {self.last_seq}, the last one taken")
         self.last_seq = seq
         return seq
-
-
-FINDING_BODY = ("message", "evidence", "metric", "family", "score", "baseline", "stage")
-"""Fields of a finding kept as JSON: free text, and numbers that may be NaN."""
-_INT64 = range(-(1 << 63), 1 << 63)
-
-
-def _whole(value: int) -> int:
-    number = index(value)  # numpy integers too; a float raises TypeError
-    if number not in _INT64:
-        raise OverflowError(f"{number} does not fit in 64 bits")
-    return number
 
 
 def _label(item: Storable) -> str:

@@ -6,17 +6,18 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from rlwatch import codec
 from rlwatch.errors import StoreCorruptError
 from rlwatch.ports import Checkpoint
 from rlwatch.records import JSON, RunInfo, RunState
+from rlwatch.store.fields import RUN, dumps, loads, plain
+from rlwatch.store.sqlite.extra import extra_of, merge_extra
 from rlwatch.store.sqlite.journal import Mark
-from rlwatch.store.sqlite.rows import dumps, loads, plain
 from rlwatch.store.sqlite.schema import transaction
 
-_READ = """SELECT project, name, source, created_at, config, tags, attempt, state, state_reason, heartbeat_at, host, pid
-           FROM run"""
-_WRITE = """INSERT OR REPLACE INTO run (id, project, name, source, created_at, config, tags, attempt, state,
-            state_reason, heartbeat_at, host, pid) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_READ = RUN.select()
+_WRITE = RUN.insert("?", "id", doing="INSERT OR REPLACE")
+_ONE = 1  # the key of the one run
 _NEWEST = "SELECT step, ts, attempt FROM record ORDER BY seq DESC LIMIT 1"
 
 
@@ -25,25 +26,8 @@ def load(db: sqlite3.Connection, run_id: str) -> RunInfo:
     row = db.execute(_READ).fetchone()
     if row is None:
         raise StoreCorruptError(f"run {run_id!r}: its file holds no run")
-    project, name, source, created_at, config, tags, attempt, state, reason, heartbeat_at, host, pid = row
     step, ts, _ = db.execute(_NEWEST).fetchone() or (None, None, None)
-    return RunInfo(
-        run_id=run_id,
-        project=project,
-        name=name,
-        source=source,
-        created_at=created_at,
-        config=loads(config),
-        tags=tuple(loads(tags)),
-        attempt=attempt,
-        state=RunState(state),
-        state_reason=reason,
-        heartbeat_at=heartbeat_at,
-        last_step=step,
-        last_ts=ts,
-        host=host,
-        pid=pid,
-    )
+    return RUN.record(row, extra_of(db, RUN).get(_ONE), run_id=run_id, last_step=step, last_ts=ts)
 
 
 def create(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
@@ -97,9 +81,14 @@ def _begin(db: sqlite3.Connection, run: RunInfo, given: RunInfo, now: float) -> 
 
 def _resumed(db: sqlite3.Connection, old: RunInfo, new: RunInfo) -> RunInfo:
     newest = db.execute(_NEWEST).fetchone()
-    return replace(
+    return resumed(old, new, newest[2] if newest else 0)
+
+
+def resumed(old: RunInfo, new: RunInfo, last_attempt: int) -> RunInfo:
+    """The run ``old`` as its next attempt begins: what its process says, and what it leaves open as it was."""
+    begun = replace(
         old,
-        attempt=1 + max(old.attempt, newest[2] if newest else 0),
+        attempt=1 + max(old.attempt, last_attempt),
         name=new.name or old.name,
         source=new.source or old.source,
         config=new.config or old.config,
@@ -107,26 +96,12 @@ def _resumed(db: sqlite3.Connection, old: RunInfo, new: RunInfo) -> RunInfo:
         host=new.host,
         pid=new.pid,
     )
+    return codec.enriched(begun, RUN.rest(new))
 
 
 def _save(db: sqlite3.Connection, run: RunInfo) -> None:
-    db.execute(
-        _WRITE,
-        (
-            plain(run.project),
-            plain(run.name),
-            plain(run.source),
-            run.created_at,
-            dumps(run.config),
-            dumps(list(run.tags)),
-            run.attempt,
-            run.state.value,
-            plain(run.state_reason),
-            run.heartbeat_at,
-            plain(run.host),
-            run.pid,
-        ),
-    )
+    db.execute(_WRITE, (_ONE, *RUN.row(run)))
+    merge_extra(db, RUN, {_ONE: run})
 
 
 # How far a run has come: what of its journal is stored, what of it is judged, and what the judge knew.

@@ -19,6 +19,7 @@ from rlwatch.records import Event, RunInfo, StepRecord
 from rlwatch.store.sqlite import runrow
 from rlwatch.store.sqlite.blocks import forget_incomplete
 from rlwatch.store.sqlite.connection import connected, explained, open_reader
+from rlwatch.store.sqlite.extra import make_extra
 from rlwatch.store.sqlite.layout import RunFiles, files_in, is_there, size_of
 from rlwatch.store.sqlite.reading import read_events, read_records
 from rlwatch.store.sqlite.schema import transaction
@@ -89,6 +90,8 @@ def poured(damaged: Path, db: sqlite3.Connection) -> None:
     with ExitStack() as stack, explained(str(damaged)):
         source = stack.enter_context(closing(connected(damaged, "ro", 1.0, cut_short=True)))
         with transaction(db):
+            if _has_extra(source):
+                make_extra(db)
             for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 columns = [column[1] for column in db.execute(f"PRAGMA table_info({table})")]
                 put = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608  (our tables)
@@ -107,6 +110,11 @@ def _rows(source: sqlite3.Connection, query: str) -> Iterator[tuple[object, ...]
     """As many as come before the first that cannot be read."""
     with suppress(sqlite3.Error):
         yield from source.execute(query)
+
+
+def _has_extra(source: sqlite3.Connection) -> bool:
+    """True where the damaged file has fields that have no column."""
+    return next(_rows(source, "SELECT 1 FROM extra LIMIT 1"), None) is not None
 
 
 def moments_of(db: sqlite3.Connection) -> set[tuple[int | None, float]]:

@@ -91,7 +91,8 @@ def refuse_newer(version: int, newest: int, where: str) -> None:
 
 # The tables, one function per migration. Comments here are the data dictionary.
 #
-# Nothing newer than SQLite 3.24 is used: cluster Pythons often carry the distribution's old library.
+# Nothing newer than SQLite 3.24 is used: cluster Pythons often carry the distribution's old library. Fields of records
+# that have no column lie in a table that is made where there are some (rlwatch/store/sqlite/extra.py).
 
 _RUN_1 = (
     # The run itself: always exactly one row. The run id is the name of the directory.
@@ -114,7 +115,7 @@ _RUN_1 = (
     """CREATE TABLE event (
         seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER, ts REAL, kind TEXT NOT NULL,
         body TEXT NOT NULL)""",
-    # body: JSON of message, evidence, metric, family, score, baseline (numbers that may be NaN), stage.
+    # body: JSON of the fields that have no column (message, evidence, metric, family, score, baseline, stage...).
     """CREATE TABLE finding (
         id INTEGER PRIMARY KEY, seq INTEGER NOT NULL, attempt INTEGER NOT NULL, step INTEGER NOT NULL,
         onset_step INTEGER NOT NULL, detector TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL,

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rlwatch.ports import Series
+from rlwatch.store.fields import loads
 from rlwatch.store.sqlite.blocks import ABSENT, WIDTHS, Block, Cells, blocks_of, holds_blocks, last_blocked
-from rlwatch.store.sqlite.rows import loads
 from rlwatch.store.thinning import bounds_of
 
 if TYPE_CHECKING:

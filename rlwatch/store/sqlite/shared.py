@@ -16,7 +16,7 @@ import shutil
 import sqlite3
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -52,15 +52,7 @@ from rlwatch.store.sqlite.layout import (
     touch_private,
     writing_to,
 )
-from rlwatch.store.sqlite.nodefiles import (
-    NodeFiles,
-    acknowledgement_of,
-    alert_of,
-    gathered,
-    records_of,
-    silence_of,
-    words_of,
-)
+from rlwatch.store.sqlite.nodefiles import NodeFiles, gathered, records_of, words_of
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.reading import RunTables
 from rlwatch.store.sqlite.writer import FileWriter, open_files
@@ -153,7 +145,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
         """Of one run, or of all, from whatever node."""
         found: dict[str, Acknowledgement] = {}
-        for each in [*self._kept_here(run_id), *self._from_others(run_id, "acknowledgements", acknowledgement_of)]:
+        for each in [*self._kept_here(run_id), *self._from_others(run_id, "acknowledgements", Acknowledgement)]:
             known = found.get(each.alert_id)
             if known is None or each.severity.rank > known.severity.rank:
                 found[each.alert_id] = each
@@ -170,7 +162,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         said = gathered(self._store_wide_words().all(), "silences")
         newest = sorted((each for each in said if isinstance(each[1], dict)), key=lambda each: _said_at(each[1]))
         known = {silence.silence_id: silence for silence in self._local.silences()}
-        known |= {s.silence_id: s for s in records_of(newest, lambda words: silence_of(words["silence"]))}
+        known |= {s.silence_id: s for s in records_of([(key, words.get("silence")) for key, words in newest], Silence)}
         return sorted(known.values(), key=lambda silence: silence.created_at)
 
     def put_entry(self, entry: AuditEntry) -> None:
@@ -180,7 +172,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
         """Acts and words of people of all nodes."""
-        said = records_of(gathered(self._store_wide_words().all(), "audit"), lambda words: AuditEntry(**words))
+        said = records_of(gathered(self._store_wide_words().all(), "audit"), AuditEntry)
         known = {e.entry_id: e for e in [*said, *self._local.audit()] if run_id in (None, e.run_id)}
         return sorted(known.values(), key=lambda entry: entry.at)
 
@@ -201,7 +193,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         if run_id is not None and self._is_here(run_id):
             return self._local.alerts(run_id)
         here = self._local.alerts() if run_id is None else []
-        told = {alert.alert_id: alert for alert in self._from_others(run_id, "alerts", alert_of)}
+        told = {alert.alert_id: alert for alert in self._from_others(run_id, "alerts", Alert)}
         return [*here, *sorted(told.values(), key=lambda alert: alert.fired_at or 0.0, reverse=True)]
 
     def lease_messages(
@@ -242,7 +234,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
     def _kept_here(self, run_id: str | None) -> list[Acknowledgement]:
         return self._local.acknowledgements(run_id) if self._is_here(run_id) else []
 
-    def _from_others(self, run_id: str | None, kind: str, made: Callable[[JSON], _T]) -> list[_T]:
+    def _from_others(self, run_id: str | None, kind: str, made: type[_T]) -> list[_T]:
         """Records of ``kind`` in the files about a run, or about all runs that are not written here."""
         if run_id is not None:
             return records_of(gathered(self._said(run_id).all(), kind), made)
@@ -253,7 +245,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         """Take over what people of other nodes acknowledged, where the run is written."""
         known = {each.alert_id: each.severity.rank for each in self._local.acknowledgements(run_id)}
         try:
-            said = self._from_others(run_id, "acknowledgements", acknowledgement_of)
+            said = self._from_others(run_id, "acknowledgements", Acknowledgement)
         except StoreError as error:
             logger.debug("what other nodes say of run %s is not known now: %s", run_id, error)
             return

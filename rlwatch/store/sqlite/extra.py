@@ -1,0 +1,82 @@
+"""Fields that have no column, in a table of their own: it is made where the first of them is written.
+
+So a record may get a field without a new format of the file: an older rlwatch reads and writes it as before, and what
+it does not know stays. Rows by table and key of the record; body: a JSON object.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from rlwatch.store.fields import Table
+
+Key = int | str
+Extra = Mapping[Key, str]
+"""Key of a record -> JSON of its fields that have no column."""
+_T = TypeVar("_T")
+_MADE = """CREATE TABLE IF NOT EXISTS extra (
+    kind TEXT NOT NULL, key NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"""
+
+
+def make_extra(db: sqlite3.Connection) -> None:
+    """Make the table, in the caller's transaction."""
+    db.execute(_MADE)
+
+
+def keeps_extra(db: sqlite3.Connection) -> bool:
+    """True where anything was ever kept so."""
+    try:
+        db.execute("SELECT 1 FROM extra LIMIT 0")
+    except sqlite3.OperationalError as error:  # cheaper than to look through the schema, which every list of runs would
+        if str(error) != "no such table: extra":
+            raise
+        return False
+    return True
+
+
+def put_extra(db: sqlite3.Connection, rows: Iterable[tuple[str, Key, str]]) -> None:
+    """Keep rows of table, key and JSON, in the caller's transaction; nothing is made where there are none."""
+    kept = list(rows)
+    if kept:
+        make_extra(db)
+        db.executemany("INSERT OR REPLACE INTO extra VALUES (?, ?, ?)", kept)
+
+
+def merge_extra(db: sqlite3.Connection, table: Table[_T], records: Mapping[Key, _T]) -> None:
+    """Keep what ``records`` have no columns for; fields that we do not know stay as they were under their keys."""
+    if not keeps_extra(db):
+        put_extra(db, ((table.name, key, rest) for key, one in records.items() if (rest := table.rest_text(one))))
+        return
+    for key, record in records.items():
+        row = db.execute("SELECT body FROM extra WHERE kind = ? AND key = ?", (table.name, key)).fetchone()
+        rest = table.merged(row[0] if row else "", record)
+        if row and not rest:
+            db.execute("DELETE FROM extra WHERE kind = ? AND key = ?", (table.name, key))
+        put_extra(db, [(table.name, key, rest)] if rest else [])
+
+
+def read_table(
+    db: sqlite3.Connection,
+    table: Table[_T],
+    which: str = "",
+    values: Sequence[object] = (),
+    *,
+    key: Callable[[Sequence[Any]], Key] = itemgetter(0),
+    **known: Any,
+) -> list[_T]:
+    """Records of the table, ``which`` of them and in which order; ``known``: fields that lie elsewhere."""
+    rows = db.execute(table.select(which), values).fetchall()
+    extra = extra_of(db, table) if rows else {}
+    return [table.record(row, extra.get(key(row)) if extra else None, **known) for row in rows]
+
+
+def extra_of(db: sqlite3.Connection, table: Table[Any], after: int | None = None) -> Extra:
+    """All that is kept of the table, or (``after``) of keys above it; nothing in nearly every file."""
+    if not keeps_extra(db):
+        return {}
+    return dict(
+        db.execute("SELECT key, body FROM extra WHERE kind = ?1 AND (?2 IS NULL OR key > ?2)", (table.name, after))
+    )
