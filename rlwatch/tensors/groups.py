@@ -226,7 +226,8 @@ class GroupStd(Grouped):
         # Two passes, about the group's own mean, like the normalisation of GRPO; ddof 1 as torch.std, which verl uses.
         gap = reward - (grouping.total(reward) / size.clamp(min=1))[grouping.labels]
         std = (grouping.total(keep(gap, mask, 0.0).square()) / (size - 1).clamp(min=1)).sqrt()
-        return Mean((size * verdicts.measured).sum(), keep(size * std, verdicts.measured, 0.0).sum())
+        # In order of size: verl's groups come in the order of random ids, and a sum is rounded as its order is.
+        return Mean((size * verdicts.measured).sum(), keep(size * std, verdicts.measured, 0.0).sort().values.sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import statistics
 
 import pytest
@@ -84,6 +85,18 @@ def test_the_deviation_within_groups_is_trls(groups):
     got = read(of(rewards.flatten().tolist(), 4))["reward/group_std"]
 
     assert got == pytest.approx(utils.nanstd(rewards, dim=1).mean().item(), rel=1e-4, abs=1e-6)
+
+
+def test_the_deviation_within_groups_is_the_same_whatever_their_order():
+    """To the bit: some trainers give groups random ids, and two runs of one seed are to be equal."""
+    order = random.Random(0)
+
+    def deviation(rewards, groups):
+        return read(of(rewards, [group for group in groups for _ in range(4)]))["reward/group_std"]
+
+    for seed in range(8):
+        rewards = torch.rand(7, 4, generator=torch.Generator().manual_seed(seed)).flatten().tolist()
+        assert deviation(rewards, range(7)) == deviation(rewards, order.sample(range(7), 7))
 
 
 @pytest.mark.parametrize(
