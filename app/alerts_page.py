@@ -27,7 +27,7 @@ HEARTBEATS = CHOICES[3]
 INCIDENT_COLUMNS = (
     *table.columns(ALERTS, severity="tight", state="tight", run_id="named", message="long", onset_step="tight"),
     table.Column("symptoms", "long wide"),
-    table.Column("who has it", "tight wide"),
+    table.Column("assignee", "tight wide"),
     table.Column("delivery", "middling"),
     *table.columns(ALERTS, fired_at="right tight"),
     table.Column("", "tight"),
@@ -61,7 +61,7 @@ def headline(dockets: Sequence[Docket]) -> str:
     """``2 incidents firing, 1 acknowledged``."""
     firing = [docket for docket in dockets if docket.open and not docket.incident.heartbeat]
     if not firing:
-        return "No incident is firing"
+        return "No firing incidents"
     quiet = (Standing.ACKNOWLEDGED, Standing.SNOOZED, Standing.SILENCED)
     counts = [(standing, sum(docket.standing is standing for docket in firing)) for standing in quiet]
     return ", ".join(
@@ -112,13 +112,13 @@ def acknowledge_cell(docket: Docket) -> table.Cell:
 def resolved_words(alert: Alert) -> str:
     """``over at step 4 900``; empty while it lasts."""
     over = alert.state is AlertState.RESOLVED and alert.resolved_step is not None
-    return f"over at step {fmt.step(alert.resolved_step)}" if over else ""
+    return f"resolved at step {fmt.step(alert.resolved_step)}" if over else ""
 
 
 def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
     """Delivery of the incident's messages: the worst of them, and each behind a click."""
     if not messages:
-        return table.text("nobody told", quiet=True)
+        return table.text("not sent", quiet=True)
     lines = [(message.channel, incident_dialog.delivery_words(message)) for message in messages]
     worst = max(messages, key=lambda m: (OutboxStatus.SENT, OutboxStatus.PENDING, OutboxStatus.DEAD).index(m.status))
     shape, colour = DELIVERY_LOOK[worst.status]
@@ -146,7 +146,7 @@ def _body(go_to_run: GoToRun) -> None:
             layout.store_line(_counted(dockets))
         _silences(now)
         if not dockets:
-            st.caption("Nothing has raised an alarm yet. What does is decided by the rules: see Rules.")
+            st.caption("No alerts yet. See Rules for what fires an alert.")
             return
         shown = matching(dockets, _choice())
         may_take = layout.principal().may_command
@@ -169,7 +169,7 @@ def _silences(now: float) -> None:
     if not lasting:
         return
     may_end = layout.principal().may_command
-    with st.expander(f"{fmt.plural(len(lasting), 'silence')}: nobody is told of these", icon=":material/volume_off:"):
+    with st.expander(f"{fmt.plural(len(lasting), 'silence')}, matching alerts not sent", icon=":material/volume_off:"):
         for silence in lasting:
             words, end = st.columns([5, 1], vertical_alignment="center")
             words.text(silence_words(silence, now))
@@ -183,7 +183,7 @@ def _end(silence: Silence) -> None:
     except RLWatchError as error:
         st.error(fmt.shorten(str(error), 600))
         return
-    st.toast("The silence is over: what still fires is told", icon=":material/volume_up:")
+    st.toast("Silence ended: alerts that still fire will be sent", icon=":material/volume_up:")
     st.rerun()
 
 

@@ -40,7 +40,7 @@ function whole(step) {
 function place(axis, x, origin = "0") {
   if (axis === "time") return x < 1 ? `${number(x * 60, 3)} min` : `${number(x, 4)} h`;
   if (axis === "tokens") return `${number(x, 4)} M tokens`;
-  if (axis === "chance") return `${number(x, 3)} % said`;
+  if (axis === "chance") return `${number(x, 3)} % predicted`;
   if (axis === "crash") return `${number(Math.abs(Math.round(x)))} steps ${x < 0 ? "before" : "after"} the crash`;
   return `step ${whole(BigInt(origin) + BigInt(Math.round(x)))}`;
 }

@@ -69,7 +69,7 @@ _FORMS = (
         "Lower the learning rate",
         "From the next boundary on the learning rate is a **fraction of what the schedule says**. A second command "
         "replaces the first; a fraction of 1 gives the rate back to the schedule.",
-        labels={"scale": "Fraction of the schedule", "until": "Until step (empty: for good)"},
+        labels={"scale": "Fraction of the schedule", "until": "Until step (empty: no end)"},
         suggested={"scale": 0.3},
     ),
     CommandForm(
@@ -83,22 +83,22 @@ _FORMS = (
         "pause",
         "Pause…",
         "Pause the training",
-        "At the next boundary training waits, holding its GPUs, until somebody resumes or stops it. "
-        "It goes on by itself when the time is over. While it waits, other commands are carried out.",
-        labels={"minutes": "At most, minutes"},
+        "At the next boundary training waits, holding its GPUs, until you resume or stop it. "
+        "It resumes by itself when the time is up. Other commands still run meanwhile.",
+        labels={"minutes": "Maximum, minutes"},
     ),
-    CommandForm("resume", "Resume…", "Resume the training", "Training goes on where it waits."),
+    CommandForm("resume", "Resume…", "Resume the training", "Training continues where it paused."),
     CommandForm(
         "stop",
         "Stop…",
         "Stop the training",
-        "At the next boundary training **ends**, as if it had reached its last step. Only whoever started it can "
-        "start it again.",
+        "At the next boundary training **ends**, as if it had reached its last step. Restart it from "
+        "where it was launched.",
         typed=True,
         labels={"save": "Checkpoint"},
         values={
             "yes": "saved first",
-            "no": "not saved: what was learnt since the last one is lost",
+            "no": "not saved: progress since the last checkpoint is lost",
         },
     ),
 )
@@ -160,7 +160,7 @@ def checks(
         collapse = collapsing(alerts)
         found.append(Check(not collapse, _collapse_words(kind, collapse)))
     if kind == "save-checkpoint" and paused:
-        found.append(Check(None, "the run is paused: the trainer saves once it goes on"))
+        found.append(Check(None, "the run is paused: the trainer saves once it resumes"))
     if kind == "resume":
         found.append(Check(paused or None, "the run is paused" if paused else "the run does not seem to be paused"))
     return found
@@ -174,18 +174,18 @@ def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
 
 def _alive(run: RunInfo, *, stale: bool, dead: bool) -> Check:
     if run.state is not RunState.RUNNING:
-        return Check(False, f"the run has {run.state.value}: nobody will claim the command")
+        return Check(False, f"the run has {run.state.value}: no trainer will run the command")
     if dead:
-        return Check(False, "the trainer is dead: the command expires unless somebody starts it again")
+        return Check(False, "the trainer is dead: the command expires unless it is restarted")
     if stale:
-        return Check(None, "no step for a while: the command expires unless the run goes on")
+        return Check(None, "no recent step: the command expires unless the run continues")
     return Check(True, "the run is live")
 
 
 def _reference_words(has_reference: bool | None) -> str:
     if has_reference:
-        return "a reference is present: KL to it is measured"
-    return "no KL to a reference is recorded: the trainer refuses if it has none"
+        return "the run logs KL to a reference"
+    return "no KL to a reference is logged: the trainer refuses if it has no reference"
 
 
 def _collapse_words(kind: str, collapse: Sequence[Alert]) -> str:
@@ -263,7 +263,7 @@ def waiting(commands: Sequence[Command], now: float) -> bool:
 def outcome(command: Command, now: float) -> str:
     """Outcome of it: ``done at step 4 816``."""
     if missed(command, now) or (command.status is CommandStatus.EXPIRED and command.claimed_at is None):
-        return "expired: nobody claimed it"
+        return "expired: no trainer took it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
     return f"{command.status.value}{at}"
 
@@ -314,8 +314,8 @@ def _dialog(run: RunInfo, form: CommandForm, key: str) -> None:
     st.markdown(form.explanation)
     st.html(joined(*(_check(check) for check in _checks(run, form.kind))))
     args = _arguments(form)
-    why = st.text_input("Why", key="why", max_chars=300, placeholder="kept with the command, for whoever asks later")
-    force = COMMAND_KINDS[form.kind].vetoed and st.checkbox("Force: even during a collapse", key="force")
+    why = st.text_input("Why", key="why", max_chars=300, placeholder="stored with the command")
+    force = COMMAND_KINDS[form.kind].vetoed and st.checkbox("Force, even during a collapse", key="force")
     typed = st.text_input(f"Type {_quoted(run)} to confirm", key="typed", live=True) if form.typed else ""
     layout.signature()
     send, cancel = st.columns([1, 1])
@@ -365,14 +365,14 @@ def _checks(run: RunInfo, kind: str) -> list[Check]:
 def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Check]:
     """Present value of the quantity that is to be changed, if it is recorded."""
     canonical, words = {
-        "lower-lr": ("optim/lr", "the learning rate is"),
-        "set-kl-coef": ("policy/kl_coef", "the KL coefficient is"),
+        "lower-lr": ("optim/lr", "current learning rate:"),
+        "set-kl-coef": ("policy/kl_coef", "current KL coefficient:"),
     }.get(kind, ("", ""))
     last = queries.last_values(run.run_id).get(names.get(canonical, ""))
     if last is None:
         return []
     step, value = last
-    return [Check(True, f"{words} {fmt.number(value)} now (step {fmt.step(step)})")]
+    return [Check(True, f"{words} {fmt.number(value)} (step {fmt.step(step)})")]
 
 
 def _check(check: Check) -> Markup:

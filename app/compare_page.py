@@ -56,7 +56,7 @@ def page(go_to_run: GoToRun) -> None:
         known = queries.runs_by_id()
         chosen = _chosen(known)
         if len(chosen) < 2:
-            st.caption("Choose two runs or more, here or by their boxes in the list of runs.")
+            st.caption("Select two or more runs here or in the list of runs.")
             return
         _compared(chosen, go_to_run)
 
@@ -66,7 +66,7 @@ def _chosen(known: Mapping[str, RunInfo]) -> list[RunInfo]:
     asked = [run_id for run_id in dict.fromkeys(st.query_params.get_all("runs")) if run_id in known]
     st.session_state.setdefault(CHOSEN, asked[:MOST_RUNS])
     ids = st.multiselect(
-        "Runs; the first is held against each of the others",
+        "Runs (the first is compared with each of the others)",
         list(known),
         key=CHOSEN,
         format_func=lambda run_id: called(known[run_id]) if run_id in known else run_id,
@@ -90,9 +90,9 @@ def called(run: RunInfo) -> str:
 def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     differing = config_diff([run.config for run in runs])
     left, right = st.columns(2)
-    axis = Axis(left.selectbox("Aligned by", [axis.value for axis in AXES], key="by", bind="query-params"))
+    axis = Axis(left.selectbox("Align by", [axis.value for axis in AXES], key="by", bind="query-params"))
     grouped = right.selectbox(
-        "Grouped by",
+        "Group by",
         [NOT_GROUPED, BY_PROJECT, BY_NAME_STEM, BY_TAGS, *(setting.name for setting in differing)],
         key="group",
         bind="query-params",
@@ -124,7 +124,7 @@ def _comparison(url: str, left: Version, right: Version, axis: Axis) -> Comparis
 PARTED_COLUMNS = (
     table.Column("metric", "long"),
     table.Column("diverged at", "right tight"),
-    table.Column("against", "tight middling"),
+    table.Column("compared with", "tight middling"),
     table.Column("first run", "right tight"),
     table.Column("other run", "right tight"),
     table.Column("x noise", "right tight middling"),
@@ -136,10 +136,7 @@ def show_parted(comparisons: Sequence[Comparison]) -> None:
     st.html(el("div", "Diverged first", cls="rl-family"))
     st.html(
         joined(
-            *(
-                el("div", el("b", f"{one.left} against {one.right}"), f"  {one.answer}", cls="rl-why")
-                for one in comparisons
-            )
+            *(el("div", el("b", f"{one.left} vs {one.right}"), f"  {one.answer}", cls="rl-why") for one in comparisons)
         )
     )
     rows = [
@@ -216,7 +213,7 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
         laid = {run_id: _laid(store_url(), version(run), axis) for run_id, run in runs.items()}
         absent = [called(runs[run_id]) for run_id, one in laid.items() if one is None]
         if absent:
-            st.caption(f"Did not record {AXES[axis]}: {', '.join(absent)}")
+            st.caption(f"{AXES[axis]} not logged by {', '.join(absent)}")
         known = [one for one in laid.values() if one is not None]
         drawn = [Group(name, tuple(runs[i] for i in ids if laid[i])) for name, ids in groups if any(map(laid.get, ids))]
         if not known:
@@ -420,7 +417,7 @@ def show_settings(runs: Sequence[RunInfo], differing: Sequence[Setting], go_to_r
     """The settings in which the runs differ, a column a run; and the way to each run."""
     st.html(el("div", "Settings that differ", cls="rl-family"))
     if not differing:
-        st.caption("None, as far as they are recorded.")
+        st.caption("No differences in the recorded settings.")
     columns = (table.Column("setting", "long"), *(table.Column(fmt.shorten(called(run), 30), "tight") for run in runs))
     links = table.Row([table.text("page", quiet=True), *(table.run_link(run.run_id, "", run.name) for run in runs)])
     rows = [

@@ -23,14 +23,14 @@ from .markup import Markup, el, joined
 from .thinning import Curve
 
 COLUMNS = (
-    table.Column("what came of it", "tight"),
+    table.Column("outcome", "tight"),
     table.Column("run"),
     table.Column("at step", "right tight"),
-    table.Column("highest chance", "right tight"),
-    table.Column("it was said that", "long wide"),
+    table.Column("peak risk", "right tight"),
+    table.Column("forecast", "long wide"),
     table.Column("failure at", "right tight"),
     table.Column("lead", "right tight"),
-    table.Column("was it right?", "long"),
+    table.Column("feedback", "long"),
 )
 LOOK = {
     Came.TRUE: ("●", BLUE),
@@ -52,9 +52,9 @@ def headline(record: Record) -> str:
     """``3 of 5 alarms came true, a median of 41 steps early; 1 failure was missed``."""
     right, wrong = record.count(Came.TRUE), record.count(Came.FALSE)
     if not record.runs:
-        return "Nothing was forecast yet"
+        return "No forecasts yet"
     if not right + wrong:
-        parts = ["No alarm was put to the test yet"]
+        parts = ["No alarm has an outcome yet"]
     else:
         early = (
             f", a median of {fmt.plural(record.leads[len(record.leads) // 2], 'step')} early" if record.leads else ""
@@ -88,10 +88,10 @@ def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
     """A link to answer, or the answer that was given."""
     asks = f"{JUDGE}{past.run_id}:{past.step}"
     if past.answer is not None:
-        words = f"{'right' if past.answer.right else 'wrong'}, says {fmt.shorten(past.answer.by, 60)}"
+        words = f"{'right' if past.answer.right else 'wrong'} ({fmt.shorten(past.answer.by, 60)})"
         why = f": {fmt.shorten(past.answer.why, 120)}" if past.answer.why else ""
         return table.link(words + why, "forecasts", asks) if may_judge else table.text(words + why)
-    return table.link("say so", "forecasts", asks) if may_judge else table.text("nobody said", quiet=True)
+    return table.link("rate", "forecasts", asks) if may_judge else table.text("no feedback", quiet=True)
 
 
 def curve_board(record: Record, ink: Ink) -> Board:
@@ -99,12 +99,10 @@ def curve_board(record: Record, ink: Ink) -> Board:
     each = sorted(record.curve, key=lambda each: each.said)
     seen = _line([one.said for one in each], [one.came for one in each])
     lines = [
-        Line(seen, ink.line, "failures that came", dots=11),
+        Line(seen, ink.line, "observed failures", dots=11),
         Line(_line([0.0, 1.0], [0.0, 1.0]), ink.quiet, dash=(4, 4), mute=True),
     ]
-    panel = Panel(
-        "reliability", "Failures that came, %", lines, (-4.0, 104.0), "by the chance that was given, %", height=300
-    )
+    panel = Panel("reliability", "Observed failures, %", lines, (-4.0, 104.0), "by predicted risk, %", height=300)
     place = Place("chance", np.array([0.0, STEPS_OF_CHANCE]), np.array([0.0, 100.0]))
     ends = (0, STEPS_OF_CHANCE)
     return Board("reliability", ends, ends, ink, place, sections=[Section("curve", "", [panel], span=3)])
@@ -117,7 +115,7 @@ def _line(said: Sequence[float], came: Sequence[float]) -> Curve:
 
 def curve_table(record: Record) -> Markup:
     """The same in numbers."""
-    head = el("tr", *(el("th", name) for name in ("said", "came", "steps", "runs")))
+    head = el("tr", *(el("th", name) for name in ("predicted", "observed", "steps", "runs")))
     rows = [
         el(
             "tr",
@@ -135,7 +133,7 @@ def curve_table(record: Record) -> Markup:
 def _dialog_if_open() -> None:
     asked = st.session_state.get(PENDING)
     if asked:
-        st.dialog("Was this right?", width="medium", on_dismiss=_close)(_dialog)(*asked)
+        st.dialog("Was this forecast right?", width="medium", on_dismiss=_close)(_dialog)(*asked)
 
 
 def _close() -> None:
@@ -154,12 +152,12 @@ def _dialog(run_id: str, step: int) -> None:
             el("div", *(el("span", fact) for fact in facts if fact), cls="rl-facts"),
         )
     )
-    st.caption("Did something go wrong with this run soon after? `rlwatch forecast calibrate` goes by the answers.")
-    verdict = st.radio("It was", ["right", "wrong"], horizontal=True, key="judge-right", index=None)
-    why = st.text_input("Why", key="judge-why", max_chars=300, placeholder="shown to whoever looks next")
+    st.caption("Did the run fail soon after? `rlwatch forecast calibrate` uses these answers.")
+    verdict = st.radio("The forecast was", ["right", "wrong"], horizontal=True, key="judge-right", index=None)
+    why = st.text_input("Why", key="judge-why", max_chars=300, placeholder="visible to everyone")
     layout.signature()
     send, cancel = st.columns([1, 1])
-    if send.button("Keep the answer", type="primary", key="judge", width="stretch"):
+    if send.button("Save", type="primary", key="judge", width="stretch"):
         _keep(past, verdict, why or "")
     if cancel.button("Cancel", key="judge-cancel", width="stretch"):
         _close()
@@ -168,16 +166,16 @@ def _dialog(run_id: str, step: int) -> None:
 
 def _keep(past: Past, verdict: str | None, why: str) -> None:
     if verdict is None:
-        st.error("Say first whether it was right or wrong.")
+        st.error("Choose right or wrong.")
         return
     try:
         acts.answer_forecast(queries.store(), past, by=layout.principal(), right=verdict == "right", why=why)
     except RLWatchError as error:
-        st.error("The answer was not kept.")
+        st.error("The answer was not saved.")
         st.code(fmt.shorten(str(error), 600), language=None, wrap_lines=True)
         return
     _close()
-    st.toast("Answer kept", icon=":material/check:")
+    st.toast("Answer saved", icon=":material/check:")
     st.rerun()
 
 
@@ -194,10 +192,10 @@ def page(go_to_run: GoToRun) -> None:
         head.html(el("div", headline(record), cls="rl-head"))
         with store:
             layout.store_line(
-                fmt.plural(record.runs, "run") + " with forecasts", *([f"{left} older left out"] * (left > 0))
+                fmt.plural(record.runs, "run") + " with forecasts", *([f"{left} older not shown"] * (left > 0))
             )
         if not record.runs:
-            st.caption("The forecaster speaks once a run has some 50 steps with the metrics it goes by.")
+            st.caption("Forecasts start after about 50 steps with the metrics that the model reads.")
             return
         _alarms(record, runs, go_to_run)
         _curve(record)
@@ -205,11 +203,9 @@ def page(go_to_run: GoToRun) -> None:
 
 def _alarms(record: Record, runs: dict[str, RunInfo], go_to_run: GoToRun) -> None:
     may_judge = layout.principal().may_command
-    st.caption(
-        "An alarm came true where a failure, by the labels that forecasters are trained on, began within 50 steps."
-    )
+    st.caption("An alarm is true if a failure began within 50 steps of it (labelled as in training).")
     if not record.past:
-        st.caption("No alarm was raised, and no failure missed.")
+        st.caption("No alarms and no missed failures.")
         return
     rows = [past_row(past, runs.get(past.run_id), may_judge=may_judge) for past in record.past]
     opened = table.show("forecasts", COLUMNS, rows)
@@ -224,7 +220,7 @@ def _alarms(record: Record, runs: dict[str, RunInfo], go_to_run: GoToRun) -> Non
 def _curve(record: Record) -> None:
     if not record.curve:
         return
-    st.html(el("div", "Did the chances hold?", cls="rl-family"))
+    st.html(el("div", "Calibration: predicted / observed", cls="rl-family"))
     chart, numbers = st.columns([3, 2], gap="medium")
     with chart:
         board.library()
@@ -232,6 +228,6 @@ def _curve(record: Record) -> None:
     with numbers:
         st.html(joined(curve_table(record)))
         st.caption(
-            "Each step with a chance counts once its 50 steps are over, so that steps of one run are not independent: "
-            "look at the runs, too. On the dashed line chances are right; below it there were fewer failures."
+            "Each forecast step counts after its 50 steps are over. Steps of one run are not independent: check the "
+            "number of runs, too. The dashed line is perfect calibration; below it, fewer failures were observed."
         )

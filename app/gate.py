@@ -201,7 +201,7 @@ class Gate:
         if own is None:
             known = ", ".join(self._settings.origins)
             return PlainTextResponse(
-                f"This dashboard answers to {known} only. Reached through a tunnel or a proxy under another address: "
+                f"This dashboard answers to {known} only. To reach it through a tunnel or a proxy at another address, "
                 "start it with --public-url ADDRESS.\n",
                 421,
             )
@@ -212,7 +212,7 @@ class Gate:
         site, mode = connection.headers.get("sec-fetch-site"), connection.headers.get("sec-fetch-mode")
         safe = not websocket and connection.scope["method"] in SAFE_METHODS and mode == "navigate"
         if site in {"cross-site", "same-site"} and not safe:
-            return PlainTextResponse("Refused: another site's page may link here, and nothing else.\n", 403)
+            return PlainTextResponse("Refused: a page of another site may link here but not send requests.\n", 403)
         return None
 
     def _from_proxy(self, scope: Scope) -> bool:
@@ -257,7 +257,7 @@ class Gate:
         role = self._role(given["token"])
         if role is None:
             self._turns.wrong(client)
-            words = "That is not a token of this dashboard. Each start of rlwatch ui makes new ones."
+            words = "Wrong token. Each start of rlwatch ui creates new tokens."
             return self._ask(connection, words, after=after)
         before = session.name if session and session.role == role else ""
         who = _tidy(given.get("name", "")) or before or f"{role}@{socket.gethostname()}"
@@ -329,7 +329,7 @@ class Gate:
             after = _here(connection)
         stranger = self._stranger(connection)
         if stranger and not says:
-            says, status = f"{stranger} is not on the list of people who may see this dashboard.", 403
+            says, status = f"{stranger} has no access to this dashboard.", 403
         return login_page(self._settings.base_path, says, after, status, headers, by_oidc=bool(self._settings.people))
 
     # -- inside
@@ -362,7 +362,7 @@ class Gate:
         claims = oidc.claims_of(connection) if self._settings.people else None
         if claims is None or oidc.role_of(oidc.address_of(claims), self._settings.people) is not None:
             return ""
-        return _tidy(oidc.address_of(claims)) or "A person without an address that the provider vouches for"
+        return _tidy(oidc.address_of(claims)) or "A user without a verified e-mail address"
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: Session) -> None:
         """Through to the app, which is principal who it is; a websocket lasts no longer than its session."""

@@ -20,10 +20,10 @@ __all__ = ["Pause", "pause_of", "pause_words"]
 
 
 def pause_words(pause: Pause, now: float) -> str:
-    """``paused at step 480 by ann@lab: look at the samples; goes on by itself in 54 min``."""
+    """``paused at step 480 by ann@lab: look at the samples; resumes by itself in 54 min``."""
     why = f": {fmt.shorten(pause.why, 120)}" if pause.why else ""
     left = fmt.duration(max(0.0, pause.until - now))
-    return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; goes on by itself in {left}"
+    return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; resumes by itself in {left}"
 
 
 RECENT_S = 24 * 3600.0
@@ -206,4 +206,4 @@ def last_alarm_words(alerts: Sequence[Alert]) -> str:
         return ""
     last = max(over, key=lambda alert: alert.resolved_step or alert.step)
     ended = fmt.step(last.resolved_step if last.resolved_step is not None else last.step)
-    return f"{fmt.words(last.kind)} from step {fmt.step(last.onset_step)}, over at step {ended}"
+    return f"{fmt.words(last.kind)} from step {fmt.step(last.onset_step)}, resolved at step {ended}"

@@ -67,7 +67,7 @@ def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal
     now = [known.get(alert.alert_id, alert) for alert in alerts]
     firing = [alert for alert in now if alert.state == "firing"] or now[:1]
     if not firing:
-        raise ConfigError("there is nothing to acknowledge: the incident has no alert any more")
+        raise ConfigError("nothing to acknowledge: the incident has no alert left")
     kept = [silencing.acknowledge(store, alert, by=by.name, why=why) for alert in firing]
     return kept[0]
 
@@ -120,5 +120,5 @@ def try_channel(config: Config, name: str, *, by: Principal) -> Trial:
     by.require_command()
     notifier = build_notifiers(config, console=False).get(name)
     if notifier is None:
-        raise ConfigError(f"there is no channel {name!r} to try; there are {', '.join(config.channel_names)}")
+        raise ConfigError(f"no channel is called {name!r}; configured channels: {', '.join(config.channel_names)}")
     return try_channels({name: notifier}, dashboard_url=config.dashboard_url)[0]

@@ -57,9 +57,9 @@ def _dialog(docket: Docket) -> None:
     told.html(joined(delivery_list(docket)))
     done.html(joined(history_list(docket.audit, time.time())))
     if not docket.open:
-        st.caption("It does not fire any more; a note can still be left.")
+        st.caption("No longer firing. You can still leave a note.")
     chosen = st.segmented_control(
-        "What to do", ACTS if docket.open else ACTS[3:], default=None if docket.open else ACTS[3], key="act",
+        "Action", ACTS if docket.open else ACTS[3:], default=None if docket.open else ACTS[3], key="act",
         label_visibility="collapsed",
     ) or (ACTS[0] if docket.open else ACTS[3])  # fmt: skip
     {"Acknowledge": _acknowledge, "Snooze": _snooze, "Silence": _silence, "Note": _note}[chosen](docket)
@@ -69,7 +69,7 @@ def _dialog(docket: Docket) -> None:
     if close.button("Close", key="incident-close", width="stretch"):
         close_incident()
         st.rerun()
-    leave.link_button("Open the run", f"run?{urlencode({'run': incident.run_id})}", width="stretch")
+    leave.link_button("Open run", f"run?{urlencode({'run': incident.run_id})}", width="stretch")
 
 
 def subject(docket: Docket) -> Markup:
@@ -118,7 +118,7 @@ def alerts_list(docket: Docket) -> Markup:
 
 def _facts(alert: Alert, docket: Docket) -> list[str]:
     over = alert.state is AlertState.RESOLVED
-    ended = f"over at step {fmt.step(alert.resolved_step)}" if over and alert.resolved_step is not None else ""
+    ended = f"resolved at step {fmt.step(alert.resolved_step)}" if over and alert.resolved_step is not None else ""
     state = "unresolved" if alert.state is AlertState.FIRING and not docket.goes_on else alert.state.value
     return [
         f"since step {fmt.step(alert.onset_step)}",
@@ -130,9 +130,9 @@ def _facts(alert: Alert, docket: Docket) -> list[str]:
 
 def delivery_list(docket: Docket) -> Markup:
     """Channel, what was told, and what became of it."""
-    title = el("div", "Told", cls="rl-panel")
+    title = el("div", "Delivery", cls="rl-panel")
     if not docket.messages:
-        return joined(title, el("div", "nobody", cls="rl-quiet"))
+        return joined(title, el("div", "not sent", cls="rl-quiet"))
     lines = [
         el("li", el("b", fmt.shorten(message.channel, 40)), f" {_event(message)}: {delivery_words(message)}")
         for message in docket.messages
@@ -141,12 +141,12 @@ def delivery_list(docket: Docket) -> Markup:
 
 
 def _event(message: OutboxMessage) -> str:
-    return fmt.shorten(str(message.payload.get("event") or "told"), 40)
+    return fmt.shorten(str(message.payload.get("event") or "alert"), 40)
 
 
 def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
     """Acts and notes of people, the newest first."""
-    title = el("div", "Done and noted", cls="rl-panel")
+    title = el("div", "History", cls="rl-panel")
     if not audit:
         return joined(title, el("div", "nothing yet", cls="rl-quiet"))
     lines = [
@@ -162,7 +162,7 @@ def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
     return joined(title, el("ul", *lines, cls="rl-plain"))
 
 
-DONE = {"acknowledge": "acknowledged it", "snooze": "snoozed it", "note": "noted", "silence": "silenced"}
+DONE = {"acknowledge": "acknowledged", "snooze": "snoozed", "note": "noted", "silence": "silenced"}
 """Acts of the audit, as they are told."""
 
 
@@ -189,11 +189,9 @@ def delivery_words(message: OutboxMessage) -> str:
 
 
 def _acknowledge(docket: Docket) -> None:
-    st.caption(
-        "Nobody is reminded of it and it does not escalate any more, unless it gets worse. Its end is still told."
-    )
+    st.caption("Stops reminders and escalation unless the incident gets worse. Its resolution is still sent.")
     why = st.text_input(
-        "What you do about it", key="take-why", max_chars=300, placeholder="shown to whoever looks next"
+        "What are you doing about it?", key="take-why", max_chars=300, placeholder="visible to everyone"
     )
     _send(
         "Acknowledge",
@@ -212,9 +210,11 @@ def _acknowledge(docket: Docket) -> None:
 
 
 def _snooze(docket: Docket) -> None:
-    st.caption("Nobody is told of it for a while, unless it gets worse. What still fires then is told then.")
+    st.caption(
+        "Sends nothing for this time unless the incident gets worse. Alerts that still fire afterwards are sent then."
+    )
     length = st.selectbox("For", list(acts.LENGTHS), index=1, key="snooze-for")
-    why = st.text_input("Why", key="snooze-why", max_chars=300)
+    why = st.text_input("Reason", key="snooze-why", max_chars=300)
     _send(
         "Snooze",
         "snooze",
@@ -230,10 +230,13 @@ def _silence(docket: Docket) -> None:
     run, lead = docket.run, docket.incident.lead
     name = (run.name if run else "") or docket.incident.run_id
     offered = acts.scopes(lead, fmt.shorten(name, 60), run.project if run else "", fmt.words(lead.kind))
-    st.caption("Nobody is told of what fits, now or later, critical or not, until it is over. Everybody sees it here.")
-    scope = st.selectbox("Of", offered, format_func=lambda scope: scope.label, key="silence-of")
+    st.caption(
+        "Sends nothing for matching alerts, new and critical ones included, until the silence ends. "
+        "They stay visible here."
+    )
+    scope = st.selectbox("Scope", offered, format_func=lambda scope: scope.label, key="silence-of")
     length = st.selectbox("For", list(acts.LENGTHS), index=1, key="silence-for")
-    why = st.text_input("Why (needed: others will wonder)", key="silence-why", max_chars=300)
+    why = st.text_input("Reason (required)", key="silence-why", max_chars=300)
     _send(
         "Silence",
         "silence",
@@ -244,13 +247,13 @@ def _silence(docket: Docket) -> None:
 
 
 def _note(docket: Docket) -> None:
-    text = st.text_area("Note", key="note-text", max_chars=2000, placeholder="for whoever looks next")
+    text = st.text_area("Note", key="note-text", max_chars=2000, placeholder="visible to everyone")
     _send(
-        "Leave the note",
+        "Add note",
         "note",
-        "The note was not kept.",
+        "The note was not saved.",
         lambda: acts.note(queries.store(), docket.incident.lead, by=layout.principal(), text=text or "").by,
-        "Noted by {}",
+        "Note added by {}",
     )
 
 

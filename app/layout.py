@@ -44,7 +44,7 @@ def principal() -> Principal:
     return Principal(unquote(headers.get(NAME_HEADER, "")), headers.get(ROLE_HEADER, ""))
 
 
-LOOK_ONLY = "You may look; commands take the operator's link of rlwatch ui"
+LOOK_ONLY = "Read-only access: open the operator link of rlwatch ui to send commands"
 """Hint at a button that a viewer cannot press."""
 
 
@@ -59,10 +59,10 @@ def account_line() -> None:
 
 
 def signature() -> None:
-    """Draw the name that a command will be kept with: ``In the name of ann (operator)``."""
+    """Draw the name that a command will be kept with: ``Signed in as ann (operator)``."""
     who = principal()
-    name = el("b", who.name or "nobody")
-    st.html(el("div", "In the name of ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
+    name = el("b", who.name or "anonymous")
+    st.html(el("div", "Signed in as ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
 
 
 def store_line(*facts: str) -> None:
@@ -76,8 +76,8 @@ def readable(what: str = "The store") -> Iterator[None]:
     try:
         yield
     except RunNotFoundError as error:
-        st.warning("There is no such run in this store.", icon=":material/search_off:")
+        st.warning("Run not found in this store.", icon=":material/search_off:")
         st.code(str(error), language=None, wrap_lines=True)
     except RLWatchError as error:
-        st.error(f"{what} cannot be read. This page tries again by itself.", icon=":material/error:")
+        st.error(f"{what} cannot be read. This page retries automatically.", icon=":material/error:")
         st.code(str(error), language=None, wrap_lines=True)

@@ -33,7 +33,7 @@ def show() -> None:
     if st.context.theme.type == "dark":
         st.html(DARK_STYLE)
     if not layout.principal().name:
-        st.error("This dashboard has no door: start it with rlwatch ui.", icon=":material/door_front:")
+        st.error("This dashboard has no login: start it with rlwatch ui.", icon=":material/door_front:")
         st.stop()
     page = st.navigation(list(pages().values()), position="top")
     page.run()

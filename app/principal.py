@@ -30,6 +30,5 @@ class Principal:
         """Raise ``NotPermittedError`` unless they may change something."""
         if not self.may_command:
             raise NotPermittedError(
-                f"{self.name or 'whoever is not logged in'} may look and not command: open the operator's link of "
-                "rlwatch ui"
+                f"{self.name or 'a visitor without a login'} has read-only access: open the operator link of rlwatch ui"
             )

@@ -1,4 +1,4 @@
-"""The same prompts at two steps: what the policy changed its mind about, and the answers beside each other."""
+"""Compare prompts between two steps: what the policy changed its mind about, and the answers beside each other."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_TURNS = 50
 MOST_ANSWERS = 4
 """Answers of a step that are shown."""
 NOTHING_TWICE = (
-    "No prompt was recorded at two steps yet. The first prompts are kept again when the trainer comes back to them."
+    "No prompt was recorded at two steps yet. Repeated prompts appear here once the trainer samples them again."
 )
 
 COLUMNS = (
     table.Column("prompt", "long"),
-    table.Column("what changed", "tight"),
+    table.Column("change", "tight"),
     table.Column("reward before", "right tight middling"),
     table.Column("reward after", "right tight middling"),
     table.Column("answer before", "long wide"),
@@ -54,7 +54,7 @@ def steps_of(rows: Sequence[Row]) -> list[int]:
 
 def show_beside(rows: Sequence[Row]) -> None:
     """Choose two steps, list the prompts of both, and show the answers to one of them."""
-    st.html(el("div", "The same prompts at two steps", cls="rl-family"))
+    st.html(el("div", "Compare prompts between two steps", cls="rl-family"))
     usual = pair_of(rows)
     if usual is None:
         st.html(el("div", NOTHING_TWICE, cls="rl-soft"))
@@ -62,15 +62,15 @@ def show_beside(rows: Sequence[Row]) -> None:
     steps = steps_of(rows)
     one, other = st.columns(2, gap="large")
     before = _step(one, "Step", "at", steps, usual[0])
-    after = _step(other, "beside step", "beside", steps, usual[1])
+    after = _step(other, "compared with step", "beside", steps, usual[1])
     found = turns(rows, before, after)
     if not found:
         named = f"step {fmt.step(before)} and at step {fmt.step(after)}"
-        st.html(el("div", f"No prompt was recorded both at {named}.", cls="rl-soft"))
+        st.html(el("div", f"No prompt was recorded at both {named}.", cls="rl-soft"))
         return
     chosen = next((turn for turn in found if turn.prompt_id == st.query_params.get("which")), found[0])
     changed = sum(bool(turn.changed) for turn in found)
-    both = f"{fmt.plural(len(found), 'prompt')} at both; {changed} with another reward or another answer"
+    both = f"{fmt.plural(len(found), 'prompt')} at both; {changed} changed in reward or answer"
     st.html(el("div", both, cls="rl-soft"))
     table.show("turns", COLUMNS, [turn_row(turn, chosen) for turn in found[:MOST_TURNS]], on_open=pick)
     if len(found) > MOST_TURNS:

@@ -37,7 +37,7 @@ ORDERS: Mapping[str, tuple[Sort, bool] | None] = {
     "best reward": (Sort.REWARD, True),
     "longest": (Sort.LENGTH, False),
     "most repeated": (Sort.REPETITION, False),
-    "farthest from the reference": (Sort.KL, False),
+    "largest KL": (Sort.KL, False),
 }
 ODD, BLAMED, WRONG = "odd", "with culprits", "reward not above 0"
 FILTERS: Mapping[str, Callable[[Row], bool]] = {
@@ -48,8 +48,8 @@ FILTERS: Mapping[str, Callable[[Row], bool]] = {
 TASK = "task "
 
 NOTHING = (
-    "Nothing that the policy wrote is recorded of this run. Completions are kept where the trainer is watched with "
-    "completions=True (verl: trainer.rlwatch.completions=true); responses with culprits with text=True."
+    "This run recorded no completions. Record them with "
+    "completions=True (verl: trainer.rlwatch.completions=true), responses around culprit tokens with text=True."
 )
 
 COLUMNS = (
@@ -57,7 +57,7 @@ COLUMNS = (
     table.Column("prompt", "long wide"),
     table.Column("answer", "long"),
     table.Column("reward", "right tight"),
-    table.Column("by function", "tight wide"),
+    table.Column("by reward function", "tight wide"),
     table.Column("advantage", "right tight wide"),
     table.Column("tokens", "right tight middling"),
     table.Column("repetition", "right tight wide"),
@@ -71,7 +71,7 @@ def page(go_to_run: GoToRun, go_to_tokens: GoToTokens) -> None:
     """The run, the filters and the rollout named in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
-        st.info("No run chosen: open one from the list of runs, then its rollouts from its page.")
+        st.info("No run selected. Open a run, then its rollouts.")
         return
     with layout.readable("This run"):
         run = queries.run(run_id)
@@ -91,9 +91,9 @@ def _head(run: RunInfo, go_to_run: GoToRun) -> None:
         key="live",
         bind="query-params",
         disabled=run.state is not RunState.RUNNING,
-        help="Show what is new; off keeps the page still",
+        help="Refresh automatically",
     )
-    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="The run's page"):
+    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="Run page"):
         go_to_run(run.run_id)
 
 
@@ -191,7 +191,7 @@ def _filtered(found: Recorded) -> list[Row]:
     kinds = only.multiselect(
         "Only", [*FILTERS, *(f"{TASK}{task}" for task in tasks)], key="only", bind="query-params", placeholder="all"
     )
-    words = prompt.text_input("Prompt", key="prompt", bind="query-params", placeholder="its id or a part of it")
+    words = prompt.text_input("Prompt", key="prompt", bind="query-params", placeholder="id or part of it")
     span = [
         column.number_input(label, min_value=0, value=None, step=1, key=label.lower(), bind="query-params")
         for column, label in ((first, "From"), (last, "To"))
@@ -211,9 +211,9 @@ def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
     """Numbers in a sentence: of rollouts, of steps, of those that fit, and of what a generation had."""
     steps = {(row["attempt"], row["step"]) for row in rows}
     at = f"{fmt.plural(len(rows), 'rollout')} of {fmt.plural(len(steps), 'step')}"
-    fitting = "" if len(chosen) == len(rows) else f"; {fmt.step(len(chosen))} fit"
+    fitting = "" if len(chosen) == len(rows) else f"; {fmt.step(len(chosen))} match"
     of = {int(row["generated"]) for row in rows if row.get("generated")}
-    most = f"; a generation had {fmt.step(max(of))}" if of else ""
+    most = f"; up to {fmt.step(max(of))} generated per step" if of else ""
     return f"{at}{fitting}{most}."
 
 
@@ -239,14 +239,14 @@ def show_newest(run_id: str) -> None:
 
 def _list(rows: Sequence[Row], opened: Row | None) -> None:
     if not rows:
-        st.html(el("div", "None fits.", cls="rl-soft"))
+        st.html(el("div", "No rollouts match.", cls="rl-soft"))
         return
     shown = [list_row(row, opened) for row in rows[:LISTED]]
     high = len(shown) > ROWS
     with st.container(height=HEAD_PX + ROWS * ROW_PX if high else "content", border=False, key="rollouts-frame"):
         table.show("rollouts", COLUMNS, shown, on_open=open_rollout)
     if len(rows) > LISTED:
-        st.caption(f"and {fmt.step(len(rows) - LISTED)} more: narrow it down")
+        st.caption(f"and {fmt.step(len(rows) - LISTED)} more: narrow the filter")
 
 
 def list_row(row: Row, opened: Row | None) -> table.Row:

@@ -72,7 +72,7 @@ def cut_words(row: Row) -> str:
     whole, kept = value(row, "chars"), len(str(row.get("completion") or ""))
     if whole is None or whole <= kept:
         return ""
-    return f"{fmt.step(kept)} of {fmt.step(int(whole))} characters were kept (max_chars of KeepCompletions)"
+    return f"{fmt.step(kept)} of {fmt.step(int(whole))} characters were stored (max_chars of KeepCompletions)"
 
 
 def rollout(row: Row, marks: Sequence[Mark] = (), *, prompt: bool = True) -> Markup:

@@ -25,16 +25,16 @@ from .markup import Markup, el, joined
 
 COLUMNS = (
     table.Column("rule", "tight"),
-    table.Column("about", "long"),
-    table.Column("from", "tight"),
-    table.Column("for steps", "right tight"),
+    table.Column("kinds", "long"),
+    table.Column("severity", "tight"),
+    table.Column("fire after", "right tight"),
     table.Column("critical", "right tight"),
-    table.Column("keeps", "right tight"),
-    table.Column("again every", "right tight"),
-    table.Column("tells", "wide"),
-    table.Column("by", "tight"),
+    table.Column("resolve after", "right tight"),
+    table.Column("repeat every", "right tight"),
+    table.Column("sends to", "wide"),
+    table.Column("source", "tight"),
 )
-NEW = "a new rule"
+NEW = "New rule"
 MOST_TRIED = 20
 """Runs on which a rule is tried at once."""
 TOLD = "rules-told"
@@ -55,13 +55,13 @@ def place() -> Place:
     root = getattr(queries.store(), "root", None)
     config = load_config(store_root=root)
     if root is None:
-        return Place(config, None, "this store has no directory, and so no rlwatch.toml of its own")
+        return Place(config, None, "this store is not a directory and has no rlwatch.toml of its own")
     try:
         tuning = read_tuning(root)
     except ConfigError as error:
         return Place(config, None, str(error))
     if config.path is not None and config.path.resolve() != tuning.path.resolve():
-        return Place(config, None, f"the rules are those of {config.path}, which is obeyed: edit that file")
+        return Place(config, None, f"{config.path} overrides the store's rules: edit that file")
     return Place(config, tuning)
 
 
@@ -78,7 +78,7 @@ def rule_row(rule: Rule, source: str) -> table.Row:
             table.text(fmt.step(critical)),
             table.text(fmt.step(rule.keep_firing_for)),
             table.text(f"{rule.repeat_minutes:g} min" if rule.repeat_minutes else "never"),
-            table.text(fmt.shorten(", ".join(rule.channels) or "nobody", 60)),
+            table.text(fmt.shorten(", ".join(rule.channels) or "none", 60)),
             table.text(source, quiet=source == "default"),
         ],
         opens="",
@@ -105,8 +105,8 @@ def page() -> None:
     """Rules, the editor and the channels."""
     with layout.readable("The rules"):
         found = place()
-        st.html(el("div", "Rules and channels", cls="rl-head"))
-        layout.store_line(f"rules of {found.config.path or 'rlwatch itself: no rlwatch.toml applies'}")
+        st.html(el("div", "Alert rules and channels", cls="rl-head"))
+        layout.store_line(f"rules from {found.config.path or 'the defaults (no rlwatch.toml)'}")
         for warning in (*found.config.warnings, *([found.config.refused] if found.config.refused else [])):
             st.warning(fmt.shorten(warning, 600))
         told = st.session_state.pop(TOLD, "")
@@ -122,12 +122,12 @@ def _editor(found: Place) -> None:
     st.html(el("div", "Change or add a rule", cls="rl-family"))
     if found.tuning is None:
         st.caption(fmt.shorten(found.why_not[:1].upper() + found.why_not[1:], 400))
-        st.caption("A rule can be tried below all the same; it is not kept.")
+        st.caption("You can still test a rule below; it is not saved.")
     else:
         st.caption(
-            f"Kept in {fmt.shorten(str(found.tuning.path), 200)}, for processes without a file of their own: trainers "
-            "and `rlwatch watch` read it when they start. Of a default rule it changes what is asked here, and what is "
-            "critical is told as soon as by default; rules of another name are added."
+            f"Saved in {fmt.shorten(str(found.tuning.path), 200)}. Trainers and `rlwatch watch` without their own "
+            "rlwatch.toml read it when they start. A rule with the name of a default rule overrides it; critical "
+            "findings never fire later than by default. Other names add rules."
         )
     names = [NEW, *(rule.name for rule in found.config.rules)]
     chosen = st.selectbox("Rule", names, key="rule")
@@ -145,7 +145,7 @@ def _form(rule: Rule, *, new: bool) -> Rule | None:
     key = "new" if new else rule.name
     name = st.text_input("Name", value="" if new else rule.name, key=f"rule-name-{key}", disabled=not new)
     kinds = st.multiselect(
-        "About (none: everything)",
+        "Kinds (empty: all)",
         sorted({*builtin_kinds(), *rule.kinds}),
         default=list(rule.kinds),
         format_func=fmt.words,
@@ -153,10 +153,10 @@ def _form(rule: Rule, *, new: bool) -> Rule | None:
     )
     one, two, three, four = st.columns(4)
     levels = [severity.value for severity in Severity]
-    level = one.selectbox("From", levels, index=levels.index(rule.min_severity), key=f"rule-from-{key}")
-    steps = two.number_input("Must hold for steps", 0, 100_000, rule.for_steps, key=f"rule-for-{key}")
-    keep = three.number_input("Outlives it by steps", 0, 100_000, rule.keep_firing_for, key=f"rule-keep-{key}")
-    again = four.number_input("Again every, minutes", 0.0, 1e6, rule.repeat_minutes, key=f"rule-again-{key}")
+    level = one.selectbox("Minimum severity", levels, index=levels.index(rule.min_severity), key=f"rule-from-{key}")
+    steps = two.number_input("Fire after, steps", 0, 100_000, rule.for_steps, key=f"rule-for-{key}")
+    keep = three.number_input("Resolve after, steps", 0, 100_000, rule.keep_firing_for, key=f"rule-keep-{key}")
+    again = four.number_input("Repeat every, minutes", 0.0, 1e6, rule.repeat_minutes, key=f"rule-again-{key}")
     critical = min(int(steps), rule.for_steps if rule.for_critical is None else rule.for_critical)
     try:
         return Rule(
@@ -179,21 +179,21 @@ def _form(rule: Rule, *, new: bool) -> Rule | None:
 def _trial(rule: Rule) -> None:
     runs = sorted(queries.runs_by_id().values(), key=lambda run: -run.created_at)
     chosen = st.multiselect(
-        f"Try it on runs (at most {MOST_TRIED})",
+        f"Test on runs (at most {MOST_TRIED})",
         runs,
         default=runs[:5],
         format_func=lambda run: fmt.shorten(f"{run.project} / {run.name or run.run_id}", 80),
         max_selections=MOST_TRIED,
         key="rule-runs",
     )
-    if not st.button("Try it", key="rule-try") or not chosen:
+    if not st.button("Test", key="rule-try") or not chosen:
         return
     found = [fired for run in chosen for fired in tried(queries.store(), run, rule)]
     st.html(el("div", tried_words(found, len(chosen)), cls="rl-verdict"))
     st.html(joined(_fired(found, chosen)))
     left = ", ".join(fmt.words(kind) for kind in not_tried(rule))
-    note = f" Not tried: {left}, which whoever watches judges." if left else ""
-    st.caption(f"By the findings that are stored of these runs; silences and inhibition are not considered.{note}")
+    note = f" Not tested: {left} (detected only while a run is watched)." if left else ""
+    st.caption(f"Uses the stored findings of these runs; ignores silences and inhibition.{note}")
 
 
 def _fired(found: Sequence[Firing], runs: Sequence[RunInfo]) -> Markup:
@@ -212,12 +212,12 @@ def _fired(found: Sequence[Firing], runs: Sequence[RunInfo]) -> Markup:
 
 def _buttons(tuning: Tuning, rule: Rule) -> None:
     save, drop = st.columns([1, 1])
-    if save.button("Save the rule", type="primary", key="rule-save", width="stretch"):
+    if save.button("Save rule", type="primary", key="rule-save", width="stretch"):
         _act(lambda: acts.keep_rules(queries.store(), tuning, with_rule(tuning, rule), by=layout.principal()),
-             f"Rule {rule.name} is kept")  # fmt: skip
-    if rule.name in tuning.tables and drop.button("Take it back to the default", key="rule-drop", width="stretch"):
+             f"Rule {rule.name} saved")  # fmt: skip
+    if rule.name in tuning.tables and drop.button("Reset to default", key="rule-drop", width="stretch"):
         _act(lambda: acts.keep_rules(queries.store(), tuning, without_rule(tuning, rule.name), by=layout.principal()),
-             f"Rule {rule.name} is as it was")  # fmt: skip
+             f"Rule {rule.name} reset to its default")  # fmt: skip
     if not layout.principal().may_command:
         st.caption(layout.LOOK_ONLY)
 
@@ -226,7 +226,7 @@ def _act(act: Callable[[], None], done: str) -> None:
     try:
         act()
     except RLWatchError as error:
-        st.error("Nothing was written.")
+        st.error("The rule was not saved.")
         st.code(fmt.shorten(str(error), 1000), language=None, wrap_lines=True)
         return
     st.session_state[TOLD] = done
@@ -236,8 +236,8 @@ def _act(act: Callable[[], None], done: str) -> None:
 def _channels(config: Config) -> None:
     st.html(el("div", "Channels", cls="rl-family"))
     st.caption(
-        "By name and kind: addresses and keys are never shown. They cannot be added from a page or by a store, for "
-        "whoever can write a store must not choose where messages go: they stand in a file of your own, RLWATCH_CONFIG."
+        "Names and kinds only; addresses and keys are never shown. Add channels in your own rlwatch.toml "
+        "(RLWATCH_CONFIG), not here: write access to a store must not decide where messages go."
     )
     named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
     missing = sorted(named - set(config.channel_names))
@@ -245,10 +245,10 @@ def _channels(config: Config) -> None:
         words, test = st.columns([4, 1], vertical_alignment="center")
         words.html(el("div", el("b", fmt.shorten(channel.name, 60)), f" · {fmt.shorten(channel.kind, 40)}"))
         tellable = channel.kind != "console" and layout.principal().may_command
-        if tellable and test.button("Send a trial", key=f"try-{channel.name}", width="stretch"):
+        if tellable and test.button("Send test", key=f"try-{channel.name}", width="stretch"):
             _try(config, channel.name)
     if missing:
-        st.caption(f"Named by rules and not configured here, so nobody is told there: {', '.join(missing)}")
+        st.caption(f"Named by rules but not configured here (nothing is sent): {', '.join(missing)}")
 
 
 def _try(config: Config, name: str) -> None:

@@ -26,15 +26,17 @@ def show_about(run: RunInfo) -> None:
     with st.expander(f"Settings ({len(values)})", key="settings"):
         rows = [(one.name, _written(one.values[0])) for one in values[:MOST_SETTINGS]]
         st.html(
-            joined(pairs(rows) if rows else el("div", "None recorded: pass config= to rlwatch.init", cls="rl-quiet"))
+            joined(
+                pairs(rows) if rows else el("div", "No settings logged: pass config= to rlwatch.init", cls="rl-quiet")
+            )
         )
         if len(values) > MOST_SETTINGS:
             st.caption(f"and {len(values) - MOST_SETTINGS} more")
-    with st.expander("Where it comes from", key="where"):
+    with st.expander("Environment", key="where"):
         st.html(joined(pairs(where(run))))
     tail = console_tail(queries.events(run.run_id))
     if tail:
-        with st.expander("Last words", key="tail", expanded=True):
+        with st.expander("Last output", key="tail", expanded=True):
             st.code(tail, language=None, wrap_lines=True)
 
 

@@ -86,10 +86,10 @@ def controls() -> None:
 def find() -> str:
     """Draw the search over all metrics; what is searched for."""
     return st.text_input(
-        "Find a metric",
+        "Search metrics",
         key="q",
         bind="query-params",
-        placeholder="Find a metric: words of its name or meaning",
+        placeholder="Search metrics by name or meaning",
         label_visibility="collapsed",
         icon=":material/search:",
     )
@@ -132,7 +132,7 @@ def _pin(project: str, name: str) -> None:
     try:
         pins.keep_pins(queries.store(), project, names, who)
     except RLWatchError as error:
-        st.toast(f"Starred in this address alone: {fmt.shorten(str(error), 200)}")
+        st.toast(f"Pinned in this URL only: {fmt.shorten(str(error), 200)}")
 
 
 def _zoom(asked: Sequence[float] | None, run_id: str, axis: str) -> None:
@@ -276,7 +276,7 @@ def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Pane
     if look.wanted.strip():
         hits = found_by(names, panels, look.wanted)
         title = f"{len(hits)} of {len(names)} metrics match" if hits else f"None of {len(names)} metrics matches"
-        rest = f"and {len(hits) - MOST_FOUND} more: another word narrows it" if len(hits) > MOST_FOUND else ""
+        rest = f"and {len(hits) - MOST_FOUND} more: refine the search" if len(hits) > MOST_FOUND else ""
         return _drawn(drawing, [*found, (board.Section("found", title, (), rest), hits[:MOST_FOUND])])
     suspects = {finding.metric for finding in drawing.findings}
     families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
@@ -299,7 +299,7 @@ def _family(look: Look, section: Section) -> Planned:
     others = section.more[:MOST_MORE] if opened else []
     notes = [unchanging_words(section)]
     if opened and len(section.more) > MOST_MORE:
-        notes.append(f"and {len(section.more) - MOST_MORE} more: find them by name")
+        notes.append(f"and {len(section.more) - MOST_MORE} more: search by name")
     note = " · ".join(filter(None, notes))
     family = section.family
     made = board.Section(family.name, family.value, (), note, more=len(section.more), open=opened)
@@ -331,12 +331,12 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         events = queries.events(run_id)
         names = queries.metric_names(run)
         if not names:
-            st.caption("No metric has been recorded yet.")
+            st.caption("No metrics logged yet.")
         look = Look.of_address(run.project)
         drawing = _drawing(run, look)
         place = smoothing.place_of(run, look.axis)
         if place is None:
-            st.caption(f"This run did not record {look.axis}: its steps are shown.")
+            st.caption(f"This run did not log {look.axis}; showing steps.")
         marked = marks_of_run(queries.alerts(run_id), drawing.findings, events, drawing.outline.starts)
         if names:
             _boards(drawing, place or _by_step(run), names, marked)

@@ -83,7 +83,7 @@ def driver_bars(forecast: Forecast, ink: Ink) -> Markup:
     """Drivers of the newest forecast: each metric with its share as a bar."""
     title = el("div", "What drives it", cls="rl-panel")
     if not forecast.why:
-        return el("div", title, el("div", "nothing stands out", cls="rl-quiet"))
+        return el("div", title, el("div", "no dominant metric", cls="rl-quiet"))
     colour = AMBER if forecast.alarm else ink.line
     rows = [cell for reason in forecast.why[:MOST_BARS] for cell in _bar(reason.metric, reason.share, colour)]
     note = el("div", f"share of the forecast at step {fmt.step(forecast.step)}", cls="rl-quiet")

@@ -43,8 +43,8 @@ def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 
 def _line(event: Event, culprits: Sequence[Token]) -> Markup:
-    """``Tokens that did it  step 4 766  "…∑" share 41 %, ratio 148, layers.27 62 %``; else why nobody is named."""
-    label = el("span", "Tokens that did it", cls="label")
+    """``Culprit tokens  step 4 766  "…∑" share 41 %, ratio 148, layers.27 62 %``; else why nobody is named."""
+    label = el("span", "Culprit tokens", cls="label")
     parts: list[str] = [label, el("span", f"step {fmt.step(event.step)}", cls="rl-word")]
     for token in culprits[:NAMED]:
         parts += [GAP, el("span", fmt.shorten(token.label, 24), cls="rl-token"), f" {token_steps.in_short(token)}"]
@@ -88,7 +88,7 @@ COMMAND_COLUMNS = (
     table.Column("result", "long"),
     table.Column("why", "long middling"),
     table.Column("by", "tight wide"),
-    table.Column("asked", "right tight"),
+    table.Column("sent", "right tight"),
 )
 
 
@@ -122,7 +122,7 @@ def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: 
     """Published findings, newest first; those of a localised step with the way to its tokens."""
     st.html(el("div", "Findings", cls="rl-family"))
     if not found:
-        st.caption("Nothing found.")
+        st.caption("No findings.")
         return
     newest = list(reversed(found))[:MOST]
     linked = any(localised.step_of(finding) is not None for finding in newest)
@@ -155,7 +155,7 @@ def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
     """The numbers behind a finding, named."""
     lines = fmt.evidence_lines(finding.evidence)
     if finding.score is not None:
-        lines.append(("times its threshold", fmt.number(finding.score)))
+        lines.append(("threshold ratio", fmt.number(finding.score)))
     if finding.metric:
         lines.append(("metric", finding.metric))
     return lines
@@ -185,7 +185,7 @@ def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
 
 def show_commands(run_id: str) -> None:
     """Commands to the run and what became of them, newest first; nothing where there are none."""
-    with layout.readable("The history of commands"):
+    with layout.readable("The command history"):
         asked, now = queries.commands(run_id), time.time()
         waiting = commands.waiting(asked, now)
         if asked:
@@ -208,7 +208,7 @@ def _cancelling(open_ones: Sequence[Command]) -> None:
             key=f"cancel-{command.command_id}",
             on_click=_cancel,
             args=(command.run_id, command.command_id),
-            help="Takes it back unless the trainer has begun it",
+            help="Cancels it unless the trainer has started it",
         )
 
 
@@ -218,7 +218,7 @@ def _cancel(run_id: str, command_id: str) -> None:
     except RLWatchError as error:
         st.toast(f"Not cancelled: {fmt.shorten(str(error), 200)}", icon=":material/error:")
         return
-    words = {CommandStatus.CANCELLED: "Cancelled", CommandStatus.CANCELLING: "Asked the trainer to let it go"}
+    words = {CommandStatus.CANCELLED: "Cancelled", CommandStatus.CANCELLING: "Cancellation requested"}
     st.toast(words.get(command.status, f"Too late: {command.status.value}"), icon=":material/undo:")
 
 

@@ -38,7 +38,7 @@ FIRST = 3
 
 
 def cause_line(diagnosis: Diagnosis) -> Markup:
-    """``Likely  Train-inference mismatch (strong): it came first...``; or why no cause can be named."""
+    """``Likely  Train-inference mismatch (strong): earliest finding...``; or why cause unknown."""
     label = el("span", "Likely", cls="label")
     if not diagnosis.enough:
         return el("div", label, diagnosis.why_not, cls="rl-why")
@@ -101,7 +101,7 @@ def show_cause(run_id: str) -> None:
             st.html(joined(line))
             return
         st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
-        with st.expander("Why, and what to do in order", key="remedies"):
+        with st.expander("Causes and actions", key="remedies"):
             st.html(joined(remedies(diagnosis)))
             st.download_button(
                 "Report",
@@ -110,7 +110,7 @@ def show_cause(run_id: str) -> None:
                 mime="text/html",
                 key="report",
                 icon=":material/description:",
-                help="The post-mortem in one file that loads nothing: why, what to do, charts, tokens, findings",
+                help="Post-mortem as one self-contained file: causes, actions, charts, tokens, findings",
                 on_click="ignore",
             )
 
@@ -200,7 +200,7 @@ def page(go_to_tokens: GoToTokens) -> None:
     """The run named in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
-        st.info("No run chosen: open one from the list of runs.")
+        st.info("No run selected. Open one from the list of runs.")
         return
     with layout.readable("This run"):
         _run(queries.run(run_id), go_to_tokens)
@@ -303,7 +303,7 @@ def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
         on_click=commands.open_dialog,
         args=(run.run_id, kind),
         disabled=not alive or not may,
-        help=layout.LOOK_ONLY if not may else None if alive else "Only a live run can be asked",
+        help=layout.LOOK_ONLY if not may else None if alive else "Only a live run takes commands",
         type="primary" if due and may else "secondary",
         width="stretch",
     )

@@ -74,21 +74,21 @@ def show_no_runs() -> None:
     """The three lines, the store to write to, and other ways to begin."""
     url = queries.store_url()
     st.html(el("div", "No runs yet", cls="rl-head"))
-    st.caption("This page fills by itself as soon as a run writes to the store below.")
-    st.html(el("div", "Add three lines to a trainer", cls="rl-family"))
+    st.caption("Runs appear here as soon as one writes to the store below.")
+    st.html(el("div", "Add rlwatch to a trainer", cls="rl-family"))
     trl, loop = st.columns(2, gap="large")
     with trl:
         st.caption("TRL")
         st.code(TRL, language="python")
     with loop:
-        st.caption("A loop of your own")
+        st.caption("Custom training loop")
         st.code(LOOP, language="python")
-    st.caption("and start it where it finds this store")
+    st.caption("Point the trainer at this store")
     st.code(f"export RLWATCH_STORE={shlex.quote(_absolute(url))}", language="bash")
-    st.html(el("div", "Or begin without a trainer", cls="rl-family"))
+    st.html(el("div", "Or start without a trainer", cls="rl-family"))
     scan, demo = st.columns(2, gap="large")
     with scan:
-        st.caption("Look at a log you already have")
+        st.caption("Scan an existing log")
         st.code("rlwatch scan train.log", language="bash")
     with demo:
         st.caption("Watch a small training run collapse")
@@ -216,7 +216,7 @@ def _filters(entries: list[RunEntry]) -> tuple[list[str], list[str], list[str]]:
     tags = _several("Tag", sorted({tag for entry in entries for tag in entry.run.tags}), "tag")
     st.selectbox(
         "Runs", [NORMAL, ARCHIVED, DELETED], key="show", bind="query-params",
-        format_func=lambda which: which or "as usual",
+        format_func=lambda which: which or "active",
     )  # fmt: skip
     return projects, states, tags
 
@@ -224,13 +224,13 @@ def _filters(entries: list[RunEntry]) -> tuple[list[str], list[str], list[str]]:
 def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
     columns = _several("Columns", list(COLUMNS), "columns", DEFAULT_COLUMNS)
     metrics = sorted({name for entry in entries for name in entry.vitals.sources})
-    curves = _several("Curves of", metrics, "curves", [c for c in DEFAULT_CURVES if c in metrics], most=MOST_CURVES)
+    curves = _several("Sparklines", metrics, "curves", [c for c in DEFAULT_CURVES if c in metrics], most=MOST_CURVES)
     sorts = [URGENT, *(f"{name}, {way}" for name in SORTS for way in (HIGH, LOW))]
-    sort = st.selectbox("Sorted by", sorts, key=SORT, bind="query-params")
+    sort = st.selectbox("Sort by", sorts, key=SORT, bind="query-params")
     named = _group_names(entries)
     group = st.selectbox(
-        "Grouped by", [NOT_GROUPED, *named], key="group", bind="query-params",
-        format_func=lambda name: name or "each run", help="Folded groups show mean and band, of seeds for example.",
+        "Group by", [NOT_GROUPED, *named], key="group", bind="query-params",
+        format_func=lambda name: name or "no grouping", help="Collapsed groups show mean and band (of seeds, say).",
     )  # fmt: skip
     return columns, curves, sort or URGENT, group or NOT_GROUPED
 
@@ -322,7 +322,7 @@ def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit
     picked = [run_id for run_id in _told(PICKED) if run_id in known]
     if picked:
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            label = f"Compare {fmt.plural(len(picked), 'run')}" if len(picked) > 1 else "Compare: tick another run"
+            label = f"Compare {fmt.plural(len(picked), 'run')}" if len(picked) > 1 else "Compare: select another run"
             if st.button(label, key="compare", type="primary", disabled=len(picked) < 2):
                 go_to_compare(picked)
             if may_edit:

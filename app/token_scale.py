@@ -41,10 +41,10 @@ class Quantity:
 CONTRIBUTION = Quantity("contribution", "", "what the token adds to the gradient norm")
 QUANTITIES = (
     CONTRIBUTION,
-    Quantity("log ratio", "nats", "logp now − logp old: the policy moved away from the one that is sampled"),
-    Quantity("entropy", "nats", "how undecided the policy was", signed=False, root=False),
-    Quantity("mismatch", "nats", "logp old − logp rollout: trainer and sampler disagree"),
-    Quantity("advantage", "", "what the token is rewarded with", root=False),
+    Quantity("log ratio", "nats", "logp now − logp old: change of the policy since sampling"),
+    Quantity("entropy", "nats", "entropy of the policy at the token", signed=False, root=False),
+    Quantity("mismatch", "nats", "logp old − logp rollout: mismatch between trainer and rollout engine"),
+    Quantity("advantage", "", "advantage of the token", root=False),
 )
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 

@@ -56,9 +56,7 @@ SPREADS = (
         "policy/entropy", "policy/entropy_p10", "policy/entropy_p90", "10th percentile", "90th percentile", "entropy",
     ),
 )  # fmt: skip
-NONE_RECORDED = (
-    "Distributions over tokens are recorded where a trainer is watched at level tokens, or passes tokens itself."
-)
+NONE_RECORDED = "Token distributions need level='tokens' or tokens passed by the training loop."
 BANDS_ALONE = "Distributions were not recorded, the mean and two quantiles a step were. "
 BANDS = "Line: mean. Band, with its dashed and dotted ends: between the quantiles."
 

@@ -18,7 +18,7 @@ from . import table
 from .health import AMBER, BLUE, GREY, VERMILLION, Look
 from .tokens import LABELS, NUMBERS, Token
 
-NOT_LOCALISED, FAR_OUT_ONLY, NON_FINITE_ONLY = "not localised", "far-out tokens", "non-finite tokens"
+NOT_LOCALISED, FAR_OUT_ONLY, NON_FINITE_ONLY = "not localised", "outlier tokens", "non-finite tokens"
 
 LOOKS = {
     "non-finite": Look("✕", VERMILLION),
@@ -56,9 +56,9 @@ STEP_COLUMNS = (
     table.Column("threshold", "right tight wide"),
     table.Column("what", "tight"),
     table.Column("culprits", "right tight"),
-    table.Column("worst holds", "right tight"),
+    table.Column("largest share", "right tight"),
     table.Column("found", "long middling"),
-    table.Column("far-out tokens", "right tight wide"),
+    table.Column("outlier tokens", "right tight wide"),
 )
 
 
@@ -319,9 +319,9 @@ def finding(entry: Entry, culprits: Sequence[Token]) -> list[str]:
 
 def _only_far_out(entry: Entry) -> str:
     if not entry.far_out:
-        return "Nothing is recorded about the tokens of this step."
+        return "No token data for this step."
     return (
-        f"Its gradient was not localised. {fmt.plural(entry.far_out, 'token')} were far out"
+        f"Its gradient was not localised. {fmt.plural(entry.far_out, 'token')} were outliers"
         f"{', some of them not finite' if entry.non_finite else ''}."
     )
 

@@ -15,16 +15,16 @@ from .markup import el
 from .token_steps import Report, number_of
 
 UNIT_COLUMNS = (
-    table.Column("what holds the gradient", "long"),
+    table.Column("contribution", "long"),
     table.Column("share of the norm", "right tight"),
-    table.Column("along it", "right tight middling"),
-    table.Column("against it", "right tight middling"),
+    table.Column("along the gradient", "right tight middling"),
+    table.Column("against the gradient", "right tight middling"),
     table.Column("tokens", "right tight"),
 )
 CURE_COLUMNS = (
-    table.Column("what would have changed it", "long"),
+    table.Column("intervention", "long"),
     table.Column("norm", "right tight"),
-    table.Column("norm then", "right tight"),
+    table.Column("resulting norm", "right tight"),
     table.Column("times", "right tight middling"),
 )
 
@@ -40,12 +40,12 @@ def show_rollup(report: Report | None) -> None:
         st.html(el("div", rollup_words(report), cls="rl-soft"))
     if cures:
         table.show("cures", CURE_COLUMNS, cures)
-        st.html(el("div", "Run again with the changed coefficients, not estimated.", cls="rl-soft"))
+        st.html(el("div", "Recomputed with the changed coefficients, not estimated.", cls="rl-soft"))
 
 
 def rollup_words(report: Report) -> str:
     """Words on what the shares add up to, and how much of what stands out the tokens below hold."""
-    words = ["Shares are of the gradient norm and add up to 100 %, but for the gap; what is against it cancels."]
+    words = ["Shares of the gradient norm; they add up to 100 % minus the gap. Negative shares cancel."]
     if report.count:
         known = report.explained
         held = "" if known is None else f"; those listed hold {fmt.percent(known)} of their excess"

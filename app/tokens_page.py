@@ -166,7 +166,7 @@ def show_step(run: RunInfo, entry: Entry) -> None:
         token_response.show_response(batches, token, culprits)
     far = _of(batches, NON_FINITE) + _of(batches, FAR_OUT)
     if far:
-        st.html(el("div", "Far-out tokens of this step", cls="rl-family"))
+        st.html(el("div", "Outlier tokens of this step", cls="rl-family"))
         _table("far-out", far, None, FAR_OUT_LAYOUT)
 
 
@@ -206,7 +206,7 @@ def _layers(entry: Entry, token: Token | None) -> None:
     colours = token_scale.palette(whole, own)
     bars = [token_scale.bar("Layers: shares of the squared gradient norm of the step", whole, colours)]
     if token is not None:
-        bars.append(token_scale.bar(f"and of that of {fmt.shorten(token.label, 24)} alone", own, colours))
+        bars.append(token_scale.bar(f"Layers: shares for {fmt.shorten(token.label, 24)} alone", own, colours))
     shown = [bar for bar in bars if bar]
     for column, bar in zip(st.columns(max(1, len(shown)), gap="large"), shown, strict=False):
         column.html(el("div", bar))
@@ -230,8 +230,8 @@ LISTED = 200
 """Steps listed at most."""
 
 NOTHING = (
-    "Nothing is recorded about single tokens of this run yet. That happens when its gradient spikes or is not finite, "
-    "and when tokens are far out."
+    "No token data yet. rlwatch records tokens when the gradient spikes or is not finite "
+    "and when a token is an outlier."
 )
 
 
@@ -239,7 +239,7 @@ def page(go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
     """The run, the step and the token named in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
-        st.info("No run chosen: open one from the list of runs, then its tokens from its page.")
+        st.info("No run selected. Open a run, then its tokens.")
         return
     with layout.readable("This run"):
         run = queries.run(run_id)
@@ -260,13 +260,13 @@ def _head(run: RunInfo, go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> Non
         key="live",
         bind="query-params",
         disabled=run.state is not RunState.RUNNING,
-        help="Show what is new; off keeps the page still",
+        help="Refresh automatically",
     )
     if texts.button(
-        "Rollouts", key="rollouts", icon=":material/article:", width="stretch", help="What was written at this step"
+        "Rollouts", key="rollouts", icon=":material/article:", width="stretch", help="Completions of this step"
     ):
         go_to_rollouts(run.run_id, token_steps.numbered(st.query_params.get("step")))
-    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="The run's page"):
+    if back.button("Run", key="back", icon=":material/arrow_back:", width="stretch", help="Run page"):
         go_to_run(run.run_id)
 
 
@@ -312,7 +312,7 @@ def _steps(entries: Sequence[Entry], shown: Entry) -> None:
     st.html(el("div", _count_words(count, len(entries) - count), cls="rl-family"))
     found = token_steps.matching(entries, _causes()) if len(entries) > 1 else list(entries)
     if not found:
-        st.caption("No step matches this filter.")
+        st.caption("No steps match this filter.")
         return
     attempts = len({entry.attempt for entry in entries})
     rows = [token_steps.step_row(entry, shown, attempts) for entry in found[:LISTED]]
@@ -326,9 +326,9 @@ def _steps(entries: Sequence[Entry], shown: Entry) -> None:
 def _count_words(localised: int, others: int) -> str:
     known = [
         fmt.plural(localised, "localised step") if localised else "",
-        fmt.plural(others, "step") + " with far-out tokens only" if others else "",
+        fmt.plural(others, "step") + " with outlier tokens only" if others else "",
     ]
-    return ", ".join(filter(None, known)) or "Nothing recorded"
+    return ", ".join(filter(None, known)) or "No token data"
 
 
 def _causes() -> list[str]:
@@ -354,10 +354,10 @@ def open_step(key: str) -> None:
 def _recurring(culprits: Sequence[SpikeBatch]) -> None:
     if not culprits:
         return
-    st.html(el("div", "Tokens that recur as culprits", cls="rl-family"))
+    st.html(el("div", "Recurring culprit tokens", cls="rl-family"))
     again = recurring(culprits)
     if not again:
-        st.caption(f"No token was a culprit twice, {recurring_scope(culprits, MOST_BATCHES)}.")
+        st.caption(f"No recurring culprits {recurring_scope(culprits, MOST_BATCHES)}.")
         return
     rows = [recurring_row(one) for one in again[:MOST_RECURRING]]
     table.show("recurring", RECURRING_COLUMNS, rows)

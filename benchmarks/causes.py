@@ -6,7 +6,7 @@
 
 A run's planted knobs are those that its fault turned, as its recipe wrote them down: most faults turn the learning rate
 too, so that they break a run at all. Two ways to be right are counted: ``planted`` names any of them, ``main`` the one
-the recipe is named after. What is called a symptom ("entropy rose; what set it off is not known") is right of neither
+the recipe is named after. What is called a symptom ("entropy rose; trigger unknown") is right of neither
 and counted as ``symptom``, and so is a run without a cause that is at least plausible, as ``unknown``. ``wrong`` is a
 cause that is none of the planted knobs, ``wrong strong`` one that is called strong as well; ``late`` is a first answer
 that begins after the first critical onset. Two answers are of no one knob: updates that were too large are right of any

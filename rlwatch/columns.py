@@ -79,7 +79,7 @@ def heads(columns: Mapping[str, Column], names: Iterable[str]) -> list[str]:
     """Titles of columns, with ``>`` before those of numbers.
 
     >>> heads(FINDINGS, FINDINGS_SHOWN)
-    ['severity', 'kind', '>onset', '>seen at', 'what']
+    ['severity', 'kind', '>onset', '>detected', 'what']
     """
     return [f"{'>' * columns[name].right}{title_of(columns, name)}" for name in names]
 
@@ -150,7 +150,7 @@ RUNS: Mapping[str, Column] = columns_of(
         "attempt": Column("int", "processes that trained it", format=Format.NUMBER),
         "last_step": Column("int", "last step", "step", Format.STEP),
         "created_at": Column("float", "Unix seconds", "started"),
-        "age_s": Column("float", "seconds since its last sign of life", "last sign", Format.AGE),
+        "age_s": Column("float", "seconds since it was last seen", "last seen", Format.AGE),
         "reward": Column("float", "last value", format=Format.NUMBER),
         "entropy": Column("float", "last value", format=Format.NUMBER),
         "KL": Column("float", "last value, to the reference", format=Format.NUMBER),
@@ -162,7 +162,7 @@ RUNS: Mapping[str, Column] = columns_of(
 FINDINGS: Mapping[str, Column] = columns_of(
     Finding,
     {
-        "step": Column("int", "step at which it was found", "seen at", Format.STEP),
+        "step": Column("int", "step at which it was found", "detected", Format.STEP),
         "onset_step": Column("int", "step at which it began, looking back", "onset", Format.STEP),
         "attempt": Column("int", "process that trained the step", format=Format.NUMBER),
         "kind": Column("str", "kind, of docs/findings.md", format=Format.KIND),
@@ -191,7 +191,7 @@ ALERTS: Mapping[str, Column] = columns_of(
         "state": Column("str", "pending, firing or resolved", format=Format.STATUS),
         "onset_step": Column("int", "step at which it began, looking back", "onset", Format.STEP),
         "step": Column("int", "step at which it was last seen", "step", Format.STEP),
-        "resolved_step": Column("int", "step at which it was over", "over at", Format.STEP),
+        "resolved_step": Column("int", "step at which it was resolved", "resolved at", Format.STEP),
         "fired_at": Column("float", "Unix seconds", "fired"),
         "resolved_at": Column("float", "Unix seconds", "over"),
         "message": Column("str", "what was found", "what"),

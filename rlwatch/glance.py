@@ -97,17 +97,17 @@ def glance(view: RunView) -> Markup:
 FEW_ACTIONS = 4
 """Actions shown at once; the rest is behind a fold."""
 SEES = {
-    "measured": "measured by us on toy-sized paired runs",
-    "published": "in a paper",
-    "reported": "in issues and logs",
-    "folklore": "people do it; no evidence",
+    "measured": "measured by rlwatch on small paired runs",
+    "published": "published in a paper",
+    "reported": "reported in issues and logs",
+    "folklore": "common practice without evidence",
 }
 
 
 def cause_block(diagnosis: Diagnosis) -> Markup:
     """The likeliest cause, how sure and why; or that none can be named."""
     if not diagnosis.causes:
-        return el("p", "Nothing was found that needs an explanation.")
+        return el("p", "No warning or critical findings.")
     first = diagnosis.causes[0]
     if not diagnosis.enough:
         return el("div", el("p", sentence(diagnosis.why_not)), cls="cause weak")
@@ -135,7 +135,7 @@ def actions_block(diagnosis: Diagnosis) -> Markup:
     order = joined(withheld, el("ol", *map(_action, first.actions[:FEW_ACTIONS]), cls="do"), more)
     if diagnosis.enough:
         return order
-    fold = el("summary", "No cause is sure enough to act on. What people do about the first sign:")
+    fold = el("summary", "No cause is certain enough to act on. Common responses to the first finding:")
     return el("details", fold, order)
 
 

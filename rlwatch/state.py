@@ -23,7 +23,7 @@ from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
 from rlwatch.diagnosis.signs import failure_onset, on_branch
 from rlwatch.metrics import foremost, unjudged
 from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Severity, Stage
-from rlwatch.wording import duration, one_line, plural, step, words
+from rlwatch.wording import chance, duration, one_line, plural, step, words
 
 UNDO = "roll-back"
 """The action that only a failed run is advised to take."""
@@ -448,7 +448,7 @@ def verdict_of(
     brief = _brief(state, at, since, broken, evidence)
     if state is State.COLLAPSED and evidence.ongoing:
         brief += f"; still running, {_lasting(since_s)} since" if since_s else "; still running"
-    undone = "" if len(held) == len(everything) else "; findings of steps that were run again are left out"
+    undone = "" if len(held) == len(everything) else "; findings of re-run steps are left out"
     text = f"{_detail(state, brief, broken, evidence)}{undone}"
     verdict = Verdict(level, text, evidence.missing, state, at, standing, since, brief, evidence.ongoing)
     return verdict if ending.how in (End.DONE, End.GOES_ON) else _with_ending(verdict, ending)
@@ -523,9 +523,15 @@ def _brief(state: State, at: int | None, since: int | None, broken: Sequence[Fin
 
 def _broke(broken: Sequence[FindingSpan]) -> str:
     """Return what broke, by onset: each kind once, and not that several broke together where two are named."""
-    said = list(dict.fromkeys(span.entry.happened for span in broken if span.finding.kind != JOINT))
+    said = list(dict.fromkeys(_happened(span) for span in broken if span.finding.kind != JOINT))
     joint = [_together(span) for span in broken if span.finding.kind == JOINT]
     return _some(said if len(said) >= BROKEN or not joint else [*said, *joint[:1]], BROKEN)
+
+
+def _happened(span: FindingSpan) -> str:
+    """Return what a span is in a headline; of a forecast its chance: ``failure risk 51% within 50 steps``."""
+    p50 = span.finding.evidence.get("p50") if span.forecast else None
+    return f"failure risk {chance(p50)} within 50 steps" if isinstance(p50, float) else span.entry.happened
 
 
 def _together(span: FindingSpan) -> str:
@@ -550,7 +556,7 @@ def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: E
         past = [_past(span) for span in evidence.spans if span.worst is Severity.WARNING and not span.stands]
         past += [_past(s) for s in _critical_once(evidence) if not s.stands] if state is State.AT_RISK else []
         remarks = _dated([span for span in evidence.spans if span.worst is Severity.INFO])
-        parts += [f"over by now: {_some(list(dict.fromkeys(past)))}"] if past else []
+        parts += [f"earlier: {_some(list(dict.fromkeys(past)))}"] if past else []
         parts += [f"remarks: {remarks}"] if remarks and len(parts) == 1 and state is State.HEALTHY else []
     if broken:
         parts.append(_dated(broken))
@@ -600,7 +606,7 @@ def _reward_unread(evidence: Evidence) -> str:
 
 def _past(span: FindingSpan) -> str:
     began = f"{words(span.finding.kind)} from step {step(span.onset)}"
-    return f"{began}, over at step {step(span.over.step)}" if span.over is not None else f"{began}, eased"
+    return f"{began}, resolved at step {step(span.over.step)}" if span.over is not None else f"{began}, eased"
 
 
 def _missing(metrics: Collection[str]) -> tuple[str, ...]:

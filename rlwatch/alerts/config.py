@@ -364,17 +364,17 @@ HEAD = """\
 # pass_env = ["PAGER_TOKEN"]     # of the environment it sees only this, PATH, HOME and the like
 
 # What a rule may say (steps are the trainer's step numbers, not rows and not seconds):
-#   kinds, except_kinds, detectors   which findings it is about; none named: all
+#   kinds, except_kinds, detectors   findings of this rule; none given: all
 #   min_severity                     "info", "warning" (default) or "critical"
-#   for_steps                        fires when the condition has held for so many steps
+#   for_steps                        fires after the condition held this many steps
 #   for_critical                     the same for critical findings
-#   keep_firing_for                  resolves when it has been gone for so many steps
+#   keep_firing_for                  resolves after the condition was gone this many steps
 #   severity                         overrides the finding's
-#   channels                         who is notified; [] records the alert and notifies nobody
+#   channels                         channels notified; []: record the alert only
 #   labels                           free text for receivers, as in { team = "rl" }
-#   repeat_minutes                   published again so often until it is over or acknowledged; 0: once
+#   repeat_minutes                   repeat interval until resolved or acknowledged; 0: never
 #   escalate_after_minutes, escalate_after_steps
-#                                    when nobody acknowledges it (rlwatch alerts ack ID) for so long ...
+#                                    if not acknowledged (rlwatch alerts ack ID) for this long, ...
 #   escalate_to, escalate_severity   ... these channels are notified too, at this severity
 #   only_live                        repeats and escalates only while the run is live (default true)
 """

@@ -208,12 +208,12 @@ class Episode:
             return f"{was}: {numbers}" if numbers else was
         rule, since = self.rule, self.since
         return {
-            Reason.FIRST_PENDING: f"holds since step {since}; fires if it lasts {rule.for_steps} steps",
-            Reason.PENDING_SILENT: f"holds since step {since}, {step - since} of {rule.for_steps} steps",
-            Reason.CONDITION_GONE: f"began at step {since} and was gone before it fired",
-            Reason.FIRED_AT_ONCE: f"fired at once at step {step}",
-            Reason.HELD_FOR: f"has held from step {since} to step {step}",
-            Reason.ESCALATED: f"became worse at step {step}; was {self.alert.severity.value}",
+            Reason.FIRST_PENDING: f"active since step {since}; fires after {rule.for_steps} steps",
+            Reason.PENDING_SILENT: f"active since step {since}, {step - since} of {rule.for_steps} steps",
+            Reason.CONDITION_GONE: f"began at step {since}, resolved before it fired",
+            Reason.FIRED_AT_ONCE: f"fired immediately at step {step}",
+            Reason.HELD_FOR: f"active from step {since} to step {step}",
+            Reason.ESCALATED: f"worse than {self.alert.severity.value} since step {step}",
         }[reason]
 
     def _over(self, numbers: str) -> str:

@@ -259,7 +259,7 @@ def _alert(notification: Notification) -> dict[str, JSON]:
 
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
     """Compose a message with the parts of an alert's, that says it is none."""
-    text = f"a trial message from {socket.gethostname()}: nothing is wrong, and this channel works"
+    text = f"test message from {socket.gethostname()}: no alert, this channel works"
     trial_id = uuid.uuid4().hex
     alert: dict[str, JSON] = {
         "id": f"trial-{trial_id[:8]}",
@@ -269,7 +269,7 @@ def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage
         "severity": "info",
         "state": "firing",
         "message": text,
-        "reason": "somebody ran rlwatch alerts test",
+        "reason": "sent by rlwatch alerts test",
         "onset_step": 0,
         "step": 0,
         "resolved_step": None,

@@ -235,9 +235,9 @@ class Deliverer:
 
     def _outcome(self, message: OutboxMessage) -> OutboxMessage:
         if self._patience.stale(message, self.clock.now()):
-            return replace(message, status=OutboxStatus.DEAD, last_error="nobody could deliver it while it was news")
+            return replace(message, status=OutboxStatus.DEAD, last_error="not delivered before it became obsolete")
         if message.last_error.startswith(SILENCED) and self._is_over(message):
-            why = f"over before it could be told ({message.last_error})"
+            why = f"resolved before it could be sent ({message.last_error})"
             return replace(message, status=OutboxStatus.DEAD, last_error=why)
         return after_try(message, self._try(message), self.clock.now(), self._patience)
 

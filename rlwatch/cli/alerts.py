@@ -45,12 +45,12 @@ EPILOG = examples(
 
 
 def alerts(
-    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unambiguous prefix.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unique prefix.")] = None,
     store: StoreOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List alerts, newest first: what they are, who was told, and why one is quiet."""
+    """List alerts, newest first, with deliveries and the reason if one is silenced."""
     with opened(store) as source:
         run_id = None if run is None else find_run(source, run).run_id
         found = source.alerts(run_id)
@@ -115,15 +115,17 @@ UNSILENCE = examples("rlwatch alerts unsilence 5d1e")
 
 
 def ack(
-    alert: Annotated[str, typer.Argument(metavar="ALERT", help="Its id, or how that begins; see rlwatch alerts.")],
+    alert: Annotated[str, typer.Argument(metavar="ALERT", help="Alert id or a unique prefix; see rlwatch alerts.")],
     *,
     by: ByOption = "",
-    why: Annotated[str, typer.Option("--why", help="What you are doing about it.")] = "",
-    whole: Annotated[bool, typer.Option("--incident", help="All that fires of its incident, too.")] = False,
+    why: Annotated[str, typer.Option("--why", help="What you are doing about the alert.")] = "",
+    whole: Annotated[
+        bool, typer.Option("--incident", help="Also acknowledge the other firing alerts of its incident.")
+    ] = False,
     config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Take a firing alert on: no repeats and no escalation any more, unless it gets worse. Its end is still told."""
+    """Acknowledge a firing alert: stops repeats and escalation unless it gets worse. Its resolution is still sent."""
     from rlwatch.alerts.silencing import acknowledge, find_alert
     from rlwatch.cli.incidents import docket_of
 
@@ -132,27 +134,29 @@ def ack(
         for found in chosen or [find_alert(target.alerts(), alert)]:
             kept = acknowledge(target, found, by=by or me(), why=why)
             whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
-            before = "" if kept.by == (by or me()).strip() else ", who had it already"
+            before = "" if kept.by == (by or me()).strip() else ", previously acknowledged"
             say(f"{found.alert_id}: {whose}: acknowledged by {kept.by}{before}")
 
 
 def silence(
     *,
-    run: Annotated[str, typer.Option("--run", help="Only of this run: its id or name, exactly.")] = "",
-    project: Annotated[str, typer.Option("--project", help="Only of runs of this project.")] = "",
-    kind: Annotated[str, typer.Option("--kind", help="Only of this kind, as in entropy_collapse.")] = "",
-    rule: Annotated[str, typer.Option("--rule", help="Only of this rule.")] = "",
+    run: Annotated[str, typer.Option("--run", help="Only alerts of this run (exact id or name).")] = "",
+    project: Annotated[str, typer.Option("--project", help="Only alerts of this project.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help="Only alerts of this kind, e.g. entropy_collapse.")] = "",
+    rule: Annotated[str, typer.Option("--rule", help="Only alerts of this rule.")] = "",
     label: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only of rules with this label.")
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Only alerts of rules with this label.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Of everything in this store.")] = False,
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="For so long: 90m, 2h, 1d12h.")] = "",
-    until: Annotated[str, typer.Option("--until", metavar="WHEN", help="Or until then: 2026-12-24T18:00.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All alerts of this store.")] = False,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Duration: 90m, 2h, 1d12h.")] = "",
+    until: Annotated[
+        str, typer.Option("--until", metavar="WHEN", help="End time instead of a duration: 2026-12-24T18:00.")
+    ] = "",
     by: ByOption = "",
-    why: Annotated[str, typer.Option("--why", help="The reason; it is shown wherever an alert is missing.")] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason, shown with every silenced alert.")] = "",
     store: StoreOption = None,
 ) -> None:
-    """Tell nobody of alerts that fit all that is given, until it is over; what still fires then is told then."""
+    """Silence alerts that match all given options; alerts that still fire afterwards are sent."""
     from rlwatch.alerts import silencing
     from rlwatch.alerts.rules import builtin_kinds
 
@@ -180,7 +184,7 @@ def silence(
 
 
 def silences(
-    over: Annotated[bool, typer.Option("--over", help="Also those that are over.")] = False,
+    over: Annotated[bool, typer.Option("--over", help="Include expired silences.")] = False,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
@@ -197,16 +201,16 @@ def silences(
 
 
 def unsilence(
-    silence_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or how that begins.")],
+    silence_id: Annotated[str, typer.Argument(metavar="ID", help="Silence id or a unique prefix.")],
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
-    """End a silence now; alerts it kept back are told if they still fire."""
+    """End a silence now; alerts that still fire are sent."""
     from rlwatch.alerts.silencing import end_silence, matchers
 
     with opened(store) as target:
         ended = end_silence(target, silence_id, by=by or me())
-    say(f"{ended.silence_id}: {matchers(ended)} is told again")
+    say(f"{ended.silence_id}: {matchers(ended)} no longer silenced")
 
 
 def _silence_cells(silence: Silence, now: float) -> list[Cell]:
@@ -227,13 +231,13 @@ def _length(duration: str, until: str, now: float) -> float:
     from rlwatch.alerts.silencing import seconds_of
 
     if bool(duration) == bool(until):
-        raise ConfigError("say how long the silence lasts: either --for 2h or --until 2026-12-24T18:00")
+        raise ConfigError("give the length of the silence: either --for 2h or --until 2026-12-24T18:00")
     if duration:
         return seconds_of(duration)
     try:
         end = datetime.fromisoformat(until).timestamp()
     except ValueError:
-        raise ConfigError(f"--until {until!r} is no time; give one as in 2026-12-24T18:00 (local time)") from None
+        raise ConfigError(f"--until {until!r} is not a time; give local time as in 2026-12-24T18:00") from None
     if end <= now:
         raise ConfigError(f"--until {until} is in the past")
     return end - now
@@ -255,15 +259,15 @@ RETRY = examples("rlwatch alerts retry 5d1e9a", "rlwatch alerts retry --all")
 
 def trial(
     channel: Annotated[
-        str, typer.Option("--channel", metavar="NAME", help="Only this one.", show_default="all but the console")
+        str, typer.Option("--channel", metavar="NAME", help="Only this channel.", show_default="all but the console")
     ] = "",
     config: ConfigOption = None,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Send one trial message to each channel, on the way alerts take, and say what its receiver answered.
+    """Send a test message to each channel on the path of alerts, and print the answers.
 
-    Exit code 0: all took it; 1: one did not.
+    Exit code 0: all channels accepted it, 1: one did not.
     """
     from rlwatch.alerts.config import build_notifiers, load_config
     from rlwatch.alerts.outbox import try_channels
@@ -271,11 +275,11 @@ def trial(
     with opened(store) as place:
         loaded = load_config(config, store_root=getattr(place, "root", None))
     if channel and channel not in loaded.channel_names:
-        raise ConfigError(f"there is no channel {channel!r}; there are {', '.join(loaded.channel_names)}")
+        raise ConfigError(f"no channel is called {channel!r}; configured channels: {', '.join(loaded.channel_names)}")
     built = build_notifiers(loaded, console=channel == "console")
     chosen = {name: notifier for name, notifier in built.items() if channel in ("", name)}
     if not chosen:
-        raise ConfigError("there is no channel to try: add [notify.NAME] to rlwatch.toml or set RLWATCH_WEBHOOK_URL")
+        raise ConfigError("no channel to test: add [notify.NAME] to rlwatch.toml or set RLWATCH_WEBHOOK_URL")
     trials = try_channels(chosen, dashboard_url=loaded.dashboard_url)
     _show_trials(trials, output)
     if not all(trial.delivery.ok for trial in trials):
@@ -283,11 +287,11 @@ def trial(
 
 
 def dead(
-    run: Annotated[str | None, typer.Argument(help="Only of this run: id, name or unambiguous prefix.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Only messages of this run: id, name or unique prefix.")] = None,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List the messages that were given up, with the reason; rlwatch alerts retry sends them again."""
+    """List undelivered messages with the reason; rlwatch alerts retry sends them again."""
     with opened(store) as source:
         run_id = None if run is None else find_run(source, run).run_id
         given_up = [message for message in source.outbox(run_id) if message.status is OutboxStatus.DEAD]
@@ -295,7 +299,7 @@ def dead(
     if output is Format.JSON:
         print_json(rows)
     elif not rows:
-        say("no message was given up")
+        say("no undelivered messages")
     else:
         print_table(
             ("message", "channel", "run", "event", "what", ">tries", "written", "why"), map(_message_cells, rows)
@@ -304,17 +308,17 @@ def dead(
 
 def retry(
     message: Annotated[
-        str, typer.Argument(metavar="[MESSAGE]", help="Its id, or how that begins; see rlwatch alerts dead.")
+        str, typer.Argument(metavar="[MESSAGE]", help="Message id or a unique prefix; see rlwatch alerts dead.")
     ] = "",
-    everything: Annotated[bool, typer.Option("--all", help="All that were given up.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Retry all undelivered messages.")] = False,
     config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Send messages that were given up again, now, under the same id; what fails again waits as new ones do."""
+    """Retry undelivered messages now, under the same id."""
     from rlwatch.cli.options import alerting_of
 
     if bool(message) == everything:
-        raise ConfigError("name one message, or give --all")
+        raise ConfigError("give a message id or --all")
     with opened(store) as target:
         chosen = _messages_to_retry(target.outbox(), message)
         alerting = alerting_of(config, target)
@@ -322,10 +326,10 @@ def retry(
             target.retry_message(each)
         outcome = deliver_once(target, alerting) if chosen else ""
     elsewhere = sorted({each.channel for each in chosen} - set(alerting.notifiers))
-    say(f"{len(chosen)} to be sent again" + (f": {outcome}" if outcome else ""))
+    say(f"{len(chosen)} queued for retry" + (f": {outcome}" if outcome else ""))
     if elsewhere:
         say(
-            f"not configured here, so left to a process that has it: {', '.join(map(for_terminal, elsewhere))}",
+            f"channel not configured here, left to a process that has it: {', '.join(map(for_terminal, elsewhere))}",
             style="dim",
         )
 
@@ -338,7 +342,7 @@ def _messages_to_retry(outbox: list[OutboxMessage], beginning: str) -> list[Outb
     if len(found) != 1:
         raise ConfigError(f"{len(found)} messages have an id that begins with {beginning!r}")
     if found[0].status is OutboxStatus.SENT:
-        raise ConfigError(f"message {found[0].message_id} was delivered; it is not sent again")
+        raise ConfigError(f"message {found[0].message_id} was already delivered")
     return found
 
 
@@ -392,7 +396,7 @@ class ListsUnlessTold(TyperGroup):
 
 group = typer.Typer(
     cls=ListsUnlessTold,
-    help="List alerts and incidents, acknowledge, snooze and silence them, see to their delivery, try a channel.",
+    help="List alerts and incidents, acknowledge, snooze and silence them, retry deliveries, test a channel.",
     epilog=examples("rlwatch alerts", "rlwatch alerts math-7b-s3", "rlwatch alerts list --format json"),
 )
 group.command(LIST, epilog=EPILOG)(alerts)

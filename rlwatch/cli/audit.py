@@ -15,18 +15,18 @@ EPILOG = examples("rlwatch audit", "rlwatch audit math-7b-s3", "rlwatch audit --
 
 
 def audit(
-    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unambiguous prefix.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unique prefix.")] = None,
     *,
-    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Only what this person did.")] = "",
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Only acts of this person.")] = "",
     act: Annotated[
         list[str] | None,
-        typer.Option("--act", help="Only these acts: command, acknowledge, silence, note, edit... May be repeated."),
+        typer.Option("--act", help="Only these acts: command, acknowledge, silence, note, edit, ... Repeatable."),
     ] = None,
-    since: Annotated[str, typer.Option("--since", metavar="TIME", help="Only the last 2h, 7d...")] = "",
+    since: Annotated[str, typer.Option("--since", metavar="TIME", help="Only the last 2h, 7d, ...")] = "",
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List what people did, oldest first: commands, acknowledgements, silences, notes, edits, prunings, purges."""
+    """List user actions, oldest first: commands, acknowledgements, silences, notes, edits, prunings, purges."""
     from rlwatch.alerts.silencing import seconds_of
     from rlwatch.analysis.lookup import find_run
     from rlwatch.curation.audit import acts_of_people
@@ -43,4 +43,4 @@ def audit(
         rows = [(local_moment(entry.at), entry.by, entry.act, entry.run_id, entry.text) for entry in found]
         print_table(("when", "who", "act", "run", "what"), rows)
     else:
-        say("nobody did anything")
+        say("no recorded acts")

@@ -73,7 +73,7 @@ OptimizerOption = Annotated[
     Optimizer | None,
     typer.Option(
         "--optimizer",
-        help="The optimizer's state: cleared (ProRL v1) or kept (ProRL v2).",
+        help="Optimizer state: cleared (ProRL v1) or kept (ProRL v2).",
         show_default="clear",
         rich_help_panel=_of(Kind.RESET_REFERENCE),
     ),
@@ -83,7 +83,7 @@ ScaleOption = Annotated[
     typer.Option(
         "--scale",
         metavar="FRACTION",
-        help="Fraction of the scheduled learning rate, above 0; 1 gives it back to the schedule.",
+        help="Fraction of the scheduled learning rate, above 0; 1 restores the schedule.",
         rich_help_panel=_of(Kind.LOWER_LR),
     ),
 ]
@@ -92,8 +92,8 @@ UntilOption = Annotated[
     typer.Option(
         "--until",
         metavar="STEP",
-        help="The step from which the schedule rules again.",
-        show_default="for good",
+        help="Step at which the schedule takes over again.",
+        show_default="never",
         rich_help_panel=_of(Kind.LOWER_LR),
     ),
 ]
@@ -105,7 +105,7 @@ MinutesOption = Annotated[
     float | None,
     typer.Option(
         "--minutes",
-        help="The longest the training waits for resume or stop, at most 1440.",
+        help="Longest pause in minutes, at most 1440.",
         show_default="60",
         rich_help_panel=_of(Kind.PAUSE),
     ),
@@ -114,7 +114,7 @@ SaveOption = Annotated[
     bool | None,
     typer.Option(
         "--save/--no-save",
-        help="Whether a checkpoint is saved first.",
+        help="Save a checkpoint first.",
         show_default="save",
         rich_help_panel=_of(Kind.STOP),
     ),
@@ -122,11 +122,13 @@ SaveOption = Annotated[
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The run: its id, name or unambiguous prefix.")],
+    run: Annotated[str, typer.Argument(help="Run: id, name or unique prefix.")],
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="KIND", help="What to do at the next safe boundary; see above.", autocompletion=lambda: list(Kind)
+            metavar="KIND",
+            help="Command to run at the next safe boundary; see above.",
+            autocompletion=lambda: list(Kind),
         ),
     ] = None,
     *,
@@ -135,7 +137,7 @@ def command(
         typer.Option(
             "--cancel",
             metavar="ID",
-            help="Instead of KIND: take back the command of this id (or the beginning of it), unless it was begun.",
+            help="Instead of KIND: cancel the command with this id (or unique prefix), unless it has started.",
         ),
     ] = None,
     optimizer: OptimizerOption = None,
@@ -148,42 +150,40 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An argument of a plugin's command; VALUE is JSON or text."),
     ] = None,
-    why: Annotated[str, typer.Option("--why", help="The reason, kept with the command for the audit.")] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Overrule a veto that may be overruled (a collapse is firing).")
-    ] = False,
+    why: Annotated[str, typer.Option("--why", help="Reason, stored with the command for the audit.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Override the veto while a collapse is firing.")] = False,
     expires: Annotated[
-        float, typer.Option("--expires", min=1, metavar="SECONDS", help="Not begun by then, it expires.")
+        float, typer.Option("--expires", min=1, metavar="SECONDS", help="Time until an unstarted command expires.")
     ] = 600,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, metavar="SECONDS", help="Wait so long for the answer; 0: do not wait.")
+        float, typer.Option("--wait", min=0, metavar="SECONDS", help="Seconds to wait for the answer; 0: do not wait.")
     ] = 0,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Ask the live run to do something, or take back what was asked.
+    """Send a command to a live run, or cancel one.
 
     Exit code 0: done (without --wait: queued), 1: rejected, 2: the request is wrong, 3: it failed inside the trainer,
-    4: it expired, 5: no answer within --wait (it still stands), 6: somebody cancelled it. With --cancel 0: cancelled,
-    1: too late, it was answered before, 5: the trainer that holds it has not said yet.
+    4: it expired, 5: no answer within --wait (the command stays queued), 6: cancelled by a user. With --cancel 0:
+    cancelled, 1: too late, already answered, 5: the trainer has not answered yet.
 
     reset-reference: the policy becomes its own reference; KL starts again from 0.
 
-    save-checkpoint: the trainer saves one, as by its own schedule.
+    save-checkpoint: the trainer saves a checkpoint, as on its own schedule.
 
-    lower-lr: the learning rate becomes a fraction of what the schedule says.
+    lower-lr: the learning rate becomes a fraction of the schedule's value.
 
     set-kl-coef: the weight of the KL term (beta).
 
-    pause, resume: training waits at a safe boundary, and goes on.
+    pause, resume: training waits at a safe boundary, and continues.
 
-    stop: training ends in good order.
+    stop: training ends cleanly.
     """
     from rlwatch.control.commands import request
 
     clock = SystemClock()
     if (kind is None) == (cancel is None):
-        raise ConfigError("give either KIND, what the run shall do, or --cancel ID")
+        raise ConfigError("give either KIND or --cancel ID")
     saved = None if save is None else ("yes" if save else "no")
     args = _given(optimizer=optimizer, scale=scale, until=until, value=value, minutes=minutes, save=saved)
     args |= _set(settings or ())
@@ -231,7 +231,7 @@ def warn_if_not_live(run: RunInfo, now: float) -> None:
         what = f"the run has {run.state.value}"
     elif (since := dead_since(run, now)) is not None:
         what = f"the trainer is dead since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}"
-        what += f" ({duration(now - since)} without a sign of it)"
+        what += f" ({duration(now - since)} without a heartbeat)"
     else:
         return
     warn(f"{what}: a command waits until a trainer resumes the run, or expires")
@@ -284,7 +284,7 @@ def wait_until_settled(
         sleep(min(POLL_S, max(0.0, deadline - clock.monotonic())))
         command = _again(store, command)
         if command.status is CommandStatus.QUEUED and 0 < command.expires_at <= clock.now():
-            return replace(command, status=CommandStatus.EXPIRED, result="no trainer claimed it in time")
+            return replace(command, status=CommandStatus.EXPIRED, result="no trainer took the command in time")
     return command
 
 

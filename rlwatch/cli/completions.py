@@ -17,17 +17,17 @@ SortOption = Annotated[
     Sort | None,
     typer.Option(
         "--sort",
-        help="Completions: the lowest reward, the longest, the largest KL, the most repetition first; NaN before all.",
+        help="Completions: sort by lowest reward, length, KL or repetition; NaN first.",
         show_default="newest",
     ),
 ]
-ReverseOption = Annotated[bool, typer.Option("--reverse", help="Completions: the other end of --sort first.")]
+ReverseOption = Annotated[bool, typer.Option("--reverse", help="Completions: reverse the order of --sort.")]
 FromOption = Annotated[int | None, typer.Option("--from", metavar="STEP", help="Completions: from this step on.")]
 ToOption = Annotated[int | None, typer.Option("--to", metavar="STEP", help="Completions: up to this step.")]
 PromptOption = Annotated[
-    str, typer.Option("--prompt", metavar="ID|TEXT", help="Completions: of this prompt, by its id or a part of it.")
+    str, typer.Option("--prompt", metavar="ID|TEXT", help="Completions: only of this prompt (id or part of it).")
 ]
-MostOption = Annotated[int, typer.Option("--most", min=1, metavar="N", help="Completions: how many a table shows.")]
+MostOption = Annotated[int, typer.Option("--most", min=1, metavar="N", help="Completions: rows shown.")]
 
 MOST = 50
 WIDEST = 100
@@ -71,7 +71,7 @@ def print_completions(rows: Sequence[Row], wish: Wish, recorded: int) -> None:
         say("no completions recorded; they are kept only where the trainer was watched with completions=...")
         return
     if not rows:
-        say(f"none of the {recorded} recorded completions fits")
+        say(f"none of the {recorded} recorded completions matches")
         return
     shown = [row | {"flags": ", ".join(row["flags"])} for row in rows[: wish.most]]
     names = [name for name in dict.fromkeys(name for row in shown for name in row) if name not in HIDDEN]
@@ -85,7 +85,7 @@ def print_completions(rows: Sequence[Row], wish: Wish, recorded: int) -> None:
         [name if name in texts else f">{name}" for name in names],
         [[_cell(name, row.get(name), width) for name in names] for row in shown],
         [name for name in IMPORTANCE if name in names] + [name for name in names if name.startswith(PART)],
-        title=f"Completions, {len(shown)} of {recorded}" + (f" ({left} more fit: --most)" if left else ""),
+        title=f"Completions, {len(shown)} of {recorded}" + (f" ({left} more match: --most)" if left else ""),
     )
 
 

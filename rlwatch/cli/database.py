@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 URL = "postgresql://owner@db.example.com/rlwatch"
 group = typer.Typer(
-    help="Look after a store: read it back, copy it, see what it takes; on PostgreSQL make its tables and its roles.",
+    help="Maintain a store: check, copy, measure and prune it; create tables and roles on PostgreSQL.",
     no_args_is_help=True,
     epilog=examples("rlwatch db check", "rlwatch db stats", f"rlwatch db migrate --store {URL}"),
 )
@@ -50,7 +50,7 @@ class Script(StrEnum):
 
 @group.command("migrate", epilog=MIGRATE_EPILOG)
 def migrate(store: StoreOption = None) -> None:
-    """Make the tables of a store on PostgreSQL, or bring them up to date. Run it as their owner."""
+    """Create or upgrade the tables of a PostgreSQL store. Run it as their owner."""
     from rlwatch.store.postgres import migrations
 
     server = server_of(store)
@@ -73,12 +73,12 @@ def sql(
 def check(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs: ids, names, or the beginnings of either.", show_default="all, deleted ones too"),
+        typer.Argument(help="Runs: ids, names or prefixes.", show_default="all, including deleted runs"),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Read back everything of every run and compare series with the rows they were made of; SQLite looks through its
-    files. Changes nothing; exit code 1 if something is wrong.
+    """Read back every run, compare series with their source rows, and run SQLite's integrity check. Read-only; exit
+    code 1 if a run is damaged.
     """
     from rlwatch.analysis.lookup import find_run
     from rlwatch.store.checking import check_run
@@ -96,7 +96,7 @@ def check(
                 wrong[run_id] = "; ".join(checked.problems)
     for run_id, why in wrong.items():
         say(f"{run_id}: {why}", style="red")
-    said = f"{len(wrong)} with something wrong" if wrong else "nothing wrong"
+    said = f"{len(wrong)} damaged" if wrong else "no damage"
     say(f"{len(wanted)} runs read back, {rows:,} rows, {values:,} values: {said}")
     if wrong:
         raise typer.Exit(1)
@@ -104,11 +104,11 @@ def check(
 
 @group.command("stats", epilog=STATS_EPILOG)
 def stats(store: StoreOption = None) -> None:
-    """Say what a store takes on the disk, the most first: by run in a directory, by table on PostgreSQL."""
+    """Show the disk usage of a store, largest first: by run in a directory, by table on PostgreSQL."""
     with opened(store) as source:
         usage: dict[str, dict[str, int]] | None = source.usage() if hasattr(source, "usage") else None
     if usage is None:
-        raise ConfigError("this store does not say what it takes: it is no directory and not on PostgreSQL")
+        raise ConfigError("the size of this store is unknown: it is neither a directory nor on PostgreSQL")
     kinds = sorted({kind for each in usage.values() for kind in each})
     largest = sorted(usage.items(), key=lambda item: -sum(item[1].values()))
     table = [
@@ -122,15 +122,15 @@ def stats(store: StoreOption = None) -> None:
 def prune(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs: ids, names, or the beginnings of either.", show_default="all"),
+        typer.Argument(help="Runs: ids, names or prefixes.", show_default="all"),
     ] = None,
     *,
-    older_than: Annotated[str, typer.Option("--older-than", metavar="TIME", help="Of what is older: 2h, 30d.")] = "",
+    older_than: Annotated[str, typer.Option("--older-than", metavar="TIME", help="Minimum age: 2h, 30d.")] = "",
     kind: Annotated[
         list[str] | None,
-        typer.Option("--kind", help="tokens, completions, or archived (whole runs). May be repeated."),
+        typer.Option("--kind", help="tokens, completions or archived (whole runs). Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed without removing it.")] = False,
     by: ByOption = "",
     config: ConfigOption = None,
     store: StoreOption = None,
@@ -160,8 +160,8 @@ def prune(
     for each in done:
         if each.left:
             say(f"{each.run_id}: {each.kind} left, {each.left}", style="yellow")
-    said = f"{decimal(sum(each.bytes for each in gone))} {'would go' if dry_run else 'removed'}"
-    say(said if gone else "nothing that old")
+    said = f"{decimal(sum(each.bytes for each in gone))} {'would be removed' if dry_run else 'removed'}"
+    say(said if gone else "nothing of that age")
 
 
 @group.command("copy", epilog=COPY_EPILOG)
@@ -170,21 +170,21 @@ def copy(
     target: Annotated[str, typer.Argument(metavar="TO", help="The store to copy to.")],
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Patterns of ids or names, such as 'math-*'.", show_default="all, deleted ones too"),
+        typer.Argument(help="Patterns of ids or names, e.g. 'math-*'.", show_default="all, including deleted runs"),
     ] = None,
 ) -> None:
-    """Copy runs with all that was recorded and said about them, then compare both. What is there already is gone on
-    with, so that it may be cut short and repeated. Exit code 1 if a run could not be copied or is not the same.
+    """Copy runs with all records and annotations, then compare source and copy. An interrupted copy can be repeated
+    and continues. Exit code 1 if a run could not be copied or differs.
     """
     from rlwatch.store.transfer import copy_run, copy_shared
 
     failed: dict[str, str] = {}
     with opened(source) as ours, opened(target) as theirs:
         if ours.url == theirs.url:
-            raise ConfigError(f"both are {ours.url}; give another store to copy to")
+            raise ConfigError(f"source and target are both {ours.url}; give another target")
         wanted = [run.run_id for run in (*ours.runs(), *ours.runs(deleted=True)) if _fits(run, runs)]
         if runs and not wanted:
-            raise ConfigError(f"no run fits {' '.join(runs)}; `rlwatch runs` lists what there is")
+            raise ConfigError(f"no run matches {' '.join(runs)}; `rlwatch runs` lists what there is")
         failed |= {} if runs else ours.unreadable()
         with Progress(console=errors(), transient=True, disable=not errors().is_terminal) as shown:
             for run_id in wanted[::-1]:  # the oldest first
@@ -219,16 +219,18 @@ def _advance(shown: Progress, task: TaskID, upto: int) -> None:
 def sync(
     directory: Annotated[
         Path | None,
-        typer.Argument(help="A trainer's local directory, or one above.", show_default="RLWATCH_LOCAL_DIR, else /tmp"),
+        typer.Argument(
+            help="Local directory of a trainer, or a parent of it.", show_default="RLWATCH_LOCAL_DIR, else /tmp"
+        ),
     ] = None,
 ) -> None:
-    """Ship what killed trainers left on this machine's disk to the store on PostgreSQL that they wrote to."""
+    """Send records that killed trainers left on this machine's disk to their PostgreSQL store."""
     from rlwatch.store.postgres.shipping import sync as ship_all
     from rlwatch.store.sqlite.shared import local_base
 
     place = directory or local_base()
     if not place.is_dir():
-        raise ConfigError(f"{place} is no directory: nothing was left there")
+        raise ConfigError(f"{place} is not a directory: nothing to ship")
     shipped, left = ship_all(place, server_of)
     for where, why in left.items():
         say(f"left in {where}: {why}", style="red")
@@ -244,6 +246,6 @@ def server_of(url: str | None) -> Server:
     opened = open_store(url)
     server = getattr(opened, "server", None)
     if server is None:
-        raise ConfigError(f"{url or default_store_url()} is no store on PostgreSQL; give --store postgresql://...")
+        raise ConfigError(f"{url or default_store_url()} is not a PostgreSQL store; give --store postgresql://...")
     found: Server = server
     return found

@@ -15,15 +15,15 @@ EPILOG = examples("rlwatch demo", "rlwatch demo --exit", "rlwatch demo --no-ui -
 def demo(
     store: StoreOption = None,
     ui: Annotated[
-        bool, typer.Option("--ui/--no-ui", help="Start the dashboard beside it, where streamlit is installed.")
+        bool, typer.Option("--ui/--no-ui", help="Start the dashboard too, if streamlit is installed.")
     ] = True,
     leave: Annotated[
-        bool, typer.Option("--exit", help="End when the training has ended, the dashboard with it.")
+        bool, typer.Option("--exit", help="Exit, and stop the dashboard, when the training ends.")
     ] = False,
 ) -> None:
-    """Train a tiny model with TRL until its learning rate kills it, and see rlwatch notice. About two minutes.
+    """Train a tiny model with TRL until its learning rate breaks it, and watch rlwatch detect it. About two minutes.
 
-    Needs the trl extra, no GPU and no network. Exit code 0 if everything promised really happened, else 1.
+    Needs the trl extra, no GPU and no network. Exit code 0 if every check of the demo passed, else 1.
     """
     from rlwatch.demo.run import main
 

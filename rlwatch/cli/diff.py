@@ -44,30 +44,28 @@ def diff(
         typer.Argument(
             metavar="RUN|LOG...",
             help="Runs of the store (id, name, or the beginning of either), or logs as for rlwatch scan; a log of "
-            "several runs stands for all of them. The first is held against each of the others.",
+            "several runs stands for all of them. The first is compared with each of the others.",
         ),
     ],
     *,
-    by: Annotated[
-        str, typer.Option("--by", metavar="step|tokens|time", help="What makes rows belong together.")
-    ] = "step",
+    by: Annotated[str, typer.Option("--by", metavar="step|tokens|time", help="Align rows by this axis.")] = "step",
     store: StoreOption = None,
     read_as: ReadAsOption = None,
     source: TrainerOption = "",
     mapped: MapOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Tell which metric diverged first between a run and its twins, with the step and the evidence, and diff settings.
+    """Find the first metric and step at which a run diverged from others, with evidence, and compare their settings.
 
-    Noise is what separated the runs before. Exit code 0: nothing diverged, 1: something did, 2: the runs cannot be
-    compared.
+    Noise is the distance between the runs before. Exit code 0: no divergence, 1: a metric diverged, 2: the runs
+    cannot be compared.
     """
     from rlwatch.compare import compare, config_diff
 
     axis = _axis(by)
     runs = _subjects(subjects, store, read_as, source, naming_of(mapped))
     if len(runs) < 2:
-        raise ConfigError(f"two runs are needed, {', '.join(subjects)} is {len(runs)}")
+        raise ConfigError(f"two runs are needed, got {len(runs)}: {', '.join(subjects)}")
     first, *others = _told_apart(runs)
     comparisons = [compare(first, other, axis) for other in others]
     problems = [one.problem for one in comparisons if one.problem]
@@ -98,7 +96,7 @@ def _subjects(given: list[str], store: str | None, read_as: str | None, source: 
     """Every run that was named; the store is opened only where a name is no file."""
     stored = [name for name in given if not Path(name).is_file()]
     if len(stored) == len(given) == 1:
-        raise ConfigError(f"two runs are needed, {stored[0]} is one")
+        raise ConfigError(f"two runs are needed, got one: {stored[0]}")
     logs = {name: _of_log(Path(name), read_as, source, naming) for name in given if name not in stored}
     return [run for name in given for run in (logs[name] if name in logs else [_of_store(name, store)])]
 
@@ -185,7 +183,7 @@ def document(names: list[str], comparisons: list[Comparison], differing: list[Se
 
 def print_comparison(one: Comparison) -> None:
     """The answer first, then every metric that diverged, then what could not be compared."""
-    say(f"{one.left} against {one.right}", style="bold")
+    say(f"{one.left} vs {one.right}", style="bold")
     say(f"  {one.answer}", style="bold red" if one.first is not None else "")
     rows = [
         (
@@ -216,7 +214,7 @@ def print_settings(names: list[str], differing: list[Setting]) -> None:
     from rlwatch.compare import Absent
 
     if not differing:
-        say("their settings do not differ, as far as they are recorded", style="dim")
+        say("no differences in the recorded settings", style="dim")
         return
     print_table(
         ("setting", *names),

@@ -144,7 +144,7 @@ def login_check() -> Check:
             app_login.session_secret(path)
     except (ConfigError, OSError) as error:
         return Check("dashboard", Level.FAIL, f"rlwatch ui will not start: {error}")
-    kept = f"{path}, yours alone" if path.exists() else f"{path}, which the first rlwatch ui makes"
+    kept = f"{path}, readable by you alone" if path.exists() else f"{path}, which the first rlwatch ui makes"
     chosen = f"; token from {' and '.join(set_ones)}" if set_ones else "; each start makes new tokens"
     return Check("dashboard", Level.OK, f"sessions are signed with {kept}{chosen}")
 
@@ -155,7 +155,7 @@ def _extra(name: str, packages: Iterable[str]) -> Check:
     if not absent:
         return Check(f"extra {name}", Level.OK, ", ".join(f"{p} {v}" for p, v in versions.items()))
     wanted = f"rlwatch-monitor[{name}]" if " " not in name else " ".join(absent)
-    return Check(f"extra {name}", Level.WARN, f"without {', '.join(absent)}; if you need it: pip install '{wanted}'")
+    return Check(f"extra {name}", Level.WARN, f"without {', '.join(absent)}; to install it: pip install '{wanted}'")
 
 
 def trainer_checks() -> list[Check]:
@@ -168,9 +168,9 @@ def trainer_checks() -> list[Check]:
 def _trainer(name: str, version: str) -> Check:
     first, beyond = TRAINERS[name]
     if first <= _numbers(version) < beyond:
-        return Check(name, Level.OK, f"{version}, a version rlwatch knows")
+        return Check(name, Level.OK, f"{version}, a supported version")
     known = f"{'.'.join(map(str, first))} up to before {'.'.join(map(str, beyond))}"
-    return Check(name, Level.WARN, f"{version} is not known (known: {known}): metrics may be missing or renamed")
+    return Check(name, Level.WARN, f"{version} is untested (supported: {known}): metrics may be missing or renamed")
 
 
 def _version(distribution: str) -> str | None:
@@ -234,7 +234,7 @@ def _space(root: Path) -> list[Check]:
     free = shutil.disk_usage(existing).free
     if free >= LEAST_FREE:
         return []
-    text = f"{free >> 20} MiB are free at {existing}: when they are used up nothing more is recorded; make room there"
+    text = f"{free >> 20} MiB are free at {existing}: recording stops when it is full; free space there"
     return [Check("disk", Level.WARN, text)]
 
 
@@ -249,7 +249,7 @@ def _network(root: Path, mounts: str | None) -> list[Check]:
             "file system",
             Level.WARN,
             f"{root} lies on a network file system ({kind}): runs are written node-locally and copied there every "
-            "minute, and commands go by files, which takes seconds to a minute; choose a local directory if you can",
+            "minute, and commands take seconds to a minute; use a local directory if possible",
         )
     ]
 
@@ -309,7 +309,7 @@ def _policy() -> list[Check]:
 def _heard(beats: list[Heartbeat]) -> list[Check]:
     if not beats:
         how = "`python -c 'import verl'` loads it"
-        return [Check("verl heartbeat", Level.WARN, f"no process has loaded the plugin yet ({directory()}); {how}")]
+        return [Check("verl heartbeat", Level.WARN, f"the plugin has not been loaded yet ({directory()}); {how}")]
     checks = [_beat("verl heartbeat", beats[0])]
     for role in ("driver", "worker"):
         acted = next((beat for beat in beats if beat.role == role), None)
@@ -340,7 +340,7 @@ def variable_checks(environment: Mapping[str, str] | None = None) -> list[Check]
     strange = sorted(name for name in environment or os.environ if name.startswith(_PREFIX) and name not in known)
     plain = [name.removeprefix(_PREFIX) for name in known]
     return [
-        Check("variable", Level.WARN, f"{name} is read by nobody{hint}")
+        Check("variable", Level.WARN, f"{name} is not a variable of rlwatch{hint}")
         for name in strange
         if (hint := meant(name.removeprefix(_PREFIX), plain, 1, ALIKE).replace("mean ", f"mean {_PREFIX}"))
     ]
@@ -388,7 +388,7 @@ def _described(channel: ChannelConfig) -> Check:
         return Check(channel.name, Level.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it")
     shown = redact_url(_value(channel, "url"))
     if not _value(channel, "secret"):
-        unsigned = f"unsigned: set {SECRET_VARIABLE} and receivers can tell our messages from others"
+        unsigned = f"unsigned: set {SECRET_VARIABLE} so that receivers can verify messages"
         return Check(channel.name, Level.WARN, f"{shown}, {unsigned}")
     return Check(channel.name, Level.OK, f"{shown}, signed")
 
@@ -414,8 +414,8 @@ def _ping(channel: ChannelConfig) -> Check:
         with quiet_http_logs():
             answer = httpx.head(url, timeout=PING_S, follow_redirects=False, trust_env=not local)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return Check(name, Level.FAIL, f"nobody answers: {Redactor(urls=[url]).error(error)}")
-    return Check(name, Level.OK, f"somebody answers (HTTP {answer.status_code} to HEAD)")
+        return Check(name, Level.FAIL, f"no answer: {Redactor(urls=[url]).error(error)}")
+    return Check(name, Level.OK, f"reachable (HTTP {answer.status_code} to HEAD)")
 
 
 EPILOG = examples("rlwatch doctor", "rlwatch doctor --ping", "rlwatch doctor --format json")
@@ -425,7 +425,7 @@ STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 def doctor(
     store: StoreOption = None,
-    ping: Annotated[bool, typer.Option("--ping", help="Ask the webhook's receiver whether it is there.")] = False,
+    ping: Annotated[bool, typer.Option("--ping", help="Check that the webhook's receiver is reachable.")] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Check the installation, the store and the webhook. Exit code 0, or 1 if anything fails."""
@@ -434,7 +434,7 @@ def doctor(
         print_json(checks)
     else:
         rows = [((check.level.value, STYLES[check.level]), check.name, check.text) for check in checks]
-        print_table(("", "what", "how it is"), rows)
+        print_table(("", "what", "status"), rows)
     if any(check.level is Level.FAIL for check in checks):
         raise typer.Exit(1)
 
@@ -445,7 +445,7 @@ def plugin_checks() -> list[Check]:
     broken = [plugin for plugin in found if plugin.problem]
     checks = [Check(f"plugin {one.name}", Level.WARN, f"{one.origin} is left out: {one.problem}") for one in broken]
     if found and not broken:
-        checks = [Check("plugins", Level.OK, f"{len(found)} of other packages; rlwatch plugins lists them")]
+        checks = [Check("plugins", Level.OK, f"{len(found)} from other packages; list them with rlwatch plugins")]
     return checks
 
 

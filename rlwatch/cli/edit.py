@@ -33,33 +33,35 @@ PURGE = examples(
 
 
 def edit(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: id, name or unambiguous prefix.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: id, name or unique prefix.")],
     *,
     name: Annotated[
-        str | None, typer.Option("--name", help="Show it under this name; '' gives the trainer's back.")
+        str | None, typer.Option("--name", help="Display name; '' restores the name from the trainer.")
     ] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="Add a tag; may be given again.")] = None,
-    untag: Annotated[list[str] | None, typer.Option("--untag", help="Remove a tag, also one of the trainer.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Add a tag. Repeatable.")] = None,
+    untag: Annotated[
+        list[str] | None, typer.Option("--untag", help="Remove a tag, including tags from the trainer.")
+    ] = None,
     note: Annotated[str | None, typer.Option("--note", help="Replace the notes; '' removes them.")] = None,
     archive: Annotated[
-        bool | None, typer.Option("--archive/--unarchive", help="Leave it out of lists, or no longer.")
+        bool | None, typer.Option("--archive/--unarchive", help="Hide the run from lists, or show it again.")
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Hide it everywhere until it is restored, or purged.")
+        bool, typer.Option("--delete", help="Hide the run everywhere until it is restored or purged.")
     ] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Undo --delete.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="Print who changed what, when.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Print the edit history.")] = False,
     by: ByOption = "",
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Name, tag and annotate runs, archive, delete and restore them; what their trainers wrote stays as it is."""
+    """Name, tag and annotate runs; archive, delete and restore them. Recorded data stay unchanged."""
     from rlwatch.curation import edit_run
 
     if delete and restore:
-        raise ConfigError("--delete and --restore say the opposite: give one")
+        raise ConfigError("give either --delete or --restore")
     if name is not None and len(runs) > 1:
-        raise ConfigError(f"--name is for one run, got {len(runs)}: runs of one name cannot be told apart")
+        raise ConfigError(f"--name takes one run, got {len(runs)}: runs with one name cannot be distinguished")
     deleted = True if delete else False if restore else None
     said = any(value is not None for value in (name, tag, untag, note, archive, deleted))
     if not said and not history:
@@ -126,7 +128,7 @@ def _line(run: RunInfo) -> str:
 
 def _print_history(edits: list[RunEdit]) -> None:
     if not edits:
-        say("nobody changed anything")
+        say("no edits")
         return
     print_table(("when", "who", "run", "what"), [(local_moment(e.at), e.by, e.run_id, _what(e)) for e in edits])
 
@@ -143,17 +145,17 @@ def _what(edit: RunEdit) -> str:
 
 def purge(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Only these deleted runs: their ids.")
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of deleted runs to purge (default: all).")
     ] = None,
     *,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="Leave what was deleted since: 90m, 2h, 30d.")
+        str, typer.Option("--grace", metavar="TIME", help="Keep runs deleted within this time: 90m, 2h, 30d.")
     ] = "7d",
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it nothing is removed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the runs; without it, only list them.")] = False,
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
-    """Remove the data of deleted runs for good, once nobody restored them in time; say first what would go."""
+    """Remove the data of deleted runs permanently after a grace period; lists them first without removing."""
     from rlwatch.alerts.silencing import seconds_of
     from rlwatch.curation import purge_run
 
@@ -162,9 +164,7 @@ def purge(
         found = target.runs(deleted=True)
         unknown = set(runs or ()) - {run.run_id for run in found}
         if unknown:
-            raise ConfigError(
-                f"not deleted, so not to be purged: {', '.join(sorted(unknown))}; see rlwatch runs --deleted"
-            )
+            raise ConfigError(f"not deleted, so not purged: {', '.join(sorted(unknown))}; see rlwatch runs --deleted")
         due = [
             run
             for run in found
@@ -174,9 +174,9 @@ def purge(
             since = duration(now - (run.curation.deleted_at or now))
             if yes:
                 purge_run(target, run.run_id, by=by or me(), grace_s=grace_s)
-            say(f"{'removed' if yes else 'would go'}: {run.run_id}, deleted {since} ago by {run.curation.deleted_by}")
+            say(f"{'removed' if yes else 'to remove'}: {run.run_id}, deleted {since} ago by {run.curation.deleted_by}")
     kept = len(found) - len(due)
     if not due or kept:
         say(f"{plural(kept, 'deleted run')} left" if kept else "no deleted runs")
     if due and not yes:
-        say("nothing was removed: say --yes")
+        say("nothing removed: add --yes")

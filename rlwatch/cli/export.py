@@ -31,12 +31,12 @@ EPILOG = examples(
 WRITERS = {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}
 FORMATS = "*.csv, *.jsonl or *.parquet"
 
-group = typer.Typer(no_args_is_help=True, help="Give what runs recorded to other tools.", epilog=EPILOG)
+group = typer.Typer(no_args_is_help=True, help="Export recorded runs to files and other tools.", epilog=EPILOG)
 group.command("metrics", epilog=serving_metrics.EPILOG)(serving_metrics.metrics)
 
-RunArgument = Annotated[str, typer.Argument(help="A run: its id, its name, or the unambiguous beginning of either.")]
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help=f"A new file, {FORMATS}.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Write over the file if it is there.")]
+RunArgument = Annotated[str, typer.Argument(help="Run: id, name or unique prefix.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help=f"Output file, {FORMATS}.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 
 
 def _add(kind: str) -> None:
@@ -45,7 +45,7 @@ def _add(kind: str) -> None:
 
     group.command(
         kind,
-        help=f"Write {TABLES[kind]}. Missing is empty, NaN and infinities are values.",
+        help=f"Write {TABLES[kind]}. Missing values are empty; NaN and infinities are kept.",
         epilog=examples(f"rlwatch export {kind} math-7b-s3 {kind}.parquet"),
     )(export)
 
@@ -82,7 +82,7 @@ SENDING = partial(progress_bar, worth=AT_ONCE, what="sending")
 @group.command("tensorboard", epilog=examples("rlwatch export tensorboard math-7b-s3 tb/math-7b-s3"))
 def tensorboard(
     run: RunArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory without event files.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory without event files.")],
     *,
     store: StoreOption = None,
 ) -> None:
@@ -100,19 +100,17 @@ def tensorboard(
 def wandb(
     run: RunArgument,
     *,
-    project: Annotated[
-        str, typer.Option("--project", help="The project in wandb.", show_default="the run's project")
-    ] = "",
+    project: Annotated[str, typer.Option("--project", help="wandb project.", show_default="the run's project")] = "",
     entity: Annotated[
-        str | None, typer.Option("--entity", help="The team or user in wandb.", show_default="wandb's default")
+        str | None, typer.Option("--entity", help="wandb team or user.", show_default="wandb's default")
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Write the run's files only, for `wandb sync`.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Write files only, for a later `wandb sync`.")] = False,
     directory: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where the directory wandb/ with its files is made.")
+        Path, typer.Option("--dir", metavar="DIR", help="Parent of the wandb/ output directory.")
     ] = Path(),
     store: StoreOption = None,
 ) -> None:
-    """Make a run of wandb of the same id: metrics, findings, settings and tags. One that is there is left as it is."""
+    """Create a wandb run with the same id: metrics, findings, settings and tags. An existing run is not changed."""
     _send(
         run,
         store,
@@ -128,16 +126,16 @@ def mlflow(
     *,
     uri: Annotated[
         str | None,
-        typer.Option("--uri", help="MLflow's tracking URI.", show_default="MLFLOW_TRACKING_URI, or MLflow's own"),
+        typer.Option("--uri", help="MLflow tracking URI.", show_default="MLFLOW_TRACKING_URI, or MLflow's own"),
     ] = None,
     experiment: Annotated[
-        str, typer.Option("--experiment", help="The experiment in MLflow.", show_default="the run's project")
+        str, typer.Option("--experiment", help="MLflow experiment.", show_default="the run's project")
     ] = "",
     store: StoreOption = None,
 ) -> None:
-    """Make a run of MLflow: metrics, findings, settings and tags. One that is there is left as it is.
+    """Create an MLflow run: metrics, findings, settings and tags. An existing run is not changed.
 
-    Databases of MLflow keep infinities as the largest float there is.
+    MLflow databases store infinities as the largest float.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 of its own: minutes, where a server is not there
     _send(run, store, lambda one: one.to_mlflow(uri, experiment=experiment, progress=SENDING))
@@ -151,6 +149,6 @@ def _send(run: str, store: str | None, to: Callable[[StoredRun], Sent]) -> None:
     say(f"{plural(sent.rows, 'row')}, {plural(sent.values, 'value')} sent: {sent.where}")
     if sent.renamed:
         say(
-            "called otherwise there: " + ", ".join(f"{own} as {other}" for own, other in sent.renamed.items()),
+            "renamed: " + ", ".join(f"{own} as {other}" for own, other in sent.renamed.items()),
             style="dim",
         )

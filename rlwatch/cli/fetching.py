@@ -53,10 +53,10 @@ def _download(address: str, target: Path) -> None:
             for block in answer.iter_bytes():
                 got += len(block)
                 if got > MOST:
-                    raise ImportFormatError(address, f"is larger than the {MOST >> 30} GiB that are fetched")
+                    raise ImportFormatError(address, f"is larger than the {MOST >> 30} GiB that that rlwatch downloads")
                 file.write(block)
     except httpx.HTTPStatusError as error:
         said = f"{error.response.status_code} {error.response.reason_phrase}"
-        raise ImportFormatError(address, f"the server answers {said}; is it the address of the raw file?") from None
+        raise ImportFormatError(address, f"the server answered {said}; is this the URL of the raw file?") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ImportFormatError(address, f"cannot be fetched: {error or type(error).__name__}") from None

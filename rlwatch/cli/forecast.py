@@ -30,7 +30,7 @@ TablesArgument = Annotated[
     ),
 ]
 StoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="Take the runs of this store, too: all that have ended.")
+    str | None, typer.Option("--store", metavar="URL", help="Also use all finished runs of this store.")
 ]
 
 
@@ -51,7 +51,7 @@ def gathered(tables: list[Path], store: str | None) -> RunTable:
     if store is not None:
         parts.append(stored(store))
     if not parts:
-        raise ConfigError("there are no runs to learn from: give tables of runs, or --store")
+        raise ConfigError("no runs to train on: give tables of runs, or --store")
     return parts[0] if len(parts) == 1 else joined_tables(parts)
 
 
@@ -99,8 +99,8 @@ RunsOption = Annotated[
     typer.Option(
         "--runs",
         metavar="FILE",
-        help="What is known of each run: run, recipe, family, pair (the run it is the faultless twin of).",
-        show_default="NAME-runs beside TABLE, if it is there",
+        help="Table of run, recipe, family and pair (the failing run whose healthy twin it is).",
+        show_default="NAME-runs next to TABLE, if present",
     ),
 ]
 
@@ -109,16 +109,19 @@ def label(
     table: TableArgument,
     *,
     runs: RunsOption = None,
-    version: Annotated[str, typer.Option("--version", help="Which table of limits.")] = "labels-v3",
+    version: Annotated[str, typer.Option("--version", help="Label version.")] = "labels-v3",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write them here, as .csv or .parquet, and print none.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write the labels to this .csv or .parquet file instead of printing them."
+        ),
     ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Label each run: event, early (failed before step 55), ambiguous (nearly failed), faulty or clean.
 
-    Faulty is a run that had not failed by its last row, though a fault was in it to the end. With the class come onset
-    and type. What a run did not measure is not judged, and the label says what was.
+    A faulty run had not failed by its last row although a fault was active to the end. Each label has class, onset
+    and type, and lists the metrics that the run measured.
     """
     from rlwatch.forecast.labels import label_runs
     from rlwatch.forecast.tables import read_runs
@@ -161,18 +164,20 @@ def train(
     store: StoreOption = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", metavar="FILE", help="Labels of the runs.", show_default="made by labels-v3"),
+        typer.Option("--labels", metavar="FILE", help="Labels file.", show_default="computed by labels-v3"),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the model here.")] = Path("forecast.json"),
-    trees: Annotated[int, typer.Option("--trees", min=5, max=500, help="Trees of each hazard.")] = 120,
-    folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="How often a part of the runs is held out.")] = 5,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes that compute features.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all draws.")] = 0,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file of the model.")] = Path(
+        "forecast.json"
+    ),
+    trees: Annotated[int, typer.Option("--trees", min=5, max=500, help="Trees per hazard.")] = 120,
+    folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="Number of cross-validation folds.")] = 5,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes for features.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
 ) -> None:
     """Train a forecaster: at least 40 labelled runs, 10 of them failed and 10 sound.
 
-    Thresholds and calibration come from runs that the model did not see. The file it writes is JSON, with its hash
-    beside it; set RLWATCH_FORECAST_MODEL to its path to use it.
+    Thresholds and calibration come from held-out runs. The output is a JSON file with its hash next to it; set
+    RLWATCH_FORECAST_MODEL to its path to use it.
     """
     from rlwatch.forecast.model import write_model
     from rlwatch.forecast.training import Growth
@@ -245,17 +250,17 @@ def calibrate(
     store: StoreOption = None,
     run: Annotated[
         list[str] | None,
-        typer.Option("--run", metavar="RUN", help="Only this one (id); give it once for each.", show_default="all"),
+        typer.Option("--run", metavar="RUN", help="Only this run (id). Repeatable.", show_default="all"),
     ] = None,
     budget: Annotated[
-        float, typer.Option("--budget", min=0.05, help="False alarms in 1000 healthy steps that are put up with.")
+        float, typer.Option("--budget", min=0.05, help="Accepted false alarms in 1000 healthy steps.")
     ] = 0.5,
 ) -> None:
-    """Find the threshold at which runs that are known to be healthy keep the budget (conformal, on episodes).
+    """Find the threshold at which known healthy runs keep the false-alarm budget (conformal, per alarm episode).
 
-    Takes at least 2000 healthy steps. Runs in which something did go wrong must not be among them, except where a
-    person said so of a forecast (rlwatch forecast judge --right): of such a run of --store only what came clearly
-    before it counts. Alarms that were judged --wrong count as false ones, as does every alarm that is left.
+    Needs at least 2000 healthy steps. Exclude failed runs, except runs of --store with a forecast judged --right
+    (rlwatch forecast judge): of these only the steps clearly before the failure count. Every other alarm counts as
+    false.
     """
     from rlwatch.forecast.forecaster import smoothed_chances
     from rlwatch.forecast.thresholds import recalibrated
@@ -299,7 +304,7 @@ def _chosen(table: RunTable, names: list[str]) -> list[int]:
 
 
 group = typer.Typer(
-    help="Forecasts of failures: label runs, train a forecaster, find a threshold, see what came of past forecasts.",
+    help="Failure forecasts: label runs, train a forecaster, calibrate a threshold, review past forecasts.",
     no_args_is_help=True,
     epilog=examples("rlwatch forecast label runs.parquet", "rlwatch forecast train runs.parquet --out mine.json"),
 )

@@ -27,14 +27,14 @@ JUDGE = examples(
 
 
 def record(
-    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unambiguous prefix.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unique prefix.")] = None,
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show each past alarm of the forecaster with what came of it, what it missed, and how often its chances held.
+    """Show past forecast alarms with their outcome, missed failures, and the calibration.
 
-    An alarm came true where a failure (by labels-v3) began within 50 steps of it. Steps whose horizon is not over and
-    those after a failure are not counted.
+    An alarm is true if a failure (by labels-v3) began within 50 steps of it. Steps with an open horizon and steps
+    after a failure are not counted.
     """
     with opened(store) as source:
         found = _record(source, run)
@@ -42,25 +42,25 @@ def record(
         print_json(record_row(found))
         return
     if not found.runs:
-        say("nothing was forecast yet")
+        say("no forecasts yet")
         return
     if found.past:
         print_table((">step", "run", "what", ">highest", ">lead", "answer"), [_cells(past) for past in found.past])
     say(record_words(found))
     if found.curve:
-        print_table((">chance said", ">failures seen", ">steps", ">runs"), [_bin_cells(each) for each in found.curve])
+        print_table((">predicted", ">observed", ">steps", ">runs"), [_bin_cells(each) for each in found.curve])
 
 
 def judge(
-    run: Annotated[str, typer.Argument(help="Id, name or unambiguous prefix.")],
-    at: Annotated[int, typer.Argument(metavar="STEP", help="A step at which the alarm lasted, or of the failure.")],
+    run: Annotated[str, typer.Argument(help="Id, name or unique prefix.")],
+    at: Annotated[int, typer.Argument(metavar="STEP", help="Step of the alarm or of the failure.")],
     *,
-    right: Annotated[bool, typer.Option("--right/--wrong", help="Whether something did go wrong.")],
-    why: Annotated[str, typer.Option("--why", help="The reason.")] = "",
+    right: Annotated[bool, typer.Option("--right/--wrong", help="Whether the run failed.")],
+    why: Annotated[str, typer.Option("--why", help="Reason.")] = "",
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
-    """Say whether a forecast was right: rlwatch forecast calibrate goes by that."""
+    """Record whether a forecast was right; rlwatch forecast calibrate uses it."""
     from rlwatch.forecast.record import answer, find_past, record_of_run
 
     with opened(store) as target:
@@ -78,7 +78,7 @@ def _record(store: Store, run: str | None) -> Record:
         try:
             records.append(record_of_run(store, info))
         except StoreError as error:
-            say(f"{info.run_id} is left out: {error}", style="yellow")
+            say(f"{info.run_id} skipped: {error}", style="yellow")
     return gathered(each for each in records if each is not None)
 
 

@@ -53,15 +53,17 @@ def import_log(
     log: LogArgument,
     *,
     project: Annotated[
-        str, typer.Option("--project", help="The project the run belongs to.", show_default="the log's, else default")
+        str, typer.Option("--project", help="Project of the run.", show_default="from the log, else default")
     ] = "",
     name: Annotated[
-        str, typer.Option("--name", help="What people call the run.", show_default="the log's, else its id")
+        str, typer.Option("--name", help="Display name of the run.", show_default="from the log, else the id")
     ] = "",
     run: RunOfLogOption = None,
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", metavar="ID", help="Its id in the store.", show_default="made of the file's name"),
+        typer.Option(
+            "--run-id", metavar="ID", help="Id of the run in the store.", show_default="derived from the file name"
+        ),
     ] = None,
     read_as: ReadAsOption = None,
     pattern: PatternOption = None,
@@ -70,10 +72,9 @@ def import_log(
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Copy a log's records and findings into the store as finished runs; prints their ids.
+    """Import a log into the store as finished runs with records and findings; print their ids.
 
-    An id the store has already is refused, and then nothing is imported. What the names in the log were read as is
-    told on stderr.
+    If an id exists in the store, nothing is imported. The mapping of metric names is printed on stderr.
     """
     from rlwatch.importers import read_log
 
@@ -131,9 +132,7 @@ def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
     """Raises ``ConfigError`` unless each of ``run_ids`` is new to the store and to the others."""
     for index, run_id in enumerate(run_ids):
         if holds(store, run_id):
-            raise ConfigError(
-                f"run {run_id!r} exists in this store and is left as it is; choose another id with --run-id"
-            )
+            raise ConfigError(f"run {run_id!r} exists in this store ; choose another id with --run-id")
         if run_id in run_ids[:index]:
             raise ConfigError(f"two runs of this log would be called {run_id!r}; import them singly: --run, --run-id")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlwatch.ports import Store
 
 AlertArgument = Annotated[
-    str, typer.Argument(metavar="ALERT", help="The id of one of its alerts, or how that begins; see rlwatch alerts.")
+    str, typer.Argument(metavar="ALERT", help="Id (or unique prefix) of one of its alerts; see rlwatch alerts.")
 ]
 INCIDENTS = examples(
     "rlwatch alerts incidents",
@@ -34,16 +34,16 @@ NOTE = examples("rlwatch alerts note 3f2a 'the judge was down from 14:00 on'")
 
 
 def incidents(
-    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unambiguous prefix.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unique prefix.")] = None,
     *,
     heartbeats: Annotated[
-        bool, typer.Option("--heartbeats", help="Also runs of which is known only that they fell silent or crashed.")
+        bool, typer.Option("--heartbeats", help="Include runs that only stopped reporting or crashed.")
     ] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List incidents, newest first: alerts that belong together as one row, with who does what about it."""
+    """List incidents, newest first: related alerts as one row, with state and assignee."""
     with opened(store) as source:
         every = _dockets(source, None if run is None else find_run(source, run).run_id, config)
     found = [docket for docket in every if heartbeats or not docket.incident.heartbeat]
@@ -64,19 +64,19 @@ def incidents(
         say("no incidents")
     left = len(every) - len(found)
     if left:
-        say(f"{plural(left, 'run')} that only fell silent or crashed left out: --heartbeats shows them", style="dim")
+        say(f"{plural(left, 'run')} that only stopped reporting or crashed hidden: show with --heartbeats", style="dim")
 
 
 def snooze(
     alert: AlertArgument,
     *,
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="For so long: 90m, 2h, 1d12h.")],
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Duration: 90m, 2h, 1d12h.")],
     by: ByOption = "",
-    why: Annotated[str, typer.Option("--why", help="The reason.")] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason.")] = "",
     config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Tell nobody of what fires of this incident for a while, unless it gets worse; what still fires then is told."""
+    """Pause notifications of an incident unless it gets worse; alerts that still fire afterwards are sent."""
     from rlwatch.alerts import silencing
 
     for_s = silencing.seconds_of(duration)
@@ -91,11 +91,11 @@ def snooze(
 
 def note(
     alert: AlertArgument,
-    text: Annotated[str, typer.Argument(help="What others should know.")],
+    text: Annotated[str, typer.Argument(help="Text of the note.")],
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
-    """Leave a note at an alert, and so at its incident."""
+    """Add a note to an alert and its incident."""
     from rlwatch.alerts.silencing import find_alert
     from rlwatch.alerts.silencing import note as noted
 
@@ -114,7 +114,7 @@ def docket_of(store: Store, reference: str, config: Path | None) -> Docket:
     found = _dockets(store, alert.run_id, config)
     mine = [d for d in found if any(each.alert_id == alert.alert_id for each in d.incident.alerts)]
     if not mine:
-        raise ConfigError(f"alert {alert.alert_id} never fired: it belongs to no incident")
+        raise ConfigError(f"alert {alert.alert_id} never fired, so it has no incident")
     return mine[0]
 
 
@@ -186,7 +186,7 @@ def delivery_of(messages: Sequence[OutboxMessage]) -> list[dict[str, JSON]]:
 def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
     """The delivery in a few words; what went wrong wins over what went well."""
     if not delivery:
-        return ("nobody told", "dim")
+        return ("not sent", "dim")
     for status in (OutboxStatus.DEAD, OutboxStatus.PENDING, OutboxStatus.SENT):
         fitting = [entry for entry in delivery if entry["status"] == status]
         if fitting:

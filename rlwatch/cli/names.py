@@ -21,16 +21,16 @@ _CLOSENESS = ("the canonical name", "the same quantity", "a proxy")
 
 def names(
     asked: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names in your log: how is each read?")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Metric names from your log to look up.")
     ] = None,
     *,
-    find: Annotated[str, typer.Option("--find", metavar="TEXT", help="Metrics that have it in name or meaning.")] = "",
+    find: Annotated[str, typer.Option("--find", metavar="TEXT", help="Search metrics by name or meaning.")] = "",
     source: TrainerOption = "",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """List the metrics that rlwatch knows, with their units and what trainers call them; or say how names are read.
+    """List the metrics that rlwatch knows, with units and trainer names; or look up how given names are read.
 
-    Exit code 1 if a name that was asked for is neither known nor seen with a reason why nothing judges it.
+    Exit code 1 if a given name is unknown.
     """
     if asked:
         told = [_told(name, source) for name in asked]
@@ -61,16 +61,16 @@ def _told(name: str, source: str) -> dict[str, str | bool]:
         return {"name": name, "metric": found.metric.name, "how": _how(found), "known": True}
     reason = unjudged(name)
     if reason:
-        return {"name": name, "metric": "", "how": f"seen, not judged: {reason}", "known": True}
+        return {"name": name, "metric": "", "how": f"recognised, not used: {reason}", "known": True}
     every = {*BY_NAME, *(alias.name for metric in TABLE for alias in metric.aliases)}
     near = nearest(name, sorted(every), 2, 0.75)
     hint = f"; close to it: {', '.join(near)}" if near else ""
-    return {"name": name, "metric": "", "how": f"not known, so nothing judges it{hint}", "known": False}
+    return {"name": name, "metric": "", "how": f"unknown, not used{hint}", "known": False}
 
 
 def _how(reading: Reading) -> str:
     if reading.guess:
-        return "by its words: no trainer's name"
+        return "guessed from the name"
     said = _CLOSENESS[reading.closeness]
     of = reading.alias.source if reading.alias is not None else ""
     return f"{said}, in runs of {of}" if of else said
@@ -79,5 +79,5 @@ def _how(reading: Reading) -> str:
 def _print(family: Family, metrics: Iterable[Metric]) -> None:
     rows = [(metric.name, f"{metric.unit} {metric.span}".strip(), metric.meaning, metric.called) for metric in metrics]
     if rows:
-        print_table(("metric", "unit, range", "meaning", "trainers call it"), rows, title=family.value)
+        print_table(("metric", "unit, range", "meaning", "names in trainers"), rows, title=family.value)
         say()

@@ -37,7 +37,7 @@ def _trainer(source: str) -> str:
     if source and source.partition("/")[0] not in {name.partition("/")[0] for name in known}:
         hint = meant(source, sorted(known), 1)
         if hint:
-            errors().print(f"no names of a trainer {one_line(source)!r} are known{hint}", style="yellow", markup=False)
+            errors().print(f"unknown trainer {one_line(source)!r}{hint}", style="yellow", markup=False)
     return source
 
 
@@ -47,7 +47,7 @@ StoreOption = Annotated[
         "--store",
         envvar="RLWATCH_STORE",
         metavar="URL",
-        help="Where the runs are: a directory or sqlite:///path.",
+        help="Store of the runs: a directory or sqlite:///path.",
         show_default="./rlwatch-runs",
     ),
 ]
@@ -67,18 +67,18 @@ LogArgument = Annotated[
         "TensorBoard's event files or their directory...",
     ),
 ]
-RunOfLogOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="Which run of a log with several.")]
+RunOfLogOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="Run to read from a log with several.")]
 ReadAsOption = Annotated[
     str | None,
-    typer.Option("--as", metavar="FORMAT", help="Read the log as this format.", show_default="found out by looking"),
+    typer.Option("--as", metavar="FORMAT", help="Format of the log.", show_default="detected"),
 ]
 PatternOption = Annotated[
     str | None,
     typer.Option(
         "--pattern",
         metavar="REGEX",
-        help="Read the lines of a log nobody knows by this: groups (?P<step>...), (?P<name>...) and (?P<value>...), or "
-        "one for each metric, (?P<reward>...).",
+        help="Regular expression for the lines of an unknown log, with groups (?P<step>...), (?P<name>...) and "
+        "(?P<value>...), or one group for each metric, (?P<reward>...).",
     ),
 ]
 MapOption = Annotated[
@@ -86,8 +86,8 @@ MapOption = Annotated[
     typer.Option(
         "--map",
         metavar="ROLE=NAME",
-        help="Read the metric NAME of the log as a role: reward, entropy, kl, length, gradient, loss, or any canonical "
-        "name. May be repeated; [map] of rlwatch.toml says the same for every log.",
+        help="Map the metric NAME of the log to a role: reward, entropy, kl, length, gradient, loss, or any canonical "
+        "name. Repeatable; [map] in rlwatch.toml applies to every log.",
     ),
 ]
 TrainerOption = Annotated[
@@ -95,7 +95,7 @@ TrainerOption = Annotated[
     typer.Option(
         "--source",
         metavar="TRAINER",
-        help="The trainer (trl/grpo, verl...), where the log does not tell.",
+        help="Trainer of the log (trl/grpo, verl, ...), if the log does not name it.",
         callback=_trainer,
     ),
 ]
@@ -109,7 +109,7 @@ ConfigOption = Annotated[
     ),
 ]
 ByOption = Annotated[
-    str, typer.Option("--by", metavar="NAME", help="Who does it, for those who ask later.", show_default="you@host")
+    str, typer.Option("--by", metavar="NAME", help="Your name, stored with the action.", show_default="you@host")
 ]
 
 
@@ -146,7 +146,7 @@ def no_log_either(reference: str | None) -> Iterator[None]:
     try:
         yield
     except RunNotFoundError as error:
-        said = f"{error} (and no file or directory is called {reference!r})" if reference else str(error)
+        said = f"{error} (and there is no file or directory {reference!r})" if reference else str(error)
         raise RunNotFoundError(said) from None
 
 
@@ -197,5 +197,5 @@ def format_of(read_as: str | None, pattern: str | None) -> str | None:
     if pattern is None:
         return read_as
     if read_as is not None:
-        raise ConfigError(f"--as {read_as} and --pattern both say how to read the log; give one of them")
+        raise ConfigError(f"--as {read_as} and --pattern are alternatives; give one of them")
     return PREFIX + pattern

@@ -18,9 +18,9 @@ EPILOG = examples("rlwatch plugins", "rlwatch plugins --format json", "RLWATCH_P
 
 def plugins(
     output: FormatOption = Format.TEXT,
-    doors: Annotated[bool, typer.Option("--doors", help="What can be added at all.")] = False,
+    doors: Annotated[bool, typer.Option("--doors", help="List the extension points.")] = False,
 ) -> None:
-    """List what installed packages add, with version and origin; exit code 1 if anything was left out."""
+    """List installed plugins with version and origin; exit code 1 if one could not be loaded."""
     found = everything()
     if output is Format.JSON:
         told = [asdict(replace(plugin, target=None)) for plugin in found]
@@ -40,9 +40,9 @@ def everything() -> list[Plugin]:
 
 def _print(found: Collection[Plugin], *, doors: bool) -> None:
     if doors:
-        print_table(("door", "what it takes"), [(name, door.meaning) for name, door in DOORS.items()], title="Doors")
+        print_table(("door", "interface"), [(name, door.meaning) for name, door in DOORS.items()], title="Doors")
     if not found:
-        say("no plugins; docs/stability.md says how to write one")
+        say("no plugins (docs/stability.md describes how to write one)")
         return
     rows = [
         (

@@ -28,18 +28,16 @@ MOST_LAYERS = 8
 
 
 def replay(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="The files of one recorded step, one of each rank.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files of one recorded step, one per rank.")],
     *,
     model: Annotated[
         Path,
-        typer.Option("--model", metavar="DIR", help="The model as it was before that step: a checkpoint's folder."),
+        typer.Option("--model", metavar="DIR", help="Checkpoint directory of the model before that step."),
     ],
-    device: Annotated[str, typer.Option("--device", help="Where to run it: cpu, cuda, cuda:1...")] = "cpu",
+    device: Annotated[str, typer.Option("--device", help="Device: cpu, cuda, cuda:1, ...")] = "cpu",
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Run a recorded step again: its gradient norm, layers, contributions and own norms beside the recorded ones.
+    """Recompute a recorded step and compare its gradient norm, layers and token contributions with the recording.
 
     Exit code 0: they agree as far as rounding goes, 1: they differ, 2: the files or the model cannot be read.
     """
@@ -75,7 +73,7 @@ def _document(recording: Recording, found: Replayed) -> dict[str, JSON]:
 
 
 def _print(recording: Recording, found: Replayed) -> None:
-    said = {True: "those of the recording", False: "NOT those of the recording", None: "not compared: it was in shards"}
+    said = {True: "same as the recording", False: "DIFFERENT from the recording", None: "not compared (sharded)"}
     say(f"step {step(recording.step)}, {recording.dtype}", style="bold")
     say(f"  parameters {said[found.same_parameters]}")
     say(f"  gap        recorded {number(recording.figures['gap'])}, recomputed {number(found.gap)}")

@@ -51,22 +51,18 @@ class Kind(StrEnum):
 
 
 def report(
-    run: Annotated[
-        str, typer.Argument(help="A run (its id, its name, or the beginning of either), or the path of a log.")
-    ],
+    run: Annotated[str, typer.Argument(help="Run (id, name or unique prefix) or path of a log.")],
     *,
     kind: Annotated[
         Kind,
-        typer.Option(
-            "--format", help="HTML with pictures, Markdown, or a directory that is a static Space of Hugging Face."
-        ),
+        typer.Option("--format", help="HTML with charts, Markdown, or a directory for a static Hugging Face Space."),
     ] = Kind.HTML,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="The file (of a Space: the directory) to write; - for stdout. Default: RUN-report.html.",
+            help="Output file (Space: directory); - for stdout. Default: RUN-report.html.",
         ),
     ] = None,
     of_log: RunOfLogOption = None,
@@ -75,9 +71,10 @@ def report(
     mapped: MapOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Write what happened, why, and what to do: one file that loads nothing and holds no secret of the configuration.
+    """Write a post-mortem (what happened, causes, actions) as one self-contained file without secrets of the
+    configuration.
 
-    The HTML has its pictures in it and no script. Texts the model wrote are in it as text.
+    The HTML embeds its charts and has no script. Model output is shown as text.
     """
     facts = _of_log(Path(run), of_log, read_as, source, mapped) if Path(run).is_file() else _of_run(run, store)
     from rlwatch.report import html, markdown
@@ -136,7 +133,7 @@ def _write_space(target: Path, title: str, page: str) -> None:
     said = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items())
     _write(about, f"---\n{said}---\n\nThe post-mortem of a training run, written by rlwatch.\n")
     _write(index, page)
-    say(f"{target}  ({len(page) // 1024 + 1} KiB; read it before you make it public: it holds texts the model wrote)")
+    say(f"{target}  ({len(page) // 1024 + 1} KiB; review it before publishing: it contains model output)")
 
 
 def _write(target: Path, text: str) -> None:

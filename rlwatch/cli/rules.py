@@ -43,14 +43,14 @@ MOST_LISTED = 5
 """Kinds shown one by one where a long list means all but some, or nearly all."""
 
 rules = typer.Typer(
-    help="Alert rules: write a commented rlwatch.toml, check one, try one on a log.",
+    help="Alert rules: write a commented rlwatch.toml, check it, test it on a log.",
     no_args_is_help=True,
     epilog=examples("rlwatch rules init", "rlwatch rules test", "rlwatch rules test train.log"),
 )
 
 
 @rules.command("init", epilog=INIT_EPILOG)
-def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("rlwatch.toml")) -> None:
+def init(file: Annotated[Path, typer.Argument(help="Output file.")] = Path("rlwatch.toml")) -> None:
     """Write a commented rlwatch.toml with the default rules; never overwrites."""
     from rlwatch.alerts.config import default_toml
 
@@ -59,7 +59,7 @@ def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
         with file.open("x", encoding="utf-8") as out:
             out.write(text)
     except FileExistsError:
-        raise ConfigError(f"{file} exists already; it is left as it is") from None
+        raise ConfigError(f"{file} already exists and was not changed") from None
     say(f"wrote {file}")
 
 
@@ -69,7 +69,7 @@ def check(
         Path | None,
         typer.Argument(
             metavar="[FILE.toml | LOG]",
-            help="A configuration to check, or a log to try one on.",
+            help="Configuration to check, or log to test it on.",
             show_default="./rlwatch.toml, else the defaults",
         ),
     ] = None,
@@ -79,15 +79,14 @@ def check(
     read_as: ReadAsOption = None,
     source: TrainerOption = "",
     step_seconds: Annotated[
-        float, typer.Option("--step-seconds", min=0.001, help="How long a step took, where the log has no times.")
+        float, typer.Option("--step-seconds", min=0.001, help="Duration of a step, if the log has no timestamps.")
     ] = 60.0,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Check a configuration; of a log show what would have been sent, and what kept back and why.
+    """Check a configuration; with a log, show which alerts would have been sent or suppressed, and why.
 
-    Exit code 0: fine, 1: allowed but surely not meant (a rule that can never fire), 2: wrong. Of a log: 0. Times are
-    those of its rows. Whether the run lived (heartbeats) is not judged, no action is taken, and everything is
-    delivered at once.
+    Exit code 0: fine, 1: valid but probably a mistake (a rule that can never fire), 2: invalid. With a log: 0. Times
+    are those of the log's rows. Heartbeats are not checked, no action is taken, and delivery is immediate.
     """
     if subject is None or subject.suffix == ".toml":
         _check_file(subject or config)
@@ -100,7 +99,7 @@ def _check_file(file: Path | None) -> None:
     from rlwatch.run.alerting import actions_of
 
     config = load_config(file)
-    say(str(config.path or "the defaults (there is no rlwatch.toml here)"), style="bold")
+    say(str(config.path or "the defaults (no rlwatch.toml here)"), style="bold")
     print_table(
         ("rule", "about", "from", ">for", ">keep", "tells", "then"), [_cells(rule) for rule in config.policy.rules]
     )
@@ -110,7 +109,7 @@ def _check_file(file: Path | None) -> None:
     named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
     missing = named - set(config.channel_names)
     if missing:
-        say(f"not configured, so nobody is told there: {', '.join(sorted(missing))}", style="dim")
+        say(f"not configured, nothing is sent: {', '.join(sorted(missing))}", style="dim")
     warnings = [*config.warnings, *([config.refused] if config.refused else [])]
     for warning in warnings:
         say(f"warning: {warning}", style="yellow")
@@ -145,7 +144,7 @@ def _try_on(
         for each in found:
             _print_rehearsal(each, policy)
         left = [*HEARTBEAT_KINDS, *(f"action {action.name!r}" for action in actions)]
-        say(f"not judged by a log: {', '.join(left)}", style="dim")
+        say(f"not tested on a log: {', '.join(left)}", style="dim")
 
 
 def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
@@ -154,20 +153,20 @@ def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
     zone = policy.quiet_hours[0].zone() if policy.quiet_hours else None if rehearsal.timed else UTC
     say(rehearsal.name or "the log", style="bold")
     if not rehearsal.timed:
-        say("its rows carry no times: they are made up from the steps, from 12:00 UTC on", style="dim")
+        say("the log has no timestamps: times are derived from the steps, starting at 12:00 UTC", style="dim")
     published = [line for line in rehearsal.lines if not line.kept]
     rows = [_line_cells(line, moment(line.at, zone)) for line in rehearsal.lines]
     if rows:
-        print_table((">step", "time", "event", "severity", "kinds", "told to"), rows)
+        print_table((">step", "time", "event", "severity", "kinds", "sent to"), rows)
     say(
-        f"{len(published)} told, {len(rehearsal.lines) - len(published)} kept back"
+        f"{len(published)} sent, {len(rehearsal.lines) - len(published)} suppressed"
         if rows
-        else "nothing would have been sent"
+        else "no alerts would have been sent"
     )
 
 
 def _line_cells(line: Line, when: str) -> list[Cell]:
-    to: Cell = (f"nobody yet: {line.kept}", "dim") if line.kept else ", ".join(line.channels)
+    to: Cell = (f"not sent: {line.kept}", "dim") if line.kept else ", ".join(line.channels)
     return [step(line.step), when, line.event, severity_cell(line.severity), ", ".join(line.kinds), to]
 
 
@@ -175,7 +174,7 @@ def _policy_lines(policy: Policy) -> Iterator[str]:
     """Settings that apply to all rules, a line each."""
     grouping = policy.grouping
     wait = f", waiting {grouping.wait_s:g} s for each other" if grouping.wait_s else ""
-    yield f"one message for alerts that begin together: by {grouping.by.value}{wait}"
+    yield f"alerts grouped by {grouping.by.value}{wait}"
     for hours in policy.quiet_hours:
         days = "" if len(hours.days) == 7 else f" on {', '.join(hours.days)}"
         yield f"quiet from {hours.start:%H:%M} to {hours.end:%H:%M} {hours.time_zone}{days} for less than " + (

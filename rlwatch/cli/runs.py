@@ -28,20 +28,20 @@ LONGEST_NAME = 40
 def runs(
     *,
     store: StoreOption = None,
-    project: Annotated[str | None, typer.Option("--project", help="Only the runs of this project.")] = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="Only runs with this tag; may be given again.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only runs of this project.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Only runs with this tag. Repeatable.")] = None,
     search: Annotated[
         str,
         typer.Option(
             "--search",
             metavar="QUERY",
-            help="Only runs that fit: words of id, name, tags, notes or config, and settings as lr=3e-5, beta>0, "
-            "model~qwen; all must fit, - before one turns it round.",
+            help="Only matching runs: words of id, name, tags, notes or config, and settings such as lr=3e-5, beta>0, "
+            "model~qwen; all must match, a leading - negates.",
         ),
     ] = "",
-    archived: Annotated[bool, typer.Option("--archived", help="Archived runs, too.")] = False,
-    deleted: Annotated[bool, typer.Option("--deleted", help="Instead those that are deleted.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most so many runs; 0 for all.")] = 0,
+    archived: Annotated[bool, typer.Option("--archived", help="Include archived runs.")] = False,
+    deleted: Annotated[bool, typer.Option("--deleted", help="Show deleted runs instead.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of runs; 0: all.")] = 0,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """List the runs of a store, newest first: status, last step, last values."""
@@ -67,7 +67,7 @@ def runs(
         names = ("status", "verdict", "project", "name", *tags, "run_id", "last_step", *KEY_METRICS, "age_s")
         print_table(heads(RUNS, names), [_cells(row, names) for row in rows])
     elif not unreadable:
-        asked = {"in project": project, "with tag": ", ".join(tag or ()), "that fit": search}
+        asked = {"in project": project, "with tag": ", ".join(tag or ()), "matching": search}
         given = [f"{word} {value!r}" for word, value in asked.items() if value]
         hint = meant(project, dict.fromkeys(run.project for run in every)) if project else ""
         what = " ".join(["no deleted runs" if deleted else "no runs", *given])

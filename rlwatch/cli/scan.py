@@ -84,7 +84,7 @@ def scan(
             "--verbose",
             "-v",
             "--all",
-            help="All findings, alarms and advice, what each name was read as, and each check that could not run.",
+            help="Print all findings, alarms, actions, name mappings and skipped checks.",
         ),
     ] = False,
     output: Annotated[
@@ -96,11 +96,11 @@ def scan(
         ),
     ] = Output.TEXT,
 ) -> None:
-    """Replay logs through the detectors and alert rules; each judgement uses only the steps before it.
+    """Replay logs through the detectors and alert rules; each finding uses only the steps up to it.
 
-    Exit code 0: nothing critical, 1: a failure or a critical finding, 2: no log could be read (of several, each that
-    could not is named on stderr), 3: not judged (too few steps, or no reward was read). Several runs give a line each;
-    with --format json a log of one run gives one object, more runs a list.
+    Exit code 0: nothing critical, 1: a failure or a critical finding, 2: no log could be read ( unreadable logs of
+    several are listed on stderr), 3: not judged (too few steps, or no reward metric). Several runs print one line
+    each; with --format json a log of one run prints an object, several runs a list.
     """
     found, problems = scanned(logs, run, format_of(read_as, pattern), source, config, mapped=mapped or ())
     reports = [one.report for one in found]
@@ -167,9 +167,9 @@ def scanned(
     if not found and len(problems) == 1:
         raise problems[0]
     for problem in problems:
-        warn(f"left out: {problem}")
+        warn(f"skipped: {problem}")
     if not found:
-        raise ImportFormatError(", ".join(given), f"none of {len(problems)} files could be read")
+        raise ImportFormatError(", ".join(given), f"could not read any of {len(problems)} files")
     return found, problems
 
 

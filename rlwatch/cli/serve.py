@@ -54,17 +54,17 @@ FRESH_S = 2.0
 def serve(
     store: StoreOption = None,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Address of /healthz, /readyz and /metrics.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Listen address of /healthz, /readyz and /metrics.")
     ] = "127.0.0.1:9464",
     hours: Annotated[
-        float, typer.Option("--hours", min=0.0, help="In /metrics: runs of the last so many hours; 0: all runs.")
+        float, typer.Option("--hours", min=0.0, help="Hours of inactivity after which a run leaves /metrics; 0: never.")
     ] = 24.0,
     *,
-    no_ui: Annotated[bool, typer.Option("--no-ui", help="Without the dashboard.")] = False,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not start the dashboard.")] = False,
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            "--engine", metavar="URL", help="Metrics of a rollout engine to pass on in /metrics. May be repeated."
+            "--engine", metavar="URL", help="Metrics URL of a rollout engine to re-export in /metrics. Repeatable."
         ),
     ] = None,
     host: ui.HostOption = "127.0.0.1",
@@ -76,10 +76,11 @@ def serve(
     oidc: ui.OidcOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run all that a team's store needs: watchman, delivery of alerts, dashboard, metrics. SIGTERM ends it in order.
+    """Run all services of a team's store: monitoring, alert delivery, dashboard and metrics. SIGTERM stops it
+    cleanly.
 
-    /healthz says whether the process does its work (restart it if not), /readyz whether it can be used now, /metrics is
-    for Prometheus. Several may serve one store: each alert is delivered once.
+    /healthz reports liveness (restart the process if it fails), /readyz readiness, /metrics serves Prometheus.
+    Several processes may serve one store: each alert is delivered once.
     """
     at = _address(listen)
     _require_server()
@@ -190,7 +191,7 @@ class Dashboard:
             pause = self._first_s if lived > self._longest_s else min(2.0 * pause, self._longest_s)
             log(
                 logging.WARNING,
-                "the dashboard ended with code %s and is started anew in %g s",
+                "the dashboard ended with code %s and restarts in %g s",
                 self._process.returncode,
                 pause,
             )
@@ -248,13 +249,13 @@ class Work:
     def _gauges(self) -> list[Gauge]:
         waiting = [one for one in self.store.outbox() if one.status is OutboxStatus.PENDING]
         found: dict[str, tuple[str, float]] = {
-            "serve.outbox": ("messages that wait to be delivered", len(waiting)),
-            "serve.looks": ("looks at the runs of the store", self.watch.looks),
-            "serve.looks_failed": ("looks at the store that failed", self.watch.failures),
+            "serve.outbox": ("alert messages waiting for delivery", len(waiting)),
+            "serve.looks": ("checks of the store", self.watch.looks),
+            "serve.looks_failed": ("failed checks of the store", self.watch.failures),
         }
         if self.dashboard is not None:
-            found["serve.dashboard_up"] = ("1: the dashboard answers", self.dashboard.up)
-            found["serve.dashboard_restarts"] = ("times the dashboard was started anew", self.dashboard.restarts)
+            found["serve.dashboard_up"] = ("1 if the dashboard responds", self.dashboard.up)
+            found["serve.dashboard_restarts"] = ("dashboard restarts", self.dashboard.restarts)
         if self.engines is not None:
             self._of_engines = self.engines.taken() or self._of_engines
             found |= {name: (meaning_of(name), value) for name, value in self._of_engines.items()}
@@ -327,6 +328,9 @@ def _answer(work: Work, host: str, port: int) -> None:
     )
     settings.http = limited(AutoHTTPProtocol, Strangers())
     settings.timeout_graceful_shutdown = 5
-    say(f"serving {work.store.url}; probes and metrics at http://{host}:{port}; SIGTERM or Ctrl-C ends it", style="dim")
+    say(
+        f"serving {work.store.url}; probes and metrics at http://{host}:{port}; stop with SIGTERM or Ctrl-C",
+        style="dim",
+    )
     quiet_log()
     uvicorn.Server(settings).run()

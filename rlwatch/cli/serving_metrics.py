@@ -42,25 +42,25 @@ def metrics(
     *,
     store: StoreOption = None,
     hours: Annotated[
-        float, typer.Option("--hours", min=0.0, help="Only runs that gave a sign within so many hours; 0: all runs.")
+        float, typer.Option("--hours", min=0.0, help="Only runs seen within this many hours; 0: all runs.")
     ] = 24.0,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help=f"Answer Prometheus at {PATH} until it is ended.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help=f"Serve Prometheus metrics at {PATH} until stopped.")
     ] = "",
     otlp: Annotated[
         str,
         typer.Option(
-            "--otlp", metavar="URL", help="Push to an OpenTelemetry collector (OTLP over HTTP) until it is ended."
+            "--otlp", metavar="URL", help="Push to an OpenTelemetry collector (OTLP over HTTP) until stopped."
         ),
     ] = "",
-    every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between two pushes.")] = 15.0,
+    every: Annotated[float, typer.Option("--every", min=1.0, help="Seconds between pushes.")] = 15.0,
 ) -> None:
-    """Print what Prometheus would scrape of a store's runs, answer its scrapes, or push to OpenTelemetry.
+    """Print the Prometheus metrics of a store's runs, serve them, or push them to OpenTelemetry.
 
-    Last values by rlwatch's own names, and step, silence, verdict and urgency of each run: docs/prometheus.md.
+    Last values under rlwatch's metric names, and step, silence, verdict and urgency of each run: docs/prometheus.md.
     """
     if listen and otlp:
-        raise ConfigError("--listen answers and --otlp pushes: start one process for each")
+        raise ConfigError("--listen and --otlp need a process each")
     with opened(store) as source:
         look = Look(lambda: gauges(source, time.time(), quiet_for_s=hours * HOUR_S if hours else float("inf")))
         if otlp:
@@ -166,7 +166,7 @@ def server(listen: str, look: Look) -> ThreadingHTTPServer:
 def _answer(listen: str, look: Look) -> None:
     with server(listen, look) as answering, sigterm_as_ctrl_c():
         host, port = answering.server_address[:2]
-        say(f"answering at http://{host!s}:{port}{PATH}; Ctrl-C ends it")
+        say(f"answering at http://{host!s}:{port}{PATH}; stop with Ctrl-C")
         try:
             answering.serve_forever()
         except KeyboardInterrupt:
@@ -175,7 +175,7 @@ def _answer(listen: str, look: Look) -> None:
 
 def _push(url: str, every: float, look: Look) -> None:
     pushing = provider(url, every, look)
-    say(f"pushing to {url} every {every:g} s; Ctrl-C ends it")
+    say(f"pushing to {url} every {every:g} s; stop with Ctrl-C")
     with sigterm_as_ctrl_c():
         try:
             while True:

@@ -63,18 +63,18 @@ MOST_RECURRING = 400
 
 
 def show(
-    run: Annotated[str, typer.Argument(help="A run: its id, its name, or the unambiguous beginning of either.")],
+    run: Annotated[str, typer.Argument(help="Run: id, name or unique prefix.")],
     *,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Every metric: last value, step, family.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="List every metric: last value, step, family.")] = False,
     spikes: Annotated[
-        bool, typer.Option("--spikes", help="Tokens to blame for gradient spikes, and far-out tokens.")
+        bool, typer.Option("--spikes", help="List culprit tokens of gradient spikes, and outlier tokens.")
     ] = False,
     completions: Annotated[
-        bool, typer.Option("--completions", help="Completions that were recorded, the newest first or by --sort.")
+        bool, typer.Option("--completions", help="List recorded completions, newest first or by --sort.")
     ] = False,
     findings: Annotated[
         bool,
-        typer.Option("--findings", help="Every finding, all advice, and what was not judged."),
+        typer.Option("--findings", help="List every finding, action and skipped check."),
     ] = False,
     sort: SortOption = None,
     reverse: ReverseOption = False,
@@ -85,7 +85,7 @@ def show(
     store: StoreOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Show one run: its state, last values, findings, what actions did; on demand metrics, tokens and completions."""
+    """Show one run: state, last values, findings and commands; on demand metrics, tokens and completions."""
     from rlwatch.view import view_of_run
 
     now, wish = time.time(), Wish(sort, reverse, first, last, prompt, most)
@@ -170,9 +170,9 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
         "source": run.source or "-",
         "step": f"{step(run.last_step)}  (attempt {run.attempt})",
         "started": started,
-        "last sign": f"{duration(row['age_s'])} ago" if row["age_s"] is not None else "-",
+        "last seen": f"{duration(row['age_s'])} ago" if row["age_s"] is not None else "-",
         "where": where,
-        "why ended": run.state_reason,
+        "end reason": run.state_reason,
         "tags": ", ".join(run.tags),
         "notes": one_line(run.curation.notes, 400),
         "logged as": run.curation.logged_name if run.curation.logged_name != run.name else "",
@@ -209,7 +209,7 @@ def _print_found(findings: Sequence[Finding], *, everything: bool, newest: int =
 
 def _print_metrics(rows: list[dict[str, JSON]]) -> None:
     print_table(
-        ("metric", "reads as", "unit", ">step", ">last"),
+        ("metric", "read as", "unit", ">step", ">last"),
         [(r["metric"], r["canonical"] or "-", r["unit"] or "-", step(r["step"]), number(r["value"])) for r in rows],
         title="Metrics",
     )
@@ -239,7 +239,7 @@ def print_actions(rows: Sequence[dict[str, JSON]]) -> None:
     if not rows:
         return
     print_table(
-        (">step", "action", "command", "upon", "outcome", "why not, or answer"),
+        (">step", "action", "command", "upon", "outcome", "result"),
         [_action_cells(row) for row in rows],
         title="Actions",
     )
@@ -296,7 +296,7 @@ def print_token_spikes(rows: list[dict[str, JSON]]) -> None:
         [name if name in {"text", "reason"} else f">{name}" for name in names],
         [[_spike_cell(row.get(name)) for name in names] for row in rows],
         SPIKE_IMPORTANCE,
-        title="Far-out tokens",
+        title="Outlier tokens",
     )
 
 
@@ -366,7 +366,7 @@ def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
             headers,
             [[line[i] for i in known] for line in cells],
             _CULPRIT_IMPORTANCE,
-            title="Culprits, those of the newest step first",
+            title="Culprit tokens, newest step first",
         )
 
 

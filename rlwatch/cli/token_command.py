@@ -14,7 +14,7 @@ from rlwatch.wording import local_moment, plural
 
 URL = "postgresql://owner@db.example.com/rlwatch"
 group = typer.Typer(
-    help="Give each trainer, and person, a login of its own to a store on PostgreSQL, and take it away again.",
+    help="Create, list and revoke logins of trainers and people to a PostgreSQL store.",
     no_args_is_help=True,
     epilog=examples(f"rlwatch token create node7 --project math --store {URL}", f"rlwatch token list --store {URL}"),
 )
@@ -31,14 +31,14 @@ REVOKE_EPILOG = examples(f"rlwatch token revoke node7 --store {URL}")
 def create(
     name: Annotated[str, typer.Argument(help="Name of the login: small letters, digits, '_' and '-'.")],
     *,
-    project: Annotated[list[str], typer.Option("--project", help="Project it belongs to; '*': all. May be repeated.")],
+    project: Annotated[list[str], typer.Option("--project", help="Project of the login; '*': all. Repeatable.")],
     role: Annotated[
-        str, typer.Option("--role", help="writer: records runs. operator: commands, acknowledges. reader: looks.")
+        str, typer.Option("--role", help="writer: record runs; operator: command and acknowledge; reader: read only.")
     ] = "writer",
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:
-    """Make a login and print its token, once: nobody keeps it, the server only what proves it."""
+    """Create a login and print its token once; the server stores only a verifier."""
     from rlwatch.store.postgres import logins
 
     token = logins.create(server_of(store), name, project, by=by or me(), now=SystemClock().now(), role=role)
@@ -49,7 +49,7 @@ def create(
 
 @group.command("list", epilog=LIST_EPILOG)
 def list_logins(store: StoreOption = None, output: FormatOption = Format.TEXT) -> None:
-    """List logins, who made them, and how many connections each holds now."""
+    """List logins with creator and open connections."""
     from rlwatch.store.postgres import logins
 
     found = logins.logins(server_of(store))
@@ -57,7 +57,7 @@ def list_logins(store: StoreOption = None, output: FormatOption = Format.TEXT) -
         print_json(found)
     elif found:
         rows = [(t.name, t.role, ", ".join(t.projects), t.by, local_moment(t.at), str(t.connected)) for t in found]
-        print_table(("login", "role", "projects", "made by", "when", ">connections"), rows)
+        print_table(("login", "role", "projects", "created by", "when", ">connections"), rows)
     else:
         say("no logins")
 
@@ -68,7 +68,7 @@ def revoke(
     *,
     store: StoreOption = None,
 ) -> None:
-    """Remove a login at once, connections that it holds included. What it recorded stays."""
+    """Revoke a login and close its connections. Its records stay."""
     from rlwatch.store.postgres import logins
 
     cut = logins.revoke(server_of(store), name)

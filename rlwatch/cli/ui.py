@@ -36,16 +36,14 @@ EPILOG = examples(
 MAY = {app_login.OPERATOR: "reads and commands", app_login.VIEWER: "reads"}
 PROXY = "Reverse proxy"
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
-HostOption = Annotated[
-    str, typer.Option("--host", help="Address to listen on; 0.0.0.0: every interface of this machine.")
-]
+HostOption = Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0: every interface.")]
 PublicUrlOption = Annotated[
     list[str] | None,
     typer.Option(
         "--public-url",
         metavar="URL",
-        help="The address people open, where it is another: a proxy's, or a tunnel's http://localhost:PORT. May be "
-        "repeated.",
+        help="Public address of the dashboard, if it differs: of a proxy, or of a tunnel (http://localhost:PORT). "
+        "Repeatable.",
         rich_help_panel=PROXY,
     ),
 ]
@@ -54,7 +52,7 @@ ProxyOption = Annotated[
     typer.Option(
         "--behind-proxy",
         metavar="ADDRESS",
-        help="Address or network of a proxy, whose X-Forwarded-For is believed. May be repeated.",
+        help="Address or network of a trusted proxy (for X-Forwarded-For). Repeatable.",
         rich_help_panel=PROXY,
     ),
 ]
@@ -63,8 +61,8 @@ BasePathOption = Annotated[
     typer.Option(
         "--base-path",
         metavar="PATH",
-        help="Serve below this path, as /rlwatch.",
-        show_default="that of --public-url",
+        help="URL path prefix, e.g. /rlwatch.",
+        show_default="path of --public-url",
         rich_help_panel=PROXY,
     ),
 ]
@@ -73,7 +71,7 @@ UserHeaderOption = Annotated[
     typer.Option(
         "--user-header",
         metavar="NAME",
-        help="The header in which the proxy names the person; kept with their commands.",
+        help="Header with the user name from the proxy, stored with commands.",
         rich_help_panel=PROXY,
     ),
 ]
@@ -82,7 +80,7 @@ OidcOption = Annotated[
     typer.Option(
         "--oidc",
         metavar="FILE",
-        help="Let people in by an OpenID provider: its settings in Streamlit's form, and lists of addresses.",
+        help="Log in with an OpenID provider: its settings in Streamlit's format, and lists of addresses.",
     ),
 ]
 
@@ -98,18 +96,18 @@ def ui(
     user_header: UserHeaderOption = "",
     oidc: OidcOption = None,
     forget_logins: Annotated[
-        bool, typer.Option("--forget-logins", help="First end every session of your dashboards that are started anew.")
+        bool, typer.Option("--forget-logins", help="Invalidate all existing sessions first.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Start on a free port, wait until healthy, stop; exit code 0 or 1.")
+        bool, typer.Option("--check", help="Start on a free port, check health, stop; exit code 0 or 1.")
     ] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Open the dashboard, look after the runs of its store, and deliver alerts of those whose trainer is gone.
+    """Open the dashboard, monitor the runs of its store, and deliver alerts of runs whose trainer is gone.
 
-    It prints two links: the operator's lets people read and command, the viewer's lets them read. Nobody else gets in.
+    It prints two links: the operator link can read and command, the viewer link can only read. Access needs a link.
 
-    RLWATCH_UI_TOKEN and RLWATCH_UI_VIEWER_TOKEN, or the same with _FILE, set tokens of your own.
+    RLWATCH_UI_TOKEN and RLWATCH_UI_VIEWER_TOKEN, or the same names with _FILE, set your own tokens.
     """
     require_streamlit()
     where = app_login.place(
@@ -137,7 +135,7 @@ def ui(
 
 def introduce(where: Place, login: Login) -> None:
     """The links, by role; of a token that was set, where it was. And what is not as safe as it could be."""
-    say("rlwatch dashboard  (Ctrl-C stops it)", style="bold")
+    say("rlwatch dashboard  (stop with Ctrl-C)", style="bold")
     for role, token in login.tokens.items():
         link = f"{where.address}  (token: {token.source})" if token.source else where.link(token)
         say(f"  {role:8}  {MAY[role]:18}  {link}")
@@ -145,7 +143,7 @@ def introduce(where: Place, login: Login) -> None:
         warn(f"warning: cannot keep a secret at {app_login.secret_path()}: everybody must log in again after a restart")
     if where.plain_beyond_loopback:
         warn(
-            "warning: plain HTTP beyond this machine: whoever is on the way can read the token and take the session. "
+            "warning: plain HTTP on a network: anyone on the path can read the token and take the session. "
             "Put a proxy with TLS in front (docs/dashboard.md), or keep --host 127.0.0.1 and tunnel: "
             f"ssh -L {where.port}:127.0.0.1:{where.port} <this machine>"
         )
@@ -170,10 +168,10 @@ def _check(where: Place, login: Login, store: str | None, config: Path | None) -
     finally:
         stop_server(server)
     if problem is None:
-        say("ok: the dashboard starts, is healthy, and lets nobody in without a token", style="green")
+        say("ok: the dashboard starts, is healthy, and rejects requests without a token", style="green")
         return 0
     said, _ = server.communicate()
-    complain(f"the dashboard does not start: {problem}; it said: {said[-2000:]}")
+    complain(f"the dashboard does not start: {problem}; output: {said[-2000:]}")
     return 1
 
 
@@ -323,9 +321,9 @@ def refuses_strangers(url: str) -> str | None:
     """None if whoever has no token is turned away; else what they got instead."""
     try:
         with urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
-            return f"a stranger is answered with {answer.status}"
+            return f"a request without a token got {answer.status}"
     except HTTPError as refusal:
-        return None if refusal.code == 401 else f"a stranger is answered with {refusal.code}"
+        return None if refusal.code == 401 else f"a request without a token got {refusal.code}"
     except OSError as error:
         return f"no answer: {error}"
 

@@ -47,9 +47,9 @@ def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = F
     """Count the detectors that lacked their metrics, in one line; with ``everything`` name each and its needs."""
     if everything:
         for part in parts:
-            say(f"not judged: {part.name}: {part.reason}", style="dim")
+            say(f"check skipped: {part.name}: {part.reason}", style="dim")
     elif parts:
-        say(f"not judged: {checks_left(parts)} ({flag} lists them)", style="dim")
+        say(f"{checks_left(parts)} ({flag} lists them)", style="dim")
 
 
 def checks_left(parts: Sequence[NotRun]) -> str:
@@ -140,7 +140,7 @@ def print_alarms(alarms: Sequence[tuple[str, str, int, str]]) -> None:
     """Alarms as (severity, kind, step, reason): what would have been sent."""
     rows = [(severity_cell(s), kind, step(at), one_line(reason, LONGEST)) for s, kind, at, reason in alarms]
     if rows:
-        print_table(("severity", "kind", ">step", "reason"), rows, title="Alarms (what would have been sent)")
+        print_table(("severity", "kind", ">step", "reason"), rows, title="Alerts (would have been sent)")
 
 
 # What was forecast of a run, in one line.

@@ -52,38 +52,40 @@ def watch(
         ),
     ],
     *,
-    once: Annotated[bool, typer.Option("--once", help="Process what is there and exit, with scan's codes.")] = False,
-    poll: Annotated[float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Process the present rows and exit, with the exit codes of scan.")
+    ] = False,
+    poll: Annotated[float, typer.Option("--poll", min=0.1, metavar="SECONDS", help="Seconds between polls.")] = 2.0,
     no_store: Annotated[
-        bool, typer.Option("--no-store", help="Of a log: only judge it, keep nothing, deliver nothing later.")
+        bool, typer.Option("--no-store", help="Log only: do not record the run or queue alerts.")
     ] = False,
     logs: Annotated[
         list[str] | None,
         typer.Option(
-            "--logs", metavar="PATTERN", help="Of a directory: what its logs are called.", show_default="the usual"
+            "--logs", metavar="PATTERN", help="Directory only: patterns of log names.", show_default="usual log names"
         ),
     ] = None,
     project: Annotated[
         str,
-        typer.Option(
-            "--project", help="Of a log: the project its run belongs to.", show_default="the log's, else default"
-        ),
+        typer.Option("--project", help="Log only: project of the run.", show_default="from the log, else default"),
     ] = "",
     name: Annotated[
-        str, typer.Option("--name", help="Of a log: what people call its run.", show_default="the log's, else its id")
+        str, typer.Option("--name", help="Log only: display name of the run.", show_default="from the log, else the id")
     ] = "",
     run: RunOfLogOption = None,
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", metavar="ID", help="Of a log: its id in the store.", show_default="made of its path"),
+        typer.Option(
+            "--run-id", metavar="ID", help="Log only: id of the run in the store.", show_default="derived from its path"
+        ),
     ] = None,
     engine: Annotated[
         list[str] | None,
         typer.Option(
             "--engine",
             metavar="URL",
-            help="Of a log: metrics of a rollout engine (vLLM, SGLang), http://HOST:8000/metrics; recorded with the "
-            "rows that come. May be repeated.",
+            help="Log only: metrics URL of a rollout engine (vLLM, SGLang), http://HOST:8000/metrics, recorded with "
+            "new rows. Repeatable.",
         ),
     ] = None,
     read_as: ReadAsOption = None,
@@ -93,11 +95,11 @@ def watch(
     config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Print findings and alerts as they come, and deliver the alerts' messages. Ctrl-C stops it.
+    """Print findings and alerts as they occur, and deliver the alerts. Stop with Ctrl-C.
 
-    A log is recorded as a run of the store, so that the dashboard shows it; watching it again goes on where
-    the last watch ended. Of a directory, every log in it and below is a run, also those that come later. Of a
-    store, the alerts of every run are delivered, also if its trainer is gone.
+    A log is recorded as a run of the store, so the dashboard shows it; a second watch continues where the last one
+    ended. In a directory every log, also in sub-directories and created later, is a run. For a store, the alerts of
+    every run are delivered, even if its trainer is gone.
     """
     from rlwatch.importers.wandb_runs import wandb_run
 

@@ -274,9 +274,7 @@ class LogWatch:
         if self.tail.problem:
             return self.tail.problem
         left_out = self.left_out
-        return (
-            f"holds no metrics of any step, read as {self.tail.format}{f'; left out: {left_out}' if left_out else ''}"
-        )
+        return f"holds no metrics of any step, read as {self.tail.format}{f'; skipped: {left_out}' if left_out else ''}"
 
     def look(self) -> int:
         """Take the next records; how many there were."""
@@ -366,8 +364,8 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
         if watch.tail.problem and not watch.records:
             raise ImportFormatError(str(log.path), watch.tail.problem)
         if watch.left_out:
-            say(f"left out: {watch.left_out}", style="dim")
-        watch.end("the log was read to its end", whole=True)
+            say(f"skipped: {watch.left_out}", style="dim")
+        watch.end("end of the log reached", whole=True)
         delivered = deliver_once(store, alerting)
         for run_id in watch.run_ids:
             print_forecast(store.forecasts(run_id))
@@ -397,7 +395,7 @@ def follow(
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
             watch = watch_of(log, store, alerting, clock=clock, tail=tail, beside=beside)
-            say(f"watching {log.path}; Ctrl-C stops", style="dim")
+            say(f"watching {log.path}; stop with Ctrl-C", style="dim")
             try:
                 with backlog(watch.tail) as shown:
                     catch_up(watch, shown)
@@ -411,7 +409,7 @@ def follow(
                 say("stopped", style="dim")
             finally:
                 with unbroken():
-                    watch.end("the watch ended")
+                    watch.end("watch ended")
 
 
 def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:

@@ -172,7 +172,7 @@ class Fleet:
 
     def _abandon(self, watch: LogWatch) -> None:
         with suppress(Exception):  # the run stays as its writer left it; the problem was told
-            watch.abandon("its log could not be read any more")
+            watch.abandon("its log is no longer readable")
 
     def _look_at(self, member: Member) -> bool:
         watch = member.watch or self._woken(member)
@@ -190,7 +190,7 @@ class Fleet:
         if watch.recording is None and not watch.behind and self._clock.now() - _modified(member.path) > RETRY_S:
             self._say_why_not(member, watch)
         if not watch.behind and self._clock.monotonic() - member.grew_at >= member.patience:
-            self._rest(member, "nothing came for hours")
+            self._rest(member, "no rows for hours")
         return watch.behind
 
     def _woken(self, member: Member) -> LogWatch | None:
@@ -230,7 +230,7 @@ class Fleet:
             if self._once and watch.recording is None:
                 self._say_why_not(member, watch, also_empty=True)
             if self._once and watch.recording is not None and (left_out := watch.left_out):
-                self._tell(f"{member.name}: left out: {left_out}", False)
+                self._tell(f"{member.name}: skipped: {left_out}", False)
         return False
 
     def _say_names(self, member: Member, watch: LogWatch) -> None:
@@ -302,7 +302,7 @@ def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: 
         fleet = fleet_of(log, patterns, store, alerting, once=True)
         while fleet.look():
             pass
-        fleet.end("the log was read to its end")
+        fleet.end("end of the log reached")
         if not fleet.recorded:
             raise ImportFormatError(str(log.path), _nothing(fleet, patterns))
         delivered = deliver_once(store, alerting)
@@ -330,7 +330,7 @@ def follow(
         alerting = alerting_of(config, store)
         with delivering(store, alerting):
             fleet = fleet_of(log, patterns, store, alerting, clock, most_open=most_open, most_live=most_live)
-            say(f"watching the logs in {log.path} ({', '.join(patterns)}); Ctrl-C stops", style="dim")
+            say(f"watching the logs in {log.path} ({', '.join(patterns)}); stop with Ctrl-C", style="dim")
             try:
                 with status_line(fleet) as show:
                     while True:
@@ -342,7 +342,7 @@ def follow(
                 say("stopped", style="dim")
             finally:
                 with unbroken():
-                    fleet.end("the watch ended")
+                    fleet.end("watch ended")
 
 
 @contextmanager
@@ -364,7 +364,7 @@ def summary(fleet: Fleet) -> str:
     counts = {"live": len(runs), "catching up": behind, "silent": max(0, resting), "not readable": broken}
     newest = max(runs, key=lambda member: member.grew_at, default=None)
     counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{len(fleet.members)} logs: {counted or 'none yet'}" + (f"; last heard: {newest.name}" if newest else "")
+    return f"{len(fleet.members)} logs: {counted or 'none yet'}" + (f"; last seen: {newest.name}" if newest else "")
 
 
 def fleet_of(
@@ -396,7 +396,7 @@ def fleet_of(
 
 def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:
     if not fleet.members:
-        return f"no file in it or below is called {', '.join(patterns)}; say what its logs are called with --logs"
+        return f"no file in it or below is called {', '.join(patterns)}; give patterns with --logs"
     return f"none of its {len(fleet.members)} logs could be read; the reason of each is above"
 
 

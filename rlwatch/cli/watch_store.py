@@ -84,7 +84,7 @@ def follow(
         watch = StoreWatch(store, run_id)
         old = len(list(watch.findings())) + len(list(watch.alerts()))
         with delivering(store, alerting), looking_after(store, alerting, run_id):
-            say(f"watching {store.url} (older findings and alerts not shown: {old}); Ctrl-C stops", style="dim")
+            say(f"watching {store.url} (older findings and alerts not shown: {old}); stop with Ctrl-C", style="dim")
             news = store.news("alerts", run_id)
             try:
                 while True:

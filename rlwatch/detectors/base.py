@@ -194,11 +194,11 @@ class Panel:
         return False
 
     def _leave_out(self, detector: Detector, step: ClosedStep, error: Exception) -> None:
-        self.broken[detector.name] = reason = f"failed at step {step.step} ({described(error)}) and was left out"
+        self.broken[detector.name] = reason = f"failed at step {step.step} ({described(error)}) and was disabled"
         self._detectors = tuple(one for one in self._detectors if one is not detector)
         self._types = tuple(map(type, self._detectors))
         self._known = None
-        say(logging.WARNING, "detector %s %s; the others go on", detector.name, reason)
+        say(logging.WARNING, "detector %s %s; other detectors continue", detector.name, reason)
 
     @staticmethod
     def _give(

@@ -315,7 +315,7 @@ class RewardWatch:
             return ""
         if self.fallen():
             return f" while reward fell from {number(best)} to {number(now)}"
-        how = f"rose from {number(start)} to" if self.risen() else "went nowhere:"
+        how = f"rose from {number(start)} to" if self.risen() else "stalled:"
         return f" while reward {how} {number(now)}"
 
 

@@ -658,14 +658,14 @@ class JointEvidence(BaseDetector):
         if reward.weight >= WITNESS and reward.best is not None and reward.now is not None:
             parts.insert(0, f"reward/mean down from {number(reward.best)} to {number(reward.now)}")
         if self._broken >= WITNESS:
-            parts.append("values that are no numbers")
+            parts.append("non-finite values")
         said = "; ".join(parts)
         if len(parts) > 1:
-            said = f"several signs in the same rows: {said}"
+            said = f"several metrics broke in the same rows: {said}"
         elif parts:
-            said = f"no sound run shows this: {said}"
+            said = f"not seen in healthy runs: {said}"
         else:
-            said = f"what began at step {alarm.onset} has not come back"
+            said = f"the change at step {alarm.onset} persists"
         weights = {f"weight {watch.witness.words}": watch.weight for watch in shown}
         return self.finding(
             step,

@@ -119,8 +119,8 @@ class GpuThrottled(BaseDetector):
                 step,
                 self.name,
                 Severity.WARNING,
-                f"{gpu.replace('/', ' ')} is held back by heat or its power supply{hot}{more}: the clock is lowered at "
-                f"{100.0 * shares[worst]:.0f} % of the looks, and every rank waits for it",
+                f"{gpu.replace('/', ' ')} is throttled by heat or its power supply{hot}{more}: the clock is lowered in "
+                f"{100.0 * shares[worst]:.0f} % of the readings, and every rank waits for it",
                 onset=self._held_back[worst].since,
                 metric=worst,
                 score=shares[worst] / HELD_BACK,

@@ -93,7 +93,7 @@ class ThroughputDrop(RiseDetector):
         )
 
 
-# The step counter stands still: steps repeat or go back, or each takes many times the usual.
+# Step counter stalled: steps repeat or go back, or each takes many times the usual.
 
 SLOW = 15.0
 """Times the usual seconds per step: no evaluation and no long batch does that several rows on end."""
@@ -155,8 +155,8 @@ class StalledSteps(BaseDetector):
                 step,
                 "stalled_steps",
                 Severity.WARNING,
-                f"{records:.0f} records without a new step, where a step had at most {number(usual or 0.0)}: the step "
-                "counter stands still or went back",
+                f"{records:.0f} records without a new step, usually at most {number(usual or 0.0)}: the step counter "
+                "stalled or went back",
                 score=records / limit,
                 evidence=rounded({"records": records, "usual": usual}),
             )
@@ -191,7 +191,7 @@ class StalledSteps(BaseDetector):
             step,
             "stalled_steps",
             Severity.WARNING,
-            f"{self._repeats} rows on end without a new step: the step counter stands still or goes back",
+            f"{self._repeats} rows on end without a new step: the step counter stalled or went back",
             score=self._repeats / REPEATS,
             evidence=rounded({"rows": self._repeats}),
         )
@@ -201,7 +201,7 @@ class StalledSteps(BaseDetector):
             step,
             "stalled_steps",
             Severity.WARNING,
-            f"a step takes {number(seconds)} s, usually {number(usual)} s: the run hardly moves",
+            f"a step takes {number(seconds)} s, usually {number(usual)} s: the run has nearly stopped",
             onset=self._slow.since,
             metric="time/step",
             score=seconds / (SLOW * usual) if usual > 0.0 else None,

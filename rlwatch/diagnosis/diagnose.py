@@ -147,46 +147,46 @@ class Case:
         if root.entry.symptom:
             return (
                 Sureness.WEAK,
-                f"{root.entry.title.lower()} first, which is usually a symptom: no sign came before it",
+                f"{root.entry.title.lower()} is usually a symptom, and no earlier finding explains it",
             )
         sure, why = self._by_order(root, clear)
         if self.passed >= PASSED and sure is not Sureness.WEAK:
-            return Sureness.WEAK, f"{why}; but {self.passed} earlier such signs passed without consequence"
+            return Sureness.WEAK, f"{why}; but {self.passed} earlier findings of this kind had no effect"
         if self.rivals and sure is Sureness.STRONG:
-            return Sureness.PLAUSIBLE, f"{why}; but it began at about the same time as: {', '.join(self.rivals)}"
+            return Sureness.PLAUSIBLE, f"{why}; other candidates began at about the same time: {', '.join(self.rivals)}"
         if sure is Sureness.STRONG and not root.entry.mechanism:
             return Sureness.PLAUSIBLE, why
         return sure, why
 
     def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Sureness, str]:
         kinds, critical = {sign.kind for sign in clear}, root.severity is Severity.CRITICAL
-        first = f"{self._place()}, {clear[0].onset_step - root.onset_step} steps before the next sign" if clear else ""
+        first = f"{self._place()}, {clear[0].onset_step - root.onset_step} steps before the next" if clear else ""
         if clear and not root.bad:
-            return Sureness.WEAK, f"{first}; but it is only a remark by itself"
+            return Sureness.WEAK, f"{first}; but its own severity is only info"
         if len(kinds) >= 2 or (clear and critical):
-            return Sureness.STRONG, f"{first}, and {_effects(clear)} known to follow from it"
+            return Sureness.STRONG, f"{first}; {_effects(clear)}"
         if clear:
-            return Sureness.PLAUSIBLE, f"{first}; one effect alone may be chance"
+            return Sureness.PLAUSIBLE, f"{first}; a single effect can be chance"
         return self._alone(root, critical=critical)
 
     def _alone(self, root: Sign, *, critical: bool) -> tuple[Sureness, str]:
         """Without an effect that came clearly later."""
         if root.bad and any(effect.bad for effect in self.chain.effects):
-            return Sureness.PLAUSIBLE, "its effects began at about the same time, so the order is not certain"
+            return Sureness.PLAUSIBLE, "its effects began at about the same time, so the order is uncertain"
         if critical:
-            return Sureness.PLAUSIBLE, "it is critical by itself; nothing else was found before or after it"
-        level = "warning" if root.bad else "remark"
-        return Sureness.WEAK, f"it is a {level} by itself; nothing followed from it so far"
+            return Sureness.PLAUSIBLE, "critical, with no other finding before or after it"
+        level = "a warning" if root.bad else "info"
+        return Sureness.WEAK, f"only {level}, with no effect so far"
 
     def _place(self) -> str:
-        """``it came first``, if it did by more than onsets may be off."""
+        """``earliest finding``, if it did by more than onsets may be off."""
         near = [e for e in self.chain.effects if e.bad and abs(e.onset_step - self.chain.root.onset_step) <= self.slack]
-        return f"it began at about the same time as {near[0].entry.title.lower()}" if near else "it came first"
+        return f"began at about the same time as {near[0].entry.title.lower()}" if near else "earliest finding"
 
 
 def _effects(clear: Sequence[Sign]) -> str:
     kinds = list(dict.fromkeys(sign.kind for sign in clear))
-    return f"{len(kinds)} effects are" if len(kinds) > 1 else "what followed is"
+    return f"{len(kinds)} known effects followed" if len(kinds) > 1 else "a known effect followed"
 
 
 # What happened to a run round the time its failure began: resets, commands, resumes, localised gradients.
@@ -251,7 +251,7 @@ WANTED = {
 def lacking(causes: Sequence[Cause], measured: Collection[str] | None) -> str:
     """One sentence or two on ``causes``, the likeliest first. ``measured`` None: what is logged is not known."""
     first = causes[0]
-    text = f"no cause can be named: {first.summary}; {first.why}"
+    text = f"cause unknown: {first.summary}; {first.why}"
     missing = [] if measured is None else [name for name, prefix in WANTED.items() if not _any(measured, prefix)]
     return f"{text}. Not measured: {', '.join(missing)}" if missing else text
 
@@ -303,7 +303,7 @@ def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
 
 # The ranking.
 
-UNEXPLAINED = "what set it off is not known"
+UNEXPLAINED = "trigger unknown"
 SLACK = 5
 """Steps by which an onset may be off in a log with a row for each step; two rows in a coarser one."""
 MOST_CAUSES = 5
@@ -331,7 +331,7 @@ class Diagnosis:
 
     @property
     def summary(self) -> str:
-        """One line: the first cause, how sure, and its chain; the first symptom; or why no cause can be named."""
+        """One line: the first cause, how sure, and its chain; the first symptom; or why cause unknown."""
         if not self.enough:
             return self.why_not
         first = self.causes[0]
@@ -404,7 +404,7 @@ def diagnose(
     first_step = min((starts or {}).values(), default=None) if first_step is None else first_step
     found = signs(held, begun=-math.inf if first_step is None else first_step + row_steps)
     if not any(sign.bad for sign in found):
-        return Diagnosis(why_not="nothing worse than remarks was found" if found else "nothing was found", at_step=at)
+        return Diagnosis(why_not="no finding above info severity" if found else "nothing was found", at_step=at)
     slack = max(SLACK, 2 * row_steps)
     turned = [t for t in (*turns, *event_turns(past)) if (at is None or t.step <= at) and _shows(t, found)]
     given = Circumstances(found, slack, past, source)
@@ -646,16 +646,16 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
     if -lag > trouble.slack:
         return Sureness.WEAK, f"{_turned(turn, trouble.last)} {steps} after the first symptom"
     if turn.warming:
-        return Sureness.PLAUSIBLE, "it was still on its first rise when the first symptom came"
+        return Sureness.PLAUSIBLE, "still in warm-up at the first symptom"
     if turn.why:
         return Sureness.PLAUSIBLE, turn.why if turn.told is Told.STANDING else f"{when}; {turn.why}"
     if suspect.inferred:
-        return Sureness.PLAUSIBLE, f"that is this knob's doing, {when}; nobody logged who turned it"
+        return Sureness.PLAUSIBLE, f"inferred from the metrics it moves, {when}; the change was not logged"
     if suspect.weight < 1:
         sure = Sureness.PLAUSIBLE if suspect.weight >= SOME else Sureness.WEAK
-        return sure, f"{what}: less than is known to break runs"
+        return sure, f"{what}: smaller than changes known to break runs"
     if any(sign.severity is Severity.CRITICAL for sign in effects):
-        return Sureness.STRONG, f"{what}: as much as is known to break runs"
+        return Sureness.STRONG, f"{what}"
     return Sureness.PLAUSIBLE, f"{what}; nothing critical followed"
 
 
@@ -673,4 +673,4 @@ def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause
     rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.knob in known]
     if cause.sure is not Sureness.STRONG or not rivals:
         return cause
-    return replace(cause, sure=Sureness.PLAUSIBLE, why=f"{cause.why}; but there is also: {rivals[0]}")
+    return replace(cause, sure=Sureness.PLAUSIBLE, why=f"{cause.why}; other candidate: {rivals[0]}")

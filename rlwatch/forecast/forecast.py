@@ -176,8 +176,8 @@ def alarm_message(forecast: Forecast) -> str:
     >>> from rlwatch.forecast import Reason
     >>> alarm_message(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(Reason("mismatch/k3", 0.42),)))
     ... # doctest: +NORMALIZE_WHITESPACE
-    'a failure is likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps;
-     most of it is from mismatch/k3 (42 %)'
+    'failure likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps;
+     main drivers: mismatch/k3 (42 %)'
     """
     parts = [part for part in (limit_sentence(forecast), reasons_sentence(forecast)) if part]
     return chance_sentence(forecast) + (f": {'; '.join(parts)}" if parts else "")
@@ -188,8 +188,8 @@ def chance_sentence(forecast: Forecast) -> str:
     if forecast.p50 is None:
         return "a failure may begin soon"
     if forecast.p50 >= 0.5:
-        return f"a failure is likely within 50 steps (p = {forecast.p50:.2f})"
-    return f"the chance of a failure within 50 steps is raised (p = {forecast.p50:.2f})"
+        return f"failure likely within 50 steps (p = {forecast.p50:.2f})"
+    return f"failure risk within 50 steps raised (p = {forecast.p50:.2f})"
 
 
 def limit_sentence(forecast: Forecast) -> str:
@@ -235,4 +235,4 @@ def said(forecast: Forecast) -> str:
 def reasons_sentence(forecast: Forecast) -> str:
     """The metrics that speak most for it."""
     named = [f"{reason.metric} ({reason.share:.0%})".replace("%", " %") for reason in forecast.why[:MOST_NAMED]]
-    return f"most of it is from {', '.join(named)}" if named else ""
+    return f"main drivers: {', '.join(named)}" if named else ""

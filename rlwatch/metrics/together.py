@@ -218,9 +218,9 @@ def unread(names: Iterable[str], source: str = "") -> list[str]:
 
 # What became of each name, in words.
 
-_WHY = {0: "its canonical name", 1: "a trainer's name for it", PROXY: "a trainer's name for something close to it"}
-_OF_LABELS = "an accuracy beside a loss, where nothing is of a policy: that of labels or preference pairs"
-_BY_WORDS, _ALONE = "by its words", "the only reward of the run"
+_WHY = {0: "its canonical name", 1: "a trainer's name for it", PROXY: "a trainer's name for an approximation of it"}
+_OF_LABELS = "accuracy on labels or preference pairs"
+_BY_WORDS, _ALONE = "guessed from its name", "the only reward of the run"
 
 
 class Taken(NamedTuple):
@@ -239,9 +239,9 @@ def taken(names: Iterable[str], source: str = "") -> list[Taken]:
     """Each of a run's names and what it is read as, those that are read first.
 
     >>> for each in taken(["acc", "mean_reward", "kl_coef"]): print(*each[:3], sep=" | ")
-    mean_reward | reward/mean | by its words
-    acc |  | gives way to mean_reward, which is closer to reward/mean
-    kl_coef |  | a setting
+    mean_reward | reward/mean | guessed from its name
+    acc |  | superseded by mean_reward, a closer match for reward/mean
+    kl_coef |  | setting
     """
     names = tuple(sorted(names))
     reader = _reader(names, source)
@@ -254,10 +254,10 @@ def _taken(name: str, source: str, read: Read | None, origin: Mapping[str, str])
     if read is None:
         labels = _read(name, source) is not None
         reason = _OF_LABELS if labels else unjudged(name, whole=REWARD in origin)
-        return Taken(name, "", reason or "not known, so nothing judges it")
+        return Taken(name, "", reason or "unknown, not used")
     chosen = origin.get(read.metric, name)
     if chosen != name:
-        return Taken(name, "", f"gives way to {chosen}, which is closer to {read.metric}")
+        return Taken(name, "", f"superseded by {chosen}, a closer match for {read.metric}")
     why = _WHY.get(read.closeness) or (_ALONE if read.closeness == _ONLY else _BY_WORDS)
     return Taken(name, read.metric, why, read.closeness > PROXY)
 

@@ -9,17 +9,17 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-SPEED, MACHINES = "speed, which tells nothing of learning", "of the machines"
-PART = "a part of the reward, whose whole is judged"
-SETTING, BESIDE_LOSS = "a setting", "of a loss beside the policy's"
-COUNT, BATCH = "a count of what was done", "how the batch was made up"
+SPEED, MACHINES = "speed", "machine load"
+PART = "part of the reward"
+SETTING, BESIDE_LOSS = "setting", "auxiliary loss"
+COUNT, BATCH = "counter", "batch composition"
 BESIDE_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
 """Reasons of names that do not tell how a policy fares, whatever they do."""
 _HELD_OUT = r"^(?:eval|val|val-core|val-aux|validation|test|heldout)(?:[/_]|$)"
 _REASONS: tuple[tuple[str, str], ...] = (
     (
         _HELD_OUT + r"|(?:^|[/_])pass_?k$|(?:^|/)(?:best|worst|maj)@|^rollouter/validate",
-        "measured on held-out prompts, now and then",
+        "held-out evaluation",
     ),
     (r"(?:reward_?model|^rm)(?:[/_].*)?_loss$|^reward_loss$", BESIDE_LOSS),
     (r"^reward_?(?:coef|coeff|weight|scale|scaling|clip|threshold|target)s?$", SETTING),
@@ -30,9 +30,9 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"rewards_(?:chosen|rejected)|(?:accuracies|margins?|rejected|chosen)$|^logps/|center_rewards",
-        "of preference pairs, which explore nothing",
+        "preference-pair metric",
     ),
-    (r"distill|teacher|student|(?:^|[/_])opd|^sdar/|rlsd|fipo|draft_", "of a teacher, which nothing here judges"),
+    (r"distill|teacher|student|(?:^|[/_])opd|^sdar/|rlsd|fipo|draft_", "distillation metric"),
     (
         r"(?:^|[/_])(?:timing(?:_s|_per_token_ms)?|time|perf|timer?s)(?:[/_]|$)|_(?:time|s|sec|secs|seconds|ms|min)$"
         r"|runtime|elapsed|per_sec|per_second|throughput|tok(?:ens)?[/_]s(?:_|$)|tflops|flops|mfu|utilization|speed"
@@ -57,8 +57,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
         r"|per_worker|per_step$|forwarded_tokens|masked_token|num_branches|num_total_tokens|token_counts|minmax_diff",
         BATCH,
     ),
-    (r"^objective/entropy$", "the surprise of whole responses: it grows with their length"),
-    (r"tool|(?:^|[/_])(?:branch|assistant_messages|turns?)(?:[/_]|$)|malformed", "of tools and turns"),
+    (r"^objective/entropy$", "response-level entropy (grows with length)"),
+    (r"tool|(?:^|[/_])(?:branch|assistant_messages|turns?)(?:[/_]|$)|malformed", "tool use"),
     (
         r"(?:^|[/_])(?:coef|coeff|beta|eps|threshold|lambda|cliprange(?:_low|_high)?|alpha|phi|temperature|top_p|top_k)$"
         r"|_coeff?$|_phase$|loss_normali[sz]e|_override_active$|phi_seq|lr[-_]pg|(?:^|[/_])lr$|_enabled$",
@@ -71,19 +71,19 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (
         r"filter_groups|dynamic_(?:filter|sampling)|evicted|discarded|masked_seqs|^pool/|_valid$|rollout_failure|sample_mask"
         r"|data_loss|skipped_batches|dropped",
-        "of samples left out, whose effect is judged",
+        "sample filtering",
     ),
     (
         r"(?:^|[/_])(?:min|max|sum|var|p\d\d|std|median)(?:_(?:terminated_)?length)?$|ratio_var|_(?:low_min|high_max)$"
         r"|/(?:low_min|high_max)$|probs_ratio_clamped|(?:min|max)_terminated_length|[a-z]_mean_length$",
-        "another statistic of what is judged by its mean",
+        "min, max or spread of a metric used by its mean",
     ),
     (
         r"kl_ent_ratio|tis_abs|ref_log_probs|rollout_log_probs|_probs_diff|prob_diff|seq_mult_prob_error|kl_common"
         r"|kl_sample_train_v2|kl_pre_post_v2|contain_eos|update_successful|version_stats|advantages?_abs|trajectory_s"
         r"|entropy/|mismatch_kl/|mult_prob_error_plot|lead_steps|^variance_proxy/|(?:min|max|avg)_vio/|env/all|env/[^/]+/"
         r"|^rollout_correction/(?:kl|chi2_seq)$",
-        "said by a metric beside it that is judged",
+        "covered by another metric",
     ),
 )
 _PATTERNS = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
@@ -99,9 +99,9 @@ def unjudged(name: str, *, whole: bool = True) -> str:
     ``whole``: whether the reward of the run is read: else a part of it may be all there is.
 
     >>> unjudged("timing_s/gen"), unjudged("my_own_score")
-    ('speed, which tells nothing of learning', '')
+    ('speed', '')
     >>> unjudged("reward_of_tests"), unjudged("reward_of_tests", whole=False)
-    ('a part of the reward, whose whole is judged', '')
+    ('part of the reward', '')
     """
     if len(name) > LONGEST:
         return ""

@@ -150,7 +150,7 @@ def _body(payload: Mapping[str, JSON]) -> Iterator[str]:
     if others:
         yield f"Also: {', '.join(others)}"
     if alert.get("reason"):
-        yield f"Told because: {defused(alert['reason'])}"
+        yield f"Reason: {defused(alert['reason'])}"
 
 
 def _since(alert: Mapping[str, JSON]) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _since(alert: Mapping[str, JSON]) -> Iterator[str]:
     parts = [f"step {defused(onset)}"] if onset is not None else []
     parts += [f"fired {_clock(alert['fired_at'])}"] if alert.get("fired_at") else []
     if parts:
-        yield f"Since: {', '.join(parts)}" + (f"; over at step {defused(over)}" if over is not None else "")
+        yield f"Since: {', '.join(parts)}" + (f"; resolved at step {defused(over)}" if over is not None else "")
 
 
 def _clock(seconds: JSON) -> str:
@@ -188,7 +188,7 @@ def _cause(payload: Mapping[str, JSON]) -> Iterator[str]:
     advice = _table(payload, "advice")
     meaning = [defused(advice[key]) for key in ("title", "meaning") if advice.get(key)]
     if meaning:
-        yield f"Means: {': '.join(meaning)}"
+        yield f"Meaning: {': '.join(meaning)}"
     cause = _table(payload, "cause")
     if cause.get("title"):
         what = f"{defused(cause['title'])}: {defused(cause.get('summary'))}"
@@ -197,14 +197,14 @@ def _cause(payload: Mapping[str, JSON]) -> Iterator[str]:
         f"{defused(e.get('kind'))} since step {defused(e.get('onset_step'))}" for e in _tables(payload, "earlier")
     ]
     if earlier:
-        yield f"Began before it: {', '.join(earlier)}"
+        yield f"Earlier alerts: {', '.join(earlier)}"
 
 
 def _advice(advice: Mapping[str, JSON]) -> Iterator[str]:
     for number, action in enumerate(_tables(advice, "actions")[:MOST_ADVICE], 1):
         options = "; ".join(defused(option) for option in _table(action, "options").values())
         what = f"{defused(action.get('name'))}: {defused(action.get('what'))}"
-        yield f"Do {number}: {what}" + (f" ({options})" if options else "")
+        yield f"Action {number}: {what}" + (f" ({options})" if options else "")
 
 
 def _end(payload: Mapping[str, JSON], message_id: str) -> Iterator[str]:

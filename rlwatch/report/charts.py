@@ -148,8 +148,8 @@ def figures(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
     inside = _inside(moments, window)
     note = el(
         "p",
-        "Numbers are those of the timeline; dotted: the run's own level at the start; red ticks: values that are not "
-        "finite. Smallest and largest value of each stretch are always drawn.",
+        "Numbers refer to the timeline. Dotted line: level at the start. Red ticks: non-finite values. "
+        "Extremes are always drawn.",
         cls="soft",
     )
     return joined(note, el("div", *(_figure(chart, inside, window) for chart in charts), cls="charts"))
@@ -172,7 +172,7 @@ def _figure(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) ->
 def _notes(chart: Chart) -> str:
     notes = [chart.unit, chart.known_as]
     if chart.curve.replaced:
-        notes.append(f"{chart.curve.replaced} points of earlier attempts left out")
+        notes.append(f"{chart.curve.replaced} points of earlier attempts not drawn")
     return cut(" · ".join(filter(None, notes)), 120)
 
 

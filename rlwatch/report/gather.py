@@ -215,7 +215,7 @@ EVENT_TEXTS = {
     "reference_restored": "the reference was restored from a checkpoint",
     "resume": "the run was resumed",
     "step_skipped": "the update of a culprit batch was skipped",
-    "signal": "the process got a signal",
+    "signal": "the process received a signal",
 }
 
 
@@ -384,7 +384,7 @@ def _head(run: RunInfo, metrics: int) -> dict[str, str]:
         "attempts": str(run.attempt),
         "started": moment(run.created_at),
         "last record": moment(run.last_ts),
-        "why ended": run.state_reason,
+        "end reason": run.state_reason,
         "host": run.host,
         "tags": ", ".join(run.tags),
         "metrics": str(metrics),
@@ -523,7 +523,7 @@ def culprits_table(facts: Facts) -> Rows:
     """Tokens blamed for a gradient, newest step first."""
     columns = [name for name in CULPRIT_COLUMNS if any(name in row for row in facts.culprits)]
     rows = [[_quoted(row, name) for name in columns] for row in facts.culprits]
-    note = "Share: of the gradient norm of the step. Text is what the model wrote, shown as it is."
+    note = "Share of the gradient norm of the step. Text is model output, shown verbatim."
     return _table([CULPRIT_COLUMNS[name] for name in columns], rows, note=note if rows else "")
 
 
@@ -541,8 +541,8 @@ def completions_table(facts: Facts) -> Rows:
         )
         for row in facts.completions
     ]
-    note = "Of those that were recorded, by reward. Text is what the model wrote, shown as it is."
-    headers = (">step", ">reward", "by function", ">tokens", "odd", "prompt", "completion")
+    note = "Recorded completions, by reward. Text is model output, shown verbatim."
+    headers = (">step", ">reward", "by reward function", ">tokens", "odd", "prompt", "completion")
     return _table(headers, rows, note=note if rows else "")
 
 
@@ -572,7 +572,7 @@ def config_table(facts: Facts) -> Rows:
 
 
 TABLES: Mapping[str, Callable[[Facts], Rows]] = {
-    "Tokens that did it": culprits_table,
+    "Culprit tokens": culprits_table,
     "Best and worst completions": completions_table,
     "Findings": findings_table,
     "Alerts": alerts_table,

@@ -329,4 +329,4 @@ def test_what_was_over_before_its_silence_is_not_told_afterwards(store: Store, c
 
     assert deliver.run_once() == DeliveryReport(dead=1)
     assert (notifier.seen, caplog.text) == ([], "")
-    assert row(store, "m1").last_error == "over before it could be told (kept back: silenced by ann: repair)"
+    assert row(store, "m1").last_error == "resolved before it could be sent (kept back: silenced by ann: repair)"

@@ -52,7 +52,7 @@ def test_what_does_not_fire_cannot_be_taken_on():
     over = docket(AlertState.RESOLVED, resolved_step=4900)
 
     assert alerts_page.acknowledge_cell(over)["text"] == ""
-    assert alerts_page.resolved_words(over.incident.lead) == f"over at step 4{THIN}900"
+    assert alerts_page.resolved_words(over.incident.lead) == f"resolved at step 4{THIN}900"
 
 
 @given(st.lists(st.tuples(st.sampled_from(STATES), st.sampled_from([None, *QUIET])), max_size=6))
@@ -64,7 +64,7 @@ def test_the_headline_counts_what_fires_and_what_was_done_about_it(parts):
     counts = [(what, firing.count(what)) for what in QUIET[:3]]
     expected = ", ".join([f"{len(firing)} {noun} firing", *(f"{count} {what}" for what, count in counts if count)])
 
-    assert alerts_page.headline(listed) == (expected if firing else "No incident is firing")
+    assert alerts_page.headline(listed) == (expected if firing else "No firing incidents")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_worst_message_is_shown_whatever_their_order(order):
 
 def test_an_alert_that_was_not_published_says_so():
     """No channel is no success."""
-    assert alerts_page.delivery([])["text"] == "nobody told"
+    assert alerts_page.delivery([])["text"] == "not sent"
     assert incident_dialog.delivery_words(message("a", OutboxStatus.DEAD, attempts=1)) == "dead after 1 try"
 
 
@@ -109,7 +109,7 @@ def test_taking_an_alert_on_is_kept_and_reported(tmp_path):
 
     assert incident_acts.acknowledge_alert(store, "run-1-entropy_collapse", by=ann, why="mine").by == "ann"
     assert [kept.by for kept in store.acknowledgements()] == ["ann"]
-    with pytest.raises(NotPermittedError, match="eve may look"):
+    with pytest.raises(NotPermittedError, match="eve has read-only access"):
         incident_acts.acknowledge_alert(store, "run-1-entropy_collapse", by=Principal("eve", "viewer"), why="")
     with pytest.raises(ConfigError, match="nothing-like-it"):
         incident_acts.acknowledge_alert(store, "nothing-like-it", by=ann, why="")
@@ -194,7 +194,7 @@ def test_marks_of_a_run_in_their_order():
         (9, "reference reset", False),
         (11, "lower learning rate", False),
         (12, "pause", False),
-        (5, "a failure is forecast", False),
+        (5, "failure forecast", False),
         (12, "entropy collapse (onset)", True),
         (20, "entropy collapse (alarm)", False),
     ]

@@ -78,8 +78,8 @@ def test_a_coefficient_that_was_not_given_is_asked_for_in_words(store_dir, store
 def test_the_dialog_says_what_the_quantity_is_now(store_dir):
     """So that a fraction means something."""
     write_run(store_dir, metrics=lambda step: {"reward": 1.0, "learning_rate": 2e-6, "policy/kl_coef": 0.01})
-    assert "the learning rate is 2e-06 now (step 30)" in html(chosen(run_page(), "lower-lr"))
-    assert "the KL coefficient is 0.01 now (step 30)" in html(chosen(run_page(), "set-kl-coef"))
+    assert "current learning rate: 2e-06 (step 30)" in html(chosen(run_page(), "lower-lr"))
+    assert "current KL coefficient: 0.01 (step 30)" in html(chosen(run_page(), "set-kl-coef"))
 
 
 def test_a_collapse_is_warned_of_where_the_trainer_would_refuse(store_dir, store):
@@ -119,7 +119,7 @@ def test_a_paused_run_says_so_and_offers_to_go_on(store_dir, store):
     writer = paused(store_dir, store)
     page = run_page()
     assert no_traceback(page)
-    assert "paused at step 30 by ann: look; goes on by itself in 30" in html(page)
+    assert "paused at step 30 by ann: look; resumes by itself in 30" in html(page)
     assert "no step for" not in html(page)
     listed = runs_page()
     assert cells(tables(listed)["runs"]["rows"][0])[0] == "paused"
@@ -194,7 +194,7 @@ def test_a_dead_trainer_is_reported_before_anything_is_asked_of_it(store_dir, st
     page = chosen(run_page(), "pause")
 
     assert "its process gives no sign any more" in html(page)
-    assert "the trainer is dead: the command expires unless somebody starts it again" in html(page)
+    assert "the trainer is dead: the command expires unless it is restarted" in html(page)
 
 
 def test_a_viewer_takes_nothing_back(store_dir, store, looks):
@@ -206,7 +206,7 @@ def test_a_viewer_takes_nothing_back(store_dir, store, looks):
     looks("eve", "viewer")
     page = run_page()
     assert not [button for button in page.button if str(button.key).startswith("cancel-")]
-    with pytest.raises(NotPermittedError, match="eve may look"):
+    with pytest.raises(NotPermittedError, match="eve has read-only access"):
         commands.cancel_command(store, "run-1", asked.command_id, by=Principal("eve", "viewer"))
     cancelled = commands.cancel_command(store, "run-1", asked.command_id, by=Principal("bob", "operator"))
     assert (cancelled.status, cancelled.result) == (CommandStatus.CANCELLED, "cancelled by bob")

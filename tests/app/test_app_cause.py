@@ -13,7 +13,7 @@ def test_a_run_in_danger_says_what_to_do(store_dir):
 
     assert no_traceback(page)
     text = html(page)
-    assert "Entropy fell; what set it off is not known" in text
+    assert "Entropy fell; trigger unknown" in text
     assert "1 Roll back to the last good snapshot" in text
     assert "<code>epsilon_high=0.28</code>" in text
     assert "arXiv 2503.14476" in text
@@ -27,7 +27,7 @@ def test_a_healthy_run_is_left_alone(store_dir):
 
     assert no_traceback(page)
     assert "Likely" not in html(page)
-    assert [fold.label for fold in page.expander] == ["Settings (0)", "Where it comes from"]
+    assert [fold.label for fold in page.expander] == ["Settings (0)", "Environment"]
 
 
 def test_a_crash_that_nothing_explains_gives_no_orders(store_dir):
@@ -37,7 +37,7 @@ def test_a_crash_that_nothing_explains_gives_no_orders(store_dir):
     page = run_page()
 
     assert no_traceback(page)
-    assert "no cause can be named" in html(page)
+    assert "cause unknown" in html(page)
     assert ">Do<" not in html(page)
 
 

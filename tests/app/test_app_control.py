@@ -50,7 +50,7 @@ def test_a_double_click_is_one_command(store):
 @pytest.mark.parametrize("by", [Principal("eve", "viewer"), commands.Principal("", "operator"), commands.Principal()])
 def test_only_an_operator_with_a_name_may_send(store, by):
     """Whatever a page offered: a viewer, and a page that no door stands before, write nothing."""
-    with pytest.raises(NotPermittedError, match="may look and not command"):
+    with pytest.raises(NotPermittedError, match="has read-only access"):
         send(store, by=by)
     assert store.commands("run-1") == []
 
@@ -166,7 +166,7 @@ def test_a_command_nobody_claimed_in_time_is_no_longer_on_its_way(store):
     """The row says queued until somebody looks; the page knows better."""
     sent = send(store)
     assert commands.outcome(sent, sent.expires_at - 1) == "queued"
-    assert commands.outcome(sent, sent.expires_at) == "expired: nobody claimed it"
+    assert commands.outcome(sent, sent.expires_at) == "expired: no trainer took it"
     assert not commands.waiting([sent], sent.expires_at)
 
 

@@ -96,7 +96,7 @@ def test_what_drives_it_is_bars_and_names_are_text():
     assert text.index("mismatch/k3") < text.index("entropy")
     assert "<b>" not in text
     assert f"width:42.0%;background:{AMBER}" in text
-    assert "nothing stands out" in str(run_forecast.driver_bars(forecast(why=()), DARK))
+    assert "no dominant metric" in str(run_forecast.driver_bars(forecast(why=()), DARK))
 
 
 def drawn(values, ink=LIGHT):
@@ -134,7 +134,7 @@ def test_the_first_alarm_is_marked_on_every_chart():
     [mark] = marks_of_run([alert(kind="crash_forecast", severity=Severity.CRITICAL)], [], [], {1: 1})
 
     assert (mark.step, mark.shape, mark.colour, mark.families) == (12, "▲", AMBER, frozenset())
-    assert mark.text == "a failure is forecast"
+    assert mark.text == "failure forecast"
 
 
 def test_the_forecast_has_a_panel_of_its_own():

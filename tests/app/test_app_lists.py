@@ -131,7 +131,7 @@ def docket(one=None, run_state=RunState.RUNNING, messages=()):
 
 def test_an_incident_of_a_run_that_ended_does_not_fire_for_ever():
     """It was never resolved, and concerns nobody now."""
-    assert alerts_page.headline([docket(run_state=RunState.FINISHED)]) == "No incident is firing"
+    assert alerts_page.headline([docket(run_state=RunState.FINISHED)]) == "No firing incidents"
     assert alerts_page.headline([docket()]) == "1 incident firing"
 
 

@@ -28,8 +28,8 @@ def test_no_alert_is_said_in_words(store_dir):
     """And what decides on them."""
     page = alerts_page()
     assert no_traceback(page)
-    assert "No incident is firing" in html(page)
-    assert "Nothing has raised an alarm" in page.caption[0].value
+    assert "No firing incidents" in html(page)
+    assert "No alerts yet" in page.caption[0].value
 
 
 def test_an_alert_shows_what_when_and_what_became_of_it(store_dir):
@@ -187,7 +187,7 @@ def test_an_incident_is_snoozed_silenced_and_noted(store_dir):
         ("ann", "silence"),
     ]
     page = alerts_page()
-    assert page.expander[0].label == "2 silences: nobody is told of these"
+    assert page.expander[0].label == "2 silences, matching alerts not sent"
     for silence in (snoozed, silenced):
         page.button(key=f"unsilence-{silence.silence_id}").click().run()
     assert rows(alerts_page())[0][1] == "firing"
@@ -239,7 +239,7 @@ def test_an_alert_that_was_over_by_then_is_not_acknowledged(store_dir):
     put_alerts(store_dir, [alert(state=AlertState.RESOLVED, resolved_step=30)])
     page.button(key="take").click().run()
     assert no_traceback(page)
-    assert "does not fire any more" in "".join(caption.value for caption in page.caption)
+    assert "No longer firing" in "".join(caption.value for caption in page.caption)
     assert open_store(str(store_dir)).acknowledgements() == []
 
 
@@ -264,7 +264,7 @@ def test_what_keeps_alerts_quiet_is_shown(store_dir):
     page = alerts_page()
     assert no_traceback(page)
     assert sorted(row[1] for row in rows(page)) == ["firing", "inhibited", "silenced"]
-    assert page.expander[0].label == "1 silence: nobody is told of these"
+    assert page.expander[0].label == "1 silence, matching alerts not sent"
     assert "kind kl_drift for" in page.expander[0].text[0].value
 
 
@@ -290,5 +290,5 @@ def test_a_viewer_is_offered_no_acknowledgement_and_gets_none(store_dir, looks):
     page.session_state["incident-open"] = alert().alert_id
     page.run().button(key="take").click().run()
     assert no_traceback(page)
-    assert "eve may look and not command" in page.code[0].value
+    assert "eve has read-only access" in page.code[0].value
     assert open_store(str(store_dir)).acknowledgements() == []

@@ -60,7 +60,7 @@ def test_less_than_two_runs_say_how_to_choose_them(store_dir):
     twins(store_dir)
     for page in (compare_page(), compare_page("bad"), compare_page("bad", "gone")):
         assert no_traceback(page)
-        assert "Choose two runs" in page.caption[0].value
+        assert "Select two or more runs" in page.caption[0].value
 
 
 def test_what_parted_first_is_said_with_its_step_and_evidence(store_dir):

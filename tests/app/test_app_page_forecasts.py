@@ -37,7 +37,7 @@ def test_nothing_forecast_is_said_in_words(store_dir):
     write_run(store_dir)
     page = forecasts_page()
     assert no_traceback(page)
-    assert "Nothing was forecast yet" in html(page)
+    assert "No forecasts yet" in html(page)
 
 
 def test_each_alarm_stands_with_what_came_of_it_and_the_chances_with_how_they_held(store_dir):
@@ -58,18 +58,18 @@ def test_a_forecast_is_judged(store_dir):
     """Who and why are kept, and shown instead of the question; without an answer nothing is kept."""
     forecast_run(store_dir)
     page = forecasts_page()
-    assert rows(page)[0][-1] == "say so"
+    assert rows(page)[0][-1] == "rate"
     page.session_state["judging"] = ("run-1", 170)
     page.run()
     page.button(key="judge").click().run()
-    assert "Say first" in page.error[0].value
+    assert "Choose right or wrong" in page.error[0].value
     page.radio(key="judge-right").set_value("right")
     page.text_input(key="judge-why").input("it blew up")
     page.button(key="judge").click().run()
     assert no_traceback(page)
     [kept] = open_store(str(store_dir)).forecast_answers()
     assert (kept.run_id, kept.step, kept.right, kept.by, kept.why) == ("run-1", 170, True, "ann", "it blew up")
-    assert rows(forecasts_page())[0][-1] == "right, says ann: it blew up"
+    assert rows(forecasts_page())[0][-1] == "right (ann): it blew up"
 
 
 def test_a_viewer_is_not_asked_and_cannot_answer(store_dir, looks):
@@ -77,10 +77,10 @@ def test_a_viewer_is_not_asked_and_cannot_answer(store_dir, looks):
     forecast_run(store_dir)
     looks("eve", "viewer")
     page = forecasts_page()
-    assert rows(page)[0][-1] == "nobody said"
+    assert rows(page)[0][-1] == "no feedback"
     page.session_state["judging"] = ("run-1", 170)
     page.run()
     page.radio(key="judge-right").set_value("wrong")
     page.button(key="judge").click().run()
-    assert "eve may look and not command" in page.code[0].value
+    assert "eve has read-only access" in page.code[0].value
     assert open_store(str(store_dir)).forecast_answers() == []

@@ -31,8 +31,8 @@ def test_rollouts_are_listed_newest_first_with_all_that_is_known(store_dir):
     first = rows(page)[0]
     assert first["prompt"] == "What is 17 + 25?"
     assert "boxed{7}" in first["answer"]
-    assert (first["reward"], first["by function"], first["advantage"]) == ("0", "math 0 · format 0.5", "-0.5")
-    assert "32 rollouts of 4 steps; a generation had 64" in html(page)
+    assert (first["reward"], first["by reward function"], first["advantage"]) == ("0", "math 0 · format 0.5", "-0.5")
+    assert "32 rollouts of 4 steps; up to 64 generated per step" in html(page)
     assert "Let us see, step by step." in html(page)
 
 
@@ -57,7 +57,7 @@ def test_nothing_that_fits_and_nothing_at_all(store_dir):
     write_rollouts(store_dir)
     write_run(store_dir, "run-2")
 
-    assert "None fits" in html(rollouts_page(prompt="no such prompt"))
+    assert "No rollouts match" in html(rollouts_page(prompt="no such prompt"))
     empty = rollouts_page("run-2")
     assert no_traceback(empty)
     assert "completions=True" in html(empty)
@@ -71,14 +71,14 @@ def test_what_the_policy_changed_its_mind_about_between_two_steps(store_dir):
 
     assert (page.selectbox(key="choose-at").value, page.selectbox(key="choose-beside").value) == (11, 61)
     turns = rows(page, "turns")
-    assert [row["what changed"] for row in turns] == ["reward positive → 0"] * 2 + ["nothing"] * 2
+    assert [row["change"] for row in turns] == ["reward positive → 0"] * 2 + ["nothing"] * 2
     assert (turns[0]["answer before"], turns[0]["answer after"]) == ("42", "7")
-    assert "4 prompts at both; 2 with" in html(page)
+    assert "4 prompts at both; 2 changed" in html(page)
     assert "Step 11, 2 answers" in html(page)
     assert "Step 61, 2 answers" in html(page)
 
     chosen = rollouts_page(at=1, beside=11, which="id3")
-    assert {row["what changed"] for row in rows(chosen, "turns")} == {"nothing"}
+    assert {row["change"] for row in rows(chosen, "turns")} == {"nothing"}
     assert [row["chosen"] for row in tables(chosen)["turns"]["rows"]].count(True) == 1
     chosen.selectbox(key="choose-beside").set_value(LATE).run()
     assert chosen.query_params["beside"] == [str(LATE)] or chosen.query_params["beside"] == str(LATE)

@@ -58,7 +58,7 @@ def test_an_edited_rule_is_kept_applies_and_is_taken_back(store_dir):
     page.number_input(key="rule-for-kl").set_value(3)
     page.button(key="rule-save").click().run()
     assert no_traceback(page)
-    assert page.success[0].value == "Rule kl is kept"
+    assert page.success[0].value == "Rule kl saved"
     assert next(r for r in load_config(store_root=store_dir, env={}).rules if r.name == "kl").for_steps == 3
     assert rows(page)["kl"][-1] == "changed"
     assert [(e.by, e.act, e.text) for e in open_store(str(store_dir)).audit()] == [
@@ -71,7 +71,7 @@ def test_an_edited_rule_is_kept_applies_and_is_taken_back(store_dir):
 
 def test_a_rule_is_added_and_a_wrong_one_says_what_is_wrong(store_dir):
     """Nothing is written then."""
-    page = chosen("a new rule")
+    page = chosen("New rule")
     assert "Give the rule a name" in page.error[0].value
     page.text_input(key="rule-name-new").input("no spaces allowed").run()
     assert "made of letters, digits" in page.error[0].value
@@ -89,7 +89,7 @@ def test_where_another_file_is_obeyed_nothing_is_written_into_the_store(store_di
     monkeypatch.setenv("RLWATCH_CONFIG", str(own))
     page = rules_page()
     assert no_traceback(page)
-    assert any("which is obeyed: edit that file" in caption.value for caption in page.caption)
+    assert any("overrides the store's rules: edit that file" in caption.value for caption in page.caption)
     assert not [button for button in page.button if button.key == "rule-save"]
     assert not (store_dir / "rlwatch.toml").exists()
 
@@ -120,6 +120,6 @@ def test_a_viewer_changes_nothing_and_sends_nothing(store_dir, looks, monkeypatc
     looks("eve", "viewer")
     page = chosen("kl")
     page.button(key="rule-save").click().run()
-    assert "eve may look and not command" in page.code[0].value
+    assert "eve has read-only access" in page.code[0].value
     assert not (store_dir / "rlwatch.toml").exists()
     assert not [button for button in page.button if (button.key or "").startswith("try-")]

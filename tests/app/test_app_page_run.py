@@ -170,7 +170,7 @@ def test_the_axis_may_be_time_or_tokens(store_dir):
     assert panels(page)["reward/mean"]["lines"][0]["x"][-1] == pytest.approx(29)
     without = run_page(axis="tokens")
     assert board(without)["axis"] == "step"
-    assert "did not record tokens" in without.caption[0].value
+    assert "did not log tokens" in without.caption[0].value
 
 
 def test_a_log_axis_on_demand(store_dir):
@@ -312,7 +312,7 @@ def test_settings_and_the_last_words_of_a_failed_trainer_are_beside_the_charts(s
     failed = Event("exception", step=30, body={"error": "oom", "traceback": "Traceback: CUDA out of memory"})
     write_run(store_dir, state=RunState.CRASHED, events=[failed])
     page = run_page()
-    assert "None recorded" in html(page)
+    assert "No settings logged" in html(page)
     assert "Traceback: CUDA out of memory" in page.code[-1].value
 
 

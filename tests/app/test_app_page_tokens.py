@@ -179,7 +179,7 @@ def test_a_step_with_far_out_tokens_only(store_dir):
     write_spikes(store_dir, far=[5])
     page = tokens_page()
 
-    assert "Its gradient was not localised. 4 tokens were far out." in html(page)
+    assert "Its gradient was not localised. 4 tokens were outliers." in html(page)
     assert len(rows(page, "far-out")) == 4
 
 
@@ -211,7 +211,7 @@ def test_a_step_nobody_recorded(store_dir):
     page = tokens_page(step=4)
 
     assert no_traceback(page)
-    assert "Nothing is recorded about the tokens of this step." in html(page)
+    assert "No token data for this step." in html(page)
     assert len(rows(page, "token-steps")) == 1
 
 
@@ -268,7 +268,7 @@ def test_thousands_of_batches_are_a_bounded_list(store_dir):
     assert len(rows(page, "token-steps")) == LISTED
     assert "older" in captions(page)
     older = tokens_page(step=3)
-    assert "2 tokens were far out" in html(older)
+    assert "2 tokens were outliers" in html(older)
     assert len(rows(older, "far-out")) == 2
 
 
@@ -303,7 +303,7 @@ def test_the_runs_page_names_the_tokens_that_did_it(store_dir):
     page = run_page()
 
     assert no_traceback(page)
-    assert "Tokens that did it" in html(page)
+    assert "Culprit tokens" in html(page)
     assert "step 9" in html(page)
     assert "and 2 more" in html(page)
     assert page.button(key="tokens")
@@ -314,7 +314,7 @@ def test_the_runs_page_is_silent_where_nothing_was_localised(store_dir):
     write_spikes(store_dir, far=[5])
     page = run_page()
 
-    assert "Tokens that did it" not in html(page)
+    assert "Culprit tokens" not in html(page)
 
 
 def test_a_finding_of_a_localised_step_leads_to_its_tokens(store_dir):

@@ -26,7 +26,7 @@ def test_a_paused_run_says_where_who_why_and_until_when():
     """Not that it is silent."""
     pause = pause_of(LIVE, [done("pause", 360)], NOW)
     assert pause_words(pause, NOW) == (
-        "paused at step 480 by ann@lab: look at the samples; goes on by itself in 54\u202fmin"
+        "paused at step 480 by ann@lab: look at the samples; resumes by itself in 54\u202fmin"
     )
     health = judge(LIVE, WELL, NOW, Pace(5.0), pause)
     assert (health.word, health.needs_you) == (Word.PAUSED, False)

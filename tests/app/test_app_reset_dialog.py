@@ -152,5 +152,5 @@ def test_a_viewer_may_look_and_not_send(store_dir, store, looks):
     page.session_state[commands.COMMAND_PENDING] = ("run-1", "save-checkpoint", "key")
     page.run().button(key="send").click().run()
     assert no_traceback(page)
-    assert "eve may look and not command" in page.code[0].value
+    assert "eve has read-only access" in page.code[0].value
     assert store.commands("run-1") == []

@@ -39,8 +39,8 @@ def said(row):
         ({"status": CommandStatus.DONE, "finished_step": 4816}, "done at step 4\u202f816", "✓"),
         ({"status": CommandStatus.REJECTED, "finished_step": 9}, "rejected at step 9", "✕"),
         ({"status": CommandStatus.REJECTED}, "rejected", "✕"),
-        ({"status": CommandStatus.EXPIRED}, "expired: nobody claimed it", "✕"),
-        ({"expires_at": NOW - 1}, "expired: nobody claimed it", "✕"),
+        ({"status": CommandStatus.EXPIRED}, "expired: no trainer took it", "✕"),
+        ({"expires_at": NOW - 1}, "expired: no trainer took it", "✕"),
     ],
 )
 def test_every_state_of_a_command_has_words_and_a_shape(more, status, shape):
@@ -65,7 +65,7 @@ def test_a_finding_row_opens_its_evidence():
     assert row.cells[4]["lines"] == [
         ["entropy", "0.1"],
         ["ratio", "NaN"],
-        ["times its threshold", "4"],
+        ["threshold ratio", "4"],
         ["metric", "policy/entropy"],
     ]
     assert len(row.cells) == len(run_history.FINDING_COLUMNS)

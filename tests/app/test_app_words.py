@@ -48,7 +48,7 @@ def test_the_ending_of_a_silence():
 def test_the_last_alarm_is_remembered_when_all_is_well():
     """With its span."""
     assert health.last_alarm_words([alert(state=AlertState.RESOLVED, resolved_step=40)]) == (
-        "entropy collapse from step 12, over at step 40"
+        "entropy collapse from step 12, resolved at step 40"
     )
     assert (
         health.last_alarm_words([]) == health.last_alarm_words([alert(state=AlertState.RESOLVED, fired_at=None)]) == ""

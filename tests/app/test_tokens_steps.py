@@ -41,7 +41,7 @@ def test_newest_first_with_norm_cause_culprits_and_the_worst():
 
     assert rows[0] == ["4\u202f766", "12.3", "1.9", "layer", "1", "85%", "complete to 0.02%", ""]
     assert [row[0] for row in rows] == ["4\u202f766", "11", "10"]
-    assert rows[1] == ["11", "", "", "far-out tokens", "", "", "", "4"]
+    assert rows[1] == ["11", "", "", "outlier tokens", "", "", "", "4"]
 
 
 def test_a_step_localised_and_far_out_is_one_entry():
@@ -116,7 +116,7 @@ def test_the_filter_keeps_the_chosen_causes():
     """None chosen: all."""
     known = listed(Spiked(1), Spiked(2, cause="layer"), far=[far_out(3)])
 
-    assert [entry.step for entry in matching(known, ["layer", "far-out tokens"])] == [3, 2]
+    assert [entry.step for entry in matching(known, ["layer", "outlier tokens"])] == [3, 2]
     assert matching(known, []) == known
 
 

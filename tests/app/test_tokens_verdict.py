@@ -89,7 +89,7 @@ def test_distributions_are_bands_over_the_steps(store_dir):
     assert (set(ratio["lines"][0]["low"]), max(ratio["lines"][0]["high"])) == ({0.5}, 40)
     assert entropy["bad"] == [[7, "NaN", "mean"]]
     assert "Distributions were not recorded" in html(page)
-    assert "level tokens" in html(tokens_page("run-2"))
+    assert "level=&#x27;tokens&#x27;" in html(tokens_page("run-2"))
 
 
 def test_recorded_distributions_are_maps_with_quantiles(store_dir):

@@ -65,7 +65,7 @@ def test_far_out_tokens_only():
     """Nothing is claimed about the gradient."""
     (entry,) = entries([], [], [far_out(5, 4)])
 
-    assert token_steps.finding(entry, []) == ["Its gradient was not localised. 4 tokens were far out."]
+    assert token_steps.finding(entry, []) == ["Its gradient was not localised. 4 tokens were outliers."]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def far_out(step, count=4, attempt=1, reason=FAR_OUT):
 
 
 def write_spikes(where, spiked=(), far=(), *, run_id="run-1", **more):
-    """A run whose steps were localised, and others with far-out tokens only."""
+    """A run whose steps were localised, and others with outlier tokens only."""
     items = [item for one in spiked for item in (one.event(), *one.batches())]
     write_run(where, run_id, events=[*items, *(far_out(step) for step in far)], **more)
 

@@ -80,7 +80,7 @@ def test_an_alert_of_a_live_run_is_taken_on_in_the_browser(train, app, page, sto
     page.get_by_role("link", name="acknowledge").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text(re.compile(f"browser / {trainer.name}.*critical.*NaN or infinity"))
-    dialog.get_by_label("What you do about it").fill("rolled back")
+    dialog.get_by_label("What are you doing about it?").fill("rolled back")
     dialog.get_by_role("button", name="Acknowledge").click()
     expect(page.get_by_text("1 incident firing, 1 acknowledged")).to_be_visible()
     expect(page.get_by_text("acknowledged", exact=True)).to_be_visible()

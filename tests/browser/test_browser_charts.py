@@ -105,7 +105,7 @@ def test_a_metric_is_searched_for_and_pinned_for_the_next_run_of_the_project(sha
     for run in ("first", "second"):
         write(shared_store, run, metrics={f"mine/odd{i}": float(i) for i in range(20)})
     page.goto(f"{shared_app}/run?run=first")
-    page.get_by_placeholder("Find a metric").fill("odd13")
+    page.get_by_placeholder("Search metrics").fill("odd13")
     page.keyboard.press("Enter")
     expect(page.locator("h3").first).to_have_text("1 of 22 metrics match")
     page.get_by_role("button", name="Pin mine/odd13").click()

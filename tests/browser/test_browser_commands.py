@@ -47,7 +47,7 @@ def test_live_training_is_paused_lowered_resumed_and_stopped(train, app, page, s
     expect(page.get_by_role("button", name="Resume…")).to_be_visible()
 
     dialog = choose(page, "Lower learning rate…")
-    expect(dialog).to_contain_text("the learning rate is")
+    expect(dialog).to_contain_text("current learning rate:")
     dialog.get_by_role("button", name="Send").click()
     expect(page.get_by_text(re.compile(r"learning rate 0.0005 -> 0.00015")).first).to_be_visible()
     stood = {command.finished_step for command in store.commands(trainer.run_id)}

@@ -82,7 +82,7 @@ def test_a_post_mortem_is_one_file_with_the_cause(shared_app, page, swept):
     """From the page of a run that died; the same as `rlwatch report`."""
     page.goto(f"{shared_app}/run?run=sweep-3")
     expect(page.locator(".rl-verdict")).to_contain_text("Collapsed at step 220")
-    page.get_by_text("Why, and what to do in order").click()
+    page.get_by_text("Causes and actions").click()
     with page.expect_download() as saved:
         page.get_by_role("button", name="Report").click()
     report = saved.value.path().read_text(encoding="utf-8")

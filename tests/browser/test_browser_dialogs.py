@@ -55,7 +55,7 @@ def popover(page, app, name):
 def remedies(page, app, _):
     """The drawer of a run with all of its folds open."""
     opened(page, f"{app}/run?run=ill")
-    for fold in ("Why, and what to do in order", "Settings", "Where it comes from"):
+    for fold in ("Causes and actions", "Settings", "Environment"):
         page.locator(".st-key-drawer summary", has_text=fold).click()
     return page.locator(".st-key-drawer")
 
@@ -88,7 +88,7 @@ def rule(page, app, name):
         except NotInTime:
             continue
         break
-    page.get_by_role("button", name="Try it").click()
+    page.get_by_role("button", name="Test", exact=True).click()
     expect(page.get_by_text(re.compile("would have|Would have"))).to_be_visible()
     return page.get_by_test_id("stMain")
 

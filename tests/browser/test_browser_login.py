@@ -219,7 +219,7 @@ def test_a_person_logs_in_by_the_form_and_leaves(dashboard, browser):
     page.goto(f"{dashboard.url}/run?run=r")
     page.get_by_label("Token").fill("wrong")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("not a token")
+    expect(page.get_by_role("alert")).to_contain_text("Wrong token")
     page.get_by_label("Token").fill(dashboard.links["viewer"])
     page.get_by_label("Your name").fill("Émile <b>Noether</b>")
     page.get_by_role("button", name="Log in").click()

@@ -49,7 +49,7 @@ def test_who_is_on_a_list_comes_in_under_their_own_name(dashboard, train, browse
     page.get_by_role("link", name=trainer.name).click()
     expect(page.locator(".rl-who")).to_contain_text("ann@example.org · operator")
     dialog = choose(page, "Save checkpoint…")
-    expect(dialog).to_contain_text("In the name of ann@example.org (operator)")
+    expect(dialog).to_contain_text("Signed in as ann@example.org (operator)")
     dialog.get_by_role("button", name="Send").click()
     expect(dialog).to_be_hidden()
     assert [c.requested_by for c in open_store(dashboard.store).commands(trainer.run_id)] == ["ann@example.org"]
@@ -67,12 +67,12 @@ def test_who_is_on_a_list_comes_in_under_their_own_name(dashboard, train, browse
 def test_nobody_else_comes_in(dashboard, provider, browser):
     """An address on no list, one that the provider does not vouch for, a token that somebody else signed."""
     stranger = arrive(browser, dashboard, "eve@elsewhere.org")
-    expect(stranger.get_by_role("alert")).to_contain_text("eve@elsewhere.org is not on the list")
+    expect(stranger.get_by_role("alert")).to_contain_text("eve@elsewhere.org has no access")
     expect(stranger.get_by_label("Token")).to_be_visible()
 
     provider.claims = {"email_verified": False}
     unproven = arrive(browser, dashboard, "ann@example.org")
-    expect(unproven.get_by_role("alert")).to_contain_text("an address that the provider vouches for is not on the list")
+    expect(unproven.get_by_role("alert")).to_contain_text("user without a verified e-mail address has no access")
 
     provider.claims, provider.forged = {}, True
     forged = arrive(browser, dashboard, "ann@example.org")

@@ -88,8 +88,8 @@ def test_a_kind_that_nobody_knows_is_named_by_its_name():
         ("entropy_collapse", "entropy collapse"),
         ("nonfinite", "NaN or infinity"),
         ("kl_saturation", "KL to the reference saturated"),
-        ("mismatch_blind", "a mismatch that KL does not see"),
-        ("k3_bias", "k3 is biased here"),
+        ("mismatch_blind", "mismatch invisible to KL"),
+        ("k3_bias", "k3 estimator is biased"),
     ],
 )
 def test_a_title_within_a_sentence_keeps_its_abbreviations(name: str, label: str):

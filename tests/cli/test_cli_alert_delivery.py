@@ -58,7 +58,7 @@ def test_a_trial_message_arrives_and_the_answer_is_reported(inbox: Inbox, invoke
     assert "HTTP 200" in result.stdout
     assert (payload["event"], payload["alert"]["kind"]) == ("test", "trial")
     assert payload["message_id"] in result.stdout
-    assert "nothing is wrong" in payload["text"]
+    assert "this channel works" in payload["text"]
 
 
 def test_a_trial_is_signed_as_alerts_are(invoke: Invoke):
@@ -122,11 +122,11 @@ def test_retrying_all_sends_what_was_given_up_under_the_same_id(runs: Path, inbo
     """And nothing else; then there is no more."""
     result = invoke("alerts", "retry", "--all", "--store", runs)
 
-    assert "1 to be sent again: 1 delivered" in result.stdout
+    assert "1 queued for retry: 1 delivered" in result.stdout
     assert [payload["message_id"] for payload in inbox.received] == ["dead-0123"]
     assert _statuses(runs)["dead-0123"] is OutboxStatus.SENT
-    assert invoke("alerts", "dead", "--store", runs).stdout.strip() == "no message was given up"
-    assert "0 to be sent again" in invoke("alerts", "retry", "--all", "--store", runs).stdout
+    assert invoke("alerts", "dead", "--store", runs).stdout.strip() == "no undelivered messages"
+    assert "0 queued for retry" in invoke("alerts", "retry", "--all", "--store", runs).stdout
 
 
 def test_one_message_can_be_named_also_one_that_waits(runs: Path, inbox: Inbox, invoke: Invoke):

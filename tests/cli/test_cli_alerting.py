@@ -57,7 +57,7 @@ def test_the_second_to_acknowledge_learns_who_was_first(place: Path, invoke: Inv
     invoke("alerts", "ack", "aa10", "--by", "ann", "--store", place)
 
     assert (
-        "acknowledged by ann, who had it already"
+        "acknowledged by ann, previously acknowledged"
         in invoke("alerts", "ack", "aa10", "--by", "bob", "--store", place).stdout
     )
 
@@ -99,7 +99,7 @@ def test_a_silence_is_kept_listed_and_ended(place: Path, store: Store, invoke: I
     assert re.search(r"run seed1, kind kl_drift, label team=rl .* 2\u202fh +ann +new data", listed)
 
     ended = invoke("alerts", "unsilence", kept.silence_id[:4], "--store", place)
-    assert "is told again" in ended.stdout
+    assert "no longer silenced" in ended.stdout
     assert invoke("alerts", "silences", "--store", place).stdout.strip() == "no silences"
     [old] = strict(invoke("alerts", "silences", "--over", "--format", "json", "--store", place).stdout)
     assert (old["over"], old["kind"]) == (True, "kl_drift")
@@ -129,7 +129,10 @@ def test_a_silence_may_end_at_a_time(place: Path, store: Store, invoke: Invoke) 
         (["--all", "--why", "x", "--for", "2 hours"], "'2 hours' is no duration; give numbers with m, h, d or w"),
         (["--all", "--why", "x", "--for", "0h"], "lasts more than nothing and at most a year, got 0 s"),
         (["--all", "--why", "x", "--for", "99w"], "at most a year"),
-        (["--all", "--why", "x", "--until", "soon"], "--until 'soon' is no time; give one as in 2026-12-24T18:00"),
+        (
+            ["--all", "--why", "x", "--until", "soon"],
+            "--until 'soon' is not a time; give local time as in 2026-12-24T18:00",
+        ),
         (["--all", "--why", "x", "--until", "2020-01-01"], "--until 2020-01-01 is in the past"),
         (["--all", "--for", "2h"], "a silence needs who and why"),
         (["--label", "team", "--for", "2h", "--why", "x"], "--label 'team' is not KEY=VALUE"),
@@ -179,7 +182,7 @@ def test_incidents_are_one_row_each(place: Path, store: Store, invoke: Invoke) -
     rows = strict(invoke("alerts", "incidents", "--format", "json", "--store", place).stdout)
 
     assert "kl_drift is bad" in text
-    assert "1 run that only fell silent or crashed left out" in text
+    assert "1 run that only stopped reporting or crashed hidden" in text
     [row] = rows
     assert (row["incident"], row["state"], len(row["alerts"]), row["delivery"][0]["channel"]) == (
         "aa10",

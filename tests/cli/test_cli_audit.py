@@ -55,5 +55,5 @@ def test_the_shell_filters_it(store, tmp_path):
     found = json.loads(shell("--by", "cid", "--act", "note", "--format", "json").output)
     assert [(entry["by"], entry["text"]) for entry in found] == [("cid", "the judge was down")]
     assert "set-kl-coef" in shell("one").output
-    assert shell("--since", "1h").output.strip() == "nobody did anything"
+    assert shell("--since", "1h").output.strip() == "no recorded acts"
     assert shell("--since", "soon").exit_code != 0

@@ -147,7 +147,7 @@ def test_a_command_nobody_claims_expires_with_exit_code_4(runs: Path, invoke: In
     result = invoke("command", "seed1", "reset-reference", "--expires", "1", "--wait", "30", "--store", runs)
 
     assert result.exit_code == 4
-    assert "expired: no trainer claimed it in time" in result.stdout
+    assert "expired: no trainer took the command in time" in result.stdout
 
 
 def test_an_answer_that_does_not_come_is_no_success(runs: Path, invoke: Invoke) -> None:

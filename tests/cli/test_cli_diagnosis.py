@@ -60,7 +60,7 @@ def test_where_no_cause_can_be_named_it_says_so(capsys):
     print_diagnosis(diagnose([found("reward_drop", 90)], measured=["reward/mean"]))
     text = capsys.readouterr().out
 
-    assert "no cause can be named" in text
+    assert "cause unknown" in text
     assert "Not measured: trainer-engine mismatch" in text
     assert "What to do" not in text
 

@@ -144,7 +144,7 @@ def test_rules_init_never_overwrites(tmp_path: Path, invoke: Invoke) -> None:
     result = invoke("rules", "init", tmp_path / "mine.toml")
 
     assert result.exit_code == 2
-    assert "exists already" in result.stderr
+    assert "already exists" in result.stderr
     assert (tmp_path / "mine.toml").read_text() == "# mine"
 
 
@@ -262,7 +262,7 @@ def test_beyond_loopback_without_tls_is_warned_of(
         "https://gpu.example.org/rl",
     )
 
-    assert "plain HTTP beyond this machine" in plain.stderr
+    assert "plain HTTP on a network" in plain.stderr
     assert "docs/dashboard.md" in plain.stderr
     assert "ssh -L" in plain.stderr
     assert (proxied.exit_code, proxied.stderr) == (0, "")

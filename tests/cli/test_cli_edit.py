@@ -95,7 +95,7 @@ def test_a_purge_says_first_and_spares_what_is_fresh(invoke: Invoke, store) -> N
     invoke("edit", "s1", "--delete", "--by", "bob")
 
     assert "1 deleted run left" in invoke("purge", "--yes").stdout
-    assert "would go: s1" in invoke("purge", "--grace", "0m").stdout
+    assert "to remove: s1" in invoke("purge", "--grace", "0m").stdout
     assert listed(invoke, "--deleted") == {"s1"}
     assert "removed: s1" in invoke("purge", "s1", "--grace", "0m", "--yes", "--by", "cy").stdout
     assert listed(invoke, "--deleted") == set()

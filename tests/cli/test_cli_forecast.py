@@ -60,7 +60,7 @@ def test_scan_says_why_there_is_no_forecast(tmp_path: Path, invoke: Invoke) -> N
     text = invoke("scan", _log(tmp_path / "short.log", [-1, -1, -1]), "--all").stdout
 
     assert "forecast: highest" not in text
-    assert "not judged: forecast: no forecast because there were 3 steps" in text
+    assert "check skipped: forecast: no forecast because there were 3 steps" in text
 
 
 def test_a_watched_log_keeps_its_forecasts(alarming: Path, tmp_path: Path, invoke: Invoke) -> None:

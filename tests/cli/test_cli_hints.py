@@ -24,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("scan trian.log", "did you mean train.log?"),
         ("scan train.log --as trl-consol", "did you mean trl-console or"),
-        ("scan train.log --source tlr", "no names of a trainer 'tlr' are known; did you mean trl?"),
+        ("scan train.log --source tlr", "unknown trainer 'tlr'; did you mean trl?"),
         ("show sede3", "did you mean seed3?"),
         ("runs --project math-lr", "no runs in project 'math-lr'; did you mean math-rl?"),
         ("command seed3 lower_lr", "did you mean lower-lr?"),
@@ -55,8 +55,8 @@ def test_what_is_no_mistake_is_not_asked_about(place: Path, invoke: Invoke, comm
     ("command", "said"),
     [
         ("show seed3 --store nowhere", "the store sqlite://"),
-        ("report gone.log", "(and no file or directory is called 'gone.log')"),
-        ("diff seed3 gone.log", "(and no file or directory is called 'gone.log')"),
+        ("report gone.log", "(and there is no file or directory 'gone.log')"),
+        ("diff seed3 gone.log", "(and there is no file or directory 'gone.log')"),
         ("report seed3 -o gone/post-mortem.html", "there is no directory gone"),
         ("export history seed3 gone/history.csv", "there is no directory gone"),
         ("export tensorboard seed3 train.log", "train.log is a file"),

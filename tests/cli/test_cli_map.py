@@ -110,7 +110,7 @@ def test_a_reward_that_is_not_read_is_suggested():
     names = ["attack_reward", "defend_reward", "loss"]
 
     assert reading_lines(names, "")[1] == (
-        "no name is read as the reward; if one is it, say so: --map reward=attack_reward (or defend_reward)"
+        "no metric is recognised as the reward; map one with --map reward=attack_reward (or defend_reward)"
     )
     assert not any("--map" in line for line in reading_lines([*names, "reward"], ""))
 
@@ -121,9 +121,9 @@ def test_which_name_took_which_role_is_told_with_the_reason():
 
     assert told == {
         "reward": ("reward/mean", "a trainer's name for it"),
-        "acc": ("", "gives way to reward, which is closer to reward/mean"),
-        "maze_len": ("", "not known, so nothing judges it"),
-        "kl_coef": ("", "a setting"),
+        "acc": ("", "superseded by reward, a closer match for reward/mean"),
+        "maze_len": ("", "unknown, not used"),
+        "kl_coef": ("", "setting"),
     }
 
 

@@ -27,7 +27,7 @@ def test_names_are_read_as_a_log_of_the_trainer_would_be(invoke: Invoke):
         "name": "actor/entropy", "metric": "policy/entropy", "how": "the same quantity, in runs of verl", "known": True
     }  # fmt: skip
     assert seen["known"]
-    assert seen["how"] == "seen, not judged: speed, which tells nothing of learning"
+    assert seen["how"] == "recognised, not used: speed"
     assert not unknown["known"]
     assert "close to it: actor/entropy" in unknown["how"]
     assert told.exit_code == 1

@@ -119,12 +119,12 @@ def test_the_command_shows_what_would_have_been_sent(log: Path, invoke: Invoke) 
     result = invoke("rules", "test", log, "--config", rules)
 
     assert result.exit_code == 0
-    assert "they are made up from the steps, from 12:00 UTC on" in result.stdout
+    assert "times are derived from the steps, starting at 12:00 UTC" in result.stdout
     assert [line.split() for line in result.stdout.splitlines() if "nonfinite" in line] == [
         ["100", "01-01", "13:39", "firing", "critical", "nonfinite", "webhook"],
         ["111", "01-01", "13:50", "resolved", "critical", "nonfinite", "webhook"],
     ]
-    assert "2 told, 0 kept back" in result.stdout
+    assert "2 sent, 0 suppressed" in result.stdout
 
 
 def test_the_command_gives_it_as_strict_json(log: Path, invoke: Invoke) -> None:
@@ -140,7 +140,7 @@ def test_a_healthy_log_sends_nothing_and_a_bad_one_is_refused(tmp_path: Path, in
     fine = tmp_path / "fine.jsonl"
     fine.write_text("\n".join(json.dumps({"step": s, "data": {"grad_norm": 1.0 + s % 3}}) for s in range(60)))
 
-    assert "nothing would have been sent" in invoke("rules", "test", fine).stdout
+    assert "no alerts would have been sent" in invoke("rules", "test", fine).stdout
     assert invoke("rules", "test", tmp_path / "none.jsonl").exit_code == 2
 
 
@@ -174,7 +174,7 @@ escalate_severity = "critical"
     shown = invoke("rules", "test", file).stdout
 
     assert "repeats every 60 min; after 30 min or 100 steps critical, oncall" in shown
-    assert "one message for alerts that begin together: by project, waiting 30 s for each other" in shown
+    assert "alerts grouped by project, waiting 30 s for each other" in shown
     assert "quiet from 22:00 to 07:00 Europe/Berlin on sat, sun for less than critical" in shown
     assert "while nonfinite is critical, kept back up to warning: kl_drift" in shown
 
@@ -194,6 +194,6 @@ def test_actions_are_checked_and_shown_and_a_log_says_what_it_cannot_judge(
     shown, tried = invoke("rules", "test", fine), invoke("rules", "test", log, "--config", fine)
     told = " ".join(shown.stdout.split())
     assert "action 'slow': tries out lower-lr scale=0.3 upon reward_drop (warning or worse), at most 1 in a run" in told
-    assert "not judged by a log: run_silent, run_crashed, action 'slow'" in " ".join(tried.stdout.split())
+    assert "not tested on a log: run_silent, run_crashed, action 'slow'" in " ".join(tried.stdout.split())
     assert invoke("rules", "test", odd).exit_code == 1
     assert [invoke("rules", "test", *args).exit_code for args in ((wrong,), (log, "--config", wrong))] == [2, 2]

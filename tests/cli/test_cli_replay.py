@@ -81,7 +81,7 @@ def test_figures_that_come_out_again_are_code_0(recorded: tuple[Path, Path, Path
     document = strict(invoke("replay", path, "--model", before, "--format", "json").stdout)
 
     assert result.exit_code == 0, result.output
-    assert "parameters those of the recording" in result.stdout
+    assert "parameters same as the recording" in result.stdout
     assert "contribution of token 14 (micro-batch 0, row 1, position 3)" in result.stdout
     assert "all figures agree" in result.stdout
     assert (document["step"], document["agrees"], document["same_parameters"]) == (1200, True, True)
@@ -96,7 +96,7 @@ def test_figures_of_other_parameters_are_code_1(recorded: tuple[Path, Path, Path
     result = invoke("replay", path, "--model", after)
 
     assert result.exit_code == 1
-    assert "parameters NOT those of the recording" in result.stdout
+    assert "parameters DIFFERENT from the recording" in result.stdout
     assert "differs" in result.stdout
     assert result.stdout.splitlines()[-1] == "figures differ"
 

@@ -64,7 +64,7 @@ def test_a_log_needs_no_store(invoke: Invoke, tmp_path: Path) -> None:
     result = invoke("report", log, "-o", tmp_path / "r.html")
 
     assert result.exit_code == 0, result.output
-    assert "Nothing was found" in (tmp_path / "r.html").read_text()
+    assert "No warning or critical findings" in (tmp_path / "r.html").read_text()
 
 
 def test_an_unknown_run_is_one_line(store: Path, invoke: Invoke) -> None:

@@ -54,7 +54,7 @@ def test_of_many_unknown_names_a_few_are_shown(tmp_path: Path, invoke: Invoke) -
     log = tmp_path / "wide.csv"
     log.write_text("\n".join([",".join(["step", "reward", *names]), *(f"{i}" + ",1" * 17 for i in range(9))]) + "\n")
 
-    (line,) = [line for line in invoke("scan", "-v", log).stdout.splitlines() if line.startswith("not known")]
+    (line,) = [line for line in invoke("scan", "-v", log).stdout.splitlines() if line.startswith("unknown metrics")]
 
     assert line.endswith("odd_10, odd_11 and 4 more")
 
@@ -101,7 +101,7 @@ def test_what_is_known_and_not_judged_is_counted_by_reason(tmp_path: Path, invok
 
     result, report = invoke("scan", "-v", log), json.loads(invoke("scan", log, "--format", "json").stdout)
 
-    assert "known and not judged: 3 speed, which tells nothing of learning" in result.stdout
+    assert "3 metrics recognised but not used: speed" in result.stdout
     assert (report["unknown"], sorted(report["unjudged"])) == ([], ["perf/mfu/actor", "timing_s/gen", "timing_s/ref"])
     assert report["verdict"]["missing"] == ["entropy", "KL", "length"]
     assert report["verdict"]["judged"]
@@ -117,7 +117,7 @@ def test_a_healthy_log_exits_0_and_says_so(healthy_log: Path, invoke: Invoke) ->
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("not judged ")]
     assert line.startswith("not judged  no length, ")
     for flag in ("-v", "--verbose", "--all"):
-        assert "not judged: mismatch_growth: needs " in invoke("scan", healthy_log, flag).stdout
+        assert "check skipped: mismatch_growth: needs " in invoke("scan", healthy_log, flag).stdout
 
 
 def test_the_answer_is_fifteen_lines_of_eighty_columns_and_says_nothing_twice(
@@ -155,7 +155,7 @@ def test_a_table_with_names_of_its_own_is_read_by_their_words(tmp_path: Path, in
 
     assert "80 steps, 3 known metrics" in said
     assert "GradientNorm as optim/grad_norm" in said
-    assert "not known, so nothing judges them: clipped, fmt" in said
+    assert "unknown metrics, not used: clipped, fmt" in said
     assert told["unknown"] == ["clipped", "fmt"]
     assert told["guessed"]["avg_reward"] == "reward/mean"
     assert "grad_rise" in {alarm["kind"] for alarm in told["alarms"]}
@@ -169,7 +169,7 @@ def test_a_critical_alarm_exits_1_and_is_named_first(broken_log: Path, invoke: I
     assert result.stdout.startswith("Collapsed at step 61: values became non-finite")
     assert result.stdout.index("most likely: ") < result.stdout.index("What to do") < result.stdout.index("Findings")
     assert "Findings" in result.stdout
-    assert "Alarms" in result.stdout
+    assert "Alerts (would have been sent)" in result.stdout
 
 
 def test_the_json_object_has_all_its_parts(broken_log: Path, invoke: Invoke) -> None:
@@ -401,6 +401,6 @@ def test_each_way_of_reading_says_what_names_were_taken_for(command: str, tmp_pa
     told = invoke(command, log, *more[command])
     lines = (told.stderr if command == "import" else told.stdout).splitlines()
 
-    assert "read as: reward as reward/mean; by their words: resp_len as len/mean" in lines
-    assert "not known, so nothing judges them: H" in lines
+    assert "read as: reward as reward/mean; guessed: resp_len as len/mean" in lines
+    assert "unknown metrics, not used: H" in lines
     assert command != "import" or told.stdout == "own\n"

@@ -50,7 +50,7 @@ def test_a_directory_stands_for_its_logs(folder: Path, invoke: Invoke) -> None:
         "broken": 70,
         "out": 80,
     }
-    assert told.stderr.count("left out: ") == 1
+    assert told.stderr.count("skipped: ") == 1
     assert "notes.log: no known format" in told.stderr
     assert told.exit_code == 1
 

@@ -140,7 +140,7 @@ def test_a_source_that_is_nothing_is_refused(tmp_path: Path, invoke: Invoke) -> 
     result = invoke("watch", "trian.log", "--once", "--store", tmp_path / "runs")
 
     assert result.exit_code == 2
-    assert "no file or directory is called 'trian.log'" in result.stderr
+    assert "there is no file or directory 'trian.log'" in result.stderr
 
 
 class Steps:

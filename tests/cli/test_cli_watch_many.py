@@ -257,7 +257,7 @@ def test_the_summary_counts_logs_by_what_they_do(logs: Path, clock: ManualClock,
     fleet.end("done")
 
     assert none == "0 logs: none yet"
-    assert told == "4 logs: 2 live, 1 silent, 1 not readable; last heard: b/train.log"
+    assert told == "4 logs: 2 live, 1 silent, 1 not readable; last seen: b/train.log"
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -314,7 +314,7 @@ def test_a_log_made_to_hurt_ends_no_other(logs: Path, invoke: Invoke) -> None:
 
     assert found.exit_code == 0
     assert "3 runs of 6 logs" in found.stdout
-    assert "deep.jsonl: left out: 1 x a JSON line that is nested too deeply" in found.stdout
+    assert "deep.jsonl: skipped: 1 x a JSON line that is nested too deeply" in found.stdout
     assert [line.split(": ")[0] for line in told] == [
         "many.csv",
         "line end\N{REPLACEMENT CHARACTER}[31m.log",
@@ -459,6 +459,6 @@ def test_what_names_were_read_as_is_said_once_for_logs_alike(tmp_path: Path, inv
     told = invoke("watch", directory, "--once", "--store", tmp_path / "runs").stdout.splitlines()
 
     assert [line for line in told if "read" in line or "known" in line] == [
-        "a.jsonl: read as: reward as reward/mean; by their words: avg_kl as policy/kl_ref",
-        "c.jsonl: not known, so nothing judges them: H",
+        "a.jsonl: read as: reward as reward/mean; guessed: avg_kl as policy/kl_ref",
+        "c.jsonl: unknown metrics, not used: H",
     ]

@@ -56,9 +56,7 @@ def test_the_runs_of_a_store_are_learnt_from_too(invoke: Invoke, tmp_path: Path)
     assert not (tmp_path / "m.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "told"), [((), "there are no runs to learn from"), (("nothing.parquet",), "nothing.parquet")]
-)
+@pytest.mark.parametrize(("given", "told"), [((), "no runs to train on"), (("nothing.parquet",), "nothing.parquet")])
 def test_what_cannot_be_trained_on_is_said(invoke: Invoke, given: tuple[str, ...], told: str) -> None:
     """One clear error."""
     result = invoke("forecast", "train", *given)

@@ -68,7 +68,7 @@ def test_silent_groups_stand_in_for_a_falling_reward():
 
     critical = firsts(EntropyCollapse(), rows)[Severity.CRITICAL]
 
-    assert "no gradient leads back" in critical.message
+    assert "no gradient restores it" in critical.message
     assert critical.evidence["silent_share"] > 0.9
 
 

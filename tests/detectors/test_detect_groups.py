@@ -25,8 +25,8 @@ def groups(silent, right):
     ("right", "side", "severity", "words"),
     [
         (0.9, "easy", "info", "the data have become too easy"),
-        (0.1, "hard", "warning", "the data are too hard, or the policy has lost what it could"),
-        (0.5, "mixed", "warning", "few prompts are left in between"),
+        (0.1, "hard", "warning", "the data are too hard, or the policy got worse"),
+        (0.5, "mixed", "warning", "few prompts are in between"),
     ],
 )
 def test_groups_that_agree_are_split_into_too_easy_and_too_hard(right, side, severity, words):
@@ -60,7 +60,7 @@ def test_the_two_sides_add_up_where_only_they_are_logged():
 
     assert set(alarms(ZeroVariance(), exact(sides, length=160))) == {"warning"}
     few = alarms(ZeroVariance(), exact({"reward/effective_groups": then(60.0, 10.0, AT)}, length=160))["warning"]
-    assert few.message == "only 10 groups have rewards that differ, 60 at the start"
+    assert few.message == "only 10 groups have reward variance, 60 at the start"
     assert few.metric == "reward/effective_groups"
 
 

@@ -35,7 +35,7 @@ def test_a_surge_that_does_not_pay_is_a_warning(every, curves):
     assert {f.severity for f in said} == {Severity.WARNING}
     assert 215 <= said[0].step <= 240 + 8 * every
     assert 195 <= said[0].onset_step <= 220 + every
-    assert "while reward went nowhere" in said[0].message
+    assert "while reward stalled" in said[0].message
 
 
 @pytest.mark.parametrize(

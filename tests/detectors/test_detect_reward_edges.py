@@ -282,7 +282,7 @@ def test_the_numbers_of_silence():
     assert finding.evidence["grad_ratio"] == 0.01
     assert (finding.evidence["reward"], finding.evidence["reward_start"]) == (0.5, 0.5)
     assert finding.score == pytest.approx(finding.evidence["silent_share"] / 0.75, rel=1e-5)
-    assert "reward stands at 0.5, gradient norm 0.01" in finding.message
+    assert "reward 0.5, gradient norm 0.01" in finding.message
 
 
 @pytest.mark.parametrize(("norm", "said"), [(0.9e-7, "critical"), (1.1e-7, None)])
@@ -338,7 +338,7 @@ def test_endless_answers_are_said_after_eight_steps_and_critical_after_thirty():
     assert found["warning"].score == pytest.approx(1 / 0.95)
     assert found["warning"].message == (
         "100% of responses are cut at the length limit (mean length 512 tokens), 20% at the start"
-        " while reward went nowhere: 0.5"
+        " while reward stalled: 0.5"
     )
 
 

@@ -163,7 +163,7 @@ def test_two_unrelated_doubts_are_a_hint_and_no_more():
 
     assert set(found) == {"info"}
     assert found["info"].evidence["sure"] == "hint"
-    assert "(a hint, no more)" in found["info"].message
+    assert "(only a hint)" in found["info"].message
 
 
 @pytest.mark.parametrize(

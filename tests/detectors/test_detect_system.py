@@ -98,7 +98,7 @@ def test_steps_of_many_times_the_usual_are_told_at_the_third():
 
     assert set(found) == {"warning"}
     assert (found["warning"].step, found["warning"].onset_step) == (32, 30)
-    assert found["warning"].message == "a step takes 400 s, usually 20 s: the run hardly moves"
+    assert found["warning"].message == "a step takes 400 s, usually 20 s: the run has nearly stopped"
 
 
 @pytest.mark.parametrize("curve", [then(20.0, 250.0, 30), lambda s: 900.0 if s % 10 < 2 else 20.0, always(math.nan)])

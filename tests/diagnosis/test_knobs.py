@@ -254,7 +254,7 @@ def test_the_greater_change_comes_first_and_two_alike_make_neither_sure():
     assert "learning_rate" in kinds[1:]
     assert greater.causes[0].sure is Sureness.STRONG
     assert alike.causes[0].sure is Sureness.PLAUSIBLE
-    assert "but there is also" in alike.causes[0].why
+    assert "other candidate" in alike.causes[0].why
 
 
 def test_old_weights_explain_an_engine_that_is_far():

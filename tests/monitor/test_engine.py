@@ -190,7 +190,7 @@ def test_a_detector_that_raises_is_left_out_and_the_others_go_on(caplog):
 
     assert {finding.kind for finding in findings} == {"nonfinite"}
     assert [part.reason for part in monitor.not_run() if part.name == Breaks.name] == [
-        "failed at step 0 (ZeroDivisionError: no entropy at 0) and was left out"
+        "failed at step 0 (ZeroDivisionError: no entropy at 0) and was disabled"
     ]
     assert len([message for message in caplog.messages if "no entropy" in message]) == 1
 

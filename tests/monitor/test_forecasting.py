@@ -58,8 +58,8 @@ def test_an_alarm_is_a_warning_in_plain_words():
     [finding] = outcome.findings
     assert (finding.kind, finding.detector, finding.severity) == ("crash_forecast", "forecast", Severity.WARNING)
     assert finding.message == (
-        "a failure is likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps; "
-        "most of it is from mismatch/k3 (42 %), policy/entropy (17 %)"
+        "failure likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps; "
+        "main drivers: mismatch/k3 (42 %), policy/entropy (17 %)"
     )
     assert (finding.step, finding.onset_step, finding.seq, finding.metric) == (1, 1, 2, "mismatch/k3")
     assert finding.score == pytest.approx(1.44)
@@ -114,7 +114,7 @@ def test_every_limit_has_words(limit):
 
 def test_words_claim_no_more_than_the_numbers():
     """A raised chance is not called likely; what is unknown is left out."""
-    assert words(Forecast(1, p50=0.31)) == "the chance of a failure within 50 steps is raised (p = 0.31)"
+    assert words(Forecast(1, p50=0.31)) == "failure risk within 50 steps raised (p = 0.31)"
     assert words(Forecast(1)) == "a failure may begin soon"
     assert "in about" not in words(Forecast(1, p50=0.6, limit="reward"))
 

@@ -25,13 +25,13 @@ def test_the_whole_reads_like_this():
         "entropy fell from 0.31 to 0.02",
         "Since: step 398, fired 2025-06-15 15:06 UTC",
         "Evidence: entropy = 0.02, baseline = 0.31, below = NaN",
-        "Means: Entropy collapse: the policy hardly explores any more",
+        "Meaning: Entropy collapse: the policy hardly explores any more",
         "Most likely cause (strong): Train-inference mismatch: the mismatch grew from step 301; entropy fell from 398",
-        "Began before it: mismatch_growth since step 301",
-        "Do 1: Clip-Higher: raise the upper clip ('epsilon_high' 0.28)",
-        "Do 2: Lower rate: halve the learning rate",
+        "Earlier alerts: mismatch_growth since step 301",
+        "Action 1: Clip-Higher: raise the upper clip ('epsilon_high' 0.28)",
+        "Action 2: Lower rate: halve the learning rate",
         "Also: kl_drift (warning)",
-        "Told because: it held for 10 steps",
+        "Reason: it held for 10 steps",
         "Dashboard: http://host:8501/run?run=run-1",
         "Message m-0123456789",
     ]
@@ -43,8 +43,8 @@ def test_what_is_over_needs_no_advice():
     text = chat_text(over.payload, over.message_id)
 
     assert text.startswith("[resolved CRITICAL]")
-    assert "over at step 431" in text
-    assert "Do 1" not in text
+    assert "resolved at step 431" in text
+    assert "Action 1" not in text
 
 
 @pytest.mark.parametrize("limit", [60, 150, 300, 800, 2000])

@@ -53,8 +53,8 @@ def test_the_mail_says_what_a_person_needs_under_a_subject_that_sorts():
     for needed in (
         "Since: step 398",
         "Evidence: ",
-        "Means: Entropy collapse",
-        "Do 1: ",
+        "Meaning: Entropy collapse",
+        "Action 1: ",
         "http://host:8501/run?run=run-1",
     ):
         assert needed in text

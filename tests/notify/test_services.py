@@ -41,7 +41,7 @@ def test_what_a_person_needs_is_in_the_message(kind: str):
 
     for needed in ("math/seed3", "step 412", "entropy_collapse", "Since: step 398", "m-0123456789"):
         assert needed in text
-    for wanted in ("Evidence: entropy = 0.02", "Means: ", "Do 1: ", "http://host:8501/run?run=run-1"):
+    for wanted in ("Evidence: entropy = 0.02", "Meaning: ", "Action 1: ", "http://host:8501/run?run=run-1"):
         assert wanted in text
 
 

@@ -96,7 +96,7 @@ def test_an_empty_run_has_a_report(store):
     facts = facts_of_run(store, "r0", now=NOW)
 
     assert facts.charts == ()
-    assert "Nothing was found" in html(facts)
+    assert "No warning or critical findings" in html(facts)
 
 
 def test_a_run_of_nothing_but_nan_has_a_report(store):

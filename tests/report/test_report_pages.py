@@ -108,7 +108,7 @@ def test_every_part_is_there():
         "What to do",
         "Timeline",
         "Charts",
-        "Tokens that did it",
+        "Culprit tokens",
         "Findings",
         "Alerts",
         "Commands",
@@ -155,15 +155,15 @@ def test_a_healthy_run_has_a_short_report():
     """Nothing to explain, nothing to do."""
     page = html(Facts(title="ok", status="finished", charts=(chart(),)))
 
-    assert "Nothing was found that needs an explanation." in page
+    assert "No warning or critical findings." in page
     assert "What to do" not in page
     assert "<svg" in page
 
 
 def test_an_empty_run_is_a_page_too():
     """Not one step."""
-    assert "Nothing was found" in html(Facts(title="", status="running"))
-    assert "Nothing was found" in markdown(Facts(title="", status="running"))
+    assert "No warning or critical findings" in html(Facts(title="", status="running"))
+    assert "No warning or critical findings" in markdown(Facts(title="", status="running"))
 
 
 def test_a_guess_gives_no_orders():
@@ -171,8 +171,8 @@ def test_a_guess_gives_no_orders():
     said = diagnose([FOUND[2]], measured=["reward/mean"])
     page = html(facts(diagnosis=said))
 
-    assert "No cause is sure enough to act on" in page
-    assert "no cause can be named" in page.lower()
+    assert "No cause is certain enough to act on" in page
+    assert "cause unknown" in page.lower()
 
 
 def test_advice_that_was_withheld_is_named():

@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_collapses_fails_or_is_at_risk():
     assert verdict_of([found("never_learns", WARNING, 1)], STEPS, ending=GOES_ON).state is State.NOT_LEARNING
     assert verdict_of([], STEPS, ending=GOES_ON).text == "Healthy at step 240: no failure was found"
     assert verdict_of([SPIKE, SPIKE_OVER], STEPS, ending=GOES_ON).text == (
-        "Recovered: gradient spike from step 60, over at step 102"
+        "Recovered: gradient spike from step 60, resolved at step 102"
     )
 
 
@@ -91,7 +91,7 @@ def test_a_warning_that_is_over_asks_for_nothing():
     """Neither "no failure", nor a colour, nor a cause; one that stands is all three."""
     over = found("reward_drop", INFO, 150, Stage.RESOLVED, 180)
     past, stands = verdict_of([FALL, over], STEPS), verdict_of([FALL, over, DRIFT], STEPS)
-    assert past.text == "Healthy: no failure was found; over by now: the reward fell from step 150, over at step 180"
+    assert past.text == "Healthy: no failure was found; earlier: the reward fell from step 150, resolved at step 180"
     assert (past.state, past.level, past.urgency, past.exit_code) == (State.HEALTHY, WARNING, None, 0)
     assert stands.text.startswith("At risk since step 31: KL to the reference grew")
     assert stands.urgency is WARNING
@@ -153,7 +153,9 @@ def test_of_many_recoveries_the_newest_is_named():
 
     verdict = verdict_of(told, STEPS)
 
-    assert verdict.brief.startswith("Recovered: trainer and rollout engine drift apart from step 100, over at step 130")
+    assert verdict.brief.startswith(
+        "Recovered: trainer and rollout engine drift apart from step 100, resolved at step 130"
+    )
     assert verdict.brief.endswith(", and 2 more")
     assert len(verdict.brief) <= 120
 

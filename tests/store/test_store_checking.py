@@ -79,7 +79,7 @@ def test_a_place_on_the_disk_that_went_bad_is_found_by_sqlite(tmp_path: Path):
 
     code, said = ran("check", "--store", url)
     assert (code, said.splitlines()[0].partition(":")[0]) == (1, "bad")
-    assert "1 with something wrong" in said
+    assert "1 damaged" in said
 
 
 @pytest.mark.parametrize(

@@ -110,4 +110,4 @@ def test_what_is_no_login_of_ours_is_left_alone(owner):
     with pytest.raises(StoreError, match="db sql roles"):
         logins.create(bare.server, "fine", ["math"], by="ann", now=1.0)
     refused = CliRunner().invoke(app, ["token", "list", "--store", "memory://x"])
-    assert "no store on PostgreSQL" in refused.output
+    assert "not a PostgreSQL store" in refused.output

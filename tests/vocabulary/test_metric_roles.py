@@ -155,7 +155,7 @@ def test_a_run_is_read_by_all_its_names_so_far():
 
 def test_a_part_of_the_reward_is_called_one_only_where_its_whole_is_read():
     """Else nobody judged anything of it."""
-    reason = "a part of the reward, whose whole is judged"
+    reason = "part of the reward"
 
     assert unjudged("reward_of_tests") == reason
     assert unjudged("reward_of_tests", whole=False) == ""
@@ -176,7 +176,7 @@ def test_an_accuracy_beside_a_loss_is_a_reward_only_where_there_is_a_policy():
 
     assert "reward/mean" not in known(pairs)
     assert canonicalise(dict.fromkeys(pairs, 0.5))[1] == {"loss/policy": "loss", "optim/lr": "lr"}
-    assert {each.name: each.why for each in taken(pairs)}["accuracy"].startswith("an accuracy beside a loss")
+    assert {each.name: each.why for each in taken(pairs)}["accuracy"].startswith("accuracy on labels")
     assert like_rewards(pairs) == ["accuracy"]
     for more in ("kl", "entropy", "response_length", "reward_std"):
         assert canonicalise(dict.fromkeys([*pairs, more], 0.5))[1]["reward/mean"] == "accuracy"

@@ -106,7 +106,7 @@ class ValueDivergence(BaseDetector):
             step,
             "value_divergence",
             severity,
-            f"{'; '.join(says)}: advantages made with this critic are mostly its errors",
+            f"{'; '.join(says)}: advantages from this critic are mostly its errors",
             onset=min(since, default=None),
             metric=LOSS if high else EXPLAINED,
             score=None if not high or loss is None else loss / (TIMES * max(self._lowest or 0.0, 1e-12)),

@@ -94,7 +94,7 @@ class DiversityDecay(BaseDetector):
     def _fewer_answers(self, step: ClosedStep) -> Finding:
         metric = next((name for name in ANSWERS if name in step.metrics), ANSWERS[0])
         now, start = self._answers.now or 0.0, self._answers.start or 0.0
-        what = f"{metric} is {number(now)}, {number(start)} at the start: groups agree more and more"
+        what = f"{metric} is {number(now)}, {number(start)} at the start: responses of a group become alike"
         return self._finding(step, what + self._reward.in_words(), metric, self._fewer, self._answers)
 
     def _finding(self, step: ClosedStep, what: str, metric: str, held: Hold, change: Change) -> Finding:

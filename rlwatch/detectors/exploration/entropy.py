@@ -163,7 +163,7 @@ class EntropyCollapse(EntropyDetector):
         reward = self._context.reward
         message = f"entropy fell from {number(start)} to {number(now)} nats/token over {span} steps{reward.in_words()}"
         if self._context.mute():
-            message += "; nearly all groups agree on one reward, so no gradient leads back"
+            message += "; nearly all groups have zero reward variance, so no gradient restores it"
         evidence = rounded(
             {
                 "entropy": now,

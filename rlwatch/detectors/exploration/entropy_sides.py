@@ -110,7 +110,7 @@ class EntropySides(BaseDetector):
             "entropy_negative",
             Severity.WARNING if self._unpaid.lasted(3) else Severity.INFO,
             f"entropy of tokens of negative advantage grew from {number(began)} to {number(now)} nats/token, "
-            f"{share:.0%} of the growth of both sides{self._reward.in_words()}: explosions begin so",
+            f"{share:.0%} of the growth of both sides{self._reward.in_words()}: a typical onset of an explosion",
             onset=self._grown.since,
             metric=NEGATIVE,
             score=now / (GROWN * began),

@@ -1,4 +1,4 @@
-"""A mismatch that KL does not see: the mean is flat and tiny while the tail grows or the reward falls."""
+"""Mismatch invisible to KL: the mean is flat and tiny while the tail grows or the reward falls."""
 
 from __future__ import annotations
 

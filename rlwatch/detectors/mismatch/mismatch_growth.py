@@ -246,7 +246,7 @@ class MismatchLevel(BaseDetector):
         worst = max(beyond, key=lambda band: (band.always, band.score))
         levels = {band.limit.metric: band.level for band in beyond}
         shown = ", ".join(
-            f"{band.limit.metric} {number(band.level or 0.0)} (others alarm at {number(band.limit.floor)})"
+            f"{band.limit.metric} {number(band.level or 0.0)} (alarm level elsewhere: {number(band.limit.floor)})"
             for band in sorted(beyond, key=lambda band: band is not worst)[:3]
         )
         how = "which it was not when the run began"

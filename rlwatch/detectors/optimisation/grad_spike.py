@@ -122,7 +122,7 @@ class GradSpike(BaseDetector):
             step,
             "grad_spike",
             Severity.WARNING,
-            f"the gradient norm spikes again and again: {len(spikes)} times in {WITHIN} steps, up to {number(largest)} "
+            f"repeated gradient spikes: {len(spikes)} in {WITHIN} steps, up to {number(largest)} "
             "times its recent upper range",
             onset=spikes[0][0],
             metric="optim/grad_norm",

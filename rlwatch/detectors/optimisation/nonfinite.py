@@ -30,9 +30,8 @@ SAYS = {
     "everything": "nearly everything is broken at once: the weights have most likely become NaN at an earlier update",
     "old_pass": "the old policy's log-probs are the first to break while the policy's own are finite: look at the pass "
     "that computes them (the rollout's or old policy's pass), its precision, padding and weights",
-    "chance": "all of it is finite when the step is run again: hardware, a kernel or a race, and no weights that were "
-    "broken before",
-    "unknown": "too little is logged to say where they began",
+    "chance": "everything is finite when the step is recomputed: hardware, a kernel or a race, not the weights",
+    "unknown": "too few metrics are logged to locate the origin",
 }
 
 

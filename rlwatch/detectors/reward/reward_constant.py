@@ -239,7 +239,7 @@ class RewardConstant(BaseDetector):
             step,
             "never_learns",
             Severity.WARNING,
-            f"nothing gained in {step.step - unmoved.since} steps: the reward stands at {number(now)}, where it began",
+            f"no reward gain in {step.step - unmoved.since} steps: reward {number(now)}, as at the start",
             onset=unmoved.since,
             metric="reward/mean",
             evidence=rounded({"reward": now, "gained at most, deviations": unmoved.gained, "silent_share": silent}),
@@ -248,12 +248,12 @@ class RewardConstant(BaseDetector):
     def _never(self, step: ClosedStep, value: float) -> Finding:
         barren, silent = self._barren, self._barren.silent
         now = value if barren.level is None else barren.level
-        groups = "" if silent is None else f"; {silent:.0%} of the samples are in groups that agree"
+        groups = "" if silent is None else f"; zero-variance groups: {silent:.0%} of the samples"
         return self.finding(
             step,
             "never_learns",
             Severity.WARNING,
-            f"nothing learnt in {step.step - barren.since} steps: reward {number(now)}, and it never rose{groups}",
+            f"no learning in {step.step - barren.since} steps: reward {number(now)} never rose{groups}",
             onset=barren.since,
             metric="reward/mean",
             score=barren.rows / BARREN_ROWS,

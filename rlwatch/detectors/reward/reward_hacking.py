@@ -177,7 +177,7 @@ class Signs:
             if score.fell:
                 yield Sign(f"the held-out score {name} fell from {score.best:.3g} to {score.now:.3g}", STRONG, name)
             elif score.stalls:
-                yield Sign(f"the held-out score {name} gains nothing ({score.now:.3g})", WEAK, name)
+                yield Sign(f"the held-out score {name} does not improve ({score.now:.3g})", WEAK, name)
 
 
 class HeldOut:
@@ -303,7 +303,7 @@ class RewardHacking(BaseDetector):
         strongest = signs[0].weight
         likely = strongest >= STRONG or (weight >= MUCH and strongest >= MODERATE)
         sure = "likely" if likely else "hint"
-        how = "likely" if likely else "a hint, no more"
+        how = "likely" if likely else "only a hint"
         reward = self._reward
         return self.finding(
             step,

@@ -108,9 +108,9 @@ class ZeroVariance(BaseDetector):
     def _finding(self, step: ClosedStep, now: float | None, began: float | None) -> Finding:
         groups, groups_began = self._groups.get(), self._groups_base.get()
         if now is not None:
-            what = f"{now:.0%} of the samples are in groups whose rewards agree, {began or 0.0:.0%} at the start"
+            what = f"{now:.0%} of the samples are in zero-variance groups, {began or 0.0:.0%} at the start"
         else:
-            what = f"only {groups or 0.0:.0f} groups have rewards that differ, {groups_began or 0.0:.0f} at the start"
+            what = f"only {groups or 0.0:.0f} groups have reward variance, {groups_began or 0.0:.0f} at the start"
         metric = "reward/zero_std_frac" if now is not None else "reward/effective_groups"
         return self.finding(
             step,
@@ -128,9 +128,9 @@ class ZeroVariance(BaseDetector):
 
 
 SAYS = {
-    "easy": "; most of them are all right: the data have become too easy",
-    "hard": "; most of them are all wrong: the data are too hard, or the policy has lost what it could",
-    "mixed": "; some all right, some all wrong: few prompts are left in between",
+    "easy": "; most are all correct: the data have become too easy",
+    "hard": "; most are all wrong: the data are too hard, or the policy got worse",
+    "mixed": "; some are all correct, some all wrong: few prompts are in between",
     "unknown": "",
 }
 
@@ -230,14 +230,14 @@ class NoSignal(BaseDetector):
     def _finding(self, step: ClosedStep, severity: Severity) -> Finding:
         context = self._context
         share, norm, reward = context.silent, context.grad, context.reward.now
-        what = "the gradient is zero" if share is None else f"{share:.0%} of the samples are in groups that agree"
+        what = "the gradient is zero" if share is None else f"zero-variance groups: {share:.0%} of the samples"
         message = f"no learning signal: {what}"
         if reward is not None:
-            message += f", reward stands at {number(reward)}"
+            message += f", reward {number(reward)}"
         if norm is not None and share is not None:
             message += f", gradient norm {number(norm)}"
         if severity is Severity.INFO:
-            message += "; the reward is good, so the data may simply be solved"
+            message += "; the reward is high, so the data may be solved"
         return self.finding(
             step,
             "no_signal",

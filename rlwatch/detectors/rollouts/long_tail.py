@@ -74,8 +74,8 @@ SAYS = {
     "len/bubble": "most generation slots idle while the longest response is finished",
     "len/gini": "a few responses hold most of the tokens",
     "partial/frac": "many responses are carried over from earlier iterations",
-    "partial/retention_mean": "responses are carried over again and again",
-    "partial/retention_max": "one response is carried over again and again",
+    "partial/retention_mean": "responses are carried over repeatedly",
+    "partial/retention_max": "one response is carried over repeatedly",
     "len/budget_used": "much of the iteration's token budget is not used",
     "time/rollout_idle": "the rollout engines wait",
 }

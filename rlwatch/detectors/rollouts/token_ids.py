@@ -26,7 +26,7 @@ LIMITS = {
 }
 SAYS = {
     "retokenisation_drift": "ids that are decoded and encoded again differ from the sampled ones ({metric} {level}): "
-    "wherever text is re-encoded on its way into training, tokens are trained on that nobody sampled",
+    "wherever text is re-encoded on its way into training, training uses tokens that were never sampled",
     "prefix_break": "the prompt of a turn no longer begins with the ids of the turn before ({metric} {level}): the "
     "history is rendered or encoded anew, so earlier tokens are not those that were sampled",
 }
