@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
 from enum import Enum
-from math import copysign, nan
+from math import copysign
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -106,18 +106,17 @@ def decoded(kind: type[_T], values: Mapping[str, Any]) -> _T:
     >>> decoded(AuditEntry, {"entry_id": "e1", "at": 5.0, "by": "ann", "act": "note", "text": "x", "mood": 1}).extra
     {'mood': 1}
     """
-    return made(kind, read(kind, values))
+    return made(kind, read(kind, dict(values)))
 
 
-def read(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``kind`` of plain values: each as its field has it, under ``extra`` those of no field."""
+def read(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Make arguments of ``kind`` of plain values, in place: each as its field has it, under ``extra`` those of none."""
     plan = plan_of(kind)
-    given = dict(values)
     for name, convert in plan.converts:
         if name in given:
             given[name] = convert(given[name])
     if not plan.known.issuperset(given):
-        given[EXTRA] = {name: given.pop(name) for name in values if name not in plan.known}
+        given[EXTRA] = {name: given.pop(name) for name in list(given) if name not in plan.known}
     return given
 
 
@@ -145,7 +144,7 @@ def enriched(record: _T, rest: Mapping[str, Any]) -> _T:
     """``record`` with what :func:`beyond` took from it."""
     if not rest:
         return record
-    given = read(type(record), rest)
+    given = read(type(record), dict(rest))
     if EXTRA in given and not isinstance(record, Wide):
         return wide(type(record))(**{**encoded(record), **given})
     if EXTRA in given:
@@ -218,7 +217,7 @@ def converter(hint: Any) -> _Convert | None:
         return lambda value: decoded(hint, value)
     if hint is bool:
         return bool
-    return _moment if hint is float else None
+    return None
 
 
 def _unless_none(convert: _Convert) -> _Convert:
@@ -236,8 +235,3 @@ def member_of(kind: type[Enum]) -> _Convert:
             return kind(value)
 
     return member
-
-
-def _moment(value: Any) -> Any:
-    """A NaN where there is none: SQLite keeps a NaN as NULL."""
-    return nan if value is None else value

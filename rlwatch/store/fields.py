@@ -111,6 +111,7 @@ class Table(Generic[_T]):
         self._writes: dict[Callable[[str], str], list[tuple[int, _Convert]]] = {}
         self._made = _maker(kind, self.fields, self._hints)
         self._moments = tuple(f for f, hint in zip(self.fields, self._hints, strict=True) if hint == float | None)
+        self._moments_of = frozenset(self._moments)
         self._outside = tuple(name for name in codec.plan_of(kind).names if name not in self.held)
 
     def select(self, which: str = "", *first: str) -> str:
@@ -176,8 +177,8 @@ class Table(Generic[_T]):
         """
         if rest:
             said = codec.read(self.kind, loads(rest))
-            over = {name: said.pop(name) for name in (*self._moments, codec.EXTRA) if name in said}
-            if over:
+            if codec.EXTRA in said or not self._moments_of.isdisjoint(said):
+                over = {name: said.pop(name) for name in (*self._moments, codec.EXTRA) if name in said}
                 unknown = over.pop(codec.EXTRA, _NOTHING)
                 return codec.enriched(self.record(row, **known, **said), {**unknown, **over})
             known |= said

@@ -70,7 +70,9 @@ def read_table(
     """Records of the table, ``which`` of them and in which order; ``known``: fields that lie elsewhere."""
     rows = db.execute(table.select(which), values).fetchall()
     extra = extra_of(db, table) if rows else {}
-    return [table.record(row, extra.get(key(row)) if extra else None, **known) for row in rows]
+    if not extra:
+        return [table.record(row, **known) for row in rows]
+    return [table.record(row, extra.get(key(row)), **known) for row in rows]
 
 
 def extra_of(db: sqlite3.Connection, table: Table[Any], after: int | None = None) -> Extra:
