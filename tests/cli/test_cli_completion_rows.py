@@ -102,7 +102,7 @@ def test_a_table_of_completions_says_how_many_more_fit(invoke, recorded):
     none = invoke("show", "r1", "--completions", "--from", "9999", "--store", recorded).stdout
 
     assert "3 of 240" in shown
-    assert "237 more fit" in shown
+    assert "237 more match" in shown
     assert "repeats itself" in shown
     assert "none of the 240" in none
 

@@ -41,7 +41,7 @@ def test_the_first_metric_its_step_and_its_evidence_come_first(invoke: Invoke, t
 
     assert result.exit_code == 1
     head, answer, *rest = result.stdout.splitlines()
-    assert head == "bad against good"
+    assert head == "bad vs good"
     assert answer.startswith("  optim/grad_norm diverged first, at step 17")
     assert "x noise. Then policy/entropy at step 1" in answer
     assert any(line.split()[:3] == ["lr", "3e-06", "1e-06"] for line in rest)
@@ -74,7 +74,7 @@ def test_two_logs_need_no_store(invoke: Invoke, tmp_path: Path):
     assert result.exit_code == same.exit_code == 0
     assert "None of 10 metrics diverged up to step 199" in result.stdout
     assert "All rows of" in same.stdout
-    assert same.stdout.startswith("a (1) against a (2)")
+    assert same.stdout.startswith("a (1) vs a (2)")
     assert not (tmp_path / "rlwatch-runs").exists()
 
 
