@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import sub
@@ -49,6 +50,10 @@ agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learnin
 FULL = 0.9
 """The same from which hardly anything is left to gain: of agreeing groups nearly all are right, however they answer."""
 
+RECENT_ROWS = 60
+"""Rows of the reward that are remembered one by one."""
+BEGINNINGS = 16
+"""Beginnings before which a level is remembered."""
 UNLIKE = 1.2
 """Times the deepest fall that the run has come back from, beyond which a fall is another one."""
 
@@ -94,7 +99,7 @@ class RewardWatch:
     def __init__(self) -> None:
         self._window = Window(rows=10, steps=LEVEL_STEPS)
         self._held = Window(rows=10, steps=LEVEL_STEPS, least=HELD_ROWS)
-        self._recent = Window(rows=60, steps=10**9, least=6)
+        self._recent = Window(rows=RECENT_ROWS, steps=10**9, least=6)
         self._levels = Window(rows=16, steps=10**9)
         self._base = Baseline(rows=8, steps=15)
         self._first: float | None = None
@@ -106,6 +111,8 @@ class RewardWatch:
         self._best: float | None = None
         self._fell: dict[tuple[float, float], bool] = {}
         """Answers as of the last row: many detectors ask the same."""
+        self._before: dict[int, float] = {}
+        """Step -> the level before it, of what began then and goes on."""
         self._deepest = self._survived = 0.0
         self._answers = Answers()
         self._spread = Window(rows=60, steps=10**9, least=1)
@@ -128,6 +135,7 @@ class RewardWatch:
         last = self._recent.last
         if last is not None and step <= last:
             self._deepest = self._survived = 0.0
+            self._before.clear()
         self._first = value if self._first is None else self._first
         self._low, self._high = min(self._low, value), max(self._high, value)
         self._answers.update(value)
@@ -287,6 +295,10 @@ class RewardWatch:
     def _range(self) -> float:
         return self._high - self._low
 
+    def near_full(self) -> bool:
+        """True near the top of the common 0..1 scale: with hardly anything left to gain, or risen to a solved task."""
+        return self.stands(FULL) or (self.stands(SOLVED) and self.risen())
+
     def taking_off(self) -> bool:
         """True if it gained a third of all the range it has covered within the last 25 rows, by more than noise.
 
@@ -307,6 +319,32 @@ class RewardWatch:
             rose = now is not None and start is not None and self._counts(now - start, 0.1, start, errors)
             self._rose[errors] = rose
         return rose
+
+    def pays(self, since: int) -> bool:
+        """True if what began at ``since`` is paid for: it is clearly above where it stood before, and has not fallen.
+
+        From a penalty to nothing is no pay: who says nothing any more is not punished. To be asked from the first rows
+        on: a level is remembered once it was asked for.
+        """
+        now, before = self.now, self._level_before(since)
+        if now is None or before is None or now <= VISIBLE * self._range or self.fallen():
+            return False
+        return self._counts(now - before, 0.1, before, LIKELY)
+
+    def _level_before(self, since: int) -> float | None:
+        """Level of ten rows, ``TAKE_OFF_ROWS`` before ``since``: a metric passes its limit in the midst of its rise."""
+        known = self._before.get(since)
+        if known is not None or self.start is None:
+            return known
+        at, values = self._recent.at, self._recent.values
+        until = bisect_left(at, since) - TAKE_OFF_ROWS
+        known = self.start
+        if until >= LEAST_BEFORE or len(values) == RECENT_ROWS:
+            known = median(values[max(until - 10, 0) : max(until, 10)])
+        while len(self._before) >= BEGINNINGS:
+            del self._before[next(iter(self._before))]
+        self._before[since] = known
+        return known
 
     def in_words(self) -> str:
         """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""
@@ -470,6 +508,13 @@ STIFF = 0.1
 """Range of the mean rewards of the last rows, over that of the first rows, below which every batch ends the same."""
 AGREE = 1e-6
 """Spread of rewards, relative to their size, below which a group agrees."""
+
+
+def kept_by_layer_clip(step: ClosedStep) -> float:
+    """Factor that layer-wise clipping left of the layer it scaled down most; 1 where it did not, or is not there."""
+    get = step.numbers.get
+    scale, clipped = get("optim/clip_scale_min"), get("optim/layers_clipped")
+    return 1.0 if scale is None or not clipped else min(max(scale, 0.0), 1.0)
 
 
 def silent_share(step: ClosedStep) -> float | None:

@@ -194,6 +194,8 @@ class RiseDetector(BaseDetector):
     factor: ClassVar[str] = ""
     baseline: ClassVar[float | Literal["start"] | None] = None
     follows_reward: ClassVar[bool] = False
+    paid_for: ClassVar[bool] = False
+    """True if it is a remark where the reward rose with it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -236,12 +238,13 @@ class RiseDetector(BaseDetector):
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
         """The finding in words and numbers."""
         reward = {"reward": self._reward.now} if self.follows_reward else {}
+        since = step.step if rise.since is None else rise.since
         return self.finding(
             step,
             self.kinds[0],
-            Severity.WARNING,
+            Severity.INFO if self.paid_for and self._reward.pays(since) else Severity.WARNING,
             self.message.format(**self.fields(rise)),
-            onset=rise.since,
+            onset=since,
             metric=rise.limit.metric,
             score=rise.score,
             baseline=rise.began if self.baseline == "start" else self.baseline,

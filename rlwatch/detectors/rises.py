@@ -248,7 +248,8 @@ class Repetition(RiseDetector):
     """Loops and repeated n-grams above the run's beginning; slime's rule for text (compresses more than tenfold).
 
     Long responses repeat more n-grams than short ones, so distinct-n has wide limits. A warning: looping responses
-    cost a run its reward, which is where it becomes critical.
+    cost a run its reward, which is where it becomes critical. A remark while the reward rises with it: some tasks want
+    the same again.
     """
 
     name = "repetition"
@@ -281,3 +282,4 @@ class Repetition(RiseDetector):
     )
     message = "{says} ({level}){reward}"
     follows_reward = True
+    paid_for = True

@@ -7,7 +7,8 @@ from exact_runs import alarms, always, exact, then, when, worst
 
 from rlwatch.detectors.exploration.entropy import EntropyCollapse, EntropyExplosion
 
-FALLEN, RISEN = then(1.0, 0.1, 20), then(0.5, 1.0, 20)
+FALLEN, RISEN = then(1.0, 0.1, 20), then(0.2, 0.6, 20)
+SOLVED, FULL = then(0.2, 0.8, 20), then(0.5, 1.0, 20)
 
 
 def fall(to, reward=None, *, of=1.0, length=60, **more):
@@ -30,10 +31,16 @@ def fall(to, reward=None, *, of=1.0, length=60, **more):
         (0.052, RISEN, None),
         (0.048, RISEN, "warning"),
         (0.001, RISEN, "warning"),
+        (0.048, SOLVED, "info"),
+        (0.019, SOLVED, "warning"),
+        (0.001, FULL, "info"),
     ],
 )
 def test_a_fall_of_entropy_is_judged_by_what_the_reward_did(to, reward, said):
-    """Alone 0.15 and 0.02 of the start, beside a fallen reward 0.4 and 0.2, paid for 0.05 and never critical."""
+    """Alone 0.15 and 0.02 of the start, beside a fallen reward 0.4 and 0.2, paid for 0.05 and never critical.
+
+    Of a solved task it is a remark: down to 0.02 from a reward of 0.7 on, and all of it where that is full.
+    """
     assert worst(EntropyCollapse(), fall(to, reward)) == said
 
 

@@ -183,13 +183,13 @@ def test_answers_that_run_into_the_limit_are_warned_of_then_confirmed(every):
     assert critical.evidence["clipped_start"] == pytest.approx(0.3)
 
 
-def test_longer_answers_that_pay_are_at_most_a_warning():
-    """The reward has risen by it."""
+def test_longer_answers_that_pay_are_a_remark():
+    """The reward rises with them."""
     rows = run(
         {"len/clipped": lambda s, n: min(0.3 + max(s - 80, 0) / 40, 1.0), "reward/mean": ramp(0.3, 0.8, 60, 120)}
     )
 
-    assert worst(LengthExplosion(), rows) is Severity.WARNING
+    assert worst(LengthExplosion(), rows) is Severity.INFO
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

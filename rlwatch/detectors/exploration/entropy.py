@@ -56,8 +56,12 @@ class EntropyDetector(BaseDetector):
         self.weigh(step, entropy, now, start)
         if not self._warned.lasted(3):
             return []
-        severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else Severity.WARNING
+        severity = Severity.CRITICAL if self._confirmed.lasted(3, 2) else self.mildest(now / start)
         return [self.report(step, now, start, severity)]
+
+    def mildest(self, ratio: float) -> Severity:  # noqa: ARG002
+        """Severity of what is not critical; ``ratio``: of entropy now over the start."""
+        return Severity.WARNING
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:  # noqa: ARG002
         """True if no hold is fed by this row, whatever the reward does: that is the dearer question."""
@@ -140,6 +144,15 @@ class EntropyCollapse(EntropyDetector):
         paid = not bad and (reward.risen() or reward.stands(FULL))
         self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
+
+    def mildest(self, ratio: float) -> Severity:
+        """A remark where the entropy bought a reward that is near its full value: so looks a solved task.
+
+        Where a fiftieth is left, only if hardly anything is left to gain.
+        """
+        reward = self._context.reward
+        bought = reward.near_full() if ratio >= CRITICAL else reward.stands(FULL)
+        return Severity.INFO if bought else Severity.WARNING
 
     def _corroborated(self) -> bool:
         """True if the reward fell, or hardly anything is learnt and no good reward says why."""

@@ -136,7 +136,7 @@ REMARK, WARN = 0.8, 0.9
 PASSED = 0.05
 """Share of the ceiling by which a reward above it has passed it."""
 SOLVED = 0.95
-"""Share of the best possible reward from which nothing is left to buy."""
+"""Share of the best reward of a batch from which nothing is left to buy."""
 
 
 class EntropyBudget(BaseDetector):
@@ -183,10 +183,16 @@ class EntropyBudget(BaseDetector):
         law = self._law.get() if spent >= REMARK else None
         binds = law is not None and law.binds and not self._passed(law)
         self._remarked.update(step.step, binds)
-        self._warned.update(step.step, binds and spent >= WARN and not fallen and not self._solved())
+        stalls = law is not None and not self._above(law) and not self._solved()
+        self._warned.update(step.step, binds and spent >= WARN and not fallen and stalls)
         if law is None or self._passed(law) or not self._remarked.lasted(3):
             return []
         return [self._finding(step, law, now, start)]
+
+    def _above(self, law: Law) -> bool:
+        """True if the reward is above the ceiling already, by as little as it may be."""
+        now = self._context.reward.now
+        return now is not None and now > law.ceiling
 
     def _passed(self, law: Law) -> bool:
         """True if the reward is clearly above the ceiling: the law has been proven wrong."""
@@ -194,13 +200,11 @@ class EntropyBudget(BaseDetector):
         return now is not None and now - law.ceiling > PASSED * abs(law.ceiling)
 
     def _solved(self) -> bool:
-        """True if the reward is at its top: that of the batches, or 1 on the common scale."""
+        """True if the reward is at its top: that of the batches, or near 1 on the common scale."""
         now, best = self._context.reward.now, self._best.get()
-        if now is None:
-            return False
-        if best is not None and best > 0.0 and now >= SOLVED * best:
+        if now is not None and best is not None and best > 0.0 and now >= SOLVED * best:
             return True
-        return SOLVED <= now <= 1.0
+        return self._context.reward.near_full()
 
     def _finding(self, step: ClosedStep, law: Law, now: float, start: float) -> Finding:
         arrival = self._law.arrival(now, (1.0 - WARN) * start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import RewardWatch, silent_share
+from rlwatch.detectors.context import RewardWatch, kept_by_layer_clip, silent_share
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Ranked, Window
 from rlwatch.wording import number
@@ -33,6 +33,7 @@ class GradSpike(BaseDetector):
     and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
     without a right answer has almost no gradient: later levels are compared with that of the take-off of its reward.
     If all groups agree again and again, the reference is the level of rows in which some differ.
+    A spike that layer-wise clipping brought back to the usual moved the weights no further, and is a remark.
     """
 
     name: ClassVar[str] = "grad_spike"
@@ -107,14 +108,15 @@ class GradSpike(BaseDetector):
 
     def _spiked(self, step: ClosedStep, norm: float, usual: float | None) -> list[Finding]:
         """A spike now (``usual`` is what it stands out from), or a habit of them, which goes on between two."""
-        factor = 0.0 if usual is None or usual <= NOTHING else norm / usual
+        left = norm * kept_by_layer_clip(step)
+        factor = 0.0 if usual is None or usual <= NOTHING else left / usual
         self._factors.update(step.step, factor)
         if self._factors.most > LARGE:
             known = zip(self._factors.at, self._factors.values, strict=True)
             recent = [(at, times) for at, times in known if times > LARGE]
             if len(recent) >= AGAIN:
                 return [self._habit(step, recent)]
-        return [] if usual is None else [self._spike(step, norm, usual)]
+        return [] if usual is None else [self._spike(step, norm, usual, left)]
 
     def _habit(self, step: ClosedStep, spikes: list[tuple[int, float]]) -> Finding:
         largest = max(factor for _, factor in spikes)
@@ -130,13 +132,15 @@ class GradSpike(BaseDetector):
             evidence=rounded({"spikes": len(spikes), "factor": largest}),
         )
 
-    def _spike(self, step: ClosedStep, norm: float, usual: float) -> Finding:
+    def _spike(self, step: ClosedStep, norm: float, usual: float, left: float) -> Finding:
+        """``left``: what layer-wise clipping left of it, a remark where that is no spike."""
+        held = left <= SPIKE * usual
         return self.finding(
             step,
             "grad_spike",
-            Severity.WARNING,
+            Severity.INFO if held else Severity.WARNING,
             f"gradient norm {number(norm)} is {number(norm / usual)} times its recent upper range ({number(usual)}): "
-            "a single spike so far",
+            + (f"layer-wise clipping left about {number(left)} of it" if held else "a single spike so far"),
             metric="optim/grad_norm",
             score=norm / (SPIKE * usual),
             baseline=usual,

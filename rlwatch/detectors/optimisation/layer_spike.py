@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
-from rlwatch.detectors.context import RewardWatch
+from rlwatch.detectors.context import RewardWatch, kept_by_layer_clip
 from rlwatch.layers import SPIKE_TIMES, WINDOW_ROWS, LayerHealth, LayerStep, SpikingLayer, layer_norms
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import ClosedStep, Finding, Severity
@@ -21,6 +21,7 @@ BROKEN = 0.35
 """By how much the mean correlation must fall below how the run began."""
 LASTED = 15
 """Rows for which it must have been so low: the window turns over slowly, so a chance low lasts."""
+ADVICE = "clipping layer by layer (LayerClip) would contain it, clipping the global norm scales every layer down"
 NAMED = 3
 """Layers a message names."""
 
@@ -66,13 +67,15 @@ class LayerSpike(BaseDetector):
         if not spiking or len(spiking) > max(1, FEW * now.layers):
             return None
         worst = spiking[0]
+        kept = kept_by_layer_clip(step)
+        held = kept < 1.0 and _held(worst, now, kept)
         return self.finding(
             step,
             "layer_spike",
-            Severity.WARNING,
+            Severity.INFO if held else Severity.WARNING,
             f"{_subject(spiking)} {number(worst.times)} times the usual relative to the other layers "
-            f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(now)}: clipping layer by layer "
-            "(LayerClip) would contain it, clipping the global norm scales every layer down",
+            f"({number(worst.norm)} instead of {number(worst.usual)}), {_global(now)}: "
+            + (f"layer-wise clipping left {number(worst.norm * kept)}" if held else ADVICE),
             metric="layers/rise",
             score=worst.times / SPIKE_TIMES,
             evidence={
@@ -118,6 +121,14 @@ def _subject(spiking: tuple[SpikingLayer, ...]) -> str:
         return f"the gradient norm of layer {names} is"
     more = f" and {len(spiking) - NAMED} more" if len(spiking) > NAMED else ""
     return f"the gradient norms of layers {names}{more} are up to"
+
+
+def _held(worst: SpikingLayer, now: LayerStep, kept: float) -> bool:
+    """True if what layer-wise clipping left is no spike, or a global norm that stood out looks usual by it."""
+    if worst.norm * kept <= SPIKE_TIMES * worst.usual:
+        return True
+    times = now.total_times
+    return times is not None and times >= USUAL >= times * kept
 
 
 def _global(now: LayerStep) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import RewardWatch
+from rlwatch.detectors.context import FULL, RewardWatch
 from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
@@ -69,8 +69,8 @@ NEARLY_ALL = 0.95
 RISE = 0.1
 """Rise over the run's beginning below which it has always been so."""
 MANY = 0.25
-"""Share cut at the limit, from few at the start, that is worth a warning while the reward still rises: what is cut
-cannot be right, and half of it comes soon after."""
+"""Share cut at the limit, from few at the start, that is worth a warning though the reward is above its start: what is
+cut is seldom right. Where the reward rises with the share, it is."""
 CUT_LONG = 30
 """Steps from which it is critical, unless the reward has risen by it."""
 
@@ -109,17 +109,23 @@ class LengthExplosion(BaseDetector):
         start = min(level, first)
         self._rise.update(step.step, share > (start + NEARLY_ALL) / 2.0)
         self._more.update(step.step, share >= MANY and odds(share) > FACTOR * odds(start))
-        self._many.update(step.step, now >= MANY and odds(now) > FACTOR * odds(start))
+        self._many.update(step.step, now >= max(MANY, start + RISE) and odds(now) > FACTOR * odds(start))
         self._full.update(step.step, now >= NEARLY_ALL and now - start >= RISE)
         full = self._full.lasted(3, 8)
         if not full and not self._many.lasted(ROWS, STEPS):
             return []
-        severe = self._full.lasted(5, CUT_LONG) and not self._reward.risen()
         since = [hold.since for hold in ((self._rise, self._full) if full else (self._more, self._many))]
-        onset = next((step for step in since if step is not None), None)
-        return [self._finding(step, now, start, Severity.CRITICAL if severe else Severity.WARNING, onset)]
+        onset = next((step for step in since if step is not None), step.step)
+        return [self._finding(step, now, start, self._severity(onset), onset)]
 
-    def _finding(self, step: ClosedStep, now: float, start: float, severity: Severity, onset: int | None) -> Finding:
+    def _severity(self, onset: int) -> Severity:
+        """Critical where nearly all have long been cut; a remark where the reward rose with it or to full."""
+        reward = self._reward
+        if not reward.risen():
+            return Severity.CRITICAL if self._full.lasted(5, CUT_LONG) else Severity.WARNING
+        return Severity.INFO if reward.pays(onset) or reward.stands(FULL) else Severity.WARNING
+
+    def _finding(self, step: ClosedStep, now: float, start: float, severity: Severity, onset: int) -> Finding:
         length = finite(step, "len/mean")
         mean = "" if length is None else f" (mean length {number(length)} tokens)"
         return self.finding(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import MEDIAN_ERROR
+from rlwatch.detectors.context import MEDIAN_ERROR, RewardWatch
 from rlwatch.detectors.rise import Limit, Rise, odds
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
@@ -17,8 +18,13 @@ CLAMP = 10.0
 """verl clamps k3 of a token here: beyond it the penalty has no gradient."""
 BEYOND = Limit("policy/kl_ref_saturated", 0.002, 5.0, odds)
 """Share of tokens beyond the clamp: 0.2 % of them add 0.02 nats/token to a clamped mean, as much as a usual KL."""
+MEANS = ("policy/kl_ref_k1", "policy/kl_ref", "policy/kl_ref_k3")
+PART = 0.25
+"""Part of the usual KL, by its smallest estimate, that clamped tokens must be to be more than a remark: where KL itself
+is large, 0.2 % of the tokens are its tail."""
 HALF = 5.0
 """A clamped mean from which at least half of the tokens must lie at the clamp, if the rest lies near 0."""
+MOST = 1e9
 NOTABLE = 0.05
 """Nats per token by which estimators must disagree."""
 APART, FAR_APART = 0.5, 2.0 / 3.0
@@ -61,7 +67,7 @@ class Pair:
         if values[0] is None or values[1] is None:
             return
         for rows, value in zip(self._rows, values, strict=True):
-            rows.update(step.step, min(max(value or 0.0, -1e9), 1e9))
+            rows.update(step.step, min(max(value or 0.0, -MOST), MOST))
         gap = self.get()
         self.out.update(step.step, gap is not None and gap.real)
 
@@ -94,13 +100,18 @@ class KLEstimator(BaseDetector):
         ("policy/kl_ref",),
     )
     reads: ClassVar[tuple[str, ...]] = ("policy/kl_ref_k3", "policy/kl_ref_saturated", "policy/kl_ref")
+    shares: ClassVar[tuple[str, ...]] = ("_reward",)
 
     def __init__(self) -> None:
         super().__init__()
+        self._reward = RewardWatch()
         self._restart()
 
     def _restart(self) -> None:
         self._beyond = Rise(BEYOND)
+        self._kl = Window(rows=60, steps=10**9)
+        self._usual: tuple[int, float] | None = None
+        """Beginning of what lies beyond the clamp, and KL before it."""
         self._clamped = Window(rows=10, steps=10)
         self._row_at_clamp = Hold(forgive=3)
         self._at_clamp = Hold(forgive=2)
@@ -119,6 +130,9 @@ class KLEstimator(BaseDetector):
         """Judge the clamp and both pairs."""
         self._beyond.update(step.step, finite(step, BEYOND.metric))
         self._watch_clamped_mean(step)
+        known = [abs(kl) for name in MEANS if (kl := finite(step, name)) is not None]
+        if known:
+            self._kl.update(step.step, min(*known, MOST))
         for pair in self._pairs:
             pair.update(step)
         biased = next((pair for pair in self._pairs if pair.out.lasted(3)), None)
@@ -135,6 +149,17 @@ class KLEstimator(BaseDetector):
         self._row_at_clamp.update(step.step, HALF <= kl <= CLAMP)
         self._at_clamp.update(step.step, level is not None and HALF <= level <= CLAMP)
 
+    def _matters(self, share: float, since: int | None) -> bool:
+        """True if what lies beyond the clamp is much beside KL before it, if known, and no reward paid for it."""
+        if since is None:
+            return True
+        if self._reward.pays(since):
+            return False
+        if self._usual is None or self._usual[0] != since:
+            before = self._kl.values[: bisect_left(self._kl.at, since)][-20:]
+            self._usual = since, median(before) if len(before) >= 3 else 0.0
+        return CLAMP * share >= PART * self._usual[1]
+
     def _clamp(self, step: ClosedStep) -> Finding | None:
         if self._beyond.lasted:
             share, since, metric = self._beyond.level or 0.0, self._beyond.since, BEYOND.metric
@@ -145,10 +170,11 @@ class KLEstimator(BaseDetector):
             known = f"the mean is {number(share * CLAMP)}, so about {share:.0%} of the tokens"
         else:
             return None
+        matters = metric != BEYOND.metric or self._matters(share, since)
         return self.finding(
             step,
             "k3_saturation",
-            Severity.WARNING,
+            Severity.WARNING if matters else Severity.INFO,
             f"KL to the reference is saturated: {known} lie beyond k3 = {CLAMP:g}, where verl clamps it and no "
             f"gradient pulls them back; clamped they are {number(CLAMP * share)} nats/token of the mean",
             onset=since,

@@ -24,8 +24,8 @@ LEAST = 6
 """Evaluations before anything is said."""
 SINCE = 4
 """Evaluations since the best one that make a gap: fewer are chance."""
-SURE = 3.0
-"""Deviations of one score that the gap must have: the best of many scores was lucky."""
+SURE = 2.0
+"""Deviations of one score that the gap to the second best must have; the best of many was lucky, whatever its gap."""
 VISIBLE = 0.01
 """Share of the best score below which a gap is nothing."""
 FLAT = 0.25
@@ -76,11 +76,12 @@ class Validation:
         return len(self._scores) >= LEAST
 
     def stalls(self) -> bool:
-        """True if it fell behind its best and does not rise: a gap of ``SINCE`` evaluations, and a flat slope."""
+        """True if it fell behind its second best and does not rise: ``SINCE`` evaluations ago, and no slope since."""
         now, best = self.now, self._best
         if not self.known or now is None or best is None or self._since < SINCE:
             return False
-        if best - now <= max(SURE * self._noise(), VISIBLE * abs(best)):
+        second = sorted(self._scores.values)[-2]
+        if second - now <= max(SURE * self._noise(), VISIBLE * abs(best)):
             return False
         return self._rise() <= FLAT * max(best - self._low, mad(self._scores.values))
 
@@ -321,8 +322,8 @@ HUGE = 20.0
 class KLReference(KLPlateau):
     """KL between policy and reference against its own earlier level; starts anew after a reset.
 
-    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token that the
-    reward has risen by is a remark.
+    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token of a run
+    whose reward is above its start is a remark, and up to two where the reward rose with it.
     """
 
     name: ClassVar[str] = "kl_reference"
@@ -358,7 +359,7 @@ class KLReference(KLPlateau):
         runaway = now > HEAVY and before > ESTABLISHED and grown and not self._gained
         self._confirmed.update(step.step, lost or runaway or (now > HUGE and not self._gained))
         if self._confirmed.lasted(8, 20) or self._warned.lasted(3):
-            return [self._drift(step, now, before, paid=now <= HEAVY and self._gained), *flat]
+            return [self._drift(step, now, before), *flat]
         # What has grown is not flat, however straight the line through it.
         return self._creep(step) or flat
 
@@ -410,7 +411,7 @@ class KLReference(KLPlateau):
         self._crept.update(
             step.step, now > most and before > ESTABLISHED and self._grown(self._slow, factor, now, before)
         )
-        return [self._drift(step, now, before)] if self._crept.lasted(3) else []
+        return [self._drift(step, now, before, slowly=True)] if self._crept.lasted(3) else []
 
     def _course(self, before: float, now: float) -> str:
         """Course of KL in words, with the sign of its estimate: k1 may be negative, and its size tells all the same."""
@@ -420,16 +421,23 @@ class KLReference(KLPlateau):
             f"the estimate of KL to the reference is negative, {number(-now)} nats/token; its size was {number(before)}"
         )
 
-    def _drift(self, step: ClosedStep, now: float, before: float, *, paid: bool = False) -> Finding:
-        """``paid``: the reward has risen with it, and it is not heavy yet: a remark."""
-        severity = Severity.INFO if paid else Severity.WARNING
-        severity = Severity.CRITICAL if self._confirmed.lasted(8, 20) else severity
+    def _severity(self, now: float, onset: int, *, slowly: bool) -> Severity:
+        """A remark where the reward is above its start and KL not heavy, or the reward rose with it."""
+        if self._confirmed.lasted(8, 20):
+            return Severity.CRITICAL
+        paid = not slowly and ((now <= HEAVY and self._gained) or (now <= UNPAID and self._context.reward.pays(onset)))
+        return Severity.INFO if paid else Severity.WARNING
+
+    def _drift(self, step: ClosedStep, now: float, before: float, *, slowly: bool = False) -> Finding:
+        """``slowly``: only the slow look tells."""
+        since = next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), step.step)
+        severity = self._severity(now, since, slowly=slowly)
         return self.finding(
             step,
             "kl_drift",
             severity,
             f"{self._course(before, now)}{self._context.reward.in_words()}",
-            onset=next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), None),
+            onset=since,
             metric="policy/kl_ref",
             score=now / max(FACTOR * before, DRIFT),
             baseline=before,
