@@ -34,7 +34,10 @@ def climb(low, high, start, end):
 SHAPES = {
     "repetition": (Repetition, {"text/repetition": climb(0.1, 0.7, 60, 100)}),
     "answers at the limit": (LengthExplosion, {"len/clipped": climb(0.05, 0.97, 60, 100)}),
-    "KL between one and two nats": (KLReference, {"policy/kl_ref": climb(0.2, 1.6, 60, 100)}),
+    "KL between one and two nats": (
+        KLReference,
+        {"policy/kl_ref": climb(0.2, 1.6, 60, 100), "policy/entropy": climb(2.2, 0.6, 60, 100)},
+    ),
 }
 BESIDE = {
     "rises with it": (climb(0.1, 0.6, 55, 105), "info"),
@@ -55,6 +58,14 @@ def test_only_a_reward_that_rises_with_it_pays_for_it(shape, beside, every):
     found = worst(make(), rows)
 
     assert found == said or (said == "warning" and found == "critical")
+
+
+@pytest.mark.parametrize("entropy", [{}, {"policy/entropy": always(0.4)}, {"policy/entropy": climb(1.0, 1.7, 60, 100)}])
+def test_a_policy_that_moves_away_without_growing_surer_is_told_though_the_reward_rises(entropy):
+    """It may have found out what its reward overlooks."""
+    curves = {"policy/kl_ref": climb(0.2, 1.6, 60, 100), "reward/mean": climb(0.1, 0.6, 55, 105)} | entropy
+
+    assert worst(KLReference(), exact(curves, length=160)) == "warning"
 
 
 def test_a_rise_from_a_penalty_to_nothing_pays_for_nothing():

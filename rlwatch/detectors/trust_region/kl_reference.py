@@ -6,6 +6,7 @@ In reading order: held-out scores, signs that speak against a reset, the flat ha
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -300,6 +301,9 @@ class KLPlateau(BaseDetector):
 
 DRIFT, HEAVY = 0.3, 1.0
 """Nats per token from which a rise is a drift, and from which it may be critical."""
+SHARPENS = 1.25
+"""KL gained over entropy spent up to which a policy only comes to prefer what its reference may say, too; one that
+learns to deceive its reward moves as far without."""
 UNPAID, UNPAID_FACTOR = 2.0, 1.3
 """Nats per token from which growth, however slow, is told though the reward has risen by it."""
 FACTOR = 3.0
@@ -323,13 +327,14 @@ class KLReference(KLPlateau):
     """KL between policy and reference against its own earlier level; starts anew after a reset.
 
     Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token of a run
-    whose reward is above its start is a remark, and up to two where the reward rose with it.
+    whose reward is above its start is a remark, and up to two where the reward rose as entropy was spent.
     """
 
     name: ClassVar[str] = "kl_reference"
 
     def _restart(self) -> None:
         super()._restart()
+        self._entropy = Window(rows=60, steps=10**9)
         self._slow = Window(rows=SLOW_ROWS, steps=2 * SLOW_ROWS, least=20)
         self._with_sign = Window(rows=10, steps=10)
         self._began = Baseline()
@@ -337,6 +342,13 @@ class KLReference(KLPlateau):
         self._warned = Hold(forgive=2)
         self._crept = Hold(forgive=2)
         self._confirmed = Hold(forgive=2)
+
+    def listen(self, step: ClosedStep) -> None:
+        """Follow entropy, too."""
+        super().listen(step)
+        entropy = finite(step, "policy/entropy")
+        if entropy is not None:
+            self._entropy.update(step.step, min(abs(entropy), MOST))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge growth and flatness."""
@@ -421,17 +433,25 @@ class KLReference(KLPlateau):
             f"the estimate of KL to the reference is negative, {number(-now)} nats/token; its size was {number(before)}"
         )
 
-    def _severity(self, now: float, onset: int, *, slowly: bool) -> Severity:
-        """A remark where the reward is above its start and KL not heavy, or the reward rose with it."""
+    def _severity(self, now: float, before: float, onset: int, *, slowly: bool) -> Severity:
+        """A remark where the reward is above its start and KL not heavy, or the reward rose as the policy sharpened."""
         if self._confirmed.lasted(8, 20):
             return Severity.CRITICAL
-        paid = not slowly and ((now <= HEAVY and self._gained) or (now <= UNPAID and self._context.reward.pays(onset)))
+        pays = self._context.reward.pays(onset)
+        sharper = now <= UNPAID and pays and now - before <= SHARPENS * self._entropy_spent(onset)
+        paid = not slowly and ((now <= HEAVY and self._gained) or sharper)
         return Severity.INFO if paid else Severity.WARNING
+
+    def _entropy_spent(self, onset: int) -> float:
+        """Entropy lost since the rows before ``onset``, nats per token; 0 where it is not known."""
+        rows = self._entropy
+        until = max(bisect_left(rows.at, onset), 1)
+        return median(rows.values[:until][-10:]) - median(rows.values[-10:]) if len(rows) >= rows.least else 0.0
 
     def _drift(self, step: ClosedStep, now: float, before: float, *, slowly: bool = False) -> Finding:
         """``slowly``: only the slow look tells."""
         since = next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), step.step)
-        severity = self._severity(now, since, slowly=slowly)
+        severity = self._severity(now, before, since, slowly=slowly)
         return self.finding(
             step,
             "kl_drift",
