@@ -337,7 +337,10 @@ class RewardWatch:
         if known is not None or self.start is None:
             return known
         at, values = self._recent.at, self._recent.values
-        until = bisect_left(at, since) - TAKE_OFF_ROWS
+        earlier = bisect_left(at, since)
+        if not earlier and self._before:
+            return self._before[min(self._before, key=lambda other: abs(other - since))]  # too long ago: the nearest
+        until = earlier - TAKE_OFF_ROWS
         known = self.start
         if until >= LEAST_BEFORE or len(values) == RECENT_ROWS:
             known = median(values[max(until - 10, 0) : max(until, 10)])
