@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from rlwatch.alerts.incidents import Docket, Standing
+from rlwatch.alerts.incidents import IncidentRecord, IncidentState
 from rlwatch.alerts.silencing import matchers
 from rlwatch.columns import ALERTS
 from rlwatch.errors import RLWatchError
@@ -26,11 +26,11 @@ HEARTBEATS = CHOICES[3]
 
 INCIDENT_COLUMNS = (
     *table.columns(ALERTS, severity="tight", state="tight", run_id="named", message="long", onset_step="tight"),
-    table.Column("symptoms", "long wide"),
-    table.Column("assignee", "tight wide"),
-    table.Column("delivery", "middling"),
+    table.TableColumn("symptoms", "long wide"),
+    table.TableColumn("assignee", "tight wide"),
+    table.TableColumn("delivery", "middling"),
     *table.columns(ALERTS, fired_at="right tight"),
-    table.Column("", "tight"),
+    table.TableColumn("", "tight"),
 )
 
 OPENS = "incident:"
@@ -45,7 +45,7 @@ DELIVERY_LOOK = {
 }
 
 
-def matching(dockets: Sequence[Docket], choice: str) -> list[Docket]:
+def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRecord]:
     """Incidents of one of :data:`CHOICES`."""
     if choice == HEARTBEATS:
         return [docket for docket in dockets if docket.incident.heartbeat]
@@ -57,12 +57,12 @@ def matching(dockets: Sequence[Docket], choice: str) -> list[Docket]:
     return found
 
 
-def headline(dockets: Sequence[Docket]) -> str:
+def headline(dockets: Sequence[IncidentRecord]) -> str:
     """``2 incidents firing, 1 acknowledged``."""
     firing = [docket for docket in dockets if docket.open and not docket.incident.heartbeat]
     if not firing:
         return "No firing incidents"
-    quiet = (Standing.ACKNOWLEDGED, Standing.SNOOZED, Standing.SILENCED)
+    quiet = (IncidentState.ACKNOWLEDGED, IncidentState.SNOOZED, IncidentState.SILENCED)
     counts = [(standing, sum(docket.standing is standing for docket in firing)) for standing in quiet]
     return ", ".join(
         [f"{fmt.plural(len(firing), 'incident')} firing", *(f"{count} {what}" for what, count in counts if count)]
@@ -75,13 +75,13 @@ def silence_words(silence: Silence, now: float) -> str:
     return fmt.shorten(f"{matchers(silence)} for {left} more, by {silence.by}: {silence.why}", 300)
 
 
-def incident_row(docket: Docket, now: float, *, may_take: bool) -> table.Row:
+def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table.TableRow:
     """The incident as a row of :data:`INCIDENT_COLUMNS`; ``may_take``: whether whoever looks may take it on."""
     incident, run = docket.incident, docket.run
     project, name = ("", "") if run is None else (run.project, run.name)
-    lead, quiet = incident.lead, docket.standing is not Standing.FIRING
+    lead, quiet = incident.lead, docket.standing is not IncidentState.FIRING
     symptoms = [each for each in dict.fromkeys(fmt.words(a.kind) for a in incident.symptoms) if each]
-    return table.Row(
+    return table.TableRow(
         cells=[
             table.severity(incident.severity),
             table.text(docket.standing.value, quiet=quiet, title="; ".join(dict.fromkeys(docket.quiet.values()))),
@@ -101,9 +101,9 @@ def incident_row(docket: Docket, now: float, *, may_take: bool) -> table.Row:
     )
 
 
-def acknowledge_cell(docket: Docket) -> table.Cell:
+def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
     """Link to acknowledge it, where it fires and nobody has."""
-    taken = docket.standing is Standing.ACKNOWLEDGED
+    taken = docket.standing is IncidentState.ACKNOWLEDGED
     if not docket.open or taken:
         return table.text("")
     return table.link("acknowledge", "alerts", ACKNOWLEDGE + docket.incident.lead.alert_id)
@@ -158,7 +158,7 @@ def _body(go_to_run: GoToRun) -> None:
             go_to_run(opened)
 
 
-def _counted(dockets: Sequence[Docket]) -> str:
+def _counted(dockets: Sequence[IncidentRecord]) -> str:
     beats = sum(docket.incident.heartbeat for docket in dockets)
     quiet = f" · {fmt.plural(beats, 'run')} silent or crashed" if beats else ""
     return fmt.plural(len(dockets) - beats, "incident") + quiet

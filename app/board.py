@@ -23,8 +23,8 @@ from rlwatch.wording import number
 
 from . import charts
 from .charts import Ink
-from .marks import Mark
-from .thinning import Branches, Curve, Floats
+from .marks import ChartMark
+from .thinning import Branches, Floats, ThinnedCurve
 
 Json = dict[str, Any]
 HERE = Path(__file__).resolve().parent
@@ -33,14 +33,14 @@ LINEAR, LOG, ASINH = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line: its points, and how it looks. ``mute``: not in the tooltip.
 
     ``area`` (2, N): low and high ends of what is shaded around its points; ``dots``: their size where no line joins
     them; ``told`` (N,): what the tooltip says where that is not the height of a point.
     """
 
-    curve: Curve
+    curve: ThinnedCurve
     colour: str
     name: str = ""
     width: float = 1.5
@@ -83,12 +83,12 @@ class Shades:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class BoardChart:
     """One chart. ``name`` tells it from the others; ``rules`` are levels drawn across it, with their words."""
 
     name: str
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     range: tuple[float, float]
     sub: str = ""
     about: str = ""
@@ -105,7 +105,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ChartSection:
     """Charts under one heading: ``more`` others behind a click, which is ``open`` or not.
 
     ``span``: thirds of the page that it takes; by itself as many as it has charts.
@@ -113,7 +113,7 @@ class Section:
 
     key: str
     title: str
-    panels: Sequence[Panel]
+    panels: Sequence[BoardChart]
     note: str = ""
     more: int = 0
     open: bool = False
@@ -121,7 +121,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepAxis:
     """From steps to places on the axis: through ``steps`` and ``places`` (N,), or as they are where both are None.
 
     ``kind`` is ``step``, ``crash`` (steps from it), ``time`` (hours), ``tokens`` (millions) or ``chance`` (per cent).
@@ -151,9 +151,9 @@ LAST = 2**63 - 1
 """The last step that a store holds."""
 
 
-def by_step(first: int, last: int) -> Place:
+def by_step(first: int, last: int) -> StepAxis:
     """The axis of steps for those from ``first`` to ``last``."""
-    return Place(origin=first if last > charts.FARTHEST else 0)
+    return StepAxis(origin=first if last > charts.FARTHEST else 0)
 
 
 @dataclass(slots=True)
@@ -164,10 +164,10 @@ class Board:
     window: tuple[int, int]
     whole: tuple[int, int]
     ink: Ink
-    place: Place = field(default_factory=Place)
-    strip: Sequence[Panel] = ()
-    sections: Sequence[Section] = ()
-    marks: Sequence[Mark] = ()
+    place: StepAxis = field(default_factory=StepAxis)
+    strip: Sequence[BoardChart] = ()
+    sections: Sequence[ChartSection] = ()
+    marks: Sequence[ChartMark] = ()
     at: int | None = None
     asked: Sequence[float] | None = None
     pins: Sequence[str] | None = None
@@ -204,7 +204,7 @@ class Board:
         low, high = (_digits(end) for end in self.place.of(window).tolist())
         return [low, high if high > low else low + 1]
 
-    def _mark(self, mark: Mark) -> Json:
+    def _mark(self, mark: ChartMark) -> Json:
         return {
             "x": _digits(float(self.place.of(mark.step))), "step": _whole(mark.step), "shape": mark.shape,
             "colour": mark.colour, "text": mark.text, "more": mark.more, "dashed": mark.dashed,
@@ -213,7 +213,7 @@ class Board:
             "go": {"to": mark.go, "step": _whole(mark.step), "label": mark.go_label} if mark.go else None,
         }  # fmt: skip
 
-    def _panel(self, panel: Panel) -> Json:
+    def _panel(self, panel: BoardChart) -> Json:
         low, high = panel.range
         bad = [(*point, line.name) for line in panel.lines for point in line.curve.bad]
         return {
@@ -238,7 +238,7 @@ class Board:
             **({} if panel.shades is None else {"shades": self._shades(panel.shades)}),
         }
 
-    def _beyond(self, line: Line, low: float, high: float) -> list[list[float | str]]:
+    def _beyond(self, line: ChartLine, low: float, high: float) -> list[list[float | str]]:
         curve = line.curve
         outside = (curve.values < low) | (curve.values > high)
         if not outside.any():
@@ -268,7 +268,7 @@ class Board:
             "ticks": [[_digits(at), words] for at, words in shades.ticks],
         }
 
-    def _line(self, line: Line) -> Json:
+    def _line(self, line: ChartLine) -> Json:
         xs, ys = points(line.curve, self.place)
         look = {"name": line.name, "colour": line.colour, "width": line.width, "alpha": line.alpha, "mute": line.mute}
         if line.dash:
@@ -287,7 +287,7 @@ class Board:
         return {**look, "x": xs, "y": ys}
 
 
-def points(curve: Curve, place: Place) -> tuple[list[float], list[float | None]]:
+def points(curve: ThinnedCurve, place: StepAxis) -> tuple[list[float], list[float | None]]:
     """Places and values; where the line must break a None between two points.
 
     Rows of one step stand a thousandth of a step apart, or only one of them would be drawn.
@@ -481,9 +481,9 @@ def _mounted(name: str, script: str) -> Callable[..., Any]:
     return mounted
 
 
-def lines_of(branches: Branches, ink: Ink, smooth: Curve | None = None) -> list[Line]:
+def lines_of(branches: Branches, ink: Ink, smooth: ThinnedCurve | None = None) -> list[ChartLine]:
     """The line that counts, pale below its smoothed one where there is one, and dimmed what was replaced."""
-    raw = Line(branches.current, ink.line, width=1.0 if smooth else 1.5, alpha=0.35 if smooth else 1.0)
-    found = [] if smooth is None else [Line(smooth, ink.line, "smoothed", width=1.8)]
-    old = [Line(curve, ink.quiet, "replaced", width=1.0, alpha=0.5, mute=True) for curve in branches.replaced]
+    raw = ChartLine(branches.current, ink.line, width=1.0 if smooth else 1.5, alpha=0.35 if smooth else 1.0)
+    found = [] if smooth is None else [ChartLine(smooth, ink.line, "smoothed", width=1.8)]
+    old = [ChartLine(curve, ink.quiet, "replaced", width=1.0, alpha=0.5, mute=True) for curve in branches.replaced]
     return [raw, *found, *old]

@@ -11,7 +11,7 @@ FARTHEST = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepRange:
     """Steps ``low`` to ``high``, both included; ``follows`` the newest step where no end was chosen."""
 
     low: int
@@ -39,13 +39,13 @@ def slider_key(run_id: str, end: int) -> str:
     return f"steps-{run_id}-{end}"
 
 
-def read_window(params: Mapping[str, str], first: int, last: int) -> Window:
+def read_window(params: Mapping[str, str], first: int, last: int) -> StepRange:
     """The window that the address asks for, within ``first`` to ``last``; nonsense reads as everything."""
     low, high = _int(params.get(FROM)), _int(params.get(TO))
     low = first if low is None else min(max(first, low), last)
     if high is None or high >= last:
-        return Window(low, last, follows=high is None)
-    return Window(low, max(high, low), follows=False)
+        return StepRange(low, last, follows=high is None)
+    return StepRange(low, max(high, low), follows=False)
 
 
 def write_window(params: MutableMapping[str, str], low: int, high: int, first: int, end: int) -> None:

@@ -130,7 +130,7 @@ REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Precondition:
     """One precondition: ``met`` True, False, or None where only the trainer knows."""
 
     met: bool | None
@@ -151,18 +151,20 @@ def checks(
     has_reference: bool | None,
     paused: bool = False,
     dead: bool = False,
-) -> list[Check]:
+) -> list[Precondition]:
     """Preconditions of a command, each met or not as far as the store can tell."""
     found = [_alive(run, stale=stale and not paused, dead=dead and not paused)]
     if kind in NEEDS_REFERENCE:
-        found.append(Check(has_reference, _reference_words(has_reference)))
+        found.append(Precondition(has_reference, _reference_words(has_reference)))
     if kind in REFUSED:
         collapse = collapsing(alerts)
-        found.append(Check(not collapse, _collapse_words(kind, collapse)))
+        found.append(Precondition(not collapse, _collapse_words(kind, collapse)))
     if kind == "save-checkpoint" and paused:
-        found.append(Check(None, "the run is paused: the trainer saves once it resumes"))
+        found.append(Precondition(None, "the run is paused: the trainer saves once it resumes"))
     if kind == "resume":
-        found.append(Check(paused or None, "the run is paused" if paused else "the run does not seem to be paused"))
+        found.append(
+            Precondition(paused or None, "the run is paused" if paused else "the run does not seem to be paused")
+        )
     return found
 
 
@@ -172,14 +174,14 @@ def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
     return sorted((a for a in critical if a.kind in COLLAPSE_KINDS), key=lambda alert: alert.onset_step)
 
 
-def _alive(run: RunInfo, *, stale: bool, dead: bool) -> Check:
+def _alive(run: RunInfo, *, stale: bool, dead: bool) -> Precondition:
     if run.state is not RunState.RUNNING:
-        return Check(False, f"the run has {run.state.value}: no trainer will run the command")
+        return Precondition(False, f"the run has {run.state.value}: no trainer will run the command")
     if dead:
-        return Check(False, "the trainer is dead: the command expires unless it is restarted")
+        return Precondition(False, "the trainer is dead: the command expires unless it is restarted")
     if stale:
-        return Check(None, "no recent step: the command expires unless the run continues")
-    return Check(True, "the run is live")
+        return Precondition(None, "no recent step: the command expires unless the run continues")
+    return Precondition(True, "the run is live")
 
 
 def _reference_words(has_reference: bool | None) -> str:
@@ -352,7 +354,7 @@ def _quoted(run: RunInfo) -> str:
     return "".join(f"\\{c}" if not c.isalnum() and c.isascii() and not c.isspace() else c for c in confirmation(run))
 
 
-def _checks(run: RunInfo, kind: str) -> list[Check]:
+def _checks(run: RunInfo, kind: str) -> list[Precondition]:
     alerts, vitals, now = queries.alerts(run.run_id), queries.vitals(run), time.time()
     stale, dead = silent_for(run, vitals.pace, now) is not None, dead_since(run, now) is not None
     names = queries.canonical_names(queries.metric_names(run), run.source)
@@ -362,7 +364,7 @@ def _checks(run: RunInfo, kind: str) -> list[Check]:
     return [*found, *_now(run, kind, names)]
 
 
-def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Check]:
+def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Precondition]:
     """Present value of the quantity that is to be changed, if it is recorded."""
     canonical, words = {
         "lower-lr": ("optim/lr", "current learning rate:"),
@@ -372,10 +374,10 @@ def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Check]:
     if last is None:
         return []
     step, value = last
-    return [Check(True, f"{words} {fmt.number(value)} (step {fmt.step(step)})")]
+    return [Precondition(True, f"{words} {fmt.number(value)} (step {fmt.step(step)})")]
 
 
-def _check(check: Check) -> Markup:
+def _check(check: Precondition) -> Markup:
     shape, colour = CHECK_LOOK[check.met]
     mark = el("span", shape, style=f"color:{colour};flex:0 0 1.4em")
     return el("div", mark, el("span", check.text), style="display:flex")

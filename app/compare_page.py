@@ -13,7 +13,7 @@ from rlwatch.compare import (
     Absent,
     Axis,
     Comparison,
-    Rows,
+    MetricSeries,
     Ruler,
     Setting,
     compare,
@@ -30,13 +30,13 @@ from rlwatch.wording import cell
 
 from . import board, charts, layout, overlays, queries, scales, smoothing, table
 from . import format as fmt
-from .board import LAST, Board, Line, Panel, Place, Section, by_step
+from .board import LAST, Board, BoardChart, ChartLine, ChartSection, StepAxis, by_step
 from .charts import DARK
 from .layout import GoToRun
 from .markup import Markup, el, joined
 from .queries import Version, store, store_url, version
 from .scales import Scales
-from .thinning import Curve, Floats, thin
+from .thinning import Floats, ThinnedCurve, thin
 
 MOST_RUNS, MOST_PANELS, FIRST_PANELS = 24, 12, 6
 BUCKETS = 150
@@ -122,12 +122,12 @@ def _comparison(url: str, left: Version, right: Version, axis: Axis) -> Comparis
 
 
 PARTED_COLUMNS = (
-    table.Column("metric", "long"),
-    table.Column("diverged at", "right tight"),
-    table.Column("compared with", "tight middling"),
-    table.Column("first run", "right tight"),
-    table.Column("other run", "right tight"),
-    table.Column("x noise", "right tight middling"),
+    table.TableColumn("metric", "long"),
+    table.TableColumn("diverged at", "right tight"),
+    table.TableColumn("compared with", "tight middling"),
+    table.TableColumn("first run", "right tight"),
+    table.TableColumn("other run", "right tight"),
+    table.TableColumn("x noise", "right tight middling"),
 )
 
 
@@ -140,7 +140,7 @@ def show_parted(comparisons: Sequence[Comparison]) -> None:
         )
     )
     rows = [
-        table.Row(
+        table.TableRow(
             [
                 table.text(parted.metric),
                 table.text("from the start" if parted.apart_from_start else one.axis.place(parted.at)),
@@ -230,22 +230,22 @@ def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics
         board.show_by_address(_board(axis, whole, shown, panels))
 
 
-def _board(axis: Axis, whole: tuple[int, int], shown: tuple[int, int], panels: Sequence[Panel]) -> Board:
+def _board(axis: Axis, whole: tuple[int, int], shown: tuple[int, int], panels: Sequence[BoardChart]) -> Board:
     return Board(
         key=f"compared-by-{axis}",
         window=shown,
         whole=whole,
         ink=layout.ink(),
         place=_place(axis, whole),
-        sections=[Section("overlaid", f"By {AXES[axis]}{SCALED.get(axis, '')}", panels)],
+        sections=[ChartSection("overlaid", f"By {AXES[axis]}{SCALED.get(axis, '')}", panels)],
     )
 
 
-def _place(axis: Axis, whole: tuple[int, int]) -> Place:
+def _place(axis: Axis, whole: tuple[int, int]) -> StepAxis:
     if axis is Axis.STEP:
         return by_step(*whole)
     ends = np.array([whole[0], max(whole[1], whole[0] + 1)], dtype=np.float64)
-    return Place(axis.value, ends, ends / UNITS[axis])
+    return StepAxis(axis.value, ends, ends / UNITS[axis])
 
 
 @st.cache_data(show_spinner=False, max_entries=100)
@@ -294,7 +294,7 @@ def _rows(
     axis: Axis,
     metrics: tuple[str, ...],
     part: tuple[int, int, int | None],
-) -> dict[str, Rows]:
+) -> dict[str, MetricSeries]:
     """Rows that count by place, from one to another; their extremes where the last of ``part`` says of how many
     stretches.
     """
@@ -311,17 +311,17 @@ def _rows(
     read = source.series(run.run_id, sorted(set(held.values())), steps=steps, points=part[2])
     starts = queries.outline(run).starts
     rows = {metric: one.ruler.laid(rows_that_count(read[name], starts)) for metric, name in held.items()}
-    return {metric: Rows(of.x * grain, of.values) for metric, of in rows.items() if len(of)}
+    return {metric: MetricSeries(of.x * grain, of.values) for metric, of in rows.items() if len(of)}
 
 
 def _lines(
     groups: Sequence[Group], axis: Axis, metrics: Sequence[str], window: tuple[int, int], looks: Scales
-) -> dict[str, list[Line]]:
+) -> dict[str, list[ChartLine]]:
     """The lines of each metric: a run alone by its extremes, several by the mean of all of their rows.
 
     Where they are smoothed, what a run alone measured is pale below it.
     """
-    found: dict[str, list[Line]] = {metric: [] for metric in metrics}
+    found: dict[str, list[ChartLine]] = {metric: [] for metric in metrics}
     dark = layout.ink() is DARK
     for place, group in enumerate(groups):
         part = (*window, BUCKETS if len(group.runs) == 1 else None)
@@ -345,7 +345,7 @@ EVERYWHERE = 2**53
 
 def _smoothed(
     version: Version, axis: Axis, metrics: tuple[str, ...], window: tuple[int, int], looks: Scales
-) -> dict[str, Rows]:
+) -> dict[str, MetricSeries]:
     """Rows within ``window``, smoothed over all of the run; none where that is not asked for."""
     if not looks.smooths:
         return {}
@@ -354,16 +354,16 @@ def _smoothed(
     for metric, rows in whole.items():
         values = smoothing.smoothed(rows.values, looks.smooth, clip=looks.clip)
         inside = (rows.x >= window[0]) & (rows.x <= window[1]) & np.isfinite(values)
-        found[metric] = Rows(rows.x[inside], values[inside])
+        found[metric] = MetricSeries(rows.x[inside], values[inside])
     return {metric: rows for metric, rows in found.items() if len(rows)}
 
 
-def curve_of(rows: Rows) -> Curve:
+def curve_of(rows: MetricSeries) -> ThinnedCurve:
     """Rows of a run as a line."""
     return thin(rows.x.astype(np.int64), rows.values, BUCKETS)
 
 
-def mean_of(members: Sequence[Rows]) -> tuple[Curve, Floats]:
+def mean_of(members: Sequence[MetricSeries]) -> tuple[ThinnedCurve, Floats]:
     """Mean over the runs, and mean less and plus their standard deviation (2, N), where two or more have a value.
 
     The rows of a run in one of :data:`BUCKETS` stretches count as their mean; one that is not finite is marked and no
@@ -384,7 +384,7 @@ def mean_of(members: Sequence[Rows]) -> tuple[Curve, Floats]:
     middle = np.nanmean(means[:, kept], axis=0)
     spread = np.sqrt(np.nansum((means[:, kept] - middle) ** 2, axis=0) / np.maximum(runs[kept] - 1, 1))
     bad = tuple(sorted({item for of in members for item in curve_of(of).bad}))
-    curve = Curve((low + kept * width).astype(np.int64), middle, np.zeros(len(kept), dtype=np.bool_), bad)
+    curve = ThinnedCurve((low + kept * width).astype(np.int64), middle, np.zeros(len(kept), dtype=np.bool_), bad)
     return curve, np.stack((middle - spread, middle + spread))
 
 
@@ -418,10 +418,16 @@ def show_settings(runs: Sequence[RunInfo], differing: Sequence[Setting], go_to_r
     st.html(el("div", "Settings that differ", cls="rl-family"))
     if not differing:
         st.caption("No differences in the recorded settings.")
-    columns = (table.Column("setting", "long"), *(table.Column(fmt.shorten(called(run), 30), "tight") for run in runs))
-    links = table.Row([table.text("page", quiet=True), *(table.run_link(run.run_id, "", run.name) for run in runs)])
+    columns = (
+        table.TableColumn("setting", "long"),
+        *(table.TableColumn(fmt.shorten(called(run), 30), "tight") for run in runs),
+    )
+    links = table.TableRow(
+        [table.text("page", quiet=True), *(table.run_link(run.run_id, "", run.name) for run in runs)]
+    )
     rows = [
-        table.Row([table.text(one.name), *(table.text(written(value)) for value in one.values)]) for one in differing
+        table.TableRow([table.text(one.name), *(table.text(written(value)) for value in one.values)])
+        for one in differing
     ]
     opened = table.show("settings", columns, [*rows, links])
     if opened is not None:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from rlwatch.compare.alignment import attempt_starts
-from rlwatch.curation import Facts, Query, facts_of
+from rlwatch.curation import SearchDocument, SearchQuery, facts_of
 from rlwatch.errors import StoreError
 from rlwatch.records import Alert, AlertState, RunInfo, RunState
 
 from . import format as fmt
-from .health import Health, Pause, judge, pause_of, since_words
+from .health import Pause, StatusWord, judge, pause_of, since_words
 from .queries import Version, Vitals, alerts_by_run, commands, store, store_url, version, vitals
-from .thinning import Curve, mean_of, small, trend
+from .thinning import ThinnedCurve, mean_of, small, trend
 
 STILL_S = 5.0
 """Seconds without a step from which a run may be paused."""
@@ -70,12 +70,12 @@ def _pause(run: RunInfo, now: float) -> Pause | None:
 class Spark:
     """One metric of a run in the list: its last value, the way it goes, and a small curve."""
 
-    curve: Curve
+    curve: ThinnedCurve
     value: float | None = None
     trend: str = ""
 
 
-NO_CURVE = Spark(Curve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)))
+NO_CURVE = Spark(ThinnedCurve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_)))
 
 
 def sparks(run: RunInfo, known: Vitals, names: Iterable[str]) -> dict[str, Spark]:
@@ -110,7 +110,7 @@ class RunEntry:
     """One run and its health now."""
 
     run: RunInfo
-    health: Health
+    health: StatusWord
     vitals: Vitals
     alerts: Sequence[Alert]
 
@@ -153,7 +153,7 @@ def risk(entry: RunEntry) -> float | None:
 # Searching, sorting, grouping.
 
 
-def facts(run: RunInfo) -> Facts:
+def facts(run: RunInfo) -> SearchDocument:
     """The searched facts of the run; flattening a configuration takes about a millisecond."""
     kept = _kept_facts(store_url())
     at = (run.attempt, run.curation.edited_at or 0.0)
@@ -164,7 +164,7 @@ def facts(run: RunInfo) -> Facts:
 
 
 @lru_cache(maxsize=4)
-def _kept_facts(url: str) -> dict[str, tuple[tuple[int, float], Facts]]:  # noqa: ARG001
+def _kept_facts(url: str) -> dict[str, tuple[tuple[int, float], SearchDocument]]:  # noqa: ARG001
     return {}
 
 
@@ -177,7 +177,7 @@ def matching(
     text: str = "",
 ) -> list[RunEntry]:
     """Entries of the chosen projects and states (none chosen: all) with all ``tags`` that fit the query ``text``."""
-    query = Query.parse(text)
+    query = SearchQuery.parse(text)
     return [
         entry
         for entry in all_entries
@@ -261,7 +261,7 @@ def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
     return found
 
 
-def mean_spark(members: Sequence[Spark]) -> tuple[Curve, np.ndarray]:
+def mean_spark(members: Sequence[Spark]) -> tuple[ThinnedCurve, np.ndarray]:
     """Mean and band of a group's curves."""
     return mean_of([one.curve for one in members])
 

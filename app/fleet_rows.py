@@ -25,7 +25,7 @@ from .fleet import (
     sparks,
     why,
 )
-from .health import LOOKS, Health, Word
+from .health import LOOKS, StatusWord, Word
 from .thinning import in_unit_square
 
 GROUP = "group:"
@@ -36,7 +36,7 @@ REWARD = "reward/mean"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FleetColumn:
     """A column: style of its head and cells, and its cell for one run and for a group."""
 
     style: str
@@ -52,7 +52,7 @@ def _state(entry: RunEntry) -> table.Cell:
 
 def _states(members: Sequence[RunEntry]) -> table.Cell:
     """The word of the member that needs a person most, and how many share it."""
-    worst: Health = min((entry.health for entry in members), key=lambda health: health.order)
+    worst: StatusWord = min((entry.health for entry in members), key=lambda health: health.order)
     count = sum(entry.health.word is worst.word for entry in members)
     return table.word(worst.word, f"{count} {worst.word.value}" if count < len(members) else worst.word.value)
 
@@ -81,7 +81,7 @@ def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
     return table.mark(look.shape, look.colour, chance)
 
 
-def _number(name: str) -> Kind:
+def _number(name: str) -> FleetColumn:
     def of_run(entry: RunEntry, curves: Mapping[str, Spark], now: float) -> table.Cell:  # noqa: ARG001
         way = curves[name].trend if name in curves else ""
         return table.text(fmt.number(entry.vitals.values.get(name)), way)
@@ -89,45 +89,47 @@ def _number(name: str) -> Kind:
     def of_group(members: Sequence[RunEntry], now: float) -> table.Cell:  # noqa: ARG001
         return table.text(mean_words([entry.vitals.values.get(name) for entry in members]))
 
-    return Kind("right tight", of_run, of_group)
+    return FleetColumn("right tight", of_run, of_group)
 
 
 def _titled(name: str) -> str:
     return title_of(RUNS, name)
 
 
-COLUMNS: Mapping[str, Kind] = {
-    _titled("last_step"): Kind(
+COLUMNS: Mapping[str, FleetColumn] = {
+    _titled("last_step"): FleetColumn(
         "right tight",
         lambda entry, *_: table.text(fmt.step(entry.run.last_step)),
         lambda members, _: table.text(fmt.step(max((e.run.last_step or 0 for e in members), default=0))),
     ),
     _titled("reward"): _number(REWARD),
     _titled("entropy"): _number("policy/entropy"),
-    _titled("KL"): Kind(
+    _titled("KL"): FleetColumn(
         "right tight wide",
         lambda entry, *_: table.text(fmt.number(kl(entry.vitals))),
         lambda members, _: table.text(mean_words([kl(entry.vitals) for entry in members])),
     ),
     _titled("grad norm"): _number("optim/grad_norm"),
-    "risk, 50 steps": Kind(
+    "risk, 50 steps": FleetColumn(
         "right tight",
         lambda entry, curves, _: _risk(entry, curves),
         lambda members, _: _worst_risk(members),
     ),
-    "why": Kind(
+    "why": FleetColumn(
         "long",
         lambda entry, *_: table.text(fmt.shorten(why(entry), 160), quiet=not entry.health.needs_you),
         lambda members, _: _why_of(members),
     ),
-    _titled("notes"): Kind(
+    _titled("notes"): FleetColumn(
         "long", lambda entry, *_: table.text(fmt.shorten(entry.run.curation.notes, 160), quiet=True)
     ),
-    _titled("source"): Kind("tight", lambda entry, *_: table.text(fmt.shorten(entry.run.source, 40), quiet=True)),
-    _titled("created_at"): Kind(
+    _titled("source"): FleetColumn(
+        "tight", lambda entry, *_: table.text(fmt.shorten(entry.run.source, 40), quiet=True)
+    ),
+    _titled("created_at"): FleetColumn(
         "right tight", lambda entry, _, now: table.text(fmt.age(entry.run.created_at or None, now))
     ),
-    "last step": Kind(
+    "last step": FleetColumn(
         "right tight",
         lambda entry, _, now: table.text(fmt.age(entry.run.last_ts, now)),
         lambda members, now: table.text(fmt.age(max((e.run.last_ts or 0.0 for e in members), default=0) or None, now)),
@@ -146,7 +148,7 @@ def _worst_risk(members: Sequence[RunEntry]) -> table.Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FleetRow:
     """A line of the list: one run, or a group by its ``name``."""
 
     entries: tuple[RunEntry, ...]
@@ -156,7 +158,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class FleetView:
     """The looks of the list. ``picked``: ids whose boxes are ticked; None: nothing has a box."""
 
     columns: Sequence[str] = DEFAULT_COLUMNS
@@ -165,9 +167,9 @@ class Shown:
     now: float = 0.0
     picked: frozenset[str] | None = field(default=None)
 
-    def _kinds(self) -> list[tuple[str, Kind | None]]:
+    def _kinds(self) -> list[tuple[str, FleetColumn | None]]:
         """Columns in order; a curve (None) stands after the number that it belongs to, the others at the end."""
-        found: list[tuple[str, Kind | None]] = []
+        found: list[tuple[str, FleetColumn | None]] = []
         for name, kind in COLUMNS.items():
             if name in self.columns:
                 found.append((name, kind))
@@ -177,31 +179,31 @@ class Shown:
         found[at:at] = [(name, None) for name in self.curves if name not in placed]
         return found
 
-    def heads(self) -> list[table.Column]:
+    def heads(self) -> list[table.TableColumn]:
         """The heads of all columns."""
-        found = [table.Column("state", "tight"), self._head(_titled("run_id"), "long")]
+        found = [table.TableColumn("state", "tight"), self._head(_titled("run_id"), "long")]
         for name, kind in self._kinds():
             if kind is None:
                 labelled = name == REWARD and "reward" in self.columns
-                found.append(table.Column("" if labelled else name, "tight" + (" wide" if labelled else "")))
+                found.append(table.TableColumn("" if labelled else name, "tight" + (" wide" if labelled else "")))
             else:
                 found.append(self._head(name, kind.style))
         return found
 
-    def _head(self, name: str, style: str) -> table.Column:
+    def _head(self, name: str, style: str) -> table.TableColumn:
         sort = SORTED_BY.get(name, name)
         by, _, way = self.sort.rpartition(", ")
         turned = ("descending" if way == HIGH else "ascending") if by == sort else ""
-        return table.Column(name, style, sort if sort in SORTS else "", turned)
+        return table.TableColumn(name, style, sort if sort in SORTS else "", turned)
 
-    def rows(self, lines: Sequence[Line]) -> list[table.Row]:
+    def rows(self, lines: Sequence[FleetRow]) -> list[table.TableRow]:
         """The rows; curves are read of these runs alone."""
         st.session_state[MEMBERS] = {
             GROUP + line.name: [entry.run.run_id for entry in line.entries] for line in lines if line.name is not None
         }
         return [self.run_row(line) if line.name is None else self._group_row(line.name, line) for line in lines]
 
-    def run_row(self, line: Line) -> table.Row:
+    def run_row(self, line: FleetRow) -> table.TableRow:
         """The row of one run."""
         (entry,) = line.entries
         run = entry.run
@@ -213,7 +215,7 @@ class Shown:
             cells.append(self._curve(name, curves.get(name)) if kind is None else kind.of_run(entry, curves, self.now))
         quiet = not entry.health.needs_you and (entry.health.ended or entry.health.word is Word.STALE)
         picked = None if self.picked is None else run.run_id in self.picked
-        return table.Row(cells, opens=run.run_id, picked=picked, quiet=quiet, member=line.member)
+        return table.TableRow(cells, opens=run.run_id, picked=picked, quiet=quiet, member=line.member)
 
     def _curve(self, name: str, one: Spark | None) -> table.Cell:
         known = one or NO_CURVE
@@ -221,7 +223,7 @@ class Shown:
         label = "" if beside else " ".join((fmt.number(known.value), known.trend)).strip()
         return table.spark(*in_unit_square(known.curve), label)
 
-    def _group_row(self, name: str, line: Line) -> table.Row:
+    def _group_row(self, name: str, line: FleetRow) -> table.TableRow:
         members = line.entries
         curves = [sparks(entry.run, entry.vitals, self.curves) for entry in members]
         cells = [_states(members), table.group(name, len(members))]
@@ -234,4 +236,4 @@ class Shown:
             label = "" if beside else mean_words([one.value for one in held])
             cells.append(table.spark(*in_unit_square(*mean_spark(held)), label))
         picked = None if self.picked is None else all(entry.run.run_id in self.picked for entry in members)
-        return table.Row(cells, opens=GROUP + name, picked=picked, unfolded=line.unfolded)
+        return table.TableRow(cells, opens=GROUP + name, picked=picked, unfolded=line.unfolded)

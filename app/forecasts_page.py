@@ -15,22 +15,22 @@ from rlwatch.records import RunInfo
 from . import board, layout, queries, table
 from . import format as fmt
 from . import incident_acts as acts
-from .board import Board, Line, Panel, Place, Section
+from .board import Board, BoardChart, ChartLine, ChartSection, StepAxis
 from .charts import Ink
 from .health import AMBER, BLUE, GREY, VERMILLION
 from .layout import GoToRun
 from .markup import Markup, el, joined
-from .thinning import Curve
+from .thinning import ThinnedCurve
 
 COLUMNS = (
-    table.Column("outcome", "tight"),
-    table.Column("run"),
-    table.Column("at step", "right tight"),
-    table.Column("peak risk", "right tight"),
-    table.Column("forecast", "long wide"),
-    table.Column("failure at", "right tight"),
-    table.Column("lead", "right tight"),
-    table.Column("feedback", "long"),
+    table.TableColumn("outcome", "tight"),
+    table.TableColumn("run"),
+    table.TableColumn("at step", "right tight"),
+    table.TableColumn("peak risk", "right tight"),
+    table.TableColumn("forecast", "long wide"),
+    table.TableColumn("failure at", "right tight"),
+    table.TableColumn("lead", "right tight"),
+    table.TableColumn("feedback", "long"),
 )
 LOOK = {
     Came.TRUE: ("●", BLUE),
@@ -64,12 +64,12 @@ def headline(record: Record) -> str:
     return "; ".join(parts + ([f"{fmt.plural(missed, 'failure')} missed"] if missed else []))
 
 
-def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.Row:
+def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.TableRow:
     """The forecast as a row of :data:`COLUMNS`."""
     shape, colour = LOOK[past.came]
     said = REACHED.get(past.limit, "")
     lead = "" if past.lead is None else fmt.plural(past.lead, "step")
-    return table.Row(
+    return table.TableRow(
         cells=[
             table.mark(shape, colour, past.came.value),
             table.run_link(past.run_id, run.project if run else "", run.name if run else ""),
@@ -99,18 +99,18 @@ def curve_board(record: Record, ink: Ink) -> Board:
     each = sorted(record.curve, key=lambda each: each.said)
     seen = _line([one.said for one in each], [one.came for one in each])
     lines = [
-        Line(seen, ink.line, "observed failures", dots=11),
-        Line(_line([0.0, 1.0], [0.0, 1.0]), ink.quiet, dash=(4, 4), mute=True),
+        ChartLine(seen, ink.line, "observed failures", dots=11),
+        ChartLine(_line([0.0, 1.0], [0.0, 1.0]), ink.quiet, dash=(4, 4), mute=True),
     ]
-    panel = Panel("reliability", "Observed failures, %", lines, (-4.0, 104.0), "by predicted risk, %", height=300)
-    place = Place("chance", np.array([0.0, STEPS_OF_CHANCE]), np.array([0.0, 100.0]))
+    panel = BoardChart("reliability", "Observed failures, %", lines, (-4.0, 104.0), "by predicted risk, %", height=300)
+    place = StepAxis("chance", np.array([0.0, STEPS_OF_CHANCE]), np.array([0.0, 100.0]))
     ends = (0, STEPS_OF_CHANCE)
-    return Board("reliability", ends, ends, ink, place, sections=[Section("curve", "", [panel], span=3)])
+    return Board("reliability", ends, ends, ink, place, sections=[ChartSection("curve", "", [panel], span=3)])
 
 
-def _line(said: Sequence[float], came: Sequence[float]) -> Curve:
+def _line(said: Sequence[float], came: Sequence[float]) -> ThinnedCurve:
     at = np.round(STEPS_OF_CHANCE * np.array(said)).astype(np.int64)
-    return Curve(at, 100.0 * np.array(came), np.zeros(len(at), dtype=np.bool_))
+    return ThinnedCurve(at, 100.0 * np.array(came), np.zeros(len(at), dtype=np.bool_))
 
 
 def curve_table(record: Record) -> Markup:

@@ -50,7 +50,7 @@ from .principal import NAME_HEADER, ROLE_HEADER
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = "RLWATCH_UI_SETTINGS"
-"""The variable in which ``rlwatch ui`` hands over what :class:`Settings` holds."""
+"""The variable in which ``rlwatch ui`` hands over what :class:`GateSettings` holds."""
 
 SESSION_S = 7 * 24 * 3600
 """Duration of a session, in seconds."""
@@ -74,7 +74,7 @@ SECURITY_HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GateSettings:
     """Settings of the gate.
 
     Parameters
@@ -111,7 +111,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LoginSession:
     """Name and role of whoever logged in, and the end of their session."""
 
     role: str
@@ -122,7 +122,7 @@ class Session:
 class Gate:
     """Lets a request through to ``app`` if it names us, comes from us and carries a session."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, strangers: Strangers | None = None) -> None:
+    def __init__(self, app: ASGIApp, settings: GateSettings, strangers: Strangers | None = None) -> None:
         self._app = app
         self._strangers = Strangers() if strangers is None else strangers
         self._settings = settings
@@ -225,7 +225,9 @@ class Gate:
 
     # -- logging in and out
 
-    async def _door(self, connection: HTTPConnection, session: Session | None, receive: Receive) -> Response | None:
+    async def _door(
+        self, connection: HTTPConnection, session: LoginSession | None, receive: Receive
+    ) -> Response | None:
         """The answer of the door itself: to a token, to who leaves; None where the request is meant for the app."""
         method, path, base = connection.scope["method"], connection.scope["path"], self._settings.base_path
         if path == f"{base}/logout":
@@ -244,13 +246,13 @@ class Gate:
         return None
 
     async def _in_turn(
-        self, connection: HTTPConnection, session: Session | None, given: Mapping[str, str], receive: Receive
+        self, connection: HTTPConnection, session: LoginSession | None, given: Mapping[str, str], receive: Receive
     ) -> Response:
         """:meth:`_log_in`, when their turn has come: who guesses waits for each guess, and keeps nobody out."""
         async with self._turns.turn(connection.client.host if connection.client else "", receive) as here:
             return self._log_in(connection, session, given) if here else PlainTextResponse("Gone.\n", 408)
 
-    def _log_in(self, connection: HTTPConnection, session: Session | None, given: Mapping[str, str]) -> Response:
+    def _log_in(self, connection: HTTPConnection, session: LoginSession | None, given: Mapping[str, str]) -> Response:
         """A session for ``token``, in the ``name`` given, and on to ``next``; or the form again."""
         client = connection.client.host if connection.client else ""
         after = self._inside(given.get("next", ""))
@@ -291,7 +293,7 @@ class Gate:
             return f"{base}/"
         return after
 
-    async def _leave(self, connection: HTTPConnection, session: Session | None, receive: Receive) -> Response:
+    async def _leave(self, connection: HTTPConnection, session: LoginSession | None, receive: Receive) -> Response:
         """Log out on a POST with the session's token; a mere link, which any page may hold, asks."""
         if session is None:
             return self._ask(connection, after="")
@@ -334,7 +336,7 @@ class Gate:
 
     # -- inside
 
-    def _session(self, connection: HTTPConnection) -> Session | None:
+    def _session(self, connection: HTTPConnection) -> LoginSession | None:
         """The session of the request, if it carries one that is signed by us and not over."""
         try:
             held, since = self._signer.loads(
@@ -346,16 +348,16 @@ class Gate:
         header = self._settings.user_header
         if header and connection.scope.get("rlwatch.proxied"):
             name = _tidy(connection.headers.get(header, "")) or name
-        return Session(role, name, since.timestamp() + SESSION_S) if role in self._settings.tokens else None
+        return LoginSession(role, name, since.timestamp() + SESSION_S) if role in self._settings.tokens else None
 
-    def _by_oidc(self, connection: HTTPConnection) -> Session | None:
+    def _by_oidc(self, connection: HTTPConnection) -> LoginSession | None:
         """The session of whom the provider knows and a list names; it is as long as that of a token."""
         claims = oidc.claims_of(connection) if self._settings.people else None
         if claims is None or not isinstance(claims.get("iat"), int | float):
             return None
         address, until = oidc.address_of(claims), claims["iat"] + SESSION_S
         role = oidc.role_of(address, self._settings.people)
-        return Session(role, _tidy(address), until) if role is not None and time.time() < until else None
+        return LoginSession(role, _tidy(address), until) if role is not None and time.time() < until else None
 
     def _stranger(self, connection: HTTPConnection) -> str:
         """Address of whom the provider knows and no list names; empty: there is nobody like that."""
@@ -364,7 +366,7 @@ class Gate:
             return ""
         return _tidy(oidc.address_of(claims)) or "A user without a verified e-mail address"
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: Session) -> None:
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: LoginSession) -> None:
         """Through to the app, which is principal who it is; a websocket lasts no longer than its session."""
         principal = {NAME_HEADER: quote(session.name), ROLE_HEADER: session.role}
         headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in principal.items())]
@@ -571,7 +573,7 @@ def _hashes(page: str, tag: str) -> list[str]:
 
 def serve() -> None:
     """Serve the app behind its door until principal to stop."""
-    settings = Settings(**json.loads(os.environ.pop(SETTINGS)))
+    settings = GateSettings(**json.loads(os.environ.pop(SETTINGS)))
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # the gate itself decides whom to believe
     options = json.loads(os.environ.pop(f"{SETTINGS}_STREAMLIT"))
     strangers = Strangers()

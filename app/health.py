@@ -49,7 +49,7 @@ class Word(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WordStyle:
     """Shape and colour (``#rrggbb``) of a word."""
 
     shape: str
@@ -58,21 +58,21 @@ class Look:
 
 VERMILLION, AMBER, BLUE, GREY = "#D55E00", "#E69F00", "#0072B2", "#8A8A8A"
 
-LOOKS: dict[Word, Look] = {
-    Word.FAILING: Look("■", VERMILLION),
-    Word.COLLAPSED: Look("▼", VERMILLION),
-    Word.NOT_LEARNING: Look("□", VERMILLION),
-    Word.KILLED: Look("✕", GREY),
-    Word.AT_RISK: Look("▲", AMBER),
-    Word.STALE: Look("◌", GREY),
-    Word.PAUSED: Look("‖", BLUE),
-    Word.DAMAGED: Look("◆", AMBER),
-    Word.UNFINISHED: Look("◍", GREY),
-    Word.NOT_JUDGED: Look("?", GREY),
-    Word.RECOVERED: Look("↗", GREY),
-    Word.HEALTHY: Look("●", BLUE),
+LOOKS: dict[Word, WordStyle] = {
+    Word.FAILING: WordStyle("■", VERMILLION),
+    Word.COLLAPSED: WordStyle("▼", VERMILLION),
+    Word.NOT_LEARNING: WordStyle("□", VERMILLION),
+    Word.KILLED: WordStyle("✕", GREY),
+    Word.AT_RISK: WordStyle("▲", AMBER),
+    Word.STALE: WordStyle("◌", GREY),
+    Word.PAUSED: WordStyle("‖", BLUE),
+    Word.DAMAGED: WordStyle("◆", AMBER),
+    Word.UNFINISHED: WordStyle("◍", GREY),
+    Word.NOT_JUDGED: WordStyle("?", GREY),
+    Word.RECOVERED: WordStyle("↗", GREY),
+    Word.HEALTHY: WordStyle("●", BLUE),
 }
-FINISHED = Look("✓", GREY)
+FINISHED = WordStyle("✓", GREY)
 """Look of a healthy run that ended."""
 SEVERITY_WORD: dict[Severity, Word] = {
     Severity.CRITICAL: Word.FAILING,
@@ -85,7 +85,7 @@ CALLING = frozenset({Word.FAILING, Word.COLLAPSED, Word.NOT_LEARNING, Word.AT_RI
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class StatusWord:
     """The word, why in a short phrase, and since which step (None where no step is meant).
 
     ``needs_you``: a person should look now. ``ended``: the run goes on no more.
@@ -98,7 +98,7 @@ class Health:
     ended: bool = False
 
     @property
-    def look(self) -> Look:
+    def look(self) -> WordStyle:
         """Shape and colour of the word."""
         return FINISHED if self.ended and self.word is Word.HEALTHY else LOOKS[self.word]
 
@@ -109,7 +109,9 @@ class Health:
         return (0 if self.needs_you else 1, int(over), list(Word).index(self.word))
 
 
-def judge(run: RunInfo, verdict: Verdict, now: float, pace: Pace | None = None, pause: Pause | None = None) -> Health:
+def judge(
+    run: RunInfo, verdict: Verdict, now: float, pace: Pace | None = None, pause: Pause | None = None
+) -> StatusWord:
     """Return the health of ``run`` at ``now`` (Unix seconds): the state of its ``verdict``, everywhere the same.
 
     Only a pause, and a silence of a run that has not failed, stand before it.
@@ -119,16 +121,16 @@ def judge(run: RunInfo, verdict: Verdict, now: float, pace: Pace | None = None, 
     gone = dead_since(run, now)
     if run.state is not RunState.RUNNING or gone is not None:
         recent = word is Word.KILLED and _recent(run, now)
-        return Health(word, why, since, recent, ended=True)
+        return StatusWord(word, why, since, recent, ended=True)
     if pause is not None:
-        return Health(Word.PAUSED, pause_words(pause, now) + _before(verdict), pause.step)
+        return StatusWord(Word.PAUSED, pause_words(pause, now) + _before(verdict), pause.step)
     silence = silent_for(run, pace or Pace(), now)
     if silence is None:
-        return Health(word, why, since, word in CALLING)
+        return StatusWord(word, why, since, word in CALLING)
     silent = silence_words(silence, (pace or Pace()).step_s)
     if verdict.failed:
-        return Health(word, f"{why}; {silent}", since, _recent(run, now))
-    return Health(Word.STALE, silent + _before(verdict), run.last_step, _recent(run, now))
+        return StatusWord(word, f"{why}; {silent}", since, _recent(run, now))
+    return StatusWord(Word.STALE, silent + _before(verdict), run.last_step, _recent(run, now))
 
 
 def reason_of(verdict: Verdict) -> str:
@@ -185,7 +187,7 @@ def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
     return [f"{fmt.words(kind)} from step {fmt.step(onset)}" for kind, onset in ordered]
 
 
-def ending_words(run: RunInfo, health: Health, now: float, pace: Pace) -> str:
+def ending_words(run: RunInfo, health: StatusWord, now: float, pace: Pace) -> str:
     """End of the sentence where the run does not go on: the pause, or the silence; else empty."""
     if health.word is Word.PAUSED:
         return health.why

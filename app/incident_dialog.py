@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from rlwatch.alerts.incidents import Docket
+from rlwatch.alerts.incidents import IncidentRecord
 from rlwatch.errors import RLWatchError
 from rlwatch.records import Alert, AlertState, AuditEntry, OutboxMessage, OutboxStatus
 
@@ -49,7 +49,7 @@ def dialog_if_open() -> None:
         st.dialog("Incident", width="large", on_dismiss=close_incident)(_dialog)(found[0])
 
 
-def _dialog(docket: Docket) -> None:
+def _dialog(docket: IncidentRecord) -> None:
     incident = docket.incident
     st.html(joined(subject(docket)))
     st.html(joined(alerts_list(docket)))
@@ -72,7 +72,7 @@ def _dialog(docket: Docket) -> None:
     leave.link_button("Open run", f"run?{urlencode({'run': incident.run_id})}", width="stretch")
 
 
-def subject(docket: Docket) -> Markup:
+def subject(docket: IncidentRecord) -> Markup:
     """The run, what fires on it, how bad, since when, how it stands, and what most likely set it off."""
     incident, run = docket.incident, docket.run
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
@@ -92,13 +92,13 @@ def subject(docket: Docket) -> Markup:
     return joined(*parts)
 
 
-def _severity(alert: Alert, docket: Docket) -> Markup:
+def _severity(alert: Alert, docket: IncidentRecord) -> Markup:
     look = LOOKS[SEVERITY_WORD[docket.incident.severity if alert is docket.incident.lead else alert.severity]]
     shape = el("span", look.shape, style=f"color:{look.colour}")
     return el("span", shape, f" {alert.severity.value}", cls="rl-word")
 
 
-def alerts_list(docket: Docket) -> Markup:
+def alerts_list(docket: IncidentRecord) -> Markup:
     """Each alert with its words, its onset, how it stands, and its numbers."""
     items = []
     for alert in docket.incident.alerts:
@@ -116,7 +116,7 @@ def alerts_list(docket: Docket) -> Markup:
     return joined(el("ul", *items, cls="rl-plain"))
 
 
-def _facts(alert: Alert, docket: Docket) -> list[str]:
+def _facts(alert: Alert, docket: IncidentRecord) -> list[str]:
     over = alert.state is AlertState.RESOLVED
     ended = f"resolved at step {fmt.step(alert.resolved_step)}" if over and alert.resolved_step is not None else ""
     state = "unresolved" if alert.state is AlertState.FIRING and not docket.goes_on else alert.state.value
@@ -128,7 +128,7 @@ def _facts(alert: Alert, docket: Docket) -> list[str]:
     ]
 
 
-def delivery_list(docket: Docket) -> Markup:
+def delivery_list(docket: IncidentRecord) -> Markup:
     """Channel, what was told, and what became of it."""
     title = el("div", "Delivery", cls="rl-panel")
     if not docket.messages:
@@ -188,7 +188,7 @@ def delivery_words(message: OutboxMessage) -> str:
 # The forms, one an act.
 
 
-def _acknowledge(docket: Docket) -> None:
+def _acknowledge(docket: IncidentRecord) -> None:
     st.caption("Stops reminders and escalation unless the incident gets worse. Its resolution is still sent.")
     why = st.text_input(
         "What are you doing about it?", key="take-why", max_chars=300, placeholder="visible to everyone"
@@ -209,7 +209,7 @@ def _acknowledge(docket: Docket) -> None:
     )
 
 
-def _snooze(docket: Docket) -> None:
+def _snooze(docket: IncidentRecord) -> None:
     st.caption(
         "Sends nothing for this time unless the incident gets worse. Alerts that still fire afterwards are sent then."
     )
@@ -226,7 +226,7 @@ def _snooze(docket: Docket) -> None:
     )
 
 
-def _silence(docket: Docket) -> None:
+def _silence(docket: IncidentRecord) -> None:
     run, lead = docket.run, docket.incident.lead
     name = (run.name if run else "") or docket.incident.run_id
     offered = acts.scopes(lead, fmt.shorten(name, 60), run.project if run else "", fmt.words(lead.kind))
@@ -246,7 +246,7 @@ def _silence(docket: Docket) -> None:
     )
 
 
-def _note(docket: Docket) -> None:
+def _note(docket: IncidentRecord) -> None:
     text = st.text_area("Note", key="note-text", max_chars=2000, placeholder="visible to everyone")
     _send(
         "Add note",

@@ -29,7 +29,7 @@ SPIKE_COLOUR = "#A0529B"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """A vertical line: ``shape`` above it, ``text`` for people, dashed where it is an inference.
 
     ``families`` are those whose charts it concerns (none: all of them); the others do not show one that is ``faint``.
@@ -53,7 +53,7 @@ class Mark:
 
 def marks_of_run(
     alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
-) -> list[Mark]:
+) -> list[ChartMark]:
     """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
     events = list(events)
     families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
@@ -76,9 +76,9 @@ def _unalerted(findings: Sequence[Finding], alerts: Sequence[Alert]) -> list[Fin
     return [finding for finding in findings if finding.kind not in told][-MOST_MARKS:]
 
 
-def _of_finding(finding: Finding) -> Mark:
+def _of_finding(finding: Finding) -> ChartMark:
     look = LOOKS[SEVERITY_WORD[finding.severity]]
-    return Mark(
+    return ChartMark(
         finding.step,
         look.shape,
         _colour(look.shape),
@@ -91,11 +91,11 @@ def _of_finding(finding: Finding) -> Mark:
     )
 
 
-def _spikes(events: Iterable[Event]) -> list[Mark]:
+def _spikes(events: Iterable[Event]) -> list[ChartMark]:
     """Steps whose tokens were localised, each with the way there; of a later attempt the same step once."""
     steps = {event.step: event for event in events if event.kind == LOCALISED and event.step is not None}
     return [
-        Mark(
+        ChartMark(
             step,
             SPIKE,
             SPIKE_COLOUR,
@@ -136,32 +136,32 @@ def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
     return max(behind, default=alert.onset_step)
 
 
-def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[Mark]:
+def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[ChartMark]:
     if alert.kind == CRASH_FORECAST:  # what counts is how early it came, not when it got worse
         shape, what = LOOKS[Word.AT_RISK].shape, fmt.words(alert.kind)
-        return [Mark(alert.onset_step, shape, AMBER, what, families, more=alert.message, rank=3)]
+        return [ChartMark(alert.onset_step, shape, AMBER, what, families, more=alert.message, rank=3)]
     look = LOOKS[SEVERITY_WORD[alert.severity]]
     what = fmt.words(alert.kind)
     colour, rank = _colour(look.shape), 4 if look.shape == "■" else 3
     more = f"{alert.message}; began at step {fmt.step(alert.onset_step)}"
     lines = _evidence(alert.evidence)
     return [
-        Mark(alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True),
-        Mark(seen, look.shape, colour, f"{what} (alarm)", families, more=more, lines=lines, rank=rank),
+        ChartMark(alert.onset_step, "", colour, f"{what} (onset)", families, dashed=True),
+        ChartMark(seen, look.shape, colour, f"{what} (alarm)", families, more=more, lines=lines, rank=rank),
     ]
 
 
-def _of_event(event: Event) -> Mark | None:
+def _of_event(event: Event) -> ChartMark | None:
     kind = str(event.body.get("command", "")) if event.kind == "command" else event.kind
     shape = COMMAND_SHAPES.get(kind) if event.kind == "command" else EVENT_SHAPES.get(kind)
     if shape is None or event.step is None:
         return None
-    return Mark(event.step, shape, GREY, fmt.words(kind), more=fmt.event_words(event)[1], rank=2)
+    return ChartMark(event.step, shape, GREY, fmt.words(kind), more=fmt.event_words(event)[1], rank=2)
 
 
-def _resumes(starts: Mapping[int, int]) -> list[Mark]:
+def _resumes(starts: Mapping[int, int]) -> list[ChartMark]:
     return [
-        Mark(first, "↻", GREY, f"attempt {attempt} began")
+        ChartMark(first, "↻", GREY, f"attempt {attempt} began")
         for attempt, first in sorted(starts.items())
         if attempt > min(starts)
     ]

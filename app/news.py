@@ -61,7 +61,7 @@ class Listener:
         self.woken.set()
 
 
-class Hub:
+class NewsFeed:
     """Passes on to pages what the store tells; listens to it while there are any."""
 
     def __init__(self, ask: Callable[[], News | None], linger_s: float = LINGER_S) -> None:
@@ -123,7 +123,7 @@ def _of_the_store() -> News | None:
     return queries.store().news("pages")
 
 
-HUB = Hub(_of_the_store)
+HUB = NewsFeed(_of_the_store)
 
 
 # What comes from a page.
@@ -146,7 +146,7 @@ class Asking:
         self,
         receive: Callable[[], Awaitable[Message]],
         listener: Listener,
-        hub: Hub,
+        hub: NewsFeed,
         *,
         gap_s: float = GAP_S,
         list_gap_s: float = LIST_GAP_S,

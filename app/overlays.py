@@ -9,9 +9,9 @@ import numpy as np
 
 from rlwatch.metrics import metric_of
 
-from .board import Line, Panel
+from .board import BoardChart, ChartLine
 from .scales import AS_USUAL, Scales
-from .thinning import Curve, Floats
+from .thinning import Floats, ThinnedCurve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8A7A00", "#7A7A7A")
 """Okabe and Ito's, without black and with a yellow that reads on white."""
@@ -22,12 +22,14 @@ STYLES = ("solid", "dashed", "dotted")
 """The same, as a style sheet calls them."""
 
 
-def line(name: str, place: int, curve: Curve, area: Floats | None = None, *, dark: bool = False, **look: Any) -> Line:
+def line(
+    name: str, place: int, curve: ThinnedCurve, area: Floats | None = None, *, dark: bool = False, **look: Any
+) -> ChartLine:
     """One of several: ``place`` decides colour and dashes, so that the same run looks the same in every chart.
 
-    ``look``: more of how a :class:`~app.board.Line` looks.
+    ``look``: more of how a :class:`~app.board.ChartLine` looks.
     """
-    return Line(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area, **look)
+    return ChartLine(curve, _colour(place, dark=dark), name, dash=DASHES[_round(place)], area=area, **look)
 
 
 def swatch(place: int, *, dark: bool = False) -> str:
@@ -45,7 +47,9 @@ def _round(place: int) -> int:
     return place // len(COLOURS) % len(DASHES)
 
 
-def overlay(name: str, lines: Sequence[Line], title: str = "", sub: str = "", scales: Scales = AS_USUAL) -> Panel:
+def overlay(
+    name: str, lines: Sequence[ChartLine], title: str = "", sub: str = "", scales: Scales = AS_USUAL
+) -> BoardChart:
     """The chart of these lines; a single outlier is told at the edge instead of flattening the others."""
     areas = [line.area for line in lines if line.area is not None and line.area.size]
     metric = metric_of(name)
@@ -54,4 +58,4 @@ def overlay(name: str, lines: Sequence[Line], title: str = "", sub: str = "", sc
     # A standard deviation knows no limits; the axis does.
     ends = [(max(float(area[0].min()), bottom), min(float(area[1].max()), top)) for area in areas]
     held, scale = scales.axis([line.curve.values for line in lines], limits, ends)
-    return Panel(name, title or name, lines, held, sub, scale=scale)
+    return BoardChart(name, title or name, lines, held, sub, scale=scale)

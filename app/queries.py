@@ -19,8 +19,8 @@ import streamlit as st
 
 from rlwatch.alerts import incidents
 from rlwatch.alerts.config import load_config
-from rlwatch.alerts.incidents import Docket
-from rlwatch.alerts.rules import Policy
+from rlwatch.alerts.incidents import IncidentRecord
+from rlwatch.alerts.rules import AlertingConfig
 from rlwatch.control.liveness import TAIL, Pace, dead_since, pace_of
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import ConfigError, StoreError
@@ -175,15 +175,15 @@ def silences(now: float) -> list[Silence]:
     return [silence for silence in store().silences() if silence.until > now]
 
 
-def policy() -> Policy:
+def policy() -> AlertingConfig:
     """The rules that apply here. Where ``rlwatch.toml`` cannot be read, the usual ones do."""
     try:
         return load_config(store_root=getattr(store(), "root", None)).policy
     except ConfigError:
-        return Policy()
+        return AlertingConfig()
 
 
-def dockets(now: float) -> list[Docket]:
+def dockets(now: float) -> list[IncidentRecord]:
     """Every incident, with who has it and who was told; the one that fired last first."""
     return incidents.dockets(store(), policy(), now, diagnose=lambda run: _diagnosed(store_url(), version(run)))
 

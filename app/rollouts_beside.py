@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from rlwatch.rollouts import Row, Turn, at_step, prompts_seen, turns
+from rlwatch.rollouts import PromptComparison, Row, at_step, prompts_seen, turns
 
 from . import format as fmt
 from . import table
@@ -25,12 +25,12 @@ NOTHING_TWICE = (
 )
 
 COLUMNS = (
-    table.Column("prompt", "long"),
-    table.Column("change", "tight"),
-    table.Column("reward before", "right tight middling"),
-    table.Column("reward after", "right tight middling"),
-    table.Column("answer before", "long wide"),
-    table.Column("answer after", "long wide"),
+    table.TableColumn("prompt", "long"),
+    table.TableColumn("change", "tight"),
+    table.TableColumn("reward before", "right tight middling"),
+    table.TableColumn("reward after", "right tight middling"),
+    table.TableColumn("answer before", "long wide"),
+    table.TableColumn("answer after", "long wide"),
 )
 
 
@@ -93,10 +93,10 @@ def pick(prompt_id: str) -> None:
     st.query_params["which"] = prompt_id
 
 
-def turn_row(turn: Turn, chosen: Turn) -> table.Row:
+def turn_row(turn: PromptComparison, chosen: PromptComparison) -> table.TableRow:
     """A prompt as a row."""
     look = LOOKS[Word.AT_RISK if turn.changed else Word.HEALTHY]
-    return table.Row(
+    return table.TableRow(
         [
             table.text(fmt.shorten(turn.prompt, 160)),
             table.mark(look.shape, look.colour, turn.changed) if turn.changed else table.text("nothing"),
@@ -110,7 +110,7 @@ def turn_row(turn: Turn, chosen: Turn) -> table.Row:
     )
 
 
-def _answers(rows: Sequence[Row], turn: Turn, steps: tuple[int, int]) -> None:
+def _answers(rows: Sequence[Row], turn: PromptComparison, steps: tuple[int, int]) -> None:
     st.html(joined(el("div", "Prompt", cls="rl-panel"), el("div", turn.prompt, cls="rl-text", tabindex="0")))
     for column, step in zip(st.columns(2, gap="large"), steps, strict=True):
         here = at_step(rows, step, turn.prompt_id)

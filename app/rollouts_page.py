@@ -53,17 +53,17 @@ NOTHING = (
 )
 
 COLUMNS = (
-    table.Column("step", "right tight"),
-    table.Column("prompt", "long wide"),
-    table.Column("answer", "long"),
-    table.Column("reward", "right tight"),
-    table.Column("by reward function", "tight wide"),
-    table.Column("advantage", "right tight wide"),
-    table.Column("tokens", "right tight middling"),
-    table.Column("repetition", "right tight wide"),
-    table.Column("KL", "right tight wide"),
-    table.Column("group", "right tight wide"),
-    table.Column("odd", "tight middling"),
+    table.TableColumn("step", "right tight"),
+    table.TableColumn("prompt", "long wide"),
+    table.TableColumn("answer", "long"),
+    table.TableColumn("reward", "right tight"),
+    table.TableColumn("by reward function", "tight wide"),
+    table.TableColumn("advantage", "right tight wide"),
+    table.TableColumn("tokens", "right tight middling"),
+    table.TableColumn("repetition", "right tight wide"),
+    table.TableColumn("KL", "right tight wide"),
+    table.TableColumn("group", "right tight wide"),
+    table.TableColumn("odd", "tight middling"),
 )
 
 
@@ -249,13 +249,13 @@ def _list(rows: Sequence[Row], opened: Row | None) -> None:
         st.caption(f"and {fmt.step(len(rows) - LISTED)} more: narrow the filter")
 
 
-def list_row(row: Row, opened: Row | None) -> table.Row:
+def list_row(row: Row, opened: Row | None) -> table.TableRow:
     """A rollout as a row of :data:`COLUMNS`."""
     parts = " · ".join(f"{fmt.shorten(name, 24)} {fmt.number(given)}" for name, given in reward_parts(row).items())
     odd = odd_words(row)
     numbers = {name: value(row, name) for name in ("reward", "advantage", "length", "repetition", "kl")}
     cells = {name: table.text("" if number is None else fmt.number(number)) for name, number in numbers.items()}
-    return table.Row(
+    return table.TableRow(
         [
             table.text(fmt.step(row["step"])),
             table.text(fmt.shorten(one_line(str(row.get("prompt") or "")), SNIPPET)),

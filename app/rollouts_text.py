@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlwatch.rollouts import Mark, Row, answer, flags, reward_parts, value
+from rlwatch.rollouts import Row, TextSpan, answer, flags, reward_parts, value
 
 from . import format as fmt
 from .health import LOOKS, Word
@@ -16,7 +16,7 @@ NUMBERS = {"advantage": "advantage", "length": "tokens", "repetition": "repetiti
 """Columns told beside the reward, and what they are called."""
 
 
-def text_block(text: str, marks: Sequence[Mark] = ()) -> Markup:
+def text_block(text: str, marks: Sequence[TextSpan] = ()) -> Markup:
     """``text`` as it is, with ``marks`` in place; the middle of a long one opens with a click.
 
     Opened from the beginning where a mark lies in it.
@@ -33,7 +33,7 @@ def text_block(text: str, marks: Sequence[Mark] = ()) -> Markup:
     return el("div", *parts, cls="rl-text", tabindex="0")
 
 
-def _marked(part: str, start: int, marks: Sequence[Mark]) -> list[str]:
+def _marked(part: str, start: int, marks: Sequence[TextSpan]) -> list[str]:
     """``part``, which begins at character ``start`` of its text: strings, and an element for each mark in it."""
     pieces: list[str] = []
     at = start
@@ -75,7 +75,7 @@ def cut_words(row: Row) -> str:
     return f"{fmt.step(kept)} of {fmt.step(int(whole))} characters were stored (max_chars of KeepCompletions)"
 
 
-def rollout(row: Row, marks: Sequence[Mark] = (), *, prompt: bool = True) -> Markup:
+def rollout(row: Row, marks: Sequence[TextSpan] = (), *, prompt: bool = True) -> Markup:
     """All that is known of one rollout."""
     text = str(row.get("completion") or "")
     asked = [el("div", "Prompt", cls="rl-panel"), text_block(str(row.get("prompt") or ""))]

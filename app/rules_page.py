@@ -24,15 +24,15 @@ from . import layout, queries, table
 from .markup import Markup, el, joined
 
 COLUMNS = (
-    table.Column("rule", "tight"),
-    table.Column("kinds", "long"),
-    table.Column("severity", "tight"),
-    table.Column("fire after", "right tight"),
-    table.Column("critical", "right tight"),
-    table.Column("resolve after", "right tight"),
-    table.Column("repeat every", "right tight"),
-    table.Column("sends to", "wide"),
-    table.Column("source", "tight"),
+    table.TableColumn("rule", "tight"),
+    table.TableColumn("kinds", "long"),
+    table.TableColumn("severity", "tight"),
+    table.TableColumn("fire after", "right tight"),
+    table.TableColumn("critical", "right tight"),
+    table.TableColumn("resolve after", "right tight"),
+    table.TableColumn("repeat every", "right tight"),
+    table.TableColumn("sends to", "wide"),
+    table.TableColumn("source", "tight"),
 )
 NEW = "New rule"
 MOST_TRIED = 20
@@ -42,7 +42,7 @@ TOLD = "rules-told"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RulesSource:
     """Rules that apply to this dashboard, and the store's file if it can be edited, else why not."""
 
     config: Config
@@ -50,26 +50,26 @@ class Place:
     why_not: str = ""
 
 
-def place() -> Place:
+def place() -> RulesSource:
     """Raises ``ConfigError`` where the file that applies cannot be read."""
     root = getattr(queries.store(), "root", None)
     config = load_config(store_root=root)
     if root is None:
-        return Place(config, None, "this store is not a directory and has no rlwatch.toml of its own")
+        return RulesSource(config, None, "this store is not a directory and has no rlwatch.toml of its own")
     try:
         tuning = read_tuning(root)
     except ConfigError as error:
-        return Place(config, None, str(error))
+        return RulesSource(config, None, str(error))
     if config.path is not None and config.path.resolve() != tuning.path.resolve():
-        return Place(config, None, f"{config.path} overrides the store's rules: edit that file")
-    return Place(config, tuning)
+        return RulesSource(config, None, f"{config.path} overrides the store's rules: edit that file")
+    return RulesSource(config, tuning)
 
 
-def rule_row(rule: Rule, source: str) -> table.Row:
+def rule_row(rule: Rule, source: str) -> table.TableRow:
     """The rule as a row of :data:`COLUMNS`."""
     kinds = ", ".join(fmt.words(kind) for kind in rule.kinds) or ("all others" if rule.except_kinds else "everything")
     critical = rule.for_steps if rule.for_critical is None else rule.for_critical
-    return table.Row(
+    return table.TableRow(
         cells=[
             table.text(fmt.shorten(rule.name, 40)),
             table.text(fmt.shorten(kinds, 300), quiet=True),
@@ -118,7 +118,7 @@ def page() -> None:
         _channels(found.config)
 
 
-def _editor(found: Place) -> None:
+def _editor(found: RulesSource) -> None:
     st.html(el("div", "Change or add a rule", cls="rl-family"))
     if found.tuning is None:
         st.caption(fmt.shorten(found.why_not[:1].upper() + found.why_not[1:], 400))

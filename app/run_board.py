@@ -17,9 +17,9 @@ from . import board, charts, health, layout, pins, queries, run_forecast, run_hi
 from . import format as fmt
 from .board import AT, Board, lines_of
 from .layout import GoToTokens
-from .marks import Mark, marks_of_run
+from .marks import ChartMark, marks_of_run
 from .queries import Outline
-from .run_charts import Panel, Section, all_panels, found_by, sections, unchanging_words
+from .run_charts import MetricChart, MetricSection, all_panels, found_by, sections, unchanging_words
 from .scales import AS_USUAL, Scales
 from .thinning import Branches
 
@@ -48,7 +48,7 @@ AXES = ("step", "time", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BoardOptions:
     """Choices of whoever looks; see the controls above the charts."""
 
     axis: str = "step"
@@ -59,7 +59,7 @@ class Look:
     at: int | None = None
 
     @classmethod
-    def of_address(cls, project: str) -> Look:
+    def of_address(cls, project: str) -> BoardOptions:
         """As the address and the controls say, of a run of ``project``."""
         state, address = st.session_state, st.query_params
         return cls(
@@ -148,12 +148,12 @@ def _zoom(asked: Sequence[float] | None, run_id: str, axis: str) -> None:
     st.session_state[ANEW] = True
 
 
-def _place(run_id: str, axis: str) -> board.Place:
+def _place(run_id: str, axis: str) -> board.StepAxis:
     run = queries.run(run_id)
     return smoothing.place_of(run, axis) or _by_step(run)
 
 
-def _by_step(run: RunInfo) -> board.Place:
+def _by_step(run: RunInfo) -> board.StepAxis:
     outline = queries.outline(run)
     return board.by_step(outline.first, outline.last)
 
@@ -180,17 +180,17 @@ class Drawing:
     """A run, and how it is looked at."""
 
     run: RunInfo
-    look: Look
+    look: BoardOptions
     outline: Outline
     window: tuple[int, int]
     findings: Sequence[Finding]
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
-    def chart(self, panel: Panel, lines: Branches, family: str) -> board.Panel:
+    def chart(self, panel: MetricChart, lines: Branches, family: str) -> board.BoardChart:
         """One metric as a chart."""
         ends, scale = self.look.scales.axis([lines.current.values], panel.limits)
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
-        return board.Panel(
+        return board.BoardChart(
             name=panel.name,
             title=panel.title,
             lines=lines_of(lines, layout.ink(), self.smooth(panel.name)),
@@ -242,7 +242,7 @@ def _healthy_range(
     return float(low), float(high)
 
 
-def strip(drawing: Drawing, panels: Sequence[Panel]) -> list[board.Panel]:
+def strip(drawing: Drawing, panels: Sequence[MetricChart]) -> list[board.BoardChart]:
     """Charts above the fold, as far as the run has them."""
     known = {panel.canonical: panel for panel in panels if panel.canonical}
     known |= {panel.name: panel for panel in panels if not panel.canonical}
@@ -259,8 +259,8 @@ def strip(drawing: Drawing, panels: Sequence[Panel]) -> list[board.Panel]:
 
 
 def _titled(
-    made: board.Panel, title: str, band: tuple[float, float] | None, rules: Sequence[tuple[float, str]]
-) -> board.Panel:
+    made: board.BoardChart, title: str, band: tuple[float, float] | None, rules: Sequence[tuple[float, str]]
+) -> board.BoardChart:
     low, high = made.range
     for level, _ in rules:
         low, high = min(low, level), max(high, level * 1.1)
@@ -268,16 +268,16 @@ def _titled(
     return replace(made, title=title, band=band, rules=rules, range=(low, high), sub=made.title, unit=unit)
 
 
-def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Panel]) -> list[board.Section]:
+def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[MetricChart]) -> list[board.ChartSection]:
     """The pinned; then what was searched for, or the families."""
     look, run, by_name = drawing.look, drawing.run, _by_name(panels)
-    pinned = [by_name.get(name, Panel(name)) for name in look.pins if name in names]
-    found: list[Planned] = [(board.Section("pinned", "Pinned", ()), pinned)] if pinned else []
+    pinned = [by_name.get(name, MetricChart(name)) for name in look.pins if name in names]
+    found: list[Planned] = [(board.ChartSection("pinned", "Pinned", ()), pinned)] if pinned else []
     if look.wanted.strip():
         hits = found_by(names, panels, look.wanted)
         title = f"{len(hits)} of {len(names)} metrics match" if hits else f"None of {len(names)} metrics matches"
         rest = f"and {len(hits) - MOST_FOUND} more: refine the search" if len(hits) > MOST_FOUND else ""
-        return _drawn(drawing, [*found, (board.Section("found", title, (), rest), hits[:MOST_FOUND])])
+        return _drawn(drawing, [*found, (board.ChartSection("found", title, (), rest), hits[:MOST_FOUND])])
     suspects = {finding.metric for finding in drawing.findings}
     families = [_family(look, one) for one in sections(panels, queries.extents(run), run.source, suspects)]
     drawn = _drawn(drawing, [*found, *families])
@@ -286,15 +286,15 @@ def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[Pane
     return list(filter(None, [*drawn[: len(found)], forecast, *drawn[len(found) :], layers]))
 
 
-def _by_name(panels: Sequence[Panel]) -> dict[str, Panel]:
+def _by_name(panels: Sequence[MetricChart]) -> dict[str, MetricChart]:
     return {panel.name: panel for panel in panels}
 
 
-Planned = tuple[board.Section, Sequence[Panel]]
+Planned = tuple[board.ChartSection, Sequence[MetricChart]]
 """A section, and the metrics that are still to be read for its charts."""
 
 
-def _family(look: Look, section: Section) -> Planned:
+def _family(look: BoardOptions, section: MetricSection) -> Planned:
     opened = section.family.name in look.opened
     others = section.more[:MOST_MORE] if opened else []
     notes = [unchanging_words(section)]
@@ -302,11 +302,11 @@ def _family(look: Look, section: Section) -> Planned:
         notes.append(f"and {len(section.more) - MOST_MORE} more: search by name")
     note = " · ".join(filter(None, notes))
     family = section.family
-    made = board.Section(family.name, family.value, (), note, more=len(section.more), open=opened)
+    made = board.ChartSection(family.name, family.value, (), note, more=len(section.more), open=opened)
     return made, [*section.shown, *others]
 
 
-def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.Section]:
+def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.ChartSection]:
     """The sections with their charts, whose metrics are read together."""
     wanted = sorted({panel.name for _, panels in planned for panel in panels})
     read = queries.traces(drawing.run, drawing.window, wanted)
@@ -332,7 +332,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         names = queries.metric_names(run)
         if not names:
             st.caption("No metrics logged yet.")
-        look = Look.of_address(run.project)
+        look = BoardOptions.of_address(run.project)
         drawing = _drawing(run, look)
         place = smoothing.place_of(run, look.axis)
         if place is None:
@@ -344,17 +344,17 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         run_history.show_events(events)
 
 
-def _drawing(run: RunInfo, look: Look) -> Drawing:
+def _drawing(run: RunInfo, look: BoardOptions) -> Drawing:
     outline = queries.outline(run)
     window = charts.read_window(st.query_params, outline.first, outline.last)
     shown = (window.low, window.high)
     return Drawing(run, look, outline, shown, queries.findings(run.run_id), queries.last_values(run.run_id))
 
 
-def _boards(drawing: Drawing, place: board.Place, names: Sequence[str], marked: Sequence[Mark]) -> None:
+def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marked: Sequence[ChartMark]) -> None:
     run, look = drawing.run, drawing.look
     panels = all_panels(names, run.source)
-    risk = [Panel(name) for name in names if name == f"{FORECAST}risk" and name not in _by_name(panels)]
+    risk = [MetricChart(name) for name in names if name == f"{FORECAST}risk" and name not in _by_name(panels)]
     asked = st.session_state.get(ASKED)
     common: dict[str, Any] = {
         "key": run.run_id,

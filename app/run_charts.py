@@ -19,7 +19,7 @@ then more rows, each filled up.
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class MetricChart:
     """One metric: the ``name`` its source uses and, where the table knows it, the canonical one."""
 
     name: str
@@ -59,16 +59,16 @@ class Panel:
 
 
 @dataclass(slots=True)
-class Section:
+class MetricSection:
     """One family: panels shown, panels behind a click, and metrics that never changed (name, value)."""
 
     family: Family
-    shown: list[Panel] = field(default_factory=list)
-    more: list[Panel] = field(default_factory=list)
+    shown: list[MetricChart] = field(default_factory=list)
+    more: list[MetricChart] = field(default_factory=list)
     unchanging: list[tuple[str, float]] = field(default_factory=list)
 
 
-def all_panels(names: Sequence[str], source: str) -> list[Panel]:
+def all_panels(names: Sequence[str], source: str) -> list[MetricChart]:
     """Every metric once: known ones, the telling first, then the others by name.
 
     Layers have a map of their own, the forecast a panel.
@@ -78,22 +78,22 @@ def all_panels(names: Sequence[str], source: str) -> list[Panel]:
     known = sorted((c for c in canonical if c in rank and not c.startswith(FORECAST)), key=rank.__getitem__)
     used = {source for name, source in canonical.items() if name in rank}
     return [
-        *(Panel(canonical[c], c) for c in known),
-        *(Panel(name) for name in sorted(set(names) - used) if not name.startswith(LAYER_PREFIX)),
+        *(MetricChart(canonical[c], c) for c in known),
+        *(MetricChart(name) for name in sorted(set(names) - used) if not name.startswith(LAYER_PREFIX)),
     ]
 
 
 def sections(
-    panels: Sequence[Panel],
+    panels: Sequence[MetricChart],
     extents: Mapping[str, Extent],
     source: str,
     suspects: Collection[str] = (),
-) -> list[Section]:
+) -> list[MetricSection]:
     """The panels by family, by what their metrics were over the whole run (unknown ones go behind the click).
 
     ``suspects`` are metrics a finding speaks of: shown whatever their rank, like those that were ever not finite.
     """
-    found = {family: Section(family) for family in Family}
+    found = {family: MetricSection(family) for family in Family}
     for panel in panels:
         section = found[family_of(panel.canonical or panel.name, source)]
         if not panel.canonical:
@@ -115,16 +115,16 @@ def sections(
     return [section for section in found.values() if section.shown or section.more or section.unchanging]
 
 
-def unchanging_words(section: Section) -> str:
+def unchanging_words(section: MetricSection) -> str:
     """``never changed: optim/lr 1e-06``; empty if all did."""
     if not section.unchanging:
         return ""
     return "never changed: " + " · ".join(f"{name} {fmt.number(value)}" for name, value in section.unchanging)
 
 
-def found_by(names: Sequence[str], panels: Sequence[Panel], wanted: str) -> list[Panel]:
+def found_by(names: Sequence[str], panels: Sequence[MetricChart], wanted: str) -> list[MetricChart]:
     """Every metric whose names or meaning hold all words of ``wanted``, layers and forecasts among them."""
     words = wanted.lower().split()
     listed = {panel.name for panel in panels}
-    every = [*panels, *(Panel(name) for name in sorted(names) if name not in listed)]
+    every = [*panels, *(MetricChart(name) for name in sorted(names) if name not in listed)]
     return [p for p in every if all(word in f"{p.name} {p.canonical} {p.about}".lower() for word in words)]

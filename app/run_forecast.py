@@ -14,12 +14,12 @@ from rlwatch.records import RunInfo, RunState
 
 from . import charts, layout, queries
 from . import format as fmt
-from .board import Line, Panel, Section, lines_of
+from .board import BoardChart, ChartLine, ChartSection, lines_of
 from .charts import Ink
 from .health import AMBER, LOOKS, Word
 from .markup import Markup, el, joined
 from .queries import RunForecasts
-from .thinning import Branches, Curve
+from .thinning import Branches, ThinnedCurve
 
 MOST_BARS = 4
 """Metrics that are shown as what drives a forecast."""
@@ -99,7 +99,7 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
     ]
 
 
-def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[Panel]:
+def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[BoardChart]:
     """Two charts: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at.
 
     The risk alone of a run that is given no chances.
@@ -107,18 +107,22 @@ def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[Panel]:
     lines = traces["forecast/risk"]
     top = max(1.25, *(float(value) for value in lines.current.values), 0.0)
     rules = ((ALARM, "alarm"),)
-    risk = Panel(
+    risk = BoardChart(
         "forecast/risk", "Risk", lines_of(lines, ink), (0.0, 1.1 * top), "times the alarm threshold", rules=rules
     )
     if "forecast/p50" not in traces:
         return [risk]
     main, wide, near = (_percent(traces[f"forecast/{name}"]) for name in ("p50", "p100", "p20"))
     areas = [
-        Line(wide.current, ink.band, "within 100 steps", width=0.6, alpha=0.6, fill=f"{ink.band}1E"),
-        Line(near.current, ink.band, "within 20 steps", width=0.6, alpha=0.6, fill=f"{ink.band}1E"),
+        ChartLine(wide.current, ink.band, "within 100 steps", width=0.6, alpha=0.6, fill=f"{ink.band}1E"),
+        ChartLine(near.current, ink.band, "within 20 steps", width=0.6, alpha=0.6, fill=f"{ink.band}1E"),
     ]
-    drawn = [Line(main.current, ink.line, "within 50 steps", fill=f"{ink.band}24"), *areas, *lines_of(main, ink)[1:]]
-    chance = Panel(
+    drawn = [
+        ChartLine(main.current, ink.line, "within 50 steps", fill=f"{ink.band}24"),
+        *areas,
+        *lines_of(main, ink)[1:],
+    ]
+    chance = BoardChart(
         "forecast/p50", "Chance of a failure", drawn, (0.0, 100.0), "% \u00b7 line: within 50 steps; areas: 20, 50, 100"
     )
     return [chance, risk]
@@ -128,16 +132,16 @@ def _percent(lines: Branches) -> Branches:
     return Branches(_hundredfold(lines.current), tuple(map(_hundredfold, lines.replaced)))
 
 
-def _hundredfold(curve: Curve) -> Curve:
+def _hundredfold(curve: ThinnedCurve) -> ThinnedCurve:
     return replace(curve, values=100.0 * curve.values)
 
 
-def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> Section | None:
+def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> ChartSection | None:
     """The forecasts among the charts; None where there is none to draw."""
     forecasts = queries.run_forecasts(run, window)
     if forecasts is None or not forecasts.traces:
         return None
-    return Section("forecast", "Forecast", forecast_panels(forecasts.traces, ink))
+    return ChartSection("forecast", "Forecast", forecast_panels(forecasts.traces, ink))
 
 
 def show_forecast(run_id: str) -> None:

@@ -18,7 +18,7 @@ from . import format as fmt
 from .health import BLUE, GREY, VERMILLION
 from .layout import GoToTokens
 from .markup import Markup, el, joined
-from .token_steps import Entry, Report
+from .token_steps import LocalisationReport, TokenStep
 from .tokens import Token, culprits_of
 
 NAMED = 3
@@ -51,7 +51,7 @@ def _line(event: Event, culprits: Sequence[Token]) -> Markup:
     if len(culprits) > NAMED:
         parts.append(f"{GAP}and {len(culprits) - NAMED} more")
     if not culprits:
-        entry = Entry(event.attempt, event.step or 0, Report.of(event.body))
+        entry = TokenStep(event.attempt, event.step or 0, LocalisationReport.of(event.body))
         parts.append(f"{GAP}{token_steps.finding(entry, [])[0]}")
     return el("div", joined(*parts), cls="rl-why")
 
@@ -80,15 +80,15 @@ FEW = 6
 FINDING_COLUMNS = table.columns(
     FINDINGS, severity="tight", kind="tight", onset_step="tight", step="tight", message="long", detector="tight wide"
 )
-TOKENS_COLUMN = table.Column("tokens", "tight")
+TOKENS_COLUMN = table.TableColumn("tokens", "tight")
 EVENT_COLUMNS = table.columns(EVENTS, step="tight", kind="tight", body="long")
 COMMAND_COLUMNS = (
-    table.Column("command", "tight lead"),
-    table.Column("status", "tight"),
-    table.Column("result", "long"),
-    table.Column("why", "long middling"),
-    table.Column("by", "tight wide"),
-    table.Column("sent", "right tight"),
+    table.TableColumn("command", "tight lead"),
+    table.TableColumn("status", "tight"),
+    table.TableColumn("result", "long"),
+    table.TableColumn("why", "long middling"),
+    table.TableColumn("by", "tight wide"),
+    table.TableColumn("sent", "right tight"),
 )
 
 
@@ -128,18 +128,18 @@ def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: 
     linked = any(localised.step_of(finding) is not None for finding in newest)
     rows = [finding_row(finding) for finding in newest]
     if linked:
-        rows = [table.Row([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
+        rows = [table.TableRow([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
     opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows, few=FEW)
     if opened is not None:
         go_to_tokens(localised.run_id, int(opened))
     _older(found, newest)
 
 
-def finding_row(finding: Finding) -> table.Row:
+def finding_row(finding: Finding) -> table.TableRow:
     """One finding, or that one got better; its evidence behind a click."""
     key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}-{finding.stage}"
     better = finding.stage.better
-    return table.Row(
+    return table.TableRow(
         [
             table.text(finding.stage.value, quiet=True) if better else table.severity(finding.severity),
             table.text(fmt.words(finding.kind)),
@@ -172,10 +172,10 @@ def show_events(happened: Sequence[Event]) -> None:
     _older(happened, rows)
 
 
-def event_row(event: Event) -> table.Row:
+def event_row(event: Event) -> table.TableRow:
     """One event."""
     what, text = fmt.event_words(event)
-    return table.Row([table.text(fmt.step(event.step)), table.text(what), table.text(text)])
+    return table.TableRow([table.text(fmt.step(event.step)), table.text(what), table.text(text)])
 
 
 def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
@@ -222,11 +222,11 @@ def _cancel(run_id: str, command_id: str) -> None:
     st.toast(words.get(command.status, f"Too late: {command.status.value}"), icon=":material/undo:")
 
 
-def command_row(command: Command, now: float) -> table.Row:
+def command_row(command: Command, now: float) -> table.TableRow:
     """One command."""
     status = CommandStatus.EXPIRED if commands.missed(command, now) else command.status
     shape, colour = STATUS_LOOK[status]
-    return table.Row(
+    return table.TableRow(
         [
             table.text(fmt.words(command.kind), commands.arguments(command)),
             table.mark(shape, colour, commands.outcome(command, now)),

@@ -13,9 +13,9 @@ from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import RunInfo
 
 from . import overlays
-from .board import Cells, Panel, Section
+from .board import BoardChart, Cells, ChartSection
 from .queries import BUCKETS, REFRESH_SHARE, metric_names, outline, store, store_url
-from .thinning import Curve, Floats, branches
+from .thinning import Floats, ThinnedCurve, branches
 
 COLUMNS = 120
 """Stretches of steps that are norms apart."""
@@ -32,7 +32,7 @@ class LayerRow:
     """One layer: its name, and its norms, thinned to their extremes."""
 
     name: str
-    curve: Curve
+    curve: ThinnedCurve
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def map_height(rows: int) -> int:
     return FOOT_PX + min(max(LEAST_PX, rows * ROW_PX), MOST_PX)
 
 
-def map_section(shown: LayerMap, apart: Curve | None = None) -> Section:
+def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSection:
     """The map among the charts, on their axis; below it the heterogeneity of the layers, where that is known."""
     names = shown.cells.names
     left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
@@ -116,7 +116,7 @@ def map_section(shown: LayerMap, apart: Curve | None = None) -> Section:
         left_out,
         broken,
     )
-    panel = Panel(
+    panel = BoardChart(
         name="layers",
         title="gradient norm by layer",
         lines=(),
@@ -125,12 +125,12 @@ def map_section(shown: LayerMap, apart: Curve | None = None) -> Section:
         cells=shown.cells,
         height=map_height(len(names)),
     )
-    return Section("layers", "Layers", [panel] if apart is None else [panel, apart_panel(apart)], span=3)
+    return ChartSection("layers", "Layers", [panel] if apart is None else [panel, apart_panel(apart)], span=3)
 
 
-def apart_panel(curve: Curve) -> Panel:
+def apart_panel(curve: ThinnedCurve) -> BoardChart:
     """The line of heterogeneity."""
-    return Panel(
+    return BoardChart(
         name="layers-apart",
         title="heterogeneity of the layers",
         lines=(overlays.line("heterogeneity", 0, curve),),
@@ -143,7 +143,7 @@ def apart_panel(curve: Curve) -> Panel:
 # Gradient norms of a run's layers, thinned for the screen.
 
 
-def layer_section(run: RunInfo, window: tuple[int, int]) -> Section | None:
+def layer_section(run: RunInfo, window: tuple[int, int]) -> ChartSection | None:
     """One map of all layers; None where none was measured."""
     every = metric_names(run)
     names = [name.removeprefix(LAYER_PREFIX) for name in every if name.startswith(LAYER_PREFIX)]

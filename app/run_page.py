@@ -9,9 +9,9 @@ import streamlit as st
 
 from rlwatch.analysis.runs import StoredRun
 from rlwatch.diagnosis import Action, Cause, Diagnosis
+from rlwatch.error_boundary import call_or, described
 from rlwatch.plugins import usable
 from rlwatch.records import Alert, Command, RunInfo, RunState
-from rlwatch.seam import asked, described
 from rlwatch.state import explained, headline_of
 from rlwatch.wording import code_in
 
@@ -29,7 +29,7 @@ from . import (
     run_history,
 )
 from . import format as fmt
-from .health import Health, ending_words, firing_clauses, judge, last_alarm_words, pause_of
+from .health import StatusWord, ending_words, firing_clauses, judge, last_alarm_words, pause_of
 from .layout import GoToTokens
 from .markup import Markup, el, joined
 
@@ -138,7 +138,7 @@ def _name(run: RunInfo) -> Markup:
     return el("div", project, fmt.shorten(run.name or run.run_id, 240), cls="rl-name")
 
 
-def _facts(run: RunInfo, health: Health, step_s: float | None, now: float) -> Markup:
+def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -> Markup:
     facts = [
         _fact("", "" if run.state is RunState.RUNNING else run.state.value),
         _fact("step", fmt.step(run.last_step)),
@@ -154,7 +154,7 @@ def _facts(run: RunInfo, health: Health, step_s: float | None, now: float) -> Ma
     return el("div", word(health), *facts, cls="rl-facts")
 
 
-def word(health: Health) -> Markup:
+def word(health: StatusWord) -> Markup:
     """Shape, in its colour, and word."""
     look = health.look
     return el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {health.word.value}", cls="rl-word")
@@ -245,7 +245,7 @@ def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paus
 def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str) -> None:
     """A plugin's HTML of the run, behind a fold of its name; where it raises, that it did."""
     run = StoredRun(queries.store(), run_id)
-    given = asked(lambda: panel(run), lambda error: el("p", f"The panel failed: {described(error)}"))
+    given = call_or(lambda: panel(run), lambda error: el("p", f"The panel failed: {described(error)}"))
     if given:
         with st.expander(name, key=f"panel-{name}"):
             st.html(str(given))

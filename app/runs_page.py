@@ -30,7 +30,7 @@ from .fleet import (
     matching,
     run_entries,
 )
-from .fleet_rows import COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, Shown
+from .fleet_rows import COLUMNS, DEFAULT_COLUMNS, DEFAULT_CURVES, FleetView
 from .health import Word
 from .layout import GoToCompare, GoToRun
 from .markup import el
@@ -141,7 +141,7 @@ def _runs_list(
         st.caption("No run matches these filters.")
         return
     boxed = len(entries) > 1 or may_edit
-    shown = Shown(view.columns, view.curves, view.sort, now, frozenset(picked) if boxed else None)
+    shown = FleetView(view.columns, view.curves, view.sort, now, frozenset(picked) if boxed else None)
     lines = _lines(in_order(fitting, view.sort), view)
     opened = table.show(
         "runs",
@@ -174,15 +174,15 @@ class View:
     rows: int = AT_FIRST
 
 
-def _lines(entries: Sequence[RunEntry], view: View) -> list[fleet_rows.Line]:
+def _lines(entries: Sequence[RunEntry], view: View) -> list[fleet_rows.FleetRow]:
     """Runs and, where the list is grouped, groups: a group of one is its run."""
     if view.group == NOT_GROUPED:
-        return [fleet_rows.Line((entry,)) for entry in entries]
-    found: list[fleet_rows.Line] = []
+        return [fleet_rows.FleetRow((entry,)) for entry in entries]
+    found: list[fleet_rows.FleetRow] = []
     for name, members in groups(entries, view.group).items():
         unfolded = name in view.unfolded
-        found.append(fleet_rows.Line(tuple(members), name, unfolded))
-        found += [fleet_rows.Line((entry,), member=True) for entry in members] if unfolded else []
+        found.append(fleet_rows.FleetRow(tuple(members), name, unfolded))
+        found += [fleet_rows.FleetRow((entry,), member=True) for entry in members] if unfolded else []
     return found
 
 
@@ -336,7 +336,7 @@ def _unreadable(fleet: Fleet) -> None:
         return
     with st.expander(f"{fmt.plural(len(fleet.unreadable), 'run')} cannot be read", icon=":material/error:"):
         rows = [
-            table.Row([table.text(fmt.shorten(name, 80)), table.text(why)])
+            table.TableRow([table.text(fmt.shorten(name, 80)), table.text(why)])
             for name, why in sorted(fleet.unreadable.items())
         ]
-        table.show("unreadable", (table.Column("run", "long"), table.Column("why", "long")), rows)
+        table.show("unreadable", (table.TableColumn("run", "long"), table.TableColumn("why", "long")), rows)

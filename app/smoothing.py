@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import streamlit as st
 
-from rlwatch.compare.alignment import Axis, Subject, counts, names_of, ruler
+from rlwatch.compare.alignment import Axis, ComparedRun, counts, names_of, ruler
 from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
 from . import queries
-from .board import Place, by_step, usual_range
+from .board import StepAxis, by_step, usual_range
 from .queries import BUCKETS, Version
-from .thinning import Curve, Floats, thin
+from .thinning import Floats, ThinnedCurve, thin
 
 OFF = "off"
 EMA = "EMA"
@@ -71,20 +71,20 @@ def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
 
 def smooth_curve(
     one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str, *, clip: bool = False
-) -> Curve:
+) -> ThinnedCurve:
     """The branch that counts, smoothed over all of it and thinned within ``window``; ``clip``: without its outliers."""
     kept = counts(one, starts)
     order = np.argsort(one.steps[kept], kind="stable")
     steps, values = one.steps[kept][order], smoothed(one.values[kept][order], how, clip=clip)
     inside = (steps >= window[0]) & (steps <= window[1])
     curve = thin(steps[inside], values[inside], BUCKETS)
-    return Curve(curve.steps, curve.values, np.zeros(len(curve), dtype=np.bool_))
+    return ThinnedCurve(curve.steps, curve.values, np.zeros(len(curve), dtype=np.bool_))
 
 
 # Places of steps.
 
 
-def place_of(run: RunInfo, kind: str) -> Place | None:
+def place_of(run: RunInfo, kind: str) -> StepAxis | None:
     """The axis of a run; None where it does not tell what the axis needs."""
     if kind == "step":
         outline = queries.outline(run)
@@ -93,10 +93,10 @@ def place_of(run: RunInfo, kind: str) -> Place | None:
 
 
 @st.cache_data(show_spinner=False, max_entries=20)
-def _place(url: str, version: Version, kind: str) -> Place | None:  # noqa: ARG001  (url and version are the key)
+def _place(url: str, version: Version, kind: str) -> StepAxis | None:  # noqa: ARG001  (url and version are the key)
     source = queries.store()
     run = source.run(version[0])
-    subject = Subject(
+    subject = ComparedRun(
         name=run.run_id,
         source=run.source,
         names=names_of(source.metric_names(run.run_id), run.source),
@@ -111,4 +111,4 @@ def _place(url: str, version: Version, kind: str) -> Place | None:  # noqa: ARG0
     # Places must grow, or a place would name no step.
     places = found.places / unit
     grown, first = np.unique(places, return_index=True)
-    return Place(kind, found.steps[first], grown) if len(grown) > 1 else None
+    return StepAxis(kind, found.steps[first], grown) if len(grown) > 1 else None

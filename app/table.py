@@ -23,7 +23,7 @@ NAME_LIMIT = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``lead``
     (the head of a card, on a phone).
 
@@ -37,7 +37,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """``opens`` is what a click asks for, a run's id on most pages (``""``: nothing); ``chosen``: it is shown now.
 
     ``picked``: its box is ticked; None: it has no box. ``unfolded``: of a group, whether its members are shown;
@@ -53,10 +53,10 @@ class Row:
     member: bool = False
 
 
-def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[Column, ...]:
+def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[TableColumn, ...]:
     """Columns of :mod:`rlwatch.columns` by name, each in its style; those of numbers are aligned to the right."""
     return tuple(
-        Column(columns_of.title_of(of, name), f"right {style}".strip() if of[name].right else style)
+        TableColumn(columns_of.title_of(of, name), f"right {style}".strip() if of[name].right else style)
         for name, style in styles.items()
     )
 
@@ -131,8 +131,8 @@ def marked(cell: Cell, shape: str, colour: str) -> Cell:
 
 def show(
     key: str,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
+    columns: Sequence[TableColumn],
+    rows: Sequence[TableRow],
     *,
     on_open: Callable[[str], None] | None = None,
     on_pick: Callable[[Mapping[str, bool]], None] | None = None,

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ThinnedCurve:
     """Points of one line: finite ones in order, and the places where it is not finite.
 
     ``steps`` (N,) and ``values`` (N,) finite; ``breaks`` (N,) is True where the line must not be joined
@@ -40,8 +40,8 @@ class Curve:
 class Branches:
     """One metric over all attempts: the line that counts, and the stretches a later attempt replaced."""
 
-    current: Curve
-    replaced: tuple[Curve, ...] = field(default=())
+    current: ThinnedCurve
+    replaced: tuple[ThinnedCurve, ...] = field(default=())
 
 
 def branches(one: Series, starts: dict[int, int], window: tuple[int, int], buckets: int) -> Branches:
@@ -56,7 +56,7 @@ def branches(one: Series, starts: dict[int, int], window: tuple[int, int], bucke
     return Branches(thin(one.steps[inside & kept], one.values[inside & kept], buckets), tuple(old))
 
 
-def thin(steps: Ints, values: Floats, buckets: int) -> Curve:
+def thin(steps: Ints, values: Floats, buckets: int) -> ThinnedCurve:
     """At most ``2 * buckets + 2`` of the points, the extremes of every bucket and both ends among them.
 
     Steps need not be sorted nor distinct; points of one step keep their order of arrival.
@@ -71,7 +71,7 @@ def thin(steps: Ints, values: Floats, buckets: int) -> Curve:
     # A line is broken where at least one non-finite value lay between two drawn points.
     holes = np.cumsum(~finite)[chosen]
     breaks = np.diff(holes, prepend=holes[:1]) > 0
-    return Curve(steps[chosen], values[chosen], breaks, bad)
+    return ThinnedCurve(steps[chosen], values[chosen], breaks, bad)
 
 
 def _extremes(steps: Ints, values: Floats, buckets: int) -> Ints:
@@ -110,14 +110,14 @@ def sparkline(one: Series, starts: dict[int, int], points: int = 30) -> tuple[li
     return in_unit_square(small(one, starts, points))
 
 
-def small(one: Series, starts: dict[int, int], points: int = 30) -> Curve:
+def small(one: Series, starts: dict[int, int], points: int = 30) -> ThinnedCurve:
     """The newest branch of ``one``, thinned to what a line in a table can show."""
     if not len(one.steps):
-        return Curve(one.steps, one.values, np.empty(0, np.bool_))
+        return ThinnedCurve(one.steps, one.values, np.empty(0, np.bool_))
     return branches(one, starts, (int(one.steps.min()), int(one.steps.max())), points).current
 
 
-def mean_of(curves: Sequence[Curve], points: int = 40) -> tuple[Curve, NDArray[np.float64]]:
+def mean_of(curves: Sequence[ThinnedCurve], points: int = 40) -> tuple[ThinnedCurve, NDArray[np.float64]]:
     """Mean of several lines over the steps of all, and mean less and plus their standard deviation (2, N).
 
     Each counts over its own steps alone; steps that are not finite in one of them are marked.
@@ -125,18 +125,18 @@ def mean_of(curves: Sequence[Curve], points: int = 40) -> tuple[Curve, NDArray[n
     drawn = [curve for curve in curves if len(curve)]
     bad = tuple(sorted({item for curve in curves for item in curve.bad}))
     if not drawn:
-        return Curve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_), bad), np.empty((2, 0))
+        return ThinnedCurve(np.empty(0, np.int64), np.empty(0), np.empty(0, np.bool_), bad), np.empty((2, 0))
     grid = np.linspace(min(c.steps[0] for c in drawn), max(c.steps[-1] for c in drawn), points)
     rows = np.array([np.interp(grid, c.steps, c.values, left=np.nan, right=np.nan) for c in drawn])
     held = np.isfinite(rows).sum(axis=0)
     grid, rows, held = grid[held > 0], rows[:, held > 0], held[held > 0]
     middle = np.nanmean(rows, axis=0)
     spread = np.sqrt(np.nansum((rows - middle) ** 2, axis=0) / np.maximum(held - 1, 1))
-    line = Curve(grid.astype(np.int64), middle, np.zeros(len(grid), np.bool_), bad)
+    line = ThinnedCurve(grid.astype(np.int64), middle, np.zeros(len(grid), np.bool_), bad)
     return line, np.stack((middle - spread, middle + spread))
 
 
-def in_unit_square(curve: Curve, band: Floats | None = None) -> tuple[list[list[float]], list[float]]:
+def in_unit_square(curve: ThinnedCurve, band: Floats | None = None) -> tuple[list[list[float]], list[float]]:
     """Points ``[x, y]`` (y up) of a line, or of its ``band`` (2, N) as ``[x, y, low, high]``; and the x of what is not
     finite. The square is that of the line and its band.
     """

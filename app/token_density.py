@@ -9,14 +9,14 @@ import numpy as np
 import streamlit as st
 from numpy.typing import NDArray
 
-from rlwatch.distributions import QUANTITIES, Distributions, Quantity, distributions, kept_bins
+from rlwatch.distributions import QUANTITIES, Distributions, TokenQuantity, distributions, kept_bins
 from rlwatch.records import DISTRIBUTIONS
 from rlwatch.wording import number
 
 from . import overlays, queries
-from .board import LAST, Line, Panel, Shades
+from .board import LAST, BoardChart, ChartLine, Shades
 from .queries import Version, store
-from .thinning import Curve, Floats, Ints
+from .thinning import Floats, Ints, ThinnedCurve
 
 COLUMNS = 120
 """Stretches of steps that are told apart."""
@@ -41,7 +41,7 @@ class Counted:
     its ends; ``quantiles`` (S, 5) as :data:`SHARES`; ``bad``: steps at which something was not finite, in words.
     """
 
-    quantity: Quantity
+    quantity: TokenQuantity
     steps: Ints
     shares: Floats
     low: Floats
@@ -75,7 +75,7 @@ def _newest(own: Distributions, starts: Mapping[int, int]) -> Distributions:
     return own.where(kept)
 
 
-def _counted(quantity: Quantity, own: Distributions) -> Counted:
+def _counted(quantity: TokenQuantity, own: Distributions) -> Counted:
     low, high = kept_bins(quantity)
     used = np.flatnonzero(own.counts.any(axis=0))
     rows = np.searchsorted(high, (own.low[used] + own.high[used]) / 2).clip(max=len(low) - 1)
@@ -106,7 +106,7 @@ def progress(version: Version) -> Version:
     return (run_id, attempt, last // max(1, last // queries.REFRESH_SHARE), 0.0, state)
 
 
-def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> Panel | None:
+def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> BoardChart | None:
     """The map of a quantity over the steps of ``window``; None where none was kept."""
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
     if not inside.any():
@@ -122,7 +122,7 @@ def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> Panel
     lines = _lines(one, one.quantiles[inside], columns, starts, bad, dark=dark)
     sub = " · ".join(filter(None, [one.quantity.unit, "stronger: more tokens", "lines: 5, 25, 50, 75, 95 % of them"]))
     name, rows = one.quantity.name, one.shares.shape[1]
-    return Panel(name, one.quantity.title, lines, (0.0, float(rows)), sub, shades=shades, height=HEIGHT)
+    return BoardChart(name, one.quantity.title, lines, (0.0, float(rows)), sub, shades=shades, height=HEIGHT)
 
 
 def _columns(steps: Ints) -> tuple[Ints, NDArray[np.intp]]:
@@ -149,7 +149,7 @@ def _lines(
     bad: tuple[tuple[int, str], ...],
     *,
     dark: bool,
-) -> list[Line]:
+) -> list[ChartLine]:
     """Of several steps to a column the lowest of the low quantiles, the highest of the high ones, the middle's mean."""
     used = np.unique(columns)
     reduce: tuple[Callable[[Floats], float], ...] = (np.nanmin, np.nanmin, np.nanmean, np.nanmax, np.nanmax)
@@ -162,7 +162,7 @@ def _lines(
         breaks = np.zeros(len(kept), dtype=np.bool_)
         breaks[1:] = np.diff(used[there]) > 1
         middle = place == len(SHARES) // 2
-        curve = Curve(at, one.rows(kept), breaks, bad if middle else ())
+        curve = ThinnedCurve(at, one.rows(kept), breaks, bad if middle else ())
         outer = 0 if middle else len(overlays.COLOURS) * (2 if place in (0, len(SHARES) - 1) else 1)
         lines.append(
             overlays.line(name, 1 + outer, curve, dark=dark, told=one.told(kept), width=1.8 if middle else 1.1)

@@ -20,7 +20,7 @@ from rlwatch.records import SpikeBatch
 from . import format as fmt
 from . import layout, token_scale, token_steps
 from .markup import Markup, el, joined
-from .token_scale import Level, Quantity, legend
+from .token_scale import Level, TokenMeasure, legend
 from .token_steps import exactly, look, place
 from .tokens import Response, Token, inert, pieces, response_of, tokens
 
@@ -163,7 +163,7 @@ def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequenc
     st.caption(_coverage(found, len(indices), token))
 
 
-def _levels(quantity: Quantity | None, found: Response, indices: np.ndarray) -> tuple[float, list[Level]]:
+def _levels(quantity: TokenMeasure | None, found: Response, indices: np.ndarray) -> tuple[float, list[Level]]:
     """End of the scale of the whole response, and the places on it of the tokens drawn."""
     values = None if quantity is None else token_scale.values(quantity.name, found)
     if quantity is None or values is None:
@@ -201,7 +201,7 @@ def _context(token: Token) -> Markup:
     return el("div", *around, cls="rl-context")
 
 
-def _quantity(found: Response) -> Quantity | None:
+def _quantity(found: Response) -> TokenMeasure | None:
     """Quantity that colours the text, chosen among those measured; None where none was."""
     names = token_scale.measured(found)
     if not names:

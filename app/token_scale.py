@@ -24,7 +24,7 @@ Level = float | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class TokenMeasure:
     """Something measured of each token.
 
     ``signed``: blue below 0, orange above. ``root``: colours follow the square root of its size, so that one huge
@@ -38,13 +38,13 @@ class Quantity:
     root: bool = True
 
 
-CONTRIBUTION = Quantity("contribution", "", "what the token adds to the gradient norm")
+CONTRIBUTION = TokenMeasure("contribution", "", "what the token adds to the gradient norm")
 QUANTITIES = (
     CONTRIBUTION,
-    Quantity("log ratio", "nats", "logp now − logp old: change of the policy since sampling"),
-    Quantity("entropy", "nats", "entropy of the policy at the token", signed=False, root=False),
-    Quantity("mismatch", "nats", "logp old − logp rollout: mismatch between trainer and rollout engine"),
-    Quantity("advantage", "", "advantage of the token", root=False),
+    TokenMeasure("log ratio", "nats", "logp now − logp old: change of the policy since sampling"),
+    TokenMeasure("entropy", "nats", "entropy of the policy at the token", signed=False, root=False),
+    TokenMeasure("mismatch", "nats", "logp old − logp rollout: mismatch between trainer and rollout engine"),
+    TokenMeasure("advantage", "", "advantage of the token", root=False),
 )
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 
@@ -79,7 +79,7 @@ def scale_end(found: np.ndarray) -> float:
     return float(finite.max()) if len(finite) else 0.0
 
 
-def levels(found: np.ndarray, end: float, quantity: Quantity) -> list[Level]:
+def levels(found: np.ndarray, end: float, quantity: TokenMeasure) -> list[Level]:
     """Each value's place on the scale that ends at ``end``."""
     with np.errstate(invalid="ignore"):
         size = np.minimum(np.abs(found) / (end or 1.0), 1.0)
@@ -105,7 +105,7 @@ _STOPS = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
 """Places along the scale where the bar takes a colour, as parts of its end."""
 
 
-def legend(quantity: Quantity | None, end: float, colours: tuple[str, str], levels: Sequence[Level]) -> Markup:
+def legend(quantity: TokenMeasure | None, end: float, colours: tuple[str, str], levels: Sequence[Level]) -> Markup:
     """The scale, what it is of, and swatches of what is on no scale, if there is any; ``None``: nothing measured."""
     parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.says, cls="label")]
     kinds = {level.removeprefix("-") for level in levels if isinstance(level, str)}
@@ -116,7 +116,7 @@ def legend(quantity: Quantity | None, end: float, colours: tuple[str, str], leve
     return el("div", *parts, cls="rl-legend")
 
 
-def _scale(quantity: Quantity, end: float, colours: tuple[str, str]) -> Markup:
+def _scale(quantity: TokenMeasure, end: float, colours: tuple[str, str]) -> Markup:
     """``−3.2 ▓▒░▒▓ 3.2 nats``: the bar is linear in the quantity."""
     if not end:
         return el("span", f"{quantity.name}: no value other than 0")
@@ -125,7 +125,7 @@ def _scale(quantity: Quantity, end: float, colours: tuple[str, str]) -> Markup:
     return el("span", fmt.number(-end) if quantity.signed else "0", bar, high)
 
 
-def _stops(quantity: Quantity, colours: tuple[str, str]) -> str:
+def _stops(quantity: TokenMeasure, colours: tuple[str, str]) -> str:
     below, above = colours
     places = [(at, above) for at in _STOPS]
     if quantity.signed:
@@ -133,7 +133,7 @@ def _stops(quantity: Quantity, colours: tuple[str, str]) -> str:
     return ",".join(_stop(at, colour, quantity) for at, colour in places)
 
 
-def _stop(at: float, colour: str, quantity: Quantity) -> str:
+def _stop(at: float, colour: str, quantity: TokenMeasure) -> str:
     depth = DEEPEST * (abs(at) ** 0.5 if quantity.root else abs(at))
     place = 50 * (1 + at) if quantity.signed else 100 * at
     return f"color-mix(in srgb,{colour} {depth:.0f}%,transparent) {place:.0f}%"

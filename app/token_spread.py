@@ -13,12 +13,12 @@ from rlwatch.ports import Series
 from rlwatch.records import RunInfo
 
 from . import board, charts, layout, overlays, queries, token_density
-from .board import Board, Panel, Section
+from .board import Board, BoardChart, ChartSection
 from .charts import DARK
 from .markup import el
 from .overlays import COLOURS, DASHES
 from .queries import Version, store, store_url, version
-from .thinning import Curve, Floats, Ints, thin
+from .thinning import Floats, Ints, ThinnedCurve, thin
 
 BUCKETS = 240
 
@@ -76,14 +76,14 @@ def show_spreads(run: RunInfo) -> None:
     if bands:
         st.html(el("div", BANDS if maps else BANDS_ALONE + BANDS, cls="rl-soft"))
     board.library()
-    sections = [Section("spreads", "", [*maps, *bands])]
+    sections = [ChartSection("spreads", "", [*maps, *bands])]
     board.show_by_address(Board("spreads", shown, whole, layout.ink(), board.by_step(*whole), sections=sections))
 
 
 @st.cache_data(show_spinner=False, max_entries=50)
 def _maps(
     url: str, key: Version, starts: Mapping[int, int], window: tuple[int, int], *, dark: bool
-) -> tuple[list[Panel], frozenset[str]]:
+) -> tuple[list[BoardChart], frozenset[str]]:
     """Maps of the quantities whose distributions were recorded, and which those are."""
     counted = token_density.read(url, key, starts)
     maps = [panel for one in counted.values() if (panel := token_density.panel(one, window, dark=dark)) is not None]
@@ -99,7 +99,7 @@ def _panels(
     *,
     dark: bool,
     mapped: frozenset[str],
-) -> list[Panel]:
+) -> list[BoardChart]:
     names = queries.canonical_names(store().metric_names(version[0]), source)
     left = [spread for spread in SPREADS if spread.quantity not in mapped]
     wanted = [spread for spread in left if all(metric in names for metric in spread.metrics)]
@@ -114,7 +114,7 @@ def _panels(
 
 def panel_of(
     spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], *, dark: bool = False
-) -> Panel | None:
+) -> BoardChart | None:
     """The chart of one quantity; None where no step has all of its quantiles.
 
     Of several steps to a bucket the mean of the means, the smallest of the low and the largest of the high quantiles:
@@ -161,5 +161,5 @@ def _bucketed(steps: Ints, values: Floats, edges: Floats, reduce: np.ufunc) -> d
     return {int(place): (int(steps[first]), value) for place, first, value in zip(places, firsts, reduced, strict=True)}
 
 
-def _curve(steps: Ints, values: Floats, bad: tuple[tuple[int, str], ...] = ()) -> Curve:
-    return Curve(steps, values, np.zeros(len(steps), dtype=np.bool_), bad)
+def _curve(steps: Ints, values: Floats, bad: tuple[tuple[int, str], ...] = ()) -> ThinnedCurve:
+    return ThinnedCurve(steps, values, np.zeros(len(steps), dtype=np.bool_), bad)

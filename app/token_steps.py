@@ -15,34 +15,34 @@ from rlwatch.records import JSON, NON_FINITE, Event, SpikeBatch
 
 from . import format as fmt
 from . import table
-from .health import AMBER, BLUE, GREY, VERMILLION, Look
+from .health import AMBER, BLUE, GREY, VERMILLION, WordStyle
 from .tokens import LABELS, NUMBERS, Token
 
 NOT_LOCALISED, FAR_OUT_ONLY, NON_FINITE_ONLY = "not localised", "outlier tokens", "non-finite tokens"
 
 LOOKS = {
-    "non-finite": Look("✕", VERMILLION),
-    "token ratio": Look("◆", AMBER),
-    "sequence ratio": Look("▬", AMBER),
-    "reward outlier": Look("★", AMBER),
-    "layer": Look("▤", BLUE),
-    "importance weight": Look("◇", AMBER),
-    "KL term": Look("⌁", AMBER),
-    "advantage scale": Look("☆", AMBER),
-    "normaliser": Look("÷", AMBER),
-    "entropy term": Look("≈", AMBER),
-    "another term": Look("+", BLUE),
-    "log-prob gradient": Look("∇", BLUE),
-    "did not recur": Look("⚡", GREY),
-    "unexplained": Look("?", GREY),
-    NOT_LOCALISED: Look("◌", GREY),
-    NON_FINITE_ONLY: Look("✕", GREY),
-    FAR_OUT_ONLY: Look("·", GREY),
+    "non-finite": WordStyle("✕", VERMILLION),
+    "token ratio": WordStyle("◆", AMBER),
+    "sequence ratio": WordStyle("▬", AMBER),
+    "reward outlier": WordStyle("★", AMBER),
+    "layer": WordStyle("▤", BLUE),
+    "importance weight": WordStyle("◇", AMBER),
+    "KL term": WordStyle("⌁", AMBER),
+    "advantage scale": WordStyle("☆", AMBER),
+    "normaliser": WordStyle("÷", AMBER),
+    "entropy term": WordStyle("≈", AMBER),
+    "another term": WordStyle("+", BLUE),
+    "log-prob gradient": WordStyle("∇", BLUE),
+    "did not recur": WordStyle("⚡", GREY),
+    "unexplained": WordStyle("?", GREY),
+    NOT_LOCALISED: WordStyle("◌", GREY),
+    NON_FINITE_ONLY: WordStyle("✕", GREY),
+    FAR_OUT_ONLY: WordStyle("·", GREY),
 }
-"""Causes as :class:`rlwatch.gradloc.report.Cause` words them, and what else may be said of a step."""
+"""Causes as :class:`rlwatch.gradloc.report.ExcessFactor` words them, and what else may be said of a step."""
 
 
-def look(cause: str) -> Look:
+def look(cause: str) -> WordStyle:
     """Shape and colour of a cause, also of one that this version does not know."""
     return LOOKS.get(cause, LOOKS["unexplained"])
 
@@ -51,19 +51,19 @@ Key = tuple[int, int]
 """Attempt and step."""
 
 STEP_COLUMNS = (
-    table.Column("step", "right tight"),
-    table.Column("gradient norm", "right tight"),
-    table.Column("threshold", "right tight wide"),
-    table.Column("what", "tight"),
-    table.Column("culprits", "right tight"),
-    table.Column("largest share", "right tight"),
-    table.Column("found", "long middling"),
-    table.Column("outlier tokens", "right tight wide"),
+    table.TableColumn("step", "right tight"),
+    table.TableColumn("gradient norm", "right tight"),
+    table.TableColumn("threshold", "right tight wide"),
+    table.TableColumn("what", "tight"),
+    table.TableColumn("culprits", "right tight"),
+    table.TableColumn("largest share", "right tight"),
+    table.TableColumn("found", "long middling"),
+    table.TableColumn("outlier tokens", "right tight wide"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LocalisationReport:
     """Content of an event ``gradient_localised``; as :class:`rlwatch.gradloc.report.Localisation`.
 
     What the event does not say is None or empty; ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
@@ -92,7 +92,7 @@ class Report:
     explained: float | None = None
 
     @classmethod
-    def of(cls, body: Mapping[str, JSON]) -> Report:
+    def of(cls, body: Mapping[str, JSON]) -> LocalisationReport:
         """Read leniently: a page must not fail on an entry it does not know."""
         notes = body.get("notes")
         return cls(
@@ -152,7 +152,7 @@ def _numbers(value: JSON) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TokenStep:
     """One step. ``report`` is None where it was not looked at; ``culprits`` None where they are too old to be read.
 
     ``worst`` is the largest share of a culprit, ``far_out`` counts far-out tokens.
@@ -160,7 +160,7 @@ class Entry:
 
     attempt: int
     step: int
-    report: Report | None = None
+    report: LocalisationReport | None = None
     culprits: int | None = None
     worst: float | None = None
     far_out: int = 0
@@ -179,9 +179,9 @@ class Entry:
         return f"{self.attempt}.{self.step}"
 
 
-def entries(localised: Iterable[Event], culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> list[Entry]:
+def entries(localised: Iterable[Event], culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> list[TokenStep]:
     """Every step that something is known of, newest first; of one localised twice what was said last."""
-    reports = {(e.attempt, e.step): Report.of(e.body) for e in localised if e.step is not None}
+    reports = {(e.attempt, e.step): LocalisationReport.of(e.body) for e in localised if e.step is not None}
     culprits_at, far_at = _by_step(culprits), _by_step(far)
     keys: set[Key] = {*reports, *culprits_at, *far_at}
     found = [_entry(key, reports.get(key), culprits_at.get(key, []), far_at.get(key, [])) for key in keys]
@@ -195,11 +195,13 @@ def _by_step(batches: Sequence[SpikeBatch]) -> dict[Key, list[SpikeBatch]]:
     return found
 
 
-def _entry(key: Key, report: Report | None, culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> Entry:
+def _entry(
+    key: Key, report: LocalisationReport | None, culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]
+) -> TokenStep:
     known = culprits or (report is not None and report.why_not)
-    return Entry(
+    return TokenStep(
         *key,
-        report=Report() if report is None and culprits else report,
+        report=LocalisationReport() if report is None and culprits else report,
         culprits=sum(map(len, culprits)) if known else None,
         worst=report.worst if report is not None and not culprits else largest_share(culprits),
         far_out=sum(map(len, far)),
@@ -214,12 +216,12 @@ def largest_share(batches: Sequence[SpikeBatch]) -> float | None:
     return max(finite, default=None)
 
 
-def matching(all_entries: Sequence[Entry], causes: Sequence[str]) -> list[Entry]:
+def matching(all_entries: Sequence[TokenStep], causes: Sequence[str]) -> list[TokenStep]:
     """Entries of the chosen causes (none chosen: all)."""
     return [entry for entry in all_entries if not causes or entry.cause in causes]
 
 
-def chosen(all_entries: Sequence[Entry], step: str | None, attempt: str | None) -> Entry | None:
+def chosen(all_entries: Sequence[TokenStep], step: str | None, attempt: str | None) -> TokenStep | None:
     """The entry the address names: of that step the newest attempt unless one is named; None if it is not among them.
 
     Without a step the newest localised one; where nothing was localised, the newest.
@@ -237,12 +239,12 @@ def numbered(step: str | None) -> int | None:
     return int(step) if step is not None and step.isascii() and step.isdecimal() and len(step) < 16 else None
 
 
-def step_row(entry: Entry, shown: Entry | None, attempts: int) -> table.Row:
+def step_row(entry: TokenStep, shown: TokenStep | None, attempts: int) -> table.TableRow:
     """The entry as a row of :data:`COLUMNS`; the one that is ``shown`` stands out."""
     report, appearance = entry.report, look(entry.cause)
     norm = "" if report is None else fmt.number(report.norm)
     threshold = "" if report is None else fmt.number(report.threshold)
-    return table.Row(
+    return table.TableRow(
         [
             table.text(fmt.step(entry.step), f"attempt {entry.attempt}" if attempts > 1 else ""),
             table.text(norm),
@@ -258,7 +260,7 @@ def step_row(entry: Entry, shown: Entry | None, attempts: int) -> table.Row:
     )
 
 
-def _found(entry: Entry, report: Report) -> str:
+def _found(entry: TokenStep, report: LocalisationReport) -> str:
     return report.why_not if entry.cause == NOT_LOCALISED else completeness(report)
 
 
@@ -273,7 +275,7 @@ METHODS = {
 """Methods as :class:`rlwatch.gradloc.report.Method` words them, in words."""
 
 
-def completeness(report: Report) -> str:
+def completeness(report: LocalisationReport) -> str:
     """``complete to 0.02%``, or ``incomplete: 7% of the norm is not accounted for``; empty if not known."""
     if report.gap is None or not np.isfinite(report.gap):
         return ""
@@ -286,7 +288,7 @@ def completeness(report: Report) -> str:
 # The tokens of a step in sentences.
 
 
-def headline(entry: Entry, usual: float | None) -> str:
+def headline(entry: TokenStep, usual: float | None) -> str:
     """``Step 4 766: gradient norm 12.3 (usual 0.600, threshold 1.90)``."""
     report = entry.report
     begin = f"Step {fmt.step(entry.step)}"
@@ -301,7 +303,7 @@ def headline(entry: Entry, usual: float | None) -> str:
     return f"{begin}: gradient norm {fmt.number(report.norm)}" + (f" ({known})" if known else "")
 
 
-def finding(entry: Entry, culprits: Sequence[Token]) -> list[str]:
+def finding(entry: TokenStep, culprits: Sequence[Token]) -> list[str]:
     """Sentences: the shares of the norm, or why nobody is named; then how that was found."""
     report = entry.report
     if report is None:
@@ -317,7 +319,7 @@ def finding(entry: Entry, culprits: Sequence[Token]) -> list[str]:
     return [sentence for sentence in [*sentences, _cost(entry)] if sentence]
 
 
-def _only_far_out(entry: Entry) -> str:
+def _only_far_out(entry: TokenStep) -> str:
     if not entry.far_out:
         return "No token data for this step."
     return (
@@ -326,7 +328,7 @@ def _only_far_out(entry: Entry) -> str:
     )
 
 
-def _who(report: Report, culprits: Sequence[Token]) -> str:
+def _who(report: LocalisationReport, culprits: Sequence[Token]) -> str:
     """Verdict, cause and cure, a sentence each; of older records the shares in numbers, or what was said."""
     if report.said:
         return " ".join(_sentence(_capital(text)) for text in report.said)
@@ -371,7 +373,7 @@ def _verified(culprits: Sequence[Token]) -> str:
     return f"{fmt.plural(count, 'token')} verified by a backward of their own" if count else ""
 
 
-def _cost(entry: Entry) -> str:
+def _cost(entry: TokenStep) -> str:
     report = entry.report
     if report is None or not (report.tokens or report.cost):
         return ""

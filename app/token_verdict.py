@@ -12,24 +12,24 @@ from rlwatch.records import JSON
 from . import format as fmt
 from . import table
 from .markup import el
-from .token_steps import Report, number_of
+from .token_steps import LocalisationReport, number_of
 
 UNIT_COLUMNS = (
-    table.Column("contribution", "long"),
-    table.Column("share of the norm", "right tight"),
-    table.Column("along the gradient", "right tight middling"),
-    table.Column("against the gradient", "right tight middling"),
-    table.Column("tokens", "right tight"),
+    table.TableColumn("contribution", "long"),
+    table.TableColumn("share of the norm", "right tight"),
+    table.TableColumn("along the gradient", "right tight middling"),
+    table.TableColumn("against the gradient", "right tight middling"),
+    table.TableColumn("tokens", "right tight"),
 )
 CURE_COLUMNS = (
-    table.Column("intervention", "long"),
-    table.Column("norm", "right tight"),
-    table.Column("resulting norm", "right tight"),
-    table.Column("times", "right tight middling"),
+    table.TableColumn("intervention", "long"),
+    table.TableColumn("norm", "right tight"),
+    table.TableColumn("resulting norm", "right tight"),
+    table.TableColumn("times", "right tight middling"),
 )
 
 
-def show_rollup(report: Report | None) -> None:
+def show_rollup(report: LocalisationReport | None) -> None:
     """Both tables, as far as the step has them."""
     if report is None:
         return
@@ -43,7 +43,7 @@ def show_rollup(report: Report | None) -> None:
         st.html(el("div", "Recomputed with the changed coefficients, not estimated.", cls="rl-soft"))
 
 
-def rollup_words(report: Report) -> str:
+def rollup_words(report: LocalisationReport) -> str:
     """Words on what the shares add up to, and how much of what stands out the tokens below hold."""
     words = ["Shares of the gradient norm; they add up to 100 % minus the gap. Negative shares cancel."]
     if report.count:
@@ -53,12 +53,12 @@ def rollup_words(report: Report) -> str:
     return " ".join(words)
 
 
-def unit_row(unit: Mapping[str, JSON]) -> table.Row:
+def unit_row(unit: Mapping[str, JSON]) -> table.TableRow:
     """A unit as a row of :data:`UNIT_COLUMNS`."""
     level, name = str(unit.get("level") or ""), str(unit.get("name") or "")
     tokens = number_of(unit.get("tokens"))
     known = [number_of(unit.get(part)) for part in ("share", "up", "down")]
-    return table.Row(
+    return table.TableRow(
         [
             table.text(fmt.shorten(name, 80), fmt.shorten(level, 20) if level not in name else ""),
             *(table.text("" if part is None else fmt.percent(part)) for part in known),
@@ -67,12 +67,12 @@ def unit_row(unit: Mapping[str, JSON]) -> table.Row:
     )
 
 
-def cure_row(cure: Mapping[str, JSON]) -> table.Row:
+def cure_row(cure: Mapping[str, JSON]) -> table.TableRow:
     """A cure as a row of :data:`CURE_COLUMNS`."""
     before, after = number_of(cure.get("before")), number_of(cure.get("after"))
     times = after / before if before and after is not None else None
     shown: Sequence[float | None] = (before, after, times)
-    return table.Row(
+    return table.TableRow(
         [
             table.text(fmt.shorten(str(cure.get("action") or cure.get("kind") or ""), 160)),
             *(table.text("" if number is None else fmt.number(number)) for number in shown),

@@ -17,7 +17,7 @@ from .layout import GoToRollouts, GoToRun
 from .markup import el, joined
 from .queries import MOST_BATCHES
 from .token_spread import show_spreads
-from .token_steps import LOOKS, Entry, exact, look, place, share_words_of, top_layer
+from .token_steps import LOOKS, TokenStep, exact, look, place, share_words_of, top_layer
 from .token_verdict import show_rollup
 from .tokens import LABELS, Token, culprits_of, response_of, tokens
 
@@ -25,7 +25,7 @@ LOGPS = ("logp", "old_logp", "rollout_logp", "ref_logp")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TokenTableLayout:
     """A table of tokens: which ``numbers`` it shows. ``with_cause``: cause and layer too; ``opens``: clicks choose."""
 
     numbers: Sequence[str]
@@ -33,20 +33,20 @@ class Layout:
     opens: bool = False
 
     @property
-    def columns(self) -> list[table.Column]:
+    def columns(self) -> list[table.TableColumn]:
         """Its columns."""
-        causes = [table.Column("cause", "tight")] if self.with_cause else []
-        layer = [table.Column("top layer", "tight wide")] if self.with_cause else []
-        numbers = [table.Column(LABELS.get(name, name), "right tight") for name in self.numbers]
-        return [table.Column("token", "long"), table.Column("where", "tight wide"), *causes, *numbers, *layer]
+        causes = [table.TableColumn("cause", "tight")] if self.with_cause else []
+        layer = [table.TableColumn("top layer", "tight wide")] if self.with_cause else []
+        numbers = [table.TableColumn(LABELS.get(name, name), "right tight") for name in self.numbers]
+        return [table.TableColumn("token", "long"), table.TableColumn("where", "tight wide"), *causes, *numbers, *layer]
 
-    def row(self, token: Token, chosen: Token | None = None) -> table.Row:
+    def row(self, token: Token, chosen: Token | None = None) -> table.TableRow:
         """One token."""
         appearance, cause = look(token.words.get("cause", "")), token.words.get("cause", "")
         causes = [table.mark(appearance.shape, appearance.colour, fmt.shorten(cause, 40))] if self.with_cause else []
         layer = [table.text(top_layer(token), quiet=True)] if self.with_cause else []
         numbers = [_number(token, name) for name in self.numbers]
-        return table.Row(
+        return table.TableRow(
             [_name(token), table.text(place(token), quiet=True), *causes, *numbers, *layer],
             opens=token.key if self.opens else "",
             chosen=self.opens and chosen is not None and chosen.key == token.key,
@@ -65,27 +65,29 @@ def _number(token: Token, name: str) -> table.Cell:
     return table.text(written, quiet=value is None, title="" if value is None else exact(value))
 
 
-CULPRITS_LAYOUT = Layout(("share", "own_norm", "ratio", "advantage", "entropy", *LOGPS), with_cause=True, opens=True)
-FAR_OUT_LAYOUT = Layout(("screen", "ratio", "advantage", "entropy", *LOGPS))
+CULPRITS_LAYOUT = TokenTableLayout(
+    ("share", "own_norm", "ratio", "advantage", "entropy", *LOGPS), with_cause=True, opens=True
+)
+FAR_OUT_LAYOUT = TokenTableLayout(("screen", "ratio", "advantage", "entropy", *LOGPS))
 
 
 # Tokens that are culprits again and again (pure).
 
 RECURRING_COLUMNS = (
-    table.Column("token", "long"),
-    table.Column("times", "right tight"),
-    table.Column("steps", "right tight"),
-    table.Column("causes", "long"),
-    table.Column("first step", "right tight"),
-    table.Column("last step", "right tight"),
-    table.Column("largest share", "right tight"),
+    table.TableColumn("token", "long"),
+    table.TableColumn("times", "right tight"),
+    table.TableColumn("steps", "right tight"),
+    table.TableColumn("causes", "long"),
+    table.TableColumn("first step", "right tight"),
+    table.TableColumn("last step", "right tight"),
+    table.TableColumn("largest share", "right tight"),
 )
 MOST_RECURRING = 20
 """Tokens listed."""
 
 
 @dataclass(slots=True)
-class Recurring:
+class RecurringToken:
     """One entry of the vocabulary that was a culprit: how often, where, why. ``token``: the newest of them."""
 
     token: Token
@@ -104,24 +106,24 @@ class Recurring:
             self.share = share if self.share is None else max(self.share, share)
 
 
-def recurring(batches: Iterable[SpikeBatch]) -> list[Recurring]:
+def recurring(batches: Iterable[SpikeBatch]) -> list[RecurringToken]:
     """Tokens that were culprits more than once, the most frequent first. ``batches`` of culprits, oldest first."""
-    found: dict[object, Recurring] = {}
+    found: dict[object, RecurringToken] = {}
     for batch in batches:
         for token in tokens(batch):
             key = token.text if token.token_id is None else token.token_id
             if key is not None:
-                found.setdefault(key, Recurring(token)).add(token, batch.step)
+                found.setdefault(key, RecurringToken(token)).add(token, batch.step)
     again = [one for one in found.values() if one.times > 1]
     return sorted(again, key=lambda one: (-one.times, -(one.share or 0.0), one.token.label))
 
 
-def recurring_row(one: Recurring) -> table.Row:
+def recurring_row(one: RecurringToken) -> table.TableRow:
     """It as a row of :data:`COLUMNS`."""
     token = one.token
     known = token.token_id is not None and token.text is not None
     causes = " · ".join(f"{fmt.shorten(cause, 40)} {count}" for cause, count in one.causes.most_common())
-    return table.Row(
+    return table.TableRow(
         [
             table.text(token.label, f"id {token.token_id}" if known else ""),
             table.text(fmt.step(one.times)),
@@ -147,7 +149,7 @@ MOST_TOKENS = 100
 """Rows of a table of tokens."""
 
 
-def show_step(run: RunInfo, entry: Entry) -> None:
+def show_step(run: RunInfo, entry: TokenStep) -> None:
     """Everything about one step."""
     batches = [batch for batch in queries.of_step(run.run_id, entry.step) if batch.attempt == entry.attempt]
     culprits = culprits_of(batches)
@@ -194,13 +196,13 @@ def _beside(batches: Sequence[SpikeBatch], key: str) -> Token | None:
     return tokens(response.batch, [row])[0]
 
 
-def _notes(entry: Entry) -> None:
+def _notes(entry: TokenStep) -> None:
     notes = () if entry.report is None else entry.report.notes
     if notes:
         st.html(el("div", *(el("div", fmt.shorten(note, 300)) for note in notes[:8]), cls="rl-quiet"))
 
 
-def _layers(entry: Entry, token: Token | None) -> None:
+def _layers(entry: TokenStep, token: Token | None) -> None:
     whole = {} if entry.report is None else entry.report.layers
     own = {} if token is None else token.layers
     colours = token_scale.palette(whole, own)
@@ -212,7 +214,7 @@ def _layers(entry: Entry, token: Token | None) -> None:
         column.html(el("div", bar))
 
 
-def _table(key: str, found: Sequence[Token], chosen: Token | None, layout: Layout) -> None:
+def _table(key: str, found: Sequence[Token], chosen: Token | None, layout: TokenTableLayout) -> None:
     if not found:
         return
     rows = [layout.row(token, chosen) for token in found[:MOST_TOKENS]]
@@ -288,7 +290,7 @@ def _body(run_id: str) -> None:
         show_spreads(run)
 
 
-def _shown(run_id: str, entries: Sequence[Entry]) -> Entry | None:
+def _shown(run_id: str, entries: Sequence[TokenStep]) -> TokenStep | None:
     """Step that the address names, also one too old for the list; None where it names none and there is none."""
     step, attempt = st.query_params.get("step"), st.query_params.get("attempt")
     found, number = token_steps.chosen(entries, step, attempt), token_steps.numbered(step)
@@ -298,16 +300,16 @@ def _shown(run_id: str, entries: Sequence[Entry]) -> Entry | None:
     older = token_steps.entries(
         [], [b for b in batches if b.reason == CULPRITS], [b for b in batches if b.reason in {FAR_OUT, NON_FINITE}]
     )
-    return token_steps.chosen(older, step, attempt) or Entry(0, number)
+    return token_steps.chosen(older, step, attempt) or TokenStep(0, number)
 
 
-def _stay(shown: Entry) -> None:
+def _stay(shown: TokenStep) -> None:
     """Name the step in the address: a newer one must not turn the page under a reader's eyes."""
     if "step" not in st.query_params:
         st.query_params["step"] = str(shown.step)
 
 
-def _steps(entries: Sequence[Entry], shown: Entry) -> None:
+def _steps(entries: Sequence[TokenStep], shown: TokenStep) -> None:
     count = sum(entry.report is not None for entry in entries)
     st.html(el("div", _count_words(count, len(entries) - count), cls="rl-family"))
     found = token_steps.matching(entries, _causes()) if len(entries) > 1 else list(entries)
@@ -345,7 +347,7 @@ def _causes() -> list[str]:
 
 
 def open_step(key: str) -> None:
-    """Show the step of :attr:`Entry.key`; the token chosen before was of another."""
+    """Show the step of :attr:`TokenStep.key`; the token chosen before was of another."""
     attempt, _, step = key.partition(".")
     st.query_params["step"], st.query_params["attempt"] = step, attempt
     st.query_params.pop("token", None)

@@ -80,14 +80,16 @@ def main(steps: int, metrics: int) -> None:
     sys.path[:0] = [str(ROOT / folder) for folder in ("tests/browser", "tests/processes", "benchmarks")]
     import conftest  # type: ignore[import-not-found]
     from rlwatch.cli import ui
-    from rlwatch.cli.app_login import Login, Token, place
+    from rlwatch.cli.app_login import Login, LoginToken, place
 
     with tempfile.TemporaryDirectory() as where, sync_playwright() as playwright:
         names, over = make(where, steps, metrics), Event()
         writing = Thread(target=going_on, args=(where, names, steps, over))
         writing.start()
         at = place("127.0.0.1", ui.free_port("127.0.0.1"))
-        login = Login({role: Token(token) for role, token in conftest.TOKENS.items()}, "what sessions are signed with")
+        login = Login(
+            {role: LoginToken(token) for role, token in conftest.TOKENS.items()}, "what sessions are signed with"
+        )
         server = ui.start_server(ui.app_script(), at, login, where, quiet=True)
         try:
             problem = ui.wait_healthy(server, at.local)

@@ -27,15 +27,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from rlwatch.integrations.step_tally import StepTally, encoded_tally, merge_workers
-from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
-from rlwatch.integrations.verl.sampling import Budget, EveryResponse
+from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, TOKEN_FIELDS, BatchSettings, StepBatch, pieces
+from rlwatch.integrations.verl.sampling import EveryResponse, SamplingBudget
 from rlwatch.integrations.verl.taps import before_update, compacted
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.responses import observe_responses
 
 NANOSECONDS_A_BYTE = 2.2
 SMALL_ROWS = 128
-READING = Reading(longest=32_768, eos=2)
+READING = BatchSettings(longest=32_768, eos=2)
 QUANTILES = ("policy/entropy_p10", "policy/entropy_p90", "policy/kl_ref_p99")
 MEANS = (
     "policy/entropy",
@@ -102,7 +102,7 @@ def measured(way: str, rows: int, longest: int, budget_ms: float) -> dict[str, A
     tags = [{"response_len": n, "max_global_steps": 0} for n in queue.lengths]
     names = [*TOKEN_FIELDS, *RESPONSE_FIELDS]
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
-    chosen = Budget(budget_ms).rows(queue.lengths, 1) if way == "sampled" else None
+    chosen = SamplingBudget(budget_ms).rows(queue.lengths, 1) if way == "sampled" else None
     every = None if chosen is None else EveryResponse.read(queue.keys, queue.lengths, queue.fetch, READING)
     which = range(rows) if chosen is None else chosen
     keys = [queue.keys[row] for row in which]

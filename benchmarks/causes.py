@@ -32,7 +32,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rlwatch.diagnosis import Diagnosis, KnobTracker, Nature, Sureness, Told, diagnose
+from rlwatch.diagnosis import ChangeSource, Confidence, Diagnosis, KnobTracker, Nature, diagnose
 from rlwatch.forecast.tables import read_runs
 from rlwatch.records import Finding, Severity, StepRecord
 from rlwatch.scanner import scan
@@ -161,7 +161,7 @@ def said(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Said:
     first = diagnosis.causes[0]
     return Said(
         tuple(cause.knob for cause in diagnosis.causes),
-        first.sure is Sureness.STRONG,
+        first.sure is Confidence.STRONG,
         diagnosis.nature is Nature.SYMPTOM,
         bool(critical) and first.onset_step > min(critical),
     )
@@ -175,7 +175,7 @@ def answers(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, Said]:
     for step, metrics in rows:
         if step <= until:
             tracker.update(step, metrics)
-    footprints = [turn for turn in tracker.turns if turn.told in (Told.INFERRED, Told.MOVED)]
+    footprints = [turn for turn in tracker.turns if turn.told in (ChangeSource.INFERRED, ChangeSource.MOVED)]
     found, starts = report.findings, {1: rows[0][0]}
     unlogged = diagnose(found, starts=starts, turns=footprints, measured=report.metrics)
     return {

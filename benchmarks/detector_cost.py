@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import quantiles
 
-from rlwatch.detectors.base import Panel
+from rlwatch.detectors.base import DetectorSet
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.forecast import Forecaster
 from rlwatch.forecast.features import FeatureStream
@@ -64,7 +64,7 @@ def rows(steps: int, seed: int = 0, metrics: int = METRICS) -> Iterator[dict[str
 
 def together(stretch: list[dict[str, float]]) -> float:
     """Microseconds a step of all detectors of a run, which share what several of them follow."""
-    panel = Panel(default_detectors())
+    panel = DetectorSet(default_detectors())
     return min(_took(panel.update, stretch, part) for part in (0, 1, 2))
 
 

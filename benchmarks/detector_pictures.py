@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from rlwatch.catalogue import Kind, kinds
+from rlwatch.catalogue import FindingKind, kinds
 from rlwatch.detectors.base import BaseDetector
 from rlwatch.detectors.registry import default_detectors
 from rlwatch.metrics import Family
@@ -100,7 +100,7 @@ def moved(run: Played, metric: str) -> float:
     return (max(finite) - min(finite)) / (max(map(abs, finite)) or 1.0) if finite else 0.0
 
 
-def chosen(kind: Kind, runs: Sequence[Played]) -> tuple[Played, Played | None, str] | None:
+def chosen(kind: FindingKind, runs: Sequence[Played]) -> tuple[Played, Played | None, str] | None:
     """A run in which the kind was found, the nearest in which it was not, and the metric that shows it."""
 
     def metric_of(run: Played) -> str:
@@ -225,7 +225,7 @@ def prose(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in plain.split("\n\n"))
 
 
-def section(kind: Kind, detector: type, found: tuple[Played, Played | None, str] | None) -> str:
+def section(kind: FindingKind, detector: type, found: tuple[Played, Played | None, str] | None) -> str:
     """One kind of finding."""
     parts = [f"### {kind.title}: `{kind.name}`\n", prose(inspect.getdoc(detector) or ""), ""]
     if kind.source:

@@ -28,8 +28,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from rlwatch.link.hub import Chair, Hub
-from rlwatch.link.spoke import Spoke, introduced
-from rlwatch.link.wire import Frame, Kind, Moment
+from rlwatch.link.spoke import WorkerClient, introduced
+from rlwatch.link.wire import Frame, FrameKind, StepKey
 
 SHARES = {"16 kB": 16_000, "0.8 MB": 800_000, "9 MB": 9_000_000}
 STRANGERS, FILES = 300, 256
@@ -91,7 +91,7 @@ def ours(ranks: int) -> None:
     hub = Hub(ranks)
 
     def other(rank: int) -> None:
-        spoke = Spoke(rank, lambda: hub.address, list, lambda _: None)
+        spoke = WorkerClient(rank, lambda: hub.address, list, lambda _: None)
         spoke.start()
         spoke.settled(60.0)
         while spoke.member.open:
@@ -142,7 +142,7 @@ def our_shares() -> None:
             body = os.urandom(size)
             for _ in range(30):
                 step += 1
-                connection.sendall(Frame(Kind.STEP, Moment(0, step, 0), body).packed())
+                connection.sendall(Frame(FrameKind.STEP, StepKey(0, step, 0), body).packed())
         time.sleep(60.0)
 
     pid, step = in_child(other), 0
@@ -150,9 +150,9 @@ def our_shares() -> None:
         begin = time.perf_counter()
         for _ in range(30):
             step += 1
-            while hub.inbox.awaited(Moment(0, step, 0)):
+            while hub.inbox.awaited(StepKey(0, step, 0)):
                 time.sleep(0.0001)
-            hub.inbox.take(Moment(0, step, 0))
+            hub.inbox.take(StepKey(0, step, 0))
         print(f"ours: a share of {name} on a thread of its own: {1e3 * (time.perf_counter() - begin) / 30:.2f} ms")
     ended(pid)
     hub.close()

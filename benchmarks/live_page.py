@@ -31,7 +31,7 @@ def measured(url: str, steps: int, metrics: int) -> None:
 
     import conftest  # type: ignore[import-not-found]
     from rlwatch.cli import ui
-    from rlwatch.cli.app_login import Login, Token, place
+    from rlwatch.cli.app_login import Login, LoginToken, place
     from rlwatch.records import RunInfo, StepRecord
     from rlwatch.store.url import open_store
 
@@ -52,7 +52,7 @@ def measured(url: str, steps: int, metrics: int) -> None:
 
     beats = Thread(target=beating)
     at = place("127.0.0.1", ui.free_port("127.0.0.1"))
-    login = Login({role: Token(token) for role, token in conftest.TOKENS.items()}, "what sessions are signed with")
+    login = Login({role: LoginToken(token) for role, token in conftest.TOKENS.items()}, "what sessions are signed with")
     server = ui.start_server(ui.app_script(), at, login, url, quiet=True)
     try:
         assert ui.wait_healthy(server, at.local) is None

@@ -48,10 +48,10 @@ from tiny_step import dapo, outputs, plant, policy, rollouts
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.bisection import BisectionResult, follow_larger, search, single_token_level
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.passes import Passes, RandomState
+from rlwatch.gradloc.passes import RandomState, RecordedPasses
 from rlwatch.gradloc.report import OwnGradient, TokenAt
 from rlwatch.gradloc.verification import screen, union_candidates, verify_worthwhile
-from rlwatch.integrations.torch.localise import Call, LossPasses
+from rlwatch.integrations.torch.localise import LoopCall, LossPasses
 from rlwatch.tensors.tokens import TokenBatch
 
 LENGTH, FACTOR, MICRO_BATCH = 256, 400, 8192
@@ -87,17 +87,17 @@ class OnePass:
         return sorted(self.own, key=lambda at: -self.own[at].norm)[:k]
 
 
-def one_pass(model: Any, passes: Passes, culprits: int) -> OnePass:
+def one_pass(model: Any, passes: RecordedPasses, culprits: int) -> OnePass:
     found = attribute(model, passes, Direction.of(model))
     screens = [screen(one) for one in passes.all]
     wanted = union_candidates(passes, found.contributions, screens, max(8, culprits))
     return OnePass(found.forwards, verify_worthwhile(model, passes, wanted, found.contributions))
 
 
-def take_step(model: Any, batch: Any, way: str, micro_batches: int) -> Passes:
+def take_step(model: Any, batch: Any, way: str, micro_batches: int) -> RecordedPasses:
     """Forward and backward of the step, its passes kept the way a loop's are."""
     model.zero_grad(set_to_none=True)
-    passes, total = Passes(), batch.mask.sum()
+    passes, total = RecordedPasses(), batch.mask.sum()
     kept = LossPasses(passes)
 
     def forward(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +107,7 @@ def take_step(model: Any, batch: Any, way: str, micro_batches: int) -> Passes:
     for rows in torch.arange(len(batch.ids)).tensor_split(micro_batches):
         part, random = batch.rows(rows), RandomState.now()
         logp, entropy = forward(part.ids)
-        kept.ran(Call(forward, (part.ids,), {}), (logp, entropy), random)
+        kept.ran(LoopCall(forward, (part.ids,), {}), (logp, entropy), random)
         tokens = TokenBatch(logp.detach(), part.mask, ids=part.response, advantages=part.advantages, old_logp=part.old)
         kept.observed({"logp": logp, "entropy": entropy}, tokens)
         dapo(SimpleNamespace(logp=logp, entropy=entropy), part, total).backward()

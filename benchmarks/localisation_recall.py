@@ -42,7 +42,7 @@ from rlwatch.gradloc.attribution import Attribution, attribute
 from rlwatch.gradloc.bisection import BisectionResult, follow_larger, search, single_token_level
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.locate import LocateOptions
-from rlwatch.gradloc.passes import Passes
+from rlwatch.gradloc.passes import RecordedPasses
 from rlwatch.gradloc.report import OwnGradient, TokenAt
 from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify
 
@@ -59,7 +59,7 @@ class Step:
 
     model: Any
     batch: Any
-    passes: Passes
+    passes: RecordedPasses
     planted: Sequence[TokenAt]
     usual: float
 
@@ -81,7 +81,7 @@ class OnePass:
         return sorted(self.own, key=lambda at: -self.own[at].norm)[:k]
 
 
-def one_pass(model: Any, passes: Passes, k: int) -> OnePass:
+def one_pass(model: Any, passes: RecordedPasses, k: int) -> OnePass:
     begin = time.process_time()
     found = attribute(model, passes, Direction.of(model))
     screens = [screen(one) for one in passes.all]

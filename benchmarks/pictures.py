@@ -53,11 +53,13 @@ def screenshots(store: Path, out: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     from rlwatch.cli import ui
-    from rlwatch.cli.app_login import Login, Token, place
+    from rlwatch.cli.app_login import Login, LoginToken, place
 
     where = place("127.0.0.1", ui.free_port("127.0.0.1"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    server = ui.start_server(ui.app_script(), where, Login({"viewer": Token("look")}, "key"), str(store), quiet=True)
+    server = ui.start_server(
+        ui.app_script(), where, Login({"viewer": LoginToken("look")}, "key"), str(store), quiet=True
+    )
     try:
         problem = ui.wait_healthy(server, where.local)
         if problem is not None:

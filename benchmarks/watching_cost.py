@@ -33,9 +33,9 @@ COLUMNS = ("step_ms", "hooks_ms", "threads_ms", "share_percent", "peak_mb")
 
 def time_the_seam() -> list[float]:
     """Make the seam add up its own thread time, nested calls counted once."""
-    from rlwatch.seam import Seam
+    from rlwatch.error_boundary import ErrorBoundary
 
-    spent, depth, inner = [0.0], [0], Seam.attempt
+    spent, depth, inner = [0.0], [0], ErrorBoundary.attempt
 
     def timed(self, tap, work, *args, **kwargs):  # type: ignore[no-untyped-def]
         depth[0] += 1
@@ -47,7 +47,7 @@ def time_the_seam() -> list[float]:
             if not depth[0]:
                 spent[0] += time.thread_time() - begin
 
-    Seam.attempt = timed  # type: ignore[method-assign]
+    ErrorBoundary.attempt = timed  # type: ignore[method-assign]
     return spent
 
 

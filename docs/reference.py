@@ -186,7 +186,7 @@ def keys(heading: str, model: Any, meaning: dict[str, str], made: type | None = 
 def settings() -> str:
     """The page of settings."""
     from rlwatch.alerts import rules, schema
-    from rlwatch.control.policy import Action
+    from rlwatch.control.policy import PermittedAction
 
     def worded(prefix: str) -> dict[str, str]:
         return {key.removeprefix(f"{prefix}."): words for key, words in KEYS.items() if key.startswith(f"{prefix}.")}
@@ -201,7 +201,7 @@ def settings() -> str:
         keys("[[quiet_hours]]", schema.QuietHoursTable, worded("quiet_hours")),
         keys("[[inhibit]]", schema.InhibitTable, worded("inhibit")),
         keys("[notify.NAME]", schema.NotifyTable, worded("notify")),
-        keys("[[actions]]", schema.ActionTable, described(inspect.getdoc(Action) or "")),
+        keys("[[actions]]", schema.ActionTable, described(inspect.getdoc(PermittedAction) or "")),
         keys("[store]", schema.PlaceTable, worded("store")),
         keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),

@@ -23,7 +23,7 @@ ENDLESS = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class TokenQuantity:
     """A quantity of tokens. ``bits`` of the mantissa tell bins apart: 1 for halves, 2 for quarters of an octave.
 
     Values smaller than ``least`` (a power of 2) either way share a bin. ``log``: what is counted is the logarithm.
@@ -42,9 +42,9 @@ class Quantity:
 QUANTITIES = {
     one.name: one
     for one in (
-        Quantity(0, "log_ratio", "importance ratio", "", 1, 2.0**-12, log=True),
-        Quantity(1, "logp_difference", "log-prob difference, trainer − engine", "nats", 1, 2.0**-12),
-        Quantity(2, "entropy", "entropy", "nats", 2, 2.0**-9),
+        TokenQuantity(0, "log_ratio", "importance ratio", "", 1, 2.0**-12, log=True),
+        TokenQuantity(1, "logp_difference", "log-prob difference, trainer − engine", "nats", 1, 2.0**-12),
+        TokenQuantity(2, "entropy", "entropy", "nats", 2, 2.0**-9),
     )
 }
 """What is counted of tokens, by name: log pi / pi_old; log-probs of trainer and rollout engine; entropy."""
@@ -75,7 +75,7 @@ def bin_ends(bits: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([near, -far]), np.concatenate([far, -near])
 
 
-def kept_bins(quantity: Quantity) -> tuple[np.ndarray, np.ndarray]:
+def kept_bins(quantity: TokenQuantity) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper end of every bin of finite values as they are recorded, ascending; each ends where one begins."""
     import numpy as np
 
@@ -86,14 +86,14 @@ def kept_bins(quantity: Quantity) -> tuple[np.ndarray, np.ndarray]:
     return low[order], high[order]
 
 
-def _ends(quantity: Quantity) -> tuple[np.ndarray, np.ndarray]:
+def _ends(quantity: TokenQuantity) -> tuple[np.ndarray, np.ndarray]:
     """:func:`bin_ends`, but that the first bin is that of all small values."""
     low, high = bin_ends(quantity.bits)
     low[0], high[0] = -quantity.least, quantity.least
     return low, high
 
 
-def _folding(quantity: Quantity) -> np.ndarray:
+def _folding(quantity: TokenQuantity) -> np.ndarray:
     """Of every bin the one that it is recorded in: small values in the first, all NaNs in one."""
     import numpy as np
 
@@ -207,7 +207,7 @@ def _columns_of(batch: SpikeBatch) -> tuple[tuple[np.ndarray, ...], SpikeBatch] 
         return None
 
 
-def _gathered(quantity: Quantity, of: np.ndarray, *columns: np.ndarray) -> Distributions:
+def _gathered(quantity: TokenQuantity, of: np.ndarray, *columns: np.ndarray) -> Distributions:
     """One quantity of all records. ``of`` (N, 2): step and attempt of each; ``columns``: which of them a row is of,
     the bin, and how often.
     """

@@ -140,7 +140,7 @@ RECUR = ("token", "position", "prompt", "task", "cause", "layer")
 
 
 @dataclass(frozen=True, slots=True)
-class Recurring:
+class RecurringProperty:
     """A ``value`` of a property that culprits of ``steps`` steps share, of ``of`` steps with culprits."""
 
     property: str
@@ -149,7 +149,7 @@ class Recurring:
     of: int
 
 
-def recurring(rows: Iterable[Row], most: int = 3) -> list[Recurring]:
+def recurring(rows: Iterable[Row], most: int = 3) -> list[RecurringProperty]:
     """Of each of :data:`RECUR` at most ``most`` values that culprits of two or more steps share, the most
     frequent first.
     """
@@ -165,7 +165,7 @@ def recurring(rows: Iterable[Row], most: int = 3) -> list[Recurring]:
     found = []
     for name, values in seen.items():
         counts = Counter({value: len(where) for value, where in values.items() if len(where) > 1})
-        found += [Recurring(name, value, count, len(steps)) for value, count in counts.most_common(most)]
+        found += [RecurringProperty(name, value, count, len(steps)) for value, count in counts.most_common(most)]
     return found
 
 

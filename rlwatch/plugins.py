@@ -20,7 +20,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from rlwatch.seam import asked, described
+from rlwatch.error_boundary import call_or, described
 
 logger = logging.getLogger("rlwatch")
 
@@ -29,7 +29,7 @@ OFF = "RLWATCH_PLUGINS"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ExtensionPoint:
     """One group of entry points. ``needs``: attributes of what is behind one; ``called``: the one that is its name."""
 
     meaning: str
@@ -37,24 +37,24 @@ class Door:
     called: str = ""
 
 
-DOORS: Mapping[str, Door] = {
-    "rlwatch.detectors": Door(
+DOORS: Mapping[str, ExtensionPoint] = {
+    "rlwatch.detectors": ExtensionPoint(
         "class of a detector (rlwatch.ports.Detector)",
         ("family", "kinds", "requires", "update", "arrival", "notice"),
         "name",
     ),
-    "rlwatch.importers": Door(
+    "rlwatch.importers": ExtensionPoint(
         "importer of a log format (rlwatch.importers.Importer), or its class",
         ("expects", "source", "anywhere", "table", "sniff", "reading"),
         "name",
     ),
-    "rlwatch.notifiers": Door("maker of a channel (rlwatch.ports.Notifier) from name= and its settings"),
-    "rlwatch.stores": Door("maker of a store (rlwatch.ports.Store) from its URL; the name is the scheme"),
-    "rlwatch.commands": Door(
+    "rlwatch.notifiers": ExtensionPoint("maker of a channel (rlwatch.ports.Notifier) from name= and its settings"),
+    "rlwatch.stores": ExtensionPoint("maker of a store (rlwatch.ports.Store) from its URL; the name is the scheme"),
+    "rlwatch.commands": ExtensionPoint(
         "class of a command's handler (rlwatch.ports.CommandHandler)", ("meaning", "args", "check", "__call__"), "kind"
     ),
-    "rlwatch.panels": Door("panel of a run's page: from a rlwatch.analysis.runs.StoredRun to HTML, or None"),
-    "rlwatch.forecasters": Door("maker of a forecaster, used where RLWATCH_FORECASTER names it"),
+    "rlwatch.panels": ExtensionPoint("panel of a run's page: from a rlwatch.analysis.runs.StoredRun to HTML, or None"),
+    "rlwatch.forecasters": ExtensionPoint("maker of a forecaster, used where RLWATCH_FORECASTER names it"),
 }
 
 
@@ -120,9 +120,9 @@ def judged(door: str, taken: Collection[str] = ()) -> list[Plugin]:
 
 
 def _loaded(door: str, point: metadata.EntryPoint) -> Plugin:
-    package, version = asked(lambda: _whose(point), lambda _: ("?", "?"))
+    package, version = call_or(lambda: _whose(point), lambda _: ("?", "?"))
     bare = Plugin(door, point.name, point.value, package, version)
-    return asked(
+    return call_or(
         lambda: _made(bare, DOORS[door], point.load()),
         lambda error: _broken(bare, f"cannot be loaded: {described(error)}"),
     )
@@ -132,7 +132,7 @@ def _whose(point: metadata.EntryPoint) -> tuple[str, str]:
     return (point.dist.name, point.dist.version) if point.dist is not None else ("?", "?")
 
 
-def _made(bare: Plugin, door: Door, target: Any) -> Plugin:
+def _made(bare: Plugin, door: ExtensionPoint, target: Any) -> Plugin:
     lacks = [name for name in (*door.needs, *filter(None, [door.called])) if not hasattr(target, name)]
     if lacks:
         return _broken(bare, f"lacks {', '.join(lacks)}: it must be a {door.meaning}")

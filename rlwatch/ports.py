@@ -90,7 +90,7 @@ class Sink(Protocol):
         ...
 
 
-class Parcel(Protocol):
+class PendingRecord(Protocol):
     """Measurements of one step by one rank; made on the training thread and opened on another."""
 
     @property

@@ -182,7 +182,7 @@ def answer(completion: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptComparison:
     """A prompt at one step and at another: mean rewards, answers, and what changed, in words.
 
     ``changed`` is empty where neither the sign of the reward nor the answers did. A reward is None where none of its
@@ -198,7 +198,7 @@ class Turn:
     changed: str
 
 
-def turns(rows: Sequence[Row], step: int, other: int) -> list[Turn]:
+def turns(rows: Sequence[Row], step: int, other: int) -> list[PromptComparison]:
     """Every prompt recorded at both steps: what changed its reward's sign first, then its answers, then the others."""
     found = []
     for seen in prompts_seen(rows):
@@ -207,7 +207,7 @@ def turns(rows: Sequence[Row], step: int, other: int) -> list[Turn]:
             rewards = (_mean_reward(before), _mean_reward(after))
             answers = (_answers(before), _answers(after))
             changed = _changed(rewards, answers)
-            found.append(Turn(seen.prompt_id, seen.prompt, *rewards, *answers, changed))
+            found.append(PromptComparison(seen.prompt_id, seen.prompt, *rewards, *answers, changed))
     return sorted(found, key=_least_changed)
 
 
@@ -235,7 +235,7 @@ def _sign(reward: float | None) -> str:
     return "positive" if reward > 0 else "negative" if reward < 0 else "0"
 
 
-def _least_changed(turn: Turn) -> tuple[int, float]:
+def _least_changed(turn: PromptComparison) -> tuple[int, float]:
     known = turn.before is not None and turn.after is not None
     apart = abs((turn.after or 0.0) - (turn.before or 0.0)) if known else math.nan
     rank = 0 if turn.changed.startswith("reward") else 1 if turn.changed else 2
@@ -246,7 +246,7 @@ def _least_changed(turn: Turn) -> tuple[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TextSpan:
     """Characters ``start`` to ``end`` of a text, and what to say of them."""
 
     start: int
@@ -254,7 +254,7 @@ class Mark:
     says: str
 
 
-def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[Mark]:
+def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[TextSpan]:
     """Culprits that lie in the completion, by the place in the text that was recorded of them, in order.
 
     Only where what stands there is what the culprit and the text around it are, and prompt and reward are its own: a
@@ -267,7 +267,7 @@ def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[Mark]:
         if not isinstance(start, int) or start < 0 or not token or not _may_hold(row, culprit):
             continue
         if text[max(0, start - len(before)) : start + len(token) + len(after)] == before + token + after:
-            found.append(Mark(start, start + len(token), str(culprit.get("cause") or "")))
+            found.append(TextSpan(start, start + len(token), str(culprit.get("cause") or "")))
     return sorted(dict.fromkeys(found), key=lambda mark: (mark.start, mark.end))
 
 

@@ -26,7 +26,7 @@ from rlwatch.importers.lines import shown
 from rlwatch.importers.naming import naming_of
 from rlwatch.importers.registry import read_data, read_log
 from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
-from rlwatch.monitor.engine import Monitor, Outcome, joined
+from rlwatch.monitor.engine import Monitor, MonitorOutcome, joined
 from rlwatch.monitor.forecasting import Forecasts
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, Alert, Event, Finding, ForecastRecord, Severity, StepRecord
@@ -359,7 +359,7 @@ def _steps(records: Sequence[StepRecord]) -> dict[int, list[int]]:
     return {attempt: sorted(own) for attempt, own in sorted(steps.items())}
 
 
-def _alarms(outcome: Outcome) -> Iterator[Alarm]:
+def _alarms(outcome: MonitorOutcome) -> Iterator[Alarm]:
     seen: set[tuple[str, str]] = set()
     for transition in outcome.transitions:
         alert = transition.alert

@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from rlwatch.catalogue import Kind, entry
-from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
+from rlwatch.catalogue import FindingKind, entry
+from rlwatch.diagnosis import Action, Cause, Confidence, Diagnosis, Nature
 from rlwatch.diagnosis.signs import failure_onset, on_branch
 from rlwatch.metrics import foremost, unjudged
 from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Severity, Stage
@@ -246,7 +246,7 @@ def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
         return diagnosis
     if len(kept) == len(diagnosis.causes):
         return replace(diagnosis, causes=kept)
-    enough = bool(kept) and kept[0].sure is not Sureness.WEAK
+    enough = bool(kept) and kept[0].sure is not Confidence.WEAK
     why_not = "" if enough else "no cause is known: nothing that was found began before the failure"
     return replace(diagnosis, causes=kept, enough=enough, why_not=why_not)
 
@@ -319,7 +319,7 @@ class FindingSpan:
     over: Finding | None = None
 
     @property
-    def entry(self) -> Kind:
+    def entry(self) -> FindingKind:
         """The catalogue's entry of its kind."""
         return entry(self.finding.kind)
 
@@ -371,7 +371,7 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class VerdictEvidence:
     """The basis of a state: spans, first step, what is not logged, number of steps, and the ending."""
 
     spans: Sequence[FindingSpan]
@@ -431,7 +431,7 @@ def verdict_of(
     """
     everything = list(told)
     held = on_branch(everything, starts_of_attempts(steps))
-    evidence = Evidence(
+    evidence = VerdictEvidence(
         spans=spans_of(held),
         first=min((own[0] for own in steps.values() if own), default=None),
         missing=_missing(metrics) if metrics or unread_names else (),
@@ -454,7 +454,7 @@ def verdict_of(
     return verdict if ending.how in (End.DONE, End.GOES_ON) else _with_ending(verdict, ending)
 
 
-def _state(evidence: Evidence) -> tuple[State, int | None]:
+def _state(evidence: VerdictEvidence) -> tuple[State, int | None]:
     """Return the state by what was found and what was logged, and the step of a collapse."""
     hard, first = evidence.hard, evidence.first
     critical = [span for span in hard if span.now is Severity.CRITICAL]
@@ -475,13 +475,13 @@ def _state(evidence: Evidence) -> tuple[State, int | None]:
     return (State.NOT_JUDGED if _too_little(evidence) else State.HEALTHY), None
 
 
-def _too_little(evidence: Evidence) -> bool:
+def _too_little(evidence: VerdictEvidence) -> bool:
     """Return whether too little is logged to call the run healthy."""
     few = evidence.steps is not None and evidence.steps < LEAST_STEPS
     return few or REWARD in evidence.missing
 
 
-def _broken(state: State, evidence: Evidence) -> list[FindingSpan]:
+def _broken(state: State, evidence: VerdictEvidence) -> list[FindingSpan]:
     """Return the spans that the state rests on."""
     if state in (State.HEALTHY, State.RECOVERED, State.NOT_JUDGED):
         return []
@@ -502,7 +502,9 @@ def _named_at(state: State, at: int | None) -> str:
     return state.value if at is None else f"{state.value}@{at}"
 
 
-def _brief(state: State, at: int | None, since: int | None, broken: Sequence[FindingSpan], evidence: Evidence) -> str:
+def _brief(
+    state: State, at: int | None, since: int | None, broken: Sequence[FindingSpan], evidence: VerdictEvidence
+) -> str:
     """Return the state, since when, and what broke."""
     title = TITLES[state]
     if state is State.NOT_JUDGED:
@@ -545,11 +547,11 @@ def _together(span: FindingSpan) -> str:
     return f"{', '.join(first)} and {last} broke together"
 
 
-def _critical_once(evidence: Evidence) -> list[FindingSpan]:
+def _critical_once(evidence: VerdictEvidence) -> list[FindingSpan]:
     return [span for span in evidence.spans if span.worst is Severity.CRITICAL and not span.forecast]
 
 
-def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: Evidence) -> str:
+def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: VerdictEvidence) -> str:
     """Return the state with all that belongs to it in one line."""
     parts = [brief]
     if state in (State.HEALTHY, State.RECOVERED, State.AT_RISK):
@@ -585,7 +587,7 @@ def _with_ending(verdict: Verdict, ending: Ending) -> Verdict:
     )
 
 
-def _unjudged(evidence: Evidence) -> str:
+def _unjudged(evidence: VerdictEvidence) -> str:
     """Return why the run was not judged."""
     if evidence.steps == 0:
         return "there is no training step"
@@ -594,13 +596,13 @@ def _unjudged(evidence: Evidence) -> str:
     return _gap(evidence.missing, evidence.unread)
 
 
-def _only_reward(evidence: Evidence) -> str:
+def _only_reward(evidence: VerdictEvidence) -> str:
     """Return that the reward is all that was judged, where it is."""
     others = {*MATTERS, *BESIDE} - {REWARD}
     return " in the reward, and nothing else is logged" if evidence.logged and others <= set(evidence.missing) else ""
 
 
-def _reward_unread(evidence: Evidence) -> str:
+def _reward_unread(evidence: VerdictEvidence) -> str:
     return "; no reward was read" if REWARD in evidence.missing else ""
 
 

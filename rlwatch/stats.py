@@ -23,7 +23,7 @@ __all__ = [
     "Baseline",
     "Cusum",
     "Hold",
-    "Line",
+    "LinearFit",
     "Ranked",
     "Stateful",
     "Thinned",
@@ -163,7 +163,7 @@ LARGEST_SQUARED = 1e100
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearFit:
     """y = ``slope`` x + ``intercept``; ``error`` is the standard error of the slope, ``explained`` in [0, 1] the share
     of the (weighted) variance of y that the line takes up.
     """
@@ -178,7 +178,7 @@ class Line:
         return self.slope * x + self.intercept
 
 
-def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
+def fit_line(x: Sequence[float], y: Sequence[float]) -> LinearFit | None:
     """Least squares of ``y`` on ``x`` (finite, equally many), re-weighted after Huber so that outliers weigh little.
 
     None for fewer than three points, for points without spread in x, and for numbers too large to square. The standard
@@ -205,7 +205,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
     return line
 
 
-def _weighted(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) -> Line | None:
+def _weighted(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) -> LinearFit | None:
     points = list(zip(x, y, weights, strict=True))
     total = math.fsum(weights)
     mean_x = math.fsum(w * a for a, _, w in points) / total
@@ -218,7 +218,7 @@ def _weighted(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) 
     syy = math.fsum(w * (b - mean_y) ** 2 for _, b, w in points)
     left = math.fsum(w * r * r for r, w in zip(rest, weights, strict=True))
     explained = 1.0 - left / syy if syy > 0.0 else 0.0
-    line = Line(slope, mean_y - slope * mean_x, _error(x, rest, weights), min(max(explained, 0.0), 1.0))
+    line = LinearFit(slope, mean_y - slope * mean_x, _error(x, rest, weights), min(max(explained, 0.0), 1.0))
     return line if math.isfinite(line.slope) and math.isfinite(line.intercept) else None
 
 

@@ -17,8 +17,8 @@ from statistics import fmean
 from typing import Protocol
 
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.error_boundary import described
 from rlwatch.errors import ConfigError
-from rlwatch.seam import described
 
 __all__ = ["Sample", "TextProbe", "text_report"]
 

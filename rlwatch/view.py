@@ -18,10 +18,10 @@ from rlwatch.diagnosis import (
     TRACKED,
     Action,
     Cause,
+    Confidence,
     Diagnosis,
+    KnobChange,
     KnobTracker,
-    Sureness,
-    Turn,
     config_turns,
     diagnose,
     row_steps,
@@ -143,7 +143,7 @@ class RunView:
         return self.explanation.causes[0] if self.explanation.enough else None
 
     @property
-    def sureness(self) -> Sureness | None:
+    def sureness(self) -> Confidence | None:
         """Sureness of the cause."""
         return None if self.cause is None else self.cause.sure
 
@@ -350,7 +350,7 @@ class KnobRows:
     rows: Mapping[tuple[int, int], Mapping[str, float]]
     configs: Mapping[int, Mapping[str, JSON]] = field(default_factory=dict)
 
-    def turns(self, starts: Mapping[int, int], source: str, until: int) -> list[Turn]:
+    def turns(self, starts: Mapping[int, int], source: str, until: int) -> list[KnobChange]:
         """Knobs that were turned on the branch that counts, up to the step ``until``."""
         tracker = KnobTracker()
         for attempt, step_ in sorted(place for place in self.rows if place[1] <= until)[-MOST_ROWS:]:

@@ -105,7 +105,7 @@ BROAD = {
 
 
 def test_whatever_is_raised_is_caught_by_a_seam_only():
-    """``rlwatch/seam.py`` says once who may raise through it, and why; the rest of the code asks it."""
+    """``rlwatch/error_boundary.py`` says once who may raise through it, and why; the rest of the code asks it."""
     broad = {}
     for path in FILES:
         caught = [
@@ -116,7 +116,7 @@ def test_whatever_is_raised_is_caught_by_a_seam_only():
         ]
         if caught:
             broad[path.relative_to(ROOT).as_posix()] = len(caught)
-    broad.pop("rlwatch/seam.py")
+    broad.pop("rlwatch/error_boundary.py")
 
     assert broad == BROAD
 
@@ -215,16 +215,16 @@ def test_tests_know_no_more_of_the_inside_than_they_did():
     [
         ("run._engine.stop()", (1, 0)),
         ("self._engine; super()._engine; cls._engine; run.__dict__; torch.Tensor._not_ours", (0, 0)),
-        ("from rlwatch import seam\nmonkeypatch.setattr(seam, 'LIMIT', 1)", (0, 1)),
-        ("monkeypatch.setattr('rlwatch.seam.LIMIT', 1)\nmonkeypatch.setattr('os.open', 1)", (0, 1)),
-        ("monkeypatch.setattr(f'rlwatch.seam.{name}', 1)", (0, 1)),
+        ("from rlwatch import error_boundary as seam\nmonkeypatch.setattr(seam, 'LIMIT', 1)", (0, 1)),
+        ("monkeypatch.setattr('rlwatch.error_boundary.LIMIT', 1)\nmonkeypatch.setattr('os.open', 1)", (0, 1)),
+        ("monkeypatch.setattr(f'rlwatch.error_boundary.{name}', 1)", (0, 1)),
         ("import os\nmonkeypatch.setattr(os, 'open', 1)", (0, 0)),
         ("class Health: pass\nmonkeypatch.setattr(Health, 'status', 1)", (0, 0)),
         (
             "patch.setattr(run, 'commands', 1)\npatch.setattr(run, name, 1)\npatch.setattr(trainer, 'no_name_of_ours', 1)",
             (0, 2),
         ),
-        ("from rlwatch import seam\npartial(monkeypatch.setattr, seam, 'LIMIT', 1)", (0, 1)),
+        ("from rlwatch import error_boundary as seam\npartial(monkeypatch.setattr, seam, 'LIMIT', 1)", (0, 1)),
     ],
 )
 def test_what_is_counted(text, counts):

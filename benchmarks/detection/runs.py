@@ -19,7 +19,7 @@ from pathlib import Path
 from detection.score import Run
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.forecast.labels import Outcome, read_labels
+from rlwatch.forecast.labels import RunOutcome, read_labels
 from rlwatch.forecast.tables import read_runs
 from rlwatch.importers.base import ImportedRun
 from rlwatch.importers.registry import read_log
@@ -152,7 +152,7 @@ def corpus(table: Path, labels: Path) -> list[Labelled]:
     found = []
     for i, label in enumerate(known.of(runs)):
         severity = (
-            "healthy" if label.outcome is Outcome.CLEAN else "unlabelled" if label.onset is None else "instability"
+            "healthy" if label.outcome is RunOutcome.CLEAN else "unlabelled" if label.onset is None else "instability"
         )
         records = [StepRecord(step, metrics) for step, metrics in runs.stream(i)]
         run = Run(label.run, runs.recipes[i], severity, label.onset, tuple(record.step for record in records))

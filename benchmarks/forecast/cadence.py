@@ -14,8 +14,8 @@ from rich.progress import track
 
 from rlwatch.cli.options import examples
 from rlwatch.forecast import Forecaster
-from rlwatch.forecast.examples import Log, Row
-from rlwatch.forecast.labels import Label, Outcome, label_runs, read_labels
+from rlwatch.forecast.examples import LogCadence, Row
+from rlwatch.forecast.labels import Label, RunOutcome, label_runs, read_labels
 from rlwatch.forecast.tables import RunTable, read_runs
 from rlwatch.forecast.thresholds import NEAR, QUIET_STEPS
 from rlwatch.records import ClosedStep
@@ -64,7 +64,7 @@ def alarmed(rows: Sequence[Row]) -> list[int]:
 def judged(rows: Sequence[Row], label: Label, built_up: bool, cadences: Sequence[int] = CADENCES) -> Run:
     """A run at all cadences."""
     found = {
-        (every, how): alarmed(Log(every, how == "last").of(list(rows)))
+        (every, how): alarmed(LogCadence(every, how == "last").of(list(rows)))
         for every in cadences
         for how in WAYS
         if every > 1
@@ -85,7 +85,7 @@ def judged_runs(table: RunTable, labels: Sequence[Label], jobs: int = 1) -> list
     work = [
         (list(table.stream(i)), label, built_up(table, i, label.onset or 0))
         for i, label in enumerate(labels)
-        if label.outcome in {Outcome.EVENT, Outcome.CLEAN}
+        if label.outcome in {RunOutcome.EVENT, RunOutcome.CLEAN}
     ]
     found = Parallel(n_jobs=jobs, return_as="generator")(delayed(judged)(*each) for each in work)
     return list(track(found, description="runs", total=len(work)))
@@ -94,7 +94,7 @@ def judged_runs(table: RunTable, labels: Sequence[Label], jobs: int = 1) -> list
 def figures(runs: Sequence[Run], every: int, how: str) -> dict[str, Any]:
     """Row of the table."""
     failing = [run for run in runs if run.label.onset is not None and run.built_up]
-    clean = [run for run in runs if run.label.outcome is Outcome.CLEAN]
+    clean = [run for run in runs if run.label.outcome is RunOutcome.CLEAN]
     ahead = [run for run in failing if (at := run.first(every, how)) is not None and at <= run.label.onset - AHEAD]  # type: ignore[operator]
     fine = [run for run in failing if run.first(1, how) is not None]
     late = max(LATE_STEPS, LATE_ROWS * every)

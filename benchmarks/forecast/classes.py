@@ -28,9 +28,9 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.forecast.examples import Row, Split, folds_of
 from rlwatch.forecast.forecaster import Forecaster
 from rlwatch.forecast.gate import LogClass, skill_of
-from rlwatch.forecast.labels import Label, Outcome, label_runs
+from rlwatch.forecast.labels import Label, RunOutcome, label_runs
 from rlwatch.forecast.tables import RunTable, read_runs
-from rlwatch.forecast.training import Growth, out_of_fold, prepare
+from rlwatch.forecast.training import TreeSettings, out_of_fold, prepare
 from rlwatch.importers.registry import read_log
 from rlwatch.records import ClosedStep
 
@@ -162,7 +162,7 @@ def held_out(found: Found, whole: RunTable) -> None:
     labels = label_runs(table)
     parts, fold = prepare(table, labels, progress=print), folds_of(table, Split.RECIPE, FOLDS)
     scored = parts.scored
-    logits = out_of_fold(scored, parts.coarse, fold, Growth(), profiles=["taps", TRL], progress=print)
+    logits = out_of_fold(scored, parts.coarse, fold, TreeSettings(), profiles=["taps", TRL], progress=print)
     chances = {name: calibrated(scored, fold, each, logits["taps"]) for name, each in logits.items()}
     fine = parts.fine
     for i, label in enumerate(labels.of(table)):
@@ -179,7 +179,7 @@ def held_out(found: Found, whole: RunTable) -> None:
 
 
 def _end(label: Label) -> float:
-    return label.onset if label.outcome is Outcome.EVENT and label.onset is not None else np.inf
+    return label.onset if label.outcome is RunOutcome.EVENT and label.onset is not None else np.inf
 
 
 def log_of(rows: Sequence[Row]) -> str:

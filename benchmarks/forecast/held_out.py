@@ -23,9 +23,9 @@ from rlwatch.forecast.training import (
     EVERYTHING,
     PROFILES,
     RISING,
-    Growth,
     Learn,
     Prepared,
+    TreeSettings,
     chances,
     grow,
     intervals,
@@ -58,7 +58,7 @@ def tools_of(
     labels: Labels,
     parts: Prepared,
     split: str,
-    how: Growth,
+    how: TreeSettings,
     jobs: int = 1,
     progress: Callable[[str], None] = print,
 ) -> list[Tool]:
@@ -82,7 +82,12 @@ def tools_of(
 
 
 def ablations(
-    table: RunTable, parts: Prepared, split: str, how: Growth, jobs: int = 1, progress: Callable[[str], None] = print
+    table: RunTable,
+    parts: Prepared,
+    split: str,
+    how: TreeSettings,
+    jobs: int = 1,
+    progress: Callable[[str], None] = print,
 ) -> list[Tool]:
     """The model alone in other forms: one of its halves, trees that may only rise, fewer signals."""
     fold = folds_of(table, split)
@@ -97,7 +102,7 @@ def ablations(
     return found
 
 
-def _forms(how: Growth) -> dict[str, tuple[npt.NDArray[np.bool_], Growth, Learn]]:
+def _forms(how: TreeSettings) -> dict[str, tuple[npt.NDArray[np.bool_], TreeSettings, Learn]]:
     """Name -> columns that are left out, how trees are grown, what learns."""
     signals = np.array([signal_of(feature) for feature in FEATURES])
     everything = np.zeros(len(FEATURES), dtype=bool)

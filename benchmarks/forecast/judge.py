@@ -29,7 +29,7 @@ from rlwatch.cli.options import examples
 from rlwatch.forecast import Forecaster
 from rlwatch.forecast.labels import Labels, label_runs, labels_of_index
 from rlwatch.forecast.tables import RunTable, read_runs
-from rlwatch.forecast.training import Growth, Prepared, prepare
+from rlwatch.forecast.training import Prepared, TreeSettings, prepare
 from rlwatch.records import ClosedStep, Severity, StepRecord
 from rlwatch.scanner import scan
 
@@ -82,14 +82,14 @@ def judge(
     command: Annotated[str, typer.Option("--command", help="Said to have made the page; by default this one.")] = "",
     ablated: Annotated[bool, typer.Option("--ablations/--no-ablations", help="Models that lack something.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes.")] = 1,
-    trees: Annotated[int, typer.Option("--trees", min=5, help="Trees of each hazard.")] = Growth().trees,
+    trees: Annotated[int, typer.Option("--trees", min=5, help="Trees of each hazard.")] = TreeSettings().trees,
 ) -> None:
     """Judge the forecaster fold by fold beside simple tools, write what came of it, and make the leaderboard's page."""
     made_by = command or " ".join(("python", *sys.argv))
     rows = read_runs(table)
     labels = label_runs(rows)
     corpus = Corpus(rows, labels, prepare(rows, labels, jobs=jobs, progress=print))
-    how = Growth(trees=trees)
+    how = TreeSettings(trees=trees)
     simple = run_baselines(rows, lambda items: track(items, description="simple tools"))
     simple += ceilings(rows, labels)
     named = (each.partition("=") for each in scores or [])

@@ -14,9 +14,9 @@ from forecast.cadence import AHEAD, built_up
 from rlwatch.cli.options import examples
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast import thresholds
-from rlwatch.forecast.examples import Examples, Floats, Log
+from rlwatch.forecast.examples import Examples, Floats, LogCadence
 from rlwatch.forecast.forecaster import BUDGET
-from rlwatch.forecast.labels import Labels, Outcome, label_runs
+from rlwatch.forecast.labels import Labels, RunOutcome, label_runs
 from rlwatch.forecast.model import load, write_model
 from rlwatch.forecast.tables import RunTable, read_runs
 from rlwatch.forecast.thresholds import NEAR
@@ -55,13 +55,15 @@ def lines(table: RunTable, labels: Labels, made: Trained) -> Iterator[str]:
         yield line(log, small, table, labels, made, logs.only(rows), made.p50[rows])
 
 
-def line(log: Log, small: bool, table: RunTable, labels: Labels, made: Trained, part: Examples, p50: Floats) -> str:
+def line(
+    log: LogCadence, small: bool, table: RunTable, labels: Labels, made: Trained, part: Examples, p50: Floats
+) -> str:
     """One of them."""
     profile, known = made.model.profiles[0], labels.of(table)
     judged, ways = thresholds.smoothed(part, p50), thresholds.smoothed(part, part.static)
     alarm = (judged >= profile.thresholds[BUDGET]) | (ways >= profile.static[BUDGET])
     at = {run: part.step[alarm & (part.run == run)] for run in np.unique(part.run).tolist()}
-    clean = [bool(len(at[run])) for run in at if known[run].outcome is Outcome.CLEAN]
+    clean = [bool(len(at[run])) for run in at if known[run].outcome is RunOutcome.CLEAN]
     onsets = {run: onset for run in at if (onset := known[run].onset) is not None and built_up(table, run, onset)}
     ahead = [bool(((onset - NEAR <= at[run]) & (at[run] <= onset - AHEAD)).any()) for run, onset in onsets.items()]
     sound = thresholds.healthy(part, thresholds.sound_until(table, labels))

@@ -22,7 +22,7 @@ from rlwatch.tensors.lengths import observe_lengths
 from rlwatch.tensors.likelihood import observe_displacement, observe_logp
 from rlwatch.tensors.masked import indicator
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, nonfinite
-from rlwatch.tensors.mismatch import Gap, observe_mismatch, response_gap_stats
+from rlwatch.tensors.mismatch import LogProbGap, observe_mismatch, response_gap_stats
 from rlwatch.tensors.spread import Quantile, Std
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import Transfer
@@ -68,7 +68,7 @@ def of_tokens(batch: TokenBatch) -> Stats:
     for observer in OBSERVERS:
         stats |= observer(batch)
     if batch.rollout_logp is not None:
-        gap = Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+        gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
         distance = gap.d.abs()
         stats |= response_gap_stats(gap)
         stats["mismatch/logp_absdiff_p99"] = Quantile.of(distance, gap.scored, 0.99)

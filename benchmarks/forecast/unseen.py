@@ -14,7 +14,7 @@ from forecast.cadence import LATE_ROWS, LATE_STEPS, alarmed
 from rlwatch.cli.options import examples
 from rlwatch.forecast.examples import Row, coarse
 from rlwatch.forecast.forecaster import cadence
-from rlwatch.forecast.labels import Label, Outcome, label_runs
+from rlwatch.forecast.labels import Label, RunOutcome, label_runs
 from rlwatch.forecast.tables import read_runs
 from rlwatch.forecast.thresholds import NEAR
 from rlwatch.testing.small_batches import FAILURES, small_run
@@ -76,8 +76,8 @@ def small_batches() -> None:
 
 def line(name: str, runs: Sequence[Judged]) -> str:
     """Row of the table."""
-    clean = [run for run in runs if run.label.outcome is Outcome.CLEAN]
-    failed = [(run, run.label.onset) for run in runs if run.label.outcome is Outcome.EVENT]
+    clean = [run for run in runs if run.label.outcome is RunOutcome.CLEAN]
+    failed = [(run, run.label.onset) for run in runs if run.label.outcome is RunOutcome.EVENT]
     hits = [run.hit(onset, run.every) for run, onset in failed if onset is not None]
     there = [[one for one in clean if onset is not None and one.end >= onset] for _, onset in failed]
     placebo = [
@@ -93,7 +93,7 @@ def line(name: str, runs: Sequence[Judged]) -> str:
 def _judged(rows: list[Row], label: Label, least: int, most: int, every: int) -> Judged | None:
     """None where the log is not one of these."""
     own = cadence(np.array([step for step, _ in rows]))
-    if not least <= own <= most or label.outcome not in {Outcome.EVENT, Outcome.CLEAN}:
+    if not least <= own <= most or label.outcome not in {RunOutcome.EVENT, RunOutcome.CLEAN}:
         return None
     joined = coarse(rows, every) if every else rows
     return Judged(label, every or own, joined[-1][0], alarmed(joined))

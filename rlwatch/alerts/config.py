@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlwatch.alerts.rules import Inhibition, Policy, Rule, default_rules, unknown_kinds
+from rlwatch.alerts.rules import AlertingConfig, Inhibition, Rule, default_rules, unknown_kinds
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.notify.payload import one_line
 from rlwatch.notify.registry import build_notifier
@@ -68,7 +68,7 @@ class Config:
     ``map``: role -> names of metrics in logs that have it.
     """
 
-    policy: Policy = field(default_factory=Policy)
+    policy: AlertingConfig = field(default_factory=AlertingConfig)
     channels: tuple[ChannelConfig, ...] = (ChannelConfig("console", "console"),)
     store_url: str | None = None
     dashboard_url: str = ""
@@ -249,7 +249,7 @@ def tuned_config(file: Path, text: str, foreign: str = "it lies in a store") -> 
         refused += [f"{key} of rule {rule.name}" for key in ignored]
     if len(tables) > MOST_RULES:
         refused.append(f"rules after the first {MOST_RULES}")
-    return Config(policy=Policy(tuple(rules.values())), path=file, refused=_refusal(file, foreign, refused))
+    return Config(policy=AlertingConfig(tuple(rules.values())), path=file, refused=_refusal(file, foreign, refused))
 
 
 def _table_list(value: object) -> list[object]:
@@ -417,7 +417,7 @@ ACTIONS = """
 
 def default_toml() -> str:
     """The file's text. Loading it gives the default rules."""
-    usual = Policy()
+    usual = AlertingConfig()
     parts = [QUIET.format(by=_toml_text(usual.grouping.by.value), wait_s=_toml_text(usual.grouping.wait_s))]
     parts += [_toml_table("inhibit", inhibition, _LIKE) for inhibition in usual.inhibitions]
     return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)]) + ACTIONS

@@ -19,10 +19,10 @@ from functools import cache, partial
 
 from rlwatch.alerts.engine import AlertEvent
 from rlwatch.alerts.matching import alerts_in, quiet_words, silence_matches
-from rlwatch.alerts.messages import Case, Notification, compose_message
-from rlwatch.alerts.rules import GroupBy, Inhibition, Policy, Rule, inhibitors
+from rlwatch.alerts.messages import AlertCase, Notification, compose_message
+from rlwatch.alerts.rules import AlertingConfig, GroupBy, Inhibition, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.diagnosis import Cause, Diagnosis, Sureness
+from rlwatch.diagnosis import Cause, Confidence, Diagnosis
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, Ledger, OutboxMessage, OutboxStatus, RunInfo, Severity, Silence
@@ -100,7 +100,7 @@ FRESH_S = 24 * 3600.0
 """Of a run that is no longer live, alerts that were not published yet are worth it for so long."""
 
 
-def due(case: Case, publications: Publications, now: float) -> list[Notification]:
+def due(case: AlertCase, publications: Publications, now: float) -> list[Notification]:
     """Notifications of the alert that are due at ``now`` (Unix seconds), all channels."""
     alert = case.alert
     if alert.state is AlertState.RESOLVED:
@@ -118,7 +118,7 @@ def due(case: Case, publications: Publications, now: float) -> list[Notification
     return fresh + [again for again in _repeats(case, publications, now) if again.channel not in notified]
 
 
-def _resolved(case: Case, publications: Publications) -> Iterator[Notification]:
+def _resolved(case: AlertCase, publications: Publications) -> Iterator[Notification]:
     """For every channel that was notified that it fires, and not yet that it is over."""
     for channel in publications.channels(case.alert.alert_id):
         earlier = publications.of(case.alert.alert_id, channel)
@@ -127,14 +127,14 @@ def _resolved(case: Case, publications: Publications) -> Iterator[Notification]:
             yield Notification(case, AlertEvent.RESOLVED, channel, severity, case.alert.reason)
 
 
-def _still_current(case: Case, publications: Publications, now: float) -> bool:
+def _still_current(case: AlertCase, publications: Publications, now: float) -> bool:
     if case.live or not case.rule.only_live:
         return True
     fired = case.alert.fired_at or 0.0
     return not publications.of(case.alert.alert_id) and now - fired < FRESH_S
 
 
-def _first_publications(case: Case, publications: Publications) -> Iterator[Notification]:
+def _first_publications(case: AlertCase, publications: Publications) -> Iterator[Notification]:
     alert = case.alert
     for channel in dict.fromkeys(case.rule.channels):
         earlier = publications.of(alert.alert_id, channel)
@@ -145,7 +145,7 @@ def _first_publications(case: Case, publications: Publications) -> Iterator[Noti
             yield Notification(case, AlertEvent.ESCALATED, channel, alert.severity, alert.reason, number)
 
 
-def _eased(case: Case, publications: Publications) -> Iterator[Notification]:
+def _eased(case: AlertCase, publications: Publications) -> Iterator[Notification]:
     """For every channel that was notified that it is worse than it is now."""
     alert = case.alert
     for channel in publications.channels(alert.alert_id):
@@ -170,7 +170,7 @@ def _count(earlier: Sequence[Publication], event: AlertEvent) -> int:
     return sum(publication.event is event for publication in earlier)
 
 
-def _unacknowledged(case: Case, publications: Publications, now: float) -> Iterator[Notification]:
+def _unacknowledged(case: AlertCase, publications: Publications, now: float) -> Iterator[Notification]:
     rule, alert = case.rule, case.alert
     earlier = publications.of(alert.alert_id)
     since = min((publication.at for publication in earlier), default=alert.fired_at or 0.0)
@@ -185,7 +185,7 @@ def _unacknowledged(case: Case, publications: Publications, now: float) -> Itera
             yield Notification(case, AlertEvent.UNACKNOWLEDGED, channel, severity, why)
 
 
-def _overdue(case: Case, since: float, now: float) -> str:
+def _overdue(case: AlertCase, since: float, now: float) -> str:
     """The reason to escalate now, in words; or ""."""
     rule, steps = case.rule, (case.run.last_step or 0) - case.alert.step
     if rule.escalate_after_minutes and now - since >= 60.0 * rule.escalate_after_minutes:
@@ -195,7 +195,7 @@ def _overdue(case: Case, since: float, now: float) -> str:
     return ""
 
 
-def _repeats(case: Case, publications: Publications, now: float) -> Iterator[Notification]:
+def _repeats(case: AlertCase, publications: Publications, now: float) -> Iterator[Notification]:
     rule, alert = case.rule, case.alert
     if not rule.repeat_minutes:
         return
@@ -257,7 +257,11 @@ def settling(alert: Alert, rule: Rule, at: int | None, over: Sequence[Alert], in
 
 
 def held_back(
-    notification: Notification, policy: Policy, silences: Sequence[Silence], inhibited: Mapping[str, str], now: float
+    notification: Notification,
+    policy: AlertingConfig,
+    silences: Sequence[Silence],
+    inhibited: Mapping[str, str],
+    now: float,
 ) -> str:
     """The reason not to publish ``notification`` at ``now``, in words; or "". What is over is never inhibited.
 
@@ -283,7 +287,7 @@ def silenced(notification: Notification, silences: Sequence[Silence], now: float
     return ""
 
 
-def in_quiet_hours(notification: Notification, policy: Policy, now: float) -> str:
+def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: float) -> str:
     """The quiet hours it falls into, in words; or ""."""
     for hours in policy.quiet_hours:
         until = hours.until(now)
@@ -292,7 +296,7 @@ def in_quiet_hours(notification: Notification, policy: Policy, now: float) -> st
     return ""
 
 
-def awaits_group(notification: Notification, policy: Policy, now: float) -> str:
+def awaits_group(notification: Notification, policy: AlertingConfig, now: float) -> str:
     """:data:`WAITING` while it waits for others that begin with it; or ""."""
     fired, wait = notification.case.alert.fired_at or 0.0, policy.grouping.wait_s
     if notification.event is AlertEvent.FIRING and wait and math.isfinite(fired) and 0 <= now - fired < wait:
@@ -329,14 +333,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DispatchPlan:
     """Messages to write, and notifications that are due but held back, each with the reason."""
 
     messages: tuple[OutboxMessage, ...] = ()
     held_back: tuple[tuple[Notification, str], ...] = field(default=())
 
 
-def decide(ledger: Ledger, policy: Policy, snapshot: Snapshot, dashboard_url: str = "") -> Decision:
+def decide(ledger: Ledger, policy: AlertingConfig, snapshot: Snapshot, dashboard_url: str = "") -> DispatchPlan:
     """Decide what to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are left alone."""
     publications = Publications(ledger.messages)
     cases = list(_cases(ledger, policy, snapshot))
@@ -351,23 +355,25 @@ def decide(ledger: Ledger, policy: Policy, snapshot: Snapshot, dashboard_url: st
     joining = awaiting if snapshot.final else _joining(ready, awaiting, policy)
     groups = _grouped([*ready, *joining], policy, publications)
     messages = tuple(_message(group, publications, ledger.alerts, snapshot, dashboard_url) for group in groups)
-    return Decision(messages, tuple(pair for pair in held if pair[0] not in joining))
+    return DispatchPlan(messages, tuple(pair for pair in held if pair[0] not in joining))
 
 
-def _cases(ledger: Ledger, policy: Policy, snapshot: Snapshot) -> Iterator[Case]:
+def _cases(ledger: Ledger, policy: AlertingConfig, snapshot: Snapshot) -> Iterator[AlertCase]:
     acknowledged = {acknowledgement.alert_id: acknowledgement for acknowledgement in ledger.acknowledgements}
     for alert in sorted(ledger.alerts, key=lambda a: (-a.severity.rank, a.onset_step, a.rule, a.kind, a.alert_id)):
         rule, run = policy.rule(alert.rule), snapshot.runs.get(alert.run_id)
         if rule is not None and run is not None:
-            yield Case(alert, rule, run, run.run_id in snapshot.live, acknowledged.get(alert.alert_id))
+            yield AlertCase(alert, rule, run, run.run_id in snapshot.live, acknowledged.get(alert.alert_id))
 
 
-def _notifies(case: Case) -> bool:
+def _notifies(case: AlertCase) -> bool:
     """An alert that notifies nobody inhibits no other."""
     return bool(case.rule.channels or case.rule.escalate_to)
 
 
-def _inhibited(cases: Sequence[Case], publications: Publications, policy: Policy, snapshot: Snapshot) -> dict[str, str]:
+def _inhibited(
+    cases: Sequence[AlertCase], publications: Publications, policy: AlertingConfig, snapshot: Snapshot
+) -> dict[str, str]:
     """Alert id -> words, of those whose cause fires or has only just ended. What settles itself inhibits nothing, and
     a cause that eased goes on to inhibit: what it kept back is no news because of that.
     """
@@ -379,7 +385,7 @@ def _inhibited(cases: Sequence[Case], publications: Publications, policy: Policy
     return settles | words
 
 
-def _fires(case: Case) -> bool:
+def _fires(case: AlertCase) -> bool:
     return _notifies(case) and case.alert.state is AlertState.FIRING
 
 
@@ -389,7 +395,7 @@ def _at_worst(alert: Alert, publications: Publications) -> Alert:
     return replace(alert, severity=_worse(_worst(told), alert.severity)) if told else alert
 
 
-def _settling(cases: Sequence[Case], policy: Policy, snapshot: Snapshot) -> dict[str, str]:
+def _settling(cases: Sequence[AlertCase], policy: AlertingConfig, snapshot: Snapshot) -> dict[str, str]:
     """Alert id -> words, of those whose cause has only just ended; a run that ended has no steps to wait for."""
     over = ended(case.alert for case in cases if _notifies(case))
     waiting = [] if snapshot.final else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
@@ -397,13 +403,15 @@ def _settling(cases: Sequence[Case], policy: Policy, snapshot: Snapshot) -> dict
     return {alert_id: why for alert_id, why in whys.items() if why}
 
 
-def _joining(ready: Sequence[Notification], awaiting: Sequence[Notification], policy: Policy) -> list[Notification]:
+def _joining(
+    ready: Sequence[Notification], awaiting: Sequence[Notification], policy: AlertingConfig
+) -> list[Notification]:
     """Notifications that wait no longer, because one of their group is published now."""
     groups = {_group(notification, policy) for notification in ready}
     return [notification for notification in awaiting if _group(notification, policy) in groups]
 
 
-def _group(notification: Notification, policy: Policy) -> tuple[str, ...]:
+def _group(notification: Notification, policy: AlertingConfig) -> tuple[str, ...]:
     run, by = notification.case.run, policy.grouping.by
     whose = {
         GroupBy.NONE: notification.case.alert.alert_id,
@@ -414,7 +422,7 @@ def _group(notification: Notification, policy: Policy) -> tuple[str, ...]:
 
 
 def _grouped(
-    notifications: Sequence[Notification], policy: Policy, publications: Publications
+    notifications: Sequence[Notification], policy: AlertingConfig, publications: Publications
 ) -> list[list[Notification]]:
     """Notifications that make one message; what was published together ends together."""
     groups: dict[tuple[str, ...], list[Notification]] = {}
@@ -491,14 +499,14 @@ class Dispatcher:
     def __init__(
         self,
         store: Store,
-        policy: Policy,
+        policy: AlertingConfig,
         *,
         dashboard_url: str = "",
         clock: Clock | None = None,
         live: Callable[[RunInfo], bool] = lambda _: True,
         console: bool = False,
     ) -> None:
-        self.decision: Decision = Decision()
+        self.decision: DispatchPlan = DispatchPlan()
         """The last one: what it published and what it held back."""
         self._store = store
         self._policy = policy if console else replace(policy, rules=tuple(map(_without_console, policy.rules)))
@@ -537,7 +545,7 @@ class Dispatcher:
             self._store.put_alerts([], messages)
         return list(messages)
 
-    def _decide(self, ledger: Ledger, snapshot: Snapshot) -> Decision:
+    def _decide(self, ledger: Ledger, snapshot: Snapshot) -> DispatchPlan:
         self.decision = decide(ledger, self._policy, snapshot, self._dashboard_url)
         return self.decision
 
@@ -574,7 +582,7 @@ class Dispatcher:
         if known is None:
             return None
         diagnosis = known[1]
-        sure = (cause for cause in diagnosis.causes if cause.sure is not Sureness.WEAK and cause.symptoms)
+        sure = (cause for cause in diagnosis.causes if cause.sure is not Confidence.WEAK and cause.symptoms)
         return next((cause for cause in sure if kind in (cause.kind, *cause.symptoms)), None)
 
     def _joint_ledger(self, runs: Sequence[RunInfo]) -> Ledger:

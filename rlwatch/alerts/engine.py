@@ -18,7 +18,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Alert, AlertState, Finding, Severity
 from rlwatch.wording import plural
 
-__all__ = ["AlertEngine", "Reason", "Transition"]
+__all__ = ["AlertEngine", "DecisionReason", "Transition"]
 
 
 class AlertEvent(StrEnum):
@@ -36,7 +36,7 @@ class AlertEvent(StrEnum):
     RESOLVED = "resolved"
 
 
-class Reason(StrEnum):
+class DecisionReason(StrEnum):
     """Reasons of the engine's decisions. Those that end in ``_silent`` change nothing."""
 
     FIRST_PENDING = "first_pending"
@@ -72,11 +72,11 @@ class Reason(StrEnum):
 
 
 _EVENTS = {
-    Reason.FIRED_AT_ONCE: AlertEvent.FIRING,
-    Reason.HELD_FOR: AlertEvent.FIRING,
-    Reason.ESCALATED: AlertEvent.ESCALATED,
-    Reason.EASED: AlertEvent.EASED,
-    Reason.RESOLVED: AlertEvent.RESOLVED,
+    DecisionReason.FIRED_AT_ONCE: AlertEvent.FIRING,
+    DecisionReason.HELD_FOR: AlertEvent.FIRING,
+    DecisionReason.ESCALATED: AlertEvent.ESCALATED,
+    DecisionReason.EASED: AlertEvent.EASED,
+    DecisionReason.RESOLVED: AlertEvent.RESOLVED,
 }
 
 
@@ -85,7 +85,7 @@ class Transition:
     """An alert as it is now and why, decided at the row ``seq``. ``ts``: the time given with it, never evaluated."""
 
     alert: Alert
-    reason: Reason
+    reason: DecisionReason
     rule: Rule
     ts: float = 0.0
     seq: int = 0
@@ -118,7 +118,7 @@ def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
 
 
 @dataclass(slots=True)
-class Episode:
+class RuleState:
     """State kept between steps. ``since``, ``critical_since``, ``milder_since`` and ``gone_since`` are steps.
 
     ``worst``: as bad as it was published.
@@ -133,11 +133,11 @@ class Episode:
     gone_since: int | None = None
     worst: Severity = Severity.INFO
 
-    def hold(self, finding: Finding, step: int, ts: float, back: Back = nobody_knows) -> Reason:
+    def hold(self, finding: Finding, step: int, ts: float, back: Back = nobody_knows) -> DecisionReason:
         """The condition holds at ``step``."""
         firing = self.alert.state is AlertState.FIRING
         reason = self._go_on(finding, step) if firing else self._wait(finding, step)
-        if reason is Reason.STILL_FIRING_SILENT:
+        if reason is DecisionReason.STILL_FIRING_SILENT:
             return reason
         self.alert = replace(
             self.alert,
@@ -148,34 +148,34 @@ class Episode:
             evidence=evidence(finding),
             reason=self._words(reason, step, back),
         )
-        if reason in (Reason.HELD_FOR, Reason.FIRED_AT_ONCE):
+        if reason in (DecisionReason.HELD_FOR, DecisionReason.FIRED_AT_ONCE):
             self.alert = replace(self.alert, state=AlertState.FIRING, fired_at=ts)
         if self.alert.state is AlertState.FIRING:
             self.worst = _worse(self.worst, self.alert.severity)
         return reason
 
-    def miss(self, step: int, ts: float, back: Back = nobody_knows) -> Reason:
+    def miss(self, step: int, ts: float, back: Back = nobody_knows) -> DecisionReason:
         """The condition does not hold at ``step``."""
         if self.alert.state is AlertState.PENDING:
-            self._end(Reason.CONDITION_GONE, step, ts, back)
-            return Reason.CONDITION_GONE
+            self._end(DecisionReason.CONDITION_GONE, step, ts, back)
+            return DecisionReason.CONDITION_GONE
         self.gone_since = step if self.gone_since is None else min(self.gone_since, step)
         if step - self.gone_since < self.rule.keep_firing_for:
-            return Reason.KEPT_FIRING_SILENT
-        self._end(Reason.RESOLVED, step, ts, back)
-        return Reason.RESOLVED
+            return DecisionReason.KEPT_FIRING_SILENT
+        self._end(DecisionReason.RESOLVED, step, ts, back)
+        return DecisionReason.RESOLVED
 
-    def _go_on(self, finding: Finding, step: int) -> Reason:
+    def _go_on(self, finding: Finding, step: int) -> DecisionReason:
         self.gone_since = None
         change = alert_severity(self.rule, finding).rank - self.alert.severity.rank
         if change >= 0:
             self.milder_since = None
-            return Reason.ESCALATED if change else Reason.STILL_FIRING_SILENT
+            return DecisionReason.ESCALATED if change else DecisionReason.STILL_FIRING_SILENT
         self.milder_since = step if self.milder_since is None else min(self.milder_since, step)
         eased = step - self.milder_since >= self.rule.keep_firing_for
-        return Reason.EASED if eased else Reason.STILL_FIRING_SILENT
+        return DecisionReason.EASED if eased else DecisionReason.STILL_FIRING_SILENT
 
-    def _wait(self, finding: Finding, step: int) -> Reason:
+    def _wait(self, finding: Finding, step: int) -> DecisionReason:
         first, self.fresh = self.fresh, False
         self.since = min(self.since, step)  # a step number may go back: the wait begins anew
         if finding.severity is not Severity.CRITICAL:
@@ -185,10 +185,10 @@ class Episode:
         patience = self.rule.wait(Severity.CRITICAL)
         critical = self.critical_since is not None and step - self.critical_since >= patience
         if critical or step - self.since >= self.rule.for_steps:
-            return Reason.FIRED_AT_ONCE if first else Reason.HELD_FOR
-        return Reason.FIRST_PENDING if first else Reason.PENDING_SILENT
+            return DecisionReason.FIRED_AT_ONCE if first else DecisionReason.HELD_FOR
+        return DecisionReason.FIRST_PENDING if first else DecisionReason.PENDING_SILENT
 
-    def _end(self, reason: Reason, step: int, ts: float, back: Back) -> None:
+    def _end(self, reason: DecisionReason, step: int, ts: float, back: Back) -> None:
         self.alert = replace(
             self.alert,
             severity=_worse(self.worst, self.alert.severity),
@@ -199,21 +199,21 @@ class Episode:
             resolved_at=ts,
         )
 
-    def _words(self, reason: Reason, step: int, back: Back) -> str:
-        if reason is Reason.RESOLVED:
+    def _words(self, reason: DecisionReason, step: int, back: Back) -> str:
+        if reason is DecisionReason.RESOLVED:
             return self._over(back(self.alert.kind))
-        if reason is Reason.EASED:
+        if reason is DecisionReason.EASED:
             numbers = back(self.alert.kind)
             was = f"no longer {self.alert.severity.value} since step {self.milder_since}"
             return f"{was}: {numbers}" if numbers else was
         rule, since = self.rule, self.since
         return {
-            Reason.FIRST_PENDING: f"active since step {since}; fires after {rule.for_steps} steps",
-            Reason.PENDING_SILENT: f"active since step {since}, {step - since} of {rule.for_steps} steps",
-            Reason.CONDITION_GONE: f"began at step {since}, resolved before it fired",
-            Reason.FIRED_AT_ONCE: f"fired immediately at step {step}",
-            Reason.HELD_FOR: f"active from step {since} to step {step}",
-            Reason.ESCALATED: f"worse than {self.alert.severity.value} since step {step}",
+            DecisionReason.FIRST_PENDING: f"active since step {since}; fires after {rule.for_steps} steps",
+            DecisionReason.PENDING_SILENT: f"active since step {since}, {step - since} of {rule.for_steps} steps",
+            DecisionReason.CONDITION_GONE: f"began at step {since}, resolved before it fired",
+            DecisionReason.FIRED_AT_ONCE: f"fired immediately at step {step}",
+            DecisionReason.HELD_FOR: f"active from step {since} to step {step}",
+            DecisionReason.ESCALATED: f"worse than {self.alert.severity.value} since step {step}",
         }[reason]
 
     def _over(self, numbers: str) -> str:
@@ -227,8 +227,8 @@ def _worse(one: Severity, other: Severity) -> Severity:
     return one if one.rank >= other.rank else other
 
 
-def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> Episode:
-    """A new episode; give it the finding with :meth:`Episode.hold` next."""
+def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> RuleState:
+    """A new episode; give it the finding with :meth:`RuleState.hold` next."""
     alert = Alert(
         alert_id=alert_id(run_id, rule.name, finding.kind, seq),
         run_id=run_id,
@@ -240,7 +240,7 @@ def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> Epi
         step=step,
         message=finding.message,
     )
-    return Episode(rule, alert, since=step)
+    return RuleState(rule, alert, since=step)
 
 
 def alert_severity(rule: Rule, finding: Finding) -> Severity:
@@ -299,7 +299,7 @@ class AlertEngine:
         self.rules = tuple(rules)
         self.decisions: tuple[Transition, ...] = ()
         """All that was decided at the last call, the silent decisions too."""
-        self._episodes: dict[tuple[str, str], Episode] = {}
+        self._episodes: dict[tuple[str, str], RuleState] = {}
 
     def step(
         self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0, back: Back = nobody_knows

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rlwatch.alerts.matching import alert_ids, silence_matches
-from rlwatch.alerts.rules import HEARTBEAT_KINDS, Policy
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, AlertingConfig
 from rlwatch.alerts.silencing import quiet_reasons
-from rlwatch.diagnosis import Cause, Diagnosis, Sureness
+from rlwatch.diagnosis import Cause, Confidence, Diagnosis
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
 from rlwatch.records import (
@@ -89,7 +89,7 @@ def incidents_of(alerts: Iterable[Alert], diagnosis: Callable[[], Diagnosis | No
     beats = [alert for alert in ordered if alert.kind in HEARTBEAT_KINDS]
     found = [alert for alert in ordered if alert.kind not in HEARTBEAT_KINDS]
     known = diagnosis() if len(found) > 1 else None
-    causes = [] if known is None else [cause for cause in known.causes if cause.sure is not Sureness.WEAK]
+    causes = [] if known is None else [cause for cause in known.causes if cause.sure is not Confidence.WEAK]
     groups: list[list[Alert]] = []
     for alert in found:
         mine = [group for group in groups if any(_belong(other, alert, causes) for other in group)]
@@ -131,7 +131,7 @@ def _incident(group: Sequence[Alert], causes: Sequence[Cause]) -> Incident:
     return Incident(lead, tuple(alert for alert in group if alert is not lead), cause)
 
 
-class Standing(StrEnum):
+class IncidentState(StrEnum):
     """States of an incident, as a person sees it."""
 
     FIRING = "firing"
@@ -145,28 +145,28 @@ class Standing(StrEnum):
     RESOLVED = "resolved"
 
 
-QUIET = (Standing.ACKNOWLEDGED, Standing.SNOOZED, Standing.SILENCED, Standing.INHIBITED)
+QUIET = (IncidentState.ACKNOWLEDGED, IncidentState.SNOOZED, IncidentState.SILENCED, IncidentState.INHIBITED)
 
 
-def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool = True) -> Standing:
+def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool = True) -> IncidentState:
     """The state of an incident; ``quiet``: alert id -> why it is quiet though it fires, ``goes_on``: so does its run.
 
     It is quiet once all that fires of it is: then it is what somebody did about it that says how.
     """
     firing = incident.firing
     if firing and not goes_on:
-        return Standing.UNRESOLVED
+        return IncidentState.UNRESOLVED
     if not firing:
         waits = goes_on and any(alert.state is AlertState.PENDING for alert in incident.alerts)
-        return Standing.PENDING if waits else Standing.RESOLVED
+        return IncidentState.PENDING if waits else IncidentState.RESOLVED
     if any(alert.alert_id not in quiet for alert in firing):
-        return Standing.FIRING
+        return IncidentState.FIRING
     words = {quiet[alert.alert_id].partition(" ")[0] for alert in firing}
-    return next((standing for standing in QUIET if standing.value in words), Standing.INHIBITED)
+    return next((standing for standing in QUIET if standing.value in words), IncidentState.INHIBITED)
 
 
 @dataclass(frozen=True, slots=True)
-class Docket:
+class IncidentRecord:
     """An incident with all that people and messages have to do with it.
 
     ``run``: None where it cannot be read. ``quiet``: alert id -> why it is quiet. ``messages``, ``audit``: oldest
@@ -175,7 +175,7 @@ class Docket:
 
     incident: Incident
     run: RunInfo | None = None
-    standing: Standing = Standing.FIRING
+    standing: IncidentState = IncidentState.FIRING
     quiet: Mapping[str, str] = field(default_factory=dict)
     acknowledgements: tuple[Acknowledgement, ...] = ()
     messages: tuple[OutboxMessage, ...] = ()
@@ -200,12 +200,12 @@ class Docket:
 
 def dockets(
     store: Store,
-    policy: Policy,
+    policy: AlertingConfig,
     now: float,
     *,
     run_id: str | None = None,
     diagnose: Callable[[RunInfo], Diagnosis] | None = None,
-) -> list[Docket]:
+) -> list[IncidentRecord]:
     """Every incident of the store, or of one run, that somebody was or will be told of; the one that fired last first.
 
     ``diagnose``: how a run is diagnosed, if not from the store anew. May raise ``StoreError``.
@@ -258,15 +258,15 @@ class _Desk:
             return None  # they are grouped by their steps alone
 
     def docket(
-        self, incident: Incident, quiet: Mapping[str, str], silences: Sequence[Silence], policy: Policy
-    ) -> Docket:
+        self, incident: Incident, quiet: Mapping[str, str], silences: Sequence[Silence], policy: AlertingConfig
+    ) -> IncidentRecord:
         run = self._runs.get(incident.run_id)
         ids = [alert.alert_id for alert in incident.alerts]
         messages = {m.message_id: m for alert_id in ids for m in self._messages.get(alert_id, ())}
         labels = {alert.rule: _labels(policy, alert.rule) for alert in incident.alerts}
         mine = [s for s in silences if any(silence_matches(s, a, run, labels[a.rule]) for a in incident.alerts)]
         entries = [entry for alert_id in ids for entry in self._audit.get(alert_id, ())]
-        docket = Docket(
+        docket = IncidentRecord(
             incident,
             run,
             quiet={alert_id: quiet[alert_id] for alert_id in ids if alert_id in quiet},
@@ -278,6 +278,6 @@ class _Desk:
         return replace(docket, standing=standing_of(incident, quiet, goes_on=docket.goes_on))
 
 
-def _labels(policy: Policy, name: str) -> Mapping[str, str]:
+def _labels(policy: AlertingConfig, name: str) -> Mapping[str, str]:
     rule = policy.rule(name)
     return rule.labels if rule else {}

@@ -64,7 +64,7 @@ TRIAL_EVENT = "test"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AlertCase:
     """One alert with all that bears on what is published of it. ``live``: its run goes on."""
 
     alert: Alert
@@ -84,7 +84,7 @@ class Case:
 class Notification:
     """One event of one alert for one channel. ``number`` counts repeats; ``why`` it is published now."""
 
-    case: Case
+    case: AlertCase
     event: AlertEvent
     channel: str
     severity: Severity

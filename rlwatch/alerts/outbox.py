@@ -17,11 +17,11 @@ from threading import current_thread, main_thread
 
 from rlwatch.alerts.matching import alert_ids, quiet_words, silence_of
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.error_boundary import call_or, described, run_forever, say, sheltered
 from rlwatch.errors import MissingExtraError, StoreBusyError
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import AlertStore, Delivery, Notifier
 from rlwatch.records import AlertState, OutboxMessage, OutboxStatus, RunInfo
-from rlwatch.seam import asked, described, say, sheltered, tireless
 from rlwatch.store.url import open_store
 
 Backoff = Callable[[int], float]
@@ -280,7 +280,7 @@ class Deliverer:
             return Delivery(ok=False, reason=f"the notifier raised {kind}")
 
         # Ctrl-C at the command line passes; in a thread of ours it is the notifier's own
-        return asked(deliver, failed) if current_thread() is main_thread() else sheltered(deliver, failed)
+        return call_or(deliver, failed) if current_thread() is main_thread() else sheltered(deliver, failed)
 
     def _settle(self, message: OutboxMessage) -> DeliveryReport:
         self._unsettled[message.message_id] = message
@@ -348,7 +348,7 @@ class DeliveryThread:
         self._stop_at: float | None = None
         self._failed = failed
         self._thread = threading.Thread(
-            target=tireless, args=(self._work, self._note), name="rlwatch-delivery", daemon=True
+            target=run_forever, args=(self._work, self._note), name="rlwatch-delivery", daemon=True
         )
 
     @property

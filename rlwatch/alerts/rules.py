@@ -2,8 +2,8 @@
 
 The words are those of Prometheus alerting rules (``for``, ``keep_firing_for``, labels), except that
 durations are counted in step numbers: a rule says the same of a live run and of a replay, and of a log
-with one row every ten steps. A :class:`Policy` adds what applies to all rules: which alerts share a message, which
-are held back because of another (inhibition), and when people sleep (quiet hours).
+with one row every ten steps. An :class:`AlertingConfig` adds what applies to all rules: which alerts share a message,
+which are held back because of another (inhibition), and when people sleep (quiet hours).
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class GroupBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
+class AlertGrouping:
     """``wait_s``: seconds a firing alert waits for others of its group. 0: those of one step share a message."""
 
     by: GroupBy = GroupBy.RUN
@@ -437,11 +437,11 @@ class _DefaultInhibitions(Sequence[Inhibition]):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AlertingConfig:
     """Everything that decides what is published to whom and when; ``forecast``: whether runs are forecast at all."""
 
     rules: tuple[Rule, ...] = field(default_factory=default_rules)
-    grouping: Grouping = Grouping()
+    grouping: AlertGrouping = AlertGrouping()
     quiet_hours: tuple[QuietHours, ...] = ()
     inhibitions: Sequence[Inhibition] = _DefaultInhibitions()
     forecast: bool = True

@@ -9,7 +9,16 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, field_validator
 
-from rlwatch.alerts.rules import DAYS, GroupBy, Grouping, Inhibition, Policy, QuietHours, Rule, default_inhibitions
+from rlwatch.alerts.rules import (
+    DAYS,
+    AlertGrouping,
+    AlertingConfig,
+    GroupBy,
+    Inhibition,
+    QuietHours,
+    Rule,
+    default_inhibitions,
+)
 from rlwatch.alerts.silencing import seconds_of
 from rlwatch.errors import ConfigError
 from rlwatch.notify.registry import notifier_kinds
@@ -60,7 +69,7 @@ Level = Annotated[Severity, Strict(strict=False)]
 
 
 class GroupingTable(_Table):
-    """``[grouping]``: :class:`rlwatch.alerts.rules.Grouping`."""
+    """``[grouping]``: :class:`rlwatch.alerts.rules.AlertGrouping`."""
 
     by: GroupBy = Field(default=GroupBy.RUN, strict=False)
     wait_s: float = Field(default=0.0, ge=0, le=3600, strict=False)
@@ -109,7 +118,7 @@ class NotifyTable(_Table):
 
 
 class ActionTable(_Table):
-    """``[[actions]]``: the fields of :class:`rlwatch.control.policy.Action`, which checks their values."""
+    """``[[actions]]``: the fields of :class:`rlwatch.control.policy.PermittedAction`, which checks their values."""
 
     name: str
     kinds: list[str]
@@ -156,7 +165,7 @@ class FileTable(_Table):
 class Parsed:
     """Content of the file, checked. ``channels``: (name, kind, options); ``actions``: their shape only."""
 
-    policy: Policy
+    policy: AlertingConfig
     default_rules: bool
     channels: tuple[tuple[str, str, Mapping[str, JSON]], ...]
     store_url: str | None
@@ -188,9 +197,9 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
     if problems:
         raise _refusal(file, problems)
     return Parsed(
-        Policy(
+        AlertingConfig(
             tuple(rules),
-            Grouping(table.grouping.by, table.grouping.wait_s),
+            AlertGrouping(table.grouping.by, table.grouping.wait_s),
             tuple(quiet),
             default_inhibitions() if table.inhibit is None else tuple(causes),
             table.forecast,

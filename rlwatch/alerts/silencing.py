@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rlwatch.alerts.dispatch import ended, settling
 from rlwatch.alerts.matching import quiet_words, silence_matches
-from rlwatch.alerts.rules import Policy, Rule, inhibitors
+from rlwatch.alerts.rules import AlertingConfig, Rule, inhibitors
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError
 from rlwatch.ports import AlertStore
@@ -207,7 +207,7 @@ def end_silence(store: AlertStore, reference: str, *, by: str = "", clock: Clock
 
 def quiet_reasons(
     alerts: Sequence[Alert],
-    policy: Policy,
+    policy: AlertingConfig,
     now: float,
     *,
     runs: Mapping[str, RunInfo],
@@ -237,7 +237,9 @@ def quiet_reasons(
     return reasons
 
 
-def _settles(alert: Alert, rule: Rule | None, run: RunInfo | None, over: Sequence[Alert], policy: Policy) -> str:
+def _settles(
+    alert: Alert, rule: Rule | None, run: RunInfo | None, over: Sequence[Alert], policy: AlertingConfig
+) -> str:
     if rule is None or run is None or run.state is not RunState.RUNNING:
         return ""
     return settling(alert, rule, run.last_step, over, policy.inhibitions)

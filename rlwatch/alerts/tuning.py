@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlwatch.alerts.config import Config, rule_toml, tuned_config
-from rlwatch.alerts.engine import AlertEngine, Reason
+from rlwatch.alerts.engine import AlertEngine, DecisionReason
 from rlwatch.alerts.rules import HEARTBEAT_KINDS, Rule, unknown_kinds
 from rlwatch.errors import ConfigError
 from rlwatch.ports import RunReader
@@ -166,9 +166,9 @@ def tried(store: RunReader, run: RunInfo, rule: Rule) -> list[Firing]:
         for seq, step, holding in _held([s for s in seen if later is None or s < later], own):
             for change in engine.step(seq, step, holding):
                 alert = change.alert
-                if change.reason in (Reason.FIRED_AT_ONCE, Reason.HELD_FOR):
+                if change.reason in (DecisionReason.FIRED_AT_ONCE, DecisionReason.HELD_FOR):
                     found[alert.alert_id] = Firing(run.run_id, step, alert.kind, alert.severity)
-                elif change.reason is Reason.RESOLVED and alert.alert_id in found:
+                elif change.reason is DecisionReason.RESOLVED and alert.alert_id in found:
                     fired = found[alert.alert_id]
                     found[alert.alert_id] = Firing(run.run_id, fired.step, fired.kind, fired.severity, step)
     return list(found.values())

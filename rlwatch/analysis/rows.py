@@ -14,7 +14,7 @@ from rlwatch.ports import Store
 from rlwatch.records import JSON, RunInfo, RunState
 
 if TYPE_CHECKING:
-    from rlwatch.control.liveness import Sign
+    from rlwatch.control.liveness import LivenessSigns
 
 Row = dict[str, JSON]
 
@@ -63,7 +63,7 @@ def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
     return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
 
 
-def status(run: RunInfo, sign: Sign | None = None) -> str:
+def status(run: RunInfo, sign: LivenessSigns | None = None) -> str:
     """``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), or how it ended.
 
     The writer's word, doubted after a silence.

@@ -38,7 +38,16 @@ from rlwatch.ports import Series, Store
 from rlwatch.records import DISTRIBUTIONS, JSON, Alert, Event, Finding, RunInfo, StepRecord
 from rlwatch.redaction import recordable
 from rlwatch.report.charts import figures, svg_file
-from rlwatch.report.gather import Chart, Moment, attempt_starts, charts, counting, metrics_to_draw, options_of, timeline
+from rlwatch.report.gather import (
+    Chart,
+    TimelineEntry,
+    attempt_starts,
+    charts,
+    counting,
+    metrics_to_draw,
+    options_of,
+    timeline,
+)
 from rlwatch.rollouts import completion_rows
 from rlwatch.store.url import open_store
 from rlwatch.view import RunView, view_of_run
@@ -558,7 +567,7 @@ class StoredRun:
 
     def _drawn(
         self, view: RunView, metrics: Sequence[str], steps: Steps | None, most: int | None
-    ) -> tuple[Sequence[Chart], Sequence[Moment]]:
+    ) -> tuple[Sequence[Chart], Sequence[TimelineEntry]]:
         names = self.store.metric_names(self.run_id)
         wanted = list(self._named(metrics).values()) if metrics else metrics_to_draw(names, view.source, view.findings)
         series = self._series(wanted[:most], steps, "newest")

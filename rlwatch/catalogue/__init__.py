@@ -26,7 +26,7 @@ ROOM = "rlwatch.detectors."
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FindingKind:
     """A kind of finding: an entry of ``kinds.toml``, whose head says what each field means."""
 
     name: str
@@ -68,7 +68,7 @@ class Kind:
 
 
 @cache
-def kinds() -> Mapping[str, Kind]:
+def kinds() -> Mapping[str, FindingKind]:
     """Every kind there is, by name, in the order of the catalogue."""
     return {name: _kind(name, table) for name, table in _read("kinds.toml").items()}
 
@@ -117,7 +117,7 @@ def actions() -> Mapping[str, Mapping[str, JSON]]:
     return _read("actions.toml")
 
 
-def entry(name: str) -> Kind:
+def entry(name: str) -> FindingKind:
     """The entry of a kind; of one that the catalogue does not have, the little that its name says.
 
     >>> entry("kl_drift").title, entry("my_kind").label
@@ -127,7 +127,7 @@ def entry(name: str) -> Kind:
     if known is not None:
         return known
     words = re.sub("[_-]", " ", name)
-    return Kind(name, words.capitalize(), words.capitalize(), f"{words} was found")
+    return FindingKind(name, words.capitalize(), words.capitalize(), f"{words} was found")
 
 
 @cache
@@ -136,12 +136,12 @@ def collapse_kinds() -> frozenset[str]:
     return frozenset(name for name, kind in kinds().items() if kind.collapse)
 
 
-def reported_by(detector: str) -> tuple[Kind, ...]:
+def reported_by(detector: str) -> tuple[FindingKind, ...]:
     """The entries of a detector, given as ``module.Class`` below ``rlwatch.detectors``."""
     return tuple(kind for kind in kinds().values() if kind.detector == detector)
 
 
-def detector_class(kind: Kind) -> Any:
+def detector_class(kind: FindingKind) -> Any:
     """The class that reports a kind. Raises ``ConfigError`` where there is none of that name."""
     module, _, name = kind.detector.rpartition(".")
     try:
@@ -150,13 +150,13 @@ def detector_class(kind: Kind) -> Any:
         raise ConfigError(f"the catalogue's entry {kind.name} names the detector {kind.detector!r}: {error}") from error
 
 
-def _kind(name: str, table: Mapping[str, Any]) -> Kind:
+def _kind(name: str, table: Mapping[str, Any]) -> FindingKind:
     fields = dict(table)
     fields["severity"] = Severity(fields["severity"])
     fields["leads_to"] = tuple(fields.get("leads_to", ()))
     fields["do"] = _uses(fields["do"])
     try:
-        return Kind(name=name, **fields)
+        return FindingKind(name=name, **fields)
     except TypeError as error:
         raise ConfigError(f"the catalogue's entry {name} has a field that does not exist: {error}") from error
 

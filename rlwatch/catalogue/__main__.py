@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rlwatch.catalogue import Kind, kinds, knobs
+from rlwatch.catalogue import FindingKind, kinds, knobs
 from rlwatch.metrics import OPEN, TABLE, Family
 
 PAGES = ("README.md", "docs/findings.md", "docs/control.md", "docs/alerts.md", "docs/diagnosis.md", "docs/metrics.md")
@@ -36,12 +36,12 @@ def findings() -> str:
     return "\n".join((*tables, _table(WHOLE, (kind for kind in known if not kind.detector))))
 
 
-def _table(heading: str, rows: Iterable[Kind]) -> str:
+def _table(heading: str, rows: Iterable[FindingKind]) -> str:
     head = f"## {heading}\n\n| kind | what it is | at worst | alert rule |\n|---|---|---|---|\n"
     return head + "".join(_row(kind) for kind in rows)
 
 
-def _row(kind: Kind) -> str:
+def _row(kind: FindingKind) -> str:
     worst = f"critical if {kind.critical_when}" if kind.critical_when else kind.severity.value
     words = f"**{kind.title}.** {kind.meaning}" + (f" Source: {kind.source}." if kind.source else "")
     return f"| `{kind.name}` | {words} | {worst}{', vetoes a reset' if kind.collapse else ''} | `{kind.rule}` |\n"

@@ -23,7 +23,7 @@ from rlwatch.cli.incidents import (
     note,
     snooze,
 )
-from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
+from rlwatch.cli.options import ByOption, ConfigOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.clock import SystemClock
 from rlwatch.columns import ALERTS, heads
 from rlwatch.errors import ConfigError
@@ -48,7 +48,7 @@ def alerts(
     run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unique prefix.")] = None,
     store: StoreOption = None,
     config: ConfigOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List alerts, newest first, with deliveries and the reason if one is silenced."""
     with opened(store) as source:
@@ -57,7 +57,7 @@ def alerts(
         messages = source.outbox(run_id)
         quiet = _why_quiet(source, found, run_id, config)
     rows = [alert_row(alert, messages) | {"quiet": quiet.get(alert.alert_id, "")} for alert in found]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(rows)
     elif not rows:
         say("no alerts")
@@ -127,10 +127,10 @@ def ack(
 ) -> None:
     """Acknowledge a firing alert: stops repeats and escalation unless it gets worse. Its resolution is still sent."""
     from rlwatch.alerts.silencing import acknowledge, find_alert
-    from rlwatch.cli.incidents import docket_of
+    from rlwatch.cli.incidents import incident_record
 
     with opened(store) as target:
-        chosen = docket_of(target, alert, config).incident.firing if whole else ()
+        chosen = incident_record(target, alert, config).incident.firing if whole else ()
         for found in chosen or [find_alert(target.alerts(), alert)]:
             kept = acknowledge(target, found, by=by or me(), why=why)
             whose = f"{found.kind} on {found.run_id} since step {step(found.onset_step)}"
@@ -186,13 +186,13 @@ def silence(
 def silences(
     over: Annotated[bool, typer.Option("--over", help="Include expired silences.")] = False,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List silences, newest last."""
     now = SystemClock().now()
     with opened(store) as source:
         found = [each for each in source.silences() if over or each.until > now]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json([dict(plain(each)) | {"over": each.until <= now} for each in found])
     elif not found:
         say("no silences")
@@ -263,7 +263,7 @@ def trial(
     ] = "",
     config: ConfigOption = None,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send a test message to each channel on the path of alerts, and print the answers.
 
@@ -289,14 +289,14 @@ def trial(
 def dead(
     run: Annotated[str | None, typer.Argument(help="Only messages of this run: id, name or unique prefix.")] = None,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List undelivered messages with the reason; rlwatch alerts retry sends them again."""
     with opened(store) as source:
         run_id = None if run is None else find_run(source, run).run_id
         given_up = [message for message in source.outbox(run_id) if message.status is OutboxStatus.DEAD]
     rows = [_message_row(message) for message in given_up]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(rows)
     elif not rows:
         say("no undelivered messages")
@@ -367,8 +367,8 @@ def _message_cells(row: dict[str, JSON]) -> list[Cell]:
     return [row["message_id"][:12], *what, str(row["attempts"]), written, one_line(row["last_error"], 80)]
 
 
-def _show_trials(trials: list[Trial], output: Format) -> None:
-    if output is Format.JSON:
+def _show_trials(trials: list[Trial], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print_json(
             [plain(trial.delivery) | {"channel": trial.channel, "message_id": trial.message_id} for trial in trials]
         )

@@ -32,23 +32,23 @@ SECRET_FILE = "ui-secret"  # noqa: S105  (a file's name)
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class LoginToken:
     """A token that opens the dashboard to one role; ``source`` says where it was set, empty: made for this start."""
 
     value: str = field(repr=False)
     source: str = ""
 
 
-def tokens(env: Mapping[str, str] | None = None) -> dict[str, Token]:
+def tokens(env: Mapping[str, str] | None = None) -> dict[str, LoginToken]:
     """The token of each role: the one that is set, else a new one. Raises ``ConfigError`` for one that is no secret."""
     env = os.environ if env is None else env
-    found = {role: _configured(name, env) or Token(secrets.token_urlsafe(32)) for role, name in VARIABLES.items()}
+    found = {role: _configured(name, env) or LoginToken(secrets.token_urlsafe(32)) for role, name in VARIABLES.items()}
     if found[OPERATOR].value == found[VIEWER].value:
         raise ConfigError(f"{' and '.join(VARIABLES.values())} are the same: a viewer would be an operator")
     return found
 
 
-def _configured(name: str, env: Mapping[str, str]) -> Token | None:
+def _configured(name: str, env: Mapping[str, str]) -> LoginToken | None:
     file = env.get(f"{name}_FILE")
     if file:
         value, source = _private_text(Path(file).expanduser()).strip(), f"{file} ({name}_FILE)"
@@ -61,7 +61,7 @@ def _configured(name: str, env: Mapping[str, str]) -> Token | None:
             f"the token in {source} has {len(value)} characters: it takes at least {SHORTEST_TOKEN}, all of them "
             "ASCII; make one with: openssl rand -base64 32"
         )
-    return Token(value, source)
+    return LoginToken(value, source)
 
 
 def _private_text(path: Path) -> str:
@@ -85,7 +85,7 @@ def _private_text(path: Path) -> str:
 class Login:
     """The tokens, and the secret that sessions are signed with; ``kept``: whether they outlive this start."""
 
-    tokens: Mapping[str, Token]
+    tokens: Mapping[str, LoginToken]
     secret: str = field(repr=False)
     kept: bool = True
 
@@ -154,7 +154,7 @@ def forget_sessions(path: Path | None = None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DashboardAddress:
     """The address the dashboard listens on, and those that people know it by.
 
     Parameters
@@ -206,7 +206,7 @@ class Place:
         host = socket.gethostname() if self.wildcard else self.host
         return f"{self.public[0] if self.public else origin('http', host, self.port)}{self.base_path}/"
 
-    def link(self, token: Token) -> str:
+    def link(self, token: LoginToken) -> str:
         """The link that logs a person in."""
         return f"{self.address}login?{urlencode({'token': token.value})}"
 
@@ -227,7 +227,7 @@ def place(
     proxies: Sequence[str] = (),
     user_header: str = "",
     oidc: Path | None = None,
-) -> Place:
+) -> DashboardAddress:
     """A place from what was typed. Raises ``ConfigError`` for what cannot be one."""
     urls = [_public(url) for url in public_urls]
     paths = {path for _, path in urls} | ({_path(base_path)} if base_path else set())
@@ -244,7 +244,7 @@ def place(
         raise ConfigError("--user-header needs --behind-proxy: from anybody else the header would be a claim")
     if user_header and not re.fullmatch(r"[A-Za-z0-9-]+", user_header):
         raise ConfigError(f"--user-header is no header's name: {user_header!r}")
-    found = Place(
+    found = DashboardAddress(
         host.strip("[]").lower(),
         port,
         paths.pop() if paths else "",
@@ -262,7 +262,7 @@ _PROVIDER = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "ser
 _SHORTEST_SECRET = 32
 
 
-def people_of(file: Path, at: Place) -> dict[str, list[str]]:
+def people_of(file: Path, at: DashboardAddress) -> dict[str, list[str]]:
     """Role -> addresses that come in by the provider of the ``file``, which is in Streamlit's form (``[auth]``) with a
     table ``[rlwatch]`` of ``operators`` and ``viewers``. Raises ``ConfigError`` for what would let in nobody, or all.
     """

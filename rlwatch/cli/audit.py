@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlwatch.cli.console import print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
+from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.clock import SystemClock
 from rlwatch.wording import local_moment
 
@@ -24,7 +24,7 @@ def audit(
     ] = None,
     since: Annotated[str, typer.Option("--since", metavar="TIME", help="Only the last 2h, 7d, ...")] = "",
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List user actions, oldest first: commands, acknowledgements, silences, notes, edits, prunings, purges."""
     from rlwatch.alerts.silencing import seconds_of
@@ -37,7 +37,7 @@ def audit(
     found = [
         entry for entry in found if entry.at >= after and (not by or entry.by == by) and (not act or entry.act in act)
     ]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(found)
     elif found:
         rows = [(local_moment(entry.at), entry.by, entry.act, entry.run_id, entry.text) for entry in found]

@@ -53,7 +53,7 @@ def watchman(store: Store, alerting: Alerting, run_id: str | None = None) -> Wat
 
 
 @contextmanager
-def looking_after(store: Store, alerting: Alerting, run_id: str | None = None) -> Iterator[None]:
+def background_services(store: Store, alerting: Alerting, run_id: str | None = None) -> Iterator[None]:
     """Look every ten seconds, in a thread of its own."""
     from rlwatch.monitor.watchman import WatchmanThread
 

@@ -13,7 +13,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import STATUS_STYLES, print_json, say, warn
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
+from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.errors import ConfigError, StoreBusyError
 from rlwatch.ports import CommandStore, Store
@@ -46,7 +46,7 @@ CANCEL_S = 5.0
 """Seconds that a cancellation waits for the trainer that holds the command; it looks once a second."""
 
 
-class Kind(StrEnum):
+class CommandName(StrEnum):
     """Commands a trainer may understand; see :mod:`rlwatch.control.commands`."""
 
     RESET_REFERENCE = "reset-reference"
@@ -65,7 +65,7 @@ class Optimizer(StrEnum):
     KEEP = "keep"
 
 
-def _of(kind: Kind) -> str:
+def _of(kind: CommandName) -> str:
     return f"For {kind.value}"
 
 
@@ -75,7 +75,7 @@ OptimizerOption = Annotated[
         "--optimizer",
         help="Optimizer state: cleared (ProRL v1) or kept (ProRL v2).",
         show_default="clear",
-        rich_help_panel=_of(Kind.RESET_REFERENCE),
+        rich_help_panel=_of(CommandName.RESET_REFERENCE),
     ),
 ]
 ScaleOption = Annotated[
@@ -84,7 +84,7 @@ ScaleOption = Annotated[
         "--scale",
         metavar="FRACTION",
         help="Fraction of the scheduled learning rate, above 0; 1 restores the schedule.",
-        rich_help_panel=_of(Kind.LOWER_LR),
+        rich_help_panel=_of(CommandName.LOWER_LR),
     ),
 ]
 UntilOption = Annotated[
@@ -94,12 +94,12 @@ UntilOption = Annotated[
         metavar="STEP",
         help="Step at which the schedule takes over again.",
         show_default="never",
-        rich_help_panel=_of(Kind.LOWER_LR),
+        rich_help_panel=_of(CommandName.LOWER_LR),
     ),
 ]
 ValueOption = Annotated[
     float | None,
-    typer.Option("--value", help="The new coefficient, at least 0.", rich_help_panel=_of(Kind.SET_KL_COEF)),
+    typer.Option("--value", help="The new coefficient, at least 0.", rich_help_panel=_of(CommandName.SET_KL_COEF)),
 ]
 MinutesOption = Annotated[
     float | None,
@@ -107,7 +107,7 @@ MinutesOption = Annotated[
         "--minutes",
         help="Longest pause in minutes, at most 1440.",
         show_default="60",
-        rich_help_panel=_of(Kind.PAUSE),
+        rich_help_panel=_of(CommandName.PAUSE),
     ),
 ]
 SaveOption = Annotated[
@@ -116,7 +116,7 @@ SaveOption = Annotated[
         "--save/--no-save",
         help="Save a checkpoint first.",
         show_default="save",
-        rich_help_panel=_of(Kind.STOP),
+        rich_help_panel=_of(CommandName.STOP),
     ),
 ]
 
@@ -128,7 +128,7 @@ def command(
         typer.Argument(
             metavar="KIND",
             help="Command to run at the next safe boundary; see above.",
-            autocompletion=lambda: list(Kind),
+            autocompletion=lambda: list(CommandName),
         ),
     ] = None,
     *,
@@ -159,7 +159,7 @@ def command(
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="Seconds to wait for the answer; 0: do not wait.")
     ] = 0,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send a command to a live run, or cancel one.
 
@@ -195,7 +195,7 @@ def command(
             sent = request(target, info.run_id, kind, args=args, why=why, force=force, expires_s=expires)
         warn_if_not_live(info, clock.now())
         settled = wait_until_settled(target, sent, clock, time.sleep, max(wait, CANCEL_S) if kind is None else wait)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(settled)
     else:
         _report(settled)

@@ -9,9 +9,9 @@ import typer
 
 from rlwatch.cli.console import print_json, print_table, reading, say
 from rlwatch.cli.options import (
-    Format,
     FormatOption,
     MapOption,
+    OutputFormat,
     ReadAsOption,
     StoreOption,
     TrainerOption,
@@ -25,7 +25,7 @@ from rlwatch.records import JSON
 from rlwatch.wording import cell, number, one_line
 
 if TYPE_CHECKING:
-    from rlwatch.compare import Axis, Comparison, Setting, Subject
+    from rlwatch.compare import Axis, ComparedRun, Comparison, Setting
     from rlwatch.importers.naming import Naming
 
 EPILOG = examples(
@@ -53,7 +53,7 @@ def diff(
     read_as: ReadAsOption = None,
     source: TrainerOption = "",
     mapped: MapOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Find the first metric and step at which a run diverged from others, with evidence, and compare their settings.
 
@@ -73,7 +73,7 @@ def diff(
         raise ConfigError("; ".join(dict.fromkeys(problems)) + "; try another --by")
     names = [first.name, *(other.name for other in others)]
     differing = config_diff([one.config for one in (first, *others)])
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(document(names, comparisons, differing))
     else:
         for comparison in comparisons:
@@ -92,7 +92,9 @@ def _axis(by: str) -> Axis:
     return Axis(by)
 
 
-def _subjects(given: list[str], store: str | None, read_as: str | None, source: str, naming: Naming) -> list[Subject]:
+def _subjects(
+    given: list[str], store: str | None, read_as: str | None, source: str, naming: Naming
+) -> list[ComparedRun]:
     """Every run that was named; the store is opened only where a name is no file."""
     stored = [name for name in given if not Path(name).is_file()]
     if len(stored) == len(given) == 1:
@@ -101,7 +103,7 @@ def _subjects(given: list[str], store: str | None, read_as: str | None, source: 
     return [run for name in given for run in (logs[name] if name in logs else [_of_store(name, store)])]
 
 
-def _of_log(log: Path, read_as: str | None, source: str, naming: Naming) -> list[Subject]:
+def _of_log(log: Path, read_as: str | None, source: str, naming: Naming) -> list[ComparedRun]:
     from rlwatch.compare import subject_of_records
     from rlwatch.importers import read_log
 
@@ -112,7 +114,7 @@ def _of_log(log: Path, read_as: str | None, source: str, naming: Naming) -> list
     return [subject_of_records(run.name or log.name, source or run.source, run.records, run.config) for run in runs]
 
 
-def _of_store(name: str, url: str | None) -> Subject:
+def _of_store(name: str, url: str | None) -> ComparedRun:
     """A run of the store, read whole: the store is closed when it is compared."""
     from rlwatch.analysis.lookup import find_run
     from rlwatch.compare import held
@@ -121,7 +123,7 @@ def _of_store(name: str, url: str | None) -> Subject:
         return held(store, find_run(store, name))
 
 
-def _told_apart(runs: list[Subject]) -> list[Subject]:
+def _told_apart(runs: list[ComparedRun]) -> list[ComparedRun]:
     """Runs of one name are numbered."""
     from dataclasses import replace
 

@@ -22,7 +22,7 @@ import typer
 import rlwatch
 from rlwatch.cli import app_login, plugins
 from rlwatch.cli.console import print_json, print_table
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples
+from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples
 from rlwatch.cli.variables import VARIABLES
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.integrations.verl.compat import LAUNCH, loads_plugins, verl_version
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlwatch.alerts.config import ChannelConfig, Config
 
 
-class Level(StrEnum):
+class CheckStatus(StrEnum):
     """``fail``: rlwatch will not work; ``warn``: something you may need does not."""
 
     OK = "ok"
@@ -43,11 +43,11 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One line: what was looked at, how it is, and what to do about it."""
 
     name: str
-    level: Level
+    level: CheckStatus
     text: str
 
 
@@ -77,51 +77,55 @@ TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """Trainer (or tracker) -> the versions whose names and hooks are known: from the first up to, not with, the second."""
 
 
-def python_check() -> Check:
+def python_check() -> DoctorCheck:
     """The interpreter's version."""
     text = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < PYTHON_NEEDED:
-        return Check("python", Level.FAIL, f"{text}: rlwatch needs 3.11 or newer")
-    return Check("python", Level.OK, text)
+        return DoctorCheck("python", CheckStatus.FAIL, f"{text}: rlwatch needs 3.11 or newer")
+    return DoctorCheck("python", CheckStatus.OK, text)
 
 
-def sqlite_check(version: str = sqlite3.sqlite_version) -> Check:
+def sqlite_check(version: str = sqlite3.sqlite_version) -> DoctorCheck:
     """The SQLite this Python was built with."""
     number = _numbers(version)
     if number < SQLITE_NEEDED:
-        return Check("sqlite", Level.FAIL, f"{version}: rlwatch needs 3.24 or newer")
+        return DoctorCheck("sqlite", CheckStatus.FAIL, f"{version}: rlwatch needs 3.24 or newer")
     if number < WAL_RESET_FIXED:
         note = "has the WAL-reset bug fixed in 3.51.3; rlwatch avoids it by keeping one writer per run file"
-        return Check("sqlite", Level.OK, f"{version} ({note}: do not write to run files with other tools)")
-    return Check("sqlite", Level.OK, version)
+        return DoctorCheck("sqlite", CheckStatus.OK, f"{version} ({note}: do not write to run files with other tools)")
+    return DoctorCheck("sqlite", CheckStatus.OK, version)
 
 
-def package_check() -> Check:
+def package_check() -> DoctorCheck:
     """Name the rlwatch in use, and where it lies."""
     where = Path(rlwatch.__file__).parent
     installed = _version(DISTRIBUTION)
     text = f"{rlwatch.__version__} from {where}"
     if installed is None:
-        return Check("rlwatch", Level.WARN, f"{text}, which is not installed (no {DISTRIBUTION} distribution)")
+        return DoctorCheck(
+            "rlwatch", CheckStatus.WARN, f"{text}, which is not installed (no {DISTRIBUTION} distribution)"
+        )
     if installed != rlwatch.__version__:
-        return Check("rlwatch", Level.WARN, f"{text}, but {DISTRIBUTION} {installed} is installed: reinstall it")
-    return Check("rlwatch", Level.OK, text)
+        return DoctorCheck(
+            "rlwatch", CheckStatus.WARN, f"{text}, but {DISTRIBUTION} {installed} is installed: reinstall it"
+        )
+    return DoctorCheck("rlwatch", CheckStatus.OK, text)
 
 
-def namesake_check() -> Check:
+def namesake_check() -> DoctorCheck:
     """Look for the unrelated distribution called ``rlwatch``."""
     version = _version(NAMESAKE)
     if version is None:
-        return Check("namesake", Level.OK, f"the unrelated PyPI distribution {NAMESAKE!r} is not installed")
-    return Check(
+        return DoctorCheck("namesake", CheckStatus.OK, f"the unrelated PyPI distribution {NAMESAKE!r} is not installed")
+    return DoctorCheck(
         "namesake",
-        Level.FAIL,
+        CheckStatus.FAIL,
         f"the unrelated PyPI distribution {NAMESAKE!r} {version} is installed too and overwrites the same files; run: "
         f"pip uninstall -y {NAMESAKE} && pip install --force-reinstall --no-deps {DISTRIBUTION}",
     )
 
 
-def extras_checks() -> list[Check]:
+def extras_checks() -> list[DoctorCheck]:
     """Each optional part: complete, or what it lacks; none where rlwatch is not installed, which another check says."""
     try:
         required = metadata.requires(DISTRIBUTION) or []
@@ -135,7 +139,7 @@ def extras_checks() -> list[Check]:
     return [_extra(name, packages) for name, packages in parts.items()]
 
 
-def login_check() -> Check:
+def login_check() -> DoctorCheck:
     """Check that the dashboard's tokens and the secret of its sessions are secret."""
     path = app_login.secret_path()
     try:
@@ -143,34 +147,40 @@ def login_check() -> Check:
         if path.exists():
             app_login.session_secret(path)
     except (ConfigError, OSError) as error:
-        return Check("dashboard", Level.FAIL, f"rlwatch ui will not start: {error}")
+        return DoctorCheck("dashboard", CheckStatus.FAIL, f"rlwatch ui will not start: {error}")
     kept = f"{path}, readable by you alone" if path.exists() else f"{path}, which the first rlwatch ui makes"
     chosen = f"; token from {' and '.join(set_ones)}" if set_ones else "; each start makes new tokens"
-    return Check("dashboard", Level.OK, f"sessions are signed with {kept}{chosen}")
+    return DoctorCheck("dashboard", CheckStatus.OK, f"sessions are signed with {kept}{chosen}")
 
 
-def _extra(name: str, packages: Iterable[str]) -> Check:
+def _extra(name: str, packages: Iterable[str]) -> DoctorCheck:
     versions = {package: _version(package) for package in packages}
     absent = [package for package, version in versions.items() if version is None]
     if not absent:
-        return Check(f"extra {name}", Level.OK, ", ".join(f"{p} {v}" for p, v in versions.items()))
+        return DoctorCheck(f"extra {name}", CheckStatus.OK, ", ".join(f"{p} {v}" for p, v in versions.items()))
     wanted = f"rlwatch-monitor[{name}]" if " " not in name else " ".join(absent)
-    return Check(f"extra {name}", Level.WARN, f"without {', '.join(absent)}; to install it: pip install '{wanted}'")
+    return DoctorCheck(
+        f"extra {name}", CheckStatus.WARN, f"without {', '.join(absent)}; to install it: pip install '{wanted}'"
+    )
 
 
-def trainer_checks() -> list[Check]:
+def trainer_checks() -> list[DoctorCheck]:
     """Each installed trainer: a version whose names and hooks are known, or not."""
     found = ((name, _version(name)) for name in TRAINERS)
     checks = [_trainer(name, version) for name, version in found if version is not None]
-    return checks or [Check("trainers", Level.OK, f"none of {', '.join(TRAINERS)} here: use rlwatch.init and run.log")]
+    return checks or [
+        DoctorCheck("trainers", CheckStatus.OK, f"none of {', '.join(TRAINERS)} here: use rlwatch.init and run.log")
+    ]
 
 
-def _trainer(name: str, version: str) -> Check:
+def _trainer(name: str, version: str) -> DoctorCheck:
     first, beyond = TRAINERS[name]
     if first <= _numbers(version) < beyond:
-        return Check(name, Level.OK, f"{version}, a supported version")
+        return DoctorCheck(name, CheckStatus.OK, f"{version}, a supported version")
     known = f"{'.'.join(map(str, first))} up to before {'.'.join(map(str, beyond))}"
-    return Check(name, Level.WARN, f"{version} is untested (supported: {known}): metrics may be missing or renamed")
+    return DoctorCheck(
+        name, CheckStatus.WARN, f"{version} is untested (supported: {known}): metrics may be missing or renamed"
+    )
 
 
 def _version(distribution: str) -> str | None:
@@ -197,14 +207,14 @@ LEAST_FREE = 1 << 30
 """Bytes: some runs of 100,000 steps of 150 metrics, or one with its journal and completions."""
 
 
-def storage_checks(url: str | None, mounts: str | None = None) -> list[Check]:
+def storage_checks(url: str | None, mounts: str | None = None) -> list[DoctorCheck]:
     """The place, its file system, its runs; ``mounts`` is a text as ``/proc/self/mountinfo`` (None: that)."""
     from rlwatch.store.url import open_store
 
     try:
         store = open_store(url)
     except StoreError as error:
-        return [Check("store", Level.FAIL, f"cannot be opened: {error}")]
+        return [DoctorCheck("store", CheckStatus.FAIL, f"cannot be opened: {error}")]
     try:
         return [*_place(store, mounts), *_runs(store)]
     finally:
@@ -221,58 +231,66 @@ def root_of(url: str | None) -> Path | None:
         return None
 
 
-def _place(store: Store, mounts: str | None) -> list[Check]:
+def _place(store: Store, mounts: str | None) -> list[DoctorCheck]:
     root: Path | None = getattr(store, "root", None)
     if root is None:
-        return [Check("store", Level.OK, store.url)]
+        return [DoctorCheck("store", CheckStatus.OK, store.url)]
     return [_writable(root), *_space(root), *_network(root, mounts)]
 
 
-def _space(root: Path) -> list[Check]:
+def _space(root: Path) -> list[DoctorCheck]:
     """A disk that is nearly full; empty where there is room."""
     existing = next(place for place in (root, *root.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if free >= LEAST_FREE:
         return []
     text = f"{free >> 20} MiB are free at {existing}: recording stops when it is full; free space there"
-    return [Check("disk", Level.WARN, text)]
+    return [DoctorCheck("disk", CheckStatus.WARN, text)]
 
 
-def _network(root: Path, mounts: str | None) -> list[Check]:
+def _network(root: Path, mounts: str | None) -> list[DoctorCheck]:
     from rlwatch.store.sqlite.layout import network_file_system
 
     kind = network_file_system(root, mounts)
     if kind is None:
         return []
     return [
-        Check(
+        DoctorCheck(
             "file system",
-            Level.WARN,
+            CheckStatus.WARN,
             f"{root} lies on a network file system ({kind}): runs are written node-locally and copied there every "
             "minute, and commands take seconds to a minute; use a local directory if possible",
         )
     ]
 
 
-def _writable(root: Path) -> Check:
+def _writable(root: Path) -> DoctorCheck:
     """Judged by permissions: looking must not create anything."""
     existing = next(place for place in (root, *root.parents) if place.exists())
     if not os.access(existing, os.R_OK | os.X_OK):
-        return Check("store", Level.FAIL, f"{root} cannot be read: check the permissions of {existing}")
+        return DoctorCheck("store", CheckStatus.FAIL, f"{root} cannot be read: check the permissions of {existing}")
     if not os.access(existing, os.W_OK):
-        return Check("store", Level.WARN, f"{root} is read-only here: runs can be shown, not recorded or commanded")
-    return Check("store", Level.OK, f"{root} {'is writable' if existing == root else 'will be made by the first run'}")
+        return DoctorCheck(
+            "store", CheckStatus.WARN, f"{root} is read-only here: runs can be shown, not recorded or commanded"
+        )
+    return DoctorCheck(
+        "store", CheckStatus.OK, f"{root} {'is writable' if existing == root else 'will be made by the first run'}"
+    )
 
 
-def _runs(store: Store) -> list[Check]:
+def _runs(store: Store) -> list[DoctorCheck]:
     try:
         readable, unreadable = store.runs(), store.unreadable()
     except StoreError as error:
-        return [Check("runs", Level.FAIL, str(error))]
-    checks = [Check("runs", Level.OK, f"{len(readable)} readable")]
-    checks += [Check("runs", Level.WARN, f"{name}: {why}") for name, why in list(unreadable.items())[:MOST_LISTED]]
+        return [DoctorCheck("runs", CheckStatus.FAIL, str(error))]
+    checks = [DoctorCheck("runs", CheckStatus.OK, f"{len(readable)} readable")]
+    checks += [
+        DoctorCheck("runs", CheckStatus.WARN, f"{name}: {why}") for name, why in list(unreadable.items())[:MOST_LISTED]
+    ]
     if len(unreadable) > MOST_LISTED:
-        checks.append(Check("runs", Level.WARN, f"and {len(unreadable) - MOST_LISTED} more that cannot be read"))
+        checks.append(
+            DoctorCheck("runs", CheckStatus.WARN, f"and {len(unreadable) - MOST_LISTED} more that cannot be read")
+        )
     return checks
 
 
@@ -282,7 +300,7 @@ GROUP, NAME = "verl.plugins", "rlwatch"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 
 
-def verl_checks() -> list[Check]:
+def verl_checks() -> list[DoctorCheck]:
     """Nothing where verl is neither installed nor ever loaded the plugin."""
     beats = latest()
     if not verl_version():
@@ -290,26 +308,36 @@ def verl_checks() -> list[Check]:
     return [_entry_point(), *_policy(), *_heard(beats)]
 
 
-def _entry_point() -> Check:
+def _entry_point() -> DoctorCheck:
     if not loads_plugins():
         text = f"verl {verl_version()} loads no plugins, and refuses 'rlwatch' as a logger; start it with: {LAUNCH}"
-        return Check("verl plugin", Level.WARN, text)
+        return DoctorCheck("verl plugin", CheckStatus.WARN, text)
     if any(point.name == NAME for point in metadata.entry_points(group=GROUP)):
-        return Check("verl plugin", Level.OK, f"registered under {GROUP!r}")
-    return Check("verl plugin", Level.WARN, f"not registered under {GROUP!r}: reinstall rlwatch-monitor here")
+        return DoctorCheck("verl plugin", CheckStatus.OK, f"registered under {GROUP!r}")
+    return DoctorCheck(
+        "verl plugin", CheckStatus.WARN, f"not registered under {GROUP!r}: reinstall rlwatch-monitor here"
+    )
 
 
-def _policy() -> list[Check]:
+def _policy() -> list[DoctorCheck]:
     policy = os.environ.get(POLICY, "auto").strip().lower()
     if policy == "auto" or NAME in {name.strip() for name in policy.split(",")}:
         return []
-    return [Check("verl plugin", Level.WARN, f"{POLICY}={policy} keeps verl from loading it; add {NAME!r} to the list")]
+    return [
+        DoctorCheck(
+            "verl plugin", CheckStatus.WARN, f"{POLICY}={policy} keeps verl from loading it; add {NAME!r} to the list"
+        )
+    ]
 
 
-def _heard(beats: list[Heartbeat]) -> list[Check]:
+def _heard(beats: list[Heartbeat]) -> list[DoctorCheck]:
     if not beats:
         how = "`python -c 'import verl'` loads it"
-        return [Check("verl heartbeat", Level.WARN, f"the plugin has not been loaded yet ({directory()}); {how}")]
+        return [
+            DoctorCheck(
+                "verl heartbeat", CheckStatus.WARN, f"the plugin has not been loaded yet ({directory()}); {how}"
+            )
+        ]
     checks = [_beat("verl heartbeat", beats[0])]
     for role in ("driver", "worker"):
         acted = next((beat for beat in beats if beat.role == role), None)
@@ -318,14 +346,14 @@ def _heard(beats: list[Heartbeat]) -> list[Check]:
     return checks
 
 
-def _beat(name: str, beat: Heartbeat) -> Check:
+def _beat(name: str, beat: Heartbeat) -> DoctorCheck:
     where = f"verl {beat.verl or '?'} loaded rlwatch {beat.rlwatch} {age(beat.loaded_at, time.time())} on {beat.host}"
     role = f", watched as {beat.role}" if beat.role else ""
     wrong = [f"{hook}: {how}" for hook, how in beat.hooks.items() if how not in (IN_PLACE, WAITING)]
     wrong += [beat.error] if beat.error else []
     if wrong:
-        return Check(name, Level.WARN, f"{where}{role}, but {'; '.join(wrong)}")
-    return Check(name, Level.OK, f"{where}{role}")
+        return DoctorCheck(name, CheckStatus.WARN, f"{where}{role}, but {'; '.join(wrong)}")
+    return DoctorCheck(name, CheckStatus.OK, f"{where}{role}")
 
 
 # Is a variable of the environment almost called as one that rlwatch reads?
@@ -334,13 +362,13 @@ ALIKE = 0.85
 _PREFIX = "RLWATCH_"
 
 
-def variable_checks(environment: Mapping[str, str] | None = None) -> list[Check]:
+def variable_checks(environment: Mapping[str, str] | None = None) -> list[DoctorCheck]:
     """Variables that rlwatch does not read and whose names are almost those of such as it reads; the rest is yours."""
     known = {*VARIABLES, *(f"{name}_FILE" for name in VARIABLES if name.endswith("_TOKEN"))}
     strange = sorted(name for name in environment or os.environ if name.startswith(_PREFIX) and name not in known)
     plain = [name.removeprefix(_PREFIX) for name in known]
     return [
-        Check("variable", Level.WARN, f"{name} is not a variable of rlwatch{hint}")
+        DoctorCheck("variable", CheckStatus.WARN, f"{name} is not a variable of rlwatch{hint}")
         for name in strange
         if (hint := meant(name.removeprefix(_PREFIX), plain, 1, ALIKE).replace("mean ", f"mean {_PREFIX}"))
     ]
@@ -351,46 +379,48 @@ def variable_checks(environment: Mapping[str, str] | None = None) -> list[Check]
 PING_S = 5.0
 
 
-def webhook_checks(*, ping: bool = False, store_root: Path | None = None) -> list[Check]:
+def webhook_checks(*, ping: bool = False, store_root: Path | None = None) -> list[DoctorCheck]:
     """The configuration, each webhook it names, and with ``ping`` whether anybody answers there."""
     from rlwatch.alerts.config import load_config
 
     try:
         config = load_config(store_root=store_root)
     except ConfigError as error:
-        return [Check("configuration", Level.FAIL, str(error))]
+        return [DoctorCheck("configuration", CheckStatus.FAIL, str(error))]
     where = str(config.path) if config.path else "the defaults (no rlwatch.toml here)"
-    checks = [Check("configuration", Level.OK, f"{where}, {len(config.rules)} alert rules")]
+    checks = [DoctorCheck("configuration", CheckStatus.OK, f"{where}, {len(config.rules)} alert rules")]
     warnings = [*config.warnings, *([config.refused] if config.refused else [])]
-    checks += [Check("configuration", Level.WARN, warning) for warning in warnings]
+    checks += [DoctorCheck("configuration", CheckStatus.WARN, warning) for warning in warnings]
     return checks + _channels(config, ping=ping)
 
 
-def _channels(config: Config, *, ping: bool) -> list[Check]:
+def _channels(config: Config, *, ping: bool) -> list[DoctorCheck]:
     from rlwatch.alerts.config import URL_VARIABLE, build_notifiers
 
     channels = [channel for channel in config.channels if channel.kind != "console"]
     if not channels:
-        return [Check("webhook", Level.OK, f"none ({URL_VARIABLE} is not set): alerts stay in the store")]
+        return [DoctorCheck("webhook", CheckStatus.OK, f"none ({URL_VARIABLE} is not set): alerts stay in the store")]
     try:
         build_notifiers(config, console=False)
     except ConfigError as error:
-        return [Check("channels", Level.FAIL, f"cannot be used: {error}")]
+        return [DoctorCheck("channels", CheckStatus.FAIL, f"cannot be used: {error}")]
     checks = [_described(channel) for channel in channels]
     return checks + [_ping(channel) for channel in channels if ping and channel.kind == "webhook"]
 
 
-def _described(channel: ChannelConfig) -> Check:
+def _described(channel: ChannelConfig) -> DoctorCheck:
     from rlwatch.alerts.config import SECRET_VARIABLE
     from rlwatch.redaction import redact_url
 
     if channel.kind != "webhook":
-        return Check(channel.name, Level.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it")
+        return DoctorCheck(
+            channel.name, CheckStatus.OK, f"{channel.kind}; rlwatch alerts test --channel {channel.name} tries it"
+        )
     shown = redact_url(_value(channel, "url"))
     if not _value(channel, "secret"):
         unsigned = f"unsigned: set {SECRET_VARIABLE} so that receivers can verify messages"
-        return Check(channel.name, Level.WARN, f"{shown}, {unsigned}")
-    return Check(channel.name, Level.OK, f"{shown}, signed")
+        return DoctorCheck(channel.name, CheckStatus.WARN, f"{shown}, {unsigned}")
+    return DoctorCheck(channel.name, CheckStatus.OK, f"{shown}, signed")
 
 
 def _value(channel: ChannelConfig, key: str) -> str:
@@ -400,7 +430,7 @@ def _value(channel: ChannelConfig, key: str) -> str:
     return os.environ.get(value.removeprefix(REFERENCE), "") if value.startswith(REFERENCE) else value
 
 
-def _ping(channel: ChannelConfig) -> Check:
+def _ping(channel: ChannelConfig) -> DoctorCheck:
     """HEAD carries no message; any HTTP answer, be it 405, means that somebody is there."""
     import httpx
 
@@ -414,42 +444,47 @@ def _ping(channel: ChannelConfig) -> Check:
         with quiet_http_logs():
             answer = httpx.head(url, timeout=PING_S, follow_redirects=False, trust_env=not local)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return Check(name, Level.FAIL, f"no answer: {Redactor(urls=[url]).error(error)}")
-    return Check(name, Level.OK, f"reachable (HTTP {answer.status_code} to HEAD)")
+        return DoctorCheck(name, CheckStatus.FAIL, f"no answer: {Redactor(urls=[url]).error(error)}")
+    return DoctorCheck(name, CheckStatus.OK, f"reachable (HTTP {answer.status_code} to HEAD)")
 
 
 EPILOG = examples("rlwatch doctor", "rlwatch doctor --ping", "rlwatch doctor --format json")
 
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+STYLES = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.FAIL: "bold red"}
 
 
 def doctor(
     store: StoreOption = None,
     ping: Annotated[bool, typer.Option("--ping", help="Check that the webhook's receiver is reachable.")] = False,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Check the installation, the store and the webhook. Exit code 0, or 1 if anything fails."""
     checks = examine(store, ping=ping)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(checks)
     else:
         rows = [((check.level.value, STYLES[check.level]), check.name, check.text) for check in checks]
         print_table(("", "what", "status"), rows)
-    if any(check.level is Level.FAIL for check in checks):
+    if any(check.level is CheckStatus.FAIL for check in checks):
         raise typer.Exit(1)
 
 
-def plugin_checks() -> list[Check]:
+def plugin_checks() -> list[DoctorCheck]:
     """Plugins that were left out, with the reason; one line where all work, empty where there is none."""
     found = plugins.everything()
     broken = [plugin for plugin in found if plugin.problem]
-    checks = [Check(f"plugin {one.name}", Level.WARN, f"{one.origin} is left out: {one.problem}") for one in broken]
+    checks = [
+        DoctorCheck(f"plugin {one.name}", CheckStatus.WARN, f"{one.origin} is left out: {one.problem}")
+        for one in broken
+    ]
     if found and not broken:
-        checks = [Check("plugins", Level.OK, f"{len(found)} from other packages; list them with rlwatch plugins")]
+        checks = [
+            DoctorCheck("plugins", CheckStatus.OK, f"{len(found)} from other packages; list them with rlwatch plugins")
+        ]
     return checks
 
 
-def examine(store: str | None, *, ping: bool = False) -> list[Check]:
+def examine(store: str | None, *, ping: bool = False) -> list[DoctorCheck]:
     """Every check, in the order of a person's questions."""
     return [
         python_check(),

@@ -9,7 +9,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import print_json, print_table, say
-from rlwatch.cli.options import ByOption, Format, FormatOption, StoreOption, examples, me, opened
+from rlwatch.cli.options import ByOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.wording import duration, local_moment, one_line, plural
@@ -53,7 +53,7 @@ def edit(
     history: Annotated[bool, typer.Option("--history", help="Print the edit history.")] = False,
     by: ByOption = "",
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Name, tag and annotate runs; archive, delete and restore them. Recorded data stay unchanged."""
     from rlwatch.curation import edit_run
@@ -80,7 +80,7 @@ def edit(
         found = [_any_run(target, run).run_id for run in dict.fromkeys(runs)]
         shown = [change(target, run_id) if said else target.run(run_id) for run_id in found]
         told = [edit for run_id in found for edit in target.edits(run_id)] if history else []
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(told if history else [_row(run) for run in shown])
     elif history:
         _print_history(told)

@@ -12,7 +12,7 @@ import typer
 
 from rlwatch.cli.console import errors, print_json, print_table, reading, say
 from rlwatch.cli.forecast_record import JUDGE, RECORD, judge, record
-from rlwatch.cli.options import Format, FormatOption, examples, opened
+from rlwatch.cli.options import FormatOption, OutputFormat, examples, opened
 from rlwatch.errors import ConfigError
 from rlwatch.wording import step
 
@@ -116,7 +116,7 @@ def label(
             "--out", metavar="FILE", help="Write the labels to this .csv or .parquet file instead of printing them."
         ),
     ] = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Label each run: event, early (failed before step 55), ambiguous (nearly failed), faulty or clean.
 
@@ -133,7 +133,7 @@ def label(
         return
     columns = labels.columns()
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(rows)
         return
     cells = [(str(r["run"]), str(r["class"]), step(r["onset"]), str(r["type"]), str(r["judged"])) for r in rows]
@@ -143,9 +143,9 @@ def label(
 
 def counted(labels: Labels) -> str:
     """Number of runs of each class, in a line."""
-    from rlwatch.forecast.labels import Outcome
+    from rlwatch.forecast.labels import RunOutcome
 
-    counts = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in Outcome)
+    counts = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in RunOutcome)
     return f"{len(labels)} runs by {labels.version}: {counts}"
 
 
@@ -180,7 +180,7 @@ def train(
     RLWATCH_FORECAST_MODEL to its path to use it.
     """
     from rlwatch.forecast.model import write_model
-    from rlwatch.forecast.training import Growth
+    from rlwatch.forecast.training import TreeSettings
     from rlwatch.forecast.training import train as trained
 
     rows, known = _runs(tables or [], store, labels)
@@ -188,7 +188,7 @@ def train(
     with _doing() as progress:
         meta = _meta(known, seed)
         made = trained(
-            rows, known, how=Growth(trees=trees, seed=seed), folds=folds, jobs=jobs, progress=progress, meta=meta
+            rows, known, how=TreeSettings(trees=trees, seed=seed), folds=folds, jobs=jobs, progress=progress, meta=meta
         )
     digest = write_model(made.model, out)
     _report(made, out, digest)

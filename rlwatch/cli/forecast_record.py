@@ -9,7 +9,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import Cell, plain, print_json, print_table, say
-from rlwatch.cli.options import ByOption, Format, FormatOption, StoreOption, examples, me, opened
+from rlwatch.cli.options import ByOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.clock import SystemClock
 from rlwatch.errors import StoreError
 from rlwatch.records import JSON
@@ -29,7 +29,7 @@ JUDGE = examples(
 def record(
     run: Annotated[str | None, typer.Argument(help="Only this run: id, name or unique prefix.")] = None,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show past forecast alarms with their outcome, missed failures, and the calibration.
 
@@ -38,7 +38,7 @@ def record(
     """
     with opened(store) as source:
         found = _record(source, run)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(record_row(found))
         return
     if not found.runs:

@@ -16,10 +16,10 @@ import typer
 from rlwatch.cli.console import aside, print_json, progress_bar, reading, say
 from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import (
-    Format,
     FormatOption,
     LogArgument,
     MapOption,
+    OutputFormat,
     PatternOption,
     ReadAsOption,
     RunOfLogOption,
@@ -70,7 +70,7 @@ def import_log(
     source: TrainerOption = "",
     mapped: MapOption = None,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Import a log into the store as finished runs with records and findings; print their ids.
 
@@ -99,7 +99,7 @@ def import_log(
         ]
         require_new(target, [info.run_id for info in infos])
         rows = [_import(target, info, imported, now) for info, imported in zip(infos, runs, strict=True)]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(rows)
     else:
         for row, info, imported in zip(rows, infos, runs, strict=True):
@@ -192,7 +192,7 @@ def plain_id(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class NamedLog:
     """A log and what its run shall be called; empty fields are filled from the log."""
 
     path: Path

@@ -10,7 +10,7 @@ import typer
 
 from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import STATUS_STYLES, Cell, plain, print_json, print_table, say
-from rlwatch.cli.options import ByOption, ConfigOption, Format, FormatOption, StoreOption, examples, me, opened
+from rlwatch.cli.options import ByOption, ConfigOption, FormatOption, OutputFormat, StoreOption, examples, me, opened
 from rlwatch.cli.view_text import severity_cell
 from rlwatch.clock import SystemClock
 from rlwatch.columns import ALERTS, heads
@@ -18,7 +18,7 @@ from rlwatch.records import JSON, OutboxMessage, OutboxStatus
 from rlwatch.wording import local_moment, one_line, plural, step, words
 
 if TYPE_CHECKING:
-    from rlwatch.alerts.incidents import Docket
+    from rlwatch.alerts.incidents import IncidentRecord
     from rlwatch.ports import Store
 
 AlertArgument = Annotated[
@@ -41,13 +41,13 @@ def incidents(
     ] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List incidents, newest first: related alerts as one row, with state and assignee."""
     with opened(store) as source:
         every = _dockets(source, None if run is None else find_run(source, run).run_id, config)
     found = [docket for docket in every if heartbeats or not docket.incident.heartbeat]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json([incident_row(docket) for docket in found])
         return
     if found:
@@ -81,7 +81,7 @@ def snooze(
 
     for_s = silencing.seconds_of(duration)
     with opened(store) as target:
-        incident = docket_of(target, alert, config).incident
+        incident = incident_record(target, alert, config).incident
         fresh = silencing.snooze(target, incident.alerts, by=by or me(), for_s=for_s, why=why)
     kinds = ", ".join(dict.fromkeys(each.kind for each in incident.firing))
     say(
@@ -105,7 +105,7 @@ def note(
     say(f"{found.alert_id}: noted by {entry.by}")
 
 
-def docket_of(store: Store, reference: str, config: Path | None) -> Docket:
+def incident_record(store: Store, reference: str, config: Path | None) -> IncidentRecord:
     """The incident that the alert belongs to whose id begins so. Raises ``ConfigError``."""
     from rlwatch.alerts.silencing import find_alert
     from rlwatch.errors import ConfigError
@@ -118,7 +118,7 @@ def docket_of(store: Store, reference: str, config: Path | None) -> Docket:
     return mine[0]
 
 
-def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[Docket]:
+def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[IncidentRecord]:
     from rlwatch.alerts.config import load_config
     from rlwatch.alerts.incidents import dockets
 
@@ -126,7 +126,7 @@ def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[Dock
     return dockets(store, policy, SystemClock().now(), run_id=run_id)
 
 
-def incident_row(docket: Docket) -> dict[str, JSON]:
+def incident_row(docket: IncidentRecord) -> dict[str, JSON]:
     """The incident as plain values, its alerts by id."""
     incident = docket.incident
     cause = incident.cause
@@ -150,7 +150,7 @@ def incident_row(docket: Docket) -> dict[str, JSON]:
     return dict(row)
 
 
-def _cells(docket: Docket) -> list[Cell]:
+def _cells(docket: IncidentRecord) -> list[Cell]:
     incident = docket.incident
     symptoms = ", ".join(dict.fromkeys(words(alert.kind) for alert in incident.symptoms))
     who = ", ".join(dict.fromkeys(each.by for each in docket.acknowledgements))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rlwatch.cli.console import print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, TrainerOption, examples
+from rlwatch.cli.options import FormatOption, OutputFormat, TrainerOption, examples
 from rlwatch.metrics import BY_NAME, OPEN, TABLE, Family, Metric, Reading, resolve, unjudged
 from rlwatch.wording import nearest, one_line
 
@@ -26,7 +26,7 @@ def names(
     *,
     find: Annotated[str, typer.Option("--find", metavar="TEXT", help="Search metrics by name or meaning.")] = "",
     source: TrainerOption = "",
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List the metrics that rlwatch knows, with units and trainer names; or look up how given names are read.
 
@@ -34,7 +34,7 @@ def names(
     """
     if asked:
         told = [_told(name, source) for name in asked]
-        if output is Format.JSON:
+        if output is OutputFormat.JSON:
             print_json(told)
         else:
             print_table(
@@ -45,7 +45,7 @@ def names(
             raise typer.Exit(1)
         return
     chosen = [metric for metric in (*TABLE, *OPEN) if find.lower() in f"{metric.name} {metric.meaning}".lower()]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json([{**asdict(metric), "family": metric.family.value} for metric in chosen])
     elif not chosen:
         say(f"no metric has {find!r} in its name or meaning; rlwatch names lists all {len(TABLE) + len(OPEN)}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlwatch.run.alerting import Alerting
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """Form in which a command prints."""
 
     TEXT = "text"
@@ -52,7 +52,7 @@ StoreOption = Annotated[
     ),
 ]
 FormatOption = Annotated[
-    Format,
+    OutputFormat,
     typer.Option(
         "--format",
         help="text for people; json for scripts: strict JSON alone on stdout, with NaN and the infinities as "

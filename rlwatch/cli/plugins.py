@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rlwatch.cli.console import print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, examples
+from rlwatch.cli.options import FormatOption, OutputFormat, examples
 from rlwatch.plugins import DOORS, Plugin, judged
 from rlwatch.wording import one_line
 
@@ -17,12 +17,12 @@ EPILOG = examples("rlwatch plugins", "rlwatch plugins --format json", "RLWATCH_P
 
 
 def plugins(
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
     doors: Annotated[bool, typer.Option("--doors", help="List the extension points.")] = False,
 ) -> None:
     """List installed plugins with version and origin; exit code 1 if one could not be loaded."""
     found = everything()
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         told = [asdict(replace(plugin, target=None)) for plugin in found]
         for row in told:
             del row["target"]

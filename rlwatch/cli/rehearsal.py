@@ -8,8 +8,8 @@ from datetime import datetime, tzinfo
 from math import isfinite
 from uuid import uuid4
 
-from rlwatch.alerts.rules import Policy
-from rlwatch.cli.watch_log import Recording
+from rlwatch.alerts.rules import AlertingConfig
+from rlwatch.cli.watch_log import LogRecording
 from rlwatch.clock import ManualClock
 from rlwatch.importers import ImportedRun
 from rlwatch.ports import Store
@@ -22,7 +22,7 @@ NOON = 43_200.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RehearsalEntry:
     """One thing that was told at a step, or kept back (then ``kept`` says why). ``at``: Unix seconds."""
 
     step: int
@@ -40,18 +40,18 @@ class Rehearsal:
     """Alerts published and kept back, in order. ``timed``: the rows carry their times."""
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[RehearsalEntry, ...]
     timed: bool
 
 
-def rehearse(imported: ImportedRun, policy: Policy, *, source: str = "", step_s: float = 60.0) -> Rehearsal:
+def rehearse(imported: ImportedRun, policy: AlertingConfig, *, source: str = "", step_s: float = 60.0) -> Rehearsal:
     """Replay ``imported``; what is told reaches its channel at once. ``step_s``: seconds a step, without times."""
     records, timed = _timed(imported.records, step_s)
     place = f"rehearsal-{uuid4().hex}"
     clock = ManualClock(records[0].ts if records else NOON)
     store = open_store(f"memory://{place}", clock=clock)
     info = RunInfo("log", name=imported.name, source=source or imported.source, created_at=clock.now())
-    recording = Recording(store, info, policy=policy, on_outcome=lambda _: None, clock=clock, console=True)
+    recording = LogRecording(store, info, policy=policy, on_outcome=lambda _: None, clock=clock, console=True)
     notes = _Notes(store)
     for record in records:
         clock.advance(max(0.0, record.ts - clock.now()))
@@ -68,12 +68,12 @@ class _Notes:
     """Gathers what is new after each row."""
 
     def __init__(self, store: Store) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[RehearsalEntry] = []
         self._store = store
         self._seen = 0
         self._kept: set[tuple[str, str, str]] = set()
 
-    def take(self, step: int, now: float, recording: Recording) -> None:
+    def take(self, step: int, now: float, recording: LogRecording) -> None:
         new = self._store.outbox("log")[self._seen :]
         self._seen += len(new)
         for group in _together(new):
@@ -84,7 +84,7 @@ class _Notes:
             alert, event = notice.case.alert, notice.event.value
             if (alert.alert_id, event, why) not in self._kept:
                 self._kept.add((alert.alert_id, event, why))
-                line = Line(step, now, event, notice.severity.value, (alert.kind,), (), alert.message, why)
+                line = RehearsalEntry(step, now, event, notice.severity.value, (alert.kind,), (), alert.message, why)
                 self.lines.append(line)
 
 
@@ -96,10 +96,10 @@ def _together(messages: Sequence[OutboxMessage]) -> list[list[OutboxMessage]]:
     return list(groups.values())
 
 
-def _published(step: int, now: float, messages: Sequence[OutboxMessage]) -> Line:
+def _published(step: int, now: float, messages: Sequence[OutboxMessage]) -> RehearsalEntry:
     payload = messages[0].payload
     alerts = [payload["alert"], *payload["also"]]
-    return Line(
+    return RehearsalEntry(
         step,
         now,
         payload["event"],

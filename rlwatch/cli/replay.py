@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlwatch.cli.console import print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, examples
+from rlwatch.cli.options import FormatOption, OutputFormat, examples
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 from rlwatch.wording import number, step
 
 if TYPE_CHECKING:
-    from rlwatch.gradloc.recording import Figure, Recording, Replayed
+    from rlwatch.gradloc.recording import Figure, RankRecording, Replayed
 
 EPILOG = examples(
     "rlwatch replay steps/step00001200-rank0.npz --model checkpoint-1199",
@@ -35,7 +35,7 @@ def replay(
         typer.Option("--model", metavar="DIR", help="Checkpoint directory of the model before that step."),
     ],
     device: Annotated[str, typer.Option("--device", help="Device: cpu, cuda, cuda:1, ...")] = "cpu",
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Recompute a recorded step and compare its gradient norm, layers and token contributions with the recording.
 
@@ -49,7 +49,7 @@ def replay(
 
     recordings = [load_recording(path) for path in files]
     found = run_again(recordings, load_model(model, recordings[0].dtype, device))
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(_document(recordings[0], found))
     else:
         _print(recordings[0], found)
@@ -57,7 +57,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _document(recording: Recording, found: Replayed) -> dict[str, JSON]:
+def _document(recording: RankRecording, found: Replayed) -> dict[str, JSON]:
     return {
         "step": recording.step,
         "agrees": found.agrees,
@@ -72,7 +72,7 @@ def _document(recording: Recording, found: Replayed) -> dict[str, JSON]:
     }
 
 
-def _print(recording: Recording, found: Replayed) -> None:
+def _print(recording: RankRecording, found: Replayed) -> None:
     said = {True: "same as the recording", False: "DIFFERENT from the recording", None: "not compared (sharded)"}
     say(f"step {step(recording.step)}, {recording.dtype}", style="bold")
     say(f"  parameters {said[found.same_parameters]}")

@@ -28,7 +28,7 @@ from rlwatch.cli.options import (
 from rlwatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlwatch.report import Facts
+    from rlwatch.report import RunSummary
 
 EPILOG = examples(
     "rlwatch report math-7b-s3",
@@ -42,7 +42,7 @@ LONGEST_TITLE = 60
 """Characters of a Space's title."""
 
 
-class Kind(StrEnum):
+class ReportFormat(StrEnum):
     """Form in which the report is written."""
 
     HTML = "html"
@@ -54,9 +54,9 @@ def report(
     run: Annotated[str, typer.Argument(help="Run (id, name or unique prefix) or path of a log.")],
     *,
     kind: Annotated[
-        Kind,
+        ReportFormat,
         typer.Option("--format", help="HTML with charts, Markdown, or a directory for a static Hugging Face Space."),
-    ] = Kind.HTML,
+    ] = ReportFormat.HTML,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -79,10 +79,10 @@ def report(
     facts = _of_log(Path(run), of_log, read_as, source, mapped) if Path(run).is_file() else _of_run(run, store)
     from rlwatch.report import html, markdown
 
-    if kind is Kind.SPACE:
+    if kind is ReportFormat.SPACE:
         _write_space(output or Path(f"{_file_name(facts.title)}-space"), facts.title, html(facts))
         return
-    text = html(facts) if kind is Kind.HTML else markdown(facts)
+    text = html(facts) if kind is ReportFormat.HTML else markdown(facts)
     if output == Path("-"):
         typer.echo(text, nl=False)
         return
@@ -91,7 +91,7 @@ def report(
     say(f"{target}  ({len(text) // 1024 + 1} KiB)")
 
 
-def _of_run(reference: str, store: str | None) -> Facts:
+def _of_run(reference: str, store: str | None) -> RunSummary:
     from rlwatch.analysis.rows import describe
     from rlwatch.report import facts_of_run
 
@@ -102,7 +102,7 @@ def _of_run(reference: str, store: str | None) -> Facts:
         return facts_of_run(source, info.run_id, now=now, status=str(describe(source, info, now)["status"]))
 
 
-def _of_log(log: Path, run: str | None, read_as: str | None, source: str, mapped: list[str] | None) -> Facts:
+def _of_log(log: Path, run: str | None, read_as: str | None, source: str, mapped: list[str] | None) -> RunSummary:
     from rlwatch.errors import ImportFormatError
     from rlwatch.importers import read_log
     from rlwatch.report import facts_of_report

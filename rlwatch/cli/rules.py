@@ -13,8 +13,8 @@ import typer
 from rlwatch.cli.console import Cell, print_json, print_table, say
 from rlwatch.cli.options import (
     ConfigOption,
-    Format,
     FormatOption,
+    OutputFormat,
     ReadAsOption,
     RunOfLogOption,
     TrainerOption,
@@ -28,9 +28,9 @@ from rlwatch.records import Severity
 from rlwatch.wording import step
 
 if TYPE_CHECKING:
-    from rlwatch.alerts.rules import Policy, Rule
-    from rlwatch.cli.rehearsal import Line, Rehearsal
-    from rlwatch.control.policy import Action
+    from rlwatch.alerts.rules import AlertingConfig, Rule
+    from rlwatch.cli.rehearsal import Rehearsal, RehearsalEntry
+    from rlwatch.control.policy import PermittedAction
 
 INIT_EPILOG = examples("rlwatch rules init", "rlwatch rules init configs/rlwatch.toml")
 TEST_EPILOG = examples(
@@ -81,7 +81,7 @@ def check(
     step_seconds: Annotated[
         float, typer.Option("--step-seconds", min=0.001, help="Duration of a step, if the log has no timestamps.")
     ] = 60.0,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Check a configuration; with a log, show which alerts would have been sent or suppressed, and why.
 
@@ -125,7 +125,7 @@ def _try_on(
     source: str,
     config: Path | None,
     step_s: float,
-    output: Format,
+    output: OutputFormat,
 ) -> None:
     from rlwatch.alerts.rules import HEARTBEAT_KINDS
     from rlwatch.cli.console import reading
@@ -138,7 +138,7 @@ def _try_on(
     with reading(log):
         runs = read_log(log, run=run, format=read_as, naming=naming_of(None, config))
     found = [rehearse(imported, policy, source=source, step_s=step_s) for imported in runs]
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json([asdict(each) for each in found])
     else:
         for each in found:
@@ -147,7 +147,7 @@ def _try_on(
         say(f"not tested on a log: {', '.join(left)}", style="dim")
 
 
-def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
+def _print_rehearsal(rehearsal: Rehearsal, policy: AlertingConfig) -> None:
     from rlwatch.cli.rehearsal import moment
 
     zone = policy.quiet_hours[0].zone() if policy.quiet_hours else None if rehearsal.timed else UTC
@@ -165,12 +165,12 @@ def _print_rehearsal(rehearsal: Rehearsal, policy: Policy) -> None:
     )
 
 
-def _line_cells(line: Line, when: str) -> list[Cell]:
+def _line_cells(line: RehearsalEntry, when: str) -> list[Cell]:
     to: Cell = (f"not sent: {line.kept}", "dim") if line.kept else ", ".join(line.channels)
     return [step(line.step), when, line.event, severity_cell(line.severity), ", ".join(line.kinds), to]
 
 
-def _policy_lines(policy: Policy) -> Iterator[str]:
+def _policy_lines(policy: AlertingConfig) -> Iterator[str]:
     """Settings that apply to all rules, a line each."""
     grouping = policy.grouping
     wait = f", waiting {grouping.wait_s:g} s for each other" if grouping.wait_s else ""
@@ -187,7 +187,7 @@ def _policy_lines(policy: Policy) -> Iterator[str]:
         yield f"while {when} is {each.min_severity.value}, kept back{level}: {mutes}"
 
 
-def _action_line(action: Action) -> str:
+def _action_line(action: PermittedAction) -> str:
     args = "".join(f" {name}={value}" for name, value in action.args.items() if value is not None)
     often = f"at most {action.most} in a run, {action.cooldown_steps} steps apart"
     return (

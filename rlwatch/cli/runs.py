@@ -10,7 +10,7 @@ import typer
 
 from rlwatch.analysis.rows import KEY_METRICS, describe, key_values
 from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
+from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.columns import RUNS, heads
 from rlwatch.records import JSON, Severity
 from rlwatch.wording import meant, one_line
@@ -42,7 +42,7 @@ def runs(
     archived: Annotated[bool, typer.Option("--archived", help="Include archived runs.")] = False,
     deleted: Annotated[bool, typer.Option("--deleted", help="Show deleted runs instead.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Maximum number of runs; 0: all.")] = 0,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List the runs of a store, newest first: status, last step, last values."""
     from rlwatch.curation.search import matching
@@ -59,7 +59,7 @@ def runs(
         ]
         rows = [describe(source, run, now) for run in (found[:limit] if limit else found)]
         unreadable = dict(source.unreadable())
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json({"runs": rows, "unreadable": unreadable})
         return
     if rows:

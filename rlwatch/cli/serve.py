@@ -17,17 +17,17 @@ import typer
 
 from rlwatch.analysis.gauges import TYPE, Gauge, exposition, gauges
 from rlwatch.cli import app_login, ui
-from rlwatch.cli.app_login import Login, Place
+from rlwatch.cli.app_login import DashboardAddress, Login
 from rlwatch.cli.background import LAST_ROUND_S, sigterm_as_ctrl_c, watchman
 from rlwatch.cli.console import say
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
-from rlwatch.cli.serving_metrics import HOUR_S, Look
+from rlwatch.cli.serving_metrics import HOUR_S, GaugeCache
+from rlwatch.error_boundary import described, run_forever, sheltered
+from rlwatch.error_boundary import say as log
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.metrics import meaning_of
 from rlwatch.records import OutboxStatus
 from rlwatch.redaction import redacted
-from rlwatch.seam import described, sheltered, tireless
-from rlwatch.seam import say as log
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -118,16 +118,16 @@ def _require_server() -> None:
             raise MissingExtraError(package, "serve", "rlwatch serve")
 
 
-def _dashboard(where: Place, store: str | None, config: Path | None) -> Dashboard:
+def _dashboard(where: DashboardAddress, store: str | None, config: Path | None) -> DashboardProcess:
     ui.require_streamlit()
     ui.require_free_port(where.host, where.port)
     script, login = ui.app_script(), Login.of_user()
     ui.introduce(where, login)
     start = partial(ui.start_server, script, where, login, store, config=config)
-    return Dashboard(start, partial(ui.healthy, where.local + where.base_path))
+    return DashboardProcess(start, partial(ui.healthy, where.local + where.base_path))
 
 
-class Dashboard:
+class DashboardProcess:
     """The dashboard as a child process, which is started anew where it ends.
 
     Parameters
@@ -154,7 +154,7 @@ class Dashboard:
         self._process: subprocess.Popen[str] | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(
-            target=tireless, args=(self._work, self._failed), name="rlwatch-dashboard", daemon=True
+            target=run_forever, args=(self._work, self._failed), name="rlwatch-dashboard", daemon=True
         )
 
     def begin(self) -> None:
@@ -210,12 +210,12 @@ class Work:
         store: Store,
         delivery: DeliveryThread | None,
         watch: WatchmanThread,
-        dashboard: Dashboard | None,
+        dashboard: DashboardProcess | None,
         engines: MachineThread | None,
     ) -> None:
         self.quiet_for_s = float("inf")
         self.store, self.delivery, self.watch, self.dashboard, self.engines = store, delivery, watch, dashboard, engines
-        self._look = Look(self._gauges)
+        self._look = GaugeCache(self._gauges)
         self._lock = threading.Lock()
         self._ready: dict[str, str] = {}
         self._ready_until = 0.0
@@ -272,7 +272,9 @@ class Work:
 
 
 @contextmanager
-def _working(store: Store, config: Path | None, engines: Sequence[str], dashboard: Dashboard | None) -> Iterator[Work]:
+def _working(
+    store: Store, config: Path | None, engines: Sequence[str], dashboard: DashboardProcess | None
+) -> Iterator[Work]:
     """All threads and the child, ended in the order in which nothing is lost: the last messages at the end."""
     from rlwatch.monitor.watchman import WatchmanThread
     from rlwatch.run.engines import Engines, addresses

@@ -62,7 +62,7 @@ def metrics(
     if listen and otlp:
         raise ConfigError("--listen and --otlp need a process each")
     with opened(store) as source:
-        look = Look(lambda: gauges(source, time.time(), quiet_for_s=hours * HOUR_S if hours else float("inf")))
+        look = GaugeCache(lambda: gauges(source, time.time(), quiet_for_s=hours * HOUR_S if hours else float("inf")))
         if otlp:
             _push(otlp, every, look)
         elif listen:
@@ -71,7 +71,7 @@ def metrics(
             typer.echo(exposition(look()), nl=False)
 
 
-class Look:
+class GaugeCache:
     """Gauges as of now, or of less than a second ago; for threads."""
 
     def __init__(self, asked: Callable[[], list[Gauge]]) -> None:
@@ -94,7 +94,7 @@ class Scraped(BaseHTTPRequestHandler):
 
     timeout = GREETING_S
 
-    def __init__(self, look: Look, *args: object) -> None:
+    def __init__(self, look: GaugeCache, *args: object) -> None:
         self._look = look
         super().__init__(*args)  # type: ignore[arg-type]
 
@@ -154,7 +154,7 @@ def _cut(connection: socket) -> None:
         connection.shutdown(SHUT_RDWR)
 
 
-def server(listen: str, look: Look) -> ThreadingHTTPServer:
+def server(listen: str, look: GaugeCache) -> ThreadingHTTPServer:
     """A server of ``HOST:PORT``. Raises ``ConfigError`` where there can be none."""
     host, _, port = listen.rpartition(":")
     try:
@@ -163,7 +163,7 @@ def server(listen: str, look: Look) -> ThreadingHTTPServer:
         raise ConfigError(f"--listen {listen}: {error}; give HOST:PORT, as 127.0.0.1:9464") from error
 
 
-def _answer(listen: str, look: Look) -> None:
+def _answer(listen: str, look: GaugeCache) -> None:
     with server(listen, look) as answering, sigterm_as_ctrl_c():
         host, port = answering.server_address[:2]
         say(f"answering at http://{host!s}:{port}{PATH}; stop with Ctrl-C")
@@ -173,7 +173,7 @@ def _answer(listen: str, look: Look) -> None:
             return
 
 
-def _push(url: str, every: float, look: Look) -> None:
+def _push(url: str, every: float, look: GaugeCache) -> None:
     pushing = provider(url, every, look)
     say(f"pushing to {url} every {every:g} s; stop with Ctrl-C")
     with sigterm_as_ctrl_c():
@@ -184,7 +184,7 @@ def _push(url: str, every: float, look: Look) -> None:
             pushing.shutdown()
 
 
-def provider(url: str, every: float, look: Look) -> MeterProvider:
+def provider(url: str, every: float, look: GaugeCache) -> MeterProvider:
     """A provider that pushes all gauges every so many seconds, and once more when it is shut down."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -200,7 +200,7 @@ def provider(url: str, every: float, look: Look) -> MeterProvider:
     return given
 
 
-def _observe(meter: Meter, look: Look) -> None:
+def _observe(meter: Meter, look: GaugeCache) -> None:
     """Register a gauge for everything that a run may have: OpenTelemetry asks each when it exports."""
     from opentelemetry.metrics import Observation
 

@@ -24,7 +24,7 @@ from rlwatch.cli.completions import (
     print_completions,
 )
 from rlwatch.cli.console import STATUS_STYLES, Cell, print_fitting, print_json, print_table, say
-from rlwatch.cli.options import Format, FormatOption, StoreOption, examples, opened
+from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.cli.rollouts import newest_rollouts, print_recurring, print_rollouts, recurring_rows
 from rlwatch.cli.view_text import (
     newest_row,
@@ -83,7 +83,7 @@ def show(
     prompt: PromptOption = "",
     most: MostOption = MOST,
     store: StoreOption = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show one run: state, last values, findings and commands; on demand metrics, tokens and completions."""
     from rlwatch.view import view_of_run
@@ -100,7 +100,7 @@ def show(
         tokens = _spikes(source, info.run_id) if spikes else None
         every_text = completion_rows(source.completions(info.run_id)) if completions else []
     texts = wish.of(every_text) if completions else None
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         extra = {"metrics": every, "completions": texts, **(tokens or {})}
         print_json(
             row

@@ -8,7 +8,7 @@ import typer
 
 from rlwatch.cli.console import print_json, print_table, say
 from rlwatch.cli.database import server_of
-from rlwatch.cli.options import ByOption, Format, FormatOption, StoreOption, examples, me
+from rlwatch.cli.options import ByOption, FormatOption, OutputFormat, StoreOption, examples, me
 from rlwatch.clock import SystemClock
 from rlwatch.wording import local_moment, plural
 
@@ -48,12 +48,12 @@ def create(
 
 
 @group.command("list", epilog=LIST_EPILOG)
-def list_logins(store: StoreOption = None, output: FormatOption = Format.TEXT) -> None:
+def list_logins(store: StoreOption = None, output: FormatOption = OutputFormat.TEXT) -> None:
     """List logins with creator and open connections."""
     from rlwatch.store.postgres import logins
 
     found = logins.logins(server_of(store))
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(found)
     elif found:
         rows = [(t.name, t.role, ", ".join(t.projects), t.by, local_moment(t.at), str(t.connected)) for t in found]

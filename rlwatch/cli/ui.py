@@ -21,8 +21,8 @@ import typer
 import rlwatch
 from rlwatch.alerts.config import CONFIG_VARIABLE, own_file
 from rlwatch.cli import app_login
-from rlwatch.cli.app_login import VARIABLES, Login, Place
-from rlwatch.cli.background import delivering, looking_after, sigterm_as_ctrl_c
+from rlwatch.cli.app_login import VARIABLES, DashboardAddress, Login
+from rlwatch.cli.background import background_services, delivering, sigterm_as_ctrl_c
 from rlwatch.cli.console import complain, say, warn
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
 from rlwatch.errors import ConfigError, MissingExtraError
@@ -129,11 +129,11 @@ def ui(
     introduce(where, login)
     with sigterm_as_ctrl_c(), opened(store) as outbox:
         alerting = alerting_of(config, outbox)
-        with delivering(outbox, alerting), looking_after(outbox, alerting):
+        with delivering(outbox, alerting), background_services(outbox, alerting):
             raise typer.Exit(_serve(script, where, login, store, config))
 
 
-def introduce(where: Place, login: Login) -> None:
+def introduce(where: DashboardAddress, login: Login) -> None:
     """The links, by role; of a token that was set, where it was. And what is not as safe as it could be."""
     say("rlwatch dashboard  (stop with Ctrl-C)", style="bold")
     for role, token in login.tokens.items():
@@ -149,7 +149,7 @@ def introduce(where: Place, login: Login) -> None:
         )
 
 
-def _serve(script: Path, where: Place, login: Login, store: str | None, config: Path | None) -> int:
+def _serve(script: Path, where: DashboardAddress, login: Login, store: str | None, config: Path | None) -> int:
     """Until the server ends by itself (then its exit code) or Ctrl-C ends both."""
     server = start_server(script, where, login, store, config=config)
     try:
@@ -160,7 +160,7 @@ def _serve(script: Path, where: Place, login: Login, store: str | None, config: 
         stop_server(server)
 
 
-def _check(where: Place, login: Login, store: str | None, config: Path | None) -> int:
+def _check(where: DashboardAddress, login: Login, store: str | None, config: Path | None) -> int:
     server = start_server(app_script(), where, login, store, quiet=True, config=config)
     try:
         problem = wait_healthy(server, where.local + where.base_path)
@@ -228,7 +228,7 @@ def server_command(script: Path) -> list[str]:
 
 
 def server_environment(
-    place: Place,
+    place: DashboardAddress,
     login: Login,
     store_url: str | None,
     outer: Mapping[str, str] | None = None,
@@ -283,7 +283,7 @@ def server_environment(
 
 def start_server(
     script: Path,
-    place: Place,
+    place: DashboardAddress,
     login: Login,
     store_url: str | None,
     *,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from rlwatch.cli.console import SEVERITY_STYLES, Cell, cell_of, print_table, say
 from rlwatch.columns import FINDINGS, FINDINGS_SHOWN, heads
-from rlwatch.diagnosis import Action, Cause, Diagnosis, Nature, Sureness
+from rlwatch.diagnosis import Action, Cause, Confidence, Diagnosis, Nature
 from rlwatch.records import JSON, AlertState, Finding, ForecastRecord, Severity
 from rlwatch.wording import chance, for_terminal, one_line, plural, step
 
 if TYPE_CHECKING:
     from rlwatch.detectors.base import NotRun
     from rlwatch.forecast import Forecast
-    from rlwatch.monitor.engine import Outcome
+    from rlwatch.monitor.engine import MonitorOutcome
     from rlwatch.records import Alert
     from rlwatch.view import RunView
 
@@ -113,7 +113,7 @@ def _print_why(explanation: Diagnosis) -> None:
     """Print cause, evidence in order of time and actions, in at most seven lines."""
     first = explanation.causes[0]
     if not explanation.enough:
-        say_wrapped(explanation.why_not, label="cause", style=STYLES[Sureness.WEAK], most=2)
+        say_wrapped(explanation.why_not, label="cause", style=STYLES[Confidence.WEAK], most=2)
         return
     text = f"{first.title} ({first.sure.words}: {first.why})"
     say_wrapped(text, label="cause", style=STYLES[first.sure], most=2)
@@ -207,7 +207,7 @@ def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> N
 FEW = 3
 """Actions told unless everything is asked for."""
 WORSE = (Severity.WARNING, Severity.CRITICAL)
-STYLES = {Sureness.STRONG: "bold red", Sureness.PLAUSIBLE: "yellow", Sureness.WEAK: "dim"}
+STYLES = {Confidence.STRONG: "bold red", Confidence.PLAUSIBLE: "yellow", Confidence.WEAK: "dim"}
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
@@ -222,7 +222,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
             style=STYLES[first.sure],
         )
     else:
-        say(f"  {diagnosis.why_not}", style=STYLES[Sureness.WEAK])
+        say(f"  {diagnosis.why_not}", style=STYLES[Confidence.WEAK])
     say(f"  it began at step {step(first.onset_step)}; in order of time:")
     _print_evidence(first)
     if diagnosis.enough or everything:
@@ -286,7 +286,7 @@ def print_alert_line(alert: Alert, prefix: str = "") -> None:
     say(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
 
 
-def print_outcome(outcome: Outcome, prefix: str = "") -> None:
+def print_outcome(outcome: MonitorOutcome, prefix: str = "") -> None:
     """Print what a batch of records brought: findings, recoveries, then the alerts that people are told of."""
     for finding in (*outcome.findings, *outcome.recoveries):
         print_finding_line(finding, prefix)

@@ -14,7 +14,7 @@ from uuid import uuid4
 import typer
 
 from rlwatch.cli.background import sigterm_as_ctrl_c
-from rlwatch.cli.import_log import Log
+from rlwatch.cli.import_log import NamedLog
 from rlwatch.cli.options import (
     ConfigOption,
     MapOption,
@@ -105,7 +105,7 @@ def watch(
 
     path = Path(source_)
     reads, named = format_of(read_as, pattern), naming_of(mapped, config)
-    log = Log(path, run, reads, named, trainer=source, project=project, name=name, run_id=run_id)
+    log = NamedLog(path, run, reads, named, trainer=source, project=project, name=name, run_id=run_id)
     into = f"memory://watch-{uuid4().hex}" if no_store else store
     address = None if path.exists() else wandb_run(source_)
     with sigterm_as_ctrl_c(), _asking(engine or (), path, address, once=once or bool(logs)) as beside:
@@ -157,7 +157,14 @@ def _asking(engines: Sequence[str], path: Path, address: str | None, *, once: bo
 
 
 def _watch_log(
-    log: Log, store: str | None, config: Path | None, *, once: bool, poll_s: float, beside: Beside, wandb: bool = False
+    log: NamedLog,
+    store: str | None,
+    config: Path | None,
+    *,
+    once: bool,
+    poll_s: float,
+    beside: Beside,
+    wandb: bool = False,
 ) -> None:
     from rlwatch.cli import watch_log
     from rlwatch.importers.naming import NONE
@@ -213,7 +220,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _watch_many(
-    log: Log, patterns: Sequence[str], store: str | None, config: Path | None, *, once: bool, poll_s: float
+    log: NamedLog, patterns: Sequence[str], store: str | None, config: Path | None, *, once: bool, poll_s: float
 ) -> None:
     from rlwatch.cli import watch_many
 

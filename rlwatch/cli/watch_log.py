@@ -15,10 +15,10 @@ from urllib.parse import unquote
 
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.messages import Notification
-from rlwatch.alerts.rules import Policy
+from rlwatch.alerts.rules import AlertingConfig
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, say, warn
-from rlwatch.cli.import_log import Log, holds
+from rlwatch.cli.import_log import NamedLog, holds
 from rlwatch.cli.names_text import print_names
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_forecast, print_outcome
@@ -28,9 +28,9 @@ from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
 from rlwatch.importers.naming import NONE
 from rlwatch.importers.tensorboard_events import trainings_until
 from rlwatch.layers import DerivedLayers
-from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.engine import Monitor, MonitorOutcome
 from rlwatch.monitor.forecasting import forecaster_for
-from rlwatch.monitor.judge import Judging, MonitorSink, past_of
+from rlwatch.monitor.judge import MonitorSink, SinkProgress, past_of
 from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
 from rlwatch.records import AlertState, RunInfo, RunState, Severity, StepRecord
 from rlwatch.run.alerting import Alerting
@@ -76,7 +76,7 @@ class Positions:
 HEARTBEAT_S = 5.0
 
 
-class Recording:
+class LogRecording:
     """One run of a log, written to ``store`` and judged by ``policy``.
 
     Records carry their place in the log as ``seq``. Those the store has from an earlier watch of the same
@@ -103,16 +103,16 @@ class Recording:
         store: Store,
         info: RunInfo,
         *,
-        policy: Policy | None = None,
+        policy: AlertingConfig | None = None,
         dashboard_url: str = "",
-        on_outcome: Callable[[Outcome], None],
+        on_outcome: Callable[[MonitorOutcome], None],
         clock: Clock | None = None,
         console: bool = False,
     ) -> None:
         self.records = 0
         self._store = store
         self._info = info
-        self._policy = policy or Policy()
+        self._policy = policy or AlertingConfig()
         self._dispatcher = Dispatcher(
             store, self._policy, dashboard_url=dashboard_url, clock=clock or SystemClock(), console=console
         )
@@ -179,7 +179,7 @@ class Recording:
             announce=self._tell,
             clock=self._clock,
         )
-        self._judging = Judging(monitor, self._sink, self._store, run.run_id, judged=self._judged)
+        self._judging = SinkProgress(monitor, self._sink, self._store, run.run_id, judged=self._judged)
         self._judging.begin(self.writer.last_seq)
         while self._judging.stored():  # what an earlier watch stored and did not judge
             pass
@@ -218,9 +218,9 @@ class LogWatch:
 
     def __init__(
         self,
-        log: Log,
+        log: NamedLog,
         positions: Positions,
-        start: Callable[[Tail], Recording],
+        start: Callable[[Tail], LogRecording],
         *,
         tail: Tail | None = None,
         clock: Clock | None = None,
@@ -230,7 +230,7 @@ class LogWatch:
         self._beside = beside
         self._place = log.id_of()
         """Name under which the position is kept."""
-        self.recording: Recording | None = None
+        self.recording: LogRecording | None = None
         self.names: set[str] = set()
         """Names of the metrics in the rows taken so far."""
         self._positions, self._start, self._clock = positions, start, clock or SystemClock()
@@ -350,7 +350,7 @@ def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:
 # ``rlwatch watch`` of a log: read what is there, then what comes.
 
 
-def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail | None = None) -> int:
+def scan_once(log: NamedLog, store_url: str | None, config: Path | None, tail: Tail | None = None) -> int:
     """Record and judge the log as it stands, deliver, and answer 1 if anything in it was critical."""
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
@@ -378,7 +378,7 @@ def scan_once(log: Log, store_url: str | None, config: Path | None, tail: Tail |
 
 
 def follow(
-    log: Log,
+    log: NamedLog,
     store_url: str | None,
     config: Path | None,
     pause: Callable[[], None],
@@ -434,7 +434,7 @@ def report_problem(watch: LogWatch, reported: str) -> str:
 
 
 def watch_of(
-    log: Log,
+    log: NamedLog,
     store: Store,
     alerting: Alerting,
     *,
@@ -445,7 +445,7 @@ def watch_of(
 ) -> LogWatch:
     """The log on its way into the store, judged by ``alerting``; ``prefix`` goes before each line that is told."""
 
-    def start(tail: Tail) -> Recording:
+    def start(tail: Tail) -> LogRecording:
         return _recording(log, tail, store, alerting, prefix=prefix)
 
     return LogWatch(log, Positions(store), start, tail=tail, clock=clock, beside=beside)
@@ -458,11 +458,11 @@ def ever_critical(store: Store, run_id: str) -> bool:
     )
 
 
-def _recording(log: Log, tail: Tail, store: Store, alerting: Alerting, *, prefix: str = "") -> Recording:
+def _recording(log: NamedLog, tail: Tail, store: Store, alerting: Alerting, *, prefix: str = "") -> LogRecording:
     info = log.info(tail.name, tail.source, time.time(), tail.about, tail.training)
     if holds(store, info.run_id):
         info = replace(info, name=log.name and info.name)  # without a new one it keeps the name it has
-    return Recording(
+    return LogRecording(
         store,
         info,
         policy=alerting.policy,
@@ -471,7 +471,7 @@ def _recording(log: Log, tail: Tail, store: Store, alerting: Alerting, *, prefix
     )
 
 
-def _only(runs: list[ImportedRun], log: Log) -> ImportedRun:
+def _only(runs: list[ImportedRun], log: NamedLog) -> ImportedRun:
     if len(runs) != 1:
         names = ", ".join(repr(run.name) for run in runs[:10])
         raise ImportFormatError(str(log.path), f"holds {len(runs)} runs; choose one with --run: {names}")

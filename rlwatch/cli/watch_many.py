@@ -10,17 +10,17 @@ from pathlib import Path
 
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import errors, say, warn
-from rlwatch.cli.import_log import Log
+from rlwatch.cli.import_log import NamedLog
 from rlwatch.cli.names_text import reading_lines
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.watch_log import LogWatch, ever_critical, watch_of
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.error_boundary import call_or, raised_by
 from rlwatch.errors import ImportFormatError, RLWatchError
 from rlwatch.importers.registry import logs_below
 from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.ports import Store
 from rlwatch.run.alerting import Alerting
-from rlwatch.seam import asked, raised_by
 from rlwatch.wording import for_terminal, one_line
 
 DISCOVER_S = 10.0
@@ -40,7 +40,7 @@ MOST_LIVE = 100
 
 
 @dataclass(slots=True)
-class Member:
+class WatchedLog:
     """One log of the fleet. It rests while ``watch`` is None: until ``mark`` changes or ``retry_at`` has come."""
 
     path: Path
@@ -57,7 +57,7 @@ class Member:
     """Seconds that were spent on it since it was last begun."""
 
 
-class Fleet:
+class LogDirectory:
     """The logs below ``directory`` that ``patterns`` fit.
 
     Parameters
@@ -86,7 +86,7 @@ class Fleet:
         most_live: int = MOST_LIVE,
     ) -> None:
         self._most_open, self._most_live = most_open, most_live
-        self.members: dict[Path, Member] = {}
+        self.members: dict[Path, WatchedLog] = {}
         self.recorded: dict[str, None] = {}
         """Ids of the runs that were ever recorded."""
         self._closed: dict[Path, str] = {}
@@ -102,7 +102,7 @@ class Fleet:
         self._crowded = False
 
     @property
-    def runs(self) -> list[Member]:
+    def runs(self) -> list[WatchedLog]:
         """The logs that are being recorded."""
         return [member for member in self.members.values() if member.watch and member.watch.recording]
 
@@ -139,22 +139,22 @@ class Fleet:
         there = dict.fromkeys(logs_below(self._directory, self._patterns, self._unsearched))
         for path in there:
             if path not in self.members:
-                self.members[path] = Member(path, str(path.relative_to(self._directory)) or path.name)
+                self.members[path] = WatchedLog(path, str(path.relative_to(self._directory)) or path.name)
         for path in [path for path in self.members if path not in there and not path.exists()]:
             member = self.members.pop(path)
             if member.watch is not None and member.watch.recording is not None:
                 self._tell(f"{member.name}: the log is gone; its run ends", False)
             self._guarded(member, lambda one: self._rest(one, "the log is gone"))
 
-    def _guarded(self, member: Member, do: Callable[[Member], bool]) -> bool:
+    def _guarded(self, member: WatchedLog, do: Callable[[WatchedLog], bool]) -> bool:
         """Report once what one log does wrong, also what nobody foresaw, and go on with the others."""
         began = self._clock.monotonic()
         try:
-            return asked(lambda: do(member), lambda error: self._failed(member, error, began))
+            return call_or(lambda: do(member), lambda error: self._failed(member, error, began))
         finally:
             member.spent += self._clock.monotonic() - began
 
-    def _failed(self, member: Member, error: Exception, began: float) -> bool:
+    def _failed(self, member: WatchedLog, error: Exception, began: float) -> bool:
         """Leave its log alone for a while, the longer the more time it has cost."""
         self._complain(member, error_line(error))
         watch, member.watch = member.watch, None
@@ -165,7 +165,7 @@ class Fleet:
             self._abandon(watch)
         return False
 
-    def _complain(self, member: Member, problem: str) -> None:
+    def _complain(self, member: WatchedLog, problem: str) -> None:
         if problem != member.problem:
             self._tell(f"{member.name}: {problem}", True)
         member.problem = problem
@@ -174,7 +174,7 @@ class Fleet:
         with suppress(Exception):  # the run stays as its writer left it; the problem was told
             watch.abandon("its log is no longer readable")
 
-    def _look_at(self, member: Member) -> bool:
+    def _look_at(self, member: WatchedLog) -> bool:
         watch = member.watch or self._woken(member)
         if watch is None:
             return False
@@ -193,7 +193,7 @@ class Fleet:
             self._rest(member, "no rows for hours")
         return watch.behind
 
-    def _woken(self, member: Member) -> LogWatch | None:
+    def _woken(self, member: WatchedLog) -> LogWatch | None:
         """A fresh watch of a log that is new, has changed since it went to rest, or is to be tried again."""
         now = self._clock.monotonic()
         if member.retry_at is not None and now < member.retry_at:
@@ -220,7 +220,7 @@ class Fleet:
         self._begun = 0
         return len(self.runs) < self._most_live  # else those that are behind are read first
 
-    def _rest(self, member: Member, reason: str) -> bool:
+    def _rest(self, member: WatchedLog, reason: str) -> bool:
         watch, member.watch = member.watch, None
         if watch is not None:
             member.mark = _mark(member.path)
@@ -233,7 +233,7 @@ class Fleet:
                 self._tell(f"{member.name}: skipped: {left_out}", False)
         return False
 
-    def _say_names(self, member: Member, watch: LogWatch) -> None:
+    def _say_names(self, member: WatchedLog, watch: LogWatch) -> None:
         """Say what the names of a log were read as, unless that was said of it, or of another."""
         if len(watch.names) == member.names:
             return
@@ -243,7 +243,7 @@ class Fleet:
                 self._read_as.add(line)
                 self._tell(f"{member.name}: {line}", False)
 
-    def _say_why_not(self, member: Member, watch: LogWatch, *, also_empty: bool = False) -> None:
+    def _say_why_not(self, member: WatchedLog, watch: LogWatch, *, also_empty: bool = False) -> None:
         """Say why nothing of the log was recorded."""
         if also_empty or watch.tail.read[1]:
             self._complain(member, watch.why_nothing)
@@ -292,7 +292,7 @@ LONGEST_LINE = 600
 """Characters of what is told of a log."""
 
 
-def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: Path | None) -> int:
+def look_once(log: NamedLog, patterns: Sequence[str], store_url: str | None, config: Path | None) -> int:
     """Record and judge every log as it stands, deliver, and answer 1 if anything in any was critical.
 
     Raises ``ImportFormatError`` if none could be read.
@@ -312,7 +312,7 @@ def look_once(log: Log, patterns: Sequence[str], store_url: str | None, config: 
 
 
 def follow(
-    log: Log,
+    log: NamedLog,
     patterns: Sequence[str],
     store_url: str | None,
     config: Path | None,
@@ -324,7 +324,7 @@ def follow(
 ) -> None:
     """Record and judge the logs as they grow, until ``pause`` raises ``KeyboardInterrupt``.
 
-    ``most_open`` and ``most_live`` are those of :class:`Fleet`.
+    ``most_open`` and ``most_live`` are those of :class:`LogDirectory`.
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
@@ -346,7 +346,7 @@ def follow(
 
 
 @contextmanager
-def status_line(fleet: Fleet) -> Iterator[Callable[[], None]]:
+def status_line(fleet: LogDirectory) -> Iterator[Callable[[], None]]:
     """One line about all runs that stays at the bottom of a terminal; nothing anywhere else."""
     if not sys.stderr.isatty():
         yield lambda: None
@@ -355,7 +355,7 @@ def status_line(fleet: Fleet) -> Iterator[Callable[[], None]]:
         yield lambda: status.update(for_terminal(one_line(summary(fleet), 300)))
 
 
-def summary(fleet: Fleet) -> str:
+def summary(fleet: LogDirectory) -> str:
     """Count the logs by state, and name the one that was read last."""
     runs = fleet.runs
     behind = sum(member.watch is not None and member.watch.behind for member in runs)
@@ -368,7 +368,7 @@ def summary(fleet: Fleet) -> str:
 
 
 def fleet_of(
-    log: Log,
+    log: NamedLog,
     patterns: Sequence[str],
     store: Store,
     alerting: Alerting,
@@ -377,7 +377,7 @@ def fleet_of(
     once: bool = False,
     most_open: int = MOST_OPEN,
     most_live: int = MOST_LIVE,
-) -> Fleet:
+) -> LogDirectory:
     """The fleet that reads the logs of ``log`` that fit ``patterns`` into ``store``."""
 
     def begin(path: Path, name: str) -> LogWatch:
@@ -389,12 +389,12 @@ def fleet_of(
             prefix=f"{one_line(name, 200)}  ",
         )
 
-    return Fleet(
+    return LogDirectory(
         log.path, patterns, begin, _print_line, clock=clock, once=once, most_open=most_open, most_live=most_live
     )
 
 
-def _nothing(fleet: Fleet, patterns: Sequence[str]) -> str:
+def _nothing(fleet: LogDirectory, patterns: Sequence[str]) -> str:
     if not fleet.members:
         return f"no file in it or below is called {', '.join(patterns)}; give patterns with --logs"
     return f"none of its {len(fleet.members)} logs could be read; the reason of each is above"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlwatch.analysis.lookup import find_run
-from rlwatch.cli.background import deliver_once, delivering, looking_after, watchman
+from rlwatch.cli.background import background_services, deliver_once, delivering, watchman
 from rlwatch.cli.console import say, warn
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_alert_line, print_finding_line
@@ -83,7 +83,7 @@ def follow(
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
         watch = StoreWatch(store, run_id)
         old = len(list(watch.findings())) + len(list(watch.alerts()))
-        with delivering(store, alerting), looking_after(store, alerting, run_id):
+        with delivering(store, alerting), background_services(store, alerting, run_id):
             say(f"watching {store.url} (older findings and alerts not shown: {old}); stop with Ctrl-C", style="dim")
             news = store.news("alerts", run_id)
             try:

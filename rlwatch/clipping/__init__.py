@@ -20,7 +20,7 @@ except ImportError as error:
 
 from rlwatch.clipping.layer_clip import Clipped, LayerClip
 from rlwatch.clipping.rules import AGGC, AdaGC, By, ClipRule, LayerMaxNorm, LayerMedian, State, ZClip
-from rlwatch.clipping.skip import Decision, SkipOnSpike, skip_step
+from rlwatch.clipping.skip import SkipDecision, SkipOnSpike, skip_step
 
 __all__ = [
     "AGGC",
@@ -28,10 +28,10 @@ __all__ = [
     "By",
     "ClipRule",
     "Clipped",
-    "Decision",
     "LayerClip",
     "LayerMaxNorm",
     "LayerMedian",
+    "SkipDecision",
     "SkipOnSpike",
     "State",
     "ZClip",

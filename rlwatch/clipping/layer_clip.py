@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from rlwatch.clipping.rules import GROUP_OF, By, ClipRule, first_state, positive, rule_of
+from rlwatch.error_boundary import ErrorBoundary, call_or
 from rlwatch.errors import ConfigError
-from rlwatch.seam import Seam, asked
 from rlwatch.tensors.gradnorm import norm_of_each
 from rlwatch.tensors.megatron import divided
 from rlwatch.tensors.mergeable import Latest, Stats
@@ -84,10 +84,10 @@ class LayerClip:
         self.max_norm = max_norm
         self.last: Clipped | None = None
         """Result of the last call; None before the first."""
-        self.seam = Seam()
+        self.seam = ErrorBoundary()
         self._zero = _choice(nonfinite) == ZERO
         positive("LayerClip", max_norm=max_norm)
-        self._layout = Layout.of(model, self.by)
+        self._layout = LayerLayout.of(model, self.by)
         self._state = dict(first_state(self.rule, len(self._layout.groups)))
         self._counts = {
             name: torch.zeros((), dtype=torch.int64, device="cpu") for name in ("steps", "clipped", "nonfinite")
@@ -105,7 +105,7 @@ class LayerClip:
         """
         if not self.seam.works(TAP):
             return self._together()
-        return asked(lambda: self.by_layer(before), self._otherwise)
+        return call_or(lambda: self.by_layer(before), self._otherwise)
 
     def _otherwise(self, error: Exception) -> Clipped:
         wrong_from_the_start = self.last is None and isinstance(error, ConfigError)
@@ -310,7 +310,7 @@ class Clipped:
 
 
 @dataclass(slots=True)
-class Layout:
+class LayerLayout:
     """L groups and the P parameters in them.
 
     ``group_of`` (P) names the group of each parameter in model order; ``members`` (L, most members of a group) are the
@@ -323,7 +323,7 @@ class Layout:
     members: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, by: By) -> Layout:
+    def of(cls, model: nn.Module, by: By) -> LayerLayout:
         """Lay out the model's parameters, frozen ones included. Raises ``ConfigError`` if they cannot be told apart."""
         named = list(model.named_parameters())
         if not named:

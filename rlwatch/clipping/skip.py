@@ -36,7 +36,7 @@ def _parameters(of: nn.Module | Optimizer | Iterable[Parameter]) -> Iterable[Par
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SkipDecision:
     """Decision to skip or not, and the reason."""
 
     skip: bool
@@ -49,7 +49,7 @@ class SkipOnSpike:
 
     >>> from rlwatch.gradloc.report import Localisation
     >>> SkipOnSpike().decide(Localisation(norm=float("nan")), step=7)
-    Decision(skip=True, reason='the gradient norm is nan')
+    SkipDecision(skip=True, reason='the gradient norm is nan')
 
     A step whose gradient is not finite is always skipped: taking it would destroy the weights. One with a culprit that
     holds more than ``share`` of the norm is skipped unless ``most`` of the last ``within`` steps were skipped for that
@@ -79,24 +79,24 @@ class SkipOnSpike:
         if not 1 <= self.most <= self.within:
             raise ConfigError(f"SkipOnSpike: need 1 <= most <= within, got {self.most} and {self.within}")
 
-    def decide(self, localisation: Localisation, step: int) -> Decision:
+    def decide(self, localisation: Localisation, step: int) -> SkipDecision:
         """Decide for or against skipping ``step``; call it once for each localised step, in order."""
         if not math.isfinite(localisation.norm):
             return self._skip("non-finite", f"the gradient norm is {localisation.norm}")
         shares = [abs(culprit.share) for culprit in localisation.culprits if culprit.share is not None]
         worst = max((share for share in shares if math.isfinite(share)), default=0.0)
         if not worst > self.share:
-            return Decision(skip=False, reason=f"no token holds more than {self.share:.0%} of the gradient norm")
+            return SkipDecision(skip=False, reason=f"no token holds more than {self.share:.0%} of the gradient norm")
         self._recent = [s for s in self._recent if step - self.within < s <= step]
         if len(self._recent) >= self.most:
             self.skipped["refused"] += 1
-            return Decision(skip=False, reason=f"{self.most} of the last {self.within} steps were skipped already")
+            return SkipDecision(skip=False, reason=f"{self.most} of the last {self.within} steps were skipped already")
         self._recent.append(step)
         return self._skip("culprit", f"one token holds {worst:.0%} of the gradient norm")
 
-    def _skip(self, kind: str, reason: str) -> Decision:
+    def _skip(self, kind: str, reason: str) -> SkipDecision:
         self.skipped[kind] += 1
-        return Decision(skip=True, reason=reason)
+        return SkipDecision(skip=True, reason=reason)
 
     def state_dict(self) -> dict[str, Any]:
         """Decisions so far, as JSON."""

@@ -16,8 +16,8 @@ from rlwatch.compare.alignment import (
     READ_AT_ONCE,
     TOKENS,
     Axis,
+    ComparedRun,
     Ruler,
-    Subject,
     attempt_starts,
     counts,
     held,
@@ -27,7 +27,7 @@ from rlwatch.compare.alignment import (
     subject_of_run,
 )
 from rlwatch.compare.configs import ABSENT, Absent, Setting, config_diff, settings
-from rlwatch.compare.parting import FEWEST, Parting, Rows, first_parted, paired, parting
+from rlwatch.compare.parting import FEWEST, MetricSeries, Parting, first_parted, paired, parting
 from rlwatch.metrics import BESIDE_LEARNING, LAYER_PREFIX, Family, family_of, metric_of, unjudged
 from rlwatch.wording import plural
 
@@ -35,13 +35,13 @@ __all__ = [
     "ABSENT",
     "Absent",
     "Axis",
+    "ComparedRun",
     "Comparison",
+    "MetricSeries",
     "Parting",
-    "Rows",
     "Ruler",
     "Setting",
     "Side",
-    "Subject",
     "attempt_starts",
     "compare",
     "config_diff",
@@ -126,7 +126,7 @@ class Comparison:
         return f"{one.metric} at {self.axis.place(one.at)}" if one.dated else f"{one.metric}, not dated"
 
 
-def judged_metrics(subject: Subject) -> list[str]:
+def judged_metrics(subject: ComparedRun) -> list[str]:
     """Metrics of a run that tell of its learning: neither clocks, counters and machines nor single layers."""
     return sorted(name for name in subject.names if _tells(name))
 
@@ -137,7 +137,7 @@ def _tells(metric: str) -> bool:
     return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in BESIDE_LEARNING
 
 
-def compare(left: Subject, right: Subject, axis: Axis = Axis.STEP) -> Comparison:
+def compare(left: ComparedRun, right: ComparedRun, axis: Axis = Axis.STEP) -> Comparison:
     """Hold one run against another, row by row along ``axis``."""
     mine, yours = judged_metrics(left), judged_metrics(right)
     both = [name for name in mine if name in set(yours)]
@@ -183,19 +183,19 @@ def compare(left: Subject, right: Subject, axis: Axis = Axis.STEP) -> Comparison
 class Side:
     """A run laid along an axis; ``ruler`` is None where it does not tell what the axis needs."""
 
-    subject: Subject
+    subject: ComparedRun
     starts: Mapping[int, int]
     ruler: Ruler | None
 
     @classmethod
-    def of(cls, subject: Subject, axis: Axis) -> Self:
+    def of(cls, subject: ComparedRun, axis: Axis) -> Self:
         """Read how far the run came, and its ruler."""
         rows = subject.moments()
         starts = attempt_starts([rows])
         last = int(rows.steps.max()) if len(rows.steps) else 0
         return cls(subject, starts, ruler(subject, axis, last, starts) if len(rows.steps) else None)
 
-    def rows(self, metrics: Sequence[str]) -> dict[str, Rows]:
+    def rows(self, metrics: Sequence[str]) -> dict[str, MetricSeries]:
         """Rows that count by place; of a metric that the run does not have there are none."""
         if self.ruler is None:
             return {}

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from rlwatch.compare.parting import Floats, Rows
+from rlwatch.compare.parting import Floats, MetricSeries
 from rlwatch.metrics import canonicalise, resolve
 from rlwatch.ports import Series, Store
 from rlwatch.records import JSON, RunInfo, RunState, Severity, StepRecord
@@ -45,7 +45,7 @@ class Axis(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ComparedRun:
     """A run that is compared, out of a store or a log.
 
     ``names``: canonical name (or the run's own, where nothing knows it) -> the name it is recorded under. ``read``:
@@ -76,9 +76,9 @@ def names_of(recorded: Iterable[str], source: str) -> dict[str, str]:
     return canonical | {name: name for name in every if name not in read and name not in canonical}
 
 
-def subject_of_run(store: Store, run: RunInfo) -> Subject:
+def subject_of_run(store: Store, run: RunInfo) -> ComparedRun:
     """A run of a store."""
-    return Subject(
+    return ComparedRun(
         name=run.name or run.run_id,
         source=run.source,
         names=names_of(store.metric_names(run.run_id), run.source),
@@ -89,7 +89,7 @@ def subject_of_run(store: Store, run: RunInfo) -> Subject:
     )
 
 
-def held(store: Store, run: RunInfo) -> Subject:
+def held(store: Store, run: RunInfo) -> ComparedRun:
     """The same, in memory: it can be compared when the store is closed."""
     one = subject_of_run(store, run)
     whole, moments = store.series(run.run_id, sorted(set(one.names.values()))), store.moments(run.run_id)
@@ -106,10 +106,10 @@ def crash_step(store: Store, run: RunInfo) -> int | None:
 
 def subject_of_records(
     name: str, source: str, records: Sequence[StepRecord], config: Mapping[str, JSON], crash: int | None = None
-) -> Subject:
+) -> ComparedRun:
     """A run that a log tells of."""
     columns = _columns(records)
-    return Subject(
+    return ComparedRun(
         name=name,
         source=source,
         names=names_of(columns, source),
@@ -164,12 +164,12 @@ def counts(one: Series, starts: Mapping[int, int]) -> np.ndarray:
     return mask
 
 
-def rows_that_count(one: Series, starts: Mapping[int, int]) -> Rows:
+def rows_that_count(one: Series, starts: Mapping[int, int]) -> MetricSeries:
     """The branch that counts by step, the last value of each."""
     kept = counts(one, starts)
     steps, values = one.steps[kept][::-1], one.values[kept][::-1]  # newest first: of a step the first is kept
     distinct, first = np.unique(steps, return_index=True)
-    return Rows(distinct.astype(np.float64), values[first])
+    return MetricSeries(distinct.astype(np.float64), values[first])
 
 
 # From steps to places on an axis.
@@ -182,14 +182,14 @@ class Ruler:
     steps: Floats
     places: Floats
 
-    def laid(self, rows: Rows) -> Rows:
+    def laid(self, rows: MetricSeries) -> MetricSeries:
         """``rows`` by place; outside of the ruler there is none."""
         inside = (rows.x >= self.steps[0]) & (rows.x <= self.steps[-1])
         places, first = np.unique(np.interp(rows.x[inside], self.steps, self.places), return_index=True)
-        return Rows(places, rows.values[inside][first])
+        return MetricSeries(places, rows.values[inside][first])
 
 
-def ruler(subject: Subject, axis: Axis, last: int, starts: Mapping[int, int]) -> Ruler | None:
+def ruler(subject: ComparedRun, axis: Axis, last: int, starts: Mapping[int, int]) -> Ruler | None:
     """Ruler of a run whose last step is ``last``; None where it does not tell what the axis needs.
 
     Seconds begin at the first record. The distance to the crash is in steps and negative before it; a run that did not
@@ -215,6 +215,6 @@ def ruler(subject: Subject, axis: Axis, last: int, starts: Mapping[int, int]) ->
     return Ruler(x, np.maximum.accumulate(values))
 
 
-def _per_step(subject: Subject) -> bool:
+def _per_step(subject: ComparedRun) -> bool:
     reading = resolve(subject.names[TOKENS], subject.source)
     return reading is not None and reading.alias is not None and reading.alias.aggregator == "per step"

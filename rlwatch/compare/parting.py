@@ -43,7 +43,7 @@ GROWTH = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MetricSeries:
     """One metric of one run: ``x`` (N,) ascending and distinct, ``values`` (N,) as measured."""
 
     x: Floats
@@ -112,7 +112,7 @@ def first_parted(partings: Iterable[Parting]) -> list[Parting]:
     return sorted(partings, key=lambda one: (one.apart_from_start, *one.order))
 
 
-def parting(metric: str, left: Rows, right: Rows) -> Parting | None:
+def parting(metric: str, left: MetricSeries, right: MetricSeries) -> Parting | None:
     """Place where ``metric`` parted; None where it is chance, or fewer than :data:`FEWEST` rows can be compared."""
     x, a, b = paired(left, right)
     odd = _only_one_finite(a, b)
@@ -137,7 +137,7 @@ def _only_one_finite(a: Floats, b: Floats) -> int | None:
 # Rows of two runs that stand for the same place.
 
 
-def paired(left: Rows, right: Rows) -> tuple[Floats, Floats, Floats]:
+def paired(left: MetricSeries, right: MetricSeries) -> tuple[Floats, Floats, Floats]:
     """Places that both runs have, and the value of each there.
 
     Where few rows fall on the same place (other cadences, tokens, time) both are averaged in bins as wide as the rows
@@ -147,7 +147,9 @@ def paired(left: Rows, right: Rows) -> tuple[Floats, Floats, Floats]:
         return np.empty(0), np.empty(0), np.empty(0)
     low, high = max(left.x[0], right.x[0]), min(left.x[-1], right.x[-1])
     one, other = (
-        Rows(r.x[inside], r.values[inside]) for r in (left, right) if (inside := _within(r.x, low, high)) is not None
+        MetricSeries(r.x[inside], r.values[inside])
+        for r in (left, right)
+        if (inside := _within(r.x, low, high)) is not None
     )
     common, i, j = np.intersect1d(one.x, other.x, assume_unique=True, return_indices=True)
     if 2 * len(common) >= min(len(one), len(other)):
@@ -166,7 +168,7 @@ def _cadence(x: Floats) -> float:
     return float(np.median(np.diff(x))) if len(x) > 1 else 1.0
 
 
-def _binned(rows: Rows, low: float, width: float) -> tuple[Floats, Floats, Floats]:
+def _binned(rows: MetricSeries, low: float, width: float) -> tuple[Floats, Floats, Floats]:
     """Numbers of the bins that hold rows, the first place in each, and the mean there."""
     numbers = np.floor((rows.x - low) / width)
     bins, firsts, counts = np.unique(numbers, return_index=True, return_counts=True)

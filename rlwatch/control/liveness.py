@@ -91,7 +91,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class LivenessSigns:
     """Signs of life of a run: its pace, the pause it is in, and seconds of silence (None: it is not silent).
 
     ``reports``: its process gives signs of life, steps or not. ``dead_since``: when it gave the last one (Unix
@@ -169,15 +169,15 @@ def _gone(run: RunInfo) -> bool:
     return False
 
 
-def sign_of(store: Store, run: RunInfo, now: float) -> Sign:
+def sign_of(store: Store, run: RunInfo, now: float) -> LivenessSigns:
     """Signs of life of ``run`` at ``now`` (Unix seconds). May raise ``StoreError``."""
     pace = pace_of(store.records(run.run_id, last=TAIL), run.source)
     alive = reports(run, now)
     if run.state is not RunState.RUNNING:
-        return Sign(pace)
+        return LivenessSigns(pace)
     silence = silent_for(run, pace, now)
     pause = None
     if silence is not None:
         with suppress(ControlUnavailableError):  # a store without commands has no pauses
             pause = pause_of(run, store.commands(run.run_id), now)
-    return Sign(pace, pause, None if pause else silence, alive, None if pause else dead_since(run, now))
+    return LivenessSigns(pace, pause, None if pause else silence, alive, None if pause else dead_since(run, now))

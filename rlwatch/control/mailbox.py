@@ -16,11 +16,11 @@ from threading import Lock
 from typing import Any
 
 from rlwatch.clock import Clock
+from rlwatch.error_boundary import Contained, words
 from rlwatch.errors import ControlUnavailableError, StoreBusyError
 from rlwatch.ports import CommandStore, News
 from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
-from rlwatch.seam import Contained, words
 
 POLL_S, PUSHED_POLL_S = 1.0, 5.0
 """Seconds between two looks for commands, and where the store tells of them."""
@@ -36,7 +36,7 @@ SEVERAL_RANKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """Outcome of a claimed command."""
 
     command: Command
@@ -50,7 +50,7 @@ class PendingCommand:
     """A claimed command in the hands of the training loop: carry it out, then say so, once."""
 
     command: Command
-    _answer: Callable[[Answer], None] = field(repr=False)
+    _answer: Callable[[CommandResult], None] = field(repr=False)
     _late: Callable[[], bool] = field(default=lambda: False, repr=False)
     answered: bool = False
     begun: bool = False
@@ -95,7 +95,7 @@ class PendingCommand:
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
         if not self.answered:
             self.answered = True
-            self._answer(Answer(self.command, status, _step(step), _text(result)))
+            self._answer(CommandResult(self.command, status, _step(step), _text(result)))
 
 
 def _step(step: Any) -> int | None:
@@ -137,8 +137,8 @@ class Mailbox:
         self._world_size = world_size
         self._inbox: list[_Held] = []
         self._inbox_lock = Lock()
-        self._answers: deque[Answer] = deque()
-        self._unsettled: list[Answer] = []
+        self._answers: deque[CommandResult] = deque()
+        self._unsettled: list[CommandResult] = []
         self._listening = False
         self._reaches_all = world_size == 1
         self._available = True
@@ -179,7 +179,7 @@ class Mailbox:
         if not self._available:
             return
         try:
-            self._let_go(self._is_late, lambda held: Answer(held.command, CommandStatus.EXPIRED, None, LATE))
+            self._let_go(self._is_late, lambda held: CommandResult(held.command, CommandStatus.EXPIRED, None, LATE))
             self._settle_answers()
             self._poll()
         except StoreBusyError:
@@ -189,7 +189,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Reject what was claimed and never taken, and settle what is left."""
-        self._let_go(lambda _held: True, lambda held: Answer(held.command, CommandStatus.REJECTED, None, ENDED))
+        self._let_go(lambda _held: True, lambda held: CommandResult(held.command, CommandStatus.REJECTED, None, ENDED))
         self._poll_due = float("inf")
         self.tick()
         if self._news is not None:
@@ -212,7 +212,7 @@ class Mailbox:
     def _receive(self, command: Command) -> None:
         if not self._reaches_all:
             reason = SEVERAL_RANKS.format(world_size=self._world_size)
-            self._answers.append(Answer(command, CommandStatus.REJECTED, None, reason))
+            self._answers.append(CommandResult(command, CommandStatus.REJECTED, None, reason))
         else:
             left = command.expires_at - self._clock.now() if command.expires_at > 0 else inf
             with self._inbox_lock:
@@ -226,11 +226,13 @@ class Mailbox:
         wanted = {each.command_id: each for each in self._store.commands(self._run_id, CommandStatus.CANCELLING)}
         self._let_go(
             lambda held: held.command.command_id in wanted,
-            lambda held: Answer(held.command, CommandStatus.CANCELLED, None, wanted[held.command.command_id].result),
+            lambda held: CommandResult(
+                held.command, CommandStatus.CANCELLED, None, wanted[held.command.command_id].result
+            ),
         )
         self._settle_answers()
 
-    def _let_go(self, which: Callable[[_Held], bool], answer: Callable[[_Held], Answer]) -> None:
+    def _let_go(self, which: Callable[[_Held], bool], answer: Callable[[_Held], CommandResult]) -> None:
         if not self._inbox:
             return
         with self._inbox_lock:
@@ -242,7 +244,7 @@ class Mailbox:
         """Commands an earlier process claimed and never answered are answered now: nobody knows how far it came."""
         for status in (CommandStatus.CLAIMED, CommandStatus.CANCELLING):
             for command in self._store.commands(self._run_id, status):
-                self._answers.append(Answer(command, CommandStatus.FAILED, None, DIED))
+                self._answers.append(CommandResult(command, CommandStatus.FAILED, None, DIED))
         self._swept = True
 
     def _settle_answers(self) -> None:

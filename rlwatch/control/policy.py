@@ -28,7 +28,7 @@ COLLAPSE_KINDS = collapse_kinds()
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class RunHealth:
     """Findings that hold for the run right now, and alerts that fire: an alert outlives a finding that flickers.
 
     ``forecast``: of the last step judged. It vetoes nothing: what may come is no collapse yet, and a reset or a
@@ -47,10 +47,10 @@ class Health:
         return tuple({sign.kind: sign for sign in reversed(bad)}.values())[::-1]
 
 
-def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
+def veto_reset_reference(health: RunHealth, *, force: bool = False) -> str | None:
     """The reason not to reset the reference now, or None if it may be.
 
-    >>> veto_reset_reference(Health()) is None
+    >>> veto_reset_reference(RunHealth()) is None
     True
     """
     if force or not health.collapsing:
@@ -60,7 +60,7 @@ def veto_reset_reference(health: Health, *, force: bool = False) -> str | None:
     )
 
 
-def veto_save_checkpoint(health: Health, *, kept: int | None, force: bool = False) -> str | None:
+def veto_save_checkpoint(health: RunHealth, *, kept: int | None, force: bool = False) -> str | None:
     """The reason not to save a checkpoint now: the trainer keeps only ``kept`` and would delete an older, good one.
 
     None if one may be saved; always, where all are kept (``kept`` None).
@@ -72,7 +72,7 @@ def veto_save_checkpoint(health: Health, *, kept: int | None, force: bool = Fals
     )
 
 
-def veto_set_kl_coef(health: Health, *, old: float, new: float, force: bool = False) -> str | None:
+def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool = False) -> str | None:
     """The reason not to lower the KL coefficient now; None if it may be. Raising it is never vetoed."""
     if force or new >= old or not health.collapsing:
         return None
@@ -93,7 +93,7 @@ REQUESTED_BY = "policy:"
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PermittedAction:
     """A permission: when an alert of one of ``kinds`` fires, ask the run to ``do`` something.
 
     Parameters
@@ -165,7 +165,7 @@ class ActionHistory:
     last_step: int | None = None
 
     @classmethod
-    def of(cls, action: Action, commands: Sequence[Command]) -> ActionHistory:
+    def of(cls, action: PermittedAction, commands: Sequence[Command]) -> ActionHistory:
         """Of the run's ``commands``: those that were never begun count for nothing but the cool-down."""
         own = [command for command in commands if command.requested_by == action.by]
         unspent = (CommandStatus.EXPIRED, CommandStatus.REJECTED, CommandStatus.CANCELLED)
@@ -184,12 +184,12 @@ def requested_at_step(command: Command) -> int | None:
     return int(step) if step.isdigit() and command.requested_by.startswith(REQUESTED_BY) else None
 
 
-def action_key(action: Action, alert: Alert) -> str:
+def action_key(action: PermittedAction, alert: Alert) -> str:
     """The same for the same action, alert and step: asking twice, by a run relived, asks once."""
     return f"{action.name}/{alert.alert_id}@{alert.step}"
 
 
-def action_refusal(action: Action, alert: Alert, past: ActionHistory) -> str | None:
+def action_refusal(action: PermittedAction, alert: Alert, past: ActionHistory) -> str | None:
     """The reason not to take the action upon ``alert``; None if it may be."""
     if past.count >= action.most:
         return f"its budget of {action.most} in this run is spent"

@@ -1,6 +1,6 @@
 """Name, tag, annotate, archive, delete and restore recorded runs, and find them again."""
 
 from rlwatch.curation.editing import GRACE_S, edit_run, purge_run
-from rlwatch.curation.search import Facts, Query, facts_of
+from rlwatch.curation.search import SearchDocument, SearchQuery, facts_of
 
-__all__ = ["GRACE_S", "Facts", "Query", "edit_run", "facts_of", "purge_run"]
+__all__ = ["GRACE_S", "SearchDocument", "SearchQuery", "edit_run", "facts_of", "purge_run"]

@@ -31,7 +31,7 @@ _COMPARED = re.compile(r"([\w./-]+?)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SearchDocument:
     """Searchable facts of a run: fields by name, settings by path, and all of it as one text."""
 
     fields: Mapping[str, tuple[str, ...]]
@@ -50,7 +50,7 @@ def _ends(path: str, names: frozenset[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def facts_of(run: RunInfo) -> Facts:
+def facts_of(run: RunInfo) -> SearchDocument:
     """The facts of a run, without secrets."""
     given = {one.name: one.values[0] for one in settings([run.config]) if one.values[0] is not ABSENT}
     notes = run.curation.notes
@@ -66,7 +66,7 @@ def facts_of(run: RunInfo) -> Facts:
     told = [text for values in fields.values() for text in values]
     own = ((name, value) for name, value in given.items() if not name.startswith(f"{ORIGIN}."))
     said = [f"{name}={value if isinstance(value, str) else _plain(value)}" for name, value in own]
-    return Facts(fields, given, "\n".join((*told, *said)).casefold())
+    return SearchDocument(fields, given, "\n".join((*told, *said)).casefold())
 
 
 def _plain(value: JSON) -> str:
@@ -74,30 +74,30 @@ def _plain(value: JSON) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SearchQuery:
     """A search, ready to be asked of many runs.
 
     >>> run = RunInfo("r1", name="seed3", tags=("paper",), config={"actor": {"optim": {"lr": 3e-5}}})
-    >>> [Query.parse(text).fits(facts_of(run)) for text in ("lr=0.00003 tag=paper", "lr>1e-4", "SEED -paper")]
+    >>> [SearchQuery.parse(text).fits(facts_of(run)) for text in ("lr=0.00003 tag=paper", "lr>1e-4", "SEED -paper")]
     [True, False, False]
     """
 
-    terms: tuple[tuple[bool, Callable[[Facts], bool]], ...] = ()
+    terms: tuple[tuple[bool, Callable[[SearchDocument], bool]], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Query:
+    def parse(cls, text: str) -> SearchQuery:
         """Read a query; nothing is an error, an odd term is looked for as it is."""
         found = [(minus == "-", _term(term.replace('"', ""))) for minus, term in _TERM.findall(text)]
         return cls(tuple(found))
 
-    def fits(self, facts: Facts, more: str = "") -> bool:
+    def fits(self, facts: SearchDocument, more: str = "") -> bool:
         """True if every term fits; ``more`` is text that is searched beside the facts."""
         if more:
-            facts = Facts(facts.fields, facts.settings, f"{facts.text}\n{more.casefold()}")
+            facts = SearchDocument(facts.fields, facts.settings, f"{facts.text}\n{more.casefold()}")
         return all(fits(facts) is not inverted for inverted, fits in self.terms)
 
 
-def _term(text: str) -> Callable[[Facts], bool]:
+def _term(text: str) -> Callable[[SearchDocument], bool]:
     plain = text.casefold()
     compared = _COMPARED.fullmatch(text)
     if compared is None or not compared[3].strip():
@@ -131,5 +131,5 @@ def _number(text: str) -> float | None:
 
 def matching(runs: Sequence[RunInfo], text: str) -> list[RunInfo]:
     """The runs that fit a query."""
-    query = Query.parse(text)
+    query = SearchQuery.parse(text)
     return [run for run in runs if not query.terms or query.fits(facts_of(run))]

@@ -42,7 +42,7 @@ CURVES = (REWARD, ENTROPY, KL, SILENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DemoFacts:
     """Content of the store on one run at one moment."""
 
     run: RunInfo
@@ -76,10 +76,10 @@ class Facts:
         return [a for a in reversed(self.alerts) if a.state is AlertState.FIRING and a.severity is severity]
 
 
-def look(store: Store, run_id: str) -> Facts | None:
+def look(store: Store, run_id: str) -> DemoFacts | None:
     """The facts now; None while the run has not begun or its files are held by somebody for a moment."""
     try:
-        return Facts(
+        return DemoFacts(
             run=store.run(run_id),
             curves=store.series(run_id, CURVES),
             findings=tuple(store.findings(run_id)),
@@ -118,7 +118,7 @@ class Person:
         self._store = store
         self._run_id = run_id
 
-    def act(self, facts: Facts) -> Command | None:
+    def act(self, facts: DemoFacts) -> Command | None:
         """Send a command if this is the moment; returns it."""
         if any(command.status.open for command in facts.commands):
             return None
@@ -132,7 +132,7 @@ class Person:
             return None  # the reason will still be there at the next look
 
 
-def reason_to_reset(facts: Facts) -> str | None:
+def reason_to_reset(facts: DemoFacts) -> str | None:
     """Reason for a reset: a finding says so, or the curve looks it; None if neither."""
     for finding in facts.findings:
         if finding.kind == "kl_saturation":
@@ -143,7 +143,7 @@ def reason_to_reset(facts: Facts) -> str | None:
     return None if before is None else f"the KL chart is flat: {before:.3f}, then {now:.3f} nats/token"
 
 
-def saturated_from(facts: Facts, step: int) -> float | None:
+def saturated_from(facts: DemoFacts, step: int) -> float | None:
     """The KL of the window before the last one up to ``step``, if KL had risen and stayed level since; else None."""
     now = facts.level(KL, step - WINDOW + 1, step)
     before = facts.level(KL, step - 2 * WINDOW + 1, step - WINDOW)
@@ -152,7 +152,7 @@ def saturated_from(facts: Facts, step: int) -> float | None:
     return before if flat else None
 
 
-def reason_to_panic(facts: Facts) -> str | None:
+def reason_to_panic(facts: DemoFacts) -> str | None:
     """Critical alerts of ``ENOUGH`` kinds of collapse that fire, if the first command is behind us."""
     if len(facts.commands) > 1:
         return None
@@ -191,7 +191,7 @@ class Delivered(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     """One promise, whether it was kept, and the numbers that say so."""
 
     promise: str
@@ -200,8 +200,8 @@ class Check:
 
 
 def examine(
-    facts: Facts, diagnosis: Diagnosis, deliveries: Sequence[Delivered], exit_code: int | None, recipe: Recipe
-) -> list[Check]:
+    facts: DemoFacts, diagnosis: Diagnosis, deliveries: Sequence[Delivered], exit_code: int | None, recipe: Recipe
+) -> list[DemoCheck]:
     """All promises, in the order in which they should have come true."""
     first, second = (*facts.commands, None, None)[:2]
     reset = first.finished_step if first is not None and first.status is CommandStatus.DONE else None
@@ -221,50 +221,50 @@ def examine(
     ]
 
 
-def _learned(facts: Facts, recipe: Recipe) -> Check:
+def _learned(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
     first = facts.level(REWARD, 0, ENDS // 2)
     best = facts.level(REWARD, recipe.range_test_step - ENDS, recipe.range_test_step)
-    return Check("the policy learned", best - first > LEARNED, f"reward {first:.2f} -> {best:.2f}")
+    return DemoCheck("the policy learned", best - first > LEARNED, f"reward {first:.2f} -> {best:.2f}")
 
 
-def _saturated(facts: Facts, reset: int | None) -> Check:
+def _saturated(facts: DemoFacts, reset: int | None) -> DemoCheck:
     promise = "KL to the reference rose and saturated"
     early = [f for f in facts.findings if f.kind == "kl_saturation" and (reset is None or f.step <= reset)]
     if early:
-        return Check(promise, True, f"found at step {early[0].step}: {early[0].message}")
+        return DemoCheck(promise, True, f"found at step {early[0].step}: {early[0].message}")
     level = None if reset is None else saturated_from(facts, reset)
     if level is None:
-        return Check(promise, False, "no finding, and the curve was not flat")
-    return Check(promise, True, f"no finding, but a person saw it level at {level:.2f} nats/token")
+        return DemoCheck(promise, False, "no finding, and the curve was not flat")
+    return DemoCheck(promise, True, f"no finding, but a person saw it level at {level:.2f} nats/token")
 
 
-def _no_early_alarm(facts: Facts, recipe: Recipe) -> Check:
+def _no_early_alarm(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
     found = [f for f in facts.findings if f.severity is not Severity.INFO and f.kind != CRASH_FORECAST]
     early = [f for f in found if f.step < recipe.range_test_step]
     proof = ", ".join(f"{f.kind} at step {f.step}" for f in early) or f"none before step {recipe.range_test_step}"
-    return Check("nothing but remarks while it was healthy", not early, proof)
+    return DemoCheck("nothing but remarks while it was healthy", not early, proof)
 
 
-def _reset(facts: Facts, command: Command | None, reset: int | None, recipe: Recipe) -> Check:
+def _reset(facts: DemoFacts, command: Command | None, reset: int | None, recipe: Recipe) -> DemoCheck:
     promise = "the live trainer reset its reference when asked"
     if command is None:
-        return Check(promise, False, "nobody asked")
+        return DemoCheck(promise, False, "nobody asked")
     if reset is None:
-        return Check(promise, False, f"{command.status.value}: {command.result or 'no answer'}")
+        return DemoCheck(promise, False, f"{command.status.value}: {command.result or 'no answer'}")
     recorded = any(event.kind == "reference_reset" and event.step == reset for event in facts.events)
     in_time = reset < recipe.range_test_step
-    return Check(promise, recorded and in_time, f"step {reset}: {command.result}")
+    return DemoCheck(promise, recorded and in_time, f"step {reset}: {command.result}")
 
 
-def _back_at_zero(facts: Facts, reset: int | None) -> Check:
+def _back_at_zero(facts: DemoFacts, reset: int | None) -> DemoCheck:
     promise = "KL went back to zero"
     before, after = _around(facts, reset)
     if before is None or after is None:
-        return Check(promise, False, "no row before and after a reset")
-    return Check(promise, 0.0 <= abs(after) <= ZERO * before, f"{before:.4f} -> {after:.6f} nats/token")
+        return DemoCheck(promise, False, "no row before and after a reset")
+    return DemoCheck(promise, 0.0 <= abs(after) <= ZERO * before, f"{before:.4f} -> {after:.6f} nats/token")
 
 
-def _around(facts: Facts, reset: int | None) -> tuple[float | None, float | None]:
+def _around(facts: DemoFacts, reset: int | None) -> tuple[float | None, float | None]:
     """KL in the last row made with the old reference and in the first made with the new."""
     if reset is None:
         return None, None
@@ -272,7 +272,7 @@ def _around(facts: Facts, reset: int | None) -> tuple[float | None, float | None
     return (float(before[-1]) if len(before) else None), (float(after[0]) if len(after) else None)
 
 
-def _collapsed(facts: Facts) -> Check:
+def _collapsed(facts: DemoFacts) -> DemoCheck:
     last = facts.step - ENDS + 1
     start, end = facts.level(ENTROPY, 0, ENDS), facts.level(ENTROPY, last)
     rewards = facts.values(REWARD)
@@ -280,33 +280,33 @@ def _collapsed(facts: Facts) -> Check:
     reward, silent = facts.level(REWARD, last), facts.level(SILENT, last)
     dead = end < DEAD_ENTROPY * start and reward < DEAD_REWARD * best and silent > DEAD_SILENT
     proof = f"entropy {start:.2f} -> {end:.4f}, reward {best:.2f} -> {reward:.2f}, {silent:.0%} of the samples silent"
-    return Check("its own learning rate collapsed it", dead, proof)
+    return DemoCheck("its own learning rate collapsed it", dead, proof)
 
 
-def _named(diagnosis: Diagnosis, recipe: Recipe) -> Check:
+def _named(diagnosis: Diagnosis, recipe: Recipe) -> DemoCheck:
     """As the likeliest cause, from when its range test began: the first detector to notice speaks of something else."""
     first = diagnosis.causes[0] if diagnosis.causes else None
     near = first is not None and abs(first.onset_step - recipe.range_test_step) <= NAMED_WITHIN
     named = first is not None and first.kind == "learning_rate" and near
-    return Check("its learning rate was named as the cause", named, diagnosis.summary)
+    return DemoCheck("its learning rate was named as the cause", named, diagnosis.summary)
 
 
-def _forecast(facts: Facts, recipe: Recipe) -> Check:
+def _forecast(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
     """From the step on at which its learning rate began to grow, and before any detector was sure."""
     promise = "the collapse was forecast"
     shown = [forecast_of(record) for record in facts.forecasts]
     if shown and all(one.p50 is None for one in shown):  # a kind of log of which no chance is shown, and it says why
-        return Check("no chance was shown of a kind of log that never warned", True, shown[-1].reason)
+        return DemoCheck("no chance was shown of a kind of log that never warned", True, shown[-1].reason)
     late = [f for f in facts.findings if f.step >= recipe.range_test_step]
     forecast = next((f for f in late if f.kind == CRASH_FORECAST), None)
     sure = next((f for f in late if f.kind in COLLAPSE_KINDS and f.severity is Severity.CRITICAL), None)
     if forecast is None or sure is None:
-        return Check(promise, False, "no forecast" if forecast is None else "no collapse to forecast")
+        return DemoCheck(promise, False, "no forecast" if forecast is None else "no collapse to forecast")
     proof = f"at step {forecast.step}, {sure.step - forecast.step} steps before {sure.kind}: {forecast.message}"
-    return Check(promise, forecast.step < sure.step, proof)
+    return DemoCheck(promise, forecast.step < sure.step, proof)
 
 
-def _warned_first(facts: Facts, recipe: Recipe) -> Check:
+def _warned_first(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
     promise = "a collapse was warned of, then alarmed"
     late = [f for f in facts.findings if f.kind in COLLAPSE_KINDS and f.step >= recipe.range_test_step]
     published = {alert.kind for alert in facts.alerts if alert.fired_at and alert.severity is Severity.CRITICAL}
@@ -317,19 +317,19 @@ def _warned_first(facts: Facts, recipe: Recipe) -> Check:
             proof = f"{alarm.kind}: warning at step {warning.step}, critical at step {alarm.step}"
             pairs.setdefault(alarm.kind, proof)
     proof = "; ".join(pairs.values()) or f"{len(late)} findings, no warning before an alarm"
-    return Check(promise, bool(pairs), proof)
+    return DemoCheck(promise, bool(pairs), proof)
 
 
 def _warns_of(finding: Finding, alarm: Finding) -> bool:
     return finding.kind == alarm.kind and finding.severity is Severity.WARNING and finding.step < alarm.step
 
 
-def _delivered(facts: Facts, deliveries: Sequence[Delivered]) -> Check:
+def _delivered(facts: DemoFacts, deliveries: Sequence[Delivered]) -> DemoCheck:
     signed = [d for d in deliveries if d.verified and _severity(d.payload) == Severity.CRITICAL.value]
     pending = sum(message.status is not OutboxStatus.SENT for message in facts.outbox if message.channel == "webhook")
     proof = f"{len(signed)} critical of {len(deliveries)} received, all signed" if signed else "none received"
     forged = any(not d.verified for d in deliveries)
-    return Check(
+    return DemoCheck(
         "a signed webhook carried the alarm",
         bool(signed) and not forged and not pending,
         f"{proof}, {pending} unsent",
@@ -341,15 +341,17 @@ def _severity(payload: JSON) -> str:
     return str(alert.get("severity", ""))
 
 
-def _refused(command: Command | None) -> Check:
+def _refused(command: Command | None) -> DemoCheck:
     promise = "a reset in the middle of the collapse was refused"
     if command is None:
-        return Check(promise, False, "nobody asked")
+        return DemoCheck(promise, False, "nobody asked")
     named = any(kind in command.result for kind in COLLAPSE_KINDS)
-    return Check(promise, command.status is CommandStatus.REJECTED and named, command.result or command.status.value)
+    return DemoCheck(
+        promise, command.status is CommandStatus.REJECTED and named, command.result or command.status.value
+    )
 
 
-def _finished(facts: Facts, exit_code: int | None, recipe: Recipe) -> Check:
+def _finished(facts: DemoFacts, exit_code: int | None, recipe: Recipe) -> DemoCheck:
     whole = facts.run.state is RunState.FINISHED and facts.step == recipe.steps and exit_code == 0
     proof = f"{facts.run.state.value} at step {facts.step} of {recipe.steps}, trainer's exit code {exit_code}"
-    return Check("the run was recorded to its end", whole, proof)
+    return DemoCheck("the run was recorded to its end", whole, proof)

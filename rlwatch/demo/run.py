@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlwatch.demo import Recipe
-from rlwatch.demo.checks import ENTROPY, KL, REWARD, Check, Delivered, Facts, Person, examine, look
+from rlwatch.demo.checks import ENTROPY, KL, REWARD, Delivered, DemoCheck, DemoFacts, Person, examine, look
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.records import AlertState, CommandStatus, Severity
 from rlwatch.run.setup import RUN_ID_VARIABLE, new_run_id
@@ -140,7 +140,7 @@ OWN_CHANNELS = ("RLWATCH_WEBHOOK_", "RLWATCH_CONFIG")
 """Variables by which the user's own channels would be known."""
 
 
-class Dashboard:
+class DemoDashboard:
     """The dashboard as a process of its own on a free loopback port, while its ``with`` block runs.
 
     Started elsewhere (``directory``) and without the webhook variables, so that no channel of the user's
@@ -262,7 +262,7 @@ class Narrator:
         """One line above the progress bar."""
         self._console.print(Text(text, style), soft_wrap=True)
 
-    def narrate(self, facts: Facts, deliveries: Sequence[Delivered]) -> None:
+    def narrate(self, facts: DemoFacts, deliveries: Sequence[Delivered]) -> None:
         """Whatever is new since the last look."""
         self.progress.update(self._bar, completed=facts.step, state=_state(facts))
         for key, text, style in [*_changes(facts), *_post(deliveries), *self._milestones(facts)]:
@@ -270,7 +270,7 @@ class Narrator:
                 self._reported.add(key)
                 self.say(text, style)
 
-    def conclude(self, checks: Sequence[Check]) -> None:
+    def conclude(self, checks: Sequence[DemoCheck]) -> None:
         """The checklist."""
         table = Table(title="what was promised", title_justify="left", box=None, pad_edge=False)
         table.add_column("")
@@ -281,13 +281,13 @@ class Narrator:
             table.add_row(mark, Text(check.promise), Text(check.evidence))
         self._console.print(table)
 
-    def _milestones(self, facts: Facts) -> Iterator[tuple[object, str, str]]:
+    def _milestones(self, facts: DemoFacts) -> Iterator[tuple[object, str, str]]:
         passed = facts.step // MILESTONE * MILESTONE
         if passed:
             yield ("milestone", passed), f"step {facts.step:4d}  {_state(facts)}", "dim"
 
 
-def _state(facts: Facts) -> str:
+def _state(facts: DemoFacts) -> str:
     if not facts.step:
         return "starting"
     first = facts.step - RECENT + 1
@@ -295,7 +295,7 @@ def _state(facts: Facts) -> str:
     return f"reward {reward:5.2f}  entropy {entropy:6.4f}  KL {kl:5.3f}"
 
 
-def _changes(facts: Facts) -> Iterable[tuple[object, str, str]]:
+def _changes(facts: DemoFacts) -> Iterable[tuple[object, str, str]]:
     """Key, line and style of all that findings, commands and alerts have to say, in that order."""
     for f in facts.findings:
         yield ("finding", f.seq, f.kind, f.severity), f"step {f.step:4d}  {f.severity}  {f.message}", STYLES[f.severity]
@@ -355,7 +355,9 @@ def main(
         raise ConfigError("the demo trains in a process of its own, so its store must be a directory")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlwatch-demo-")))
-        dashboard = stack.enter_context(Dashboard(opened.url, directory)) if ui and Dashboard.possible() else None
+        dashboard = (
+            stack.enter_context(DemoDashboard(opened.url, directory)) if ui and DemoDashboard.possible() else None
+        )
         kept = _demonstrate(opened, directory, recipe or Recipe(), dashboard.url if dashboard else None)
         if dashboard is not None and not exit:
             _stay(dashboard)
@@ -385,7 +387,7 @@ def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str |
 
 def _watch(
     store: Store, run_id: str, trainer: TrainerProcess, receiver: WebhookReceiver, narrator: Narrator
-) -> Facts | None:
+) -> DemoFacts | None:
     """Look at the store until the trainer has ended, and once more; the last facts, if there are any."""
     person = Person(store, run_id)
     facts = None
@@ -401,7 +403,7 @@ def _watch(
             return facts
 
 
-def _stay(dashboard: Dashboard) -> None:
+def _stay(dashboard: DemoDashboard) -> None:
     """Leave the dashboard open until Ctrl-C."""
     console().print(f"The dashboard stays open at {dashboard.url}; Ctrl-C ends it.", style="bold")
     try:

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from rlwatch.catalogue import ROOM, reported_by
+from rlwatch.error_boundary import Contained, described, say
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
-from rlwatch.seam import Contained, described, say
 
 CARRY_ROWS = 10
 """Rows without a reading over which a finding is taken to hold still (metrics logged every few rows)."""
@@ -148,7 +148,7 @@ class _Way(Enum):
     ASK = "ask the detector itself"
 
 
-class Panel:
+class DetectorSet:
     """The detectors of one run, of which a row is given to those that it concerns.
 
     One that raises is said, named in ``broken`` with the reason, and left out from there on: its state is unknown. The

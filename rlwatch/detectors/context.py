@@ -58,7 +58,7 @@ UNLIKE = 1.2
 """Times the deepest fall that the run has come back from, beyond which a fall is another one."""
 
 
-class Answers:
+class AnswerCount:
     """Number of answers behind a reward that is a share of right ones, told by its grain: 3/8 and 5/8 come of eight."""
 
     MOST, LEAST = 64, 4
@@ -114,7 +114,7 @@ class RewardWatch:
         self._before: dict[int, float] = {}
         """Step -> the level before it, of what began then and goes on."""
         self._deepest = self._survived = 0.0
-        self._answers = Answers()
+        self._answers = AnswerCount()
         self._spread = Window(rows=60, steps=10**9, least=1)
         self._taken: ClosedStep | None = None
 
@@ -594,7 +594,7 @@ class RunContext:
         return self._silent.mean
 
     @property
-    def pushes(self) -> bool:
+    def has_learning_signal(self) -> bool:
         """True if in one of six rows, or more, half of the groups differ: little is learned from, but something."""
         return 6 * sum(share < 0.5 for share in self._silent.values) >= len(self._silent) > 0
 

@@ -48,7 +48,7 @@ def _share(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class DriftMetric:
     """A metric that rises as a policy drifts.
 
     ``far``: distance from the start, after ``scale``, that is far. ``least``: the level in the metric's own unit below
@@ -65,21 +65,21 @@ class Sign:
 
 KL, LENGTH = "kl", "length"
 SIGNS = (
-    *(Sign(f"policy/kl_ref{kind}", KL, math.log(10.0), 0.5, 0.02) for kind in ("", "_k3")),
-    Sign("policy/entropy", Family.EXPLORATION.value, math.log(1.4), 0.1, 0.05),
-    Sign("len/mean", LENGTH, math.log(1.8), 0.0, 1.0),
-    Sign("len/clipped", LENGTH, 0.2, 0.3, 0.0, _share),
-    Sign("optim/grad_norm", Family.OPTIMISATION.value, math.log(8.0), 0.05, 0.01),
-    Sign("ratio/clipfrac", "clip", math.log(5.0), 0.05, 0.005),
-    Sign("mismatch/logp_absdiff", Family.MISMATCH.value, math.log(3.0), 0.01, 1e-3),
-    Sign("mismatch/kl", Family.MISMATCH.value, math.log(4.0), 5e-3, 1e-3),
+    *(DriftMetric(f"policy/kl_ref{kind}", KL, math.log(10.0), 0.5, 0.02) for kind in ("", "_k3")),
+    DriftMetric("policy/entropy", Family.EXPLORATION.value, math.log(1.4), 0.1, 0.05),
+    DriftMetric("len/mean", LENGTH, math.log(1.8), 0.0, 1.0),
+    DriftMetric("len/clipped", LENGTH, 0.2, 0.3, 0.0, _share),
+    DriftMetric("optim/grad_norm", Family.OPTIMISATION.value, math.log(8.0), 0.05, 0.01),
+    DriftMetric("ratio/clipfrac", "clip", math.log(5.0), 0.05, 0.005),
+    DriftMetric("mismatch/logp_absdiff", Family.MISMATCH.value, math.log(3.0), 0.01, 1e-3),
+    DriftMetric("mismatch/kl", Family.MISMATCH.value, math.log(4.0), 5e-3, 1e-3),
 )
 
 
-class Course:
+class DriftCourse:
     """One sign over a run: where it began, where it is, and since when it has been half of the way out."""
 
-    def __init__(self, sign: Sign) -> None:
+    def __init__(self, sign: DriftMetric) -> None:
         self.sign = sign
         self._first: list[float] = []
         self._rows: deque[float] = deque(maxlen=NOISE_ROWS)
@@ -144,7 +144,7 @@ class SlowDrift(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._reward = RewardWatch()
-        self._courses = {sign.metric: Course(sign) for sign in SIGNS}
+        self._courses = {sign.metric: DriftCourse(sign) for sign in SIGNS}
         self._drifts, self._lasts = Hold(forgive=1), Hold(forgive=3)
         self._unpaid = Hold()
         self._start: int | None = None
@@ -173,9 +173,9 @@ class SlowDrift(BaseDetector):
     def _settled(self, step: int) -> bool:
         return self._rows > SETTLED_ROWS and self._start is not None and step - self._start >= SETTLED_STEPS
 
-    def _far(self) -> dict[str, Course]:
+    def _far(self) -> dict[str, DriftCourse]:
         """The farthest course of each family that is far out, the farthest first."""
-        out: dict[str, tuple[float, Course]] = {}
+        out: dict[str, tuple[float, DriftCourse]] = {}
         for course in self._courses.values():
             far = course.far
             if far > out.get(course.sign.family, (0.0, course))[0]:
@@ -191,7 +191,7 @@ class SlowDrift(BaseDetector):
             return False
         return reward.now > reward.start + PAID * reward.noise
 
-    def _onset(self, far: Sequence[Course]) -> int | None:
+    def _onset(self, far: Sequence[DriftCourse]) -> int | None:
         """Return when two families were half of the way out, no earlier than the reward was last above its start.
 
         One family alone, or one that a rising reward paid for, was no failure yet.
@@ -200,7 +200,7 @@ class SlowDrift(BaseDetector):
         unpaid = self._unpaid.since
         return max([*dates, *([] if unpaid is None else [unpaid])], default=None)
 
-    def _finding(self, step: ClosedStep, far: list[Course], severity: Severity) -> Finding:
+    def _finding(self, step: ClosedStep, far: list[DriftCourse], severity: Severity) -> Finding:
         reward, heaviest = self._reward, far[0]
         said = "; ".join(course.words() for course in far)
         return self.finding(

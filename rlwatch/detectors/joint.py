@@ -21,7 +21,7 @@ from operator import sub
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, rounded
-from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, Answers, chance_of_low, uneven_noise_of
+from rlwatch.detectors.context import HELD_ROWS, LUCKY, NORMAL_80, AnswerCount, chance_of_low, uneven_noise_of
 from rlwatch.metrics import Family
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold, median, ordered_quantile, quantile
@@ -83,7 +83,7 @@ def same(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class Indicator:
     """A metric and the direction in which it leaves its past in a failure.
 
     ``effect``: the deviation worth a weak witness, after ``scale``. ``least`` and ``most``: bounds in the metric's own
@@ -112,28 +112,28 @@ SIGNAL = "signal"
 LENGTH, CUT = "length", "cut"
 
 WITNESSES = (
-    Witness("policy/entropy", Family.EXPLORATION.value, True, math.log(1.8), least=0.1, alone=1.5),
-    Witness("policy/entropy", Family.EXPLORATION.value, False, math.log(2.5), most=0.2),
-    Witness("len/mean", Family.ROLLOUTS.value, False, math.log(2.2)),
-    Witness("len/mean", Family.ROLLOUTS.value, True, math.log(1.8), cap=1.5),
-    Witness("len/clipped", Family.ROLLOUTS.value, True, 0.25, same, least=0.3, alone=0.9),
-    Witness("text/garbled", Family.ROLLOUTS.value, True, 0.1, same),
-    Witness("text/id0_frac", Family.ROLLOUTS.value, True, 0.1, same),
-    Witness("text/looping_frac", Family.ROLLOUTS.value, True, 0.15, same),
-    Witness("optim/grad_norm", Family.OPTIMISATION.value, True, math.log(5.0), least=1e-2),
-    Witness("critic/value_loss", Family.CRITIC.value, True, math.log(5.0), least=1e-2),
-    Witness("policy/kl_ref", Family.TRUST_REGION.value, True, math.log(4.0), least=0.05),
-    Witness("policy/kl_old", Family.TRUST_REGION.value, True, math.log(4.0), least=0.02),
-    Witness("ratio/clipfrac", Family.TRUST_REGION.value, True, math.log(4.0), logit, least=0.05),
-    Witness("ratio/max", Family.TRUST_REGION.value, True, math.log(4.0), least=5.0),
-    Witness("ratio/ess", Family.TRUST_REGION.value, False, math.log(2.0), most=0.7),
-    Witness("mismatch/logp_absdiff_max", Family.MISMATCH.value, True, math.log(2.5), least=1.0),
-    Witness("mismatch/is_ratio_min", Family.MISMATCH.value, False, math.log(3.0)),
-    Witness("mismatch/logp_absdiff", Family.MISMATCH.value, True, math.log(2.5), least=0.01),
-    Witness("mismatch/k3", Family.MISMATCH.value, True, math.log(4.0), least=1e-3),
-    Witness("mismatch/kl", Family.MISMATCH.value, True, math.log(4.0), least=1e-3),
-    Witness("mismatch/ess", Family.MISMATCH.value, False, math.log(2.0), most=0.7),
-    Witness("reward/zero_std_frac", SIGNAL, True, 0.4, same, least=0.6, cap=1.0),
+    Indicator("policy/entropy", Family.EXPLORATION.value, True, math.log(1.8), least=0.1, alone=1.5),
+    Indicator("policy/entropy", Family.EXPLORATION.value, False, math.log(2.5), most=0.2),
+    Indicator("len/mean", Family.ROLLOUTS.value, False, math.log(2.2)),
+    Indicator("len/mean", Family.ROLLOUTS.value, True, math.log(1.8), cap=1.5),
+    Indicator("len/clipped", Family.ROLLOUTS.value, True, 0.25, same, least=0.3, alone=0.9),
+    Indicator("text/garbled", Family.ROLLOUTS.value, True, 0.1, same),
+    Indicator("text/id0_frac", Family.ROLLOUTS.value, True, 0.1, same),
+    Indicator("text/looping_frac", Family.ROLLOUTS.value, True, 0.15, same),
+    Indicator("optim/grad_norm", Family.OPTIMISATION.value, True, math.log(5.0), least=1e-2),
+    Indicator("critic/value_loss", Family.CRITIC.value, True, math.log(5.0), least=1e-2),
+    Indicator("policy/kl_ref", Family.TRUST_REGION.value, True, math.log(4.0), least=0.05),
+    Indicator("policy/kl_old", Family.TRUST_REGION.value, True, math.log(4.0), least=0.02),
+    Indicator("ratio/clipfrac", Family.TRUST_REGION.value, True, math.log(4.0), logit, least=0.05),
+    Indicator("ratio/max", Family.TRUST_REGION.value, True, math.log(4.0), least=5.0),
+    Indicator("ratio/ess", Family.TRUST_REGION.value, False, math.log(2.0), most=0.7),
+    Indicator("mismatch/logp_absdiff_max", Family.MISMATCH.value, True, math.log(2.5), least=1.0),
+    Indicator("mismatch/is_ratio_min", Family.MISMATCH.value, False, math.log(3.0)),
+    Indicator("mismatch/logp_absdiff", Family.MISMATCH.value, True, math.log(2.5), least=0.01),
+    Indicator("mismatch/k3", Family.MISMATCH.value, True, math.log(4.0), least=1e-3),
+    Indicator("mismatch/kl", Family.MISMATCH.value, True, math.log(4.0), least=1e-3),
+    Indicator("mismatch/ess", Family.MISMATCH.value, False, math.log(2.0), most=0.7),
+    Indicator("reward/zero_std_frac", SIGNAL, True, 0.4, same, least=0.6, cap=1.0),
 )
 NUMBERS = ("reward/mean", "policy/entropy", "optim/grad_norm", "loss/policy")
 """Metrics whose being NaN or infinite is a witness."""
@@ -206,7 +206,7 @@ class Earlier:
 class Watch:
     """One witness over the rows of a run."""
 
-    def __init__(self, witness: Witness) -> None:
+    def __init__(self, witness: Indicator) -> None:
         self.witness, self.metric = witness, witness.metric
         self._sign = 1.0 if witness.up else -1.0
         self._half = witness.effect / 2.0
@@ -331,7 +331,7 @@ class RewardFall:
     def __init__(self) -> None:
         self._rows: deque[tuple[int, float]] = deque(maxlen=62)
         self._earlier = {rows: Earlier(200) for rows in self.WINDOWS}
-        self._answers = Answers()
+        self._answers = AnswerCount()
         self._low, self._high = math.inf, -math.inf
         self._start: float | None = None
         self._beyond = Hold(forgive=1)
@@ -513,7 +513,7 @@ class OnePrompt:
 
 
 @dataclass(slots=True)
-class Alarm:
+class JointAlarm:
     """Witnesses of a failure, and the way back of each that ends it: half of its deviation."""
 
     onset: int
@@ -543,7 +543,7 @@ class JointEvidence(BaseDetector):
         self._halved = 0
         self._gone = 0
         self._broken = 0.0
-        self._alarm: Alarm | None = None
+        self._alarm: JointAlarm | None = None
         self._alone = False
         """True in a row in which a witness says all."""
         self._gap = 1
@@ -636,7 +636,7 @@ class JointEvidence(BaseDetector):
         """True if this row shows what is suspected: evidence outlasts the rows it is of."""
         return bool(self._broken or self._reward.weight or any(w.beyond and w.weight >= SOME for w in self._watches))
 
-    def _raised(self, step: int, severity: Severity, before: Alarm | None) -> Alarm:
+    def _raised(self, step: int, severity: Severity, before: JointAlarm | None) -> JointAlarm:
         active = {i: watch for i, watch in enumerate(self._watches) if watch.weight >= WITNESS or watch.alone}
         dates = [watch.since for watch in active.values() if watch.since is not None]
         if self._reward.weight >= WITNESS and self._reward.since is not None:
@@ -646,9 +646,9 @@ class JointEvidence(BaseDetector):
         if self._reward.weight >= WITNESS and self._reward.best is not None and self._reward.now is not None:
             half = (self._reward.best + self._reward.now) / 2.0
         halves = {i: watch.level + max(watch.deviation, watch.witness.effect) / 2.0 for i, watch in active.items()}
-        return Alarm(onset if before is None else min(before.onset, onset), step, severity, halves, half)
+        return JointAlarm(onset if before is None else min(before.onset, onset), step, severity, halves, half)
 
-    def _finding(self, step: ClosedStep, alarm: Alarm, score: float, families: dict[str, Watch]) -> Finding:
+    def _finding(self, step: ClosedStep, alarm: JointAlarm, score: float, families: dict[str, Watch]) -> Finding:
         shown = sorted(
             (watch for watch in families.values() if watch.weight >= 0.2),
             key=lambda watch: -watch.weight,

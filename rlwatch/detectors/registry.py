@@ -12,10 +12,10 @@ from typing import cast
 from rlwatch.catalogue import detector_class, kinds
 from rlwatch.detectors.base import BaseDetector
 from rlwatch.detectors.context import RunContext
+from rlwatch.error_boundary import call_or, described
 from rlwatch.plugins import usable
 from rlwatch.ports import Detector
 from rlwatch.records import ClosedStep, Event, Finding
-from rlwatch.seam import asked, described
 
 logger = logging.getLogger("rlwatch")
 
@@ -45,10 +45,10 @@ def default_detectors() -> list[Detector]:
     for detector in detectors:
         if isinstance(detector, BaseDetector):
             detector.share(common)
-    return [*detectors, *(cast("Detector", Guarded(detector)) for detector in of_plugins())]
+    return [*detectors, *(cast("Detector", GuardedDetector(detector)) for detector in of_plugins())]
 
 
-class Guarded:
+class GuardedDetector:
     """A detector of somebody else's: where it raises, or gives what is no finding, it is said once and not asked again.
 
     Parameters
@@ -59,7 +59,7 @@ class Guarded:
 
     def __init__(self, made: type[Detector]) -> None:
         self.name, self.family, self.kinds, self.requires = made.name, made.family, made.kinds, made.requires
-        self._detector: Detector | None = asked(made, self._failed)
+        self._detector: Detector | None = call_or(made, self._failed)
 
     def update(self, step: ClosedStep) -> list[Finding]:
         """Its findings."""
@@ -82,7 +82,7 @@ class Guarded:
         detector = self._detector
         if detector is None:
             return []
-        return asked(lambda: _findings(work(detector)), self._given_up)
+        return call_or(lambda: _findings(work(detector)), self._given_up)
 
     def _given_up(self, error: Exception) -> list[Finding]:
         self._detector = self._failed(error)

@@ -46,7 +46,7 @@ def inverse(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class RiseLimit:
     """A bound of a metric: ``floor`` in its own unit, and ``factor`` times how the run began, after ``scale``.
 
     Values above ``most`` are another quantity under the same name. ``says`` are the words of a finding about it.
@@ -67,7 +67,7 @@ class Rise:
     put aside (the newest :data:`ASIDE`, which are all that windows and holds remember) until somebody asks.
     """
 
-    def __init__(self, limit: Limit) -> None:
+    def __init__(self, limit: RiseLimit) -> None:
         self.limit = limit
         self._floor = limit.scale(limit.floor)
         self._base = Baseline()
@@ -173,7 +173,7 @@ class Rise:
         return self.out.since if self._row.since is None else self._row.since
 
 
-class Shown(float):
+class FormattedNumber(float):
     """A number in a message: as :func:`~rlwatch.detectors.base.number` writes it, or as a format says."""
 
     def __format__(self, spec: str) -> str:
@@ -189,7 +189,7 @@ class RiseDetector(BaseDetector):
     the reward did, where ``follows_reward``. ``baseline``: the finding's, ``"start"`` for that of the run.
     """
 
-    limits: ClassVar[tuple[Limit, ...]]
+    limits: ClassVar[tuple[RiseLimit, ...]]
     message: ClassVar[str] = ""
     factor: ClassVar[str] = ""
     baseline: ClassVar[float | Literal["start"] | None] = None
@@ -226,12 +226,12 @@ class RiseDetector(BaseDetector):
         risen = [rise for rise in self._rises if rise.out.since is not None and rise.lasted]
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
-    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+    def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """The value of a metric at this row; None if there is none to use."""
         value = finite(step, limit.metric)
         return None if value is None or value > limit.most else value
 
-    def floor(self, limit: Limit) -> float | None:  # noqa: ARG002  (for subclasses)
+    def floor(self, limit: RiseLimit) -> float | None:  # noqa: ARG002  (for subclasses)
         """A floor that depends on the run; None: the limit's own."""
         return None
 
@@ -251,24 +251,24 @@ class RiseDetector(BaseDetector):
             evidence=rounded(rise.evidence() | reward),
         )
 
-    def fields(self, rise: Rise) -> dict[str, str | Shown]:
+    def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
         """Fields of the message."""
         start = rise.began or 0.0
-        numbers: dict[str, str | Shown] = {
+        numbers: dict[str, str | FormattedNumber] = {
             "metric": rise.limit.metric,
-            "level": Shown(rise.level or 0.0),
-            "start": Shown(start),
-            "start_share": Shown(start / (1.0 + start)),
+            "level": FormattedNumber(rise.level or 0.0),
+            "start": FormattedNumber(start),
+            "start_share": FormattedNumber(start / (1.0 + start)),
         }
         factor = "" if rise.factor is None else self.factor.format(number(rise.factor))
         reward = self._reward.in_words() if self.follows_reward else ""
         return {**numbers, "says": rise.limit.says.format(**numbers), "factor": factor, "reward": reward}
 
 
-class Standing:
+class SustainedLevel:
     """Median of the last rows beyond ``limit.floor``, on the limit's scale, for ``rows`` rows."""
 
-    def __init__(self, limit: Limit, rows: int = 5) -> None:
+    def __init__(self, limit: RiseLimit, rows: int = 5) -> None:
         self.limit = limit
         self.bound = limit.scale(limit.floor)
         """The bound on the limit's scale."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, Shown, log_size, odds, spread_of_ess
+from rlwatch.detectors.rise import MOST, FormattedNumber, Rise, RiseDetector, RiseLimit, log_size, odds, spread_of_ess
 
 
 def log_of_chi2(chi2: float) -> float:
@@ -36,31 +36,33 @@ class MismatchTail(RiseDetector):
 
     name = "mismatch_tail"
     limits = (
-        Limit(
+        RiseLimit(
             "mismatch/ess",
             0.7,
             4.0,
             spread_of_ess,
             says="the effective sample size of the tokens' weights is {level} of their number",
         ),
-        Limit("mismatch/chi2", 0.5, 4.0, says="chi-squared of the tokens' weights is {level}"),
-        Limit("mismatch/m2", 0.04, 4.0, says="the mean squared log-weight is {level} nats^2"),
-        Limit(
+        RiseLimit("mismatch/chi2", 0.5, 4.0, says="chi-squared of the tokens' weights is {level}"),
+        RiseLimit("mismatch/m2", 0.04, 4.0, says="the mean squared log-weight is {level} nats^2"),
+        RiseLimit(
             "mismatch/factor2_frac",
             0.02,
             4.0,
             says="a share of {level} of the tokens have probabilities more than a factor of 2 apart",
         ),
-        Limit(
+        RiseLimit(
             "mismatch/seq_ess",
             0.1,
             4.0,
             spread_of_ess,
             says="the effective sample size of the responses' weights is {level} of their number",
         ),
-        Limit("mismatch/seq_chi2", 20.0, 2.0, log_of_chi2, says="chi-squared of the responses' weights is {level}"),
-        Limit("mismatch/seq_weight_max", 20.0, 2.0, log_above_one, says="the largest weight of a response is {level}"),
-        Limit(
+        RiseLimit("mismatch/seq_chi2", 20.0, 2.0, log_of_chi2, says="chi-squared of the responses' weights is {level}"),
+        RiseLimit(
+            "mismatch/seq_weight_max", 20.0, 2.0, log_above_one, says="the largest weight of a response is {level}"
+        ),
+        RiseLimit(
             "mismatch/seq_rejected",
             0.5,
             2.0,
@@ -81,9 +83,9 @@ class MoEImbalance(RiseDetector):
 
     name = "moe_imbalance"
     limits = (
-        Limit("mismatch/moe_avg_vio", 0.5, 1.6),
-        Limit("mismatch/moe_max_vio", 2.0, 2.0),
-        Limit("mismatch/moe_worst_vio", 4.0, 2.0),
+        RiseLimit("mismatch/moe_avg_vio", 0.5, 1.6),
+        RiseLimit("mismatch/moe_max_vio", 2.0, 2.0),
+        RiseLimit("mismatch/moe_worst_vio", 4.0, 2.0),
     )
     message = (
         "the load of experts has become uneven: {metric} {level}, at the start {start} (0 is even): routing differs "
@@ -101,9 +103,9 @@ class RoutingMismatch(RiseDetector):
 
     name = "routing_mismatch"
     limits = (
-        Limit("mismatch/routing_layer_frac", 0.02, 2.0, odds),
-        Limit("mismatch/routing_layers", 1.0, 2.0),
-        Limit("mismatch/routing_absdiff", 0.05, 2.0),
+        RiseLimit("mismatch/routing_layer_frac", 0.02, 2.0, odds),
+        RiseLimit("mismatch/routing_layers", 1.0, 2.0),
+        RiseLimit("mismatch/routing_absdiff", 0.05, 2.0),
     )
     factor = ", {} times its start"
     message = "trainer and rollout engine route tokens to other experts more often: {metric} {level}{factor}"
@@ -120,30 +122,32 @@ class WeightTail(RiseDetector):
 
     name = "weight_tail"
     limits = (
-        Limit(
+        RiseLimit(
             "ratio/ess",
             0.5,
             4.0,
             spread_of_ess,
             says="the effective sample size of the tokens' importance ratios is {level} of their number",
         ),
-        Limit(
+        RiseLimit(
             "ratio/seq_ess",
             0.5,
             4.0,
             spread_of_ess,
             says="the effective sample size of the responses' ratios is {level} of their number",
         ),
-        Limit(
+        RiseLimit(
             "ratio/product_ess",
             0.15,
             4.0,
             spread_of_ess,
             says="the effective sample size of the products of responses' ratios is {level} of their number",
         ),
-        Limit("ratio/chi2", 1.0, 5.0, says="chi-squared of the importance ratios is {level}"),
-        Limit("ratio/m2", 0.04, 4.0, says="the mean squared log-ratio is {level} nats^2 (M2PO holds it below 0.04)"),
-        Limit(
+        RiseLimit("ratio/chi2", 1.0, 5.0, says="chi-squared of the importance ratios is {level}"),
+        RiseLimit(
+            "ratio/m2", 0.04, 4.0, says="the mean squared log-ratio is {level} nats^2 (M2PO holds it below 0.04)"
+        ),
+        RiseLimit(
             "ratio/p99",
             2.0,
             3.0,
@@ -165,9 +169,9 @@ class RatioDrift(RiseDetector):
 
     name = "ratio_drift"
     limits = (
-        Limit("ratio/geo_mean", 1.02, 5.0, log_size),
-        Limit("ratio/seq_mean", 1.1, 5.0, log_size),
-        Limit("ratio/mean", 1.05, 5.0, log_size),
+        RiseLimit("ratio/geo_mean", 1.02, 5.0, log_size),
+        RiseLimit("ratio/seq_mean", 1.1, 5.0, log_size),
+        RiseLimit("ratio/mean", 1.05, 5.0, log_size),
     )
     message = (
         "{metric} stands at {level}: in the update, responses are {way} than when they were sampled "
@@ -175,7 +179,7 @@ class RatioDrift(RiseDetector):
     )
     baseline = 1.0
 
-    def fields(self, rise: Rise) -> dict[str, str | Shown]:
+    def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
         """Also the way it drifts."""
         way = "less likely" if (rise.level or 0.0) < 1.0 else "likelier"
         return super().fields(rise) | {"way": way}
@@ -191,7 +195,7 @@ class OffPolicyMask(RiseDetector):
 
     name = "off_policy_mask"
     limits = (
-        Limit(
+        RiseLimit(
             "offpolicy/masked",
             0.15,
             4.0,
@@ -199,7 +203,7 @@ class OffPolicyMask(RiseDetector):
             most=1.0,
             says="the off-policy mask drops {level:.0%} of the responses, at the start {start_share:.1%}",
         ),
-        Limit(
+        RiseLimit(
             "offpolicy/masked_neg",
             0.3,
             4.0,
@@ -208,7 +212,7 @@ class OffPolicyMask(RiseDetector):
             says="the off-policy mask drops {level:.0%} of the responses of negative advantage, at the start "
             "{start_share:.1%}",
         ),
-        Limit(
+        RiseLimit(
             "offpolicy/kl_neg_max",
             1.0,
             4.0,
@@ -227,12 +231,12 @@ class Staleness(RiseDetector):
 
     name = "staleness"
     limits = (
-        Limit("staleness/mean", 3.0, 2.0, says=_VERSIONS),
-        Limit("staleness/worst_mean", 4.0, 2.0, says=_VERSIONS),
-        Limit("staleness/max", 8.0, 2.0, says=_VERSIONS),
-        Limit("staleness/spans_mean", 3.0, 2.0, says=_VERSIONS),
-        Limit("staleness/spans_max", 8.0, 2.0, says=_VERSIONS),
-        Limit(
+        RiseLimit("staleness/mean", 3.0, 2.0, says=_VERSIONS),
+        RiseLimit("staleness/worst_mean", 4.0, 2.0, says=_VERSIONS),
+        RiseLimit("staleness/max", 8.0, 2.0, says=_VERSIONS),
+        RiseLimit("staleness/spans_mean", 3.0, 2.0, says=_VERSIONS),
+        RiseLimit("staleness/spans_max", 8.0, 2.0, says=_VERSIONS),
+        RiseLimit(
             "staleness/stale_frac",
             0.5,
             4.0,
@@ -254,31 +258,31 @@ class Repetition(RiseDetector):
 
     name = "repetition"
     limits = (
-        Limit(
+        RiseLimit(
             "text/looping_frac",
             0.1,
             4.0,
             odds,
             says="responses are caught in loops: share at least half covered by one repeated block",
         ),
-        Limit(
+        RiseLimit(
             "text/tail_loop",
             0.1,
             4.0,
             odds,
             says="responses end in a repeated block: share of a response it covers",
         ),
-        Limit("text/loop_cover", 0.15, 4.0, odds, says="repeated blocks cover much of a response"),
-        Limit(
+        RiseLimit("text/loop_cover", 0.15, 4.0, odds, says="repeated blocks cover much of a response"),
+        RiseLimit(
             "text/repetition_frac",
             0.05,
             4.0,
             odds,
             says="long texts compress more than tenfold at their end: share that does",
         ),
-        Limit("text/repetition", 0.4, 3.0, odds, says="much of a response is repeated 3-grams"),
-        Limit("text/distinct_2", 0.3, 4.0, repeated, says="few 2-grams of a response are distinct"),
-        Limit("text/zlib_ratio", 6.0, 2.0, says="responses compress like loops"),
+        RiseLimit("text/repetition", 0.4, 3.0, odds, says="much of a response is repeated 3-grams"),
+        RiseLimit("text/distinct_2", 0.3, 4.0, repeated, says="few 2-grams of a response are distinct"),
+        RiseLimit("text/zlib_ratio", 6.0, 2.0, says="responses compress like loops"),
     )
     message = "{says} ({level}){reward}"
     follows_reward = True

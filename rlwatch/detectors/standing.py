@@ -18,7 +18,7 @@ ROOM = 0.75
 """Of what it can reach, below which a series that stands still has much left to gain."""
 
 
-class Course:
+class SeriesHistory:
     """A reward or a part of one: its level, its range, and all of its history in a few dozen points."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, inverse
+from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, inverse
 from rlwatch.records import SHED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Baseline, Hold
 from rlwatch.wording import number
@@ -29,15 +29,15 @@ class ThroughputDrop(RiseDetector):
     """
 
     name: ClassVar[str] = "throughput_drop"
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("time/throughput", MOST, SLOWER, inverse),
-        Limit("time/step", LEAST, SLOWER),
-        Limit(FOR_LENGTH, 1e-9, NOTABLE),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit("time/throughput", MOST, SLOWER, inverse),
+        RiseLimit("time/step", LEAST, SLOWER),
+        RiseLimit(FOR_LENGTH, 1e-9, NOTABLE),
     )
     reads: ClassVar[tuple[str, ...]] = ("time/step", "time/throughput")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("time/step",), ("time/throughput",))
 
-    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+    def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """Times and rates of 0 were not measured."""
         if limit.metric != FOR_LENGTH:
             return finite(step, limit.metric) or None

@@ -1,25 +1,25 @@
 """From findings to causes, and from causes to what people do about them."""
 
 from rlwatch.diagnosis.actions import Action, Advice, Strength, advice, kinds
-from rlwatch.diagnosis.diagnose import Cause, Diagnosis, Evidence, Nature, Sureness, diagnose
+from rlwatch.diagnosis.diagnose import Cause, Confidence, Diagnosis, Evidence, Nature, diagnose
 from rlwatch.diagnosis.footprints import TRACKED, KnobTracker
 from rlwatch.diagnosis.signs import row_steps
 from rlwatch.diagnosis.suspects import config_turns
-from rlwatch.diagnosis.turns import Told, Turn
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 
 __all__ = [
     "TRACKED",
     "Action",
     "Advice",
     "Cause",
+    "ChangeSource",
+    "Confidence",
     "Diagnosis",
     "Evidence",
+    "KnobChange",
     "KnobTracker",
     "Nature",
     "Strength",
-    "Sureness",
-    "Told",
-    "Turn",
     "advice",
     "config_turns",
     "diagnose",

@@ -93,10 +93,10 @@ def advice(kind: str, source: str = "") -> Advice | None:
     >>> advice("no_such_kind") is None
     True
     """
-    entry: catalogue.Kind | catalogue.Knob | None = catalogue.kinds().get(kind) or catalogue.knobs().get(kind)
+    entry: catalogue.FindingKind | catalogue.Knob | None = catalogue.kinds().get(kind) or catalogue.knobs().get(kind)
     if entry is None:
         return None
-    meaning = entry.meaning if isinstance(entry, catalogue.Kind) else entry.source
+    meaning = entry.meaning if isinstance(entry, catalogue.FindingKind) else entry.source
     return Advice(kind, entry.title, meaning, tuple(_action(entry, used, source) for used in entry.do))
 
 
@@ -105,7 +105,7 @@ def kinds() -> tuple[str, ...]:
     return tuple(sorted(catalogue.kinds()))
 
 
-def _action(entry: catalogue.Kind | catalogue.Knob, used: Mapping[str, str], source: str) -> Action:
+def _action(entry: catalogue.FindingKind | catalogue.Knob, used: Mapping[str, str], source: str) -> Action:
     """An action as its table describes it, in the words of the kind that uses it where those differ."""
     known = catalogue.actions().get(used["action"])
     if known is None:

@@ -13,7 +13,7 @@ from rlwatch.diagnosis.actions import RESET, Action, advice
 from rlwatch.diagnosis.movements import guesses
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
 from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
-from rlwatch.diagnosis.turns import Told, Turn
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Severity
 from rlwatch.wording import number
 
@@ -21,7 +21,7 @@ PASSED = 3
 """So many earlier signs of a kind without consequence, and one more says little."""
 
 
-class Sureness(StrEnum):
+class Confidence(StrEnum):
     """Certainty of a cause: ``strong`` > ``plausible`` > ``weak``."""
 
     STRONG = "strong"
@@ -89,7 +89,7 @@ class Cause:
     kind: str
     title: str
     onset_step: int
-    sure: Sureness
+    sure: Confidence
     why: str
     summary: str
     evidence: tuple[Evidence, ...]
@@ -118,7 +118,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CauseCase:
     """The case for one cause: its chains (one for each time it began), and what else there is to weigh.
 
     ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that explain
@@ -141,42 +141,45 @@ class Case:
         """Bad effects whose onset is later than the root's by more than onsets may be off."""
         return [e for e in self.chain.effects if e.bad and e.onset_step > self.chain.root.onset_step + self.slack]
 
-    def judged(self) -> tuple[Sureness, str]:
+    def judged(self) -> tuple[Confidence, str]:
         """Certainty, and the reasons for it in one sentence."""
         root, clear = self.chain.root, self.clear
         if root.entry.symptom:
             return (
-                Sureness.WEAK,
+                Confidence.WEAK,
                 f"{root.entry.title.lower()} is usually a symptom, and no earlier finding explains it",
             )
         sure, why = self._by_order(root, clear)
-        if self.passed >= PASSED and sure is not Sureness.WEAK:
-            return Sureness.WEAK, f"{why}; but {self.passed} earlier findings of this kind had no effect"
-        if self.rivals and sure is Sureness.STRONG:
-            return Sureness.PLAUSIBLE, f"{why}; other candidates began at about the same time: {', '.join(self.rivals)}"
-        if sure is Sureness.STRONG and not root.entry.mechanism:
-            return Sureness.PLAUSIBLE, why
+        if self.passed >= PASSED and sure is not Confidence.WEAK:
+            return Confidence.WEAK, f"{why}; but {self.passed} earlier findings of this kind had no effect"
+        if self.rivals and sure is Confidence.STRONG:
+            return (
+                Confidence.PLAUSIBLE,
+                f"{why}; other candidates began at about the same time: {', '.join(self.rivals)}",
+            )
+        if sure is Confidence.STRONG and not root.entry.mechanism:
+            return Confidence.PLAUSIBLE, why
         return sure, why
 
-    def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Sureness, str]:
+    def _by_order(self, root: Sign, clear: Sequence[Sign]) -> tuple[Confidence, str]:
         kinds, critical = {sign.kind for sign in clear}, root.severity is Severity.CRITICAL
         first = f"{self._place()}, {clear[0].onset_step - root.onset_step} steps before the next" if clear else ""
         if clear and not root.bad:
-            return Sureness.WEAK, f"{first}; but its own severity is only info"
+            return Confidence.WEAK, f"{first}; but its own severity is only info"
         if len(kinds) >= 2 or (clear and critical):
-            return Sureness.STRONG, f"{first}; {_effects(clear)}"
+            return Confidence.STRONG, f"{first}; {_effects(clear)}"
         if clear:
-            return Sureness.PLAUSIBLE, f"{first}; a single effect can be chance"
+            return Confidence.PLAUSIBLE, f"{first}; a single effect can be chance"
         return self._alone(root, critical=critical)
 
-    def _alone(self, root: Sign, *, critical: bool) -> tuple[Sureness, str]:
+    def _alone(self, root: Sign, *, critical: bool) -> tuple[Confidence, str]:
         """Without an effect that came clearly later."""
         if root.bad and any(effect.bad for effect in self.chain.effects):
-            return Sureness.PLAUSIBLE, "its effects began at about the same time, so the order is uncertain"
+            return Confidence.PLAUSIBLE, "its effects began at about the same time, so the order is uncertain"
         if critical:
-            return Sureness.PLAUSIBLE, "critical, with no other finding before or after it"
+            return Confidence.PLAUSIBLE, "critical, with no other finding before or after it"
         level = "a warning" if root.bad else "info"
-        return Sureness.WEAK, f"only {level}, with no effect so far"
+        return Confidence.WEAK, f"only {level}, with no effect so far"
 
     def _place(self) -> str:
         """``earliest finding``, if it did by more than onsets may be off."""
@@ -360,7 +363,7 @@ def diagnose(
     row_steps: int = 1,
     measured: Collection[str] | None = None,
     starts: Mapping[int, int] | None = None,
-    turns: Iterable[Turn] = (),
+    turns: Iterable[KnobChange] = (),
     first_step: int | None = None,
 ) -> Diagnosis:
     """Rank what may have set the failure off.
@@ -412,14 +415,14 @@ def diagnose(
     if trouble is not None:
         turned += guesses(turned, found, trouble.first, slack, measured)
     causes = with_knobs(_causes(given), turned, given)
-    enough = any(cause.sure is not Sureness.WEAK for cause in causes)
+    enough = any(cause.sure is not Confidence.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
     return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
 
 
-def _shows(turn: Turn, found: Sequence[Sign]) -> bool:
+def _shows(turn: KnobChange, found: Sequence[Sign]) -> bool:
     """True unless it is a value that is large from the start, and nothing was found that it is known to do."""
-    if turn.told is not Told.STANDING:
+    if turn.told is not ChangeSource.STANDING:
         return True
     return any(sign.bad and sign.kind in catalogue.knobs()[turn.knob].large["shows"] for sign in found)
 
@@ -436,7 +439,7 @@ def _causes(given: Circumstances) -> tuple[Cause, ...]:
     return tuple(cause for _, cause in sorted(made, key=lambda pair: pair[0])[:MOST_CAUSES])
 
 
-def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[Case]:
+def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[CauseCase]:
     """Chains of one cause are one case: the one that explains most stands for it."""
     grouped: dict[str, list[Chain]] = defaultdict(list)
     for chain in found:
@@ -445,7 +448,7 @@ def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[Case]:
     return [_case(title, best, grouped, slack) for title in best]
 
 
-def _case(title: str, best: Mapping[str, Chain], grouped: Mapping[str, Sequence[Chain]], slack: int) -> Case:
+def _case(title: str, best: Mapping[str, Chain], grouped: Mapping[str, Sequence[Chain]], slack: int) -> CauseCase:
     chain = best[title]
     others = [other for other in grouped[title] if other is not chain]
     passed = [o for o in others if not o.effects and o.root.onset_step < chain.root.onset_step - slack]
@@ -459,7 +462,7 @@ def _case(title: str, best: Mapping[str, Chain], grouped: Mapping[str, Sequence[
             and abs(other.root.onset_step - chain.root.onset_step) <= slack
         )
     )
-    return Case(chain, together, len(passed) if chain.effects else 0, rivals, slack)
+    return CauseCase(chain, together, len(passed) if chain.effects else 0, rivals, slack)
 
 
 def _weight(chain: Chain, worst: Sign) -> tuple[bool, int, int]:
@@ -468,14 +471,14 @@ def _weight(chain: Chain, worst: Sign) -> tuple[bool, int, int]:
     return (not explains, -sum(1 + 2 * effect.severity.rank for effect in chain.effects), chain.root.onset_step)
 
 
-def _rank(case: Case, worst: Sign) -> tuple[bool, bool, int, int, int, str]:
+def _rank(case: CauseCase, worst: Sign) -> tuple[bool, bool, int, int, int, str]:
     """Smaller is better: what explains the worst sign, then what is surer, explains more, began earlier."""
     sure, _ = case.judged()
     missed, weight, onset = _weight(case.chain, worst)
     return (missed, not case.chain.root.bad, -sure.rank, weight, onset, case.chain.root.kind)
 
 
-def _cause(case: Case, given: Circumstances) -> Cause:
+def _cause(case: CauseCase, given: Circumstances) -> Cause:
     sure, why = case.judged()
     root = case.chain.root
     shown = _shown(case)
@@ -503,7 +506,7 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _shown(case: Case) -> list[Sign]:
+def _shown(case: CauseCase) -> list[Sign]:
     """Root and effects in time order, each kind once; of chains beside this one what is not earlier than it."""
     own = [case.chain.root, *case.chain.effects]
     since = min(sign.onset_step for sign in own)
@@ -572,7 +575,7 @@ class Circumstances:
         return min(bad, key=lambda sign: (-sign.severity.rank, sign.onset_step, not sign.entry.undone, sign.kind))
 
 
-def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstances) -> tuple[Cause, ...]:
+def with_knobs(causes: Sequence[Cause], turns: Sequence[KnobChange], given: Circumstances) -> tuple[Cause, ...]:
     """``causes`` and the knobs that were turned, the weightiest first; ``causes`` as they are where none was."""
     trouble = given.trouble
     suspected = {} if trouble is None else {suspect.knob.name: suspect for suspect in suspects(turns, trouble)}
@@ -584,7 +587,7 @@ def with_knobs(causes: Sequence[Cause], turns: Sequence[Turn], given: Circumstan
         suspect = suspected.get(cause.knob)
         if suspect is not None and not suspect.inferred and cause.kind in suspect.knob.shows:
             continue  # what the knob shows itself by is its effect
-        named = cause.nature is Nature.CAUSE and cause.sure is not Sureness.WEAK
+        named = cause.nature is Nature.CAUSE and cause.sure is not Confidence.WEAK
         weight = (MECHANISM if named else SYMPTOM) * NEXT_KIND**place
         weight *= BROKEN if cause.kind == "nonfinite" else 1.0
         if suspect is not None and suspect.inferred and cause.knob not in shown:
@@ -637,29 +640,29 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
     )
 
 
-def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Sureness, str]:
+def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Confidence, str]:
     """Certainty of a knob, and why. Strong: told of, in time, enough to break runs, and something critical followed."""
     turn, lag = suspect.turn, trouble.first - suspect.turn.step
     steps = "1 step" if abs(lag) == 1 else f"{abs(lag)} steps"
     when = f"{steps} before the first symptom" if lag > 0 else "at about the time of the first symptom"
     what = f"{_turned(turn, trouble.first)}, {when}"
     if -lag > trouble.slack:
-        return Sureness.WEAK, f"{_turned(turn, trouble.last)} {steps} after the first symptom"
+        return Confidence.WEAK, f"{_turned(turn, trouble.last)} {steps} after the first symptom"
     if turn.warming:
-        return Sureness.PLAUSIBLE, "still in warm-up at the first symptom"
+        return Confidence.PLAUSIBLE, "still in warm-up at the first symptom"
     if turn.why:
-        return Sureness.PLAUSIBLE, turn.why if turn.told is Told.STANDING else f"{when}; {turn.why}"
+        return Confidence.PLAUSIBLE, turn.why if turn.told is ChangeSource.STANDING else f"{when}; {turn.why}"
     if suspect.inferred:
-        return Sureness.PLAUSIBLE, f"inferred from the metrics it moves, {when}; the change was not logged"
+        return Confidence.PLAUSIBLE, f"inferred from the metrics it moves, {when}; the change was not logged"
     if suspect.weight < 1:
-        sure = Sureness.PLAUSIBLE if suspect.weight >= SOME else Sureness.WEAK
+        sure = Confidence.PLAUSIBLE if suspect.weight >= SOME else Confidence.WEAK
         return sure, f"{what}: smaller than changes known to break runs"
     if any(sign.severity is Severity.CRITICAL for sign in effects):
-        return Sureness.STRONG, f"{what}"
-    return Sureness.PLAUSIBLE, f"{what}; nothing critical followed"
+        return Confidence.STRONG, f"{what}"
+    return Confidence.PLAUSIBLE, f"{what}; nothing critical followed"
 
 
-def _turned(turn: Turn, step: int) -> str:
+def _turned(turn: KnobChange, step: int) -> str:
     """The change in a few words: ``raised 12x``, ``lowered 3x``, ``changed``."""
     factor = turn.factor(max(step, turn.step))
     if factor is None:
@@ -671,6 +674,6 @@ def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause
     """The cause, less sure where another weighs about as much that speaks of a knob."""
     known = catalogue.knobs()
     rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.knob in known]
-    if cause.sure is not Sureness.STRONG or not rivals:
+    if cause.sure is not Confidence.STRONG or not rivals:
         return cause
-    return replace(cause, sure=Sureness.PLAUSIBLE, why=f"{cause.why}; other candidate: {rivals[0]}")
+    return replace(cause, sure=Confidence.PLAUSIBLE, why=f"{cause.why}; other candidate: {rivals[0]}")

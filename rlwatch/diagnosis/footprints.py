@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.movements import MEASURED, Movements
-from rlwatch.diagnosis.turns import Knobs, Told, Turn
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange, Knobs
 from rlwatch.wording import number
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SteadyMetric:
     """A number that stands still while its knob does.
 
     ``floor``: how far it must leave its level at least; ``sides``: directions that count; ``says`` goes with the level
@@ -39,18 +39,24 @@ class Mark:
     alike: float = math.inf
 
 
-MARKS: tuple[Mark, ...] = (
-    Mark("lowest advantage", "advantages", 0.6, (-1,), "the lowest advantage went from {0} to {1}"),
-    Mark("highest advantage", "advantages", 0.6, (1,), "the highest advantage went from {0} to {1}"),
-    Mark("spread", "advantages", 0.25, (1,), "the spread of advantages in groups that differ went from {0} to {1}"),
-    Mark("one-sided", "advantages", 0.5, (1,), "advantages of one sign vanished"),
-    Mark("centre", "advantages", 0.15, (-1, 1), "the mean advantage went from {0} to {1}"),
-    Mark("binary", "reward_function", 0.2, (-1, 1), "rewards that were right or wrong took other values"),
-    Mark("lowest reward", "reward_function", 0.1, (-1,), "the lowest reward went from {0} to {1}"),
-    Mark("highest reward", "reward_function", 0.1, (1,), "the highest reward went from {0} to {1}"),
-    Mark("gap", "reward_function", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2),
-    Mark("gap of data", "data", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2),
-    Mark(
+MARKS: tuple[SteadyMetric, ...] = (
+    SteadyMetric("lowest advantage", "advantages", 0.6, (-1,), "the lowest advantage went from {0} to {1}"),
+    SteadyMetric("highest advantage", "advantages", 0.6, (1,), "the highest advantage went from {0} to {1}"),
+    SteadyMetric(
+        "spread", "advantages", 0.25, (1,), "the spread of advantages in groups that differ went from {0} to {1}"
+    ),
+    SteadyMetric("one-sided", "advantages", 0.5, (1,), "advantages of one sign vanished"),
+    SteadyMetric("centre", "advantages", 0.15, (-1, 1), "the mean advantage went from {0} to {1}"),
+    SteadyMetric("binary", "reward_function", 0.2, (-1, 1), "rewards that were right or wrong took other values"),
+    SteadyMetric("lowest reward", "reward_function", 0.1, (-1,), "the lowest reward went from {0} to {1}"),
+    SteadyMetric("highest reward", "reward_function", 0.1, (1,), "the highest reward went from {0} to {1}"),
+    SteadyMetric(
+        "gap", "reward_function", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2
+    ),
+    SteadyMetric(
+        "gap of data", "data", 0.25, (-1, 1), "the reward less the validation score went from {0} to {1}", 0, 3, 2
+    ),
+    SteadyMetric(
         "entropy term",
         "entropy_bonus",
         0.02,
@@ -58,8 +64,8 @@ MARKS: tuple[Mark, ...] = (
         "the loss without its KL term went from {0} to {1} times the entropy, with its sign turned",
         alike=2.2,
     ),
-    Mark("ratio", "update_size", 0.5, (1,), "the farthest log ratio went from {0} to {1}"),
-    Mark("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
+    SteadyMetric("ratio", "update_size", 0.5, (1,), "the farthest log ratio went from {0} to {1}"),
+    SteadyMetric("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
 )
 NO_ENTROPY = 0.05
 """Nats a token below which a term of it is too small to be seen."""
@@ -132,7 +138,7 @@ BINARY = 0.06
 class Trace:
     """Follows one mark."""
 
-    mark: Mark
+    mark: SteadyMetric
     seen: int = 0
     base: list[float] = field(default_factory=list)
     level: float = math.nan
@@ -143,7 +149,7 @@ class Trace:
     quiet: int = 0
     leaving: tuple[int, int] | None = None
     on_level: int = 0
-    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
+    turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
         """Take its value in a row."""
@@ -188,7 +194,9 @@ class Trace:
             first = step if self.leaving is None else self.leaving[0]
             path = ((first, abs(off) / self.limit),)
             self.turns.append(
-                Turn(self.mark.knob, self.mark.name, first, self.level, path, told=Told.INFERRED, says=says)
+                KnobChange(
+                    self.mark.knob, self.mark.name, first, self.level, path, told=ChangeSource.INFERRED, says=says
+                )
             )
         elif newest is not None and lasting and self.quiet >= BACK:
             self.turns[-1] = replace(newest, until=step)
@@ -227,7 +235,7 @@ class Footprints:
             self._traces[name].update(step, value)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[KnobChange, ...]:
         """Footprints so far, in order of step. A reward that is none of right and wrong is on no scale of a score."""
         scaled = math.isfinite(self._traces["binary"].limit)
         kept = [trace for name, trace in self._traces.items() if scaled or not name.startswith("gap")]
@@ -252,7 +260,7 @@ class KnobTracker:
         self._footprints.update(step, metrics)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[KnobChange, ...]:
         """Knobs that were turned so far, and what moved by itself, in order of step."""
         found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns)
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.signs import Sign
-from rlwatch.diagnosis.turns import Told, Turn
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 from rlwatch.wording import number
 
 POLICY, REWARD = "policy", "reward"
@@ -24,7 +24,7 @@ UPDATES, ENVIRONMENT = "update_size", "environment"
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge:
+class MovementGauge:
     """A metric whose movements are noted: by ``least`` at least, times the level where ``times`` is set.
 
     ``update``: which side of the size of an update it shows, if it does; ``much``: a level that is large by itself.
@@ -39,16 +39,16 @@ class Gauge:
     much: float = math.inf
 
 
-GAUGES: tuple[Gauge, ...] = (
-    Gauge("reward/mean", "reward", REWARD, 0.05),
-    Gauge("policy/entropy", "entropy", POLICY, 0.15, times=True),
-    Gauge("policy/kl_ref", "KL to the reference", POLICY, 1.0, times=True, update="distance"),
-    Gauge("policy/kl_ref_k3", "KL to the reference", POLICY, 1.0, times=True, update="distance"),
-    Gauge("policy/kl_old", "KL to the old policy", POLICY, 2.0, times=True, update="ratio", much=0.05),
-    Gauge("optim/grad_norm", "gradient norm", POLICY, 1.0, times=True, update="gradient"),
-    Gauge("ratio/clipfrac", "clip fraction", POLICY, 0.05, update="ratio", much=0.1),
-    Gauge("len/mean", "response length", POLICY, 0.25, times=True),
-    Gauge("len/clipped", "share of cut responses", POLICY, 0.2),
+GAUGES: tuple[MovementGauge, ...] = (
+    MovementGauge("reward/mean", "reward", REWARD, 0.05),
+    MovementGauge("policy/entropy", "entropy", POLICY, 0.15, times=True),
+    MovementGauge("policy/kl_ref", "KL to the reference", POLICY, 1.0, times=True, update="distance"),
+    MovementGauge("policy/kl_ref_k3", "KL to the reference", POLICY, 1.0, times=True, update="distance"),
+    MovementGauge("policy/kl_old", "KL to the old policy", POLICY, 2.0, times=True, update="ratio", much=0.05),
+    MovementGauge("optim/grad_norm", "gradient norm", POLICY, 1.0, times=True, update="gradient"),
+    MovementGauge("ratio/clipfrac", "clip fraction", POLICY, 0.05, update="ratio", much=0.1),
+    MovementGauge("len/mean", "response length", POLICY, 0.25, times=True),
+    MovementGauge("len/clipped", "share of cut responses", POLICY, 0.2),
 )
 MEASURED = frozenset(gauge.metric for gauge in GAUGES)
 """Metrics whose movements are noted."""
@@ -67,12 +67,12 @@ KEPT = 6
 class Needle:
     """Follows one gauge: its level moves along, and is held while it is away."""
 
-    gauge: Gauge
+    gauge: MovementGauge
     level: deque[float] = field(default_factory=lambda: deque(maxlen=ROWS))
     last: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=NEWEST))
     away: int = 0
-    began: Turn | None = None
-    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
+    began: KnobChange | None = None
+    turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
         """Take its value in a row; what is no number moves nothing."""
@@ -89,7 +89,9 @@ class Needle:
         ordered = sorted(self.level)
         middle = ordered[len(ordered) // 2]
         if self.began is None:
-            self.began = Turn(self.gauge.of, self.gauge.metric, step, middle, ((step, middle),), Told.MOVED, says=BEGAN)
+            self.began = KnobChange(
+                self.gauge.of, self.gauge.metric, step, middle, ((step, middle),), ChangeSource.MOVED, says=BEGAN
+            )
         usual = 1.4826 * sorted(abs(one - middle) for one in ordered)[len(ordered) // 2]
         limit = max(TIMES * usual, self.gauge.least * (abs(middle) if self.gauge.times else 1.0))
         off = [(at, one - middle) for at, one in self.last]
@@ -105,7 +107,9 @@ class Needle:
         if not self.away:
             now = max((by for _, by in off), key=abs) + middle
             first = off[0][0]
-            self.turns.append(Turn(self.gauge.of, self.gauge.metric, first, middle, ((first, now),), Told.MOVED))
+            self.turns.append(
+                KnobChange(self.gauge.of, self.gauge.metric, first, middle, ((first, now),), ChangeSource.MOVED)
+            )
         self.away += 1
         if self.away > ROWS:
             self.away = 0
@@ -116,7 +120,7 @@ BEGAN = "from the first rows"
 """Words of a level that is no movement."""
 
 
-def _level(turn: Turn) -> float:
+def _level(turn: KnobChange) -> float:
     return float(turn.path[0][1])
 
 
@@ -134,7 +138,7 @@ class Movements:
                 needle.update(step, value)
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[KnobChange, ...]:
         """Movements so far, in order of step."""
         found = [turn for needle in self._needles.values() for turn in needle.turns]
         found += [one.began for one in self._needles.values() if one.began and _level(one.began) >= one.gauge.much]
@@ -159,10 +163,10 @@ REWARD_KINDS = frozenset(name for name, kind in catalogue.kinds().items() if kin
 
 
 def guesses(
-    moves: Iterable[Turn], signs: Sequence[Sign], since: int, slack: int, measured: Collection[str] | None
-) -> list[Turn]:
+    moves: Iterable[KnobChange], signs: Sequence[Sign], since: int, slack: int, measured: Collection[str] | None
+) -> list[KnobChange]:
     """Inferred turns of :data:`UPDATES` or :data:`ENVIRONMENT`, for a failure that began at ``since``."""
-    noted = [turn for turn in moves if turn.told is Told.MOVED]
+    noted = [turn for turn in moves if turn.told is ChangeSource.MOVED]
     stands = [turn for turn in noted if turn.says == BEGAN and turn.step <= since]
     near = [turn for turn in noted if turn.says != BEGAN and since - BEFORE <= turn.step <= since + slack]
     policy = [turn for turn in near if turn.knob == POLICY]
@@ -180,7 +184,7 @@ def guesses(
     return [_environment(fell[-1], watched)]
 
 
-def _grown(moves: Sequence[Turn], signs: Sequence[Sign]) -> dict[str, tuple[int, str]]:
+def _grown(moves: Sequence[KnobChange], signs: Sequence[Sign]) -> dict[str, tuple[int, str]]:
     """Side of an update's size -> when it grew, and words: numbers where there are any."""
     shown = [(turn.step, SIDES[turn.name], _ends(turn)) for turn in moves if turn.name in SIDES and _grew(turn)]
     found = [(s.onset_step, SIDES[s.kind], f"{s.entry.happened} at {s.onset_step}") for s in signs if s.kind in SIDES]
@@ -191,20 +195,22 @@ def _grown(moves: Sequence[Turn], signs: Sequence[Sign]) -> dict[str, tuple[int,
     return grown
 
 
-def _grew(turn: Turn) -> bool:
+def _grew(turn: KnobChange) -> bool:
     return _level(turn) > float(turn.before)
 
 
-def _ends(turn: Turn) -> str:
+def _ends(turn: KnobChange) -> str:
     return f"{TITLES[turn.name]} {number(float(turn.before), 3)} to {number(_level(turn), 3)}"
 
 
-def _updates(grown: Sequence[tuple[int, str]]) -> Turn:
+def _updates(grown: Sequence[tuple[int, str]]) -> KnobChange:
     first, told = grown[0][0], ", ".join(words for _, words in grown)
     why = "these grow with an update's size, whichever knob sets it (rate, updates a batch, clip range, old weights)"
-    return Turn(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), Told.INFERRED, says=told, why=why)
+    return KnobChange(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), ChangeSource.INFERRED, says=told, why=why)
 
 
-def _environment(fall: Turn, watched: Sequence[str]) -> Turn:
+def _environment(fall: KnobChange, watched: Sequence[str]) -> KnobChange:
     why = f"nothing that was measured of the policy moved before or with it ({', '.join(watched)})"
-    return Turn(ENVIRONMENT, ENVIRONMENT, fall.step, 0.0, ((fall.step, 1.0),), Told.INFERRED, says=_ends(fall), why=why)
+    return KnobChange(
+        ENVIRONMENT, ENVIRONMENT, fall.step, 0.0, ((fall.step, 1.0),), ChangeSource.INFERRED, says=_ends(fall), why=why
+    )

@@ -30,7 +30,7 @@ class Sign:
     standing: bool = False
 
     @property
-    def entry(self) -> catalogue.Kind:
+    def entry(self) -> catalogue.FindingKind:
         """The catalogue's entry of its kind."""
         return catalogue.entry(self.kind)
 
@@ -118,7 +118,7 @@ def _joined(sign: Sign, finding: Finding) -> Sign:
     return replace(joined, severity=Severity(finding.severity), message=finding.message, metric=finding.metric)
 
 
-def failure_onset(onsets: Iterable[tuple[catalogue.Kind, int]]) -> int | None:
+def failure_onset(onsets: Iterable[tuple[catalogue.FindingKind, int]]) -> int | None:
     """Return the step at which a failure began, by its severest findings: kind and onset of each.
 
     The first onset; of what accumulates only where nothing else was found. KL to the reference had been growing for

@@ -18,7 +18,7 @@ from itertools import pairwise
 from rlwatch import catalogue
 from rlwatch.catalogue import Knob
 from rlwatch.diagnosis.signs import Sign, failure_onset
-from rlwatch.diagnosis.turns import Told, Turn, standing
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange, standing
 from rlwatch.records import JSON, Event
 
 LEAST = 0.3
@@ -62,18 +62,18 @@ class Suspect:
     """A knob, its turns (the weightiest first), and what they weigh."""
 
     knob: Knob
-    turns: tuple[Turn, ...]
+    turns: tuple[KnobChange, ...]
     weight: float
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> KnobChange:
         """The weightiest."""
         return self.turns[0]
 
     @property
     def inferred(self) -> bool:
         """True where nobody told of it."""
-        return self.turn.told is Told.INFERRED
+        return self.turn.told is ChangeSource.INFERRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
     return Trouble(began, began if first is None else first, story[-1].onset_step, max(slack, DATED_WITHIN))
 
 
-def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:
+def suspects(turns: Sequence[KnobChange], trouble: Trouble) -> list[Suspect]:
     """Knobs that were turned, the weightiest first."""
-    weighed: dict[str, list[tuple[float, Turn]]] = defaultdict(list)
-    for turn in _own([turn for turn in turns if turn.told is not Told.MOVED], trouble):
+    weighed: dict[str, list[tuple[float, KnobChange]]] = defaultdict(list)
+    for turn in _own([turn for turn in turns if turn.told is not ChangeSource.MOVED], trouble):
         weighed[turn.knob].append((weight_of(turn, trouble), turn))
     made = []
     for name, pairs in weighed.items():
@@ -126,7 +126,7 @@ def suspects(turns: Sequence[Turn], trouble: Trouble) -> list[Suspect]:
     return sorted(made, key=lambda suspect: (-suspect.weight, suspect.turn.step, suspect.knob.name))
 
 
-def _own(turns: Sequence[Turn], trouble: Trouble) -> list[Turn]:
+def _own(turns: Sequence[KnobChange], trouble: Trouble) -> list[KnobChange]:
     """Without footprints that another knob's turn left: an engine with old weights is far from the trainer, and
     advantages that are off their centre, or another KL term, move the loss.
     """
@@ -134,21 +134,21 @@ def _own(turns: Sequence[Turn], trouble: Trouble) -> list[Turn]:
     for turn in turns:
         by = {"rollout_engine": ("weight_sync",), "entropy_bonus": ("advantages", "kl_coefficient")}.get(turn.knob, ())
         others = [other.step for other in turns if other.knob in by]
-        if turn.told is not Told.INFERRED or not any(step <= turn.step + 4 * trouble.slack for step in others):
+        if turn.told is not ChangeSource.INFERRED or not any(step <= turn.step + 4 * trouble.slack for step in others):
             kept.append(turn)
     return kept
 
 
-def weight_of(turn: Turn, trouble: Trouble) -> float:
+def weight_of(turn: KnobChange, trouble: Trouble) -> float:
     """The weight of one turn."""
-    if turn.told is Told.STANDING:
+    if turn.told is ChangeSource.STANDING:
         return STANDING
-    if turn.told is Told.INFERRED:
+    if turn.told is ChangeSource.INFERRED:
         weight = GAP_WEIGHT if turn.name.startswith("gap") else INFERRED.get(turn.knob, CLEAR)
     else:
         weight = _size(turn, catalogue.knobs()[turn.knob], trouble.last)
     if turn.step > trouble.first + trouble.slack:
-        late = LATE_INFERRED if turn.told is Told.INFERRED else LATE
+        late = LATE_INFERRED if turn.told is ChangeSource.INFERRED else LATE
         weight *= late if turn.step <= trouble.first + LATER else min(late, TOO_LATE)
     if trouble.first - turn.step >= OLD:
         weight /= 2
@@ -157,7 +157,7 @@ def weight_of(turn: Turn, trouble: Trouble) -> float:
     return weight
 
 
-def _size(turn: Turn, knob: Knob, step: int) -> float:
+def _size(turn: KnobChange, knob: Knob, step: int) -> float:
     """The share of its harm by which the knob had been turned at ``step``, in powers."""
     if turn.warming:
         return WARMING
@@ -186,7 +186,7 @@ LONGEST = 40
 """Characters of an option's value."""
 
 
-def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int, int]) -> list[Turn]:
+def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int, int]) -> list[KnobChange]:
     """Options of knobs that differ from one attempt to the next, at the first step of the later one.
 
     Parameters
@@ -203,11 +203,13 @@ def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int,
             knob = _knob_with(option)
             if old[option] != new[option] and knob is not None and attempt in starts:
                 path = ((starts[attempt], _value(new[option])),)
-                found.append(Turn(knob, option, starts[attempt], _value(old[option]), path, Told.CONFIG))
+                found.append(KnobChange(knob, option, starts[attempt], _value(old[option]), path, ChangeSource.CONFIG))
     return [*_standing_options(given, starts), *found]
 
 
-def _standing_options(given: Sequence[tuple[int, Mapping[str, JSON]]], starts: Mapping[int, int]) -> Iterator[Turn]:
+def _standing_options(
+    given: Sequence[tuple[int, Mapping[str, JSON]]], starts: Mapping[int, int]
+) -> Iterator[KnobChange]:
     """Options of the first configuration that are large by themselves."""
     for attempt, config in given[:1]:
         for knob in (knob for knob in catalogue.knobs().values() if knob.large and attempt in starts):
@@ -245,21 +247,21 @@ def _value(value: JSON) -> float | str:
         return str(value)[:LONGEST]
 
 
-def event_turns(events: Sequence[Event]) -> list[Turn]:
+def event_turns(events: Sequence[Event]) -> list[KnobChange]:
     """Settings that changed while the run went on, and commands that turn a knob and were carried out."""
     return [*_setting_turns(events), *_command_turns(events)]
 
 
-def _setting_turns(events: Iterable[Event]) -> Iterator[Turn]:
+def _setting_turns(events: Iterable[Event]) -> Iterator[KnobChange]:
     for event in events:
         option = str(event.body.get("option", "")).lower() if event.kind == "setting" else ""
         knob = _knob_with(option)
         if event.step is not None and knob is not None:
             before, after = _value(event.body.get("before")), _value(event.body.get("after"))
-            yield Turn(knob, option, event.step, before, ((event.step, after),), Told.CONFIG)
+            yield KnobChange(knob, option, event.step, before, ((event.step, after),), ChangeSource.CONFIG)
 
 
-def _command_turns(events: Iterable[Event]) -> list[Turn]:
+def _command_turns(events: Iterable[Event]) -> list[KnobChange]:
     known = {command: knob.name for knob in catalogue.knobs().values() for command in knob.commands}
     found = []
     for event in events:
@@ -268,5 +270,9 @@ def _command_turns(events: Iterable[Event]) -> list[Turn]:
             args = event.body.get("args")
             told = ", ".join(f"{name} {value}" for name, value in args.items()) if isinstance(args, Mapping) else ""
             says = f"the command {command}{' (' if told else ''}{told}{')' if told else ''}"
-            found.append(Turn(known[command], command, event.step, "", ((event.step, told),), Told.COMMAND, says=says))
+            found.append(
+                KnobChange(
+                    known[command], command, event.step, "", ((event.step, told),), ChangeSource.COMMAND, says=says
+                )
+            )
     return found

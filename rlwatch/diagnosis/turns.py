@@ -16,7 +16,7 @@ from rlwatch import catalogue
 from rlwatch.wording import number
 
 
-class Told(StrEnum):
+class ChangeSource(StrEnum):
     """Ways by which a change is known: ``logged`` by the trainer, in its ``config``, by a ``command``, or ``inferred``
     from numbers that only this knob can move at once. What ``moved`` by itself is no knob, and a ``standing`` value was
     not turned: it is large from the start.
@@ -35,7 +35,7 @@ Place = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class KnobChange:
     """A knob that was turned.
 
     Parameters
@@ -66,7 +66,7 @@ class Turn:
     step: int
     before: float | str
     path: tuple[tuple[int, float | str], ...]
-    told: Told = Told.LOGGED
+    told: ChangeSource = ChangeSource.LOGGED
     until: int | None = None
     warming: bool = False
     says: str = ""
@@ -89,11 +89,11 @@ class Turn:
     def words(self, step: int) -> str:
         """The change as far as ``step``.
 
-        >>> Turn("learning_rate", "optim/lr", 170, 4e-4, ((170, 5e-4), (198, 4.8e-3))).words(200)
+        >>> KnobChange("learning_rate", "optim/lr", 170, 4e-4, ((170, 5e-4), (198, 4.8e-3))).words(200)
         'x 12 since step 170 (0.0004 to 0.0048)'
         """
         if self.says:
-            return self.says if self.told is Told.STANDING else f"{self.says} from step {self.step}"
+            return self.says if self.told is ChangeSource.STANDING else f"{self.says} from step {self.step}"
         factor, before, after = self.factor(step), self.before, self.at(step)
         ends = f"{_cell(before)} to {_cell(after)}"
         if self.warming:
@@ -151,8 +151,8 @@ class Dial:
     sign: int
     least: float
     odd: bool
-    done: deque[Turn] = field(default_factory=lambda: deque(maxlen=KEPT))
-    open: Turn | None = None
+    done: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
+    open: KnobChange | None = None
     level: float = math.nan
     x: float = math.nan
     value: float = math.nan
@@ -165,7 +165,7 @@ class Dial:
     moves: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[KnobChange]:
         """All that are remembered, and the one that lasts."""
         return [*self.done, *([self.open] if self.open is not None else [])]
 
@@ -220,10 +220,12 @@ class Dial:
         elif beyond >= math.log(self.least) and beyond >= TIMES_USUAL * self._usual():
             began = self.last_at_level
             before = math.exp(min(self.sign * self.level, LARGEST))
-            self.open = Turn(self.knob, self.metric, began + 1, 0.0 if before < 2 * TINY else before, ((step, value),))
+            self.open = KnobChange(
+                self.knob, self.metric, began + 1, 0.0 if before < 2 * TINY else before, ((step, value),)
+            )
             self.far = x
 
-    def _go_on(self, turn: Turn, step: int, x: float, value: float) -> None:
+    def _go_on(self, turn: KnobChange, step: int, x: float, value: float) -> None:
         if x >= self.far + ON:
             kept = turn.path if len(turn.path) < PLACES else turn.path[:-1]
             self.open, self.far = replace(turn, path=(*kept, (step, value))), x
@@ -233,7 +235,7 @@ class Dial:
             self._end(turn)
             self._settle(step, value)
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: KnobChange) -> None:
         self.done.append(turn)
         self.open, self.far = None, -math.inf
 
@@ -247,7 +249,7 @@ class Dial:
             if back is not None and back.until is None and _kind_of(value) == _kind_of(back.before):
                 self.done[-1] = replace(back, until=step)
             else:
-                self.done.append(Turn(self.knob, self.metric, step, self.value, ((step, value),)))
+                self.done.append(KnobChange(self.knob, self.metric, step, self.value, ((step, value),)))
             self.planned = False
         elif same and math.isfinite(value) and self.done and _log(value) > _log(float(self.done[-1].path[-1][1])) + ON:
             newest = self.done[-1]
@@ -258,14 +260,14 @@ class Dial:
         moves = sorted(self.moves)
         return moves[len(moves) // 2] if moves else 0.0
 
-    def warming(self, step: int) -> Turn | None:
+    def warming(self, step: int) -> KnobChange | None:
         """The first rise, while it lasts."""
         if not self.planned or self.sign < 0 or self.first is None or not math.isfinite(self.value):
             return None
         began, value = self.first
         if self.value <= value * self.least:
             return None
-        return Turn(self.knob, self.metric, began, value, ((step, self.value),), warming=True)
+        return KnobChange(self.knob, self.metric, began, value, ((step, self.value),), warming=True)
 
 
 def _kind_of(value: float | str) -> str:
@@ -274,13 +276,15 @@ def _kind_of(value: float | str) -> str:
     return str(value) if math.isinf(value) else "below" if value < 0 else "number"
 
 
-def standing(knob: str, name: str, step: int, value: float) -> Turn | None:
+def standing(knob: str, name: str, step: int, value: float) -> KnobChange | None:
     """A value that is known to hurt by itself; None where it is not."""
     large = catalogue.knobs()[knob].large
     if not large or not large["from"] <= value < math.inf:
         return None
     says = f"{number(value, 3)} since the start"
-    return Turn(knob, name, step, value, ((step, value),), Told.STANDING, says=says, why=str(large["why"]))
+    return KnobChange(
+        knob, name, step, value, ((step, value),), ChangeSource.STANDING, says=says, why=str(large["why"])
+    )
 
 
 class Knobs:
@@ -293,7 +297,7 @@ class Knobs:
             for metric in knob.metrics
         }
         self._step = 0
-        self._standing: dict[str, Turn] = {}
+        self._standing: dict[str, KnobChange] = {}
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row of canonical names."""
@@ -311,7 +315,7 @@ class Knobs:
             self._standing[metric] = turn
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[KnobChange, ...]:
         """Turns so far, in order of step; a warm-up that lasts among them."""
         found = [turn for dials in self._dials.values() for dial in dials for turn in dial.turns]
         warming = [turn for dials in self._dials.values() for dial in dials if (turn := dial.warming(self._step))]

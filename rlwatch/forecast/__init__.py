@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlwatch.forecast.forecast import HORIZONS, LIMITS, Forecast, Reason
+from rlwatch.forecast.forecast import HORIZONS, LIMITS, Forecast, ForecastReason
 from rlwatch.forecast.forecaster import Forecaster
 from rlwatch.forecast.model import Model, load
 
-__all__ = ["HORIZONS", "LIMITS", "Forecast", "Forecaster", "Model", "Reason", "load"]
+__all__ = ["HORIZONS", "LIMITS", "Forecast", "ForecastReason", "Forecaster", "Model", "load"]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rlwatch.forecast.features import FEATURES, FeatureStream, nearest
 from rlwatch.forecast.labels import Label, Labels
 from rlwatch.forecast.model import signal_of
-from rlwatch.forecast.signals import SIGNALS, SPREAD_METRICS, WARM_UNTIL, Scale, Signal
+from rlwatch.forecast.signals import SIGNALS, SPREAD_METRICS, WARM_UNTIL, ChangeScale, Signal
 from rlwatch.forecast.tables import HEALTHY, Ints, RunTable
 
 Floats = npt.NDArray[np.float64]
@@ -72,7 +72,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogCadence:
     """A trainer's way to log: a row every so many steps, their mean or (``last``) the values of the last of them."""
 
     every: int = 1
@@ -86,14 +86,14 @@ class Log:
         return [(step, whole[step]) for step, _ in means] if self.last else means
 
 
-EVERY_STEP = Log()
+EVERY_STEP = LogCadence()
 
 
 def examples(
     table: RunTable,
     labels: Labels,
     *,
-    log: Log = EVERY_STEP,
+    log: LogCadence = EVERY_STEP,
     noise: int | None = None,
     hard: bool = False,
     jobs: int = 1,
@@ -147,7 +147,9 @@ def _in_small_batches(rows: list[Row], seed: int, hard: bool) -> list[Row]:
     return noisy(hard_at_times(rows, seed) if hard else rows, seed)
 
 
-def _of_run(place: int, rows: list[Row], label: Label, log: Log, made: Callable[[list[Row]], list[Row]]) -> Examples:
+def _of_run(
+    place: int, rows: list[Row], label: Label, log: LogCadence, made: Callable[[list[Row]], list[Row]]
+) -> Examples:
     rows = log.of(made(rows))
     features = FeatureStream().extend([step for step, _ in rows], [metrics for _, metrics in rows])
     found = []
@@ -239,11 +241,11 @@ class _Batch:
         if signal is None or not math.isfinite(value):
             return value
         odd = self._size * float(self._draw.standard_t(TAIL))
-        if signal.scale is Scale.SPREAD:
+        if signal.scale is ChangeScale.SPREAD:
             return value + self._reward
-        if signal.scale is Scale.SHARE:
+        if signal.scale is ChangeScale.SHARE:
             return min(max(value + odd * math.sqrt(max(value * (1.0 - value), 0.01)), 0.0), 1.0)
-        if signal.scale is Scale.NATS:
+        if signal.scale is ChangeScale.NATS:
             return value + odd * signal.floor
         calm = 0.25 if signal.name.startswith(("length", "entropy", "reward_std")) else 1.0
         scattered = (1.0 - value if signal.complement else value) * math.exp(calm * SCATTER * odd)
@@ -294,13 +296,13 @@ def hard_at_times(rows: Sequence[Row], seed: int) -> list[Row]:
 
 
 def _harder(signal: Signal, value: float, by: float, reward: float) -> float:
-    if signal.scale is Scale.SPREAD:
+    if signal.scale is ChangeScale.SPREAD:
         return value - reward
     if by == 0.0:
         return value
-    if signal.scale is Scale.NATS:
+    if signal.scale is ChangeScale.NATS:
         return value + signal.floor * by
-    if signal.scale is Scale.SHARE:
+    if signal.scale is ChangeScale.SHARE:
         share = min(max(value, 0.005), 0.995)
         return 1.0 / (1.0 + math.exp(-min(max(math.log(share / (1.0 - share)) + by, -30.0), 30.0)))
     factor = math.exp(min(max(MOVED * by, -MOST_MOVED), MOST_MOVED))

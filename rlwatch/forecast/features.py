@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rlwatch.forecast.signals import ROWS, SIGNALS, WARM_UNTIL, Floats, History, Read, Scale
+from rlwatch.forecast.signals import ROWS, SIGNALS, WARM_UNTIL, ChangeScale, Floats, SignalHistory, SignalNames
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -57,7 +57,7 @@ NEAR, FAR_BACK = 15, 45
 """Steps between which a window tells what was usual shortly before."""
 
 
-class Look:
+class HistoryWindows:
     """The newest rows of a history, and where the windows of each begin."""
 
     def __init__(self, at: Floats) -> None:
@@ -126,7 +126,7 @@ def windows(values: Floats, starts: Ints, ends: Ints) -> Floats:
     return np.asarray(found)
 
 
-class Standing(NamedTuple):
+class SignalSnapshot(NamedTuple):
     """Levels and trends of some signals at the newest rows, each (rows, signals), NaN where there are too few rows.
 
     ``now``: the change against the baseline; ``fallen`` and ``risen``: against the highest and the lowest level so far;
@@ -141,7 +141,7 @@ class Standing(NamedTuple):
     noise: Floats
 
 
-def standing(look: Look, changes: Floats, jumps: Floats, extremes: Extremes, noise: Floats) -> Standing:
+def standing(look: HistoryWindows, changes: Floats, jumps: Floats, extremes: Extremes, noise: Floats) -> SignalSnapshot:
     """The newest rows of the changes (all rows, signals), and of their differences.
 
     ``noise``: spread of each signal's rows in its baseline.
@@ -150,10 +150,10 @@ def standing(look: Look, changes: Floats, jumps: Floats, extremes: Extremes, noi
     fallen, risen = extremes.update(now)
     # What scatters more than it did at the start, as rewards of a small batch do once it learns, has not moved by that.
     jitter = spread(look.rows(jumps, (60, 8), later=1)) / math.sqrt(2.0)
-    return Standing(now, fallen, risen, _slope(look, changes, (25, 5)), np.fmax(noise, jitter))
+    return SignalSnapshot(now, fallen, risen, _slope(look, changes, (25, 5)), np.fmax(noise, jitter))
 
 
-def shapes(look: Look, changes: Floats, jumps: Floats, at: Standing, restless: Floats) -> Floats:
+def shapes(look: HistoryWindows, changes: Floats, jumps: Floats, at: SignalSnapshot, restless: Floats) -> Floats:
     """All :data:`SHAPES` of all signals at the newest rows, (rows, shapes, signals); NaN where there are too few rows.
 
     ``restless``: spread of the differences in the baseline.
@@ -213,7 +213,7 @@ def _differences(changes: Floats) -> Floats:
     return found
 
 
-def _slope(look: Look, changes: Floats, window: tuple[int, int]) -> Floats:
+def _slope(look: HistoryWindows, changes: Floats, window: tuple[int, int]) -> Floats:
     """Least-squares slope of each signal, per 10 steps; NaN with fewer than 3 values."""
     y, x = look.rows(changes, window), look.rows(look.at[:, None], window)
     seen = np.isfinite(y)
@@ -244,7 +244,7 @@ def _slope(look: Look, changes: Floats, window: tuple[int, int]) -> Floats:
 FAR_AHEAD = 200.0
 """Steps beyond which a straight line says nothing."""
 CLEAR = 4.0
-"""Spreads (:attr:`Standing.noise`) that a signal must have moved before its way to a limit means anything."""
+"""Spreads (:attr:`SignalSnapshot.noise`) that a signal must have moved before its way to a limit means anything."""
 RISEN = 2.0
 """The same of the reward, whose level is a median of rows: 3.4 standard errors of the difference to its baseline."""
 SPENT = "ent_low"
@@ -257,7 +257,7 @@ _PLACE = {each.name: i for i, each in enumerate(SIGNALS)}
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ChangeLimit:
     """A signal's change, in its own scale, at which a failure of that type begins.
 
     ``change``: against the baseline (negative: downwards). ``level``: value that must be reached as well, where the
@@ -271,15 +271,15 @@ class Limit:
     from_best: bool = False
 
 
-LIMITS_V1: tuple[Limit, ...] = (
-    Limit("ent_low", "entropy", math.log(0.2)),
-    Limit("ent_high", "entropy", math.log(1.5)),
-    Limit("mismatch", "mismatch", math.log(5.0), 0.1),
-    Limit("ref_kl", "kl_ref", 0.0, 1.5),
-    Limit("length", "cut_off", 0.4),
-    Limit("length", "repetition", 0.35),
-    Limit("grad", "grad", math.log(6.0)),
-    Limit("reward", "reward", -0.5, from_best=True),  # and 40 % of the best so far, and what noise does to a best
+LIMITS_V1: tuple[ChangeLimit, ...] = (
+    ChangeLimit("ent_low", "entropy", math.log(0.2)),
+    ChangeLimit("ent_high", "entropy", math.log(1.5)),
+    ChangeLimit("mismatch", "mismatch", math.log(5.0), 0.1),
+    ChangeLimit("ref_kl", "kl_ref", 0.0, 1.5),
+    ChangeLimit("length", "cut_off", 0.4),
+    ChangeLimit("length", "repetition", 0.35),
+    ChangeLimit("grad", "grad", math.log(6.0)),
+    ChangeLimit("reward", "reward", -0.5, from_best=True),  # and 40 % of the best so far, and what noise does to a best
 )
 """Relative where the label is; a reward has no unit, so half a spread of the rewards is the least its limit can be."""
 LOST = 0.4
@@ -292,23 +292,23 @@ LIMIT_FEATURES = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class LimitProgress:
     """``share`` of the way to a limit (1: reached); ``steps`` a straight line needs for the rest."""
 
-    limit: Limit
+    limit: ChangeLimit
     share: float
     steps: float
 
 
-def goals_of(history: History) -> Floats:
+def goals_of(history: SignalHistory) -> Floats:
     """The change at which each limit is reached, once the baseline is known."""
     return np.array([_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1])
 
 
-def _goal(limit: Limit, history: History, i: int) -> float:
+def _goal(limit: ChangeLimit, history: SignalHistory, i: int) -> float:
     """The change at which the limit is reached."""
     base = history.baseline
-    if base is None or SIGNALS[i].scale is not Scale.RATIO:
+    if base is None or SIGNALS[i].scale is not ChangeScale.RATIO:
         return limit.change
     row = np.full((2, len(SIGNALS)), math.nan)
     row[:, i] = base[i] * math.exp(limit.change), -math.inf if limit.level is None else limit.level
@@ -325,7 +325,7 @@ class TakeOff:
     def __init__(self) -> None:
         self._lift = 0.0
 
-    def update(self, at: Standing) -> Floats:
+    def update(self, at: SignalSnapshot) -> Floats:
         """The change of the gradient, against the baseline, from which its way to a limit begins (rows,); at least 0.
 
         ``at``: of :data:`ASKED`.
@@ -345,7 +345,7 @@ _LIFTED = np.array([limit.signal == LIFTED for limit in LIMITS_V1])
 _SPENT = np.array([limit.type == SPENT for limit in LIMITS_V1])
 
 
-class Ways(NamedTuple):
+class ProgressToLimits(NamedTuple):
     """Ways gone to the limits, each (rows, limits): ``share`` (1: reached; NaN: not measured), ``steps`` for the rest.
 
     ``clear``: the signal has moved towards it by more than noise, and the move means danger: entropy that falls while
@@ -357,7 +357,7 @@ class Ways(NamedTuple):
     clear: Bools
 
 
-def ways(goals: Floats, start: Floats, at: Standing, lift: Floats) -> Ways:
+def ways(goals: Floats, start: Floats, at: SignalSnapshot, lift: Floats) -> ProgressToLimits:
     """Of the newest rows. ``goals``: of each limit, as :func:`goals_of` gives them; ``start``: the baseline in the unit
     of the changes (limits,); ``at``: of :data:`ASKED`; ``lift``: of :class:`TakeOff`.
     """
@@ -376,20 +376,20 @@ def ways(goals: Floats, start: Floats, at: Standing, lift: Floats) -> Ways:
     unsure = at.noise[:, _REWARD]
     rising = (at.now[:, _REWARD] >= RISEN * unsure) & (at.fallen[:, _REWARD] > -CLEAR * unsure)
     clear = (np.abs(moved) >= CLEAR * at.noise) & (share > 0.0) & ~(rising[:, None] & _SPENT)
-    return Ways(share, steps, clear)
+    return ProgressToLimits(share, steps, clear)
 
 
-def breaking(broken: float, metric: str) -> Reach | None:
+def breaking(broken: float, metric: str) -> LimitProgress | None:
     """Way gone to being broken for good: one bad batch that was skipped is none, several within 25 steps are.
 
     ``broken``: rows of these that are, of a log of every 5 or 10 steps of its last five; ``metric``: what was last so.
     """
     share = float(broken) / BROKEN_ROWS
     ahead = 0.0 if share >= 1.0 else FAR_AHEAD
-    return Reach(Limit("nan", metric, BROKEN_ROWS), share, ahead) if broken >= 2.0 else None
+    return LimitProgress(ChangeLimit("nan", metric, BROKEN_ROWS), share, ahead) if broken >= 2.0 else None
 
 
-def nearest(reached: tuple[Reach, ...]) -> Reach | None:
+def nearest(reached: tuple[LimitProgress, ...]) -> LimitProgress | None:
     """The limit that is closest; None where a signal has clearly moved towards none."""
     return max(reached, key=lambda reach: reach.share, default=None)
 
@@ -407,14 +407,14 @@ FEATURES: tuple[str, ...] = (
 class Features(NamedTuple):
     """``values`` in the order of :data:`FEATURES` (NaN: not measured), limits clearly moved to, names read.
 
-    ``unsure``: spread of the reward's rows in spreads of the rewards (:attr:`Standing.noise`): about one over the
+    ``unsure``: spread of the reward's rows in spreads of the rewards (:attr:`SignalSnapshot.noise`): about one over the
     square root of the responses in a step, more where the data change; NaN without a reward.
     """
 
     step: int
     values: Floats
-    reaches: tuple[Reach, ...]
-    read: Read
+    reaches: tuple[LimitProgress, ...]
+    read: SignalNames
     unsure: float
 
 
@@ -430,7 +430,7 @@ class FeatureStream:
     """
 
     def __init__(self) -> None:
-        self.history = History()
+        self.history = SignalHistory()
         self._known: _Known | None = None
         self._take_off = TakeOff()
 
@@ -482,7 +482,7 @@ class FeatureStream:
             return [None]
         if self._known is None:
             self._known = _Known(history)
-        known, look = self._known, Look(history.at)
+        known, look = self._known, HistoryWindows(history.at)
         with np.errstate(all="ignore"):
             changes = history.changes.take(known.logged, axis=1)
             jumps = _differences(changes)
@@ -504,13 +504,13 @@ class FeatureStream:
         return [Features(*each) for each in zip(steps, values, reaches, read, unsure, strict=True)]
 
 
-def _reaches(gone: Ways, row: int, moving: bool, broken: Reach | None) -> tuple[Reach, ...]:
+def _reaches(gone: ProgressToLimits, row: int, moving: bool, broken: LimitProgress | None) -> tuple[LimitProgress, ...]:
     """Limits that one row is on its way to."""
     found = () if broken is None else (broken,)
     if not moving:
         return found
     share, steps = gone.share[row].tolist(), gone.steps[row].tolist()
-    return *(Reach(LIMITS_V1[i], share[i], steps[i]) for i in gone.clear[row].nonzero()[0]), *found
+    return *(LimitProgress(LIMITS_V1[i], share[i], steps[i]) for i in gone.clear[row].nonzero()[0]), *found
 
 
 class _Known:
@@ -521,7 +521,7 @@ class _Known:
     ``start``: of the limits, as :func:`ways` takes them.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: SignalHistory) -> None:
         base = np.full(len(SIGNALS), math.nan) if history.baseline is None else history.baseline
         self.logged = np.flatnonzero(~np.isnan(base))
         self.places = (np.arange(len(SHAPES))[:, None] * len(SIGNALS) + self.logged).ravel()
@@ -537,12 +537,12 @@ class _Known:
         self.restless = np.fmax(spread(np.diff(warm, axis=0)), 0.0)
         self.extremes = Extremes(len(self.logged))
 
-    def asked(self, at: Standing) -> Standing:
+    def asked(self, at: SignalSnapshot) -> SignalSnapshot:
         """Of :data:`ASKED`: NaN of those that are not logged."""
         if not len(self.logged):
-            return Standing(*np.full((5, len(at.now), len(self._asked)), math.nan))
+            return SignalSnapshot(*np.full((5, len(at.now), len(self._asked)), math.nan))
         parts = [part.take(self._asked, axis=1) for part in (at.now, at.fallen, at.risen, at.slope, at.noise)]
         if self._unasked.size:
             for part in parts:
                 part[:, self._unasked] = math.nan
-        return Standing(*parts)
+        return SignalSnapshot(*parts)

@@ -13,7 +13,7 @@ LIMITS = ("nan", "mismatch", "grad", "ent_low", "ent_high", "length", "ref_kl", 
 """Which limit is reached first: the types of onset of ``labels-v1``, in the order in which ties are broken."""
 
 
-class Kind(StrEnum):
+class ForecastKind(StrEnum):
     """Kinds of forecasts."""
 
     CHANCE = "chance"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class ForecastReason:
     """A metric and its share of what speaks for a forecast: shares of a forecast sum to at most 1."""
 
     metric: str
@@ -65,7 +65,7 @@ class Forecast:
     alarm: bool = False
     limit: str = ""
     steps_to: float | None = None
-    why: tuple[Reason, ...] = ()
+    why: tuple[ForecastReason, ...] = ()
     absent: str = ""
     limits_only: str = ""
     lean: bool = False
@@ -76,18 +76,18 @@ class Forecast:
     over: bool = False
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ForecastKind:
         """Its kind."""
         if self.over:
-            return Kind.OVER
+            return ForecastKind.OVER
         if self.p50 is not None:
-            return Kind.CHANCE
-        return Kind.LIMIT if self.limits_only else Kind.NONE
+            return ForecastKind.CHANCE
+        return ForecastKind.LIMIT if self.limits_only else ForecastKind.NONE
 
     @property
     def shown(self) -> bool:
         """True where a chance is to be shown."""
-        return self.kind is Kind.CHANCE
+        return self.kind is ForecastKind.CHANCE
 
     @property
     def reason(self) -> str:
@@ -120,7 +120,7 @@ def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
 def forecast_of(record: ForecastRecord) -> Forecast:
     """Forecast of a stored record; parts that a newer program added are left out.
 
-    >>> given = Forecast(7, p50=0.4, why=(Reason("mismatch/k3", 0.5),))
+    >>> given = Forecast(7, p50=0.4, why=(ForecastReason("mismatch/k3", 0.5),))
     >>> forecast_of(record_of(given, ClosedStep(7, {}, {}))) == given
     True
     """
@@ -131,7 +131,7 @@ def forecast_of(record: ForecastRecord) -> Forecast:
         **numbers,
         alarm=bool(body.get("alarm")),
         limit=str(body.get("limit", "")),
-        why=tuple(Reason(str(metric), float(share)) for metric, share in body.get("why", ())),
+        why=tuple(ForecastReason(str(metric), float(share)) for metric, share in body.get("why", ())),
         absent=str(body.get("absent", "")),
         limits_only=str(body.get("limits_only", "")),
         lean=bool(body.get("lean")),
@@ -173,8 +173,8 @@ MOST_NAMED = 3
 def alarm_message(forecast: Forecast) -> str:
     """Message of an alarm.
 
-    >>> from rlwatch.forecast import Reason
-    >>> alarm_message(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(Reason("mismatch/k3", 0.42),)))
+    >>> from rlwatch.forecast import ForecastReason
+    >>> alarm_message(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(ForecastReason("mismatch/k3", 0.42),)))
     ... # doctest: +NORMALIZE_WHITESPACE
     'failure likely within 50 steps (p = 0.72): KL to the reference would reach its limit in about 35 steps;
      main drivers: mismatch/k3 (42 %)'
@@ -224,7 +224,7 @@ def said(forecast: Forecast) -> str:
     >>> said(Forecast(90, limits_only="no forecast: this log has no signal that has ever warned"))
     'no forecast: this log has no signal that has ever warned'
     """
-    if forecast.kind is Kind.LIMIT:
+    if forecast.kind is ForecastKind.LIMIT:
         return "; ".join(filter(None, (forecast.limits_only, line_sentence(forecast))))
     if not forecast.shown:
         return forecast.absent

@@ -21,14 +21,14 @@ from rlwatch.forecast.features import (
     Features,
     FeatureStream,
     Ints,
-    Reach,
+    LimitProgress,
     nearest,
 )
-from rlwatch.forecast.forecast import Forecast, Reason
+from rlwatch.forecast.forecast import Forecast, ForecastReason
 from rlwatch.forecast.gate import NO_SIGNAL, class_of, opens
 from rlwatch.forecast.lines import StraightLines, falsified, recedes
 from rlwatch.forecast.model import Chances, Model, load, reasons, shipped_model
-from rlwatch.forecast.signals import SIGNALS, Floats, Read
+from rlwatch.forecast.signals import SIGNALS, Floats, SignalNames
 from rlwatch.records import ClosedStep, Event
 
 BUDGET = "0.5"
@@ -169,7 +169,7 @@ class Forecaster:
         """Median of the last few p50: what is held against the threshold; 0 before there is a forecast."""
         return statistics.median(self._chances) if self._chances else 0.0
 
-    def _limit(self, features: Features, held: Terms) -> tuple[Reach | None, float, str]:
+    def _limit(self, features: Features, held: Terms) -> tuple[LimitProgress | None, float, str]:
         """The nearest limit, the risk that the last rows' way to it is, and its type where they are beyond it."""
         close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
@@ -189,7 +189,7 @@ class Forecaster:
         self._chances.append(chances.p50)
         by_model = self.judged / (held.model if self._sparse else held.threshold(features.unsure))
         risk = max(by_model, by_limit)
-        limit, steps_to, why = "", chances.steps_to, tuple[Reason, ...]()
+        limit, steps_to, why = "", chances.steps_to, tuple[ForecastReason, ...]()
         if risk >= WORTH_TELLING and close is not None and by_limit > by_model:
             limit, steps_to, why = _of(close, features.read)
         elif risk >= WORTH_TELLING:
@@ -248,16 +248,16 @@ def _places(model: Model) -> list[int]:
     return [FEATURES.index(name) for name in model.features]
 
 
-def _names(read: Read) -> dict[str, str]:
+def _names(read: SignalNames) -> dict[str, str]:
     """Metric that each signal of a run is read from."""
     return {signal.name: metric for signal, metric in zip(SIGNALS, read.source, strict=True) if metric is not None}
 
 
-def _of(close: Reach, read: Read) -> tuple[str, float | None, tuple[Reason, ...]]:
+def _of(close: LimitProgress, read: SignalNames) -> tuple[str, float | None, tuple[ForecastReason, ...]]:
     """Limit, time and metric of the nearest limit; no time where the signal does not move towards it."""
     signal = close.limit.signal
     ahead = close.steps if close.steps < FAR_AHEAD else None
-    return close.limit.type, ahead, (Reason(_names(read).get(signal, signal), 1.0),)
+    return close.limit.type, ahead, (ForecastReason(_names(read).get(signal, signal), 1.0),)
 
 
 def cadence(steps: Ints | Floats) -> float:

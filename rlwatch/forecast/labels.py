@@ -55,7 +55,7 @@ class TakingOff:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LabelLimit:
     """One row of the table; ``kind``: "bound" (level against ``side``), "drop" (from the best so far) or "broken"."""
 
     type: str
@@ -79,7 +79,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LabelLimits:
     """A version of the table; ``rows`` in the order in which ties are broken.
 
     ``faulty``: whether a run with a fault that had not failed by its last row is of a class of its own;
@@ -88,7 +88,7 @@ class Limits:
 
     version: str
     windows: Windows
-    rows: tuple[Limit, ...]
+    rows: tuple[LabelLimit, ...]
     faulty: bool = False
     taking_off: TakingOff | None = None
 
@@ -99,7 +99,7 @@ class Limits:
 
 
 @lru_cache
-def limits_of(version: str = VERSION) -> Limits:
+def limits_of(version: str = VERSION) -> LabelLimits:
     """The table of a version.
 
     Raises
@@ -120,28 +120,30 @@ def _document(version: str) -> dict[str, Any]:
     return _document(found["extends"]) | found if "extends" in found else found
 
 
-def parse_limits(table: Mapping[str, Any]) -> Limits:
+def parse_limits(table: Mapping[str, Any]) -> LabelLimits:
     """A table of limits from its TOML document."""
     windows = dict(table["windows"])
     windows["baseline"] = tuple(windows["baseline"])
     rows = tuple(_limit(row) for row in table["limit"])
     rise = table.get("taking_off")
     taking_off = None if rise is None else TakingOff(**rise | {"types": tuple(rise["types"])})
-    return Limits(table["version"], Windows(**windows), rows, faulty=bool(table.get("faulty")), taking_off=taking_off)
+    return LabelLimits(
+        table["version"], Windows(**windows), rows, faulty=bool(table.get("faulty")), taking_off=taking_off
+    )
 
 
-def _limit(row: Mapping[str, Any]) -> Limit:
+def _limit(row: Mapping[str, Any]) -> LabelLimit:
     unless = row.get("unless")
     given = {name: value for name, value in row.items() if name not in {"metrics", "unless"}}
     guard = None if unless is None else (str(unless["metric"]), float(unless["level"]))
-    return Limit(metrics=tuple(row["metrics"]), unless=guard, **given)
+    return LabelLimit(metrics=tuple(row["metrics"]), unless=guard, **given)
 
 
 COLUMNS = ("run", "onset", "type", "class", "steps", "judged", "version")
 _SEVERITIES = {"healthy": "clean", "transient": "ambiguous", "instability": "event", "crash": "event", "dead": "event"}
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """Outcome of a run: ``EVENT`` failed; ``EARLY`` failed before step 55; ``AMBIGUOUS`` nearly; ``CLEAN`` not.
 
     ``FAULTY``: had not failed by its last row, though a fault was there to the end.
@@ -163,7 +165,7 @@ class Label:
     """
 
     run: str
-    outcome: Outcome
+    outcome: RunOutcome
     onset: int | None = None
     type: str = ""
     steps: int = 0
@@ -205,7 +207,7 @@ class Labels:
             raise ConfigError(f"{len(absent)} runs of the table have no label, the first is {absent[0]!r}")
         return [known[run] for run in table.runs]
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: RunOutcome) -> int:
         """Number of runs with that outcome."""
         return sum(label.outcome is outcome for label in self.labels)
 
@@ -248,7 +250,7 @@ def label_runs(table: RunTable, version: str = VERSION) -> Labels:
                 judged[i][limit.type] = None
     faulty = np.isfinite(table.fault) & judge.limits.faulty
     spared = [
-        Outcome.AMBIGUOUS if near else Outcome.FAULTY if bad else Outcome.CLEAN
+        RunOutcome.AMBIGUOUS if near else RunOutcome.FAULTY if bad else RunOutcome.CLEAN
         for near, bad in zip(touched, faulty.tolist(), strict=True)
     ]
     made = (
@@ -263,12 +265,12 @@ def label_runs(table: RunTable, version: str = VERSION) -> Labels:
     return Labels(version, tuple(made))
 
 
-def _came_out(first: tuple[int, str] | None, early: int, spared: Outcome) -> Label:
+def _came_out(first: tuple[int, str] | None, early: int, spared: RunOutcome) -> Label:
     """``spared``: what it is without an onset."""
     if first is None:
         return Label("", spared)
     onset, kind = first
-    return Label("", Outcome.EARLY if onset < early else Outcome.EVENT, onset, kind)
+    return Label("", RunOutcome.EARLY if onset < early else RunOutcome.EVENT, onset, kind)
 
 
 def read_labels(path: Path) -> Labels:
@@ -288,13 +290,13 @@ def read_labels(path: Path) -> Labels:
 
 def _read(path: Path, row: Mapping[str, Any]) -> Label:
     try:
-        outcome = Outcome(row["class"])
+        outcome = RunOutcome(row["class"])
     except ValueError:
         raise ImportFormatError(
             str(path), f"class {row['class']!r} of run {row['run']!r} is none of {_classes()}"
         ) from None
     onset = None if row["onset"] is None else int(row["onset"])
-    if (onset is None) == (outcome in {Outcome.EVENT, Outcome.EARLY}):
+    if (onset is None) == (outcome in {RunOutcome.EVENT, RunOutcome.EARLY}):
         raise ImportFormatError(str(path), f"run {row['run']!r} is of class {outcome} and has onset {onset}")
     judged = tuple(str(row.get("judged") or "").split())
     return Label(str(row["run"]), outcome, onset, str(row.get("type") or ""), int(row.get("steps") or 0), judged)
@@ -321,13 +323,13 @@ def _known(path: Path, row: Mapping[str, Any], early: int) -> Label:
     run, severity = str(row.get("run_id") or row.get("run") or ""), row["severity"]
     if severity not in _SEVERITIES:
         raise ImportFormatError(str(path), f"severity {severity!r} of run {run!r} is none of {', '.join(_SEVERITIES)}")
-    outcome, repository = Outcome(_SEVERITIES[severity]), str(row.get("repo") or "")
-    if outcome is not Outcome.EVENT:
+    outcome, repository = RunOutcome(_SEVERITIES[severity]), str(row.get("repo") or "")
+    if outcome is not RunOutcome.EVENT:
         return Label(run, outcome, repository=repository)
     if row["onset_step"] is None:
         raise ImportFormatError(str(path), f"run {run!r} is of severity {severity} and has no onset_step")
     onset = int(float(row["onset_step"]))
-    return Label(run, Outcome.EARLY if onset < early else outcome, onset, severity, repository=repository)
+    return Label(run, RunOutcome.EARLY if onset < early else outcome, onset, severity, repository=repository)
 
 
 def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
@@ -348,7 +350,7 @@ def _require_once(path: Path, runs: Sequence[str]) -> None:
 
 
 def _classes() -> str:
-    return ", ".join(outcome.value for outcome in Outcome)
+    return ", ".join(outcome.value for outcome in RunOutcome)
 
 
 # Where each limit is passed, over all rows of a table at once; retrospective: "sustained" reads the rows after.
@@ -361,10 +363,10 @@ class OnsetFinder:
     """Judges the rows of one table by one version of the limits; levels and baselines are kept."""
 
     table: RunTable
-    limits: Limits
+    limits: LabelLimits
     _levels: dict[str, Floats] = field(default_factory=dict)
 
-    def metric_of(self, limit: Limit) -> str | None:
+    def metric_of(self, limit: LabelLimit) -> str | None:
         """The first of the limit's metrics that the table has; None if it has none, or not what else is needed."""
         needed = [limit.unless[0]] if limit.unless else []
         if any(name not in self.table.columns for name in needed):
@@ -389,7 +391,7 @@ class OnsetFinder:
             found[i] = np.median(kept) if len(kept) else np.nan
         return found
 
-    def judged(self, limit: Limit) -> Bools:
+    def judged(self, limit: LabelLimit) -> Bools:
         """Of each run, whether the limit can be judged: measured at all, with a baseline where one is needed."""
         metric = self.metric_of(limit)
         if metric is None:
@@ -405,7 +407,7 @@ class OnsetFinder:
     def _measured(self, metric: str) -> Bools:
         return np.add.reduceat(self.table.columns[metric].measured, self.table.starts[:-1]) > 0
 
-    def passed(self, limit: Limit) -> Bools:
+    def passed(self, limit: LabelLimit) -> Bools:
         """Of each row, whether the limit is passed there."""
         metric = self.metric_of(limit)
         if metric is None:
@@ -413,7 +415,7 @@ class OnsetFinder:
         kinds = {"bound": self._beyond, "drop": self._dropped, "broken": self._broken}
         return kinds[limit.kind](limit, metric) & self.judged(limit)[self.table.run_of]
 
-    def _beyond(self, limit: Limit, metric: str) -> Bools:
+    def _beyond(self, limit: LabelLimit, metric: str) -> Bools:
         now = self.level(metric)
         base = self._raised(limit, self.baseline(metric)[self.table.run_of], now)
         passed = np.ones(len(now), dtype=bool)
@@ -423,7 +425,7 @@ class OnsetFinder:
             passed &= self.level(limit.unless[0]) < limit.unless[1]
         return passed & (self.table.step >= self.limits.windows.monitored) if limit.relative else passed
 
-    def _raised(self, limit: Limit, base: Floats, now: Floats) -> Floats:
+    def _raised(self, limit: LabelLimit, base: Floats, now: Floats) -> Floats:
         """Baselines of all rows, at least the level of each row before at which the run was taking off."""
         rise = self.limits.taking_off
         if rise is None or limit.type not in rise.types or rise.metric not in self.table.columns:
@@ -434,12 +436,12 @@ class OnsetFinder:
         rising = (gauge >= rise.times * before) & (gauge >= before + rise.plus) & (since >= rise.within)
         return np.maximum(base, running(self.table, np.where(rising & ~np.isnan(now), now, -np.inf)))
 
-    def _dropped(self, limit: Limit, metric: str) -> Bools:
+    def _dropped(self, limit: LabelLimit, metric: str) -> Bools:
         now = self.level(metric)
         best = best_so_far(self.table, now, limit.best_from)
         return (now <= float(limit.times or 0.0) * best) & (best - now >= limit.fall)
 
-    def _broken(self, limit: Limit, metric: str) -> Bools:
+    def _broken(self, limit: LabelLimit, metric: str) -> Bools:
         broken = (self.table.columns[metric].values > 0) & self.table.columns[metric].measured
         skips = self.table.columns.get(limit.skipped)
         if skips is None:
@@ -447,7 +449,7 @@ class OnsetFinder:
         skipped = skips.values >= 0.5
         return (broken & ~skipped) | (streak(self.table, skipped) >= limit.skips)
 
-    def onset(self, limit: Limit) -> dict[int, int]:
+    def onset(self, limit: LabelLimit) -> dict[int, int]:
         """Run (its place) -> first step at which the limit is passed for good."""
         passed = self.passed(limit)
         kept = passed if limit.kind == "broken" else sustained(self.table, passed, self.limits)
@@ -455,13 +457,13 @@ class OnsetFinder:
         runs, at = np.unique(self.table.run_of[rows], return_index=True)
         return {int(run): int(self.table.step[rows[i]]) for run, i in zip(runs, at, strict=True)}
 
-    def touched(self, limit: Limit) -> Floats:
+    def touched(self, limit: LabelLimit) -> Floats:
         """Of each run, on how many steps the limit is passed (rows times the run's usual steps a row)."""
         count = np.add.reduceat(self.passed(limit).astype(np.float64), self.table.starts[:-1])
         return count * cadence(self.table)
 
 
-def bounds(limit: Limit, base: Floats) -> list[Floats]:
+def bounds(limit: LabelLimit, base: Floats) -> list[Floats]:
     """Bounds that the level is held against, for baselines ``base``."""
     level = [] if limit.level is None else [np.full_like(base, limit.level)]
     times = [] if limit.times is None else [limit.times * base]
@@ -526,7 +528,7 @@ def streak(table: RunTable, flags: Bools) -> Ints:
     return np.where(flags, table.step - table.step[began] + 1, 0)
 
 
-def sustained(table: RunTable, passed: Bools, limits: Limits) -> Bools:
+def sustained(table: RunTable, passed: Bools, limits: LabelLimits) -> Bools:
     """Rows where ``passed`` holds and goes on for the share of the next steps that the limits ask for."""
     windows = limits.windows
     key = table.key

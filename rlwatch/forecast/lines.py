@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from rlwatch.forecast.features import FAR_AHEAD, LIMIT_FEATURES, LIMITS_V1, Limit
+from rlwatch.forecast.features import FAR_AHEAD, LIMIT_FEATURES, LIMITS_V1, ChangeLimit
 from rlwatch.forecast.signals import Floats
 from rlwatch.stats import median
 
@@ -53,7 +53,7 @@ class StraightLines:
             if speed > 0.0 and math.isfinite(out):
                 self._out[i].append(out / speed)
 
-    def error(self, limit: Limit) -> tuple[float | None, int]:
+    def error(self, limit: ChangeLimit) -> tuple[float | None, int]:
         """Median of the steps by which lines to a limit were out, and of how many."""
         places = [i for i, each in enumerate(LIMITS_V1) if each == limit]
         out = self._out[places[0]] if places else ()

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.features import FEATURES
-from rlwatch.forecast.forecast import HORIZONS, LIMITS, Reason
+from rlwatch.forecast.forecast import HORIZONS, LIMITS, ForecastReason
 from rlwatch.forecast.signals import BY_SIGNAL
 from rlwatch.records import JSON
 
@@ -76,15 +76,15 @@ class Model:
     profiles: tuple[Profile, ...]
     meta: Mapping[str, JSON] = field(default_factory=dict)
     sparse: Model | None = None
-    _hazards: Heads = field(init=False, repr=False, compare=False)
-    _limits: Heads = field(init=False, repr=False, compare=False)
+    _hazards: HorizonModels = field(init=False, repr=False, compare=False)
+    _limits: HorizonModels = field(init=False, repr=False, compare=False)
     _signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _signal_of: Ints = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Put what is asked at every step in columns."""
-        object.__setattr__(self, "_hazards", Heads(self.hazards))
-        object.__setattr__(self, "_limits", Heads(tuple(self.limits.values())))
+        object.__setattr__(self, "_hazards", HorizonModels(self.hazards))
+        object.__setattr__(self, "_limits", HorizonModels(tuple(self.limits.values())))
         signals = tuple(dict.fromkeys(map(signal_of, self.features)))
         of = np.array([signals.index(signal_of(feature)) for feature in self.features], dtype=np.int64)
         object.__setattr__(self, "_signals", signals)
@@ -141,7 +141,7 @@ def signal_of(feature: str) -> str:
     return parts[2] if parts[0] == "limit" else parts[0]
 
 
-def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3) -> tuple[Reason, ...]:
+def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3) -> tuple[ForecastReason, ...]:
     """The strongest signals that speak for a failure, with their share of all that speaks for it.
 
     ``names``: the metric that each signal of the run is read from; what it does not log is no reason.
@@ -152,7 +152,7 @@ def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3)
     strongest = [
         (names[signal], value / total) for signal, value in ranked if signal in names and value >= 0.05 * total
     ]
-    return tuple(Reason(metric, share) for metric, share in strongest)
+    return tuple(ForecastReason(metric, share) for metric, share in strongest)
 
 
 # Sums of decision trees and of weighted features, read without the library that fitted them.
@@ -208,7 +208,7 @@ FAR = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LinearScore:
     """A weighted sum, in columns of equal length: ``weight`` times ``feature`` (an index) over its ``spread``.
 
     A feature counts for at most :data:`FAR` spreads; one that was not measured has not moved, and adds nothing.
@@ -230,19 +230,19 @@ class Head:
     trees: tuple[Tree, ...]
     slope: float = 1.0
     offset: float = 0.0
-    line: Line = Line()
+    line: LinearScore = LinearScore()
 
     def logit(self, x: Sequence[float]) -> float:
         """Calibrated log-odds."""
-        return float(Heads((self,)).logits(_row(x))[0, 0])
+        return float(HorizonModels((self,)).logits(_row(x))[0, 0])
 
     def shares(self, x: Sequence[float]) -> dict[int, float]:
-        """Log-odds that each feature added, as :meth:`Heads.shares` has them."""
-        feature, change = next(Heads((self,)).shares(_row(x)))
+        """Log-odds that each feature added, as :meth:`HorizonModels.shares` has them."""
+        feature, change = next(HorizonModels((self,)).shares(_row(x)))
         return dict(zip(feature.tolist(), change.tolist(), strict=True))
 
 
-class Heads:
+class HorizonModels:
     """Several heads read at once, at many rows: every node of every tree is asked, no tree is walked.
 
     Each node that sends a row to the right rules out the leaves to its left; of the leaves that remain, one bit each,
@@ -517,7 +517,7 @@ def _read_head(raw: JSON, features: int, where: str) -> Head:
     return Head(base, grown, slope, offset, _read_line(head.get("line"), features, f"{where}.line"))
 
 
-def _read_line(raw: JSON, features: int, where: str) -> Line:
+def _read_line(raw: JSON, features: int, where: str) -> LinearScore:
     table = _mapping(raw, where)
     columns = {name: _list(table.get(name), f"{where}.{name}") for name in _LINE_COLUMNS}
     if len({len(column) for column in columns.values()}) != 1:
@@ -529,7 +529,7 @@ def _read_line(raw: JSON, features: int, where: str) -> Line:
         _number(spread, f"{where}.spread", low=LEAST_SPREAD)
     for weight in columns["weight"]:
         _number(weight, f"{where}.weight")
-    return Line(**{name: tuple(column) for name, column in columns.items()})
+    return LinearScore(**{name: tuple(column) for name, column in columns.items()})
 
 
 def _read_tree(raw: JSON, features: int, where: str) -> Tree:

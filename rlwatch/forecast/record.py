@@ -20,7 +20,7 @@ from rlwatch.forecast.forecast import Forecast, forecast_of
 from rlwatch.forecast.labels import label_runs
 from rlwatch.forecast.tables import table_of_rows
 from rlwatch.forecast.thresholds import NEAR, QUIET_STEPS
-from rlwatch.metrics import Reader
+from rlwatch.metrics import RowReader
 from rlwatch.ports import RunReader, Store
 from rlwatch.records import AuditEntry, ForecastAnswer, RunInfo, RunState, StepRecord
 
@@ -116,7 +116,7 @@ class Record:
 
 def rows_of(store: RunReader, run: RunInfo) -> dict[int, dict[str, float]]:
     """Step -> canonical metrics of a run, as far as its last attempt continued them. May raise ``StoreError``."""
-    rows, reader = dict[int, dict[str, float]](), Reader(run.source)
+    rows, reader = dict[int, dict[str, float]](), RowReader(run.source)
     if run.last_step is None:
         return rows
     for item in store.branch(run.run_id, run.attempt + 1, run.last_step + 1):

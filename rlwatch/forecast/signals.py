@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Scale(StrEnum):
+class ChangeScale(StrEnum):
     """Measures of a change against the baseline b.
 
     ``RATIO``: log((x + e) / (b + e)), with e = max(b / 20, ``floor``), for what is positive and may be near 0.
@@ -38,25 +38,25 @@ class Signal:
 
     name: str
     metrics: tuple[str, ...]
-    scale: Scale
+    scale: ChangeScale
     floor: float = 1.0
     complement: bool = False
 
 
 def _ratio(name: str, floor: float, *metrics: str, complement: bool = False) -> Signal:
-    return Signal(name, metrics, Scale.RATIO, floor, complement)
+    return Signal(name, metrics, ChangeScale.RATIO, floor, complement)
 
 
 def _share(name: str, *metrics: str) -> Signal:
-    return Signal(name, metrics, Scale.SHARE)
+    return Signal(name, metrics, ChangeScale.SHARE)
 
 
 def _nats(name: str, unit: float, *metrics: str) -> Signal:
-    return Signal(name, metrics, Scale.NATS, unit)
+    return Signal(name, metrics, ChangeScale.NATS, unit)
 
 
 SIGNALS: tuple[Signal, ...] = (
-    Signal("reward", ("reward/mean",), Scale.SPREAD, 0.02),
+    Signal("reward", ("reward/mean",), ChangeScale.SPREAD, 0.02),
     _ratio("reward_std", 0.02, "reward/std", "reward/group_std"),
     _share("zero_std", "reward/zero_std_frac"),
     _ratio("entropy", 0.01, "policy/entropy"),
@@ -116,21 +116,21 @@ LEAST_WARM = 5
 LEAST_SPARSE, SPARSE_UNTIL = 3, 60
 """Rows that are enough of a log so coarse that they are as many steps: waiting for five would take a hundred."""
 
-_RATIO = np.array([each.scale is Scale.RATIO for each in SIGNALS])
+_RATIO = np.array([each.scale is ChangeScale.RATIO for each in SIGNALS])
 _FLOOR = np.array([each.floor for each in SIGNALS])
-_UNIT = np.array([each.floor if each.scale is Scale.NATS else 1.0 for each in SIGNALS])
-_SPREAD = np.array([each.scale is Scale.SPREAD for each in SIGNALS])
+_UNIT = np.array([each.floor if each.scale is ChangeScale.NATS else 1.0 for each in SIGNALS])
+_SPREAD = np.array([each.scale is ChangeScale.SPREAD for each in SIGNALS])
 _KL = np.array([each.name.startswith("kl_ref") for each in SIGNALS])
 
 
-class Read(NamedTuple):
+class SignalNames(NamedTuple):
     """Metrics as a run has named them up to a row: each signal's (None: it has none), and the last that broke."""
 
     source: tuple[str | None, ...]
     broken: str
 
 
-class History:
+class SignalHistory:
     """Changes of every signal in the last rows against the run's start; missing and non-finite values are NaN there.
 
     Each signal keeps to the metric it was first read from: another estimator has another level. ``broken``: of each
@@ -176,7 +176,7 @@ class History:
         """Steps since the first."""
         return 0 if self._first is None else step - self._first
 
-    def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Read]:
+    def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[SignalNames]:
         """Add rows of ascending ``steps``, one by one before the baseline is complete.
 
         A step that is not beyond the last one takes back all from there on.
@@ -186,7 +186,7 @@ class History:
         raw, broken, read = np.full((len(rows), len(SIGNALS)), math.nan), np.zeros(len(rows)), []
         for i, metrics in enumerate(rows):
             broken[i] = self._read(metrics, raw[i])
-            read.append(Read(self.source, self.broken_metric))
+            read.append(SignalNames(self.source, self.broken_metric))
         new = raw if self._baseline is None else self.change(raw)
         self.at = _joined(self.at[kept], np.array(steps, dtype=np.float64), -math.inf)
         self.changes = _joined(self.changes[kept], new, math.nan)

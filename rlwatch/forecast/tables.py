@@ -33,7 +33,7 @@ HEALTHY = "healthy"
 
 
 @dataclass(frozen=True)
-class Column:
+class MetricColumn:
     """One metric over all rows: ``values`` is NaN where the value was NaN and where nothing was measured."""
 
     values: Floats
@@ -57,7 +57,7 @@ class RunTable:
     pairs: tuple[str, ...]
     starts: Ints
     step: Ints
-    columns: Mapping[str, Column]
+    columns: Mapping[str, MetricColumn]
     notes: tuple[str, ...] = field(default=())
     faults: tuple[int | None, ...] = field(default=())
     at_once: tuple[bool, ...] = field(default=())
@@ -146,7 +146,7 @@ class RunTable:
         def of(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(names[i] for i in places)
 
-        columns = {name: Column(c.values[rows], c.measured[rows]) for name, c in self.columns.items()}
+        columns = {name: MetricColumn(c.values[rows], c.measured[rows]) for name, c in self.columns.items()}
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
         names_of = (of(self.runs), of(self.recipes), of(self.families), of(self.pairs))
         faults = tuple(self.faults[i] for i in places) if self.faults else ()
@@ -377,7 +377,7 @@ def _require_ascending(path: Path, names: tuple[str, ...], starts: Ints, steps: 
         )
 
 
-def _columns(table: Any, order: Ints, starts: Ints) -> tuple[dict[str, Column], tuple[str, ...]]:
+def _columns(table: Any, order: Ints, starts: Ints) -> tuple[dict[str, MetricColumn], tuple[str, ...]]:
     """Canonical columns; a run whose trainer has several names for a metric gets the closest that it logged."""
     sources: dict[str, list[tuple[int, str]]] = {}
     ignored = []
@@ -404,13 +404,13 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind))
 
 
-def _closest(columns: list[Column], starts: Ints) -> Column:
+def _closest(columns: list[MetricColumn], starts: Ints) -> MetricColumn:
     """Of each run, the first column in which it measured anything."""
     best = columns[0]
     for column in columns[1:]:
         has = np.add.reduceat(best.measured, starts[:-1]) > 0
         kept = np.repeat(has, np.diff(starts))
-        best = Column(np.where(kept, best.values, column.values), np.where(kept, best.measured, column.measured))
+        best = MetricColumn(np.where(kept, best.values, column.values), np.where(kept, best.measured, column.measured))
     return best
 
 
@@ -422,11 +422,11 @@ def _canonical(name: str) -> tuple[str, int] | None:
     return None if reading is None else (reading.metric.name, reading.closeness)
 
 
-def _column(column: Any, order: Ints) -> Column:
+def _column(column: Any, order: Ints) -> MetricColumn:
     absent = column.is_null().to_numpy(zero_copy_only=False)[order]
     kind = arrow().float64()
     values = column.cast(kind).to_numpy(zero_copy_only=False).astype(np.float64)[order]
-    return Column(np.where(absent, np.nan, values), ~absent)
+    return MetricColumn(np.where(absent, np.nan, values), ~absent)
 
 
 def _records(path: Path, runs: Path | None) -> Mapping[str, Mapping[str, Any]]:
@@ -499,7 +499,7 @@ def table_of_rows(runs: Mapping[str, Rows], *, recipe: str = "own", family: str 
     flat = [(step, rows[step]) for rows in kept.values() for step in sorted(rows)]
     names = dict.fromkeys(name for _, metrics in flat for name in metrics)
     columns = {
-        name: Column(
+        name: MetricColumn(
             np.array([metrics.get(name, math.nan) for _, metrics in flat], dtype=float),
             np.array([name in metrics for _, metrics in flat]),
         )
@@ -542,9 +542,9 @@ def joined_tables(tables: Sequence[RunTable]) -> RunTable:
     )
 
 
-def _joined(columns: Sequence[Column]) -> Column:
-    return Column(np.concatenate([c.values for c in columns]), np.concatenate([c.measured for c in columns]))
+def _joined(columns: Sequence[MetricColumn]) -> MetricColumn:
+    return MetricColumn(np.concatenate([c.values for c in columns]), np.concatenate([c.measured for c in columns]))
 
 
-def _absent(rows: int) -> Column:
-    return Column(np.full(rows, math.nan), np.zeros(rows, dtype=bool))
+def _absent(rows: int) -> MetricColumn:
+    return MetricColumn(np.full(rows, math.nan), np.zeros(rows, dtype=bool))

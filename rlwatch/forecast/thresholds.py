@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rlwatch.errors import ConfigError
 from rlwatch.forecast.examples import Examples, Floats
 from rlwatch.forecast.forecaster import cadence, rows_judged
-from rlwatch.forecast.labels import Labels, Outcome
+from rlwatch.forecast.labels import Labels, RunOutcome
 from rlwatch.forecast.tables import RunTable
 
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -43,8 +43,8 @@ def sound_until(table: RunTable, labels: Labels) -> Floats:
     Infinite of a clean one, that of the fault of a faulty one; -inf of others, which count nowhere.
     """
     known = [label.outcome for label in labels.of(table)]
-    whole = np.where([outcome is Outcome.CLEAN for outcome in known], np.inf, -np.inf)
-    return np.where([outcome is Outcome.FAULTY for outcome in known], table.sound_until, whole)
+    whole = np.where([outcome is RunOutcome.CLEAN for outcome in known], np.inf, -np.inf)
+    return np.where([outcome is RunOutcome.FAULTY for outcome in known], table.sound_until, whole)
 
 
 def healthy(part: Examples, sound: Floats) -> npt.NDArray[np.bool_]:

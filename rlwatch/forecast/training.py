@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import thresholds
-from rlwatch.forecast.examples import Examples, Floats, Log, Split, examples, folds_of, joined
+from rlwatch.forecast.examples import Examples, Floats, LogCadence, Split, examples, folds_of, joined
 from rlwatch.forecast.features import FEATURES
 from rlwatch.forecast.forecast import HORIZONS
-from rlwatch.forecast.labels import Label, Labels, Outcome
-from rlwatch.forecast.model import FAR, LEAF, Head, Line, Model, Profile, Tree, signal_of
+from rlwatch.forecast.labels import Label, Labels, RunOutcome
+from rlwatch.forecast.model import FAR, LEAF, Head, LinearScore, Model, Profile, Tree, signal_of
 from rlwatch.forecast.signals import SIGNALS
 from rlwatch.forecast.tables import RunTable
 from rlwatch.records import JSON
@@ -85,7 +85,7 @@ RISING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class TreeSettings:
     """Settings of trees. ``rising``: features whose increase may only raise the chance (monotone constraints)."""
 
     trees: int = 120
@@ -115,7 +115,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Grown:
+class GrownTrees:
     """Classifiers of the three intervals between the horizons; ``kinds``: of each type of onset."""
 
     hazards: tuple[Any, Any, Any]
@@ -137,7 +137,7 @@ def intervals(part: Examples) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[n
     return found
 
 
-def grow(part: Examples, how: Growth, *, kinds: bool = False) -> Grown:
+def grow(part: Examples, how: TreeSettings, *, kinds: bool = False) -> GrownTrees:
     """Train on examples. Raises ``ConfigError`` where an interval has no failure, or nothing else."""
     found = intervals(part)
     for (_, hit), low, high in zip(found, (0, *HORIZONS), HORIZONS, strict=False):
@@ -147,19 +147,19 @@ def grow(part: Examples, how: Growth, *, kinds: bool = False) -> Grown:
                 "nothing to tell apart; add runs that are longer, and both failing and sound ones"
             )
     first, second, third = (_fitted(how, part.x[rows], hit) for rows, hit in found)
-    return Grown((first, second, third), _kinds(part, how) if kinds else {})
+    return GrownTrees((first, second, third), _kinds(part, how) if kinds else {})
 
 
-def _fitted(how: Growth, x: npt.NDArray[np.float32], hit: npt.NDArray[np.bool_]) -> Any:
+def _fitted(how: TreeSettings, x: npt.NDArray[np.float32], hit: npt.NDArray[np.bool_]) -> Any:
     """A classifier. Columns without any value are constant to it: scikit-learn cannot bin them."""
     empty = np.isnan(x).all(axis=0)
     return how.classifier().fit(np.where(empty, np.float32(0.0), x), hit)
 
 
-def _kinds(part: Examples, how: Growth) -> dict[str, Any]:
+def _kinds(part: Examples, how: TreeSettings) -> dict[str, Any]:
     """One against the others, on the last 100 steps before an onset."""
     rows = np.flatnonzero((part.ahead > 0) & (part.ahead <= HORIZONS[-1]))
-    small = Growth(trees=30, leaves=6, rate=0.15, l2=how.l2, least=20, share=how.share, seed=how.seed)
+    small = TreeSettings(trees=30, leaves=6, rate=0.15, l2=how.l2, least=20, share=how.share, seed=how.seed)
     found = {}
     for kind in np.unique(part.kind[rows]):
         hit = part.kind[rows] == kind
@@ -187,7 +187,7 @@ def _tree(nodes: Any) -> Tree:
     )
 
 
-def gains(grown: Grown) -> dict[str, float]:
+def gains(grown: GrownTrees) -> dict[str, float]:
     """Share of each feature in what the hazards gained by asking for it."""
     total = np.zeros(len(FEATURES))
     for classifier in grown.hazards:
@@ -214,12 +214,12 @@ class Lines:
     spread: Floats
     hazards: tuple[Any, Any, Any]
 
-    def line(self, interval: int, share: float) -> tuple[float, Line]:
+    def line(self, interval: int, share: float) -> tuple[float, LinearScore]:
         """Offset and weights of one interval, multiplied by ``share``."""
         head = self.hazards[interval]
         places = np.flatnonzero(head.coef_[0])
         weights = share * head.coef_[0][places]
-        line = Line(tuple(places.tolist()), tuple(self.spread[places].tolist()), tuple(weights.tolist()))
+        line = LinearScore(tuple(places.tolist()), tuple(self.spread[places].tolist()), tuple(weights.tolist()))
         return share * float(head.intercept_[0]), line
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
@@ -233,7 +233,7 @@ def scaled(x: npt.NDArray[np.float32], spread: Floats) -> Floats:
     return np.clip(np.nan_to_num(x / spread), -FAR, FAR)
 
 
-def fit_lines(part: Examples, _: Growth | None = None, /) -> Lines:
+def fit_lines(part: Examples, _: TreeSettings | None = None, /) -> Lines:
     """Fit to examples. Columns without values, or always the same, weigh nothing."""
     from sklearn.linear_model import LogisticRegression
 
@@ -262,7 +262,7 @@ LINE_SHARE = 0.5
 class Blend:
     """``grown``: the trees, also those of each type of onset; ``lines``: the line."""
 
-    grown: Grown
+    grown: GrownTrees
     lines: Lines
 
     def logits(self, x: npt.NDArray[np.float32]) -> Floats:
@@ -277,7 +277,7 @@ class Blend:
         return Head(part * trees.base + base, tuple(tree.times(part) for tree in trees.trees), slope, offset, line)
 
 
-def learn_blend(part: Examples, how: Growth, /, *, kinds: bool = False) -> Blend:
+def learn_blend(part: Examples, how: TreeSettings, /, *, kinds: bool = False) -> Blend:
     """Fit both to examples. Raises ``ConfigError`` as :func:`grow` does."""
     return Blend(grow(part, how, kinds=kinds), fit_lines(part))
 
@@ -317,7 +317,7 @@ NEAR_ROWS, FAR_ROWS = 3, 12
 """One row in so many is learnt from, near an onset and far from one: its neighbours say the same."""
 DROPOUTS, DROPPED = 8, 0.35
 """Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
-SPARSE_LOGS = tuple(Log(every, last) for every in (5, 10, 20) for last in (False, True))
+SPARSE_LOGS = tuple(LogCadence(every, last) for every in (5, 10, 20) for last in (False, True))
 """Logs that the model of sparse logs is fitted to, each of all runs, and of half of them with small batches and data
 that are harder at times: who logs so trains so."""
 NEAR_SHARE, FAR_SHARE = 0.7, 0.25
@@ -337,7 +337,7 @@ class Learnt(Protocol):
 class Learn(Protocol):
     """Anything that fits: :func:`learn_blend`, or one of its halves."""
 
-    def __call__(self, part: Examples, how: Growth, /) -> Learnt:
+    def __call__(self, part: Examples, how: TreeSettings, /) -> Learnt:
         """Fit to examples."""
         ...
 
@@ -377,7 +377,7 @@ def prepare(table: RunTable, labels: Labels, *, jobs: int = 1, progress: Progres
     parts = []
     for every, start in ((5, 0), (10, 1)):
         places = list(range(start, len(table.runs), 3))
-        parts.append(examples(table.only(places), labels, log=Log(every), jobs=jobs).moved(places))
+        parts.append(examples(table.only(places), labels, log=LogCadence(every), jobs=jobs).moved(places))
     return Prepared(fine, noisy, joined(parts))
 
 
@@ -385,7 +385,7 @@ def train(
     table: RunTable,
     labels: Labels,
     *,
-    how: Growth | None = None,
+    how: TreeSettings | None = None,
     folds: int = FOLDS,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -398,7 +398,7 @@ def train(
     ConfigError
         If there are fewer than 40 runs, or 10 that failed late enough to be forecast, or 10 that did not.
     """
-    how, progress = how or Growth(), progress or _silent
+    how, progress = how or TreeSettings(), progress or _silent
     known = labels.of(table)
     _enough(known)
     parts = prepare(table, labels, jobs=jobs, progress=progress)
@@ -416,7 +416,7 @@ def train_sparse(
     table: RunTable,
     labels: Labels,
     *,
-    how: Growth | None = None,
+    how: TreeSettings | None = None,
     folds: int = FOLDS,
     jobs: int = 1,
     progress: Progress | None = None,
@@ -428,7 +428,7 @@ def train_sparse(
     fail, have not seen the run. The examples are those of :data:`SPARSE_LOGS`, log by log, each followed by those with
     small batches and hard data.
     """
-    how, progress = how or Growth(), progress or _silent
+    how, progress = how or TreeSettings(), progress or _silent
     half, parts = list(range(0, len(table.runs), 2)), []
     for log in SPARSE_LOGS:
         progress(f"features of logs with a row every {log.every} steps")
@@ -452,7 +452,7 @@ def out_of_fold(
     fine: Examples,
     coarse: Examples,
     fold: npt.NDArray[np.int64],
-    how: Growth,
+    how: TreeSettings,
     *,
     profiles: Sequence[str] = tuple(PROFILES),
     learn: Learn = learn_blend,
@@ -485,7 +485,9 @@ def out_of_fold(
     return held
 
 
-def _learnt(others: Examples, mine: Examples, how: Growth, profiles: Sequence[str], learn: Learn) -> dict[str, Floats]:
+def _learnt(
+    others: Examples, mine: Examples, how: TreeSettings, profiles: Sequence[str], learn: Learn
+) -> dict[str, Floats]:
     """Log-odds of the rows ``mine`` by what ``others`` teach, by profile."""
     learnt = learn(others, how)
     return {name: learnt.logits(mine.without(EVERYTHING - PROFILES[name]).x) for name in profiles}
@@ -602,8 +604,8 @@ def _renumbered(head: Head, place: dict[int, int]) -> Head:
 
 
 def _enough(known: Sequence[Label]) -> None:
-    failed = sum(label.outcome is Outcome.EVENT for label in known)
-    sound = sum(label.outcome is Outcome.CLEAN for label in known)
+    failed = sum(label.outcome is RunOutcome.EVENT for label in known)
+    sound = sum(label.outcome is RunOutcome.CLEAN for label in known)
     if len(known) < LEAST_RUNS or min(failed, sound) < LEAST_FAILURES:
         raise ConfigError(
             f"a forecaster needs at least {LEAST_RUNS} runs, {LEAST_FAILURES} of them failed after step 55 and "

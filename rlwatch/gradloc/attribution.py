@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.displacement import displaced, tangent
 from rlwatch.gradloc.distributed import Alone, World, sharded_modules
-from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.gradloc.rerun import FirstChoice, differentiable_kernels, rerunning, routed, tried
 
@@ -86,7 +86,7 @@ class Attribution:
 
 def attribute(
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     direction: Direction,
     *,
     world: World | None = None,

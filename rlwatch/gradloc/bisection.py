@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from rlwatch.gradloc.distributed import Alone, World
 from rlwatch.gradloc.gradients import beside_training, gradients_of, run_again
-from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.gradloc.report import NotLocalised, TokenAt
 from rlwatch.gradloc.rerun import tried
 
@@ -56,7 +56,7 @@ class BisectionResult:
     """
 
     hits: Sequence[Hit] = ()
-    trace: Sequence[Segment] = ()
+    trace: Sequence[TokenSet] = ()
     exhausted: bool = False
     why_not: str = ""
 
@@ -68,7 +68,7 @@ class BisectionResult:
 
 def search(
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     *,
     normaliser: float,
     single_token_threshold: float,
@@ -99,14 +99,14 @@ def search(
     """
     noise_threshold(1, normaliser, single_token=single_token_threshold)
 
-    def above(segments: Sequence[Segment]) -> list[Segment]:
+    def above(segments: Sequence[TokenSet]) -> list[TokenSet]:
         """Segments above their threshold, the largest last."""
         limits = [noise_threshold(s.count, normaliser, single_token=single_token_threshold) for s in segments]
         # Not `s.norm > limit`: NaN, which the released code never follows, is above any threshold.
         exceeding = [s for s, limit in zip(segments, limits, strict=True) if not s.norm <= limit]
         return sorted(exceeding, key=lambda segment: segment.size)
 
-    def depth_first(probes: Probes, hits: list[Segment]) -> None:
+    def depth_first(probes: Probes, hits: list[TokenSet]) -> None:
         stack = above(probes.norms(probes.microbatches()))
         while stack:
             segment = stack.pop()
@@ -118,7 +118,7 @@ def search(
 
 
 def follow_larger(
-    model: nn.Module, passes: Passes, *, culprits: int, budget: int = 1024, world: World | None = None
+    model: nn.Module, passes: RecordedPasses, *, culprits: int, budget: int = 1024, world: World | None = None
 ) -> BisectionResult:
     """The search without thresholds: always into the larger half, ``culprits`` times, leaving out what was found.
 
@@ -126,16 +126,16 @@ def follow_larger(
     found since, so further culprits cost somewhat less than the first: M + 2 ceil(log2 W) + 2 ceil(log2 L) probes.
     Parameters as of :func:`search`.
     """
-    known: dict[tuple[int, range, range | None], Segment] = {}
+    known: dict[tuple[int, range, range | None], TokenSet] = {}
 
-    def largest(probes: Probes, among: Sequence[Segment]) -> Segment:
+    def largest(probes: Probes, among: Sequence[TokenSet]) -> TokenSet:
         if len(among) == 1 and not among[0].single:
             return among[0]
         new = [segment for segment in among if _place(segment) not in known]
         known.update((_place(segment), segment) for segment in probes.norms(new))
         return max((known[_place(segment)] for segment in among), key=lambda segment: segment.size)
 
-    def descend(probes: Probes, hits: list[Segment]) -> None:
+    def descend(probes: Probes, hits: list[TokenSet]) -> None:
         while len(hits) < culprits:
             segment = largest(probes, probes.microbatches())
             # The halves' gradients add up to the whole's, so the larger has at least half its norm (triangle
@@ -152,19 +152,19 @@ def follow_larger(
     return _run(model, passes, budget, world, descend)
 
 
-def _place(segment: Segment) -> tuple[int, range, range | None]:
+def _place(segment: TokenSet) -> tuple[int, range, range | None]:
     return segment.microbatch, segment.ranks, segment.tokens
 
 
 def _run(
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     budget: int,
     world: World | None,
-    searching: Callable[[Probes, list[Segment]], None],
+    searching: Callable[[Probes, list[TokenSet]], None],
 ) -> BisectionResult:
     """Run a search to its end, or to that of its budget, or to a failure; with what was found until then."""
-    hits: list[Segment] = []
+    hits: list[TokenSet] = []
     try:
         probes = Probes(model, passes, budget, world or Alone())
     except NotLocalised as why:
@@ -239,7 +239,7 @@ def single_token_level(norm: float, n_tokens: float, normaliser: float) -> float
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TokenSet:
     """A set of tokens of one micro-batch, on some ranks; on a single one perhaps a stretch of its tokens.
 
     Parameters
@@ -278,7 +278,7 @@ class Segment:
         """Its first token, counted through the micro-batch."""
         return self.tokens[0] if self.tokens else 0
 
-    def holds(self, token: Segment) -> bool:
+    def holds(self, token: TokenSet) -> bool:
         """Check that ``token``, a single one, is in it."""
         if self.microbatch != token.microbatch or token.ranks[0] not in self.ranks:
             return False
@@ -312,7 +312,7 @@ class Probes:
         There is nothing to search.
     """
 
-    def __init__(self, model: nn.Module, passes: Passes, budget: int, world: World) -> None:
+    def __init__(self, model: nn.Module, passes: RecordedPasses, budget: int, world: World) -> None:
         self._gradients = gradients_of(model, world)
         self._passes = passes.all
         self._budget = budget
@@ -320,26 +320,26 @@ class Probes:
         self._places = [one.tokens.mask.bool().nonzero() for one in passes.all]
         self._counts = self._count()
         self._left_out: dict[tuple[int, int], list[int]] = {}
-        self.trace: list[Segment] = []
+        self.trace: list[TokenSet] = []
         """Segments probed so far, in order."""
 
-    def microbatches(self) -> list[Segment]:
+    def microbatches(self) -> list[TokenSet]:
         """Micro-batches that have response tokens, of all ranks."""
         ranks = range(self._world.size)
-        every = [Segment(m, ranks, None, self._size(m, ranks)) for m in range(len(self._counts[0]))]
+        every = [TokenSet(m, ranks, None, self._size(m, ranks)) for m in range(len(self._counts[0]))]
         return [segment for segment in every if segment.count]
 
-    def halves(self, segment: Segment) -> list[Segment]:
+    def halves(self, segment: TokenSet) -> list[TokenSet]:
         """Both halves: of its ranks, or of its tokens where there is one rank; only those that have tokens."""
         m, ranks = segment.microbatch, segment.ranks
         if len(ranks) > 1:
-            parts = [Segment(m, half, None, self._size(m, half)) for half in _halves(ranks)]
+            parts = [TokenSet(m, half, None, self._size(m, half)) for half in _halves(ranks)]
         else:
             tokens = segment.tokens or range(segment.count)
-            parts = [Segment(m, ranks, half, len(half)) for half in _halves(tokens)]
+            parts = [TokenSet(m, ranks, half, len(half)) for half in _halves(tokens)]
         return [part for part in parts if part.count]
 
-    def norms(self, segments: Sequence[Segment]) -> list[Segment]:
+    def norms(self, segments: Sequence[TokenSet]) -> list[TokenSet]:
         """Segments with their norms.
 
         Raises
@@ -353,11 +353,11 @@ class Probes:
             raise BudgetSpent
         return [self._probe(segment) for segment in segments]
 
-    def leave_out(self, segment: Segment) -> None:
+    def leave_out(self, segment: TokenSet) -> None:
         """A single token that further probes shall not contain."""
         self._left_out.setdefault((segment.ranks[0], segment.microbatch), []).append(segment.first)
 
-    def tokens(self, segments: Sequence[Segment]) -> list[TokenAt]:
+    def tokens(self, segments: Sequence[TokenSet]) -> list[TokenAt]:
         """Places of single tokens."""
         where = torch.full((len(segments), 2), -1, dtype=torch.int64, device="cpu")
         for i, segment in enumerate(segments):
@@ -379,7 +379,7 @@ class Probes:
     def _size(self, microbatch: int, ranks: range) -> int:
         return sum(self._counts[rank][microbatch] for rank in ranks)
 
-    def _probe(self, segment: Segment) -> Segment:
+    def _probe(self, segment: TokenSet) -> TokenSet:
         squares, failed = self._world.sum(self._attempt(segment)).tolist()
         if failed:
             raise NotLocalised(f"a probe of {segment.count} tokens failed on {int(failed)} of {self._world.size} ranks")
@@ -387,14 +387,14 @@ class Probes:
         self.trace.append(probed)
         return probed
 
-    def _attempt(self, segment: Segment) -> Tensor:
+    def _attempt(self, segment: TokenSet) -> Tensor:
         """(2,): squared norm of this rank's part, and 1 if it could not be had (out of memory, most likely)."""
         part, _ = tried(
             lambda: torch.stack([self._squares(segment), torch.zeros((), dtype=torch.float64, device="cpu")])
         )
         return torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu") if part is None else part
 
-    def _squares(self, segment: Segment) -> Tensor:
+    def _squares(self, segment: TokenSet) -> Tensor:
         """The part of this rank in the squared norm. With sharded parameters ranks outside of the segment run along."""
         active = self._world.rank in segment.ranks and segment.microbatch < len(self._passes)
         if not active and not self._gradients.together:
@@ -409,7 +409,7 @@ class Probes:
         weights = {name: weight[rows] for name, weight in weights.items()}
         return self._gradients.squares(run_again(one, rows), weights).sum()
 
-    def _weights(self, one: LossPass, segment: Segment) -> dict[str, Tensor]:
+    def _weights(self, one: LossPass, segment: TokenSet) -> dict[str, Tensor]:
         """The coefficients of the segment's tokens: all others are zero, whatever they were."""
         m, places = segment.microbatch, self._places[segment.microbatch]
         inside = places if segment.tokens is None else places[segment.tokens.start : segment.tokens.stop]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlwatch.gradloc.gradients import run_again
-from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.tensors.degeneration import id0_share
 from rlwatch.tensors.transfer import moved
 
@@ -92,7 +92,7 @@ class StepFacts:
     id0_frac: float | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, passes: Passes) -> StepFacts:
+    def of(cls, model: nn.Module, passes: RecordedPasses) -> StepFacts:
         """Look at parameters, buffers and gradients as they are now, and at all micro-batches.
 
         A buffer may hold -inf rightly (attention masks do): there only NaN counts.
@@ -112,7 +112,7 @@ class StepFacts:
                     into.setdefault(broken.name, []).append((k, broken))
         return facts
 
-    def flags(self, passes: Passes, k: int, name: str) -> Tensor:
+    def flags(self, passes: RecordedPasses, k: int, name: str) -> Tensor:
         """(B, T): which tokens of micro-batch ``k``, inside its mask, have a ``name`` that is not finite."""
         one = passes.all[k]
         values = dict(quantities(one)).get(name)
@@ -167,7 +167,7 @@ def _part(values: Tensor, mask: Tensor, inside: bool) -> Tensor:
     return torch.where(on if inside else ~on, values.detach(), 0.0)
 
 
-def _id0_frac(passes: Passes) -> float | None:
+def _id0_frac(passes: RecordedPasses) -> float | None:
     shares = [id0_share(one.tokens.ids, one.tokens.mask) for one in passes.all if one.tokens.ids is not None]
     if not shares:
         return None
@@ -216,7 +216,7 @@ def broken_log_probs(model: nn.Module, one: LossPass) -> Broken | None:  # noqa:
     return found[0] if found else None
 
 
-def broken_sum(model: nn.Module, passes: Passes) -> Broken | None:
+def broken_sum(model: nn.Module, passes: RecordedPasses) -> Broken | None:
     """The first parameter whose gradient is not finite when all passes of this rank are run again, and summed up.
 
     One forward and one backward of each. Nothing that training holds is touched.

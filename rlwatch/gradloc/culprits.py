@@ -15,8 +15,8 @@ from torch import Tensor
 from rlwatch.gradloc.distributed import World, gather_plain
 from rlwatch.gradloc.history import Usual
 from rlwatch.gradloc.loss_form import COLUMNS, LossForm, columns_of, forms_of
-from rlwatch.gradloc.passes import LossPass, Passes
-from rlwatch.gradloc.report import Cause, Culprit, OwnGradient, TokenAt, Trace
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
+from rlwatch.gradloc.report import Culprit, ExcessFactor, NonfiniteTrace, OwnGradient, TokenAt
 from rlwatch.stats import mad, median
 from rlwatch.tensors.masked import widen
 
@@ -42,14 +42,14 @@ LAYER_TIMES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class RobustLevel:
     """Level of most values of a step: median, and a robust standard deviation."""
 
     middle: float
     spread: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Level | None:
+    def of(cls, values: Sequence[float]) -> RobustLevel | None:
         """Level of the finite ones among ``values``; None if there are fewer than 4."""
         finite = [value for value in values if math.isfinite(value)]
         return cls(median(finite), mad(finite)) if len(finite) >= 4 else None
@@ -80,8 +80,8 @@ class StepLevels:
         Usual weights of the policy and the KL term in the loss; None: not known.
     """
 
-    advantages: Level | None = None
-    rewards: Level | None = None
+    advantages: RobustLevel | None = None
+    rewards: RobustLevel | None = None
     layers: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
     top_share: float | None = None
@@ -113,8 +113,8 @@ class StepLevels:
         top_share: float | None = None,
     ) -> StepLevels:
         """Levels from one advantage and one reward for each response."""
-        sizes = Level.of([abs(value) for value in advantages if value])
-        return cls(sizes, Level.of(rewards), layers or {}, usual or {}, top_share)
+        sizes = RobustLevel.of([abs(value) for value in advantages if value])
+        return cls(sizes, RobustLevel.of(rewards), layers or {}, usual or {}, top_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Factor:
     """One factor of a coefficient: ``excess`` over what is usual (nats; below 0 it made the coefficient smaller)."""
 
     excess: float
-    cause: Cause
+    cause: ExcessFactor
     why: str
 
 
@@ -169,7 +169,7 @@ def cause_of(
     *,
     share: LossShare | None = None,
     pull: float | None = None,
-) -> tuple[Cause, str]:
+) -> tuple[ExcessFactor, str]:
     """The factor that carries a token's excess, and why in one sentence.
 
     ``numbers`` as in :class:`rlwatch.gradloc.report.Culprit`; ``share`` is what the loss made of it, where its form is
@@ -178,7 +178,7 @@ def cause_of(
     """
     bad = [name for name, value in numbers.items() if not math.isfinite(value)]
     if bad:
-        return Cause.NON_FINITE, f"not finite: {', '.join(bad)}"
+        return ExcessFactor.NON_FINITE, f"not finite: {', '.join(bad)}"
     factors = factors_of(numbers, response, step, share=share, pull=pull)
     worst = max(factors, key=lambda factor: factor.excess, default=None)
     if worst is not None and worst.excess >= LEAST_EXCESS:
@@ -186,7 +186,7 @@ def cause_of(
     return (
         _reward(numbers, step)
         or _layer(step)
-        or (Cause.UNEXPLAINED, "ratios, advantage, reward and layers are all within their usual range")
+        or (ExcessFactor.UNEXPLAINED, "ratios, advantage, reward and layers are all within their usual range")
     )
 
 
@@ -214,7 +214,7 @@ def factors_of(
 
 def _pull(pull: float) -> Factor:
     why = f"its log-prob reacts {pull:.3g} times as strongly to the weights as that of other tokens"
-    return Factor(math.log(pull), Cause.LOGP_GRADIENT, why)
+    return Factor(math.log(pull), ExcessFactor.LOGP_GRADIENT, why)
 
 
 def _entropy(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
@@ -226,10 +226,10 @@ def _entropy(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
     usual = 0.0 if summed is None or tokens is None or not tokens.middle > 0 else summed.middle / tokens.middle
     if usual > 0:
         why = f"the entropy term weighs it {weight / usual:.3g} times as much as a token usually"
-        return [Factor(math.log(weight / usual), Cause.ENTROPY_TERM, why)]
+        return [Factor(math.log(weight / usual), ExcessFactor.ENTROPY_TERM, why)]
     beside = max(beside, step.coefficient or 0.0)
     why = "the entropy term weighs it more than all else does"
-    return [Factor(math.log(weight / beside) if beside > 0 else math.inf, Cause.ENTROPY_TERM, why)]
+    return [Factor(math.log(weight / beside) if beside > 0 else math.inf, ExcessFactor.ENTROPY_TERM, why)]
 
 
 def _advantage(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
@@ -237,7 +237,9 @@ def _advantage(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
     if not advantage or usual is None:
         return []
     why = f"its advantage is {advantage:.3g}, where the {usual[1]}'s are about {usual[0]:.3g} in size"
-    return [Factor(math.log(abs(advantage) / usual[0]), Cause.REWARD_OUTLIER, why)] if _far(advantage, step) else []
+    return (
+        [Factor(math.log(abs(advantage) / usual[0]), ExcessFactor.REWARD_OUTLIER, why)] if _far(advantage, step) else []
+    )
 
 
 def _far(advantage: float, step: StepLevels) -> bool:
@@ -261,21 +263,26 @@ def _weights(share: LossShare, numbers: Mapping[str, float], response: ResponseL
     up = max(ratio, 0.0) + max(weight, 0.0)
     if up <= 0:
         why = f"the loss weighs it {_factor(total)} as much as others of its advantage"
-        return [Factor(total, Cause.UNEXPLAINED, why)]
+        return [Factor(total, ExcessFactor.UNEXPLAINED, why)]
     found = []
     if ratio > 0:
         cause, why = _ratio_words(numbers, response, "old_logp")
         if shape.ratio != "ratio":
-            cause, why = Cause.SEQUENCE_RATIO, f"the ratio of its response to the old policy is {_number_of(ratio)}"
+            cause, why = (
+                ExcessFactor.SEQUENCE_RATIO,
+                f"the ratio of its response to the old policy is {_number_of(ratio)}",
+            )
         found.append(Factor(min(ratio, total * ratio / up), cause, why))
     if weight > 0:
         who = "its response's importance weight" if shape.weight != "weight" else "its importance weight"
         part = min(weight, total * weight / up)
-        found.append(Factor(part, Cause.IMPORTANCE_WEIGHT, f"{who} against the rollout engine is {_number_of(part)}"))
+        found.append(
+            Factor(part, ExcessFactor.IMPORTANCE_WEIGHT, f"{who} against the rollout engine is {_number_of(part)}")
+        )
     return found
 
 
-def _ratio_words(numbers: Mapping[str, float], response: ResponseLevels, other: str) -> tuple[Cause, str]:
+def _ratio_words(numbers: Mapping[str, float], response: ResponseLevels, other: str) -> tuple[ExcessFactor, str]:
     """Token or whole response: whichever is further beyond its limit."""
     name, mean = {
         "old_logp": ("the old policy", response.log_ratio),
@@ -283,8 +290,11 @@ def _ratio_words(numbers: Mapping[str, float], response: ResponseLevels, other: 
     }[other]
     apart = numbers["logp"] - numbers[other] if other in numbers and "logp" in numbers else 0.0
     if mean is not None and abs(mean) / SEQUENCE_LOG_RATIO > max(1.0, abs(apart) / TOKEN_LOG_RATIO):
-        return Cause.SEQUENCE_RATIO, f"its response is, per token, {_times(mean)} under the policy as under {name}"
-    return Cause.TOKEN_RATIO, f"the token is {_times(apart)} under the policy as under {name}"
+        return (
+            ExcessFactor.SEQUENCE_RATIO,
+            f"its response is, per token, {_times(mean)} under the policy as under {name}",
+        )
+    return ExcessFactor.TOKEN_RATIO, f"the token is {_times(apart)} under the policy as under {name}"
 
 
 def _ratio(numbers: Mapping[str, float], response: ResponseLevels) -> list[Factor]:
@@ -306,7 +316,7 @@ def _normaliser(share: LossShare, step: StepLevels) -> list[Factor]:
         return []
     times = usual.times(share.form.policy)
     why = f"the loss weighs every advantage {times:.3g} times as much as usual"
-    return [Factor(math.log(times), Cause.NORMALISER, why)]
+    return [Factor(math.log(times), ExcessFactor.NORMALISER, why)]
 
 
 def _kl(share: LossShare, step: StepLevels) -> list[Factor]:
@@ -316,35 +326,38 @@ def _kl(share: LossShare, step: StepLevels) -> list[Factor]:
     beside = step.coefficient or abs(policy)
     excess = math.log(abs(kl) / beside) if beside > 0 else math.inf
     if math.log(times) > excess / 2:
-        return [Factor(math.log(times), Cause.KL_TERM, f"the KL term weighs {times:.3g} times as much as usual")]
+        return [Factor(math.log(times), ExcessFactor.KL_TERM, f"the KL term weighs {times:.3g} times as much as usual")]
     gap = share.of("gap")
     who = f"the token is {_times(gap)} under the reference as under the policy" if abs(gap) > 1 else "it"
     much = "more than all else does" if not beside > 0 else f"{abs(kl) / beside:.3g} times as much as usual"
-    return [Factor(excess, Cause.KL_TERM, f"{who}, and the KL term of the loss pulls it back {much}")]
+    return [Factor(excess, ExcessFactor.KL_TERM, f"{who}, and the KL term of the loss pulls it back {much}")]
 
 
-def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> Cause:
+def cause_of_step(culprits: Sequence[Culprit], step: StepLevels) -> ExcessFactor:
     """The class of the whole step: a layer's where no token explains it, else that with the largest shares."""
-    if any(culprit.cause is Cause.NON_FINITE for culprit in culprits):
-        return Cause.NON_FINITE
+    if any(culprit.cause is ExcessFactor.NON_FINITE for culprit in culprits):
+        return ExcessFactor.NON_FINITE
     if _layer(step):
-        return Cause.LAYER
-    weights: defaultdict[Cause, float] = defaultdict(float)
+        return ExcessFactor.LAYER
+    weights: defaultdict[ExcessFactor, float] = defaultdict(float)
     for place, culprit in enumerate(culprits):
         weights[culprit.cause] += abs(culprit.share) if culprit.share is not None else 1.0 / (1 + place)
-    return max(weights, key=weights.__getitem__, default=Cause.UNEXPLAINED)
+    return max(weights, key=weights.__getitem__, default=ExcessFactor.UNEXPLAINED)
 
 
-def _reward(numbers: Mapping[str, float], step: StepLevels) -> tuple[Cause, str] | None:
+def _reward(numbers: Mapping[str, float], step: StepLevels) -> tuple[ExcessFactor, str] | None:
     reward = numbers.get("reward")
     if reward is not None and step.rewards is not None and abs(step.rewards.z(reward)) > OUTLIER_Z:
-        return Cause.REWARD_OUTLIER, f"its reward is {reward:.3g}, where the step's are about {step.rewards.middle:.3g}"
+        return (
+            ExcessFactor.REWARD_OUTLIER,
+            f"its reward is {reward:.3g}, where the step's are about {step.rewards.middle:.3g}",
+        )
     return None
 
 
-def _layer(step: StepLevels) -> tuple[Cause, str] | None:
+def _layer(step: StepLevels) -> tuple[ExcessFactor, str] | None:
     why = layer_to_blame(step)
-    return (Cause.LAYER, why) if why else None
+    return (ExcessFactor.LAYER, why) if why else None
 
 
 def layer_to_blame(step: StepLevels, *, small: float = SMALL_TOKEN_SHARE, of_tokens: bool = True) -> str:
@@ -451,7 +464,7 @@ class HostPass:
         ]
 
 
-def on_host(passes: Passes, rank: int = 0, *, forms: bool = False) -> list[HostPass]:
+def on_host(passes: RecordedPasses, rank: int = 0, *, forms: bool = False) -> list[HostPass]:
     """Copy each pass of ``rank``; waits for the device once for each, or twice with the ``forms`` of its loss."""
     hosts = [_copied(one, rank, k) for k, one in enumerate(passes.all)]
     if not forms:
@@ -570,14 +583,19 @@ def culprit_of(
     return replace(culprit, contribution=contribution, share=share, own=own)
 
 
-def culprits_of_trace(hosts: Sequence[HostPass], trace: Trace, most: int = 8) -> list[Culprit]:
+def culprits_of_trace(hosts: Sequence[HostPass], trace: NonfiniteTrace, most: int = 8) -> list[Culprit]:
     """The tokens of this rank that a trace names, ``most`` at most; what it found is why."""
     places = trace.tokens or ([trace.at] if trace.at is not None else [])
     here = [at for at in places if any(host.rank == at.rank for host in hosts)]
     described = [describe(hosts, at) for at in here[:most]]
     return [
         Culprit(
-            token.at, token.sequence, token.token_id, Cause.NON_FINITE, token.said(trace.message), numbers=token.numbers
+            token.at,
+            token.sequence,
+            token.token_id,
+            ExcessFactor.NON_FINITE,
+            token.said(trace.message),
+            numbers=token.numbers,
         )
         for token in described
     ]
@@ -606,7 +624,7 @@ def _culprit_from(body: Mapping[str, Any]) -> Culprit:
     own = body["own"]
     changed = {
         "at": TokenAt(**body["at"]),
-        "cause": Cause(body["cause"]),
+        "cause": ExcessFactor(body["cause"]),
         "own": None if own is None else OwnGradient(**own),
     }
     return Culprit(**{**body, **changed})

@@ -19,7 +19,7 @@ from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import World, reshard, sharded_modules
 from rlwatch.gradloc.gradients import beside_training, run_again
 from rlwatch.gradloc.loss_form import COLUMNS
-from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.gradloc.report import Cure
 from rlwatch.gradloc.rerun import tried
 from rlwatch.tensors.gradnorm import shard_of
@@ -145,14 +145,14 @@ class Through:
 
 
 @dataclass(slots=True)
-class Pharmacy:
+class InterventionCatalog:
     """Tries cures on one step. A collective: all ranks make the same proposals in the same order.
 
     ``backwards`` counts those of responses that it took.
     """
 
     model: nn.Module
-    passes: Passes
+    passes: RecordedPasses
     hosts: Sequence[HostPass]
     direction: Direction
     world: World

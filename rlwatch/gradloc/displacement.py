@@ -19,10 +19,10 @@ import torch.autograd.forward_ad as fwad
 from torch import Tensor, nn
 from typing_extensions import override
 
+from rlwatch.error_boundary import Reported
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Gathered, recover, reshard
 from rlwatch.gradloc.rerun import LOW, Precision
-from rlwatch.seam import Reported
 
 Shift = Callable[[Tensor, Tensor], Tensor]
 """(weight, gradient) -> what the forward pass sees in place of the weight. Changes neither."""

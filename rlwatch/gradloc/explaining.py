@@ -15,7 +15,7 @@ from rlwatch.gradloc.cures import (
     RATIO_CAP,
     RESPONSE_CAP,
     WEIGHT_CAP,
-    Pharmacy,
+    InterventionCatalog,
     Proposal,
     clipped_advantages,
     clipped_gaps,
@@ -27,10 +27,10 @@ from rlwatch.gradloc.cures import (
 )
 from rlwatch.gradloc.direction import expert_to_blame
 from rlwatch.gradloc.distributed import World, gather_plain
-from rlwatch.gradloc.history import History, Scales, Usual, usual_of
+from rlwatch.gradloc.history import ScaleHistory, Scales, Usual, usual_of
 from rlwatch.gradloc.loss_form import LossForm, weight_of
-from rlwatch.gradloc.report import Cause, Culprit, Cure, Unit, Verdict
-from rlwatch.gradloc.verdict import DOMINANT, HALF, Blame, Limits, Standing, coefficients
+from rlwatch.gradloc.report import BlameLevel, Culprit, Cure, ExcessFactor, Unit
+from rlwatch.gradloc.verdict import DOMINANT, HALF, Blame, Standing, TokenLimits, coefficients
 from rlwatch.stats import median
 from rlwatch.wording import number, percent
 
@@ -50,7 +50,7 @@ MAJOR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class StepScales:
     """Scales of the step and their usual sizes; the ``form`` of its loss, and the usual weights of its terms.
 
     ``kl_share`` is the KL term's part in all coefficients, ``weighed`` the median logarithm of ratio and importance
@@ -67,13 +67,13 @@ class Grown:
     weighed: float = 0.0
 
     @classmethod
-    def of(cls, scales: Scales | None, history: History | None) -> Grown:
+    def of(cls, scales: Scales | None, history: ScaleHistory | None) -> StepScales:
         """Scales as they are given."""
         if scales is None or history is None:
             return cls()
         return cls(scales, history.usual(), history.samples)
 
-    def with_forms(self, hosts: Sequence[HostPass], world: World) -> Grown:
+    def with_forms(self, hosts: Sequence[HostPass], world: World) -> StepScales:
         """With the form of the loss, of the first rank that could read it. A collective."""
         form = next((host.form for host in hosts if host.form is not None), None)
         weights = ([], []) if form is None else weight_of(form, self.samples)
@@ -134,11 +134,11 @@ def _logs(hosts: Sequence[HostPass]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Explanation:
     """Parts of a report: what is to blame, and why, and what would have helped."""
 
-    verdict: Verdict
-    cause: Cause
+    verdict: BlameLevel
+    cause: ExcessFactor
     statement: str
     because: str = ""
     cures: Sequence[Cure] = ()
@@ -149,9 +149,9 @@ class Told:
 class Explaining:
     """Explains one step. Its methods are collectives: all ranks call them with the same numbers."""
 
-    grown: Grown
-    limits: Limits
-    pharmacy: Pharmacy
+    grown: StepScales
+    limits: TokenLimits
+    pharmacy: InterventionCatalog
     world: World
 
     @property
@@ -159,7 +159,7 @@ class Explaining:
         """That of the step."""
         return self.pharmacy.direction.norm
 
-    def batch_wide(self) -> Told | None:
+    def batch_wide(self) -> Explanation | None:
         """The verdict that needs no pass: all coefficients grew alike, and by as much as the norm did."""
         alike, usual = self.grown.times("coefficient"), self.grown.usual.get("norm")
         if alike is None or usual is None:
@@ -192,45 +192,45 @@ class Explaining:
         every = gather_plain(self.world, here)
         return bool(sum(rank[0] for rank in every) >= GREW * sum(rank[1] for rank in every))
 
-    def batch(self, units: Sequence[Unit], alike: float | None) -> Told:
+    def batch(self, units: Sequence[Unit], alike: float | None) -> Explanation:
         """All responses are to blame alike: the factor that they share."""
         excess, cause, because, proposal = max(self._shared(), key=lambda factor: factor[0], default=_NOTHING_SHARED)
         least = math.log(ALIKE) if alike is None else 0.5 * math.log(max(alike, ALIKE))
         if excess < least:
-            cause, proposal, because = Cause.UNEXPLAINED, None, ""
+            cause, proposal, because = ExcessFactor.UNEXPLAINED, None, ""
             if alike is not None:
                 because = f"all coefficients of the loss are {number(alike)} times their usual size"
         statement = "batch-wide, no culprit"
-        return Told(Verdict.BATCH, cause, statement, because, self._batch_cures(proposal, excess), units)
+        return Explanation(BlameLevel.BATCH, cause, statement, because, self._batch_cures(proposal, excess), units)
 
-    def _shared(self) -> list[tuple[float, Cause, str, Proposal | None]]:
+    def _shared(self) -> list[tuple[float, ExcessFactor, str, Proposal | None]]:
         """Factors that all tokens share: how far beyond the usual (nats), cause, words, cure."""
         grown = self.grown
-        found: list[tuple[float, Cause, str, Proposal | None]] = []
+        found: list[tuple[float, ExcessFactor, str, Proposal | None]] = []
         times = grown.all_times
         if grown.kl_share >= MAJOR:
             weight = times.get("KL weight", 1.0)
             if weight >= ALIKE:
                 cure = Proposal("rescale KL", 1 / weight, "with the KL weight as usual", scaled(1.0, 1 / weight))
                 text = f"the KL weight is {number(weight)} times its usual size"
-                return [(math.log(weight), Cause.KL_TERM, text, cure)]
+                return [(math.log(weight), ExcessFactor.KL_TERM, text, cure)]
             share = percent(grown.kl_share)
             text = f"the KL term makes {share} of all coefficients: the policy is far from the reference"
-            return [(math.log(times.get("coefficient", ALIKE)), Cause.KL_TERM, text, _CLIP_KL)]
+            return [(math.log(times.get("coefficient", ALIKE)), ExcessFactor.KL_TERM, text, _CLIP_KL)]
         if 0 < (size := times.get("advantage", 0.0)) < math.inf:
             text = f"advantages are {number(size)} times their usual scale"
             cure = Proposal("rescale advantages", 1 / size, "with advantages at their usual scale", scaled(1 / size))
-            found.append((math.log(size), Cause.ADVANTAGE_SCALE, text, cure))
+            found.append((math.log(size), ExcessFactor.ADVANTAGE_SCALE, text, cure))
         if 0 < (weight := times.get("policy weight", 0.0)) < math.inf:
             text = f"the loss weighs every advantage {number(weight)} times as much as usual"
             cure = Proposal("rescale loss", 1 / weight, "normalised as usual", scaled(1 / weight, 1 / weight))
-            found.append((math.log(weight), Cause.NORMALISER, text, cure))
+            found.append((math.log(weight), ExcessFactor.NORMALISER, text, cure))
         if grown.form is not None and grown.weighed > 0:
             shape = grown.form.shape
             weighs = "importance weights" if shape.weight and not shape.ratio else "ratios to the old policy"
             text = f"the {weighs} are {number(math.exp(grown.weighed))} in the middle, where they should be 1"
             name = shape.weight if shape.weight and not shape.ratio else shape.ratio
-            cause = Cause.IMPORTANCE_WEIGHT if name == shape.weight else Cause.TOKEN_RATIO
+            cause = ExcessFactor.IMPORTANCE_WEIGHT if name == shape.weight else ExcessFactor.TOKEN_RATIO
             found.append((grown.weighed, cause, text, _clip_ratios(name)))
         return found
 
@@ -252,7 +252,7 @@ class Explaining:
         """Those of the proposals that could be tried."""
         return [cure for proposal in proposals if (cure := self.pharmacy.cure(proposal)) is not None]
 
-    def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Told | None:
+    def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Explanation | None:
         """The verdict where tokens are not to blame: another term of the loss, or a layer; None where they may be."""
         aux, entropy = attribution.aux / self.norm, attribution.entropy / self.norm
         outside = max(0.0, -attribution.gap) if attribution.settled else 0.0
@@ -268,7 +268,7 @@ class Explaining:
             )
             cure = Proposal("without the term", None, "without that term", only=True)
             because = f"{what} makes it" + (f", and {layer}" if layer else "")
-            return Told(Verdict.OUTSIDE, Cause.OTHER_TERM, statement, because, self.cured([cure]))
+            return Explanation(BlameLevel.OUTSIDE, ExcessFactor.OTHER_TERM, statement, because, self.cured([cure]))
         alone = levels.top_share is not None and levels.top_share >= HALF * entropy
         if entropy >= MAJOR and not alone:  # of one token it is told as that token
             times = self.grown.times("entropy coefficient")
@@ -278,11 +278,13 @@ class Explaining:
             factor = 1 / times if times is not None and known and times > 0 else 0.0
             action = "with the entropy weight as usual" if factor else "without the entropy term"
             cure = Proposal("rescale entropy", factor, action, scaled(1.0), entropy=factor)
-            return Told(Verdict.BATCH, Cause.ENTROPY_TERM, "batch-wide, no culprit", because, self.cured([cure]))
+            return Explanation(
+                BlameLevel.BATCH, ExcessFactor.ENTROPY_TERM, "batch-wide, no culprit", because, self.cured([cure])
+            )
         layer = "" if count else layer_to_blame(levels, small=DOMINANT)
         return self.layer(layer, levels) if layer else None
 
-    def layer(self, why: str, levels: StepLevels) -> Told:
+    def layer(self, why: str, levels: StepLevels) -> Explanation:
         """One layer is to blame."""
         name = max(levels.layers, key=levels.layers.__getitem__)
         share, usual = levels.layers[name], levels.usual.get(name, 0.0)
@@ -292,7 +294,7 @@ class Explaining:
         cure = Cure("clip layer", limit, action, self.norm, math.sqrt(rest + limit**2))
         statement = f"{name} holds {percent(share)} of the squared gradient norm{self._expert_of(name)}; "
         statement += "no single token stands out"
-        return Told(Verdict.LAYER, Cause.LAYER, statement, why, [cure])
+        return Explanation(BlameLevel.LAYER, ExcessFactor.LAYER, statement, why, [cure])
 
     def _expert_of(self, layer: str) -> str:
         """Words on the expert that holds most of the ``layer``; none where no expert does. A collective."""
@@ -302,27 +304,27 @@ class Explaining:
 
     def of_culprits(
         self, blamed: Blame, culprits: Sequence[Culprit], levels: StepLevels, standing: Standing, *, count: int
-    ) -> Told:
+    ) -> Explanation:
         """The verdict on what stands out."""
         if not culprits:
             layer = layer_to_blame(levels, small=DOMINANT)
             return self.layer(layer, levels) if layer else self._nothing()
-        if blamed.verdict is Verdict.BATCH and blamed.whole:
+        if blamed.verdict is BlameLevel.BATCH and blamed.whole:
             return self.batch(blamed.units, self.grown.times("coefficient"))
-        verdict = Verdict.TOKEN if blamed.verdict is Verdict.BATCH else blamed.verdict
+        verdict = BlameLevel.TOKEN if blamed.verdict is BlameLevel.BATCH else blamed.verdict
         statement, units = blamed.statement, blamed.units
-        if verdict in {Verdict.TOKEN, Verdict.STRETCH}:
+        if verdict in {BlameLevel.TOKEN, BlameLevel.STRETCH}:
             statement, units = _tokens_said(blamed, culprits, count, self.world.size)
         cause = cause_of_step(culprits, replace(levels, layers={}))
         because = next((culprit.why for culprit in culprits if culprit.cause is cause), "")
-        whole = verdict not in {Verdict.TOKEN, Verdict.STRETCH}
+        whole = verdict not in {BlameLevel.TOKEN, BlameLevel.STRETCH}
         if whole:
             guilty = {(row.rank, row.microbatch, row.row) for row in blamed.rows}
             standing = [_rows_of(host, guilty) for host in self.pharmacy.hosts]
         proposals = self._proposals(cause, levels, standing, whole=whole)
-        return Told(verdict, cause, statement, because, self.cured(proposals), units)
+        return Explanation(verdict, cause, statement, because, self.cured(proposals), units)
 
-    def _nothing(self) -> Told:
+    def _nothing(self) -> Explanation:
         """Nothing single stands out, and not all tokens alike: what did grow."""
         grew = {name: times for name, times in self.grown.all_times.items() if times >= 2 and name in _SAID}
         said = [_SAID[name].format(number(grew[name])) for name in _SAID if name in grew]
@@ -330,26 +332,28 @@ class Explaining:
             because = "what is usual in this run is not known yet"
         else:
             because = ", ".join(said[:2]) or "nothing that was measured grew"
-        return Told(Verdict.BATCH, Cause.UNEXPLAINED, "no culprit: no token, response or layer stands out", because)
+        return Explanation(
+            BlameLevel.BATCH, ExcessFactor.UNEXPLAINED, "no culprit: no token, response or layer stands out", because
+        )
 
-    def _proposals(self, cause: Cause, levels: StepLevels, places: Standing, *, whole: bool) -> list[Proposal]:
+    def _proposals(self, cause: ExcessFactor, levels: StepLevels, places: Standing, *, whole: bool) -> list[Proposal]:
         """Cures that fit the cause, and leaving the culprits out."""
         found = []
         shape = None if self.grown.form is None else self.grown.form.shape
-        if cause is Cause.REWARD_OUTLIER and (cap := _largest_advantage(levels)) is not None:
+        if cause is ExcessFactor.REWARD_OUTLIER and (cap := _largest_advantage(levels)) is not None:
             action = f"with advantages clipped at {number(cap)}"
             found.append(Proposal("clip advantages", cap, action, clipped_advantages(cap)))
-        elif cause is Cause.TOKEN_RATIO and shape is not None and shape.ratio == "ratio":
+        elif cause is ExcessFactor.TOKEN_RATIO and shape is not None and shape.ratio == "ratio":
             found.append(_clip_ratios("ratio"))
-        elif cause is Cause.SEQUENCE_RATIO and shape is not None:
+        elif cause is ExcessFactor.SEQUENCE_RATIO and shape is not None:
             name = "product ratio" if shape.ratio == "product ratio" else "response ratio"
             cap = RATIO_CAP if name == "product ratio" else RESPONSE_CAP
             action = f"with responses masked whose ratio is above {cap:g}"
             found.append(Proposal("clip response ratios", cap, action, clipped_ratios(cap, name)))
-        elif cause is Cause.IMPORTANCE_WEIGHT and shape is not None and shape.weight:
+        elif cause is ExcessFactor.IMPORTANCE_WEIGHT and shape is not None and shape.weight:
             action = f"with importance weights truncated at {WEIGHT_CAP:g}"
             found.append(Proposal("truncate weights", WEIGHT_CAP, action, truncated_weights(WEIGHT_CAP, shape.weight)))
-        elif cause is Cause.KL_TERM:
+        elif cause is ExcessFactor.KL_TERM:
             found.append(_CLIP_KL)
         kind, what = ("mask responses", "with its responses masked") if whole else ("mask", "with these tokens masked")
         without = masked(places, self.pharmacy.hosts)
@@ -359,7 +363,7 @@ class Explaining:
 _CLIP_KL = Proposal(
     "clip KL", GAP_CAP, f"with the KL term's log-ratios clipped at {GAP_CAP:g} nats", clipped_gaps(GAP_CAP)
 )
-_NOTHING_SHARED: tuple[float, Cause, str, Proposal | None] = (0.0, Cause.UNEXPLAINED, "", None)
+_NOTHING_SHARED: tuple[float, ExcessFactor, str, Proposal | None] = (0.0, ExcessFactor.UNEXPLAINED, "", None)
 _SAID = {
     "coefficient": "coefficients of the loss are {} times their usual size",
     "entropy coefficient": "the entropy term weighs {} times as much as usual",
@@ -421,10 +425,10 @@ def _tokens_said(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: 
         text += f", the worst {percent(worst.share)} at {place}"
     if little:
         text += f" ({little} more {'stand' if little > 1 else 'stands'} out, with {percent(sum(small))} of it)"
-    unit = Unit(Verdict.TOKEN, "these tokens", up + down, up, down, len(shares))
+    unit = Unit(BlameLevel.TOKEN, "these tokens", up + down, up, down, len(shares))
     above, below = sum(row.up for row in blamed.every) - up, sum(row.down for row in blamed.every) - down
     left = sum(row.tokens for row in blamed.every) - len(shares)
-    others = Unit(Verdict.TOKEN, "all others", above + below, above, below, left)
+    others = Unit(BlameLevel.TOKEN, "all others", above + below, above, below, left)
     return text, (unit, others)
 
 

@@ -99,10 +99,10 @@ class Gradients(Protocol):
 
 
 def gradients_of(model: nn.Module, world: World) -> Gradients:
-    """:class:`Sharded` where parameters are DTensors (FSDP2), else :class:`Whole`."""
+    """:class:`ShardedGradients` where parameters are DTensors (FSDP2), else :class:`Whole`."""
     reshard(model)
     sharded = any(hasattr(p, "to_local") for p in model.parameters())
-    return Sharded(model) if sharded else Whole(model, world)
+    return ShardedGradients(model) if sharded else Whole(model, world)
 
 
 class _Layers:
@@ -153,7 +153,7 @@ class Whole(_Layers):
         return self._squares(gradients) / self._ranks**2
 
 
-class Sharded(_Layers):
+class ShardedGradients(_Layers):
     """Gradients of parameters in shards over the ranks (FSDP2): all run each pass, those without weights with zeros.
 
     Only an ordinary backward makes FSDP reduce gradients (to their mean), so ``.grad`` is emptied for it: to be used

@@ -150,7 +150,7 @@ class Usual:
         return self.middle * math.exp(max(math.log(factor), deviations * self.spread))
 
 
-class History(Stateful):
+class ScaleHistory(Stateful):
     """Scales of the last steps that were no spikes. Equal on all ranks if they are given the same numbers.
 
     Of the newest steps some tokens are kept as well (:func:`rlwatch.gradloc.loss_form.sample_of`), those of this rank:

@@ -28,30 +28,30 @@ from rlwatch.gradloc.culprits import (
     size_of,
     step_levels,
 )
-from rlwatch.gradloc.cures import Pharmacy
+from rlwatch.gradloc.cures import InterventionCatalog
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone, World, differing_weights, gather_plain, sharded_modules
-from rlwatch.gradloc.explaining import Explaining, Grown, Told
-from rlwatch.gradloc.history import History, Scales
+from rlwatch.gradloc.explaining import Explaining, Explanation, StepScales
+from rlwatch.gradloc.history import ScaleHistory, Scales
 from rlwatch.gradloc.nonfinite import shared_trace, trace
-from rlwatch.gradloc.passes import Passes
+from rlwatch.gradloc.passes import RecordedPasses
 from rlwatch.gradloc.report import (
-    Cause,
+    BlameLevel,
     Cost,
     Culprit,
+    ExcessFactor,
     Localisation,
     Method,
     NotLocalised,
     Origin,
     OwnGradient,
     TokenAt,
-    Verdict,
     message_of,
     remedy_of,
 )
 from rlwatch.gradloc.rerun import tried
 from rlwatch.gradloc.reverse import reverse_mode
-from rlwatch.gradloc.verdict import BEYOND, Limits, blame, rows_of, sizes_of, standing_out
+from rlwatch.gradloc.verdict import BEYOND, TokenLimits, blame, rows_of, sizes_of, standing_out
 from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify_worthwhile
 from rlwatch.stats import median
 
@@ -102,7 +102,7 @@ class Located:
 
 def locate(
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     *,
     world: World | None = None,
     options: LocateOptions | None = None,
@@ -110,7 +110,7 @@ def locate(
     threshold: float | None = None,
     usual: Mapping[str, float] | None = None,
     scales: Scales | None = None,
-    history: History | None = None,
+    history: ScaleHistory | None = None,
 ) -> Located:
     """Find what made the gradient ``model`` holds. A collective: all ranks call it, and report the same.
 
@@ -137,7 +137,7 @@ def locate(
     """
     begun, world = time.perf_counter(), world or Alone()
     known = gather_plain(world, dict(usual or {}))[0]
-    step = _Step(model, passes, world, options or LocateOptions(), norm, known, Grown.of(scales, history))
+    step = _Step(model, passes, world, options or LocateOptions(), norm, known, StepScales.of(scales, history))
     try:
         located = step.localised()
     except NotLocalised as why:
@@ -151,12 +151,12 @@ class _Step:
     """The step in question, and what was found out of it so far."""
 
     model: nn.Module
-    passes: Passes
+    passes: RecordedPasses
     world: World
     options: LocateOptions
     norm: float | None
     usual: Mapping[str, float]
-    grown: Grown
+    grown: StepScales
     notes: list[str] = field(default_factory=list)
     cost: Cost = field(default_factory=Cost)
 
@@ -169,9 +169,9 @@ class _Step:
         if not direction.finite:
             return self.traced()
         hosts = on_host(self.passes, self.world.rank, forms=True)
-        limits = Limits.of(hosts, self.grown.usual, self.world)
+        limits = TokenLimits.of(hosts, self.grown.usual, self.world)
         grown = self.grown.with_forms(hosts, self.world)
-        pharmacy = Pharmacy(self.model, self.passes, hosts, direction, self.world)
+        pharmacy = InterventionCatalog(self.model, self.passes, hosts, direction, self.world)
         explaining = Explaining(grown, limits, pharmacy, self.world)
         told = explaining.batch_wide() if direction.norm > 0 else None
         if told is not None:
@@ -193,7 +193,7 @@ class _Step:
         whole = replace(report, culprits=found.culprits, count=found.count, explained=found.explained)
         return Located(whole, hosts, contributions)
 
-    def blamed(self, found: _Found, levels: StepLevels, explaining: Explaining) -> Told:
+    def blamed(self, found: _Found, levels: StepLevels, explaining: Explaining) -> Explanation:
         """Blame what stands out, at the level that explains the most with the least."""
         rows = rows_of(found.hosts, found.sizes, found.standing, found.shares(explaining.norm), self.world)
         blamed = blame(rows, found.limits, ranks=self.world.size)
@@ -207,7 +207,7 @@ class _Step:
         found.culprits = every[: self.options.most]
         found.explained = self.explained(found)
         told = explaining.of_culprits(blamed, found.culprits, levels, found.standing, count=found.count)
-        if told.verdict is Verdict.BATCH:  # all alike: nobody is named
+        if told.verdict is BlameLevel.BATCH:  # all alike: nobody is named
             found.culprits, found.count, found.explained = [], 0, None
         return told
 
@@ -245,10 +245,10 @@ class _Step:
         because, remedy = self.by_chance() if chance else ("", "")
         report = self.report(
             method=Method.TRACE,
-            cause=Cause.NOT_RECURRED if chance else Cause.NON_FINITE,
+            cause=ExcessFactor.NOT_RECURRED if chance else ExcessFactor.NON_FINITE,
             culprits=culprits[: self.options.most],
             count=len(culprits),
-            verdict=Verdict.NOT_RECURRED if chance else Verdict.NON_FINITE,
+            verdict=BlameLevel.NOT_RECURRED if chance else BlameLevel.NON_FINITE,
             statement=first.message,
             because=because,
             remedy=remedy,
@@ -262,7 +262,7 @@ class _Step:
         cause = f"{odd}; a bit was flipped there" if odd else "hardware, a kernel that is not deterministic, or a race"
         return cause, ADVICE
 
-    def attributed(self, direction: Direction, pharmacy: Pharmacy) -> Attribution | None:
+    def attributed(self, direction: Direction, pharmacy: InterventionCatalog) -> Attribution | None:
         """Attribute ``direction``; None if no method gives finite numbers."""
         try:
             attribution = attribute(self.model, self.passes, direction, world=self.world)
@@ -278,7 +278,7 @@ class _Step:
         self.spend(forwards=attribution.forwards)
         return attribution
 
-    def by_backward(self, attribution: Attribution, direction: Direction, pharmacy: Pharmacy) -> Attribution:
+    def by_backward(self, attribution: Attribution, direction: Direction, pharmacy: InterventionCatalog) -> Attribution:
         """``attribution``, or where the backward says that more comes through the tokens, what that gives each."""
         through = None if sharded_modules(self.model) else pharmacy.through()
         if through is None:
@@ -356,11 +356,15 @@ class _Step:
         """Count passes."""
         self.cost = Cost(self.cost.forwards + forwards, self.cost.backwards + backwards)
 
-    def told(self, told: Told, pharmacy: Pharmacy, attribution: Attribution | None = None) -> Localisation:
+    def told(
+        self, told: Explanation, pharmacy: InterventionCatalog, attribution: Attribution | None = None
+    ) -> Localisation:
         """The report with a verdict."""
         self.spend(backwards=pharmacy.backwards)
         self.notes += pharmacy.notes
-        method = Method.BISECTION if told.verdict is not Verdict.BATCH or told.cause is Cause.UNEXPLAINED else None
+        method = (
+            Method.BISECTION if told.verdict is not BlameLevel.BATCH or told.cause is ExcessFactor.UNEXPLAINED else None
+        )
         report = self.report(
             method=method if attribution is None else attribution.method,
             gap=None if attribution is None else attribution.gap,
@@ -394,7 +398,7 @@ class _Found:
     hosts: Sequence[HostPass]
     sizes: Sequence[np.ndarray]
     contributions: Sequence[Tensor]
-    limits: Limits
+    limits: TokenLimits
     standing: list[np.ndarray] = field(default_factory=list)
     own: Mapping[TokenAt, OwnGradient] = field(default_factory=dict)
     searched: set[TokenAt] = field(default_factory=set)

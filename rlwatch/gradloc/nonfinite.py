@@ -27,14 +27,14 @@ from rlwatch.gradloc.broken import (
 )
 from rlwatch.gradloc.distributed import Alone, World, gather_plain
 from rlwatch.gradloc.gradients import beside_training
-from rlwatch.gradloc.passes import LossPass, Passes
-from rlwatch.gradloc.report import MOST_TOKENS, Cost, Kind, Origin, TokenAt, Trace
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
+from rlwatch.gradloc.report import MOST_TOKENS, Cost, NonfiniteTrace, Origin, TensorKind, TokenAt
 from rlwatch.tensors.gradnorm import layer_of
 
 Find = Callable[[nn.Module, LossPass], Broken | None]
 
 
-def trace(model: nn.Module, passes: Passes, *, world: World | None = None) -> Trace:
+def trace(model: nn.Module, passes: RecordedPasses, *, world: World | None = None) -> NonfiniteTrace:
     """The first non-finite tensor of this rank's part of the step, and where the chain was entered.
 
     To be called after the backward, with the gradients in place. A collective where ``world`` has more than one rank:
@@ -63,7 +63,7 @@ def _to_explain(facts: StepFacts) -> bool:
     return bool(facts.gradients or "logp" in facts.inside)
 
 
-def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[Trace | None, Cost]:
+def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[NonfiniteTrace | None, Cost]:
     """Micro-batch by micro-batch: first all forward passes, then forward and backward."""
     passes = verdict.passes
     activation, forwards = _first_of(broken_activation, model, passes, world)
@@ -90,7 +90,9 @@ def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[Tr
     return verdict.not_recurred("gradients"), cost
 
 
-def _first_of(find: Find, model: nn.Module, passes: Passes, world: World) -> tuple[tuple[int, Broken] | None, int]:
+def _first_of(
+    find: Find, model: nn.Module, passes: RecordedPasses, world: World
+) -> tuple[tuple[int, Broken] | None, int]:
     """Result of ``find`` in the first micro-batch where any rank has one, and the number of those tried."""
     most = int(world.max(_number(len(passes.all), passes)))
     for k in range(most):
@@ -101,11 +103,11 @@ def _first_of(find: Find, model: nn.Module, passes: Passes, world: World) -> tup
     return None, most
 
 
-def _any(holds: bool, passes: Passes, world: World) -> bool:
+def _any(holds: bool, passes: RecordedPasses, world: World) -> bool:
     return bool(world.max(_number(holds, passes)).item()) if world.size > 1 else holds
 
 
-def _number(value: float, passes: Passes) -> Tensor:
+def _number(value: float, passes: RecordedPasses) -> Tensor:
     """On the device of the step, where collectives run."""
     device = passes.all[0].tokens.logp.device if passes.all else None
     return torch.tensor(float(value), device=device)
@@ -120,58 +122,60 @@ COEFFICIENTS = ("coefficient", "entropy coefficient", "aux coefficient")
 class StepVerdict:
     """Says what was first; each method None where it has nothing to say."""
 
-    passes: Passes
+    passes: RecordedPasses
     facts: StepFacts
     rank: int
 
-    def standing(self, model: nn.Module) -> Trace | None:
+    def standing(self, model: nn.Module) -> NonfiniteTrace | None:
         """Name what was first from what is known without running anything again."""
         if self.facts.parameters:
             return self._of_parameter(model)
         if self.facts.buffers:
             worst = self.facts.buffers[0]
-            return _of_tensor(Kind.BUFFER, worst, Origin.WEIGHTS, f"the buffer {worst.name} holds NaN")
+            return _of_tensor(TensorKind.BUFFER, worst, Origin.WEIGHTS, f"the buffer {worst.name} holds NaN")
         if not any(name in self.facts.inside for name in COEFFICIENTS):
             return None
         return self._of_input() or self._of_coefficient()
 
-    def of_forward(self, k: int = 0, broken: Broken | None = None) -> Trace:
+    def of_forward(self, k: int = 0, broken: Broken | None = None) -> NonfiniteTrace:
         """Name the module in which log-probs of finite weights ceased to be finite, if it was seen."""
         if broken is None:
             k, worst = self.facts.inside["logp"][0]
             why = "weights and the outputs of all modules are finite, the head or what follows it overflowed"
-            return self._of_tokens(Kind.LOGP, worst, (k, self.facts.flags(self.passes, k, "logp")), Origin.FORWARD, why)
+            return self._of_tokens(
+                TensorKind.LOGP, worst, (k, self.facts.flags(self.passes, k, "logp")), Origin.FORWARD, why
+            )
         return self._of_module(
-            Kind.ACTIVATION,
+            TensorKind.ACTIVATION,
             Origin.FORWARD,
             (k, broken),
             "from finite weights, the output of",
             "is the first not finite",
         )
 
-    def of_output_gradient(self, k: int, broken: Broken) -> Trace:
+    def of_output_gradient(self, k: int, broken: Broken) -> NonfiniteTrace:
         """Name the first gradient going back that is not finite, where all is finite going forward."""
         return self._of_module(
-            Kind.OUTPUT_GRADIENT,
+            TensorKind.OUTPUT_GRADIENT,
             Origin.BACKWARD,
             (k, broken),
             "everything is finite going forward; going back, the gradient of the output of",
             "is the first not finite",
         )
 
-    def not_recurred(self, name: str) -> Trace | None:
+    def not_recurred(self, name: str) -> NonfiniteTrace | None:
         """Say that ``name`` was not finite, and is when the step is run again; None where it is on this rank."""
         if name == "logp":
             k, worst = self.facts.inside["logp"][0]
             what = f"the log-prob of token {worst.index[1]} of {self._sequence(k, worst.index[0])}"
             at = TokenAt(self.rank, k, worst.index[0], worst.index[1])
-            return _trace(Kind.LOGP, worst, Origin.CHANCE, _CHANCE.format(what), at=at, token_id=self._id(at))
+            return _trace(TensorKind.LOGP, worst, Origin.CHANCE, _CHANCE.format(what), at=at, token_id=self._id(at))
         if not self.facts.gradients:
             return None
         worst = self.facts.gradients[-1]
-        return _of_tensor(Kind.GRADIENT, worst, Origin.CHANCE, _CHANCE.format(f"the gradient of {worst.name}"))
+        return _of_tensor(TensorKind.GRADIENT, worst, Origin.CHANCE, _CHANCE.format(f"the gradient of {worst.name}"))
 
-    def of_padding(self) -> Trace | None:
+    def of_padding(self) -> NonfiniteTrace | None:
         """Name a slot of padding, where only such slots are not finite."""
         for name, places in self.facts.padding.items():
             k, worst = places[0]
@@ -180,10 +184,10 @@ class StepVerdict:
                 f"only padding is not finite: {name} at slot {position} of {self._sequence(k, row)}; the loss may be "
                 f"NaN, {'and it reached the gradients' if self.facts.gradients else 'the gradients are finite'}"
             )
-            return _trace(Kind.PADDING, worst, Origin.DATA, text, at=TokenAt(self.rank, k, row, position))
+            return _trace(TensorKind.PADDING, worst, Origin.DATA, text, at=TokenAt(self.rank, k, row, position))
         return None
 
-    def of_gradient(self) -> Trace | None:
+    def of_gradient(self) -> NonfiniteTrace | None:
         """Name a gradient of a parameter, where nothing else is not finite."""
         if not self.facts.gradients:
             return None
@@ -192,9 +196,9 @@ class StepVerdict:
             f"the gradient of {last.name} is not finite although log-probs, coefficients and what flows between "
             "modules are: a sum over tokens overflowed, or it does not come from the passes that were kept"
         )
-        return _of_tensor(Kind.GRADIENT, last, Origin.BACKWARD, text)
+        return _of_tensor(TensorKind.GRADIENT, last, Origin.BACKWARD, text)
 
-    def _of_parameter(self, model: nn.Module) -> Trace:
+    def _of_parameter(self, model: nn.Module) -> NonfiniteTrace:
         worst, others = self.facts.parameters[0], len(self.facts.parameters) - 1
         module, _, leaf = worst.name.rpartition(".")
         row = leaf == "weight" and len(worst.index) == 2 and isinstance(model.get_submodule(module), nn.Embedding)
@@ -205,7 +209,7 @@ class StepVerdict:
             f"{'' if token is None else f', the row of token id {token}'}): the weights were broken before this step"
         )
         at = None if token is None else self._where_read(token)
-        return _of_tensor(Kind.PARAMETER, worst, Origin.WEIGHTS, text, token_id=token, at=at)
+        return _of_tensor(TensorKind.PARAMETER, worst, Origin.WEIGHTS, text, token_id=token, at=at)
 
     def _where_read(self, token: int) -> TokenAt | None:
         """The first place in a response where ``token`` stands."""
@@ -217,7 +221,7 @@ class StepVerdict:
                 return TokenAt(self.rank, k, *first_index(here))
         return None
 
-    def _of_input(self) -> Trace | None:
+    def _of_input(self) -> NonfiniteTrace | None:
         """The earliest input that is not finite where the loss is not: one that it did not use is not to blame."""
         names = [name for name in self.facts.inside if name not in (*COEFFICIENTS, "logp")]
         for name in names:
@@ -229,19 +233,19 @@ class StepVerdict:
                     flags &= self._not_finite_in_loss(k)
                 if flags.any():
                     origin, why = origin_of_input(name, self.passes.all[k], first_index(flags))
-                    return self._of_tokens(Kind.INPUT, broken, (k, flags), origin, why)
+                    return self._of_tokens(TensorKind.INPUT, broken, (k, flags), origin, why)
         return None
 
-    def _of_coefficient(self) -> Trace | None:
+    def _of_coefficient(self) -> NonfiniteTrace | None:
         for name in COEFFICIENTS[:2]:
             for k, broken in self.facts.inside.get(name, ()):
                 flags = self._where(k, name)
                 if flags.any():
                     origin, why = origin_of_coefficient(self.passes.all[k], flags)
-                    return self._of_tokens(Kind.COEFFICIENT, broken, (k, flags), origin, why)
+                    return self._of_tokens(TensorKind.COEFFICIENT, broken, (k, flags), origin, why)
         for _, broken in self.facts.inside.get(COEFFICIENTS[2], ()):
             text = "the gradient of the auxiliary loss is not finite"
-            return _trace(Kind.COEFFICIENT, broken, Origin.BACKWARD, text)
+            return _trace(TensorKind.COEFFICIENT, broken, Origin.BACKWARD, text)
         return None
 
     def _where(self, k: int, name: str) -> Tensor:
@@ -251,7 +255,9 @@ class StepVerdict:
     def _not_finite_in_loss(self, k: int) -> Tensor:
         return torch.stack([self.facts.flags(self.passes, k, name) for name in COEFFICIENTS]).any(0)
 
-    def _of_tokens(self, kind: Kind, broken: Broken, where: tuple[int, Tensor], origin: Origin, why: str) -> Trace:
+    def _of_tokens(
+        self, kind: TensorKind, broken: Broken, where: tuple[int, Tensor], origin: Origin, why: str
+    ) -> NonfiniteTrace:
         k, flags = where
         one, at = self.passes.all[k], first_index(flags)
         places = tuple(TokenAt(self.rank, k, *place) for place in flags.nonzero()[:MOST_TOKENS].tolist())
@@ -261,7 +267,9 @@ class StepVerdict:
         text = f"{broken.name} is not finite at {which} of {self._sequence(k, at[0])}: {why}"
         return _trace(kind, broken, origin, text, at=places[0], token_id=token, tokens=places)
 
-    def _of_module(self, kind: Kind, origin: Origin, where: tuple[int, Broken], before: str, after: str) -> Trace:
+    def _of_module(
+        self, kind: TensorKind, origin: Origin, where: tuple[int, Broken], before: str, after: str
+    ) -> NonfiniteTrace:
         k, broken = where
         place = ""
         if len(broken.index) > 1:
@@ -292,15 +300,21 @@ _CHANCE = "{} was not finite, and did not recur: weights, inputs and all that wa
 
 
 def _of_tensor(
-    kind: Kind, broken: Broken, origin: Origin, text: str, *, at: TokenAt | None = None, token_id: int | None = None
-) -> Trace:
+    kind: TensorKind,
+    broken: Broken,
+    origin: Origin,
+    text: str,
+    *,
+    at: TokenAt | None = None,
+    token_id: int | None = None,
+) -> NonfiniteTrace:
     """Trace of a tensor of the model, or of one that a module made."""
-    owner = f"{broken.name}.output" if kind in {Kind.ACTIVATION, Kind.OUTPUT_GRADIENT} else broken.name
+    owner = f"{broken.name}.output" if kind in {TensorKind.ACTIVATION, TensorKind.OUTPUT_GRADIENT} else broken.name
     return _trace(kind, broken, origin, text, at=at, token_id=token_id, layer=layer_of(owner))
 
 
 def _trace(
-    kind: Kind,
+    kind: TensorKind,
     broken: Broken,
     origin: Origin,
     text: str,
@@ -309,15 +323,15 @@ def _trace(
     token_id: int | None = None,
     tokens: tuple[TokenAt, ...] = (),
     layer: str = "",
-) -> Trace:
+) -> NonfiniteTrace:
     index, dtype, count = broken.index, broken.dtype, broken.count
-    return Trace(kind, broken.name, text, origin, layer, at, token_id, index, dtype, count, tokens)
+    return NonfiniteTrace(kind, broken.name, text, origin, layer, at, token_id, index, dtype, count, tokens)
 
 
-def nothing(*, elsewhere: bool) -> Trace:
+def nothing(*, elsewhere: bool) -> NonfiniteTrace:
     """Said where all is finite."""
     where = "another rank found what is not" if elsewhere else "nothing that was looked at is not"
-    return Trace(Kind.NOTHING, "", f"everything is finite on this rank: {where}", elsewhere=elsewhere)
+    return NonfiniteTrace(TensorKind.NOTHING, "", f"everything is finite on this rank: {where}", elsewhere=elsewhere)
 
 
 # Origins of a number that is not finite, by what beside it is finite and what is not. The chain is: a gradient breaks
@@ -380,7 +394,7 @@ def _largest(gaps: Tensor, flags: Tensor) -> float:
 # The trace of the rank that found something, on every rank: what travels is text.
 
 
-def shared_trace(local: Trace, world: World) -> Trace:
+def shared_trace(local: NonfiniteTrace, world: World) -> NonfiniteTrace:
     """Trace of the first rank that found something; ``local`` where none did. A collective: all get the same.
 
     What is counted in it (``broken``, ``chain``, ``id0_frac``, ``cost``) is of that rank.
@@ -392,9 +406,9 @@ def shared_trace(local: Trace, world: World) -> Trace:
     return local if first is None else _trace_from(first)
 
 
-def _trace_from(body: Mapping[str, Any]) -> Trace:
+def _trace_from(body: Mapping[str, Any]) -> NonfiniteTrace:
     changed = {
-        "kind": Kind(body["kind"]),
+        "kind": TensorKind(body["kind"]),
         "origin": Origin(body["origin"]),
         "at": None if body["at"] is None else TokenAt(**body["at"]),
         "index": tuple(body["index"]),
@@ -403,4 +417,4 @@ def _trace_from(body: Mapping[str, Any]) -> Trace:
         "notes": tuple(body["notes"]),
         "cost": Cost(**body["cost"]),
     }
-    return Trace(**{**body, **changed})
+    return NonfiniteTrace(**{**body, **changed})

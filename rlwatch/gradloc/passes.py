@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.gradloc.generators import device_states, set_device_states
-from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 
 COEFFICIENTS = "coefficients of the loss"
@@ -180,14 +180,14 @@ class _Reader:
 
 
 @dataclass(slots=True)
-class Passes:
+class RecordedPasses:
     """The loss passes of the step under way, in order. Holds inputs and coefficients until :meth:`clear`.
 
     Hooks run within the backward of training, where the device may have no memory left for a copy: what they raise ends
     at ``seam``, and the step is ``broken``. To localise it without a coefficient would accuse the wrong tokens.
     """
 
-    seam: Seam = field(default_factory=Seam)
+    seam: ErrorBoundary = field(default_factory=ErrorBoundary)
     all: list[LossPass] = field(default_factory=list)
     _unread: int = 0
 

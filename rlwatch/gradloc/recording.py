@@ -25,7 +25,7 @@ from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.gradients import run_again
-from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses
 from rlwatch.gradloc.report import Culprit, Localisation, NotLocalised, TokenAt
 from rlwatch.gradloc.verification import verify
 from rlwatch.tensors.tokens import TokenBatch
@@ -52,7 +52,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RankRecording:
     """One rank's part of a step.
 
     Parameters
@@ -90,7 +90,7 @@ def save_recording(
     report: Localisation,
     *,
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     contexts: Sequence[Context],
     contributions: Sequence[Tensor] = (),
     rank: int = 0,
@@ -130,7 +130,7 @@ def save_recording(
     return path
 
 
-def load_recording(path: Path) -> Recording:
+def load_recording(path: Path) -> RankRecording:
     """Read a file that :func:`save_recording` wrote.
 
     Raises
@@ -149,7 +149,7 @@ def load_recording(path: Path) -> Recording:
             k, _, quantity = name.partition("/")
             passes[int(k)][quantity] = values
         del head["format"]
-        return Recording(passes=passes, **head)
+        return RankRecording(passes=passes, **head)
     except (ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RecordingError(f"{path} is no recorded step, or is damaged ({type(error).__name__}: {error})") from error
 
@@ -200,7 +200,7 @@ def _dtype(model: nn.Module) -> str:
     return "float32" if first is None else str(first.dtype).removeprefix("torch.")
 
 
-def _notes(passes: Passes) -> list[str]:
+def _notes(passes: RecordedPasses) -> list[str]:
     notes = []
     if any("aux" in one.coefficients for one in passes.all):
         notes.append("the loss had an auxiliary part of the model's, which is not replayed")
@@ -288,7 +288,7 @@ class Replayed:
         return not any(figure.agrees is False for figure in self.figures)
 
 
-def replay(recordings: Sequence[Recording], model: nn.Module) -> Replayed:
+def replay(recordings: Sequence[RankRecording], model: nn.Module) -> Replayed:
     """Run the passes of ``recordings`` (one of each rank of a step) again and compare. ``.grad`` of ``model`` is used.
 
     Raises
@@ -298,7 +298,7 @@ def replay(recordings: Sequence[Recording], model: nn.Module) -> Replayed:
     """
     _check(recordings)
     where = [(one.rank, k) for one in recordings for k in range(len(one.passes))]
-    passes = Passes()
+    passes = RecordedPasses()
     for one in recordings:
         passes.all += [_loss_pass(one, k, model) for k in range(len(one.passes))]
     _row_numbers(passes)
@@ -333,7 +333,7 @@ def load_model(folder: Path, dtype: str, device: str = "cpu") -> nn.Module:
         raise ConfigError(f"no causal language model could be loaded from {folder} on {device}: {error}") from error
 
 
-def _check(recordings: Sequence[Recording]) -> None:
+def _check(recordings: Sequence[RankRecording]) -> None:
     steps, ranks = {one.step for one in recordings}, {one.rank for one in recordings}
     if len(steps) != 1:
         raise RecordingError(f"recordings of one step are wanted, got those of {sorted(steps)}")
@@ -344,7 +344,7 @@ def _check(recordings: Sequence[Recording]) -> None:
         )
 
 
-def _loss_pass(recording: Recording, k: int, model: nn.Module) -> LossPass:
+def _loss_pass(recording: RankRecording, k: int, model: nn.Module) -> LossPass:
     """Loss pass ``k``, its coefficients divided by the number of ranks: all passes together make the gradient."""
     arrays = {name: torch.as_tensor(values, device="cpu") for name, values in recording.passes[k].items()}
     device = next(model.parameters()).device
@@ -388,14 +388,14 @@ class _Forward:
         return torch.autocast(device, getattr(torch, self.autocast)) if self.autocast else nullcontext()
 
 
-def _row_numbers(passes: Passes) -> None:
+def _row_numbers(passes: RecordedPasses) -> None:
     rows = 0
     for one in passes.all:
         one.first_row = rows
         rows += one.shape[0]
 
 
-def _gradient(model: nn.Module, passes: Passes) -> float:
+def _gradient(model: nn.Module, passes: RecordedPasses) -> float:
     """Leave sum a dlogp + e dH in ``.grad``; the largest difference of a log-prob from the recorded one, nats."""
     model.zero_grad(set_to_none=True)
     apart = 0.0
@@ -409,7 +409,7 @@ def _gradient(model: nn.Module, passes: Passes) -> float:
 
 
 def _contributions(
-    model: nn.Module, passes: Passes, direction: Direction, notes: list[str]
+    model: nn.Module, passes: RecordedPasses, direction: Direction, notes: list[str]
 ) -> tuple[Sequence[Tensor], float | None]:
     try:
         attribution = attribute(model, passes, direction)
@@ -423,7 +423,7 @@ def _contributions(
 class _Figures:
     """Pairs what was recorded with what was recomputed; ``where`` is (rank, micro-batch) of each pass."""
 
-    recording: Recording
+    recording: RankRecording
     where: Sequence[tuple[int, int]]
 
     @property
@@ -457,7 +457,7 @@ class _Figures:
         return Figure(name, 0.0 if gaps else None, max(gaps, default=None), norm, self.tolerance)
 
     def culprits(
-        self, model: nn.Module, passes: Passes, contributions: Sequence[Tensor], notes: list[str]
+        self, model: nn.Module, passes: RecordedPasses, contributions: Sequence[Tensor], notes: list[str]
     ) -> Iterator[Figure]:
         """Figures of each culprit."""
         culprits = self.recording.figures["culprits"]

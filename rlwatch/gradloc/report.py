@@ -10,7 +10,7 @@ from enum import StrEnum
 from rlwatch.wording import number
 
 
-class Verdict(StrEnum):
+class BlameLevel(StrEnum):
     """Levels at which a gradient can be blamed on something, the one that explains most with least."""
 
     TOKEN = "token"  # noqa: S105  (no password)
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
     """Not known."""
 
 
-class Cause(StrEnum):
+class ExcessFactor(StrEnum):
     """Factors that may carry the excess of a culprit, or of the step: the three published ones, and more."""
 
     NON_FINITE = "non-finite"
@@ -96,7 +96,7 @@ class Culprit:
     at: TokenAt
     sequence: int
     token_id: int | None
-    cause: Cause
+    cause: ExcessFactor
     why: str
     contribution: float | None = None
     share: float | None = None
@@ -112,7 +112,7 @@ class Unit:
     shares of all units of a report sum up to 1 but for the gap.
     """
 
-    level: Verdict
+    level: BlameLevel
     name: str
     share: float
     up: float
@@ -176,7 +176,7 @@ class Localisation:
     notes
         What could not be checked, and what was tried before, in the order of trying.
     verdict
-        The level at which the gradient is to be blamed on something; :attr:`Verdict.NONE` where that is not known.
+        The level at which the gradient is to be blamed on something; :attr:`BlameLevel.NONE` where that is not known.
     statement, because, remedy
         The verdict, its cause and its cure in words, each the part of a sentence; empty where not known.
     cures
@@ -199,13 +199,13 @@ class Localisation:
     complete: bool = False
     culprits: Sequence[Culprit] = ()
     layers: Mapping[str, float] = field(default_factory=dict)
-    cause: Cause = Cause.UNEXPLAINED
+    cause: ExcessFactor = ExcessFactor.UNEXPLAINED
     why_not: str = ""
     message: str = ""
-    trace: Trace | None = None
+    trace: NonfiniteTrace | None = None
     notes: Sequence[str] = ()
     cost: Cost = field(default_factory=Cost)
-    verdict: Verdict = Verdict.NONE
+    verdict: BlameLevel = BlameLevel.NONE
     statement: str = ""
     because: str = ""
     remedy: str = ""
@@ -219,7 +219,7 @@ class Localisation:
 # A step whose gradient is not finite.
 
 
-class Kind(StrEnum):
+class TensorKind(StrEnum):
     """Kinds of tensors that may be the first non-finite one, in the order of looking."""
 
     PARAMETER = "parameter"
@@ -255,14 +255,14 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class NonfiniteTrace:
     """The first non-finite tensor of a step, and what else is not finite.
 
     Parameters
     ----------
     kind, name
         What that tensor is: ``name`` is that of a parameter or module, of an input (``old_logp``), or of what the
-        coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`Kind.NOTHING` where none was found here.
+        coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`TensorKind.NOTHING` where none was found here.
     message
         One sentence.
     origin
@@ -289,7 +289,7 @@ class Trace:
         What could not be looked at.
     """
 
-    kind: Kind
+    kind: TensorKind
     name: str
     message: str
     origin: Origin = Origin.UNKNOWN
@@ -310,7 +310,7 @@ class Trace:
     @property
     def found(self) -> bool:
         """True where something not finite was found on this rank."""
-        return self.kind is not Kind.NOTHING
+        return self.kind is not TensorKind.NOTHING
 
 
 MOST_TOKENS = 64

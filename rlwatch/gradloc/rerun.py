@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from rlwatch.error_boundary import call_or, described
 from rlwatch.gradloc.distributed import sharded_modules, unsynchronised
 from rlwatch.gradloc.passes import RandomState
-from rlwatch.seam import asked, described
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def rerunning(model: nn.Module, *, wide: bool = True) -> Iterator[Precision]:
         random.restore()
 
 
-class Copies(dict[str, Any]):
+class BatchCopies(dict[str, Any]):
     """Buffers of a module: each is copied when it is first read, in the precision asked for, and the copy is kept."""
 
     def __init__(self, true: dict[str, Any], precision: Precision) -> None:
@@ -76,7 +76,7 @@ def _copied_buffers(model: nn.Module, precision: Precision) -> Iterator[None]:
     true = [(module, module._buffers) for module in model.modules()]  # noqa: SLF001
     try:
         for module, buffers in true:
-            module.__dict__["_buffers"] = Copies(buffers, precision)
+            module.__dict__["_buffers"] = BatchCopies(buffers, precision)
         yield
     finally:
         for module, buffers in true:
@@ -301,7 +301,7 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
         most = len(f"{type(error).__name__}: ") + SHOWN  # what a kernel raises has no common type
         return None, next(iter(described(error, most).splitlines()))
 
-    return asked(lambda: (work(), ""), failed)
+    return call_or(lambda: (work(), ""), failed)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlwatch.gradloc.culprits import NUMBERS, HostPass
 from rlwatch.gradloc.passes import IDENTITY
-from rlwatch.gradloc.report import Culprit, Localisation, TokenAt, Trace
+from rlwatch.gradloc.report import Culprit, Localisation, NonfiniteTrace, TokenAt
 from rlwatch.records import CULPRITS, JSON, RESPONSES, SpikeBatch
 
 CONTEXT = 256
@@ -109,7 +109,7 @@ def event_body(report: Localisation) -> dict[str, JSON]:
     }
 
 
-def _plain(trace: Trace, name: str) -> JSON:
+def _plain(trace: NonfiniteTrace, name: str) -> JSON:
     value = getattr(trace, name)
     return list(value) if isinstance(value, tuple) else value
 

@@ -171,7 +171,7 @@ class Trigger(Stateful):
 # The time budget: a share of the training time.
 
 
-class Budget(Stateful):
+class LocalisationBudget(Stateful):
     """Keeps the time spent on localisation below a share of the time spent on training.
 
     ``spent <= share * (elapsed - spent) + allowance`` holds at any time if no localisation takes longer than was

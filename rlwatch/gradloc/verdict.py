@@ -17,7 +17,7 @@ from torch import Tensor
 from rlwatch.gradloc.culprits import HostPass
 from rlwatch.gradloc.distributed import World, gather_plain
 from rlwatch.gradloc.history import Usual
-from rlwatch.gradloc.report import Unit, Verdict
+from rlwatch.gradloc.report import BlameLevel, Unit
 from rlwatch.stats import mad, median
 from rlwatch.wording import percent
 
@@ -40,7 +40,7 @@ MOST_UNITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TokenLimits:
     """Sizes beyond which a token stands out: of its coefficient, and of its screen |dL/dlogp| (1 - p).
 
     ``usual`` is that of an ordinary coefficient.
@@ -51,7 +51,7 @@ class Limits:
     usual: float
 
     @classmethod
-    def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> Limits:
+    def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> TokenLimits:
         """From the run's healthy steps, or, where these are not known, from the step itself. A collective."""
         pushed = [np.abs(a[a != 0]) for host in hosts if (a := coefficients(host)) is not None]
         sizes = np.concatenate(pushed) if pushed else np.zeros(0)
@@ -88,7 +88,7 @@ def sizes_of(host: HostPass) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResponseNorm:
     """One response: what it holds of the norm, and how much of it stands out.
 
     ``up`` and ``down`` are the sums of positive and negative contributions, ``top`` the largest by size, all as shares
@@ -119,7 +119,7 @@ class Row:
         """Part of the norm."""
         return self.up + self.down
 
-    def to_blame(self, limits: Limits) -> bool:
+    def to_blame(self, limits: TokenLimits) -> bool:
         """True if most of it stands out, not some tokens in it."""
         if self.pushed < FEW:  # a short answer is to blame if every token of it stands out
             return 0 < self.pushed == self.standing
@@ -133,7 +133,11 @@ Standing = Sequence[np.ndarray]
 
 
 def standing_out(
-    hosts: Sequence[HostPass], sizes: Sequence[np.ndarray], contributions: Sequence[Tensor], norm: float, limits: Limits
+    hosts: Sequence[HostPass],
+    sizes: Sequence[np.ndarray],
+    contributions: Sequence[Tensor],
+    norm: float,
+    limits: TokenLimits,
 ) -> list[np.ndarray]:
     """Tokens of this rank that stand out: by their own size, or because they make a good part of the norm."""
     found = []
@@ -151,7 +155,7 @@ def rows_of(
     standing: Standing,
     shares: Sequence[np.ndarray],
     world: World,
-) -> list[Row]:
+) -> list[ResponseNorm]:
     """Responses of all ranks that have tokens; ``shares`` (B, T) of the norm for each pass. A collective."""
     here = [
         _row(host, row, size[row], stands[row], share[row])
@@ -159,14 +163,14 @@ def rows_of(
         for row in np.flatnonzero(host.mask.any(1)).tolist()
     ]
     bodies = [body for rank in gather_plain(world, [asdict(row) for row in here]) for body in rank]
-    return [Row(**{**body, "runs": [tuple(run) for run in body["runs"]]}) for body in bodies]
+    return [ResponseNorm(**{**body, "runs": [tuple(run) for run in body["runs"]]}) for body in bodies]
 
 
-def _row(host: HostPass, row: int, size: np.ndarray, standing: np.ndarray, shares: np.ndarray) -> Row:
+def _row(host: HostPass, row: int, size: np.ndarray, standing: np.ndarray, shares: np.ndarray) -> ResponseNorm:
     a, on = coefficients(host), host.mask[row]
     pushed = np.abs(a[row][a[row] != 0]) if a is not None else np.zeros(0)
     inside = shares[on]
-    return Row(
+    return ResponseNorm(
         host.rank, host.microbatch, row, host.first_row + row,
         None if host.groups is None else host.groups[row],
         None if host.tasks is None else host.tasks[row],
@@ -190,23 +194,23 @@ def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, flo
 class Blame:
     """The level to blame, its ``units``, and the ``rows`` that they are made of, of ``every`` row.
 
-    ``statement`` says it in words. :attr:`Verdict.BATCH` with no rows: nothing single stands out. There are no units
+    ``statement`` says it in words. :attr:`BlameLevel.BATCH` with no rows: nothing single stands out. There are no units
     where no contributions are known.
     """
 
-    verdict: Verdict
+    verdict: BlameLevel
     units: Sequence[Unit] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[ResponseNorm] = ()
     statement: str = ""
-    every: Sequence[Row] = ()
+    every: Sequence[ResponseNorm] = ()
 
     @property
     def whole(self) -> bool:
         """True where responses are to blame as a whole, not some of their tokens."""
-        return bool(self.rows) and self.verdict not in {Verdict.TOKEN, Verdict.STRETCH}
+        return bool(self.rows) and self.verdict not in {BlameLevel.TOKEN, BlameLevel.STRETCH}
 
 
-def blame(rows: Sequence[Row], limits: Limits, *, ranks: int = 1) -> Blame:
+def blame(rows: Sequence[ResponseNorm], limits: TokenLimits, *, ranks: int = 1) -> Blame:
     """Level that explains the most with the least. Plain arithmetic: ranks given the same rows agree."""
     guilty = [row for row in rows if row.to_blame(limits)]
     loose = sum(row.stood for row in rows if row not in guilty)
@@ -216,18 +220,18 @@ def blame(rows: Sequence[Row], limits: Limits, *, ranks: int = 1) -> Blame:
     return replace(_tokens(rows, ranks), every=rows)
 
 
-def _rolled(rows: Sequence[Row], guilty: Sequence[Row], ranks: int) -> Blame:
+def _rolled(rows: Sequence[ResponseNorm], guilty: Sequence[ResponseNorm], ranks: int) -> Blame:
     """The coarsest of response, group, task, rank and batch that is to blame nearly whole."""
-    levels: list[tuple[Verdict, Callable[[Row], str | None]]] = [
-        (Verdict.BATCH, lambda _: ""),
-        (Verdict.RANK, (lambda row: f"rank {row.rank}") if ranks > 1 else lambda _: None),
-        (Verdict.TASK, lambda row: row.task or None),
-        (Verdict.GROUP, lambda row: row.group or None),
+    levels: list[tuple[BlameLevel, Callable[[ResponseNorm], str | None]]] = [
+        (BlameLevel.BATCH, lambda _: ""),
+        (BlameLevel.RANK, (lambda row: f"rank {row.rank}") if ranks > 1 else lambda _: None),
+        (BlameLevel.TASK, lambda row: row.task or None),
+        (BlameLevel.GROUP, lambda row: row.group or None),
     ]
     total = sum(row.size for row in guilty)
     for level, key in levels:
-        units = _guilty_units(rows, guilty, key, whole_batch=level is Verdict.BATCH)
-        if level is Verdict.TASK:  # of which only one prompt is to blame: the prompt explains as much with less
+        units = _guilty_units(rows, guilty, key, whole_batch=level is BlameLevel.BATCH)
+        if level is BlameLevel.TASK:  # of which only one prompt is to blame: the prompt explains as much with less
             units = {name: members for name, members in units.items() if _prompts(members, guilty) != 1}
         held = sum(row.size for members in units.values() for row in members if row in guilty)
         if units and held >= NEARLY * total:
@@ -235,14 +239,18 @@ def _rolled(rows: Sequence[Row], guilty: Sequence[Row], ranks: int) -> Blame:
     if all(row.pushed == 1 for row in guilty):  # the answer is the token
         return _tokens(rows, ranks)
     names = {_sequence(row, ranks): [row] for row in sorted(guilty, key=lambda row: -row.size)}
-    return _blamed(Verdict.RESPONSE, rows, names, ranks)
+    return _blamed(BlameLevel.RESPONSE, rows, names, ranks)
 
 
 def _guilty_units(
-    rows: Sequence[Row], guilty: Sequence[Row], key: Callable[[Row], str | None], *, whole_batch: bool
-) -> dict[str, list[Row]]:
+    rows: Sequence[ResponseNorm],
+    guilty: Sequence[ResponseNorm],
+    key: Callable[[ResponseNorm], str | None],
+    *,
+    whole_batch: bool,
+) -> dict[str, list[ResponseNorm]]:
     """Units most of whose responses with a signal are guilty, two of them at least; not of one that is all there is."""
-    units: dict[str, list[Row]] = {}
+    units: dict[str, list[ResponseNorm]] = {}
     for row in rows:
         name = key(row)
         if name is not None:
@@ -250,7 +258,7 @@ def _guilty_units(
     if len(units) < 2 and not whole_batch:
         return {}
 
-    def is_guilty(members: Sequence[Row]) -> bool:
+    def is_guilty(members: Sequence[ResponseNorm]) -> bool:
         signal = [row for row in members if row.pushed]
         bad = sum(row in guilty for row in signal)
         return bad >= 2 and bad >= MOST * len(signal)
@@ -258,14 +266,16 @@ def _guilty_units(
     return {name: members for name, members in units.items() if is_guilty(members)}
 
 
-def _prompts(members: Sequence[Row], guilty: Sequence[Row]) -> int:
+def _prompts(members: Sequence[ResponseNorm], guilty: Sequence[ResponseNorm]) -> int:
     """Prompt groups of the guilty among ``members``; 0 where they are not known."""
     return len({row.group for row in members if row in guilty and row.group is not None})
 
 
-def _blamed(level: Verdict, rows: Sequence[Row], units: Mapping[str, Sequence[Row]], ranks: int) -> Blame:
+def _blamed(
+    level: BlameLevel, rows: Sequence[ResponseNorm], units: Mapping[str, Sequence[ResponseNorm]], ranks: int
+) -> Blame:
     attributed = any(row.up or row.down for row in rows)
-    if level is Verdict.BATCH:
+    if level is BlameLevel.BATCH:
         return Blame(level, [_unit(level, "all responses", rows)] if attributed else [], rows, "all responses alike")
     blamed = [row for members in units.values() for row in members]
     every = [_unit(level, _named(level, name, members, ranks), members) for name, members in units.items()]
@@ -278,17 +288,17 @@ def _blamed(level: Verdict, rows: Sequence[Row], units: Mapping[str, Sequence[Ro
     share = sum(unit.share for unit in every)
     who = first.name if not more else f"{first.name} and {more} more"
     text = f"{who} {'make' if more else 'makes'} {percent(share)} of the gradient norm" + _cancelling(every)
-    if level is Verdict.RESPONSE and not more:
+    if level is BlameLevel.RESPONSE and not more:
         text += f", no single token more than {percent(max(row.top for row in blamed))}"
     listed = every[:MOST_UNITS]
     rest = [row for unit in every[MOST_UNITS:] for row in units.get(unit.name, ())]
     return Blame(level, [*listed, _unit(level, "all others", [*rest, *others])], blamed, text)
 
 
-def _named(level: Verdict, name: str, members: Sequence[Row], ranks: int) -> str:
-    if level is Verdict.TASK:
+def _named(level: BlameLevel, name: str, members: Sequence[ResponseNorm], ranks: int) -> str:
+    if level is BlameLevel.TASK:
         return f"the task {name}"
-    if level is Verdict.GROUP:
+    if level is BlameLevel.GROUP:
         numbers = sorted(row.sequence for row in members)
         where = f" of rank {members[0].rank}" if ranks > 1 and len({row.rank for row in members}) == 1 else ""
         return f"the prompt group of sequences {_listed(numbers)}{where}"
@@ -305,11 +315,11 @@ def _listed(numbers: Sequence[int]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
-def _sequence(row: Row, ranks: int) -> str:
+def _sequence(row: ResponseNorm, ranks: int) -> str:
     return f"sequence {row.sequence}" + (f" of rank {row.rank}" if ranks > 1 else "")
 
 
-def _unit(level: Verdict, name: str, rows: Sequence[Row]) -> Unit:
+def _unit(level: BlameLevel, name: str, rows: Sequence[ResponseNorm]) -> Unit:
     up, down = sum(row.up for row in rows), sum(row.down for row in rows)
     return Unit(level, name, up + down, up, down, sum(row.tokens for row in rows))
 
@@ -320,16 +330,16 @@ def _cancelling(units: Sequence[Unit]) -> str:
     return f" ({percent(up)} along it, {percent(-down)} against)" if -down > 0.1 * max(up, 1e-12) else ""
 
 
-def _tokens(rows: Sequence[Row], ranks: int) -> Blame:
+def _tokens(rows: Sequence[ResponseNorm], ranks: int) -> Blame:
     """Tokens or a stretch of them; nothing where none stands out."""
     with_some = sorted((row for row in rows if row.standing), key=lambda row: -row.stood)
     if not with_some:
-        return Blame(Verdict.BATCH, (), (), "no token, response or layer stands out")
+        return Blame(BlameLevel.BATCH, (), (), "no token, response or layer stands out")
     total = sum(row.stood for row in with_some)
     runs = [(row, run) for row in with_some for run in row.runs if run[2] >= FEW]
     if runs and sum(run[3] for _, run in runs) >= NEARLY * total:
         runs.sort(key=lambda one: -one[1][3])
         row, (first, last, _, _) = runs[0]
         more = f" and {len(runs) - 1} more stretches" if len(runs) > 1 else ""
-        return Blame(Verdict.STRETCH, (), with_some, f"positions {first} to {last} of {_sequence(row, ranks)}{more}")
-    return Blame(Verdict.TOKEN, (), with_some)
+        return Blame(BlameLevel.STRETCH, (), with_some, f"positions {first} to {last} of {_sequence(row, ranks)}{more}")
+    return Blame(BlameLevel.TOKEN, (), with_some)

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from rlwatch.gradloc.distributed import Alone, World
 from rlwatch.gradloc.draws import Draws
 from rlwatch.gradloc.gradients import Weights, beside_training, gradients_of, run_again
-from rlwatch.gradloc.passes import LossPass, Outputs, Passes, Undivided
+from rlwatch.gradloc.passes import LossPass, Outputs, RecordedPasses, Undivided
 from rlwatch.gradloc.report import OwnGradient, TokenAt
 from rlwatch.gradloc.rerun import tried
 
 
 def verify(
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     tokens: Sequence[TokenAt],
     *,
     world: World | None = None,
@@ -77,7 +77,7 @@ costs about two ordinary steps where a step has 4 000 tokens, and less than one 
 
 def verify_worthwhile(
     model: nn.Module,
-    passes: Passes,
+    passes: RecordedPasses,
     tokens: Sequence[TokenAt],
     contributions: Sequence[Tensor] = (),
     *,
@@ -107,7 +107,7 @@ def verify_worthwhile(
 
 
 def union_candidates(
-    passes: Passes,
+    passes: RecordedPasses,
     contributions: Sequence[Tensor],
     screens: Sequence[Tensor],
     k: int,
@@ -135,7 +135,9 @@ def union_candidates(
     return list(dict.fromkeys(at for tokens in rankings for at in tokens))
 
 
-def top_tokens(passes: Passes, values: Sequence[Tensor], n: int, *, world: World | None = None) -> list[TokenAt]:
+def top_tokens(
+    passes: RecordedPasses, values: Sequence[Tensor], n: int, *, world: World | None = None
+) -> list[TokenAt]:
     """The ``n`` tokens of all ranks with the largest ``values`` (B, T) of each pass by size; see above for ties.
 
     A rank without ``values``, because it has none or no passes, takes part all the same.
@@ -151,7 +153,7 @@ def top_tokens(passes: Passes, values: Sequence[Tensor], n: int, *, world: World
     return [at for _, at in sorted(rows)[:n]]
 
 
-def _local_top(passes: Passes, values: Sequence[Tensor], n: int) -> Tensor:
+def _local_top(passes: RecordedPasses, values: Sequence[Tensor], n: int) -> Tensor:
     """(at most n, 4), float64, CPU: size of the value, micro-batch, row, position; the largest first."""
     tables = [torch.zeros(0, 4, dtype=torch.float64, device="cpu")]
     for m, (one, value) in enumerate(zip(passes.all, values, strict=True) if values else ()):
@@ -175,7 +177,9 @@ class _Hints:
     step: int
 
     @classmethod
-    def of(cls, passes: Passes, wanted: Sequence[TokenAt], contributions: Sequence[Tensor], world: World) -> Self:
+    def of(
+        cls, passes: RecordedPasses, wanted: Sequence[TokenAt], contributions: Sequence[Tensor], world: World
+    ) -> Self:
         """A collective."""
         table = torch.zeros(len(wanted) + 1, 2, dtype=torch.float64, device="cpu")
         table[-1, 0] = sum(rows * positions for rows, positions in (one.shape for one in passes.all))
@@ -218,7 +222,7 @@ class _Job:
 class _Verifier:
     """Own gradients of ``wanted``, taken in rounds within :func:`beside_training`. ``most`` bounds :attr:`spent`."""
 
-    def __init__(self, model: nn.Module, passes: Passes, tokens: Sequence[TokenAt], world: World) -> None:
+    def __init__(self, model: nn.Module, passes: RecordedPasses, tokens: Sequence[TokenAt], world: World) -> None:
         self.wanted = list(dict.fromkeys(tokens))
         self.spent = 0.0
         """Positions that backward passes ran over, on the rank that ran over the most."""

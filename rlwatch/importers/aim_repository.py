@@ -14,13 +14,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
+from rlwatch.error_boundary import call_or, described
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import About, DirectoryImporter, Reading, Row, step_of, value_of
+from rlwatch.importers.base import About, DirectoryImporter, ImportedRow, LogReading, step_of, value_of
 from rlwatch.importers.databases import opened, told_apart
 from rlwatch.importers.lines import shown
 from rlwatch.importers.refusals import EXPORT
 from rlwatch.records import JSON
-from rlwatch.seam import asked, described
 
 AIM_NAME = ".aim"
 _ABOUT, _SERIES = "meta/chunks", "seqs/chunks"
@@ -84,20 +84,20 @@ class _Properties(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-class AimReading(Reading):
+class AimReading(LogReading):
     """Of a repository."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._about: dict[str, About] = {}
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of every run, one run after another. Raises ``ImportFormatError``."""
         runs = sorted(run.name for run in (path / _ABOUT).glob("*") if run.is_dir())
         what = f"is a repository of Aim with {len(runs):,} run{'' if len(runs) == 1 else 's'}"
         if not runs:
             raise ImportFormatError(self.path, f"{what}; has any run tracked anything yet?")
-        storage = asked(_storage, lambda error: self._without_aim(what, error))
+        storage = call_or(_storage, lambda error: self._without_aim(what, error))
         for name, run, said in self._named(path, runs):
             yield from self._run(storage, path, name, run, said)
 
@@ -136,10 +136,12 @@ class AimReading(Reading):
             self.skips.add(f"names, experiments and tags of runs ({error})", 0)
         return found
 
-    def _run(self, storage: _Storage, path: Path, name: str, run: str, said: _Properties) -> Iterator[Row]:
+    def _run(self, storage: _Storage, path: Path, name: str, run: str, said: _Properties) -> Iterator[ImportedRow]:
         problem, read = "", None
         for _ in range(_TRIES):
-            problem, read = asked(lambda: ("", _Run(storage, path, run).read(self)), lambda error: (_said(error), None))
+            problem, read = call_or(
+                lambda: ("", _Run(storage, path, run).read(self)), lambda error: (_said(error), None)
+            )
             if read is not None:
                 break
         if read is None:
@@ -152,7 +154,7 @@ class AimReading(Reading):
         self._about[name] = About(name, said.project, config, said.tags)
         for step in sorted(rows):
             at, metrics = rows[step]
-            yield Row(step, metrics, 0, name, at)
+            yield ImportedRow(step, metrics, 0, name, at)
 
 
 Rows = dict[int, tuple[float, dict[str, float]]]
@@ -167,7 +169,7 @@ class _Run:
         self._meta = _whole(storage, path / _ABOUT / run)
         self._series = _whole(storage, path / _SERIES / run)
 
-    def read(self, reading: Reading) -> tuple[dict[str, JSON], Rows]:
+    def read(self, reading: LogReading) -> tuple[dict[str, JSON], Rows]:
         """Settings and rows."""
         meta = self._tree("meta", "chunks", self._run)
         contexts = {context: said or {} for context, said in self._tree("meta", "contexts").items()}
@@ -181,7 +183,7 @@ class _Run:
                     self._take(called, (context, name), trace.get("version", 1), rows, reading)
         return _settings(meta.get("attrs", {})), rows
 
-    def _take(self, called: str, series: tuple[int, str], version: int, rows: Rows, reading: Reading) -> None:
+    def _take(self, called: str, series: tuple[int, str], version: int, rows: Rows, reading: LogReading) -> None:
         """Add the values of one metric; the moment of a step is that of its first metric."""
         way = ("seqs", *(() if version == 1 else (f"v{version}",)), "chunks", self._run, *series)
         places = self._places(way, version, called, reading)
@@ -202,7 +204,7 @@ class _Run:
                 if read is not None and places.get(key) in rows:
                     rows[places[key]][1].setdefault("epoch", read)
 
-    def _places(self, way: tuple[str | int, ...], version: int, called: str, reading: Reading) -> dict[bytes, int]:
+    def _places(self, way: tuple[str | int, ...], version: int, called: str, reading: LogReading) -> dict[bytes, int]:
         """The step of each key of a metric: what the key says or, since Aim 3.11, what a column of its own does."""
         column = "val" if version == 1 else "step"
         places = {}

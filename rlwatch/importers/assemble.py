@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Row, Skips
+from rlwatch.importers.base import ImportedRow, Skips
 from rlwatch.importers.lines import LONGEST_NAME, MOST_ATTEMPTS, MOST_NAMES
 from rlwatch.importers.naming import NONE, Naming
 from rlwatch.importers.single_records import OneByOne
@@ -94,7 +94,7 @@ class RunAssembly:
         """Every metric seen, in order of first appearance."""
         self.seq = seq
 
-    def take(self, row: Row, skips: Skips) -> list[StepRecord]:
+    def take(self, row: ImportedRow, skips: Skips) -> list[StepRecord]:
         """The records that the next row settles, without keeping them; what is left out is counted in ``skips``.
 
         Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run, and where each row
@@ -121,7 +121,7 @@ class RunAssembly:
         """The same where the trainer was started again: the next row begins another attempt."""
         return self._records(self.order.restart(skips))
 
-    def add(self, row: Row, skips: Skips) -> None:
+    def add(self, row: ImportedRow, skips: Skips) -> None:
         """Keep the records that the next row settles."""
         self.records += self.take(row, skips)
 
@@ -135,11 +135,11 @@ class RunAssembly:
     def _records(self, rows: Iterable[Numbered]) -> list[StepRecord]:
         return [self._record(row, attempt) for row, attempt in rows]
 
-    def _record(self, row: Row, attempt: int) -> StepRecord:
+    def _record(self, row: ImportedRow, attempt: int) -> StepRecord:
         self.seq += 1
         return StepRecord(step=row.step, metrics=row.metrics, ts=row.ts, attempt=attempt, seq=self.seq)
 
-    def _bounded(self, row: Row, skips: Skips) -> Mapping[str, float]:
+    def _bounded(self, row: ImportedRow, skips: Skips) -> Mapping[str, float]:
         """The metrics of a row with names not seen before, without those that are too many or too long."""
         kept: dict[str, float] = {}
         for name, value in row.metrics.items():

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segment, Segments, blocks, shown, without_prefix
+from rlwatch.importers.lines import LARGEST_STEP, LONGEST_LINE, UTF16, Segments, TextLine, blocks, shown, without_prefix
 from rlwatch.records import JSON, StepRecord
 
 LONGEST_REASON = 200
@@ -60,7 +60,7 @@ class Skips:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ImportedRow:
     """Metrics of one step as one place of the log gives them.
 
     ``run`` is empty where the log holds one run, ``ts`` (Unix seconds) 0 where it does not tell the time. ``starts``:
@@ -84,7 +84,7 @@ class About(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-class Reading(ABC):
+class LogReading(ABC):
     """One reading of a log: its rows, and what is learnt besides them.
 
     ``skips``: what was left out; ``recognised``: whether the mark of the format was seen; ``source``: the trainer,
@@ -102,7 +102,7 @@ class Reading(ABC):
         self.only: str | None = None
 
     @abstractmethod
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """Every row of the file, in its order. Raises ``ImportFormatError``."""
 
     def notes(self) -> tuple[str, ...]:
@@ -126,30 +126,30 @@ class Reading(ABC):
         return About(*self.called(), self.config(), self.tags())
 
 
-class Intake(Protocol):
+class StreamIntake(Protocol):
     """Takes a file in as bytes, however they are cut, and gives rows."""
 
-    def feed(self, data: bytes) -> Iterator[Row]:
+    def feed(self, data: bytes) -> Iterator[ImportedRow]:
         """Rows that ``data`` completes."""
         ...
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """Rows still held back when the file ends."""
         ...
 
-    def cut(self) -> Iterator[Row]:
+    def cut(self) -> Iterator[ImportedRow]:
         """The same when the file was written anew: its unfinished end is lost."""
         ...
 
 
-class StreamReading(Reading):
+class StreamReading(LogReading):
     """Of a log that is read from its beginning to its end."""
 
     @abstractmethod
-    def intake(self) -> Intake:
+    def intake(self) -> StreamIntake:
         """Intake of one file."""
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """Every row of the file; reads it in blocks, never as a whole."""
         intake = self.intake()
         for block in blocks(path):
@@ -164,10 +164,10 @@ class LineParser(StreamReading):
     """
 
     @abstractmethod
-    def feed(self, segment: Segment) -> Iterable[Row]:
+    def feed(self, segment: TextLine) -> Iterable[ImportedRow]:
         """Rows that ``segment`` completes."""
 
-    def finish(self) -> Iterable[Row]:
+    def finish(self) -> Iterable[ImportedRow]:
         """Rows still held back when the log ends."""
         return ()
 
@@ -187,7 +187,7 @@ class LineIntake:
         self._begun = self._holed = False
         self._wide: bool | None = None
 
-    def feed(self, data: bytes) -> Iterator[Row]:
+    def feed(self, data: bytes) -> Iterator[ImportedRow]:
         """Rows of the lines that ``data`` completes."""
         if self._holed or b"\x00" in data:
             self._note_holes(data if self._begun else data.lstrip(b"\x00"))
@@ -200,7 +200,7 @@ class LineIntake:
             else:
                 yield from self._parser.feed(segment)
 
-    def _first(self, segment: Segment) -> Iterator[Row]:
+    def _first(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The rows of a line; the first that has any is kept as an example."""
         for row in self._parser.feed(segment):
             self._parser.example = self._parser.example or (segment.line, segment.text[:LONGEST_REASON])
@@ -217,7 +217,7 @@ class LineIntake:
             self._parser.skips.add("a block of NUL bytes, as of a power cut or a truncated copy", 0)
         self._holed = data.endswith(b"\x00")
 
-    def _of_rank(self, rank: str, segment: Segment) -> Iterator[Row]:
+    def _of_rank(self, rank: str, segment: TextLine) -> Iterator[ImportedRow]:
         """The rows of a line of one process of several: of the one that gave the first row."""
         if self._rank and self._rank != rank:
             self._parser.skips.add(OTHER_RANK, segment.line)
@@ -226,13 +226,13 @@ class LineIntake:
             self._rank = rank
             yield row
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """Rows of the unterminated last line, and what the parser held back."""
         for segment in self._segments.finish():
             yield from self._parser.feed(segment)
         yield from self._parser.finish()
 
-    def cut(self) -> Iterator[Row]:
+    def cut(self) -> Iterator[ImportedRow]:
         """Rows that the parser held back."""
         yield from self._parser.finish()
 
@@ -264,7 +264,7 @@ class ImportedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FormatMatch:
     """Confidence of an importer that a log is its own, from 0 (none) to 1, and the reason."""
 
     confidence: float
@@ -284,11 +284,11 @@ class Importer(Protocol):
     table: ClassVar[bool]
     """True if the order of lines carries no meaning (a table may be sorted by metric)."""
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:
         """True if ``head``, a piece of the log, looks like this format."""
         ...
 
-    def reading(self, path: str) -> Reading:
+    def reading(self, path: str) -> LogReading:
         """A fresh reading of the log at ``path``."""
         ...
 
@@ -310,12 +310,12 @@ class DirectoryImporter(ABC):
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """No file is one."""
-        return Verdict(0.0, f"no {self.expects}")
+        return FormatMatch(0.0, f"no {self.expects}")
 
     @abstractmethod
-    def reading(self, path: str) -> Reading:
+    def reading(self, path: str) -> LogReading:
         """A fresh reading of the directory."""
 
     @abstractmethod
@@ -342,10 +342,10 @@ class LineImporter(StreamImporter):
         """A fresh parser."""
         return self.parser(path)
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:
         """Sure as soon as its own parser finds its mark in ``head``."""
         if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
-            return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.0, f"no {self.expects}")
         parser, segments = self.reading(str(path)), Segments()
         try:
             for segment in segments.feed(head) + segments.finish():
@@ -353,11 +353,11 @@ class LineImporter(StreamImporter):
                 if parser.recognised:
                     break
         except ImportFormatError:  # it is this format, with a mistake in it: reading will say which
-            return Verdict(self.weight, f"{self.expects}, with a mistake in it")
+            return FormatMatch(self.weight, f"{self.expects}, with a mistake in it")
         if parser.recognised:
-            return Verdict(self.weight, f"found {self.expects}")
+            return FormatMatch(self.weight, f"found {self.expects}")
         seen = parser.skips.listed()
-        return Verdict(0.0, f"no {self.expects}" + (f" ({seen[0].reason})" if seen else ""))
+        return FormatMatch(0.0, f"no {self.expects}" + (f" ({seen[0].reason})" if seen else ""))
 
 
 # From what a log prints to numbers: only numbers become metrics, and nothing is rescaled.

@@ -17,8 +17,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import NUMBER, LineImporter, LineParser, Row, number, step_of
-from rlwatch.importers.lines import LONGEST_NAME, Segment, without_prefix
+from rlwatch.importers.base import NUMBER, ImportedRow, LineImporter, LineParser, number, step_of
+from rlwatch.importers.lines import LONGEST_NAME, TextLine, without_prefix
 
 _HEAD = re.compile(
     r"METRICS STEP (\d{1,15}) ===|^\s*={3,} Step (\d{1,15})/\d{1,15} ={3,}|Train step (\d{1,15})/\d{1,15} done"
@@ -41,7 +41,7 @@ class BlockConsoleParser(LineParser):
         self._line = 0
         self._section = ""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row that ``segment`` ends."""
         if len(segment.text) > LONGEST:
             return
@@ -60,7 +60,7 @@ class BlockConsoleParser(LineParser):
         elif self._step is not None and (pair := _PAIR.fullmatch(text)) is not None:
             self._take(self._section + pair["name"], float(pair["value"]))
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row of the block that is open, if it holds anything."""
         metrics, self._metrics, self._section = self._metrics, {}, ""
         step, self._step = self._step, None
@@ -72,7 +72,7 @@ class BlockConsoleParser(LineParser):
                 self.skips.add(str(error), self._line)
                 return
         if step is not None and metrics:
-            yield Row(step, metrics, self._line)
+            yield ImportedRow(step, metrics, self._line)
 
     def _cells(self, cells: list[str], line: int) -> None:
         """Take names and values that stand beside each other."""

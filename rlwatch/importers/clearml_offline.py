@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, step_of, value_of
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, step_of, value_of
 from rlwatch.importers.json_logs import load_document
-from rlwatch.importers.lines import Segment, parsed, shown
+from rlwatch.importers.lines import TextLine, parsed, shown
 from rlwatch.importers.scalar_rows import ScalarRows
 from rlwatch.records import JSON
 
@@ -29,7 +29,7 @@ class ClearMlParser(LineParser):
         super().__init__(path)
         self._rows = ScalarRows()
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """Rows that the events of a line end."""
         if not segment.text.startswith("[{"):
             return
@@ -43,7 +43,7 @@ class ClearMlParser(LineParser):
                 self.recognised = True
                 yield from self._scalar(event, segment.line)
 
-    def _scalar(self, event: dict[str, Any], line: int) -> Iterator[Row]:
+    def _scalar(self, event: dict[str, Any], line: int) -> Iterator[ImportedRow]:
         name, value = _name(str(event.get("metric", "")), str(event.get("variant", ""))), value_of(event.get("value"))
         try:
             step = step_of(event.get("iter"))
@@ -56,7 +56,7 @@ class ClearMlParser(LineParser):
         moment = value_of(event.get("timestamp", 0.0)) or 0.0
         yield from self._rows.add(step, name, value, ts=moment / 1000, line=line)
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row of the last step."""
         yield from self._rows.finish()
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import STEP_FIELDS, LineImporter, LineParser, Row, number, step_of
-from rlwatch.importers.lines import Segment, shown
+from rlwatch.importers.base import STEP_FIELDS, ImportedRow, LineImporter, LineParser, number, step_of
+from rlwatch.importers.lines import TextLine, shown
 from rlwatch.importers.single_records import REASON, may_be_of_single, of_single
 
 _RUN_COLUMNS = ("run_id", "run")
@@ -53,7 +53,7 @@ class TableParser(LineParser):
         self._run = self._step = -1
         self._last = ("", 0)  # a step as written and as read: most lines repeat that of the line before
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The rows that one line completes."""
         if self._columns is None:
             self._header(segment.text)
@@ -92,7 +92,7 @@ class TableParser(LineParser):
         """True if this is such a table; ``columns`` in lower case."""
 
     @abstractmethod
-    def _read(self, cells: list[str], line: int) -> Iterator[Row]:
+    def _read(self, cells: list[str], line: int) -> Iterator[ImportedRow]:
         """The rows that the cells of one line complete."""
 
     def _place(self, cells: list[str], line: int) -> tuple[str, int]:
@@ -127,7 +127,7 @@ class LongTableParser(TableParser):
         super().__init__(path)
         self._metric = self._value = -1
         self._named = ""
-        self._open: Row | None = None
+        self._open: ImportedRow | None = None
         self._metrics: dict[str, float] = {}
 
     def _accepts(self, columns: list[str]) -> bool:
@@ -140,7 +140,7 @@ class LongTableParser(TableParser):
         self._metric, self._value = columns.index("metric"), columns.index("value")
         return True
 
-    def _read(self, cells: list[str], line: int) -> Iterator[Row]:
+    def _read(self, cells: list[str], line: int) -> Iterator[ImportedRow]:
         run, step = self._place(cells, line)
         name = self._named or cells[self._metric]
         value = self._number(cells[self._value], name, line)
@@ -149,10 +149,10 @@ class LongTableParser(TableParser):
         if self._open is None or (self._open.run, self._open.step) != (run, step) or name in self._metrics:
             yield from self.finish()
             self._metrics = {}
-            self._open = Row(step, self._metrics, line, run)
+            self._open = ImportedRow(step, self._metrics, line, run)
         self._metrics[name] = value
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row of the last step."""
         if self._open is not None:
             yield self._open
@@ -186,7 +186,7 @@ class WideTableParser(TableParser):
         self._of_single = may_be_of_single(self._columns or ())
         return "value" not in columns and len(columns) > 1 + (self._run >= 0)
 
-    def _read(self, cells: list[str], line: int) -> Iterator[Row]:
+    def _read(self, cells: list[str], line: int) -> Iterator[ImportedRow]:
         run, step = self._place(cells, line)
         if self._charted:
             yield from self._of_runs(step, cells, line)
@@ -199,9 +199,9 @@ class WideTableParser(TableParser):
         if self._of_single and of_single({**dict(zip(self._columns or (), cells, strict=True)), **metrics}):
             self.skips.add(REASON, line)
         elif metrics:
-            yield Row(step, metrics, line, run)
+            yield ImportedRow(step, metrics, line, run)
 
-    def _of_runs(self, step: int, cells: list[str], line: int) -> Iterator[Row]:
+    def _of_runs(self, step: int, cells: list[str], line: int) -> Iterator[ImportedRow]:
         """A row for each run that was measured at this step."""
         found: dict[str, dict[str, float]] = {}
         for index, ((run, metric), text) in enumerate(zip(self._charted, cells, strict=True)):
@@ -209,7 +209,7 @@ class WideTableParser(TableParser):
             if value is not None:
                 found.setdefault(run, {})[metric] = value
         for run, metrics in found.items():
-            yield Row(step, metrics, line, run)
+            yield ImportedRow(step, metrics, line, run)
 
 
 class LongTable(LineImporter):

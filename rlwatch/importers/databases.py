@@ -19,7 +19,7 @@ from typing import ClassVar
 from urllib.parse import quote
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import About, Reading, Row, Verdict, metrics_of
+from rlwatch.importers.base import About, FormatMatch, ImportedRow, LogReading, metrics_of
 from rlwatch.importers.lines import unpacked
 from rlwatch.importers.own_rows import flattened
 from rlwatch.records import JSON
@@ -40,7 +40,7 @@ _MLFLOW = (
 _OWN_HINT = "is a run of rlwatch itself: see `rlwatch runs --store DIR`, with the directory of its runs"
 
 
-class DatabaseReading(Reading):
+class DatabaseReading(LogReading):
     """Of the database of a tracker."""
 
     def __init__(self, path: str) -> None:
@@ -48,7 +48,7 @@ class DatabaseReading(Reading):
         self._configs: dict[str, dict[str, JSON]] = {}
         self._names: dict[str, str] = {}
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of every run, one run after another. Raises ``ImportFormatError``."""
         try:
             with unpacked(path) as file, closing(opened(file)) as database:
@@ -69,7 +69,7 @@ class DatabaseReading(Reading):
         configs = (self._configs.get(run_id, {}) for run_id, name in self._names.items() if name == run)
         return About(config=next(configs, {}))
 
-    def _trackio(self, database: sqlite3.Connection, rows: str, configs: str) -> Iterator[Row]:
+    def _trackio(self, database: sqlite3.Connection, rows: str, configs: str) -> Iterator[ImportedRow]:
         self.recognised = True
         for run_id, _, config in _asked(database, configs):
             found = _parsed(config)
@@ -80,9 +80,9 @@ class DatabaseReading(Reading):
                 self.skips.add("metrics that are no JSON object, or an empty one", number)
             metrics = metrics_of(flattened(entry), self.skips, number)
             if metrics:
-                yield Row(int(step), metrics, number, self._named(run_id, name), _moment(at))
+                yield ImportedRow(int(step), metrics, number, self._named(run_id, name), _moment(at))
 
-    def _mlflow(self, database: sqlite3.Connection) -> Iterator[Row]:
+    def _mlflow(self, database: sqlite3.Connection) -> Iterator[ImportedRow]:
         self.recognised = True
         for run_id, name, value in _asked(database, "SELECT run_uuid, key, value FROM params"):
             self._configs.setdefault(run_id, {})[name] = value
@@ -105,7 +105,7 @@ def told_apart(name: str, run_id: str, taken: Collection[str]) -> str:
     return f"{name}-{run_id[:8]}" if name in taken else name
 
 
-def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, number: int = 0) -> Iterator[Row]:
+def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, number: int = 0) -> Iterator[ImportedRow]:
     """Rows of (step, moment, metric, value) in order of steps; what was logged again at a step is a row of its own.
 
     ``number``: values that came before these.
@@ -116,10 +116,10 @@ def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, num
         for _, moment, metric, value in those:
             number += 1
             if metric in metrics:
-                yield Row(int(step), metrics, number - 1, run, at)
+                yield ImportedRow(int(step), metrics, number - 1, run, at)
                 metrics = {}
             metrics[metric], at = value, moment
-        yield Row(int(step), metrics, number, run, at)
+        yield ImportedRow(int(step), metrics, number, run, at)
 
 
 def opened(path: Path) -> sqlite3.Connection:
@@ -175,10 +175,10 @@ class RunDatabase:
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """Sure by the bytes that each begins with."""
         found = head.startswith(_MAGIC)
-        return Verdict(0.99 if found else 0.0, f"{'found an' if found else 'no'} {self.expects}")
+        return FormatMatch(0.99 if found else 0.0, f"{'found an' if found else 'no'} {self.expects}")
 
     def reading(self, path: str) -> DatabaseReading:
         """A fresh reading."""

@@ -17,7 +17,7 @@ from time import monotonic, thread_time
 from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import DirectoryImporter, Importer, LineImporter, Reading, Row, StreamImporter
+from rlwatch.importers.base import DirectoryImporter, ImportedRow, Importer, LineImporter, LogReading, StreamImporter
 from rlwatch.importers.lines import A_LOOK, BLOCK, open_regular
 from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.records import JSON
@@ -109,17 +109,17 @@ _HOLE = b"\x00" * 4
 class Follower(Protocol):
     """Gives the rows that came since the last time."""
 
-    reading: Reading
+    reading: LogReading
     problem: str
     """Reason why the file cannot be read at the moment; empty if it can."""
     more: bool
     """True if the last poll ended before the file did: others must have their turn."""
 
-    def poll(self) -> Iterable[Row]:
+    def poll(self) -> Iterable[ImportedRow]:
         """New rows; none if the file has not changed or is gone for a moment."""
         ...
 
-    def close(self) -> Iterable[Row]:
+    def close(self) -> Iterable[ImportedRow]:
         """The rows held back for more output that will not come; lets go of the file."""
         ...
 
@@ -163,7 +163,7 @@ class StreamFollower:
         if position is not None:
             self._resume(position)
 
-    def poll(self) -> Iterator[Row]:
+    def poll(self) -> Iterator[ImportedRow]:
         """Rows completed since the last poll."""
         self.more, self._left = False, A_LOOK
         with contextlib.suppress(FileNotFoundError):  # between the two halves of a rotation
@@ -173,7 +173,7 @@ class StreamFollower:
                 self._move(there)
                 yield from self._appended()
 
-    def close(self) -> Iterator[Row]:
+    def close(self) -> Iterator[ImportedRow]:
         """The unfinished end, and whatever the parser held back."""
         yield from self._rest()
         self.release()
@@ -198,7 +198,7 @@ class StreamFollower:
 
     def _fresh(self) -> None:
         reading = self._importer.reading(str(self._path))
-        self.reading: Reading = reading
+        self.reading: LogReading = reading
         self._intake = reading.intake()
         self._offset = 0
         self._tail = b""
@@ -209,7 +209,7 @@ class StreamFollower:
         self._fresh()
         self._begun(restarted)
 
-    def _appended(self) -> Iterator[Row]:
+    def _appended(self) -> Iterator[ImportedRow]:
         file = self._opened()
         if file is None:  # written anew, and nobody kept what it held
             yield from self._intake.cut()
@@ -271,7 +271,7 @@ class StreamFollower:
             return None
         return self._path
 
-    def _rest(self) -> Iterator[Row]:
+    def _rest(self) -> Iterator[ImportedRow]:
         yield from self._intake.finish()
 
 
@@ -286,7 +286,7 @@ class DirectoryFollower(StreamFollower):
     def _next(self) -> Path | None:
         return self._after("" if self._at == self._path else self._at.name)
 
-    def _appended(self) -> Iterator[Row]:
+    def _appended(self) -> Iterator[ImportedRow]:
         if self._at != self._path:
             with contextlib.suppress(FileNotFoundError):  # removed, or never seen by this process
                 yield from super()._appended()
@@ -308,13 +308,13 @@ class WholeFollower:
         self.reading = importer.reading(str(path))
         self.problem = ""
         self.more = False
-        self._known: dict[tuple[str, int, int], Row] = {}
+        self._known: dict[tuple[str, int, int], ImportedRow] = {}
         self._mark: list[tuple[int, int, int]] | None = None
         self._due = 0.0
         self.newest = path
         """File that was written last."""
 
-    def poll(self) -> list[Row]:
+    def poll(self) -> list[ImportedRow]:
         """New rows, if the file has changed."""
         cost = thread_time()
         mark = self._marked() if monotonic() >= self._due else []
@@ -347,11 +347,11 @@ class WholeFollower:
                     newest, self.newest = stat.st_mtime_ns, file
         return sorted(found)
 
-    def _news(self, rows: Sequence[Row]) -> list[Row]:
+    def _news(self, rows: Sequence[ImportedRow]) -> list[ImportedRow]:
         there = {row.run for row in rows}
         known, self._known = self._known, {key: row for key, row in self._known.items() if key[0] not in there}
         times: Counter[tuple[str, int]] = Counter()
-        news: list[Row] = []
+        news: list[ImportedRow] = []
         anew = False
         for row in rows:
             times[row.run, row.step] += 1
@@ -367,7 +367,7 @@ class WholeFollower:
                 news.append(replace(row, metrics=late))
         return news
 
-    def close(self) -> list[Row]:
+    def close(self) -> list[ImportedRow]:
         """New rows, however short ago it was read."""
         self._due = 0.0
         return self.poll()
@@ -408,7 +408,7 @@ def _data_from(file: IO[bytes]) -> int | None:
     return start
 
 
-def _holds(row: Row, before: Row) -> bool:
+def _holds(row: ImportedRow, before: ImportedRow) -> bool:
     """True if a row says all that it did before; NaN equals NaN."""
     return row.metrics == before.metrics or all(
         repr(row.metrics.get(name)) == repr(value) for name, value in before.metrics.items()

@@ -18,9 +18,9 @@ from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import (
     OWN_STEP_FIELDS,
     STEP_FIELDS,
-    Reading,
-    Row,
-    Verdict,
+    FormatMatch,
+    ImportedRow,
+    LogReading,
     is_null,
     metrics_of,
     of_held_out,
@@ -48,18 +48,18 @@ LEAST_ROWS = 2
 """A list of fewer is no series."""
 
 
-class JsonDocumentReading(Reading):
+class JsonDocumentReading(LogReading):
     """Read as a whole, since it is one JSON document."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._numbered = False
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of every table, one table after another."""
         yield from self.rows_of(load_document(path))
 
-    def rows_of(self, document: JSON) -> Iterator[Row]:
+    def rows_of(self, document: JSON) -> Iterator[ImportedRow]:
         """The same of a document that was loaded already."""
         found = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
         tables = self._of_a_training(found, listed=not _is_columns(document))
@@ -67,7 +67,7 @@ class JsonDocumentReading(Reading):
         for name, rows in tables:
             yield from self._table(rows, name if several else "", held_out=not several and of_held_out(name))
 
-    def rows_in(self, tables: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[Row]:
+    def rows_in(self, tables: Mapping[str, Sequence[Mapping[str, object]]]) -> Iterator[ImportedRow]:
         """The rows of tables, by the names of their runs."""
         for name, rows in self._of_a_training(list(tables.items()), listed=False):
             yield from self._table(rows, name, held_out=False)
@@ -91,7 +91,7 @@ class JsonDocumentReading(Reading):
         """Source of the steps."""
         return ("no row says its step: they are numbered 1, 2, 3...",) if self._numbered else ()
 
-    def _table(self, rows: Sequence[Mapping[str, object]], run: str, *, held_out: bool) -> Iterator[Row]:
+    def _table(self, rows: Sequence[Mapping[str, object]], run: str, *, held_out: bool) -> Iterator[ImportedRow]:
         own = OwnRows()
         for number, row in enumerate(rows, 1):
             if SUMMARY in row:
@@ -107,7 +107,7 @@ class JsonDocumentReading(Reading):
             metrics = metrics_of(own.read(step, entry, self.skips, number), self.skips, number)
             if metrics:
                 self.recognised = True
-                yield Row(step, metrics, number, run)
+                yield ImportedRow(step, metrics, number, run)
 
 
 def _no_training(rows: Sequence[Mapping[str, object]], *, listed: bool) -> str:
@@ -177,16 +177,16 @@ class JsonDocument:
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """Sure of a list of rows with numbers; less so of an object that holds lists."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if _WRAPPED in text[:200] or b"<t" in text or HISTORY.encode() in text or is_row(text):
-            return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.0, f"no {self.expects}")
         if _ROWS.match(text):
-            return Verdict(0.85, "found a list of rows")
+            return FormatMatch(0.85, "found a list of rows")
         if _COLUMNS.match(text):
-            return Verdict(0.82, "found an object of lists")
-        return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.82, "found an object of lists")
+        return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> JsonDocumentReading:
         """A fresh reading."""

@@ -19,15 +19,15 @@ from rlwatch.importers.base import (
     OTHER_RANK,
     OWN_STEP_FIELDS,
     STEP_FIELDS,
+    FormatMatch,
+    ImportedRow,
     LineImporter,
     LineParser,
-    Reading,
-    Row,
-    Verdict,
+    LogReading,
     metrics_of,
     step_of,
 )
-from rlwatch.importers.lines import LARGEST_DOCUMENT, Segment, blocks, parsed
+from rlwatch.importers.lines import LARGEST_DOCUMENT, TextLine, blocks, parsed
 from rlwatch.importers.own_rows import OwnRows, flattened, is_flat, step_field
 from rlwatch.importers.single_records import REASON, of_single
 from rlwatch.records import JSON
@@ -41,7 +41,7 @@ HISTORY = "log_history"
 class JsonLinesParser(LineParser):
     """One JSON object a line; a line that is none (cut off by a crash) is counted and left out."""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
         if not segment.text.lstrip().startswith("{"):
             self.skips.add("a line that is not a JSON object", segment.line)
@@ -54,7 +54,7 @@ class JsonLinesParser(LineParser):
         yield from self._row(entry, segment.line)
 
     @abstractmethod
-    def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
+    def _row(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
         """The row of one object, if it is one."""
 
     def _step(self, value: object, line: int) -> int:
@@ -68,13 +68,13 @@ class JsonLinesParser(LineParser):
 class VerlJsonLinesParser(JsonLinesParser):
     """Rows ``{"step": N, "data": {...}}``."""
 
-    def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
+    def _row(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
         data = entry.get("data")
         if "step" not in entry or not isinstance(data, dict):
             self.skips.add("a row without step and data", line)
             return
         step = self._step(entry["step"], line)
-        yield Row(step, metrics_of(data, self.skips, line), line)
+        yield ImportedRow(step, metrics_of(data, self.skips, line), line)
 
 
 _FIELDS = (*STEP_FIELDS, *OWN_STEP_FIELDS)
@@ -99,7 +99,7 @@ class FlatJsonLinesParser(JsonLinesParser):
         self._rank = rank if self._rank is None else self._rank
         return step == before and rank != self._rank
 
-    def _row(self, entry: dict[str, object], line: int) -> Iterator[Row]:
+    def _row(self, entry: dict[str, object], line: int) -> Iterator[ImportedRow]:
         if SUMMARY in entry or HISTORY in entry:
             self.skips.add("the trainer's summary row at the end", line)
             return
@@ -120,7 +120,7 @@ class FlatJsonLinesParser(JsonLinesParser):
             return
         metrics = metrics_of(self._rows.read(step, entry, self.skips, line), self.skips, line)
         if metrics:
-            yield Row(step, metrics, line)
+            yield ImportedRow(step, metrics, line)
 
 
 class VerlJsonLines(LineImporter):
@@ -152,7 +152,7 @@ class FlatJsonLines(LineImporter):
 _SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "save_steps", "eval_steps", "train_batch_size")
 
 
-class TrainerStateReading(Reading):
+class TrainerStateReading(LogReading):
     """Read as a whole, since it is one JSON object."""
 
     def __init__(self, path: str) -> None:
@@ -163,7 +163,7 @@ class TrainerStateReading(Reading):
         """The settings that the file holds."""
         return self._settings
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of ``log_history``."""
         state = _load(path)
         history = state.get("log_history")
@@ -173,7 +173,7 @@ class TrainerStateReading(Reading):
         for number, entry in enumerate(history, 1):
             yield from self._row(entry, number)
 
-    def _row(self, entry: object, number: int) -> Iterator[Row]:
+    def _row(self, entry: object, number: int) -> Iterator[ImportedRow]:
         if not isinstance(entry, dict) or "step" not in entry:
             self.skips.add("a row without a step", number)
             return
@@ -187,7 +187,7 @@ class TrainerStateReading(Reading):
         self.recognised = True
         metrics = metrics_of({name: value for name, value in entry.items() if name != "step"}, self.skips, number)
         if metrics:
-            yield Row(step, metrics, number)
+            yield ImportedRow(step, metrics, number)
 
 
 class TrainerState:
@@ -199,16 +199,16 @@ class TrainerState:
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:
         """Sure if the head is an object with ``log_history``; its name alone is a good sign."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if not text.startswith(b"{") or is_row(text):
-            return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.0, f"no {self.expects}")
         if b'"log_history"' in head:
-            return Verdict(0.99, "found 'log_history'")
+            return FormatMatch(0.99, "found 'log_history'")
         if path.name.startswith("trainer_state.json"):
-            return Verdict(0.9, "called trainer_state.json")
-        return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.9, "called trainer_state.json")
+        return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> TrainerStateReading:
         """A fresh reading."""

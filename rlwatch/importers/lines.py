@@ -1,7 +1,7 @@
 """From bytes to pieces of lines, within bounds: encodings, packing, carriage returns, colours, log wrappers.
 
 A progress bar redraws itself with carriage returns, so one physical line of a console log may hold hundreds of
-states. A :class:`Segment` is one such state: the text between two line ends of either kind.
+states. A :class:`TextLine` is one such state: the text between two line ends of either kind.
 
 Logs come from anywhere. Whatever is in one, reading it takes time in proportion to its size and no more memory than
 the bounds below allow; what goes beyond is left out and counted, or refused by name where the rest would be
@@ -104,7 +104,7 @@ _RAY = re.compile(r"^\s*\((?:[^()]{0,200}\s)?pid=\d+(?:,[^()]{0,200})?\)\s?")
 _WRAPPED = re.compile(r'^[\[,]?\s*\{"(?:stream_name|log)":')
 
 
-class Segment(NamedTuple):
+class TextLine(NamedTuple):
     """Text between two line ends (CR or LF), without colours; ``line`` is the physical line, from 1."""
 
     line: int
@@ -191,11 +191,11 @@ class Segments:
         self._outer, self._inner = _Splitter(too_long, longest), _Splitter(too_long, longest)
         self._line = 1
 
-    def feed(self, data: bytes) -> list[Segment]:
+    def feed(self, data: bytes) -> list[TextLine]:
         """The segments that ``data`` completes."""
         return self._split(self._decode(data, final=False))
 
-    def finish(self) -> list[Segment]:
+    def finish(self) -> list[TextLine]:
         """The last, unterminated segment, if any."""
         found = self._split(self._decode(b"", final=True))
         found += self._unwrapped(self._outer.finish(self._line))
@@ -211,12 +211,12 @@ class Segments:
             data = self._head
         return self._decoder.decode(data, final)
 
-    def _split(self, text: str) -> list[Segment]:
+    def _split(self, text: str) -> list[TextLine]:
         found, feeds = self._outer.feed(text, self._line)
         self._line += feeds
         return self._unwrapped(found)
 
-    def _unwrapped(self, found: list[tuple[int, str]]) -> list[Segment]:
+    def _unwrapped(self, found: list[tuple[int, str]]) -> list[TextLine]:
         plain_ones: list[tuple[int, str]] = []
         for line, text in found:
             inner = _unwrap(text) if '{"' in text[:4] else None
@@ -227,9 +227,9 @@ class Segments:
         return _segments(plain_ones)
 
 
-def _segments(found: list[tuple[int, str]]) -> list[Segment]:
+def _segments(found: list[tuple[int, str]]) -> list[TextLine]:
     """Segments of what is not blank."""
-    return [Segment(line, text) for line, raw in found if (text := plain(raw)) and not text.isspace()]
+    return [TextLine(line, text) for line, raw in found if (text := plain(raw)) and not text.isspace()]
 
 
 def _unwrap(text: str) -> str | None:

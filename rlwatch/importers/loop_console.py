@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import OTHER_RANK, LineImporter, LineParser, Row, Verdict
-from rlwatch.importers.lines import LARGEST_STEP, Segment, Segments, without_prefix
+from rlwatch.importers.base import OTHER_RANK, FormatMatch, ImportedRow, LineImporter, LineParser
+from rlwatch.importers.lines import LARGEST_STEP, Segments, TextLine, without_prefix
 from rlwatch.importers.loop_kinds import BELOW, NO_ROW, Kinds, Offer
-from rlwatch.importers.loop_lines import NUMBERS, Line, LineReader
+from rlwatch.importers.loop_lines import NUMBERS, LineReader, ParsedLine
 from rlwatch.importers.loop_pairs import STEP_NAMES, is_step
 from rlwatch.importers.single_records import of_a_step
 from rlwatch.metrics import Family, resolve
@@ -79,7 +79,7 @@ class LoopConsoleParser(LineParser):
         """True once rows recur."""
         return self._kinds.known
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of a line, and that of a block that it ends."""
         text = segment.text
         if len(text) > LONGEST:
@@ -98,7 +98,7 @@ class LoopConsoleParser(LineParser):
         elif line.step is not None and line.written:
             yield from self._head(line)
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row of the block that is open, and what was held back."""
         yield from self._closed()
         yield from self._noted(self._kinds.finish())
@@ -107,7 +107,7 @@ class LoopConsoleParser(LineParser):
         """Source of the steps."""
         return ("no line says its step: they are numbered 1, 2, 3...",) if self._kinds.counted else ()
 
-    def _of_line(self, line: Line, number: int) -> Iterator[Row]:
+    def _of_line(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
         """A line that may be a row by itself, or go on with one."""
         if line.step is None:
             yield from self._untold(line, number)
@@ -121,7 +121,7 @@ class LoopConsoleParser(LineParser):
         else:
             yield from self._offered(line, number)
 
-    def _untold(self, line: Line, number: int) -> Iterator[Row]:
+    def _untold(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
         """A line that tells no step."""
         names = frozenset(line.metrics)
         told = self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted
@@ -135,7 +135,7 @@ class LoopConsoleParser(LineParser):
         else:
             yield from self._offered(line, number)
 
-    def _offered(self, line: Line, number: int) -> Iterator[Row]:
+    def _offered(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
         names = frozenset(line.metrics)
         metrics: Mapping[str, float] = line.metrics
         held_out = line.evaluation and self._kinds.known and line.form not in self._plain
@@ -153,7 +153,7 @@ class LoopConsoleParser(LineParser):
             self._row_step = step
             self._leave(line.left, number)
 
-    def _going_on(self, line: Line, names: frozenset[str], number: int) -> Iterator[Row]:
+    def _going_on(self, line: ParsedLine, names: frozenset[str], number: int) -> Iterator[ImportedRow]:
         """A line below a row that has other names: the rest of it."""
         if not self._is_below(line, names, number):
             if len(names) > 1 and any(map(self._tells, names)):
@@ -164,14 +164,14 @@ class LoopConsoleParser(LineParser):
         mark = tuple(metrics.values())
         yield from self._kinds.take(Offer(BELOW, names, lambda: metrics, self._row_step, number, mark))
 
-    def _is_below(self, line: Line, names: frozenset[str], number: int) -> bool:
+    def _is_below(self, line: ParsedLine, names: frozenset[str], number: int) -> bool:
         """True if a line may go on with the row above it: it has other names, and is indented or of the same logger."""
         if number != self._row_line + 1 or self._row_step is None or not names.isdisjoint(self._row_names):
             return False
         indented = line.bare and self._start[:1].isspace() and not self._row_start[:1].isspace()
         return indented or (bool(line.before) and _same_start(self._row_start, self._start))
 
-    def _head(self, line: Line) -> Iterator[Row]:
+    def _head(self, line: ParsedLine) -> Iterator[ImportedRow]:
         """A line with a step and nothing else begins a block, where rows are none by themselves."""
         if self._blocks.head not in ("", line.written) or (self._kinds.known and not self._blocks.head):
             return
@@ -180,7 +180,7 @@ class LoopConsoleParser(LineParser):
         yield from self._closed()
         self._block = _Block(line.written, line)
 
-    def _of_block(self, line: Line, number: int) -> Iterator[Row]:
+    def _of_block(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
         """A pair that is alone in its line: a part of the block that is open, or its step."""
         name = line.lone
         below = self._block is None and name in line.metrics and self._is_below(line, frozenset(line.metrics), number)
@@ -206,7 +206,7 @@ class LoopConsoleParser(LineParser):
             self._block = _Block("")
             self._block.take(name, line.metrics[name], line.written, number)
 
-    def _closed(self) -> Iterator[Row]:
+    def _closed(self) -> Iterator[ImportedRow]:
         """The row of the open block, if that tells its step and something of learning."""
         block, self._block = self._block, None
         if block is None or block.line is None or not block.values or block.line.step is None:
@@ -222,7 +222,7 @@ class LoopConsoleParser(LineParser):
         if self._kinds.known and not known:
             self._blocks.head = block.head
 
-    def _noted(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _noted(self, rows: Iterator[ImportedRow]) -> Iterator[ImportedRow]:
         for row in rows:
             self.recognised = self.recognised or (self._kinds.known and any(map(self._of_rl, row.metrics)))
             yield row
@@ -279,7 +279,7 @@ class _Epochs:
 class _Block:
     """The lines of a step."""
 
-    def __init__(self, head: str, line: Line | None = None) -> None:
+    def __init__(self, head: str, line: ParsedLine | None = None) -> None:
         self.head = head
         self.line = line
         """Tells the step."""
@@ -362,13 +362,13 @@ class LoopConsole(LineImporter):
     weight: ClassVar[float] = 0.3
     parser: ClassVar[type[LineParser]] = LoopConsoleParser
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:
         """Sure of lines with a metric of reinforcement learning; hardly of others: warm-ups print a loss, too."""
         parser, segments = self.reading(str(path)), Segments()
         for segment in segments.feed(head) + segments.finish():
             list(parser.feed(segment))
             if parser.recognised:
-                return Verdict(self.weight, f"found {self.expects}")
+                return FormatMatch(self.weight, f"found {self.expects}")
         if parser.plausible:
-            return Verdict(0.1, "found lines with a loss")
-        return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.1, "found lines with a loss")
+        return FormatMatch(0.0, f"no {self.expects}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rlwatch.importers.base import Row, Skips
+from rlwatch.importers.base import ImportedRow, Skips
 
 LEAST_ROWS = 3
 LEAST_UNTOLD = 6
@@ -93,7 +93,7 @@ class Kinds:
         """True once it is known what a row looks like."""
         return bool(self._rows_of)
 
-    def take(self, offer: Offer) -> Iterator[Row]:
+    def take(self, offer: Offer) -> Iterator[ImportedRow]:
         """The rows that an offer settles."""
         key = (offer.form, offer.names)
         if self._is_row(key):
@@ -101,7 +101,7 @@ class Kinds:
         else:
             yield from self._weighed(self._candidate(key), offer)
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The rows held back, where nothing is known at the end: the lines of the kind that there is most of."""
         if not self._rows_of and self._candidates:
             kind = max(self._candidates.values(), key=lambda kind: len(kind.held))
@@ -119,7 +119,7 @@ class Kinds:
                 self._known[key] = True
         return bool(known)
 
-    def _row(self, offer: Offer) -> Row:
+    def _row(self, offer: Offer) -> ImportedRow:
         self.given += 1
         if offer.step is None:
             self.counted += 1
@@ -133,7 +133,7 @@ class Kinds:
             self._gap = step - self.step if step > self.step >= 0 else self._gap
             self.step, self._back, self._last_back = step, 0, -1
         metrics = offer.metrics()
-        return Row(step, metrics, offer.line)
+        return ImportedRow(step, metrics, offer.line)
 
     def _candidate(self, key: Key) -> _Kind:
         kind = self._candidates.get(key)
@@ -146,7 +146,7 @@ class Kinds:
             kind = self._candidates[key] = alike or _Kind(*key)
         return kind
 
-    def _weighed(self, kind: _Kind, offer: Offer) -> Iterator[Row]:
+    def _weighed(self, kind: _Kind, offer: Offer) -> Iterator[ImportedRow]:
         if offer.step is None:
             yield from self._untold(kind, offer)
             return
@@ -185,7 +185,7 @@ class Kinds:
             self._skips.add(NO_ROW, offer.line)
         offers.clear()
 
-    def _untold(self, kind: _Kind, offer: Offer) -> Iterator[Row]:
+    def _untold(self, kind: _Kind, offer: Offer) -> Iterator[ImportedRow]:
         """Lines that tell no step: rows of a console in which none does."""
         if self.known:
             self._skips.add(NO_ROW, offer.line)
@@ -200,7 +200,7 @@ class Kinds:
         if len(kind.held) > MOST_HELD:
             self._skips.add(NO_ROW, kind.held.pop(0).line)
 
-    def _taken_up(self, kind: _Kind) -> Iterator[Row]:
+    def _taken_up(self, kind: _Kind) -> Iterator[ImportedRow]:
         """Know a kind from now on, and give its rows that were held back."""
         self._rows_of.append(kind)
         self._known[kind.form, kind.names] = True

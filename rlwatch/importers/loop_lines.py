@@ -15,7 +15,7 @@ from rlwatch.importers.console import bars
 from rlwatch.importers.lines import LARGEST_STEP
 from rlwatch.importers.loop_pairs import (
     STEP_NAMES,
-    Pair,
+    NamedNumber,
     amount,
     found_in,
     in_table_row,
@@ -54,7 +54,7 @@ AROUND = 12
 """Characters before the step that tell how a line is written."""
 
 
-class Place(NamedTuple):
+class NumberSpan(NamedTuple):
     """Place of a number in a line."""
 
     start: int
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ParsedLine:
     """The step, the metrics and the looks of a line.
 
     ``step`` is None where it tells none. ``form``: how it is written around the step; ``evaluation``: it says that it
@@ -98,7 +98,7 @@ class _Plan:
     total: int
     epoch: int
     rank: int
-    line: Line
+    line: ParsedLine
 
 
 class LineReader:
@@ -109,7 +109,7 @@ class LineReader:
         self._united: set[str] = set()
         """Names of what has a unit and so is no metric, also where a line that is cut off hides it."""
 
-    def read(self, text: str) -> Line | None:
+    def read(self, text: str) -> ParsedLine | None:
         """The line ``text``, read; None if there is no number in it, or no name."""
         pieces = NUMBERS.split(text)
         if len(pieces) == 1 or not any(map(_LETTER.search, pieces[::2])):
@@ -123,7 +123,7 @@ class LineReader:
         """True if the name was seen with a unit behind its number."""
         return name in self._united
 
-    def _searched(self, text: str, pieces: list[str]) -> Line:
+    def _searched(self, text: str, pieces: list[str]) -> ParsedLine:
         units = units_of(text)
         if not units <= self._united:
             self._united |= units
@@ -135,11 +135,11 @@ class LineReader:
         if told is not None and not alone and any(pair.start < told.start() for pair in metrics.values()):
             told = None
         told_at = _span(told) or _of_pair(text, found) or (_of_bar(text) if metrics else None)
-        total = Place(*told.span("total")) if told is not None and told["total"] else None
+        total = NumberSpan(*told.span("total")) if told is not None and told["total"] else None
         epoch, rank = _EPOCH.search(text), _RANK.search(text)
         first = min((pair.start for pair in metrics.values()), default=len(text))
         spread = tuple(f"{name} ±" for name, pair in metrics.items() if pair.spread)
-        line = Line(
+        line = ParsedLine(
             {name: amount(text[pair.start : pair.end], percent=pair.percent) for name, pair in metrics.items()},
             None if told_at is None else _number(text[told_at.start : told_at.end]),
             int(text[total.start : total.end]) if total else 0,
@@ -158,7 +158,12 @@ class LineReader:
         return line
 
     def _remember(
-        self, text: str, pieces: list[str], line: Line, pairs: list[Pair], places: tuple[Place | None, ...]
+        self,
+        text: str,
+        pieces: list[str],
+        line: ParsedLine,
+        pairs: list[NamedNumber],
+        places: tuple[NumberSpan | None, ...],
     ) -> None:
         """Keep how the line is cut, if each of its parts is one of its numbers and no name holds any."""
         if not (pairs or line.written) or any(map(_DIGIT.search, line.metrics)):
@@ -175,7 +180,7 @@ class LineReader:
         self._plans[tuple(pieces[::2])] = _Plan(cut, step, total, epoch, rank, line)
 
 
-def _cut(plan: _Plan, pieces: list[str]) -> Line | None:
+def _cut(plan: _Plan, pieces: list[str]) -> ParsedLine | None:
     """A line of a kind that is known; None if its step is none."""
     known = plan.line
     step = _number(pieces[plan.step]) if plan.step > 0 else None
@@ -190,7 +195,7 @@ def _cut(plan: _Plan, pieces: list[str]) -> Line | None:
         rank = int(pieces[plan.rank]) if plan.rank > 0 else -1
     except ValueError:  # groups of thousands
         return None
-    return Line(
+    return ParsedLine(
         metrics,
         step,
         total,
@@ -221,43 +226,43 @@ def _number(text: str) -> int | None:
     return min(int(value), LARGEST_STEP - 1) if value.is_integer() and value >= 0 else None
 
 
-def _of_pair(text: str, found: dict[str, Pair]) -> Place | None:
+def _of_pair(text: str, found: dict[str, NamedNumber]) -> NumberSpan | None:
     """The place of a step that is written as the metrics are."""
     for name, pair in found.items():
         value = amount(text[pair.start : pair.end]) if name.lower() in STEP_NAMES else -1.0
         if value.is_integer() and 0 <= value < LARGEST_STEP:
-            return Place(pair.start, pair.end)
+            return NumberSpan(pair.start, pair.end)
     return None
 
 
-def _of_bar(text: str) -> Place | None:
+def _of_bar(text: str) -> NumberSpan | None:
     """The place of the step in a progress bar of the trainer's own."""
     for bar in bars(text):
         at = _IN_BAR.search(text, bar.start) if bar.may_count_steps else None
         if at is not None:
-            return Place(*at.span("n"))
+            return NumberSpan(*at.span("n"))
     return None
 
 
-def _span(match: re.Match[str] | None) -> Place | None:
-    return None if match is None else Place(*match.span("n"))
+def _span(match: re.Match[str] | None) -> NumberSpan | None:
+    return None if match is None else NumberSpan(*match.span("n"))
 
 
-def _name_at(text: str, first: int, metrics: dict[str, Pair]) -> str:
+def _name_at(text: str, first: int, metrics: dict[str, NamedNumber]) -> str:
     """The name, and what joins it, of the pair whose number is at ``first``."""
     name = next((name for name, pair in metrics.items() if pair.start == first), "")
     at = text.rfind(name, 0, first)
     return text[at:first] if name and at >= 0 else ""
 
 
-def _joint(text: str, first: int, metrics: dict[str, Pair]) -> str:
+def _joint(text: str, first: int, metrics: dict[str, NamedNumber]) -> str:
     """The sign between the first name and its number."""
     name = next((name for name, pair in metrics.items() if pair.start == first), "")
     match = _JOINT.match(_name_at(text, first, metrics).removeprefix(name))
     return match[0].rstrip() if match else ""
 
 
-def _is_bare(text: str, metrics: dict[str, Pair]) -> bool:
+def _is_bare(text: str, metrics: dict[str, NamedNumber]) -> bool:
     """True if no word but names of metrics is in a line."""
     rest = without_units(text)
     for name, pair in sorted(metrics.items(), key=lambda item: -item[1].start):
@@ -265,13 +270,13 @@ def _is_bare(text: str, metrics: dict[str, Pair]) -> bool:
     return not any(map(str.isalpha, rest))
 
 
-def _is_evaluation(text: str, metrics: dict[str, Pair], first: int) -> bool:
+def _is_evaluation(text: str, metrics: dict[str, NamedNumber], first: int) -> bool:
     """True if a line says before its first number that it is of an evaluation, unless its names do so themselves."""
     match = _EVALUATION.search(text, 0, first)
     return match is not None and not any(map(of_held_out, metrics))
 
 
-def _form(text: str, step: Place | None) -> str:
+def _form(text: str, step: NumberSpan | None) -> str:
     """The text around the step, without numbers."""
     if step is None:
         return ""

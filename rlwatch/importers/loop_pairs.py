@@ -46,7 +46,7 @@ _LEVEL = re.compile(r"(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL) ")
 DEEPEST = 8
 
 
-class Pair(NamedTuple):
+class NamedNumber(NamedTuple):
     """A name, and the place of its number in the line; ``percent``: of a hundred; ``spread``: one stands behind it."""
 
     name: str
@@ -77,7 +77,7 @@ def is_step(name: str) -> bool:
     return plain and resolve(name) is None
 
 
-def found_in(text: str, after: int = -1) -> list[Pair]:
+def found_in(text: str, after: int = -1) -> list[NamedNumber]:
     """The pairs of a line, with that of its step where it is written as the others are.
 
     A printed dict counts if it tells its step, or has a name in a line with other pairs: others are of an answer, or of
@@ -114,7 +114,7 @@ def pairs_of(text: str) -> dict[str, float]:
     return {pair.name: amount(text[pair.start : pair.end], percent=pair.percent) for pair in found_in(text)}
 
 
-def _signed(text: str) -> Iterator[Pair]:
+def _signed(text: str) -> Iterator[NamedNumber]:
     """The pairs with a sign between name and number."""
     first = True
     for match in _PAIR.finditer(text):
@@ -126,8 +126,8 @@ def _signed(text: str) -> Iterator[Pair]:
             yield _pair(name, match)
 
 
-def _pair(name: str, match: re.Match[str]) -> Pair:
-    return Pair(name, *match.span("value"), match["percent"] is not None, match["spread"] is not None)
+def _pair(name: str, match: re.Match[str]) -> NamedNumber:
+    return NamedNumber(name, *match.span("value"), match["percent"] is not None, match["spread"] is not None)
 
 
 def _without_logger(name: str) -> str:
@@ -137,7 +137,7 @@ def _without_logger(name: str) -> str:
     return last if not known and (resolve(last) is not None or last.lower() in STEP_NAMES) else name
 
 
-def _in_dict(text: str, begin: int = -1) -> Iterator[Pair]:
+def _in_dict(text: str, begin: int = -1) -> Iterator[NamedNumber]:
     """The numbers of a printed dict by their way: ``train/reward``; only of the one in which ``begin`` is, if given."""
     way: list[str] = []
     for match in _IN_DICT.finditer(text, max(0, begin)):
@@ -151,10 +151,10 @@ def _in_dict(text: str, begin: int = -1) -> Iterator[Pair]:
             elif begin >= 0:
                 return
         else:
-            yield Pair("/".join((*way, match["key"])), *match.span("value"))
+            yield NamedNumber("/".join((*way, match["key"])), *match.span("value"))
 
 
-def lone_pair(text: str) -> Pair | None:
+def lone_pair(text: str) -> NamedNumber | None:
     """The pair of a line that holds nothing else, or of a table's row; None if there is no such.
 
     >>> line = "  mean reward: 0.5"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
-from rlwatch.importers.lines import LONGEST_NAME, Segment
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, step_of
+from rlwatch.importers.lines import LONGEST_NAME, TextLine
 
 _RULE = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?\|?\s*")
 _STEP = "step"
@@ -31,7 +31,7 @@ class MarkdownTableParser(LineParser):
         self._above: list[str] = []
         self._columns: list[str] = []
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
         cells = cells_of(segment.text) if "|" in segment.text and len(segment.text) <= LONGEST else []
         above, self._above = self._above, cells
@@ -43,7 +43,7 @@ class MarkdownTableParser(LineParser):
         else:
             self._columns = []
 
-    def _row(self, named: dict[str, str], line: int) -> Iterator[Row]:
+    def _row(self, named: dict[str, str], line: int) -> Iterator[ImportedRow]:
         field = next(name for name in named if name.lower() == _STEP)
         try:
             step = step_of(named.pop(field))
@@ -56,7 +56,7 @@ class MarkdownTableParser(LineParser):
             for name, cell in named.items()
             if cell not in _NOTHING and 0 < len(name) <= LONGEST_NAME
         }
-        yield Row(step, metrics_of(said, self.skips, line), line)
+        yield ImportedRow(step, metrics_of(said, self.skips, line), line)
 
 
 def cells_of(line: str) -> list[str]:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, number, step_of
-from rlwatch.importers.lines import LONGEST_NAME, Segment, without_prefix
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, number, step_of
+from rlwatch.importers.lines import LONGEST_NAME, TextLine, without_prefix
 
 _LINE = re.compile(r"(?:^|[\s\]])iteration {1,20}(?P<n>\d{1,15})/ {0,20}\d{1,15} \|")
 
@@ -20,7 +20,7 @@ _LINE = re.compile(r"(?:^|[\s\]])iteration {1,20}(?P<n>\d{1,15})/ {0,20}\d{1,15}
 class MegatronConsoleParser(LineParser):
     """Every row says its step."""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
         text = without_prefix(segment.text)
         match = _LINE.search(text)
@@ -34,7 +34,7 @@ class MegatronConsoleParser(LineParser):
                 metrics[name.strip()] = value
         if metrics:
             self.recognised = True
-            yield Row(step_of(match["n"]), metrics, segment.line)
+            yield ImportedRow(step_of(match["n"]), metrics, segment.line)
 
 
 class MegatronConsole(LineImporter):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import About, DirectoryImporter, Reading, Row, number, step_of
+from rlwatch.importers.base import About, DirectoryImporter, ImportedRow, LogReading, number, step_of
 from rlwatch.importers.databases import rows_of_steps, told_apart
 from rlwatch.importers.lines import MOST_RUNS, shown
 from rlwatch.records import JSON
@@ -36,14 +36,14 @@ def _is_run(path: Path) -> bool:
     return (path / _ABOUT).is_file() and (path / _METRICS).is_dir()
 
 
-class MlflowReading(Reading):
+class MlflowReading(LogReading):
     """Of a file store, an experiment or a run."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._configs: dict[str, dict[str, JSON]] = {}
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of every run, one run after another."""
         runs = [run for run in runs_of_mlflow(path) if not _DELETED.search(_text(run / _ABOUT))]
         if len(runs) > MOST_RUNS:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import LineImporter, Reading, Row, Skips, Verdict, metrics_of, step_of
+from rlwatch.importers.base import FormatMatch, ImportedRow, LineImporter, LogReading, Skips, metrics_of, step_of
 from rlwatch.importers.json_logs import load_document
 from rlwatch.metrics import known
 from rlwatch.records import JSON
@@ -44,7 +44,7 @@ def is_notebook(head: bytes, path: Path) -> bool:
     return _NOTEBOOK.match(head) is not None and (b'"cell_type"' in head or ".ipynb" in path.name)
 
 
-class NotebookReading(Reading):
+class NotebookReading(LogReading):
     """Read as a whole, since a notebook is one JSON document."""
 
     def __init__(self, path: str, consoles: Sequence[LineImporter]) -> None:
@@ -52,10 +52,10 @@ class NotebookReading(Reading):
         self._consoles = consoles
         self._notes: dict[str, None] = {}
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of every training, one after another: a table with what its cell printed, or what cells printed."""
         document = load_document(path)
-        trainings: list[list[Row]] = []
+        trainings: list[list[ImportedRow]] = []
         elsewhere: list[str] = []
         for cell in _cells(document):
             tables = [rows for text in _texts(cell) for rows in _tables(text, self.skips)]
@@ -85,7 +85,7 @@ class NotebookReading(Reading):
         """Source of the rows."""
         return tuple(self._notes)
 
-    def _printed(self, text: str, path: Path, least: float) -> list[Row] | None:
+    def _printed(self, text: str, path: Path, least: float) -> list[ImportedRow] | None:
         """The rows of the console whose output ``text`` is; None if that is none, or no more than ``least`` sure."""
         printed = text.encode()
         best = max(self._consoles, key=lambda console: console.sniff(printed, path).confidence)
@@ -100,7 +100,7 @@ class NotebookReading(Reading):
         self._notes |= dict.fromkeys(("read from what its cells printed", *reading.notes()))
         return rows
 
-    def _with_printed(self, tables: list[list[Row]], text: str, path: Path) -> list[list[Row]]:
+    def _with_printed(self, tables: list[list[ImportedRow]], text: str, path: Path) -> list[list[ImportedRow]]:
         """The tables of a cell; the one that was drawn while the cell printed ``text`` has its metrics besides."""
         kept, notes = self.recognised, dict(self._notes)
         self.recognised = True  # what is printed beside a table does not tell the trainer
@@ -134,9 +134,9 @@ def _streamed(cell: JSON) -> str:
     return "".join(found)
 
 
-def _joined_tables(tables: list[list[Row]]) -> list[list[Row]]:
+def _joined_tables(tables: list[list[ImportedRow]]) -> list[list[ImportedRow]]:
     """The tables of a cell, those of the same steps as one: a training may draw what it logs and what it evaluates."""
-    joined: list[list[Row]] = []
+    joined: list[list[ImportedRow]] = []
     for table in tables:
         steps = [row.step for row in table]
         same = next((other for other in joined if [row.step for row in other] == steps), None)
@@ -149,7 +149,7 @@ def _joined_tables(tables: list[list[Row]]) -> list[list[Row]]:
     return joined
 
 
-def _beside(table: Sequence[Row], printed: Sequence[Row]) -> list[Row] | None:
+def _beside(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> list[ImportedRow] | None:
     """The rows of a table and what was printed, by step; None where nothing tells that the two go together.
 
     Most of the steps of one must be steps of the other. What the table has under a name of its own that means the same
@@ -166,20 +166,20 @@ def _beside(table: Sequence[Row], printed: Sequence[Row]) -> list[Row] | None:
     told = known([name for row in table for name in row.metrics], _TRAINER)
     joined = []
     for step in sorted(own.keys() | by_step.keys()):
-        row = own.get(step, Row(step, {}))
+        row = own.get(step, ImportedRow(step, {}))
         fresh = {name: value for name, value in by_step.get(step, {}).items() if not known([name], _TRAINER) & told}
         joined.append(replace(row, metrics={**row.metrics, **fresh}))
     return [row for row in joined if row.metrics]
 
 
-def _contradict(table: Sequence[Row], printed: Sequence[Row]) -> bool:
+def _contradict(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> bool:
     """True if both say a loss, and mostly another one at the same step: they are of two trainings."""
     losses = {row.step: row.metrics.get(_LOSS) for row in table}
     pairs = [(losses.get(row.step), row.metrics["loss"]) for row in printed if "loss" in row.metrics]
     return 2 * sum(own is not None and not _agree(own, loss) for own, loss in pairs) > len(pairs)
 
 
-def _placed(table: Sequence[Row], printed: Sequence[Row]) -> Sequence[Row]:
+def _placed(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> Sequence[ImportedRow]:
     """Printed rows, at the steps of the table where they were only numbered: row by row, or where the losses agree."""
     steps = [row.step for row in printed]
     if steps != list(range(1, len(printed) + 1)) or set(steps).issuperset(row.step for row in table):
@@ -212,7 +212,7 @@ def _texts(document: object, depth: int = DEEPEST) -> Iterator[str]:
             yield from _texts(inner, depth - 1)
 
 
-def _tables(text: str, skips: Skips) -> Iterator[list[Row]]:
+def _tables(text: str, skips: Skips) -> Iterator[list[ImportedRow]]:
     """The rows of each table of steps."""
     for table in _TABLE.findall(text):
         if _MARK not in table:
@@ -229,7 +229,7 @@ def _tables(text: str, skips: Skips) -> Iterator[list[Row]]:
                 skips.add(str(error), number)
                 continue
             said = {name.replace(" / ", "/"): cell for name, cell in named.items() if cell != _NOTHING}
-            rows.append(Row(step, metrics_of(said, skips, number), number))
+            rows.append(ImportedRow(step, metrics_of(said, skips, number), number))
         yield rows
 
 
@@ -251,13 +251,13 @@ class Notebook:
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:
         """Sure of JSON with a table of steps, and of a notebook: where its table stands, if any, nobody knows."""
         if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{") and _MARK.encode() in head:
-            return Verdict(0.97, "found a table of steps")
+            return FormatMatch(0.97, "found a table of steps")
         if is_notebook(head, path):
-            return Verdict(0.96, "found the cells of a notebook")
-        return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.96, "found the cells of a notebook")
+        return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> NotebookReading:
         """A fresh reading."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, step_of
 from rlwatch.importers.console import dict_rows
-from rlwatch.importers.lines import Segment
+from rlwatch.importers.lines import TextLine
 
 _LINE = re.compile(r"Global step (\S+): *(?=\{)")
 
@@ -20,7 +20,7 @@ _LINE = re.compile(r"Global step (\S+): *(?=\{)")
 class OpenRlhfConsoleParser(LineParser):
     """Every row says its step."""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
         match = _LINE.search(segment.text)
         if match is None:
@@ -34,7 +34,7 @@ class OpenRlhfConsoleParser(LineParser):
             self.recognised = True
             if row.cut:
                 self.skips.add("the last value of a row that is cut off", segment.line)
-            yield Row(step, metrics_of(row.items, self.skips, segment.line), segment.line)
+            yield ImportedRow(step, metrics_of(row.items, self.skips, segment.line), segment.line)
 
 
 class OpenRlhfConsole(LineImporter):

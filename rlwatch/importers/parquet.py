@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import Row, Verdict
+from rlwatch.importers.base import FormatMatch, ImportedRow
 from rlwatch.importers.data_frame import tables_of
 from rlwatch.importers.json_document import JsonDocumentReading
 from rlwatch.importers.lines import unpacked
@@ -21,7 +21,7 @@ MOST_CELLS = 50_000_000
 class ParquetReading(JsonDocumentReading):
     """Read as a whole, since its columns lie one after another."""
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """The rows of the table; of several runs where a column tells them apart."""
         try:
             parquet = import_module("pyarrow.parquet")
@@ -52,10 +52,10 @@ class ParquetTable:
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """Sure by the bytes that each begins with."""
         found = head.startswith(_MAGIC)
-        return Verdict(0.99 if found else 0.0, f"{'found a' if found else 'no'} {self.expects}")
+        return FormatMatch(0.99 if found else 0.0, f"{'found a' if found else 'no'} {self.expects}")
 
     def reading(self, path: str) -> ParquetReading:
         """A fresh reading."""

@@ -5,7 +5,7 @@ any other group is a metric called as the group is. What is printed of one step 
 group is ``step``, each line that holds something is a row, numbered 1, 2, 3...
 
 >>> lines = pattern_console(r"it (?P<step>\d+) R (?P<reward>\S+)").reading("train.log")
->>> [*lines.feed(Segment(1, "it 7 R nan")), *lines.finish()]
+>>> [*lines.feed(TextLine(1, "it 7 R nan")), *lines.finish()]
 [Row(step=7, metrics={'reward': nan}, line=1, run='', ts=0.0, starts=False)]
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
-from rlwatch.importers.base import LineParser, Row, StreamImporter, Verdict, number, step_of
-from rlwatch.importers.lines import Segment, shown, without_prefix
+from rlwatch.importers.base import FormatMatch, ImportedRow, LineParser, StreamImporter, number, step_of
+from rlwatch.importers.lines import TextLine, shown, without_prefix
 
 PREFIX = "pattern:"
 """Beginning of a format that is a pattern: ``pattern:it (?P<step>...``."""
@@ -39,7 +39,7 @@ class PatternParser(LineParser):
         self._metrics: dict[str, float] = {}
         self._rows = 0
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row that was held back, where the line begins another."""
         if len(segment.text) > LONGEST:
             self.skips.add(f"a line of more than {LONGEST:,} characters", segment.line)
@@ -49,20 +49,20 @@ class PatternParser(LineParser):
         if self._numbered:
             yield from self.finish()
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row that was held back."""
         if self._metrics:
             self._rows += 1
             step = self._rows if self._numbered else self._step
             if step is not None:
-                yield Row(step, self._metrics, self._line)
+                yield ImportedRow(step, self._metrics, self._line)
             self._metrics = {}
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""
         return ("the pattern has no group 'step': rows are numbered 1, 2, 3...",) if self._numbered else ()
 
-    def _take(self, groups: dict[str, str | None], line: int) -> Iterator[Row]:
+    def _take(self, groups: dict[str, str | None], line: int) -> Iterator[ImportedRow]:
         if (said := groups.pop(STEP, None)) is not None:
             try:
                 step = step_of(said)
@@ -104,9 +104,9 @@ class PatternConsole(StreamImporter):
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self._pattern = pattern
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """Nothing: it is asked for by name."""
-        return Verdict(0.0, "asked for by --pattern only")
+        return FormatMatch(0.0, "asked for by --pattern only")
 
     def reading(self, path: str) -> PatternParser:
         """A fresh parser."""

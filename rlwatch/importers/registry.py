@@ -10,10 +10,11 @@ from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
+from rlwatch.error_boundary import call_or, described
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.aim_repository import AIM_NAME, AimRepository, aim_repository
 from rlwatch.importers.assemble import RunAssembly, source_of
-from rlwatch.importers.base import ImportedRun, Importer, LineImporter, Reading, Row, Verdict
+from rlwatch.importers.base import FormatMatch, ImportedRow, ImportedRun, Importer, LineImporter, LogReading
 from rlwatch.importers.block_console import BlockConsole
 from rlwatch.importers.clearml_offline import ClearMlOffline
 from rlwatch.importers.csv_table import LongTable, WideTable
@@ -50,7 +51,6 @@ from rlwatch.importers.verl_console import VerlConsole
 from rlwatch.importers.wandb_runs import WandbOffline
 from rlwatch.metrics import known
 from rlwatch.plugins import usable
-from rlwatch.seam import asked, described
 from rlwatch.wording import meant, nearest
 
 # Directories that are runs, and the logs below a directory.
@@ -235,11 +235,11 @@ def importers(naming: Naming = NONE) -> tuple[Importer, ...]:
     return tuple(told.get(importer.name, importer) for importer in known_ones)
 
 
-def _sniffed(importer: Importer, head: bytes, path: Path) -> Verdict:
+def _sniffed(importer: Importer, head: bytes, path: Path) -> FormatMatch:
     """Verdict of an importer; one of a plugin that raises is not sure."""
     if importer in IMPORTERS or isinstance(importer, LoopConsole | Notebook):
         return importer.sniff(head, path)
-    return asked(lambda: importer.sniff(head, path), lambda error: Verdict(0.0, f"failed: {described(error)}"))
+    return call_or(lambda: importer.sniff(head, path), lambda error: FormatMatch(0.0, f"failed: {described(error)}"))
 
 
 def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
@@ -255,12 +255,12 @@ def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
 
 def verdicts(
     head: bytes, path: Path, *, beginning: bool = True, naming: Naming = NONE
-) -> list[tuple[Importer, Verdict]]:
+) -> list[tuple[Importer, FormatMatch]]:
     """Verdict of each importer on ``head``; of a later piece only those are asked whose rows may come anywhere.
 
     Lines of anybody's loop are looked for only where nobody is more certain: that takes longer than all the rest.
     """
-    given: list[tuple[Importer, Verdict]] = []
+    given: list[tuple[Importer, FormatMatch]] = []
     for importer in importers(naming):
         if not (beginning or importer.anywhere):
             continue
@@ -426,7 +426,13 @@ def read_data(data: object, *, run: str | None = None, naming: Naming = NONE) ->
 
 
 def _assembled(
-    importer: Importer, reading: Reading, rows: Iterable[Row], unnamed: str, *, run: str | None, naming: Naming = NONE
+    importer: Importer,
+    reading: LogReading,
+    rows: Iterable[ImportedRow],
+    unnamed: str,
+    *,
+    run: str | None,
+    naming: Naming = NONE,
 ) -> list[ImportedRun]:
     """The runs of ``rows``; those without a name are called ``unnamed``."""
     found: dict[str, RunAssembly] = {}
@@ -473,12 +479,12 @@ def _read_boards(directory: Path, boards: Sequence[Path], run: str | None, namin
     return [each for name, each in found.items() if run in (None, name)]
 
 
-def _told_source(importer: Importer, reading: Reading) -> str:
+def _told_source(importer: Importer, reading: LogReading) -> str:
     """The trainer, as far as the log or else its format tells."""
     return importer.source if reading.source is None else reading.source
 
 
-def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading) -> ImportedRun:
+def _run(name: str, assembly: RunAssembly, importer: Importer, reading: LogReading) -> ImportedRun:
     about = reading.about(name)
     return ImportedRun(
         name=name,
@@ -496,7 +502,7 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: Reading)
     )
 
 
-def _check_found(found: Mapping[str, RunAssembly], importer: Importer, reading: Reading, run: str | None) -> None:
+def _check_found(found: Mapping[str, RunAssembly], importer: Importer, reading: LogReading, run: str | None) -> None:
     if not found:
         seen = "; ".join(f"{skipped.count} x {skipped.reason}" for skipped in reading.skips.listed())
         problem = f"holds no metrics of any step, read as {importer.name} ({importer.expects})"
@@ -513,14 +519,14 @@ def _check_rows(runs: Mapping[str, RunAssembly], importer: Importer, path: str) 
         raise ImportFormatError(path, f"is a {RUNS_NOT_STEPS}")
 
 
-def _check_named(runs: Mapping[str, RunAssembly], reading: Reading, naming: Naming) -> None:
+def _check_named(runs: Mapping[str, RunAssembly], reading: LogReading, naming: Naming) -> None:
     """Refuse a log without a name that was given a role."""
     problem = naming.missing({name for assembly in runs.values() for name in (*assembly.names, *assembly.given)})
     if problem:
         raise ImportFormatError(reading.path, problem)
 
 
-def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: Reading) -> None:
+def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: LogReading) -> None:
     names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
     if not known(names, source_of(names, _told_source(importer, reading))):
         raise ImportFormatError(reading.path, none_known(names))

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, step_of
 from rlwatch.importers.console import dict_rows
-from rlwatch.importers.lines import Segment
+from rlwatch.importers.lines import TextLine
 
 _STEP = re.compile(r"pipeline step (\d{1,15}) finished")
 _METRICS = re.compile(r"\{\"[\w@.-]+/[^\"]{1,200}\": (?:-?\d|NaN|-?Infinity|null)")
@@ -24,13 +24,13 @@ class RollConsoleParser(LineParser):
         super().__init__(path)
         self._held: tuple[dict[str, float], int] | None = None
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row whose step ``segment`` tells."""
         told = _STEP.search(segment.text)
         if told is not None and self._held is not None:
             (metrics, line), self._held = self._held, None
             self.recognised = True
-            yield Row(step_of(told[1]), metrics, line)
+            yield ImportedRow(step_of(told[1]), metrics, line)
             return
         found = _METRICS.search(segment.text)
         rows = [] if found is None else dict_rows(segment.text[found.start() :])[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rlwatch.importers.base import Row
+from rlwatch.importers.base import ImportedRow
 
 
 class ScalarRows:
@@ -16,22 +16,22 @@ class ScalarRows:
     """
 
     def __init__(self) -> None:
-        self._open: Row | None = None
+        self._open: ImportedRow | None = None
         self._metrics: dict[str, float] = {}
         self._alarmed = -1
 
-    def add(self, step: int, name: str, value: float, *, ts: float, line: int) -> Iterator[Row]:
+    def add(self, step: int, name: str, value: float, *, ts: float, line: int) -> Iterator[ImportedRow]:
         """Rows that a scalar ends; of the new one ``ts`` and ``line`` are kept."""
         if self._open is None or self._open.step != step or name in self._metrics:
             yield from self.finish()
             self._metrics = {}
-            self._open = Row(step, self._metrics, line, ts=ts)
+            self._open = ImportedRow(step, self._metrics, line, ts=ts)
         self._metrics[name] = value
         if not math.isfinite(value) and step != self._alarmed:
             self._alarmed = step
             yield from self.finish()
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row of the last step."""
         if self._open is not None:
             yield self._open

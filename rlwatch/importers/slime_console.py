@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, step_of
 from rlwatch.importers.console import dict_rows
-from rlwatch.importers.lines import Segment
+from rlwatch.importers.lines import TextLine
 
 _LINE = re.compile(r"(?:^|[\s-])(?:rollout|step|perf|eval) (\d{1,15}): *(?=\{['\"](?:rollout|train|perf|eval)/)")
 _COUNTERS = frozenset({"rollout/step", "train/step", "eval/step"})
@@ -22,7 +22,7 @@ _COUNTERS = frozenset({"rollout/step", "train/step", "eval/step"})
 class SlimeConsoleParser(LineParser):
     """Every row says its step."""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
         match = _LINE.search(segment.text)
         if match is None:
@@ -32,7 +32,7 @@ class SlimeConsoleParser(LineParser):
             if row.cut:
                 self.skips.add("the last value of a row that is cut off", segment.line)
             said = {name: value for name, value in row.items.items() if name not in _COUNTERS}
-            yield Row(step_of(match.group(1)), metrics_of(said, self.skips, segment.line), segment.line)
+            yield ImportedRow(step_of(match.group(1)), metrics_of(said, self.skips, segment.line), segment.line)
 
     def notes(self) -> tuple[str, ...]:
         """Counters that the steps are."""

@@ -24,7 +24,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from rlwatch.importers.base import Row, Skips, of_held_out
+from rlwatch.importers.base import ImportedRow, Skips, of_held_out
 
 LASTING = 3
 """Steps of rows of the training's kind after which a return is a restart."""
@@ -49,7 +49,7 @@ MOST_OF_A_STEP = 64
 OTHER_COUNTER = "a row whose step goes back, or ahead, while the others go on (of another counter)"
 TOO_FEW = "a row whose step goes back at the end of the log (too few for a restart)"
 COPY = "a row printed again as it was (a copy, as of another rank)"
-Numbered = tuple[Row, int]
+Numbered = tuple[ImportedRow, int]
 """A row, and its attempt."""
 
 
@@ -72,7 +72,7 @@ class _Holding(Enum):
 
 
 class _Held(NamedTuple):
-    row: Row
+    row: ImportedRow
     kind: _Kind
 
 
@@ -82,7 +82,7 @@ class StepOrder:
     ``ordered``: rows come in the order of their steps, where none is odd; those of a table may come in any.
 
     >>> order, skips = StepOrder(), Skips()
-    >>> rows = [Row(step, {"loss": 0.5}) for step in (1, 2, 3, 4, 2, 3, 4, 5)]
+    >>> rows = [ImportedRow(step, {"loss": 0.5}) for step in (1, 2, 3, 4, 2, 3, 4, 5)]
     >>> [(row.step, attempt) for row in rows for row, attempt in order.take(row, skips)]
     [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
     """
@@ -115,7 +115,7 @@ class StepOrder:
         self._rows_at: list[Mapping[str, float]] = []
         self._begun = False
 
-    def take(self, row: Row, skips: Skips) -> list[Numbered]:
+    def take(self, row: ImportedRow, skips: Skips) -> list[Numbered]:
         """The rows that ``row`` settles, itself among them unless it is held back."""
         kind = self._written.get(tuple(row.metrics))
         if kind is None:
@@ -130,7 +130,7 @@ class StepOrder:
             return self._while_ahead(row, kind, skips)
         return self._while_back(row, kind, skips)
 
-    def _kind(self, row: Row) -> _Kind:
+    def _kind(self, row: ImportedRow) -> _Kind:
         """The kind of rows with these names, in an order that was not seen before."""
         names = frozenset(row.metrics)
         kind = self._kinds.setdefault(names, _Kind(names))
@@ -154,7 +154,7 @@ class StepOrder:
             self._begin()
         return given
 
-    def _next(self, row: Row, kind: _Kind) -> list[Numbered]:
+    def _next(self, row: ImportedRow, kind: _Kind) -> list[Numbered]:
         """Give the row that most are: the next of the training. The same as :meth:`_emit` does, in less time."""
         step = row.step
         kind.count += 1
@@ -164,7 +164,7 @@ class StepOrder:
         self._at, self._rows_at = step, [row.metrics]
         return [(row, self.attempt)]
 
-    def _direct(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+    def _direct(self, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
         """Take a row while none is held back."""
         step, at = row.step, self._at
         if step == at and any(_same(row.metrics, other) for other in self._rows_at):
@@ -192,7 +192,7 @@ class StepOrder:
         """Steps that the counter may go on by at once."""
         return self._widest * (MOST_AHEAD if self._is_regular(kind) else 1)
 
-    def _while_ahead(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+    def _while_ahead(self, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
         if kind.held_out:
             return self._hold(_Holding.AHEAD, row, kind, skips)
         if self._at < 0:  # evaluations before the first row of the training
@@ -206,7 +206,7 @@ class StepOrder:
             return self._given() + self._emit(row, kind)
         return self._hold(_Holding.AHEAD, row, kind, skips)
 
-    def _while_back(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+    def _while_back(self, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
         if not kind.held_out:
             old_goes_on = row.step > self._at and self._last_back < self._at
             again = row.step < self._last_back and any(
@@ -216,7 +216,7 @@ class StepOrder:
                 return self._refuted_back(skips, OTHER_COUNTER) + self._direct(row, kind, skips)
         return self._hold(_Holding.BACK, row, kind, skips)
 
-    def _hold(self, why: _Holding, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+    def _hold(self, why: _Holding, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
         """Keep a row, and give all that are kept once they say what they are."""
         self.returns += why is _Holding.BACK and not self._held
         self._holding = why
@@ -253,7 +253,7 @@ class StepOrder:
         self._at = max(self._at, *(one.row.step for one in held)) if held else self._at
         return given
 
-    def _again(self, row: Row, kind: _Kind, skips: Skips) -> list[Numbered]:
+    def _again(self, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
         """Give a row of a restart, unless it is a copy of another."""
         if row.step == self._at and any(_same(row.metrics, other) for other in self._rows_at):
             skips.add(COPY, row.line)
@@ -285,11 +285,11 @@ class StepOrder:
                 skips.add(OTHER_COUNTER, row.line)
         return given
 
-    def _moved(self, row: Row, step: int) -> Row:
+    def _moved(self, row: ImportedRow, step: int) -> ImportedRow:
         self.placed += row.step != step
         return row if row.step == step else replace(row, step=step)
 
-    def _emit(self, row: Row, kind: _Kind) -> list[Numbered]:
+    def _emit(self, row: ImportedRow, kind: _Kind) -> list[Numbered]:
         """Give a row, and learn from it."""
         step = row.step
         kind.count += 1
@@ -339,7 +339,7 @@ def _same(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
     )
 
 
-def numbered(rows: Iterable[Row], skips: Skips) -> list[Numbered]:
+def numbered(rows: Iterable[ImportedRow], skips: Skips) -> list[Numbered]:
     """All of ``rows``, with their attempts."""
     order = StepOrder()
     return [found for row in rows for found in order.take(row, skips)] + order.finish(skips)

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from rlwatch.importers.base import Row, StreamImporter, StreamReading, Verdict, step_of, value_of
+from rlwatch.importers.base import FormatMatch, ImportedRow, StreamImporter, StreamReading, step_of, value_of
 from rlwatch.importers.binary_records import LevelDbLog, fields, floating, message, signed, text
 from rlwatch.importers.lines import parsed, shown
 from rlwatch.importers.scalar_rows import ScalarRows
@@ -44,7 +44,7 @@ class SwanLabIntake:
         self._rows = ScalarRows()
         self._count = 0
 
-    def feed(self, data: bytes) -> Iterator[Row]:
+    def feed(self, data: bytes) -> Iterator[ImportedRow]:
         """Rows that ``data`` completes."""
         for frame in self._frames.feed(data):
             self._reading.recognised = True
@@ -59,15 +59,15 @@ class SwanLabIntake:
             self._reading.skips.add(self._frames.damage, self._count)
             self._frames.damage = ""
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The last row."""
         yield from self._rows.finish()
 
-    def cut(self) -> Iterator[Row]:
+    def cut(self) -> Iterator[ImportedRow]:
         """The last row."""
         yield from self.finish()
 
-    def _taken(self, scalar: Scalar) -> Iterator[Row]:
+    def _taken(self, scalar: Scalar) -> Iterator[ImportedRow]:
         self._count += 1
         if scalar.value is None:
             self._reading.skips.add(f"{shown(scalar.name)} is not a number", self._count)
@@ -117,10 +117,10 @@ class SwanLabRun(StreamImporter):
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """Sure by the mark that every such file begins with."""
         found = head.startswith(_MARK)
-        return Verdict(0.99 if found else 0.0, f"{'found the mark of a' if found else 'no'} {self.expects}")
+        return FormatMatch(0.99 if found else 0.0, f"{'found the mark of a' if found else 'no'} {self.expects}")
 
     def reading(self, path: str) -> SwanLabReading:
         """A fresh reading."""

@@ -11,7 +11,7 @@ from typing import IO, Protocol
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
-from rlwatch.importers.base import About, Importer, Row, Skipped, Skips, StreamImporter
+from rlwatch.importers.base import About, ImportedRow, Importer, Skipped, Skips, StreamImporter
 from rlwatch.importers.follow import DirectoryFollower, Follower, Position, StreamFollower, WholeFollower
 from rlwatch.importers.lines import A_LOOK, is_packed, open_regular, shown, unpacker
 from rlwatch.importers.naming import NONE, Naming
@@ -147,7 +147,7 @@ class LogTail:
         self._base = self._assembly.seq
         self._position, self._last_seq = position, last_seq
         self._follower: Follower | None = None
-        self._rows: Iterator[Row] = iter(())
+        self._rows: Iterator[ImportedRow] = iter(())
         self._due: list[StepRecord] = []
         """Records of the file before the one that begins."""
         self._begins = False
@@ -325,7 +325,7 @@ class LogTail:
         except ImportFormatError as error:
             self._problem = error.problem
 
-    def _drained(self, rows: Iterable[Row]) -> list[StepRecord]:
+    def _drained(self, rows: Iterable[ImportedRow]) -> list[StepRecord]:
         """Records of what was left over and of all ``rows``."""
         records: list[StepRecord] = []
         for source in ((), rows) if self.behind else (rows,):
@@ -334,7 +334,7 @@ class LogTail:
                 records += self._taken((), None)
         return records
 
-    def _taken(self, rows: Iterable[Row], most: int | None) -> list[StepRecord]:
+    def _taken(self, rows: Iterable[ImportedRow], most: int | None) -> list[StepRecord]:
         """Records of the rows that were left over or, if none were, of ``rows``."""
         left = self._rows if self.behind else iter(rows)
         self.behind = self.turned = False
@@ -357,7 +357,7 @@ class LogTail:
         due, self._due = self._due, []
         return due
 
-    def _noted(self, row: Row) -> Row:
+    def _noted(self, row: ImportedRow) -> ImportedRow:
         """The row; another run begins where the first row of another event file begins a training anew."""
         if self._training is None:
             return row
@@ -367,7 +367,7 @@ class LogTail:
         self._training.add(row)
         return replace(row, starts=self._begins)
 
-    def _mine(self, row: Row) -> bool:
+    def _mine(self, row: ImportedRow) -> bool:
         if not row.run:
             return True
         if self._wanted is None:

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
-from rlwatch.importers.base import Reading, Row, StreamImporter, StreamReading, Verdict
+from rlwatch.importers.base import FormatMatch, ImportedRow, LogReading, StreamImporter, StreamReading
 from rlwatch.importers.binary_records import TfRecords, fields, floating, message, signed, text
 from rlwatch.importers.lines import LARGEST_STEP, MOST_NAMES, shown
 from rlwatch.importers.scalar_rows import ScalarRows
@@ -45,14 +45,14 @@ def event_files(directory: Path) -> list[Path]:
 class EventIntake:
     """Takes one event file in."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: LogReading) -> None:
         self._reading = reading
         self._frames = TfRecords()
         self._count = 0
         self._plugins: dict[str, str] = {}
         self._rows = ScalarRows()
 
-    def feed(self, data: bytes) -> Iterator[Row]:
+    def feed(self, data: bytes) -> Iterator[ImportedRow]:
         """Rows of the steps that ``data`` completes."""
         for frame in self._frames.feed(data):
             self._count += 1
@@ -67,15 +67,15 @@ class EventIntake:
             self._reading.skips.add(self._frames.damage, self._count + 1)
             self._frames.damage = ""
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """The row of the last step."""
         yield from self._rows.finish()
 
-    def cut(self) -> Iterator[Row]:
+    def cut(self) -> Iterator[ImportedRow]:
         """The same."""
         return self.finish()
 
-    def _scalar(self, step: int, ts: float, name: str, value: float) -> Iterator[Row]:
+    def _scalar(self, step: int, ts: float, name: str, value: float) -> Iterator[ImportedRow]:
         if step < 0 or step >= LARGEST_STEP:
             self._reading.skips.add("a step below 0" if step < 0 else "a step of 2**53 or more", self._count)
             return
@@ -147,11 +147,11 @@ class Training:
         self.first: int | None = None
         self.names: set[str] = set()
 
-    def is_another(self, row: Row) -> bool:
+    def is_another(self, row: ImportedRow) -> bool:
         """True if a file with ``row`` first begins anew what this training has done."""
         return self.first is not None and row.step <= self.first and not self.names.isdisjoint(row.metrics)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ImportedRow) -> None:
         """Take a row in."""
         self.first = row.step if self.first is None else min(self.first, row.step)
         self.names.update(row.metrics)
@@ -191,7 +191,7 @@ class EventReading(StreamReading):
         """Takes one file in."""
         return EventIntake(self)
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[ImportedRow]:
         """Every row of the file, or of all files of the directory, one after another, with the training it is of."""
         if not path.is_dir():
             yield from super().rows(path)
@@ -228,13 +228,13 @@ class TensorBoardEvents(StreamImporter):
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:
         """Sure by the version that every event file begins with, and by the name that all have."""
         if _VERSION in head[:64]:
-            return Verdict(0.99, "found the version of an event file")
+            return FormatMatch(0.99, "found the version of an event file")
         if is_event_file(path):
-            return Verdict(0.97, "called as event files are")
-        return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.97, "called as event files are")
+        return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> EventReading:
         """A fresh reading."""

@@ -22,11 +22,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
-from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, number, step_of
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, number, step_of
 from rlwatch.importers.console import Bar, DictRow, StepClock, bars, dict_rows
 from rlwatch.importers.copies import Copies
 from rlwatch.importers.json_logs import SUMMARY
-from rlwatch.importers.lines import Segment, without_prefix
+from rlwatch.importers.lines import TextLine, without_prefix
 from rlwatch.importers.own_rows import OwnRows
 from rlwatch.importers.step_order import COPY
 from rlwatch.metrics import known
@@ -65,7 +65,7 @@ class TrlConsoleParser(LineParser):
         self._held: tuple[str, DictRow, Bar | None, int] | None = None
         """A row that was cut off, as it was printed: it may go on in the next line."""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """Rows whose step ``segment`` settles."""
         text = segment.text
         if "logging_steps" in text and self._clock.pace is None and (match := _PACE.search(text)):
@@ -80,7 +80,7 @@ class TrlConsoleParser(LineParser):
                 yield from self._offered(row, bar, begun)
         yield from self._printed(text, line, beside)
 
-    def _printed(self, text: str, line: int, beside: Bar | None) -> Iterator[Row]:
+    def _printed(self, text: str, line: int, beside: Bar | None) -> Iterator[ImportedRow]:
         found = self._found(text)
         for thing in found:
             if isinstance(thing, Bar):
@@ -93,7 +93,7 @@ class TrlConsoleParser(LineParser):
         if not found:
             self._directly = False
 
-    def _offered(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[Row]:
+    def _offered(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[ImportedRow]:
         """The rows that a printed dict settles, unless it is a copy."""
         if SUMMARY in row.items:
             yield from self._read(self._copies.finish())
@@ -101,7 +101,7 @@ class TrlConsoleParser(LineParser):
             return
         yield from self._read(self._copies.row(row.items, (row, beside, line)))
 
-    def _read(self, things: list[tuple[Bar | DictRow, Bar | None, int]]) -> Iterator[Row]:
+    def _read(self, things: list[tuple[Bar | DictRow, Bar | None, int]]) -> Iterator[ImportedRow]:
         for thing, beside, line in things:
             if isinstance(thing, Bar):
                 yield from self._settled(self._clock.bar(thing.n, thing.total, directly=self._directly))
@@ -118,7 +118,7 @@ class TrlConsoleParser(LineParser):
             found.sort(key=lambda thing: thing.start)
         return found
 
-    def _dict(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[Row]:
+    def _dict(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[ImportedRow]:
         if not self._is_usual(row.items):
             self.skips.add("a printed dict that is no row of this trainer", line)
             return
@@ -154,7 +154,7 @@ class TrlConsoleParser(LineParser):
         self.recognised = self.recognised or len(self._different) >= LEAST_ROWS
         return True
 
-    def _with_step(self, items: dict[str, str], field: str, line: int) -> Iterator[Row]:
+    def _with_step(self, items: dict[str, str], field: str, line: int) -> Iterator[ImportedRow]:
         try:
             step = step_of(items.pop(field))
         except ValueError as error:
@@ -162,7 +162,7 @@ class TrlConsoleParser(LineParser):
             return
         self._stated = True
         yield from self._settled(self._clock.at(step))
-        yield Row(step, self._metrics(items, line), line)
+        yield ImportedRow(step, self._metrics(items, line), line)
 
     def _metrics(self, items: dict[str, str], line: int) -> dict[str, float]:
         if "epoch" in items:
@@ -178,7 +178,7 @@ class TrlConsoleParser(LineParser):
             return None
         return epoch / before if 0 <= epoch < before else 0.0
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """Rows that still waited for their end or for a bar."""
         if self._held is not None:
             _, row, bar, line = self._held
@@ -187,9 +187,9 @@ class TrlConsoleParser(LineParser):
         yield from self._read(self._copies.finish())
         yield from self._settled(self._clock.flush())
 
-    def _settled(self, rows: list[tuple[tuple[Mapping[str, float], int], int]]) -> Iterator[Row]:
+    def _settled(self, rows: list[tuple[tuple[Mapping[str, float], int], int]]) -> Iterator[ImportedRow]:
         for (metrics, line), step in rows:
-            yield Row(step, metrics, line)
+            yield ImportedRow(step, metrics, line)
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from rlwatch.importers.base import NUMBER, LineImporter, LineParser, Row, step_of
+from rlwatch.importers.base import NUMBER, ImportedRow, LineImporter, LineParser, step_of
 from rlwatch.importers.console import bars
-from rlwatch.importers.lines import LONGEST_NAME, Segment, shown, without_prefix
+from rlwatch.importers.lines import LONGEST_NAME, TextLine, shown, without_prefix
 
 _STEP = re.compile(r"(?<![\w/@.-])step:(\S{1,40}) -(?= |$)")
 _PAIR = re.compile(rf"(.+?):(?:[A-Za-z_][\w.]*\(\s*)?({NUMBER})\s*(?:,[^()]*)?\)?(?=$|[\s(\[])")
@@ -41,7 +41,7 @@ class VerlConsoleParser(LineParser):
         self._tail = ""  # the last piece as printed: its end may come on the next line
         self._line = 0
 
-    def feed(self, segment: Segment) -> list[Row]:
+    def feed(self, segment: TextLine) -> list[ImportedRow]:
         """Rows of every ``step:N -`` in ``segment``, or of the continuation of the last one."""
         if self._step is None and "step:" not in segment.text:
             return []
@@ -50,17 +50,17 @@ class VerlConsoleParser(LineParser):
         if not starts:
             return list(self._continuation(text, segment.line))
         ends = [match.start() for match in starts[1:]] + [len(text)]
-        rows: list[Row] = []
+        rows: list[ImportedRow] = []
         for match, end in zip(starts, ends, strict=True):
             rows += self._begin(match.group(1), text[match.end() : end], segment.line)
         return rows
 
-    def finish(self) -> list[Row]:
+    def finish(self) -> list[ImportedRow]:
         """Nothing is held back; a name cut off at the end is counted."""
         self._close()
         return []
 
-    def _begin(self, step: str, body: str, line: int) -> Iterator[Row]:
+    def _begin(self, step: str, body: str, line: int) -> Iterator[ImportedRow]:
         self._close()
         try:
             self._step = step_of(step)
@@ -69,7 +69,7 @@ class VerlConsoleParser(LineParser):
             return
         yield from self._rows(_pieces(body), line)
 
-    def _rows(self, pieces: list[str], line: int) -> Iterator[Row]:
+    def _rows(self, pieces: list[str], line: int) -> Iterator[ImportedRow]:
         """One row of the pieces that are pairs. The last piece, if it is none, waits for its end."""
         metrics: dict[str, float] = {}
         for index, piece in enumerate(pieces):
@@ -81,9 +81,9 @@ class VerlConsoleParser(LineParser):
         self._tail, self._line = pieces[-1], line
         if metrics and self._step is not None:
             self.recognised = True
-            yield Row(self._step, metrics, line)
+            yield ImportedRow(self._step, metrics, line)
 
-    def _continuation(self, text: str, line: int) -> Iterator[Row]:
+    def _continuation(self, text: str, line: int) -> Iterator[ImportedRow]:
         if self._step is None or next(bars(text), None) is not None:
             return
         pieces = _pieces(text)

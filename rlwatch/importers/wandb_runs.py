@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.error_boundary import call_or
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import (
     About,
-    Row,
+    FormatMatch,
+    ImportedRow,
     Skipped,
     Skips,
     StreamImporter,
     StreamReading,
-    Verdict,
     step_of,
     value_of,
 )
@@ -30,7 +31,6 @@ from rlwatch.importers.follow import Position
 from rlwatch.importers.lines import LONGEST_NAME, parsed, shown
 from rlwatch.importers.naming import NONE, Naming
 from rlwatch.records import JSON, StepRecord
-from rlwatch.seam import asked
 
 TRAINERS = ("train/global_step", "trainer/global_step", "training/global_step")
 """Hugging Face, TRL and OpenRLHF; Lightning; verl."""
@@ -57,7 +57,7 @@ class WandbSteps:
         if axis not in (*self._axes, OWN, PLAIN, "") and len(self._axes) < MOST_AXES:
             self._axes.append(axis)
 
-    def row(self, items: Mapping[str, object], number: int) -> Row | None:
+    def row(self, items: Mapping[str, object], number: int) -> ImportedRow | None:
         """The row, or None if it holds no number; ``number`` counts rows."""
         step = self._step(items, number)
         metrics = {
@@ -67,7 +67,7 @@ class WandbSteps:
         }
         if step is None or not metrics:
             return None
-        return Row(step, metrics, number, ts=_time(items.get("_timestamp")))
+        return ImportedRow(step, metrics, number, ts=_time(items.get("_timestamp")))
 
     def _value(self, name: str, raw: object, items: Mapping[str, object], number: int) -> float | None:
         """None (no measurement) is NaN only where Hugging Face's trainers write it for NaN."""
@@ -133,7 +133,7 @@ class WandbIntake:
         self._steps = WandbSteps(reading.skips)
         self._count = 0
 
-    def feed(self, data: bytes) -> Iterator[Row]:
+    def feed(self, data: bytes) -> Iterator[ImportedRow]:
         """Rows that ``data`` completes."""
         for frame in self._frames.feed(data):
             self._reading.recognised = True
@@ -148,15 +148,15 @@ class WandbIntake:
             self._reading.skips.add(self._frames.damage, self._count)
             self._frames.damage = ""
 
-    def finish(self) -> Iterator[Row]:
+    def finish(self) -> Iterator[ImportedRow]:
         """Nothing is held back."""
         return iter(())
 
-    def cut(self) -> Iterator[Row]:
+    def cut(self) -> Iterator[ImportedRow]:
         """Nothing is held back."""
         return iter(())
 
-    def _record(self, frame: bytes) -> Row | None:
+    def _record(self, frame: bytes) -> ImportedRow | None:
         for number, value in fields(frame):
             if number == _HISTORY:
                 self._count += 1
@@ -183,7 +183,7 @@ class WandbIntake:
             elif number in _WORDS_OF_RUN:
                 self._reading.words[_WORDS_OF_RUN[number]] = text(value)
 
-    def _with_system(self, row: Row | None) -> Row | None:
+    def _with_system(self, row: ImportedRow | None) -> ImportedRow | None:
         if row is None or not self._system:
             return row
         measured, self._system = self._system, {}
@@ -294,11 +294,11 @@ class WandbOffline(StreamImporter):
     anywhere: ClassVar[bool] = False
     table: ClassVar[bool] = False
 
-    def sniff(self, head: bytes, path: Path) -> Verdict:  # noqa: ARG002
+    def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
         """Sure by the mark that every such file begins with."""
         if head.startswith(WANDB):
-            return Verdict(0.99, "found the mark of a wandb file")
-        return Verdict(0.0, f"no {self.expects}")
+            return FormatMatch(0.99, "found the mark of a wandb file")
+        return FormatMatch(0.0, f"no {self.expects}")
 
     def reading(self, path: str) -> WandbReading:
         """A fresh reading."""
@@ -461,4 +461,4 @@ def _answered(question: Callable[[], T]) -> T:
     def unanswered(error: Exception) -> T:
         raise _UnansweredError(" ".join(str(error).split())[:200]) from None
 
-    return asked(question, unanswered)
+    return call_or(question, unanswered)

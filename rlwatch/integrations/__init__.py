@@ -1,6 +1,6 @@
 """rlwatch inside a trainer: one package for each, imported only by whoever uses it.
 
-Setting up may raise. Once training runs nothing here does: see :mod:`rlwatch.seam`.
+Setting up may raise. Once training runs nothing here does: see :mod:`rlwatch.error_boundary`.
 
 Every trainer has the same eight doors. A plain cell is a file of the trainer's package; ``shared:`` names the file
 beside this one that does all of it, ``none:`` the reason why there is nothing to open.

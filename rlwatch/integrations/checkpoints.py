@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, Result, SetKLCoef
 from rlwatch.integrations.reference import Anchored
@@ -39,7 +40,6 @@ from rlwatch.integrations.weights import (
     whole,
 )
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 from rlwatch.tensors.megatron import cut
 
 logger = logging.getLogger("rlwatch")
@@ -65,23 +65,23 @@ class KeptReference:
         Whether this process writes; the others lend their shards.
     """
 
-    def __init__(self, find: Callable[[], Anchored], seam: Seam, writes: Callable[[], bool]) -> None:
+    def __init__(self, find: Callable[[], Anchored], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
         self._seam = seam
         self._writes = writes
         self._write_down = WriteDown(find, writes)
         self._take_up = TakeUp(find, writes)
-        self._facts: Facts | None = None
-        self._stored: Facts | None = None
+        self._facts: ReferenceFacts | None = None
+        self._stored: ReferenceFacts | None = None
 
     @property
-    def facts(self) -> Facts | None:
+    def facts(self) -> ReferenceFacts | None:
         """The reset the reference comes from; None if it is the one the trainer built."""
         return self._facts
 
     def reset_done(self, command: Command, report: Mapping[str, JSON], step: int) -> None:
         """The reference was reset at ``step``: from now on checkpoints hold it."""
         fingerprint = str(report.get("fingerprint", ""))
-        self._facts = Facts(step, command.command_id, fingerprint, command.requested_by, command.why)
+        self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         self._stored = None
 
     def moved(self) -> None:
@@ -148,7 +148,7 @@ def _reason(result: Result | None) -> str:
     return UNREAD if result is None else result.refusal or UNREAD
 
 
-def why_none(nearby: Mapping[str, Facts], step: int) -> str | None:
+def why_none(nearby: Mapping[str, ReferenceFacts], step: int) -> str | None:
     """Explain a checkpoint of ``step`` that keeps no reference, by those that checkpoints ``nearby`` hold.
 
     None if none of them knows of a reset.
@@ -180,9 +180,9 @@ class WriteDown:
     def __init__(self, find: Find, writes: Callable[[], bool]) -> None:
         self._find = find
         self._writes = writes
-        self.written: Facts | None = None
+        self.written: ReferenceFacts | None = None
 
-    def command(self, parent: Path, facts: Facts) -> Command:
+    def command(self, parent: Path, facts: ReferenceFacts) -> Command:
         """The order to write into ``parent``."""
         return _reference_command(self.kind, parent, facts)
 
@@ -219,9 +219,9 @@ class TakeUp:
     def __init__(self, find: Find, writes: Callable[[], bool]) -> None:
         self._find = find
         self._verifies = writes
-        self.facts: Facts | None = None
+        self.facts: ReferenceFacts | None = None
 
-    def command(self, checkpoint: Path, facts: Facts) -> Command:
+    def command(self, checkpoint: Path, facts: ReferenceFacts) -> Command:
         """The order to take up what ``checkpoint`` holds."""
         return _reference_command(self.kind, checkpoint, facts)
 
@@ -257,13 +257,13 @@ class TakeUp:
         }
 
 
-def _reference_command(kind: str, path: Path, facts: Facts) -> Command:
+def _reference_command(kind: str, path: Path, facts: ReferenceFacts) -> Command:
     args = {"path": str(path), "facts": asdict(facts)}
     return Command(uuid.uuid4().hex[:16], "", kind, args, requested_by="rlwatch")
 
 
-def _facts(command: Command) -> Facts:
-    return Facts(**command.args["facts"])
+def _facts(command: Command) -> ReferenceFacts:
+    return ReferenceFacts(**command.args["facts"])
 
 
 def _tensors(anchored: Anchored) -> dict[str, Tensor]:
@@ -290,7 +290,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReferenceFacts:
     """Facts of a kept reference: the reset that made it, and what its file must be."""
 
     step: int
@@ -303,7 +303,7 @@ class Facts:
     format: int = FORMAT
 
 
-def write_reference(parent: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
+def write_reference(parent: Path, facts: ReferenceFacts, tensors: Mapping[str, Tensor]) -> ReferenceFacts:
     """Write ``tensors`` (on the CPU, whole) into a directory of ``parent``; returns the facts as written.
 
     Raises ``OSError`` (a full disk), and leaves nothing half-written behind.
@@ -311,7 +311,7 @@ def write_reference(parent: Path, facts: Facts, tensors: Mapping[str, Tensor]) -
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    def fill(directory: Path) -> Facts:
+    def fill(directory: Path) -> ReferenceFacts:
         try:
             save_file(dict(tensors), directory / WEIGHTS_FILE)
         except SafetensorError as error:  # what it makes of a full disk
@@ -321,13 +321,13 @@ def write_reference(parent: Path, facts: Facts, tensors: Mapping[str, Tensor]) -
     return _placed(parent, fill)
 
 
-def share_reference(parent: Path, facts: Facts, source: Path) -> None:
+def share_reference(parent: Path, facts: ReferenceFacts, source: Path) -> None:
     """Let ``parent`` hold what lies in ``source``: the same file, or a copy where there are no links.
 
     Raises ``OSError`` if it cannot.
     """
 
-    def fill(directory: Path) -> Facts:
+    def fill(directory: Path) -> ReferenceFacts:
         try:
             os.link(source / REFERENCE_DIRECTORY / WEIGHTS_FILE, directory / WEIGHTS_FILE)
         except OSError:
@@ -342,15 +342,15 @@ def remove_reference(parent: Path) -> None:
     shutil.rmtree(parent / REFERENCE_DIRECTORY, ignore_errors=True)
 
 
-def read_facts(checkpoint: Path) -> Facts | None:
+def read_facts(checkpoint: Path) -> ReferenceFacts | None:
     """Read the facts of the reference in ``checkpoint``; None if it has none. ``RLWatchError`` if unreadable."""
     path = checkpoint / REFERENCE_DIRECTORY / FACTS_FILE
     if not (checkpoint / REFERENCE_DIRECTORY).is_dir():
         return None
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        known = {name: stored[name] for name in Facts.__dataclass_fields__ if name in stored}
-        facts = Facts(**known)
+        known = {name: stored[name] for name in ReferenceFacts.__dataclass_fields__ if name in stored}
+        facts = ReferenceFacts(**known)
         readable = isinstance(facts.step, int) and isinstance(facts.sha256, str)
     except (OSError, ValueError, TypeError) as error:
         raise RLWatchError(f"{path} cannot be read ({error})") from None
@@ -359,7 +359,7 @@ def read_facts(checkpoint: Path) -> Facts | None:
     return facts
 
 
-def verify_reference(checkpoint: Path, facts: Facts) -> None:
+def verify_reference(checkpoint: Path, facts: ReferenceFacts) -> None:
     """Read the whole file. Raises ``RLWatchError`` if it is not the one that was written."""
     path = checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE
     try:
@@ -370,7 +370,7 @@ def verify_reference(checkpoint: Path, facts: Facts) -> None:
         raise RLWatchError(f"{path} is damaged: it is not the file that was written")
 
 
-def kept_nearby(checkpoint: Path) -> dict[str, Facts]:
+def kept_nearby(checkpoint: Path) -> dict[str, ReferenceFacts]:
     """The references that checkpoints beside ``checkpoint`` hold, by the name of theirs; unreadable ones left out."""
     nearby = {}
     for path in sorted(checkpoint.resolve().parent.glob(f"*/{REFERENCE_DIRECTORY}")):
@@ -383,7 +383,7 @@ def kept_nearby(checkpoint: Path) -> dict[str, Facts]:
     return nearby
 
 
-def _placed(parent: Path, fill: Callable[[Path], Facts]) -> Facts:
+def _placed(parent: Path, fill: Callable[[Path], ReferenceFacts]) -> ReferenceFacts:
     """Fill a directory beside the final one, then put it in its place."""
     final, draft = parent / REFERENCE_DIRECTORY, parent / f".{REFERENCE_DIRECTORY}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
@@ -411,7 +411,7 @@ SETTINGS_FILE = "rlwatch_control.json"
 class KeptSettings:
     """Writes the KL coefficient that was set into checkpoints, and sets it again on a resume. One on every rank."""
 
-    def __init__(self, handler: SetKLCoef, seam: Seam, writes: Callable[[], bool]) -> None:
+    def __init__(self, handler: SetKLCoef, seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
         self._handler = handler
         self._seam = seam
         self._writes = writes

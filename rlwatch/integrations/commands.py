@@ -20,11 +20,11 @@ from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.commands import COMMAND_KINDS, handlers_of_plugins
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
+from rlwatch.error_boundary import ErrorBoundary, call_or, described, say
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.ranks import OneRank, Ranks
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam, asked, described, say
 
 FAILED = "it failed inside the trainer; see the training log"
 UNSHARED = "it could not be passed to all ranks: one of them does not answer"
@@ -81,20 +81,20 @@ class Controller:
 
     def __init__(
         self,
-        seam: Seam,
+        seam: ErrorBoundary,
         handlers: Sequence[CommandHandler],
         ranks: Ranks | None = None,
         latest: Callable[[], Mapping[str, float]] = dict,
         *,
-        hold: Hold | None = None,
+        hold: PauseState | None = None,
         measured: Callable[[int, OnMetrics], None] | None = None,
     ) -> None:
         self._seam = seam
         self._measured = measured
         self._ranks = ranks or OneRank()
         self._latest = latest
-        self._hold = hold or Hold()
-        always: list[CommandHandler] = [Pause(self._hold), Resume(self._hold)]
+        self._hold = hold or PauseState()
+        always: list[CommandHandler] = [PauseCommand(self._hold), Resume(self._hold)]
         self._handlers = {handler.kind: handler for handler in (*_of_plugins(), *always, *handlers)}
         self._timed = [handler for handler in self._handlers.values() if isinstance(handler, Timed)]
 
@@ -233,7 +233,7 @@ class Controller:
 
 def _of_plugins() -> list[CommandHandler]:
     """Handlers of other people's packages; one that cannot be made is said and left out."""
-    made = (asked(plugin, partial(_left_out, kind)) for kind, plugin in handlers_of_plugins().items())
+    made = (call_or(plugin, partial(_left_out, kind)) for kind, plugin in handlers_of_plugins().items())
     return [handler for handler in made if handler is not None]
 
 
@@ -272,7 +272,7 @@ GRACE_S = 30.0
 """A rank that hears nothing any more goes on this long after the pause should have ended, in seconds."""
 
 
-class Hold:
+class PauseState:
     """State of a pause: since when, and until when at the latest. One for each rank."""
 
     def __init__(self, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -313,10 +313,10 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Pause:
+class PauseCommand:
     """Handles ``pause`` with ``{"minutes": at most}``. The waiting itself is the controller's."""
 
-    hold: Hold
+    hold: PauseState
     kind: str = "pause"
 
     def check(self, command: Command) -> None:
@@ -336,7 +336,7 @@ class Pause:
 class Resume:
     """Handles ``resume``."""
 
-    hold: Hold
+    hold: PauseState
     kind: str = "resume"
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
@@ -398,7 +398,7 @@ class SaveCheckpoint:
 
     kind: str = "save-checkpoint"
 
-    def __init__(self, save: Callable[[], str], kept: Callable[[], int | None], seam: Seam) -> None:
+    def __init__(self, save: Callable[[], str], kept: Callable[[], int | None], seam: ErrorBoundary) -> None:
         self._save = save
         self._kept = kept
         self._seam = seam
@@ -435,7 +435,7 @@ class SetKLCoef:
 
     kind: str = "set-kl-coef"
 
-    def __init__(self, read: Callable[[], float], write: Callable[[float], None], seam: Seam) -> None:
+    def __init__(self, read: Callable[[], float], write: Callable[[float], None], seam: ErrorBoundary) -> None:
         self._read = read
         self._write = write
         self._seam = seam

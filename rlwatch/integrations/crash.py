@@ -5,12 +5,12 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
+from rlwatch.error_boundary import Contained, described
 from rlwatch.records import RunState
-from rlwatch.seam import Contained, described
 
 if TYPE_CHECKING:
+    from rlwatch.error_boundary import ErrorBoundary
     from rlwatch.run import Run
-    from rlwatch.seam import Seam
 
 
 _LINES = 30
@@ -38,7 +38,7 @@ DEADLINE_S = 10.0
 """Longest an exception is held up on its way out, in seconds."""
 
 
-def record_crash(run: Run, seam: Seam, error: BaseException, step: int | None) -> None:
+def record_crash(run: Run, seam: ErrorBoundary, error: BaseException, step: int | None) -> None:
     """Record ``error`` as the end of ``run``, after ``step``.
 
     What a worker raised reaches the driver wrapped by Ray: the error is the one inside, the traceback is of both.

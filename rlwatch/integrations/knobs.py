@@ -39,7 +39,7 @@ def _on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
-class Settings:
+class TrainerSettings:
     """Settings of a trainer, looked at step by step.
 
     Parameters

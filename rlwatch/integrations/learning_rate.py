@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.error_boundary import Contained, ErrorBoundary, Reported
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Contained, Reported, Seam
 
 SCALE, UNTIL = "rlwatch_lr_scale", "rlwatch_lr_until"
 """Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good."""
@@ -63,9 +63,9 @@ class LowerLR:
 
     kind: str = "lower-lr"
 
-    def __init__(self, find: Callable[[], Paced], seam: Seam | None = None) -> None:
+    def __init__(self, find: Callable[[], Paced], seam: ErrorBoundary | None = None) -> None:
         self._find = find
-        self._seam = seam or Seam()
+        self._seam = seam or ErrorBoundary()
         self._stepwise: list[StepScale] = []
 
     def check(self, command: Command) -> None:
@@ -218,7 +218,7 @@ class StepScale:
     loop's own rate, and the failure ends at ``seam``.
     """
 
-    def __init__(self, optimizer: Optimizer, key: str, seam: Seam) -> None:
+    def __init__(self, optimizer: Optimizer, key: str, seam: ErrorBoundary) -> None:
         self.optimizer = optimizer
         self._key = key
         self._set: list[tuple[dict[str, Any], Any]] = []

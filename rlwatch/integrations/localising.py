@@ -23,21 +23,21 @@ from torch import Tensor, nn
 
 from rlwatch import codec
 from rlwatch.clipping.skip import SkipOnSpike, skip_step
+from rlwatch.error_boundary import LIMIT, ErrorBoundary, Reported
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes, whole_gradients
-from rlwatch.gradloc.history import History, added_up, measured, scales_of
+from rlwatch.gradloc.history import ScaleHistory, added_up, measured, scales_of
 from rlwatch.gradloc.locate import Located, LocateOptions, locate
 from rlwatch.gradloc.loss_form import sample_of
-from rlwatch.gradloc.passes import LossPass, Passes
+from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.gradloc.recording import Context, save_recording
 from rlwatch.gradloc.report import Localisation
 from rlwatch.gradloc.rows import culprit_batches, event_body, response_batch
-from rlwatch.gradloc.trigger import FIXED, Budget, Trigger, TriggerDecision
+from rlwatch.gradloc.trigger import FIXED, LocalisationBudget, Trigger, TriggerDecision
 from rlwatch.integrations.ranks import all_agree
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.metrics import LAYER_PREFIX
 from rlwatch.records import LOCALISED, SpikeBatch
-from rlwatch.seam import LIMIT, Reported, Seam
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.transfer import Transfer
 
@@ -141,7 +141,7 @@ def scale_of(scaler: Any) -> Tensor | float:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class StepNumbers:
     """Numbers of a step that every rank knows, and a ``sample`` (n, COLUMNS) of the tokens of this one.
 
     ``scale``: the loss scale as a number, 1 where there is none.
@@ -174,14 +174,14 @@ class Localiser:
 
     def __init__(
         self,
-        seam: Seam,
+        seam: ErrorBoundary,
         settings: Localise,
         *,
         decode: Decode | None = None,
         world: World | None = None,
         seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.passes = Passes(seam)
+        self.passes = RecordedPasses(seam)
         self.usual = UsualShares()
         self.rewards: Callable[[list[LossPass]], None] | None = None
         self.contexts: Callable[[], Sequence[Context]] | None = None
@@ -194,8 +194,8 @@ class Localiser:
         self._world: World | None = world or Alone()
         self._seconds = seconds
         self._trigger = Trigger(token_threshold=settings.threshold)
-        self._history = History()
-        self.budget = Budget(share=settings.share, allowance_s=settings.allowance_s)
+        self._history = ScaleHistory()
+        self.budget = LocalisationBudget(share=settings.share, allowance_s=settings.allowance_s)
         self._took = 0.0
         self._tokens = 0
         self._overflows = 0
@@ -262,7 +262,7 @@ class Localiser:
             if read.healthy and decision.reason in {"", FIXED}:
                 self._history.learn(spike.step, read.scales, read.sample)
 
-    def _timed(self, spike: Spike, read: Read, decision: TriggerDecision, world: World) -> Located:
+    def _timed(self, spike: Spike, read: StepNumbers, decision: TriggerDecision, world: World) -> Located:
         begun = self._seconds()
         try:
             return self._localise(spike, read, decision, world)
@@ -270,7 +270,7 @@ class Localiser:
             self._took = self._seconds() - begun
             self.budget.spent(self._took)
 
-    def _why_not(self, decision: TriggerDecision, read: Read, world: World) -> str:
+    def _why_not(self, decision: TriggerDecision, read: StepNumbers, world: World) -> str:
         """Reason why a spike is not localised, the same on all ranks; empty if it is to be, or is none."""
         if not decision.fires:
             return decision.reason
@@ -294,7 +294,7 @@ class Localiser:
         if self._seam.run is not None:
             self._seam.run.event(LOCALISED, step, **event_body(report))
 
-    def _read(self, spike: Spike, world: World) -> Read | None:
+    def _read(self, spike: Spike, world: World) -> StepNumbers | None:
         """The norm, the scales of the loss of all ranks, and whether a coefficient is missing; with one wait.
 
         None where no rank has gradients.
@@ -317,7 +317,7 @@ class Localiser:
         if sample is not None:
             sample[:, 0] /= scale
         known = scales_of(every, norm, ranks=world.size, scale=scale)
-        return Read(norm, int(every[0]), broken > 0, known, sample, scale)
+        return StepNumbers(norm, int(every[0]), broken > 0, known, sample, scale)
 
     def _overflowed(self, spike: Spike, norm: float) -> bool:
         """True if this is the search for a loss scale, and no trouble of the run: not if it goes on and on."""
@@ -332,7 +332,7 @@ class Localiser:
             self._seam.run.counters.add("localisations_refused")
         return agreed
 
-    def _localise(self, spike: Spike, read: Read, decision: TriggerDecision, world: World) -> Located:
+    def _localise(self, spike: Spike, read: StepNumbers, decision: TriggerDecision, world: World) -> Located:
         if spike.scale is not None:
             _unscale(self.passes, read.scale)
         if self.rewards is not None:
@@ -412,7 +412,7 @@ def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
     return None if norms is None else norms.squares.sum()
 
 
-def _unscale(passes: Passes, scale: float) -> None:
+def _unscale(passes: RecordedPasses, scale: float) -> None:
     for one in passes.all:
         one.coefficients.update({name: part / scale for name, part in one.coefficients.items()})
 
@@ -519,7 +519,7 @@ TIMEOUT_S = 60.0
 OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
 
 
-def localiser_of(seam: Seam, settings: Localise | None, decode: Decode | None) -> Localiser | None:
+def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
     """Localiser for the ranks of ``seam``'s run; None, with a warning, where they cannot. Call it on every rank."""
     if settings is None:
         return None

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.weights import Pair, named_tensors, shard_pairs
+from rlwatch.integrations.weights import TensorPair, named_tensors, shard_pairs
 from rlwatch.tensors.megatron import chunks_of
 
 
-def pairs(policy: Any, reference: Any) -> list[Pair]:
+def pairs(policy: Any, reference: Any) -> list[TensorPair]:
     """Weights of this rank, of policy and reference. Raises ``RLWatchError`` if they are cut differently."""
     return shard_pairs(dict(_weights(policy)), dict(_weights(reference)))
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlwatch.error_boundary import guarded
 from rlwatch.errors import MissingExtraError
 from rlwatch.integrations.tee import Held, Tee, check_first, checked_settings, scalars, snapshot, step_index
 from rlwatch.integrations.wandb import run_id
 from rlwatch.records import RunState
 from rlwatch.run import Run
-from rlwatch.seam import guarded
 
 CALL = "tee_mlflow()"
 ENDED = {"FAILED": RunState.CRASHED, "KILLED": RunState.CRASHED}
@@ -63,12 +63,12 @@ def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
         raise MissingExtraError("mlflow", "mlflow", CALL) from error
     check_first(_newest, "MLflow", CALL)
     tee: Tee[Any] = Tee("MLflow", checked_settings(init_kwargs, run, CALL), run)
-    Hooks(tee, MlflowClient)
+    MLflowHooks(tee, MlflowClient)
     _newest = tee
     return tee
 
 
-class Hooks:
+class MLflowHooks:
     """Looks at what MLflow's client is given, after it took it: ``mlflow.log_metrics`` and its kin go through it."""
 
     def __init__(self, tee: Tee[MlflowMirror], client: type) -> None:

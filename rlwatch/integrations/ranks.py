@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
-from rlwatch.link.wire import Place
+from rlwatch.link.wire import ListenAddress
 from rlwatch.records import Command
 from rlwatch.run.ranks import ADDRESS, join
-from rlwatch.seam import Seam
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -111,7 +111,7 @@ class OneRank:
 class RunRanks:
     """The ranks of a seam's run, whichever run that is: a trainer that trains again makes a new one."""
 
-    def __init__(self, seam: Seam) -> None:
+    def __init__(self, seam: ErrorBoundary) -> None:
         self._seam = seam
 
     @property
@@ -269,7 +269,7 @@ def begin_together(begin: Callable[[], Run], *, link: str | None = None) -> Run:
     ``link`` says where rank 0 listens; see :func:`rlwatch.run.ranks.join`. Raises what ``begin`` raises; the other
     ranks then go on unwatched.
     """
-    Place.of(link)  # a wrong address shows before a run is begun
+    ListenAddress.of(link)  # a wrong address shows before a run is begun
     place = meeting()
     if place is None:
         return begin()

@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.control.policy import veto_reset_reference
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations import megatron
 from rlwatch.integrations.weights import (
-    Pair,
+    TensorPair,
     adapter_of,
     adapter_pairs,
     copy_all,
@@ -28,7 +29,6 @@ from rlwatch.integrations.weights import (
     unwrapped,
 )
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 from rlwatch.tensors.megatron import divided
 
 CLEAR = "clear"
@@ -56,7 +56,7 @@ class Anchored:
         else:
             raise RLWatchError("there is no reference model")
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[TensorPair]:
         """Policy and reference tensor by tensor; makes the adapter ``ref`` if it is not there yet."""
         if self.reference is not None:
             alike = megatron.pairs if divided(self.policy) else model_pairs
@@ -86,7 +86,7 @@ class ResetReference:
     def __init__(
         self,
         find: Callable[[], Anchored],
-        seam: Seam,
+        seam: ErrorBoundary,
         done: Callable[[Command, Mapping[str, JSON]], None] | None = None,
     ) -> None:
         self._find = find
@@ -124,7 +124,7 @@ class ResetReference:
             raise RLWatchError(veto)
 
 
-def _compared(pairs: Sequence[Pair]) -> dict[str, JSON]:
+def _compared(pairs: Sequence[TensorPair]) -> dict[str, JSON]:
     """Number of tensors, the reference's fingerprint, and ``exact`` if the policy has the same.
 
     Where the reference is of a coarser dtype, "the same" means: once rounded to it.
@@ -134,7 +134,7 @@ def _compared(pairs: Sequence[Pair]) -> dict[str, JSON]:
     return {"tensors": len(pairs), "fingerprint": reference_print, "exact": policy_print == reference_print}
 
 
-def _as_reference(pair: Pair) -> Tensor:
+def _as_reference(pair: TensorPair) -> Tensor:
     return pair.policy.detach().to(pair.reference.dtype)
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from rlwatch.distributions import batch_of
+from rlwatch.error_boundary import ErrorBoundary, raised_by
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
-from rlwatch.seam import Seam, raised_by
 from rlwatch.tensors.histogram import observe_distributions, taken_apart
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
@@ -247,7 +247,7 @@ MOST_SPIKES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankPayload:
     """Measurements of one rank, on the CPU."""
 
     stats: Stats
@@ -258,7 +258,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
-    """One rank's share of a step, on its way: a :class:`~rlwatch.ports.Parcel` for :meth:`rlwatch.run.Run.send`.
+    """One rank's share of a step, on its way: a :class:`~rlwatch.ports.PendingRecord` for :meth:`rlwatch.run.Run.send`.
 
     ``numbers`` are those of rank 0: a trainer computes what it logs over all ranks.
     """
@@ -308,11 +308,11 @@ class SharedStep:
         spikes = _spikes_of_ranks(self.step, shares) + _distributions(self.step, stats)
         return {**read_stats(stats), **self.numbers}, spikes
 
-    def _own(self) -> Share:
+    def _own(self) -> RankPayload:
         return _share(self.layout, self.transfer.read(), self.columns, tuple(self.texts))
 
 
-def decoded_share(data: bytes) -> Share:
+def decoded_share(data: bytes) -> RankPayload:
     """Read what :meth:`SharedStep.encode` wrote."""
     (length,) = _HEAD.unpack_from(data)
     at = _HEAD.size + length
@@ -333,13 +333,13 @@ def _distributions(step: int, stats: Stats) -> list[SpikeBatch]:
     return [] if batch is None else [batch]
 
 
-def _share(layout: JSON, arrays: Sequence[np.ndarray], columns: tuple[str, ...], texts: tuple[str, ...]) -> Share:
+def _share(layout: JSON, arrays: Sequence[np.ndarray], columns: tuple[str, ...], texts: tuple[str, ...]) -> RankPayload:
     if not columns:
-        return Share(unpack(layout, arrays))
-    return Share(unpack(layout, arrays[:-1]), columns, arrays[-1], texts)
+        return RankPayload(unpack(layout, arrays))
+    return RankPayload(unpack(layout, arrays[:-1]), columns, arrays[-1], texts)
 
 
-def _spikes_of_ranks(step: int, shares: Mapping[int, Share]) -> list[SpikeBatch]:
+def _spikes_of_ranks(step: int, shares: Mapping[int, RankPayload]) -> list[SpikeBatch]:
     """The most extreme tokens of all ranks, in one batch for each rank."""
     having = {rank: share for rank, share in shares.items() if share.columns}
     if not having:
@@ -385,7 +385,7 @@ SLOW = "statistics take longer than training steps; a step goes without them"
 class StepThread:
     """A thread beside training that computes and records steps in their order; what falls behind is counted."""
 
-    def __init__(self, seam: Seam, name: str) -> None:
+    def __init__(self, seam: ErrorBoundary, name: str) -> None:
         self.pending: list[Future[object]] = []
         self._seam = seam
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -403,7 +403,7 @@ class StepThread:
         return False
 
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Do the ``work`` of a step in its turn. It must raise nothing: :meth:`~rlwatch.seam.Seam.aside`."""
+        """Do the ``work`` of a step in its turn. It must raise nothing: see ``ErrorBoundary.guard_background``."""
         self.pending.append(self._thread.submit(work, *args))
 
     def run(self, work: Callable[..., object], *args: Any) -> None:
@@ -467,7 +467,7 @@ def merge_workers(
     return MergedStep({**read_stats(both), **_averages(batch.numbers)}, spikes)
 
 
-def _before_update(shares: Iterable[Share]) -> Stats:
+def _before_update(shares: Iterable[RankPayload]) -> Stats:
     """Merge what workers that tell of tokens measured before the update; nothing, as long as one of them did not."""
     telling = [share.stats for share in shares if any(name.startswith("policy/") for name in share.stats)]
     stats: Stats = {}

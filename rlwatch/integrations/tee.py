@@ -14,12 +14,12 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from rlwatch.error_boundary import Contained, ErrorBoundary, call_or
 from rlwatch.errors import ConfigError
 from rlwatch.records import RunState
 from rlwatch.run import Run
 from rlwatch.run.alerting import alerting_for
 from rlwatch.run.setup import RUN_ID_VARIABLE, init, opened
-from rlwatch.seam import Contained, Seam, asked
 
 # A mirrored tracker as its user holds it: the runs recorded, and a way to stop.
 
@@ -59,7 +59,7 @@ class Tee(Generic[M]):
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any], run: Run | None = None) -> None:
-        self.seam = Seam(run)
+        self.seam = ErrorBoundary(run)
         self.patches = Patches(self.seam)
         self.runs: list[Run] = [] if run is None else [run]
         self._name = name
@@ -190,9 +190,9 @@ class Patches:
     What a look raises ends at ``seam``; what the function raises passes as it is.
     """
 
-    def __init__(self, seam: Seam | None = None) -> None:
+    def __init__(self, seam: ErrorBoundary | None = None) -> None:
         self.on = True
-        self._seam = seam or Seam()
+        self._seam = seam or ErrorBoundary()
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def around(self, owner: Any, name: str, *, before: Look | None = None, after: Look | None = None) -> None:
@@ -277,7 +277,7 @@ def scalars(row: Mapping[str, Any], *, null: float | None = None) -> dict[str, A
 
 def readable(value: Any) -> Any:
     """:func:`number`; None also for what raises when it is looked at: a row may hold anything."""
-    return asked(lambda: number(value), lambda _: None)
+    return call_or(lambda: number(value), lambda _: None)
 
 
 def number(value: Any) -> Any:

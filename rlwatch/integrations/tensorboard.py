@@ -14,10 +14,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rlwatch.error_boundary import guarded
 from rlwatch.errors import MissingExtraError
 from rlwatch.integrations.tee import Held, Tee, check_first, checked_settings, scalars, snapshot, step_index
 from rlwatch.run import Run
-from rlwatch.seam import guarded
 
 CALL = "rlwatch.tee_tensorboard()"
 WRITERS = ("torch.utils.tensorboard", "tensorboardX")
@@ -62,7 +62,7 @@ def tee_tensorboard(*, run: Run | None = None, send_back: bool = False, **init_k
         raise MissingExtraError("tensorboard", "tensorboard", CALL)
     check_first(_newest, "TensorBoard", CALL)
     tee: Tee[Any] = Tee("TensorBoard", checked_settings(init_kwargs, run, CALL), run)
-    Hooks(tee, writers, send_back=send_back)
+    TensorBoardHooks(tee, writers, send_back=send_back)
     _newest = tee
     return tee
 
@@ -78,7 +78,7 @@ def _writers() -> Iterator[type]:
 # The methods of a SummaryWriter that are looked at while it is mirrored.
 
 
-class Hooks:
+class TensorBoardHooks:
     """Looks at what is written, after the writer did it, and mirrors it through a :class:`Tee`."""
 
     def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type], *, send_back: bool = False) -> None:

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
+from rlwatch.error_boundary import guarded
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.integrations.tee import Held, Tee, check_first, checked_settings, scalars, snapshot, step_index
-from rlwatch.monitor import Outcome
+from rlwatch.monitor import MonitorOutcome
 from rlwatch.records import Alert, AlertState, RunState, Severity
 from rlwatch.run import Run
-from rlwatch.seam import guarded
 
 CALL = "rlwatch.tee_wandb()"
 
@@ -39,7 +39,7 @@ def tee_wandb(
     without, online, offline or disabled.
 
     Scalars are kept under wandb's names, nested ones as ``outer.inner``; what is no number is left out. How a row's
-    step is found: :class:`Steps`.
+    step is found: :class:`WandbStepAxis`.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def tee_wandb(
             f"{CALL} does not know this wandb ({getattr(wandb, '__version__', 'no version')}): no Run.log"
         )
     tee: Tee[Any] = Tee("wandb", checked_settings(init_kwargs, run, CALL), run)
-    Hooks(tee, wandb, step_metric=step_metric, send_back=send_back)
+    WandbHooks(tee, wandb, step_metric=step_metric, send_back=send_back)
     _newest = tee
     return tee
 
@@ -91,7 +91,7 @@ def tee_wandb(
 LOG, FINISH, EXIT, DEFINE = "log", "finish", "__exit__", "define_metric"
 
 
-class Hooks:
+class WandbHooks:
     """Looks at what wandb's runs are given, and mirrors it through a :class:`Tee`.
 
     wandb's own functions are called first (their errors pass, and are not mirrored), once, with what they were given.
@@ -102,7 +102,7 @@ class Hooks:
         self._tee = tee
         self._step_metric = step_metric
         self._send_back = send_back
-        self._steps: dict[str, Steps] = {}
+        self._steps: dict[str, WandbStepAxis] = {}
         self._wandb = wandb
         self._log = run_class(wandb).log
         for kind in _run_classes(run_class(wandb)):
@@ -199,8 +199,8 @@ class Hooks:
 
         return self._tee.mirror(wandb_run.id, make, lambda: self._describe(wandb_run))
 
-    def _steps_of(self, wandb_run: Any) -> Steps:
-        return self._steps.setdefault(wandb_run.id, Steps(self._step_metric))
+    def _steps_of(self, wandb_run: Any) -> WandbStepAxis:
+        return self._steps.setdefault(wandb_run.id, WandbStepAxis(self._step_metric))
 
     def _describe(self, wandb_run: Any) -> dict[str, Any]:
         """Arguments of :func:`rlwatch.init` that wandb knows of a run."""
@@ -254,7 +254,7 @@ class WandbMirror:
     else is recorded at once.
     """
 
-    def __init__(self, run: Run, steps: Steps, back: SendBack | None = None) -> None:
+    def __init__(self, run: Run, steps: WandbStepAxis, back: SendBack | None = None) -> None:
         self.run = run
         self.steps = steps
         self.back = back
@@ -293,7 +293,7 @@ KNOWN_AXES = ("train/global_step", "trainer/global_step", "training/global_step"
 WEAK_AXIS = "global_step"
 
 
-class Steps:
+class WandbStepAxis:
     """The step each row of one wandb run belongs to: its own counter, and the axis its rows are at.
 
     wandb's own step counts rows, not optimizer steps: Hugging Face's Trainer and OpenRLHF let it run and log the global
@@ -400,20 +400,20 @@ class SendBack:
             title = f"rlwatch: {alert.kind} since step {alert.onset_step}"[:TITLE]
             self._wandb_run.alert(title=title, text=alert.message, level=LEVELS[alert.severity])
 
-    def _forecast(self, health: Health) -> dict[str, float]:
+    def _forecast(self, health: RunHealth) -> dict[str, float]:
         if health.forecast is None or health.forecast.step == self._last_forecast:
             return {}
         self._last_forecast = health.forecast.step
         return health.forecast.metrics
 
-    def _levels(self, health: Health) -> dict[str, int]:
+    def _levels(self, health: RunHealth) -> dict[str, int]:
         worst: dict[str, int] = {}
         for finding in health.findings:
             worst[finding.kind] = max(worst.get(finding.kind, 0), finding.severity.rank + 1)
         self._kinds.update(worst)
         return {f"rlwatch/{kind}": worst.get(kind, 0) for kind in sorted(self._kinds)}
 
-    def _observe(self, outcome: Outcome) -> None:
+    def _observe(self, outcome: MonitorOutcome) -> None:
         """Remember what fires; on the writer thread."""
         self._alerts.extend(
             transition.alert

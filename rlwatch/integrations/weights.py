@@ -117,7 +117,7 @@ def _sharded(tensor: Tensor) -> bool:
 # Policy and reference, tensor by tensor, and copying all of them or none.
 
 
-class Pair(NamedTuple):
+class TensorPair(NamedTuple):
     """A tensor of the policy and its counterpart in the reference."""
 
     name: str
@@ -130,14 +130,14 @@ REF = "ref"
 """The frozen adapter that is taken as the reference, if it exists."""
 
 
-def model_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
+def model_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
     """Parameters and saved buffers of two whole models, however each is wrapped.
 
     Raises ``RLWatchError`` if they do not match one to one, or if the policy is not finite.
     """
     of_policy, of_reference = dict(named_tensors(policy)), dict(named_tensors(reference))
     _same_names(of_policy, of_reference, DIFFERENT)
-    return _checked([Pair(name, of_policy[name], of_reference[name]) for name in of_policy])
+    return _checked([TensorPair(name, of_policy[name], of_reference[name]) for name in of_policy])
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -165,11 +165,11 @@ def adapter_of(policy: Any) -> str:
         raise RLWatchError(
             f"the model is sharded: add a frozen adapter named {REF!r} before it is, so that it can be reset"
         )
-    _checked([Pair(name, tensor, tensor) for name, tensor in weights.items()])
+    _checked([TensorPair(name, tensor, tensor) for name, tensor in weights.items()])
     return active
 
 
-def adapter_pairs(policy: Any) -> list[Pair]:
+def adapter_pairs(policy: Any) -> list[TensorPair]:
     """Weights of the trained PEFT adapter and of the frozen one named ``ref``, which is made if it is not there.
 
     Raises ``RLWatchError`` if there is not exactly one active adapter or it cannot be mirrored.
@@ -186,7 +186,7 @@ def adapter_pairs(policy: Any) -> list[Pair]:
         raise
 
 
-def copy_all(pairs: Iterable[Pair]) -> None:
+def copy_all(pairs: Iterable[TensorPair]) -> None:
     """Copy every policy tensor into its reference tensor, in the reference's own dtype, device and sharding."""
     with torch.no_grad():
         for pair in pairs:
@@ -223,7 +223,7 @@ def add_reference_adapter(policy: Any, active: str) -> None:
             parameter.requires_grad_(False)
 
 
-def _checked(pairs: list[Pair]) -> list[Pair]:
+def _checked(pairs: list[TensorPair]) -> list[TensorPair]:
     """Refuse before anything is copied: a half-copied reference is worse than an old one."""
     for name, policy, reference in pairs:
         if policy.is_meta or reference.is_meta or hasattr(policy, "ds_id") or hasattr(reference, "ds_id"):
@@ -249,13 +249,13 @@ def _weights_of(policy: Any, adapter: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named_tensors(policy) if f".{adapter}." in f"{name}."}
 
 
-def _mirrored(policy: Any, active: str) -> list[Pair]:
+def _mirrored(policy: Any, active: str) -> list[TensorPair]:
     everything, trained = dict(named_tensors(policy)), _weights_of(policy, active)
     mirror = {name: f"{name}.".replace(f".{active}.", f".{REF}.")[:-1] for name in trained}
     absent = [name for name, other in mirror.items() if other not in everything]
     if absent:
         raise RLWatchError(f"the adapter {active!r} cannot be mirrored: {absent[0]!r} has no counterpart")
-    return _checked([Pair(name, tensor, everything[mirror[name]]) for name, tensor in trained.items()])
+    return _checked([TensorPair(name, tensor, everything[mirror[name]]) for name, tensor in trained.items()])
 
 
 # FSDP1, verl's default: models whose parameters are flattened unit by unit and cut into one shard for each rank.
@@ -275,7 +275,7 @@ def units_of(model: nn.Module) -> Iterator[tuple[str, FullyShardedDataParallel]]
 
 def shard_pairs(
     of_policy: Mapping[str, Tensor], of_reference: Mapping[str, Tensor], *, odd: str = DIFFERENT
-) -> list[Pair]:
+) -> list[TensorPair]:
     """Pair what this rank holds of two models, by name. Raises ``RLWatchError`` if they are not cut alike."""
     _same_names(of_policy, of_reference, odd)
     for name, tensor in of_policy.items():
@@ -283,10 +283,10 @@ def shard_pairs(
             raise RLWatchError(f"{name!r} is sharded differently in the policy and in the reference")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise RLWatchError(f"the policy's {name!r} is not finite: roll back to a checkpoint instead")
-    return [Pair(name, tensor, of_reference[name]) for name, tensor in of_policy.items()]
+    return [TensorPair(name, tensor, of_reference[name]) for name, tensor in of_policy.items()]
 
 
-def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[Pair]:
+def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
     """The shards of this rank, and the buffers. Raises ``RLWatchError`` if the models are cut differently."""
     return shard_pairs(_shards(policy), _shards(reference), odd="policy and reference are flattened differently")
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from rlwatch.error_boundary import call_or, described, run_forever, say
 from rlwatch.link.limits import GREETING_S, STRANGERS
 from rlwatch.link.wire import (
     LARGEST,
@@ -23,16 +24,16 @@ from rlwatch.link.wire import (
     SMALL,
     START,
     STRANGERS_BYTES,
-    Address,
     Caller,
     Frame,
+    FrameDecoder,
     FrameError,
-    Inflow,
-    Kind,
+    FrameKind,
+    HubAddress,
     LinkError,
-    Moment,
-    Pace,
-    Place,
+    ListenAddress,
+    StepKey,
+    StepKeyCounter,
     after,
     ballot_body,
     challenge,
@@ -45,7 +46,6 @@ from rlwatch.link.wire import (
     this_machine,
     tuned,
 )
-from rlwatch.seam import asked, described, say, tireless
 
 MOST_STEPS = 64
 MOST_BYTES = 512 * 2**20
@@ -63,10 +63,10 @@ class Inbox:
     ) -> None:
         self._most_steps, self._most_bytes = most_steps, most_bytes
         self._lock = threading.Lock()
-        self._payloads: dict[Moment, dict[int, bytes]] = {}
+        self._payloads: dict[StepKey, dict[int, bytes]] = {}
         self._size = 0
-        self._newest: dict[int, Moment] = {}
-        self._taken: Moment | None = None
+        self._newest: dict[int, StepKey] = {}
+        self._taken: StepKey | None = None
         self._present = set(ranks)
         self._absent: set[int] = set()
         self.dropped = 0
@@ -82,7 +82,7 @@ class Inbox:
         with self._lock:
             self._present.discard(rank)
 
-    def put(self, rank: int, moment: Moment, payload: bytes) -> None:
+    def put(self, rank: int, moment: StepKey, payload: bytes) -> None:
         """Keep what ``rank`` measured: it keeps up, and is expected. Too late for its moment, it is dropped."""
         with self._lock:
             self._newest[rank] = moment
@@ -95,14 +95,14 @@ class Inbox:
             while self._payloads and (len(self._payloads) > self._most_steps or self._size > self._most_bytes):
                 self._drop(min(self._payloads))
 
-    def awaited(self, moment: Moment) -> frozenset[int]:
+    def awaited(self, moment: StepKey) -> frozenset[int]:
         """Ranks whose share of ``moment`` is still to come."""
         with self._lock:
             have = self._payloads.get(moment, {})
             gone_on = {rank for rank, newest in self._newest.items() if newest >= moment}
             return frozenset(self._present - self._absent - gone_on - have.keys())
 
-    def take(self, moment: Moment) -> Mapping[int, bytes]:
+    def take(self, moment: StepKey) -> Mapping[int, bytes]:
         """Payloads of ``moment``, by rank; older ones are dropped."""
         with self._lock:
             for older in [other for other in self._payloads if other < moment]:
@@ -112,12 +112,12 @@ class Inbox:
             self._taken = moment
             return found
 
-    def excuse(self, ranks: Iterable[int]) -> None:
+    def mark_absent(self, ranks: Iterable[int]) -> None:
         """Do not wait for ``ranks`` any more, until they send something."""
         with self._lock:
             self._absent.update(ranks)
 
-    def _drop(self, moment: Moment) -> None:
+    def _drop(self, moment: StepKey) -> None:
         payloads = self._payloads.pop(moment)
         self._size -= sum(map(len, payloads.values()))
         self.dropped += len(payloads)
@@ -148,7 +148,7 @@ class Peer:
         self.control: socket.socket | None = None
         self.gone = False
         self.silent = False
-        self.owing: Moment | None = None
+        self.owing: StepKey | None = None
         self._heard: SimpleQueue[Frame | None] = SimpleQueue()
 
     @property
@@ -172,7 +172,7 @@ class Peer:
             return False
         return True
 
-    def hear(self, frame: Frame) -> None:
+    def receive(self, frame: Frame) -> None:
         """Keep a word about commands; called on the hub's thread."""
         self.silent = False
         self._heard.put(frame)
@@ -203,11 +203,11 @@ class Peer:
         for connection in self._connections:
             connection.close()
 
-    def part(self) -> None:
+    def disconnect(self) -> None:
         """Take leave in good order."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
-                connection.send(Frame(Kind.END).packed())
+                connection.send(Frame(FrameKind.END).packed())
             connection.close()
 
     @property
@@ -216,13 +216,13 @@ class Peer:
 
 
 @dataclass(slots=True, eq=False)
-class Guest:
+class PendingConnection:
     """A connection somebody opened; ``peer`` once we know who."""
 
     connection: socket.socket
     until: float
     asked: str = field(default_factory=challenge)
-    inflow: Inflow = field(default_factory=lambda: Inflow(STRANGERS_BYTES))
+    inflow: FrameDecoder = field(default_factory=lambda: FrameDecoder(STRANGERS_BYTES))
     peer: Peer | None = None
 
 
@@ -244,10 +244,10 @@ class Hub:
         If it cannot listen there.
     """
 
-    def __init__(self, world_size: int, place: Place | None = None, *, greeting_s: float = GREETING_S) -> None:
+    def __init__(self, world_size: int, place: ListenAddress | None = None, *, greeting_s: float = GREETING_S) -> None:
         self.world_size = world_size
         self._greeting_s = greeting_s
-        self.place = place or Place()
+        self.place = place or ListenAddress()
         self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
         self.lap = 0
@@ -261,7 +261,7 @@ class Hub:
         self.address = self._address()
         self._bell, self._rope = socket.socketpair()
         self._selector = selectors.PollSelector()
-        self._strangers: dict[Guest, None] = {}
+        self._strangers: dict[PendingConnection, None] = {}
         self._resting_until: float | None = None
         self._everywhere = threading.Event()
         self._wanted_everywhere = False
@@ -329,7 +329,7 @@ class Hub:
             self._rope.send(b"!")
 
     def _loop(self) -> None:
-        tireless(self._serve, self._failed)
+        run_forever(self._serve, self._failed)
         self._part()
 
     def _failed(self, error: BaseException) -> None:
@@ -342,7 +342,7 @@ class Hub:
                     self._accept()
                 elif key.fileobj is self._bell:
                     self._bell.recv(CHUNK)
-                elif isinstance(key.data, Guest):
+                elif isinstance(key.data, PendingConnection):
                     self._read(key.data)
             self._look_around()
 
@@ -372,9 +372,9 @@ class Hub:
         port = int(self._listener.getsockname()[1])
         self._rest(0.0)
         self._listener.close()
-        for place in (Place(port=port), Place(port=self.place.port), None):
+        for place in (ListenAddress(port=port), ListenAddress(port=self.place.port), None):
             try:
-                self._listener = listen(place, everywhere=True) if place else listen(Place())
+                self._listener = listen(place, everywhere=True) if place else listen(ListenAddress())
                 break
             except LinkError as error:
                 self._say_once(str(error))
@@ -382,9 +382,9 @@ class Hub:
         self.address = self._address()
         self._everywhere.set()
 
-    def _address(self) -> Address:
+    def _address(self) -> HubAddress:
         hosts = names_of(self.place, self._listener)
-        return Address(this_machine(), hosts, int(self._listener.getsockname()[1]), self._shared_secret)
+        return HubAddress(this_machine(), hosts, int(self._listener.getsockname()[1]), self._shared_secret)
 
     def _accept(self) -> None:
         try:
@@ -396,10 +396,10 @@ class Hub:
                     self._drop(guest)
                 self._rest(FULL_S)
             return
-        guest = Guest(connection, time.monotonic() + self._greeting_s)
+        guest = PendingConnection(connection, time.monotonic() + self._greeting_s)
         try:
             tuned(connection).setblocking(False)
-            connection.send(Frame(Kind.CHALLENGE, body=guest.asked.encode()).packed())
+            connection.send(Frame(FrameKind.CHALLENGE, body=guest.asked.encode()).packed())
         except OSError:
             connection.close()
             return
@@ -410,19 +410,19 @@ class Hub:
             self._drop(next(iter(self._strangers)))
             self._rest(REST_S)
 
-    def _read(self, guest: Guest) -> None:
+    def _read(self, guest: PendingConnection) -> None:
         """Whatever it says, the others are served on."""
-        if not asked(lambda: self._received(guest), lambda error: self._untaken(guest, error)):
+        if not call_or(lambda: self._received(guest), lambda error: self._untaken(guest, error)):
             self._drop(guest)
 
-    def _received(self, guest: Guest) -> bool:
+    def _received(self, guest: PendingConnection) -> bool:
         """False once it has closed the connection."""
         data = guest.connection.recv(CHUNK if guest.peer else STRANGERS_BYTES)
         for frame in guest.inflow.feed(data):
             self._take(guest, frame)
         return bool(data)
 
-    def _untaken(self, guest: Guest, error: Exception) -> bool:
+    def _untaken(self, guest: PendingConnection, error: Exception) -> bool:
         """True where it only has nothing to say yet."""
         if isinstance(error, FrameError):
             if guest.peer is None:
@@ -431,18 +431,18 @@ class Hub:
             self._say_once(f"what a rank sent could not be taken: {described(error)}")
         return isinstance(error, BlockingIOError)
 
-    def _take(self, guest: Guest, frame: Frame) -> None:
+    def _take(self, guest: PendingConnection, frame: Frame) -> None:
         peer = guest.peer
         if peer is None:
             self._welcome(guest, identified(frame, guest.asked, self.secret, self.world_size))
-        elif frame.kind is Kind.STEP:
+        elif frame.kind is FrameKind.STEP:
             self.inbox.put(peer.rank, frame.moment, frame.body)
-        elif frame.kind is Kind.END:
+        elif frame.kind is FrameKind.END:
             peer.gone = True
         else:
-            peer.hear(frame)
+            peer.receive(frame)
 
-    def _welcome(self, guest: Guest, caller: Caller) -> None:
+    def _welcome(self, guest: PendingConnection, caller: Caller) -> None:
         """It is of this run. One that is known already has started anew, or lost its connection."""
         peer = self.peers.get(caller.rank)
         if peer is None or peer.gone or getattr(peer, caller.role) is not None:
@@ -458,7 +458,7 @@ class Hub:
         if caller.role == "steps":
             self.inbox.join(caller.rank)
 
-    def _drop(self, guest: Guest) -> None:
+    def _drop(self, guest: PendingConnection) -> None:
         self._selector.unregister(guest.connection)
         peer = guest.peer
         if peer is None:
@@ -477,7 +477,7 @@ class Hub:
 
     def _part(self) -> None:
         for peer in self.peers.values():
-            peer.part()
+            peer.disconnect()
         for connection in (self._listener, self._bell, self._rope, *(guest.connection for guest in self._strangers)):
             connection.close()
         self._selector.close()
@@ -494,9 +494,9 @@ class _Round:
     """Round that rank 0 asks all ranks to at one place; ``meet`` is the earliest moment at which they meet."""
 
     turn: int
-    meet: Moment
+    meet: StepKey
     asked: dict[int, Peer] = field(default_factory=dict)
-    places: dict[int, Moment] = field(default_factory=dict)
+    places: dict[int, StepKey] = field(default_factory=dict)
     refusal: str | None = None
     ballot: int = 0
 
@@ -505,7 +505,7 @@ class _Round:
         for peer in self.asked.values():
             peer.send(frame)
 
-    def next_word(self, peer: Peer, end: float, *kinds: Kind) -> Frame | None:
+    def next_word(self, peer: Peer, end: float, *kinds: FrameKind) -> Frame | None:
         """Of ``peer`` in this round; None when it is gone or says nothing until ``end``."""
         while (frame := peer.next_word(end - time.monotonic())) is not None:
             if frame.turn == self.turn and frame.kind in kinds:
@@ -524,8 +524,8 @@ class Chair:
         self.place_s = place_s
         self.rounds = 0
         self._acting_s = acting_s
-        self._pace = Pace()
-        self._here: Moment | None = None
+        self._pace = StepKeyCounter()
+        self._here: StepKey | None = None
         self._earliest = START
         self._round: _Round | None = None
         self._order: _Round | None = None
@@ -538,7 +538,7 @@ class Chair:
         return self._round is not None
 
     @property
-    def earliest(self) -> Moment:
+    def earliest(self) -> StepKey:
         """The first boundary that this rank has not passed."""
         return self._earliest
 
@@ -551,7 +551,7 @@ class Chair:
                 found = self._called(self._here or self._earliest)
                 self._in_vain = found.refusal is not None
                 if self._in_vain:
-                    found.send(Frame(Kind.OVER, turn=found.turn))
+                    found.send(Frame(FrameKind.OVER, turn=found.turn))
                 else:
                     self._round = found
 
@@ -588,7 +588,7 @@ class Chair:
     def offer(self, body: bytes) -> None:
         """Tell the ranks that meet here what is wanted."""
         if self._round is not None and self._round.refusal is None:
-            self._round.send(Frame(Kind.OFFER, self._round.meet, body, self._round.turn))
+            self._round.send(Frame(FrameKind.OFFER, self._round.meet, body, self._round.turn))
 
     def order(self, body: bytes) -> None:
         """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
@@ -599,7 +599,9 @@ class Chair:
             found.refusal, found.asked = self._all_linked()
         linked, number = self._hub.ordered()
         for peer in linked.values():
-            peer.send(Frame(Kind.ORDER, Moment(0, number, 0), body if peer.rank in found.asked else b"", found.turn))
+            peer.send(
+                Frame(FrameKind.ORDER, StepKey(0, number, 0), body if peer.rank in found.asked else b"", found.turn)
+            )
 
     def decide(self, refusal: str | None) -> str | None:
         """None if this rank and all others agree, else why not; all ranks are told."""
@@ -608,41 +610,41 @@ class Chair:
             return refusal
         under_way.ballot += 1
         verdict = refusal or under_way.refusal or self._objection(under_way)
-        under_way.send(Frame(Kind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
+        under_way.send(Frame(FrameKind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
         return verdict
 
     def over(self) -> None:
         """Nothing more is asked in this round: whoever waits need not."""
         under_way = self._order or self._round
         if under_way is not None:
-            under_way.send(Frame(Kind.OVER, turn=under_way.turn))
+            under_way.send(Frame(FrameKind.OVER, turn=under_way.turn))
         if self._order is not None:
             self._order = None  # a round that was put off to a later boundary goes on
         else:
             self._round = None
 
-    def _begun(self, meet: Moment) -> _Round:
+    def _begun(self, meet: StepKey) -> _Round:
         self.rounds += 1
         return _Round(self.rounds, meet)
 
-    def _called(self, here: Moment) -> _Round:
+    def _called(self, here: StepKey) -> _Round:
         """A round at the first boundary that nobody has passed."""
         found = self._begun(here)
         found.refusal, found.asked = self._all_linked()
         if found.refusal is None:
-            found.send(Frame(Kind.ASK, here, turn=found.turn))
+            found.send(Frame(FrameKind.ASK, here, turn=found.turn))
             end = time.monotonic() + self.place_s
             for peer in found.asked.values():
                 found.refusal = self._not_coming(found, peer, end)
                 if found.refusal is not None:
                     return found
             found.meet = max(here, *found.places.values())
-            found.send(Frame(Kind.MEET, found.meet, turn=found.turn))
+            found.send(Frame(FrameKind.MEET, found.meet, turn=found.turn))
         return found
 
     def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
         """Reason to give up hope that ``peer`` comes to a boundary soon; else its place is kept."""
-        frame = None if peer.silent else found.next_word(peer, end, Kind.PLACE)
+        frame = None if peer.silent else found.next_word(peer, end, FrameKind.PLACE)
         if frame is None:
             peer.silent = not peer.gone
             return f"rank {peer.rank} does not answer"
@@ -676,8 +678,8 @@ class Chair:
     @staticmethod
     def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
         """Vote of ``peer`` in this ballot: None for yes."""
-        while (frame := under_way.next_word(peer, end, Kind.VOTE, Kind.PASSED)) is not None:
-            if frame.kind is Kind.PASSED:
+        while (frame := under_way.next_word(peer, end, FrameKind.VOTE, FrameKind.PASSED)) is not None:
+            if frame.kind is FrameKind.PASSED:
                 return f"rank {peer.rank} had gone on already"
             ballot, refusal = read_ballot(frame.body)
             if ballot == under_way.ballot:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from rlwatch.error_boundary import call_or, described, say, sheltered
 from rlwatch.errors import RLWatchError
 from rlwatch.link.wire import (
     NEW,
@@ -17,15 +18,15 @@ from rlwatch.link.wire import (
     SMALL,
     START,
     STRANGERS_BYTES,
-    Address,
     Caller,
     Frame,
+    FrameDecoder,
     FrameError,
-    Inflow,
-    Kind,
+    FrameKind,
+    HubAddress,
     LinkError,
-    Moment,
-    Pace,
+    StepKey,
+    StepKeyCounter,
     after,
     asking,
     ballot_body,
@@ -34,7 +35,6 @@ from rlwatch.link.wire import (
     read_ballot,
     send_all,
 )
-from rlwatch.seam import asked, described, say, sheltered
 
 logger = logging.getLogger("rlwatch")
 INTERVAL_S = 0.1
@@ -54,7 +54,7 @@ class NobodyError(RLWatchError):
     """There is no rank 0 to be found, and will be none."""
 
 
-class Spoke:
+class WorkerClient:
     """Looks for rank 0 from :meth:`start` on, and again when the connection is lost. Training waits for none of it.
 
     Parameters
@@ -75,15 +75,15 @@ class Spoke:
     def __init__(
         self,
         rank: int,
-        find: Callable[[], Address | None],
-        take: Callable[[], list[tuple[Moment, Callable[[], bytes]]]],
+        find: Callable[[], HubAddress | None],
+        take: Callable[[], list[tuple[StepKey, Callable[[], bytes]]]],
         lost: Callable[[int], None],
         joined: Callable[[int], None] = lambda _: None,
         *,
         hope_s: float = HOPE_S,
     ) -> None:
         self._hope_s = hope_s
-        self.member = Member()
+        self.member = WorkerMember()
         self._rank = rank
         self._find = find
         self._take = take
@@ -189,7 +189,7 @@ class Spoke:
         self._retry_at = time.monotonic() + self._wait_s
         self._wait_s = min(2.0 * self._wait_s, RETRY_S[1])
 
-    def _link(self, address: Address) -> None:
+    def _link(self, address: HubAddress) -> None:
         """Raises ``LinkError``."""
         steps, lap, _ = introduced(self._rank, address, "steps")
         try:
@@ -216,14 +216,16 @@ class Spoke:
             for moment, encode in waiting:
                 self._send(moment, encode)
 
-    def _send(self, moment: Moment, encode: Callable[[], bytes]) -> None:
+    def _send(self, moment: StepKey, encode: Callable[[], bytes]) -> None:
         """Send a step; one that cannot be sent is counted and dropped."""
 
         def unread(error: Exception) -> None:
             say(logging.WARNING, "a step could not be sent to rank 0: %s", described(error))
             self._lost(1)
 
-        frame = asked(lambda: Frame(Kind.STEP, moment, encode()).packed(), unread)  # encoding waits for the device
+        frame = call_or(
+            lambda: Frame(FrameKind.STEP, moment, encode()).packed(), unread
+        )  # encoding waits for the device
         if frame is None:
             return
         try:
@@ -252,8 +254,8 @@ class Spoke:
     def _leave(self) -> None:
         if self._steps is not None:
             with contextlib.suppress(OSError):  # rank 0 may have been quicker
-                send_all(self._steps, Frame(Kind.END).packed(), INTERVAL_S)
-            self.member.part()
+                send_all(self._steps, Frame(FrameKind.END).packed(), INTERVAL_S)
+            self.member.disconnect()
         self._drop()
 
     def _drop(self) -> None:
@@ -263,12 +265,12 @@ class Spoke:
         self.member.close()
 
 
-def introduced(rank: int, address: Address, role: str) -> tuple[socket.socket, int, int]:
+def introduced(rank: int, address: HubAddress, role: str) -> tuple[socket.socket, int, int]:
     """A connection whose ends have both proven to be of the run, and (lap, orders) of rank 0. Raises ``LinkError``."""
     secret = address.secret
     connection = connect(address)
     caller = Caller(rank, role, challenge())
-    inflow, end = Inflow(STRANGERS_BYTES), time.monotonic() + WELCOME_S
+    inflow, end = FrameDecoder(STRANGERS_BYTES), time.monotonic() + WELCOME_S
     try:
         asked = asking(_next(connection, inflow, end))
         send_all(connection, caller.answer(asked, secret).packed(), WELCOME_S)
@@ -280,7 +282,7 @@ def introduced(rank: int, address: Address, role: str) -> tuple[socket.socket, i
     return connection, lap, orders
 
 
-def _next(connection: socket.socket, inflow: Inflow, end: float) -> Frame:
+def _next(connection: socket.socket, inflow: FrameDecoder, end: float) -> Frame:
     """The next message. Raises ``OSError`` if it does not come in time, ``FrameError`` if the other side leaves."""
     while True:
         connection.settimeout(max(0.001, end - time.monotonic()))
@@ -294,7 +296,7 @@ def _next(connection: socket.socket, inflow: Inflow, end: float) -> Frame:
 def _taken_leave(connection: socket.socket) -> bool:
     """True where rank 0 left in good order."""
     with contextlib.suppress(OSError, FrameError):
-        return _next(connection, Inflow(), time.monotonic() + INTERVAL_S).kind is Kind.END
+        return _next(connection, FrameDecoder(), time.monotonic() + INTERVAL_S).kind is FrameKind.END
     return False
 
 
@@ -305,7 +307,7 @@ for others, and to finish what it is doing itself.
 UNDECIDED = "rank 0 gave no verdict"
 
 
-class Member:
+class WorkerMember:
     """Another rank: its training thread, and a thread that listens to rank 0 for it."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -313,11 +315,11 @@ class Member:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._connection: socket.socket | None = None
-        self._pace = Pace()
-        self._here: Moment | None = None
+        self._pace = StepKeyCounter()
+        self._here: StepKey | None = None
         self._earliest = START
         self._turn = 0
-        self._meet: Moment | None = None
+        self._meet: StepKey | None = None
         self._mine = 0
         self._ballot = 0
         self._words: deque[Frame] = deque(maxlen=1000)
@@ -338,12 +340,12 @@ class Member:
         threading.Thread(target=self._listen, args=(connection,), name="rlwatch-ear", daemon=True).start()
 
     @property
-    def here(self) -> Moment | None:
+    def here(self) -> StepKey | None:
         """The boundary at which this rank is; None between two."""
         return self._here
 
     @property
-    def earliest(self) -> Moment:
+    def earliest(self) -> StepKey:
         """The first boundary that this rank has not passed."""
         return self._earliest
 
@@ -353,7 +355,7 @@ class Member:
         return self._turn != 0
 
     @property
-    def meet(self) -> Moment | None:
+    def meet(self) -> StepKey | None:
         """The boundary at which all ranks meet, once rank 0 has named it."""
         return self._meet
 
@@ -385,7 +387,7 @@ class Member:
             if not staying:
                 self._pass()
         if passed:
-            self._send(Frame(Kind.PASSED, turn=passed))
+            self._send(Frame(FrameKind.PASSED, turn=passed))
         return False
 
     def leave(self) -> None:
@@ -396,7 +398,7 @@ class Member:
     def offered(self) -> bytes:
         """Commands of rank 0 here, where all meet; empty if there are none, or if it does not come."""
         with self._changed:
-            frame = self._hear(self.patience_s, Kind.OFFER)
+            frame = self._hear(self.patience_s, FrameKind.OFFER)
             if frame is None:
                 if self._turn == self._mine:
                     self._turn = 0  # what comes now comes too late, and is answered so
@@ -426,25 +428,25 @@ class Member:
         with self._changed:
             turn, self._mine = self._mine, 0
         if turn:
-            self._send(Frame(Kind.PASSED, turn=turn))
+            self._send(Frame(FrameKind.PASSED, turn=turn))
 
     def vote(self, refusal: str | None) -> str | None:
         """Tell rank 0 whether this rank can and did; returns the verdict: None, or a refusal."""
         if not self._mine:
             return refusal or UNDECIDED
         self._ballot += 1
-        self._send(Frame(Kind.VOTE, START, ballot_body(self._ballot, refusal), self._mine))
+        self._send(Frame(FrameKind.VOTE, START, ballot_body(self._ballot, refusal), self._mine))
         end = time.monotonic() + VERDICT_S
         with self._changed:
-            while (frame := self._hear(end - time.monotonic(), Kind.VERDICT)) is not None:
+            while (frame := self._hear(end - time.monotonic(), FrameKind.VERDICT)) is not None:
                 ballot, verdict = read_ballot(frame.body)
                 if ballot == self._ballot:
                     return verdict
         return refusal or UNDECIDED
 
-    def part(self) -> None:
+    def disconnect(self) -> None:
         """Go in good order."""
-        self._send(Frame(Kind.END))
+        self._send(Frame(FrameKind.END))
         self.close()
 
     def deserted(self) -> None:
@@ -479,16 +481,16 @@ class Member:
         )
         return done and condition()
 
-    def _hear(self, seconds: float, kind: Kind) -> Frame | None:
+    def _hear(self, seconds: float, kind: FrameKind) -> Frame | None:
         """With the lock: the next word of ``kind`` in this rank's round; None if it does not come any more."""
 
         def found() -> Frame | None:
             return next((frame for frame in self._words if frame.turn == self._mine), None)
 
         while self._until(lambda: found() is not None, seconds) and (frame := found()) is not None:
-            if frame.kind is not Kind.OVER:  # which stays, so that whoever asks again hears it, too
+            if frame.kind is not FrameKind.OVER:  # which stays, so that whoever asks again hears it, too
                 self._words.remove(frame)
-            if frame.kind in (kind, Kind.OVER):
+            if frame.kind in (kind, FrameKind.OVER):
                 return frame if frame.kind is kind else None
         return None
 
@@ -512,7 +514,7 @@ class Member:
                 self._changed.notify_all()
 
     def _hear_all(self, connection: socket.socket) -> None:
-        inflow = Inflow(SMALL)
+        inflow = FrameDecoder(SMALL)
         while data := connection.recv(2**16):
             for frame in inflow.feed(data):
                 answer = self._take(frame)
@@ -523,24 +525,24 @@ class Member:
         """Keep what rank 0 says; returns the answer it gets at once, if any."""
         answer = None
         with self._changed:
-            if frame.kind is Kind.ASK:
+            if frame.kind is FrameKind.ASK:
                 self._turn, self._meet, self._hoping = frame.turn, None, True
                 new = self._here is None and self._earliest == START
-                answer = Frame(Kind.PLACE, self._here or self._earliest, NEW if new else b"", frame.turn)
-            elif frame.kind is Kind.MEET and frame.turn == self._turn:
+                answer = Frame(FrameKind.PLACE, self._here or self._earliest, NEW if new else b"", frame.turn)
+            elif frame.kind is FrameKind.MEET and frame.turn == self._turn:
                 self._meet = frame.moment
-            elif frame.kind is Kind.ORDER and frame.moment.step > self._order:
+            elif frame.kind is FrameKind.ORDER and frame.moment.step > self._order:
                 self._orders[frame.moment.step], self._hoping = frame, True
-            elif frame.kind is Kind.ORDER:
+            elif frame.kind is FrameKind.ORDER:
                 self._hoping = True
-                answer = Frame(Kind.PASSED, turn=frame.turn) if frame.body else None
-            elif frame.kind is Kind.OFFER and frame.turn != self._turn:
-                answer = Frame(Kind.PASSED, turn=frame.turn)
-            elif frame.kind in (Kind.OFFER, Kind.VERDICT, Kind.OVER):
+                answer = Frame(FrameKind.PASSED, turn=frame.turn) if frame.body else None
+            elif frame.kind is FrameKind.OFFER and frame.turn != self._turn:
+                answer = Frame(FrameKind.PASSED, turn=frame.turn)
+            elif frame.kind in (FrameKind.OFFER, FrameKind.VERDICT, FrameKind.OVER):
                 self._words.append(frame)
-                if frame.kind is Kind.OVER and frame.turn == self._turn:
+                if frame.kind is FrameKind.OVER and frame.turn == self._turn:
                     self._turn = 0
-            elif frame.kind is Kind.END:
+            elif frame.kind is FrameKind.END:
                 self.parted = True
             self._changed.notify_all()
         return answer

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rlwatch.errors import ConfigError, RLWatchError
 
 
-class Moment(NamedTuple):
+class StepKey(NamedTuple):
     """Ordered as they happen. ``lap`` counts how often steps went back (training began anew), ``again`` how often the
     same step came.
     """
@@ -30,31 +30,31 @@ class Moment(NamedTuple):
     again: int
 
 
-START = Moment(0, 0, 0)
+START = StepKey(0, 0, 0)
 
 
-class Pace:
+class StepKeyCounter:
     """Turns the steps of one rank, in the order they come, into moments.
 
-    >>> pace = Pace()
+    >>> pace = StepKeyCounter()
     >>> [tuple(pace.next(step)) for step in (1, 2, 2, 1)]
     [(0, 1, 0), (0, 2, 0), (0, 2, 1), (1, 1, 0)]
     """
 
     def __init__(self) -> None:
-        self._last: Moment | None = None
+        self._last: StepKey | None = None
         self._lap = 0
 
-    def next(self, step: int) -> Moment:
+    def next(self, step: int) -> StepKey:
         """The moment of ``step`` (>= 0), which comes now."""
         last = self._last
         if last is None or last.lap < self._lap or step > last.step:
-            moment = Moment(self._lap, step, 0)
+            moment = StepKey(self._lap, step, 0)
         elif step == last.step:
             moment = last._replace(again=last.again + 1)
         else:
             self._lap += 1
-            moment = Moment(self._lap, step, 0)
+            moment = StepKey(self._lap, step, 0)
         self._last = moment
         return moment
 
@@ -77,7 +77,7 @@ SMALL = 2**20
 _HEAD = struct.Struct("!BIIQII")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kinds of frames."""
 
     CHALLENGE = 1  # rank 0 to whoever connects: prove that you know the secret
@@ -96,7 +96,7 @@ class Kind(IntEnum):
     END = 14  # the sender leaves in good order
 
 
-_KINDS = frozenset(map(int, Kind))
+_KINDS = frozenset(map(int, FrameKind))
 
 
 class FrameError(RLWatchError):
@@ -107,8 +107,8 @@ class FrameError(RLWatchError):
 class Frame:
     """One message; ``turn`` is the number of the round it belongs to, 0 for none."""
 
-    kind: Kind
-    moment: Moment = START
+    kind: FrameKind
+    moment: StepKey = START
     body: bytes = b""
     turn: int = 0
 
@@ -119,7 +119,7 @@ class Frame:
         return _HEAD.pack(self.kind, self.turn, *self.moment, len(self.body)) + self.body
 
 
-class Inflow:
+class FrameDecoder:
     """Puts the bytes of one connection together to frames."""
 
     def __init__(self, largest: int = LARGEST) -> None:
@@ -138,7 +138,7 @@ class Inflow:
                 return
             body = bytes(self._bytes[_HEAD.size : end])
             del self._bytes[:end]
-            yield Frame(Kind(kind), Moment(lap, step, again), body, turn)
+            yield Frame(FrameKind(kind), StepKey(lap, step, again), body, turn)
 
 
 # Ballots: the words of a round of commands that both ends speak.
@@ -149,7 +149,7 @@ NEW = b"new"
 """Of a rank that has not come to any boundary yet."""
 
 
-def after(moment: Moment) -> Moment:
+def after(moment: StepKey) -> StepKey:
     """The moment that follows at the same step."""
     return moment._replace(again=moment.again + 1)
 
@@ -203,12 +203,12 @@ class Caller:
             "nonce": self.nonce,
             "proof": self.proof("caller", asked, secret),
         }
-        return Frame(Kind.ANSWER, body=json.dumps(words).encode())
+        return Frame(FrameKind.ANSWER, body=json.dumps(words).encode())
 
     def welcome(self, asked: str, secret: str, *, lap: int, orders: int) -> Frame:
         """Rank 0's answer in turn, and where it is."""
         words = {"proof": self.proof("rank 0", asked, secret), "lap": lap, "orders": orders}
-        return Frame(Kind.WELCOME, body=json.dumps(words).encode())
+        return Frame(FrameKind.WELCOME, body=json.dumps(words).encode())
 
     def welcomed(self, frame: Frame, asked: str, secret: str) -> tuple[int, int]:
         """(lap, orders) of rank 0. Raises ``FrameError`` if it has not proven that it knows the secret."""
@@ -217,7 +217,7 @@ class Caller:
             proof, lap, orders = str(words["proof"]), int(words["lap"]), int(words["orders"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise FrameError("no welcome of a rank 0 of rlwatch") from None
-        if frame.kind is not Kind.WELCOME or not _same(proof, self.proof("rank 0", asked, secret)):
+        if frame.kind is not FrameKind.WELCOME or not _same(proof, self.proof("rank 0", asked, secret)):
             raise FrameError("whoever listens there does not know the secret of this run")
         return lap, orders
 
@@ -229,7 +229,7 @@ class Caller:
 
 def asking(frame: Frame) -> str:
     """The challenge of rank 0. Raises ``FrameError`` for anything else."""
-    if frame.kind is not Kind.CHALLENGE or len(frame.body) != len(challenge()):
+    if frame.kind is not FrameKind.CHALLENGE or len(frame.body) != len(challenge()):
         raise FrameError("whoever listens there is no rank 0 of rlwatch")
     return frame.body.decode("ascii", "replace")
 
@@ -242,7 +242,7 @@ def identified(frame: Frame, asked: str, secret: str, world_size: int) -> Caller
         proof = str(words["proof"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise FrameError("no greeting") from None
-    if frame.kind is not Kind.ANSWER or not _same(proof, caller.proof("caller", asked, secret)):
+    if frame.kind is not FrameKind.ANSWER or not _same(proof, caller.proof("caller", asked, secret)):
         raise FrameError("a stranger")
     if not 0 < caller.rank < world_size or caller.role not in ROLES:
         raise FrameError(f"there is no rank {caller.rank} for {caller.role}")
@@ -269,7 +269,7 @@ class LinkError(RLWatchError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListenAddress:
     """Place for rank 0 to listen: an interface (empty: on the loopback, until a rank of another machine asks for
     more), and on which port (0: any that is free).
     """
@@ -278,7 +278,7 @@ class Place:
     port: int = 0
 
     @classmethod
-    def of(cls, link: str | None) -> Place:
+    def of(cls, link: str | None) -> ListenAddress:
         """As a caller says it (``HOST:PORT``, ``HOST`` or ``:PORT``), else as the environment does
         (``RLWATCH_LINK_HOST``, ``RLWATCH_LINK_PORT``). Raises ``ConfigError``.
         """
@@ -293,7 +293,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class HubAddress:
     """``hosts`` are names of one machine; ``machine`` tells its own processes; ``token`` is the run's secret, empty
     where every rank has it from its environment.
     """
@@ -333,7 +333,7 @@ class Address:
         return json.dumps({"machine": self.machine, "hosts": self.hosts, "port": self.port, "token": self.token})
 
     @classmethod
-    def from_text(cls, text: str) -> Address:
+    def from_text(cls, text: str) -> HubAddress:
         """Raises ``ConfigError`` if ``text`` is not what :meth:`to_text` writes."""
         try:
             found = json.loads(text)
@@ -360,7 +360,7 @@ def this_machine() -> str:
         return socket.gethostname()
 
 
-def listen(place: Place, *, everywhere: bool = False) -> socket.socket:
+def listen(place: ListenAddress, *, everywhere: bool = False) -> socket.socket:
     """A listening socket at ``place``, or on every interface. Raises ``LinkError``."""
     host = place.host or ("" if everywhere else LOOPBACK)
     try:
@@ -377,7 +377,7 @@ def listen(place: Place, *, everywhere: bool = False) -> socket.socket:
         ) from None
 
 
-def names_of(place: Place, listener: socket.socket) -> tuple[str, ...]:
+def names_of(place: ListenAddress, listener: socket.socket) -> tuple[str, ...]:
     """The hosts under which others reach ``listener``."""
     bound = str(listener.getsockname()[0])
     if bound == LOOPBACK:
@@ -387,7 +387,7 @@ def names_of(place: Place, listener: socket.socket) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (os.environ.get("MASTER_ADDR"), _outward(), socket.gethostname()))))
 
 
-def connect(address: Address) -> socket.socket:
+def connect(address: HubAddress) -> socket.socket:
     """A connection to the first candidate that answers. Raises ``LinkError`` naming what was tried."""
     failures = []
     for host in address.candidates:

@@ -22,7 +22,7 @@ from rlwatch.metrics.rows import Alias, Family, Metric, Relation
 from rlwatch.metrics.table import OPEN, TABLE
 from rlwatch.metrics.together import (
     ROLE_NAMES,
-    Reader,
+    RowReader,
     Taken,
     canonicalise,
     known,
@@ -45,9 +45,9 @@ __all__ = [
     "Alias",
     "Family",
     "Metric",
-    "Reader",
     "Reading",
     "Relation",
+    "RowReader",
     "Taken",
     "canonicalise",
     "family_of",

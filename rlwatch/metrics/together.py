@@ -20,7 +20,7 @@ _OF_NOBODY = frozenset({"policy/kl_coef", "policy/vocab_size", "val/score"})
 """Metrics of these families that other trainings have, too."""
 
 
-class Read(NamedTuple):
+class RoleReading(NamedTuple):
     """Metric that a name is read as, and how closely (see :class:`~rlwatch.metrics.Reading`)."""
 
     metric: str
@@ -34,13 +34,13 @@ class _Plan(NamedTuple):
     guesses: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-class Reader:
+class RowReader:
     """Reads the rows of a run, canonically named, by all the names that the run has shown so far.
 
     A guess at a metric that the run names more closely elsewhere must not stand in for it in rows where that is absent:
     an accuracy that is measured before the training is no reward of it.
 
-    >>> reader = Reader()
+    >>> reader = RowReader()
     >>> reader.canonicalise({"accuracy": 0.3})[1], reader.canonicalise({"mean_reward": 0.5})[1]
     ({'reward/mean': 'accuracy'}, {'reward/mean': 'mean_reward'})
     >>> reader.canonicalise({"accuracy": 0.3})[1]
@@ -50,7 +50,7 @@ class Reader:
     def __init__(self, source: str = "", names: Iterable[str] = ()) -> None:
         self._source = source
         self._seen: set[str] = set()
-        self._own: dict[str, Read] = {}
+        self._own: dict[str, RoleReading] = {}
         """As each is read by itself, without the one below."""
         self._rewards: list[str] = []
         """Names that speak of a reward."""
@@ -63,14 +63,14 @@ class Reader:
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._learn(names)
 
-    def read(self, name: str) -> Read | None:
+    def read(self, name: str) -> RoleReading | None:
         """Reading of one of the names seen, whatever others there are of that metric; None if unknown.
 
         An accuracy beside a loss, in a run that shows nothing of a policy, is that of labels or of preference pairs.
         """
         if name in self._accuracies and self._loss and not self._policy:
             return None
-        return Read(REWARD, _ONLY) if name == self._lone else self._own.get(name)
+        return RoleReading(REWARD, _ONLY) if name == self._lone else self._own.get(name)
 
     def gives_way(self, name: str) -> bool:
         """True of a guess at a metric that another name means more closely."""
@@ -138,12 +138,12 @@ class Reader:
 
 
 @lru_cache(maxsize=4096)
-def _read(name: str, source: str) -> Read | None:
+def _read(name: str, source: str) -> RoleReading | None:
     """Also of a member of an open family; None if unknown."""
     reading = resolve(name, source)
     if reading is not None:
-        return Read(reading.metric.name, reading.closeness)
-    return None if metric_of(name) is None else Read(name, 0)
+        return RoleReading(reading.metric.name, reading.closeness)
+    return None if metric_of(name) is None else RoleReading(name, 0)
 
 
 def _of_a_policy(name: str) -> bool:
@@ -163,8 +163,8 @@ def _in_range(name: str, value: float) -> bool:
 
 
 @lru_cache(maxsize=MOST_PLANS)
-def _reader(names: tuple[str, ...], source: str) -> Reader:
-    return Reader(source, names)
+def _reader(names: tuple[str, ...], source: str) -> RowReader:
+    return RowReader(source, names)
 
 
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
@@ -250,7 +250,7 @@ def taken(names: Iterable[str], source: str = "") -> list[Taken]:
     return sorted(told, key=lambda each: (not each.metric, each.name))
 
 
-def _taken(name: str, source: str, read: Read | None, origin: Mapping[str, str]) -> Taken:
+def _taken(name: str, source: str, read: RoleReading | None, origin: Mapping[str, str]) -> Taken:
     if read is None:
         labels = _read(name, source) is not None
         reason = _OF_LABELS if labels else unjudged(name, whole=REWARD in origin)

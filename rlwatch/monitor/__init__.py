@@ -1,6 +1,6 @@
 """One engine for live runs, tailed logs and replays: records in, findings and alerts out."""
 
 from rlwatch.detectors.base import NotRun
-from rlwatch.monitor.engine import Monitor, Outcome
+from rlwatch.monitor.engine import Monitor, MonitorOutcome
 
-__all__ = ["Monitor", "NotRun", "Outcome"]
+__all__ = ["Monitor", "MonitorOutcome", "NotRun"]

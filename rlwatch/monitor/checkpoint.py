@@ -23,8 +23,8 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from rlwatch.error_boundary import raised_by
 from rlwatch.ports import Checkpoint
-from rlwatch.seam import raised_by
 from rlwatch.version import __version__
 
 if TYPE_CHECKING:

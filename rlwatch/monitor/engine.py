@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
-from rlwatch.detectors.base import NotRun, Panel, not_run
+from rlwatch.detectors.base import DetectorSet, NotRun, not_run
 from rlwatch.detectors.registry import default_detectors, of_plugins
 from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.metrics import Family, Reader
+from rlwatch.metrics import Family, RowReader
 from rlwatch.monitor.episodes import Episodes
 from rlwatch.monitor.forecasting import (
     NAME,
@@ -39,7 +39,7 @@ logger = logging.getLogger("rlwatch")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MonitorOutcome:
     """Outcome of an item: findings to publish, alert transitions and forecasts, in order.
 
     ``recoveries``: of findings that were published, that they eased or are over. ``forecasts``: what was said of each
@@ -52,14 +52,14 @@ class Outcome:
     kept: tuple[ForecastRecord, ...] = ()
     recoveries: tuple[Finding, ...] = ()
 
-    def __add__(self, other: Outcome) -> Outcome:
+    def __add__(self, other: MonitorOutcome) -> MonitorOutcome:
         return joined((self, other))
 
 
-def joined(outcomes: Iterable[Outcome]) -> Outcome:
+def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
     """All of them as one; in time that grows with their number, as adding one after another does not."""
     parts = tuple(outcomes)
-    return Outcome(
+    return MonitorOutcome(
         tuple(finding for part in parts for finding in part.findings),
         tuple(transition for part in parts for transition in part.transitions),
         tuple(forecast for part in parts for forecast in part.forecasts),
@@ -68,7 +68,7 @@ def joined(outcomes: Iterable[Outcome]) -> Outcome:
     )
 
 
-NOTHING = Outcome()
+NOTHING = MonitorOutcome()
 _MEMORY = (
     "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_localised",
     "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps", "_knobs",
@@ -110,7 +110,7 @@ class Monitor:
     ) -> None:
         self.run_id = run_id
         self.source = source
-        self._reader = Reader(source)
+        self._reader = RowReader(source)
         self.late = 0
         self.forecast_failures = 0
         """Forecasters that raised and were not asked again."""
@@ -123,7 +123,7 @@ class Monitor:
         self._reset()
 
     def _reset(self) -> None:
-        self._detectors = Panel(self._make())
+        self._detectors = DetectorSet(self._make())
         self._forecasting = Forecasting(self._make_forecaster, self._forecast_failed)
         self._alerts = AlertEngine(self.run_id, self.rules)
         self._episodes = Episodes()
@@ -189,11 +189,11 @@ class Monitor:
         """Ids of the alerts that are pending or firing now."""
         return self._alerts.open_ids()
 
-    def observe(self, item: StepRecord | Event) -> Outcome:
+    def observe(self, item: StepRecord | Event) -> MonitorOutcome:
         """Take the next item of the run's stream."""
         return joined(self.observing(item))
 
-    def observing(self, item: StepRecord | Event) -> Generator[Outcome]:
+    def observing(self, item: StepRecord | Event) -> Generator[MonitorOutcome]:
         """The same bit by bit: the first record of a new attempt relives a history that may be long."""
         if isinstance(item, Event):
             self._notice(item)
@@ -202,7 +202,7 @@ class Monitor:
             yield from self._begin_attempt(item)
         yield self._record(item)
 
-    def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[Outcome]:
+    def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
         """Take many items: the same outcomes as one by one, but forecasts are made of many rows at once.
 
         For rows that are there already: it reads up to ``AT_ONCE`` steps ahead of what it yields.
@@ -218,7 +218,7 @@ class Monitor:
                 yield from self._judged_together(views)
         yield from self._judged_together(views)
 
-    def close(self) -> Outcome:
+    def close(self) -> MonitorOutcome:
         """Close the open step because nothing more will come."""
         return joined(map(self._judged, self._closed()))
 
@@ -256,7 +256,7 @@ class Monitor:
         for detector in self._detectors:
             detector.notice(event)
 
-    def _begin_attempt(self, record: StepRecord) -> Iterator[Outcome]:
+    def _begin_attempt(self, record: StepRecord) -> Iterator[MonitorOutcome]:
         """A new attempt forgets, then relives the branch it continues, before its first record.
 
         Reliving may publish again: ids are the same, so a store keeps one of each.
@@ -270,13 +270,13 @@ class Monitor:
         for event in early:
             self._notice(event)
 
-    def _relive(self, past: StepRecord | Event) -> Outcome:
+    def _relive(self, past: StepRecord | Event) -> MonitorOutcome:
         if isinstance(past, StepRecord):
             return self._record(past)
         self._notify_detectors(past)
         return NOTHING
 
-    def _record(self, record: StepRecord) -> Outcome:
+    def _record(self, record: StepRecord) -> MonitorOutcome:
         return joined(map(self._judged, self._gathered(record)))
 
     def _gathered(self, record: StepRecord) -> list[ClosedStep | _Arrived]:
@@ -300,14 +300,14 @@ class Monitor:
             views.append(_Arrived(self._standstill.counted(arrived(record, self._reader)), self._open.step))
         return views
 
-    def _arrival(self, view: ClosedStep, now: int) -> Outcome:
+    def _arrival(self, view: ClosedStep, now: int) -> MonitorOutcome:
         """Judge a record while the step ``now`` is open."""
         holding = self._localised.with_culprits([f for detector in self._detectors for f in detector.arrival(view)])
         if not holding:
             return NOTHING
         newest = {(f.detector, f.kind): f for f in (*self._holding, *holding)}
         self._holding = tuple(newest.values())
-        return Outcome(
+        return MonitorOutcome(
             self._published(self._episodes.arrival(holding), view)[0],
             tuple(self._alerts.arrival(view.seq, now, holding, ts=view.ts)),
         )
@@ -317,16 +317,16 @@ class Monitor:
         steps, self._open = [] if self._open is None else [self._open.closed(self._reader)], None
         return steps
 
-    def _judged_together(self, views: list[ClosedStep | _Arrived]) -> Iterator[Outcome]:
+    def _judged_together(self, views: list[ClosedStep | _Arrived]) -> Iterator[MonitorOutcome]:
         """Outcomes of ``views``, which is emptied."""
         self._forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
         yield from map(self._judged, views)
         views.clear()
 
-    def _judged(self, view: ClosedStep | _Arrived) -> Outcome:
+    def _judged(self, view: ClosedStep | _Arrived) -> MonitorOutcome:
         return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
 
-    def _step(self, step: ClosedStep) -> Outcome:
+    def _step(self, step: ClosedStep) -> MonitorOutcome:
         self._seen.update(step.metrics)
         self._steps.append(step.step)
         self._knobs.update(step.step, step.metrics)
@@ -337,7 +337,7 @@ class Monitor:
         told, holding = self._episodes.closed(step, holding)
         self._holding = tuple(holding)
         findings, recoveries = self._published(told, step)
-        return Outcome(
+        return MonitorOutcome(
             findings,
             tuple(self._alerts.step(step.seq, step.step, holding, ts=step.ts, back=self._episodes.reason)),
             () if forecast is None else (forecast,),
@@ -384,12 +384,12 @@ class OpenStep:
         self._metrics.update(record.metrics)
         self._last = record
 
-    def closed(self, reader: Reader) -> ClosedStep:
+    def closed(self, reader: RowReader) -> ClosedStep:
         """The step as detectors see it."""
         return _view(self._last, self._metrics, reader)
 
 
-def arrived(record: StepRecord, reader: Reader) -> ClosedStep:
+def arrived(record: StepRecord, reader: RowReader) -> ClosedStep:
     """One record by itself, canonically named."""
     return _view(record, record.metrics, reader)
 
@@ -409,7 +409,7 @@ def _forecasts(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name.startswith(FORECAST))
 
 
-def _view(record: StepRecord, metrics: Mapping[str, float], reader: Reader) -> ClosedStep:
+def _view(record: StepRecord, metrics: Mapping[str, float], reader: RowReader) -> ClosedStep:
     values, origin = reader.canonicalise(metrics)
     for name in _forecasts(tuple(values)):
         del values[name], origin[name]

@@ -157,7 +157,7 @@ def _patient() -> Hold:
 
 
 @dataclass(slots=True)
-class Episode:
+class FindingLifecycle:
     """One episode: the finding as it was last reported, and what is told of it now."""
 
     finding: Finding
@@ -325,7 +325,7 @@ class Episodes:
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], Episode] = {}
+        self._open: dict[tuple[str, str], FindingLifecycle] = {}
         self._rows: deque[Row] = deque(maxlen=REMEMBERED_ROWS)
         self._reasons: dict[str, str] = {}
 
@@ -386,10 +386,10 @@ class Episodes:
 
     def _begin(self, finding: Finding) -> None:
         self._reasons.pop(finding.kind, None)
-        self._open[_key(finding)] = episode = Episode(finding, finding.severity, finding.severity)
+        self._open[_key(finding)] = episode = FindingLifecycle(finding, finding.severity, finding.severity)
         self._follow(episode)
 
-    def _follow(self, episode: Episode) -> None:
+    def _follow(self, episode: FindingLifecycle) -> None:
         episode.follow(self._rows)
         episode.followed = episode.severity is Severity.CRITICAL
 
@@ -418,7 +418,7 @@ class Episodes:
             if not episode.over and episode.severity is not Severity.INFO and not silent:
                 yield episode.ended(step, self._reasons[key[1]])  # that nothing is logged any more is no recovery
 
-    def _reason(self, episode: Episode) -> str:
+    def _reason(self, episode: FindingLifecycle) -> str:
         """Its numbers."""
         return episode.reason()
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from rlwatch.detectors.base import CARRY_ROWS, rounded
+from rlwatch.error_boundary import described, passing, raised_by
 from rlwatch.forecast import Forecast
 from rlwatch.forecast.forecast import FORECAST, PASSED, alarm_message, record_of
 from rlwatch.metrics import Family
 from rlwatch.plugins import usable
 from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, ForecastRecord, Severity
-from rlwatch.seam import described, passing, raised_by
 
 logger = logging.getLogger("rlwatch")
 

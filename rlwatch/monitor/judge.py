@@ -18,13 +18,14 @@ from functools import partial
 from itertools import groupby
 
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.engine import Reason, Transition
-from rlwatch.alerts.rules import HEARTBEAT_KINDS, Policy
+from rlwatch.alerts.engine import DecisionReason, Transition
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, AlertingConfig
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
+from rlwatch.error_boundary import call_or, described
 from rlwatch.errors import StoreBusyError, StoreError
 from rlwatch.monitor import checkpoint
-from rlwatch.monitor.engine import Monitor, Outcome, joined
+from rlwatch.monitor.engine import Monitor, MonitorOutcome, joined
 from rlwatch.monitor.forecasting import forecaster_for
 from rlwatch.ports import Checkpoint, History, Item, Progress, Storable, Store
 from rlwatch.recorder.judge_thread import Interrupted
@@ -40,7 +41,6 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
-from rlwatch.seam import asked, described
 
 _STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
 
@@ -55,7 +55,7 @@ class StoredFindings:
         self._alerts = {alert.alert_id: _progress(alert) for alert in store.alerts(run_id)}
         self._judged, _ = store.judged(run_id)
 
-    def without_stored(self, outcome: Outcome) -> Outcome:
+    def without_stored(self, outcome: MonitorOutcome) -> MonitorOutcome:
         """The outcome without what is stored: findings, forecasts, and alerts that are stored as far along."""
         findings, recoveries = (
             tuple(finding for finding in found if _identity(finding) not in self._findings)
@@ -66,7 +66,7 @@ class StoredFindings:
         self._findings.update(map(_identity, (*findings, *recoveries)))  # rows left unjudged may be relived once more
         self._alerts.update({each.alert.alert_id: _progress(each.alert) for each in transitions})
         self._forecast = max([self._forecast, *(record.seq for record in kept)])
-        return Outcome(findings, transitions, outcome.forecasts, kept, recoveries)
+        return MonitorOutcome(findings, transitions, outcome.forecasts, kept, recoveries)
 
     def _is_news(self, transition: Transition) -> bool:
         """True unless it is stored: as far along, or, where it only changed how bad it is, at rows judged before."""
@@ -74,7 +74,7 @@ class StoredFindings:
         stored = self._alerts.get(transition.alert.alert_id)
         if stored is None or state != stored[0]:
             return stored is None or state > stored[0]
-        changed = rank < stored[1] if transition.reason is Reason.EASED else rank > stored[1]
+        changed = rank < stored[1] if transition.reason is DecisionReason.EASED else rank > stored[1]
         return changed and transition.seq > self._judged
 
 
@@ -128,8 +128,8 @@ class MonitorSink:
         *,
         dispatcher: Dispatcher,
         keep: Callable[[Sequence[Storable]], object],
-        publish: Callable[[Health], None] | None = None,
-        announce: Callable[[Outcome], None] | None = None,
+        publish: Callable[[RunHealth], None] | None = None,
+        announce: Callable[[MonitorOutcome], None] | None = None,
         wake: Callable[[], None] | None = None,
         clock: Clock | None = None,
         amends: bool = False,
@@ -164,16 +164,16 @@ class MonitorSink:
 
     def write(self, batch: Sequence[Item]) -> None:
         """Judge the batch. Raises ``Interrupted``."""
-        outcomes: list[Outcome] = []
+        outcomes: list[MonitorOutcome] = []
         try:
             self._observe(batch, outcomes)
         finally:
             self._keep(joined(outcomes))
         if not self._abandoned_retired and any(item.attempt == self._run.attempt for item in batch):
             self._abandoned_retired = True
-            self._keep(Outcome(transitions=tuple(self._abandoned(batch))))
+            self._keep(MonitorOutcome(transitions=tuple(self._abandoned(batch))))
         if self._publish is not None:
-            self._publish(Health(self._monitor.active, self._monitor.firing, self._monitor.forecast))
+            self._publish(RunHealth(self._monitor.active, self._monitor.firing, self._monitor.forecast))
         self.tick()
 
     def _taken(self, batch: Sequence[Item]) -> Iterator[StepRecord | Event]:
@@ -182,7 +182,7 @@ class MonitorSink:
                 self.seq = item.seq
                 yield item
 
-    def _observe(self, batch: Sequence[Item], outcomes: list[Outcome]) -> None:
+    def _observe(self, batch: Sequence[Item], outcomes: list[MonitorOutcome]) -> None:
         """All together: what is said of each is the same, and a forecast costs a sixth of one asked for by itself."""
         with closing(self._monitor.observing_all(self._taken(batch))) as observing:
             for outcome in observing:
@@ -246,7 +246,7 @@ class MonitorSink:
             self._refused = True
             logger.warning("alerts cannot be written now and are kept, in order, until they can: %s", error)
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: MonitorOutcome) -> None:
         if self._relives:
             if self._stored is None:
                 self._stored = StoredFindings(self._store, self._run.run_id)
@@ -274,7 +274,7 @@ class MonitorSink:
                     reason=self._why_over(alert),
                     resolved_step=step if alert.kind in HEARTBEAT_KINDS else None,
                 ),
-                Reason.RESOLVED,
+                DecisionReason.RESOLVED,
                 rules[alert.rule],
                 ts,
             )
@@ -310,7 +310,11 @@ def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> Histor
 
 
 def judge_rest(
-    store: Store, run_id: str, policy: Policy, dispatcher: Dispatcher, announce: Callable[[Outcome], None] | None = None
+    store: Store,
+    run_id: str,
+    policy: AlertingConfig,
+    dispatcher: Dispatcher,
+    announce: Callable[[MonitorOutcome], None] | None = None,
 ) -> bool:
     """Judge what a dead process left stored and not judged, and tell it, once; whether there was anything.
 
@@ -330,7 +334,7 @@ def judge_rest(
     )
     sink = MonitorSink(monitor, run, store, dispatcher=dispatcher, keep=found.extend, announce=announce, amends=True)
     sink.holding = True
-    judging = Judging(monitor, sink, store, run_id, judged=lambda *_: None)
+    judging = SinkProgress(monitor, sink, store, run_id, judged=lambda *_: None)
     judging.begin(last)
     while judging.stored():
         pass
@@ -361,7 +365,7 @@ def _is_left(store: Store, run_id: str) -> bool:
     return writer is not None
 
 
-class Judging:
+class SinkProgress:
     """A sink, and how far it came in the rows of its run.
 
     Parameters
@@ -469,7 +473,7 @@ class Judging:
         self._kept_at, self._kept_seq = now, self.seq
         if not self._by:
             return None
-        kept = asked(partial(self._sealed, self._by), self._not_kept)
+        kept = call_or(partial(self._sealed, self._by), self._not_kept)
         if kept is not None:
             self._cost_s = time.monotonic() - now
         return kept

@@ -14,20 +14,20 @@ from dataclasses import replace
 
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.engine import alert_id
-from rlwatch.alerts.rules import CRASHED, HEARTBEAT_KINDS, SILENT, Policy, Rule
+from rlwatch.alerts.rules import CRASHED, HEARTBEAT_KINDS, SILENT, AlertingConfig, Rule
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.liveness import Sign, sign_of
+from rlwatch.control.liveness import LivenessSigns, sign_of
+from rlwatch.error_boundary import described, run_forever, say, sheltered
 from rlwatch.errors import RLWatchError, StoreError
 from rlwatch.monitor.judge import judge_rest
 from rlwatch.ports import Store
 from rlwatch.records import JSON, Alert, AlertState, RunInfo, RunState, Severity
-from rlwatch.seam import described, say, sheltered, tireless
 
 RECENT_S = 24 * 3600.0
 """A run that was silent for longer when somebody first looks is history, not news."""
 
 
-def heartbeat_alerts(run: RunInfo, sign: Sign, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
+def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
     """Alerts of the heartbeat rule on ``run`` as of now that its stored ``alerts`` lack."""
     known = {alert.alert_id: alert for alert in alerts if alert.rule == rule.name and alert.kind in HEARTBEAT_KINDS}
     current = _raised(run, sign, rule, now)
@@ -43,7 +43,7 @@ def heartbeat_alerts(run: RunInfo, sign: Sign, alerts: Iterable[Alert], rule: Ru
     return [*over, replace(current, fired_at=before.fired_at)] if worse else over
 
 
-def _raised(run: RunInfo, sign: Sign, rule: Rule, now: float) -> Alert | None:
+def _raised(run: RunInfo, sign: LivenessSigns, rule: Rule, now: float) -> Alert | None:
     """The alert that holds now, if any."""
     if run.state is RunState.CRASHED:
         kind, severity, message = CRASHED, Severity.CRITICAL, run.state_reason or "the trainer ended with an error"
@@ -71,7 +71,7 @@ def _raised(run: RunInfo, sign: Sign, rule: Rule, now: float) -> Alert | None:
     )
 
 
-def _ended(alert: Alert, current: Alert | None, run: RunInfo, sign: Sign) -> bool:
+def _ended(alert: Alert, current: Alert | None, run: RunInfo, sign: LivenessSigns) -> bool:
     """True where the run reported again, or its writer said how it ended."""
     if current is not None:
         return alert.alert_id != current.alert_id
@@ -79,7 +79,7 @@ def _ended(alert: Alert, current: Alert | None, run: RunInfo, sign: Sign) -> boo
     return spoke or run.state in (RunState.FINISHED, RunState.UNFINISHED)
 
 
-def _over(alert: Alert, run: RunInfo, sign: Sign, now: float) -> Alert:
+def _over(alert: Alert, run: RunInfo, sign: LivenessSigns, now: float) -> Alert:
     words = {
         RunState.FINISHED: f"the run has finished{f': {run.state_reason}' if run.state_reason else ''}",
         RunState.CRASHED: "the run has ended with an error",
@@ -96,11 +96,11 @@ def _over(alert: Alert, run: RunInfo, sign: Sign, now: float) -> Alert:
     )
 
 
-def _silence_severity(sign: Sign) -> Severity:
+def _silence_severity(sign: LivenessSigns) -> Severity:
     return Severity.WARNING if sign.reports else Severity.CRITICAL
 
 
-def _silence_words(run: RunInfo, sign: Sign, now: float) -> str:
+def _silence_words(run: RunInfo, sign: LivenessSigns, now: float) -> str:
     usual = "" if sign.pace.step_s is None else f" (usually {duration(sign.pace.step_s)})"
     silence = f"no step for {duration(sign.silent_s or 0.0)}{usual}"
     if sign.reports:
@@ -109,7 +109,7 @@ def _silence_words(run: RunInfo, sign: Sign, now: float) -> str:
     return f"{silence}, and no sign of its process for {duration(now - last)}: it was killed, or its machine is gone"
 
 
-def _evidence(run: RunInfo, sign: Sign) -> dict[str, JSON]:
+def _evidence(run: RunInfo, sign: LivenessSigns) -> dict[str, JSON]:
     found = {
         "silent_s": sign.silent_s,
         "median_step_s": sign.pace.step_s,
@@ -155,7 +155,7 @@ class Watchman:
     def __init__(
         self,
         store: Store,
-        policy: Policy,
+        policy: AlertingConfig,
         *,
         dashboard_url: str = "",
         run_id: str | None = None,
@@ -231,7 +231,7 @@ class WatchmanThread:
         self._every_s = every_s
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=tireless, args=(self._work, self._failed), name="rlwatch-watchman", daemon=True
+            target=run_forever, args=(self._work, self._failed), name="rlwatch-watchman", daemon=True
         )
 
     def start(self) -> None:

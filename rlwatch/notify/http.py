@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ParamSpec
 from urllib.parse import urlsplit
 
+from rlwatch.error_boundary import Contained, raised_by
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.ports import Delivery
 from rlwatch.redaction import Redactor
-from rlwatch.seam import Contained, raised_by
 
 if TYPE_CHECKING:
     import httpx

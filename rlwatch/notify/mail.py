@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from rlwatch.error_boundary import Reported
 from rlwatch.errors import ConfigError
 from rlwatch.notify.http import raised_quietly
 from rlwatch.notify.payload import headline
 from rlwatch.notify.services import Service, by_status, compose, imported, plugin_for
 from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
-from rlwatch.seam import Reported
 
 EMAIL = Service(
     "email",

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import cast
 
+from rlwatch.error_boundary import call_or
 from rlwatch.errors import ConfigError
 from rlwatch.notify.payload import one_line
 from rlwatch.plugins import usable
 from rlwatch.ports import Delivery, Notifier
 from rlwatch.records import JSON, OutboxMessage
-from rlwatch.seam import asked
 
 HOMES = {
     "console": "rlwatch.notify.registry:ConsoleNotifier",
@@ -49,7 +49,7 @@ def build_notifier(kind: str, name: str, options: Mapping[str, JSON] | None = No
     settings = dict(options or {})
     others = usable(DOOR, HOMES)
     if kind in others:
-        return asked(
+        return call_or(
             lambda: cast("Notifier", others[kind](name=name, **settings.pop("options", {}), **settings)),
             lambda error: _refused(name, kind, error),
         )

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 
+from rlwatch.error_boundary import say
 from rlwatch.redaction import redacted
-from rlwatch.seam import say
 
 MOST_SPANS = 8
 """Spans of steps that are told apart."""

@@ -22,16 +22,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlwatch.distributions import Sparing
-from rlwatch.ports import Journal, Parcel
+from rlwatch.error_boundary import by_a_signal, call_or, described, raised_by, sheltered, shown
+from rlwatch.ports import Journal, PendingRecord
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.shedding import NEARLY, Shedding
 from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, SpikeBatch
 from rlwatch.redaction import clean_names
-from rlwatch.seam import asked, by_a_signal, described, raised_by, sheltered, shown
 
 if TYPE_CHECKING:
     from rlwatch.link.hub import Inbox
-    from rlwatch.link.wire import Moment
+    from rlwatch.link.wire import StepKey
     from rlwatch.tensors.transfer import Transfer
 
 
@@ -44,7 +44,7 @@ _EXACT = 2.0**53
 
 
 @dataclass(slots=True)
-class Entry:
+class QueuedCall:
     """One ``run.log`` call as it lies in the queue."""
 
     step: int
@@ -70,9 +70,9 @@ class Unreadable:
         return f"a tensor that cannot be read ({self.why})"
 
 
-def admit(metrics: Mapping[str, Any], step: int, ts: float) -> Entry:
+def admit(metrics: Mapping[str, Any], step: int, ts: float) -> QueuedCall:
     """Copy what the caller gave; tensors are snapshotted, nothing is converted or checked yet."""
-    entry = Entry(step, clean_names(dict(metrics)), ts)
+    entry = QueuedCall(step, clean_names(dict(metrics)), ts)
     entry.plain = _PLAIN.issuperset(map(type, entry.metrics.values()))  # the loop runs in C: this is the hot path
     if not entry.plain:
         _defer(entry, [name for name, value in entry.metrics.items() if _in_memory(value)])
@@ -95,7 +95,7 @@ def step_index(step: Any) -> int:
     def refused(_: Exception) -> int:
         raise ValueError(f"step must be an integer >= 0, got {shown(step)}") from None
 
-    index = asked(lambda: operator.index(_counted(step)), refused)
+    index = call_or(lambda: operator.index(_counted(step)), refused)
     if index < 0:
         raise ValueError(f"step must be an integer >= 0, got {shown(index)}")
     if index > _LARGEST:
@@ -110,7 +110,7 @@ def _counted(step: Any) -> Any:
     return int(step) if isinstance(step, float) and step.is_integer() and abs(step) <= _EXACT else step
 
 
-def plain_numbers(entry: Entry) -> tuple[dict[str, float], bool]:
+def plain_numbers(entry: QueuedCall) -> tuple[dict[str, float], bool]:
     """Numbers of the entry that are known without running anybody's code or waiting for a device, and True where that
     is all of it.
     """
@@ -147,7 +147,7 @@ def a_batch(given: T, kind: type[T]) -> T:
     return given
 
 
-def numbers(entry: Entry, counters: Counters) -> dict[str, float]:
+def numbers(entry: QueuedCall, counters: Counters) -> dict[str, float]:
     """The entry's metrics as floats; what is not one number is left out, counted and warned of once.
 
     ``None`` means not measured and is left out silently. On the writer thread: nothing anybody's value raises is meant
@@ -223,7 +223,7 @@ def _shown(value: Any) -> str:
     return "a DTensor (pass its full_tensor(), on every rank)" if parts else shown(value)
 
 
-def _defer(entry: Entry, names: list[str]) -> None:
+def _defer(entry: QueuedCall, names: list[str]) -> None:
     """Move the tensors called ``names`` out of the entry's metrics, one transfer a device."""
     by_device: dict[object, list[str]] = {}
     for name in names:
@@ -237,10 +237,10 @@ def _device(tensor: Any) -> object:
         hash(found := tensor.device)
         return found
 
-    return asked(device, lambda _: None)
+    return call_or(device, lambda _: None)
 
 
-def _set_out(entry: Entry, names: list[str]) -> None:
+def _set_out(entry: QueuedCall, names: list[str]) -> None:
     """One by one where they cannot go together: a tensor that cannot be copied costs itself only."""
     from rlwatch.tensors.transfer import Transfer, freed
 
@@ -256,7 +256,7 @@ def _set_out(entry: Entry, names: list[str]) -> None:
         else:
             entry.metrics[names[0]] = Unreadable(described(error))
 
-    transfer = asked(begun, apart)
+    transfer = call_or(begun, apart)
     if transfer is None:
         return
     entry.deferred.append((names, transfer))
@@ -279,9 +279,9 @@ class Awaited:
     ``seen`` is told the metrics of the whole step.
     """
 
-    parcel: Parcel
+    parcel: PendingRecord
     inbox: Inbox
-    moment: Moment
+    moment: StepKey
     ts: float
     seen: Callable[[Mapping[str, float]], object] = dict
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
@@ -299,7 +299,7 @@ class Awaited:
         if not hurry and time.monotonic() < self.until:
             return False
         if missing:
-            self.inbox.excuse(missing)
+            self.inbox.mark_absent(missing)
             named = ", ".join(map(str, sorted(missing)))
             logger.warning(
                 "step %d is recorded without the share of rank %s, which did not come; it is not waited for until it "
@@ -309,12 +309,12 @@ class Awaited:
             )
         return True
 
-    def opened(self) -> tuple[Entry, Sequence[SpikeBatch]]:
+    def opened(self) -> tuple[QueuedCall, Sequence[SpikeBatch]]:
         """The whole step: its metrics, and the extreme tokens of each rank that has any."""
         others = self.inbox.take(self.moment)
         metrics, spikes = self.parcel.merged(others)
         self.seen(metrics)
-        return Entry(self.parcel.step, clean_names({**metrics, RANKS: 1 + len(others)}), self.ts), spikes
+        return QueuedCall(self.parcel.step, clean_names({**metrics, RANKS: 1 + len(others)}), self.ts), spikes
 
 
 FULL = "rlwatch's queue is full; records are dropped, training is not slowed"
@@ -367,7 +367,7 @@ class Numbered:
     number: int
 
 
-Queued = Entry | SpikeBatch | CompletionBatch | Event | Awaited | Numbered
+Queued = QueuedCall | SpikeBatch | CompletionBatch | Event | Awaited | Numbered
 
 
 class Intake:
@@ -398,7 +398,7 @@ class Intake:
         number, whole = self._kept(item)
         if number and whole and self.spilling:
             return
-        if number and not isinstance(item, Entry | Awaited | Numbered):
+        if number and not isinstance(item, QueuedCall | Awaited | Numbered):
             item = Numbered(item, number)
         if self.queue.offer(item):
             return
@@ -406,7 +406,7 @@ class Intake:
             self.spilling = True
         else:
             self._counters.warn("dropped", FULL)
-            if isinstance(item, Entry | Awaited):
+            if isinstance(item, QueuedCall | Awaited):
                 self._counters.lose(item.step)
 
     def takes(self, item: Queued) -> bool:
@@ -416,7 +416,9 @@ class Intake:
             return True
         if isinstance(item, SpikeBatch | CompletionBatch):
             return self.shedding.takes(item, taken)
-        return not isinstance(item, Entry) or self.shedding.cut(item.step, item.metrics, taken) or bool(item.deferred)
+        return (
+            not isinstance(item, QueuedCall) or self.shedding.cut(item.step, item.metrics, taken) or bool(item.deferred)
+        )
 
     def wants(self, batch: SpikeBatch) -> bool:
         """False of the distributions of a step that is passed over; asked once a batch."""
@@ -436,7 +438,7 @@ class Intake:
         if self.journal is None or isinstance(item, Awaited | Numbered):
             return 0, False
         try:  # written out: in every call of the training thread
-            if isinstance(item, Entry):
+            if isinstance(item, QueuedCall):
                 numbers, whole = plain_numbers(item)
                 if not numbers:  # all of it is still on a device, or no number at all
                     return 0, False

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from rlwatch.error_boundary import described, passing, sheltered
 from rlwatch.ports import Item
 from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
-from rlwatch.seam import described, passing, sheltered
 
 INBOX = 2_000
 """Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
@@ -30,7 +30,7 @@ class Interrupted(Exception):  # noqa: N818  (not an error: somebody asked to st
     """Judging was asked to stop in the middle; what was not judged is left to whoever looks next."""
 
 
-class Judging(Protocol):
+class RowJudge(Protocol):
     """Judges rows; :mod:`rlwatch.monitor.judge` has it."""
 
     seq: int
@@ -80,12 +80,12 @@ class JudgeThread:
         self._ending = self._abandoned = self._hurrying = False
         self._worked_since = 0.0
         self._wake = threading.Event()
-        self._judging: Judging | None = None
-        self._make: Callable[[], Judging]
+        self._judging: RowJudge | None = None
+        self._make: Callable[[], RowJudge]
         self._thread = threading.Thread(target=self._loop, name="rlwatch-judge", daemon=True)
         self.cpu_seconds = 0.0
 
-    def start(self, make: Callable[[], Judging]) -> None:
+    def start(self, make: Callable[[], RowJudge]) -> None:
         """Begin; ``make`` is called on the judge's thread: loading all that judges takes longer than a start."""
         self._make = make
         self._thread.start()
@@ -197,7 +197,7 @@ class JudgeThread:
             return False
         return True
 
-    def _work(self, judging: Judging) -> bool:
+    def _work(self, judging: RowJudge) -> bool:
         """Judge the next rows; whether there were any."""
         if self._behind:
             if judging.stored():
@@ -215,6 +215,6 @@ class JudgeThread:
             judging.take(rows)
         return bool(rows)
 
-    def _hopeless(self, judging: Judging) -> bool:
+    def _hopeless(self, judging: RowJudge) -> bool:
         """True where rows that were handed over are not to be had: neither here nor stored."""
         return not self._inbox and not self._behind and judging.seq < self._handed

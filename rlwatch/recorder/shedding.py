@@ -18,7 +18,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.records import SHED, CompletionBatch, Event, SpikeBatch
 
 
-class Kind(StrEnum):
+class ShedKind(StrEnum):
     """Kinds of what is given up, first to last."""
 
     TOKENS = "token records"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
 NEARLY = 0.6
 """Share of the budget from which on anything is given up."""
-REFUSED_FROM = {Kind.TOKENS: NEARLY, Kind.COMPLETIONS: 0.65, Kind.SYSTEM: 0.75, Kind.ROWS: 0.8}
+REFUSED_FROM = {ShedKind.TOKENS: NEARLY, ShedKind.COMPLETIONS: 0.65, ShedKind.SYSTEM: 0.75, ShedKind.ROWS: 0.8}
 """Share of the budget from which on no more of a kind is taken."""
 EVICTED_FROM = 0.7
 """Share of the budget from which on tokens, then completions, that were taken already are removed."""
@@ -48,7 +48,7 @@ SYSTEM = (
 class Given:
     """Items given up at one step."""
 
-    kind: Kind
+    kind: ShedKind
     n: int
     step: int
 
@@ -71,20 +71,20 @@ class Shedding:
 
     def cut(self, step: int, metrics: dict[str, Any], filled: float) -> bool:
         """True where the row of ``step`` may come in; of its ``metrics`` those of the machine are removed before."""
-        if filled < REFUSED_FROM[Kind.SYSTEM]:
+        if filled < REFUSED_FROM[ShedKind.SYSTEM]:
             return True
         machine = [name for name in metrics if type(name) is str and name.startswith(SYSTEM)]
         for name in machine:
             del metrics[name]
         if machine:
-            self._note(Kind.SYSTEM, len(machine), step)
+            self._note(ShedKind.SYSTEM, len(machine), step)
         if not metrics:
             return False
-        if filled < REFUSED_FROM[Kind.ROWS] or self._is_due(step, filled):
+        if filled < REFUSED_FROM[ShedKind.ROWS] or self._is_due(step, filled):
             return True
         if any(type(value) is float and not math.isfinite(value) for value in metrics.values()):
             return True
-        self._note(Kind.ROWS, 1, step)
+        self._note(ShedKind.ROWS, 1, step)
         self._counters.lose(step)
         return False
 
@@ -92,7 +92,7 @@ class Shedding:
         """True of one in 2, 4, 8... steps, the fewer the less room there is; of all rows of such a step."""
         if step != self._step:
             self._step, self._steps = step, self._steps + 1
-        spent = (filled - REFUSED_FROM[Kind.ROWS]) / (1.0 - REFUSED_FROM[Kind.ROWS])
+        spent = (filled - REFUSED_FROM[ShedKind.ROWS]) / (1.0 - REFUSED_FROM[ShedKind.ROWS])
         every: int = 1 << min(THINNEST, 1 + int(THINNEST * spent))
         return self._steps % every == 0
 
@@ -100,7 +100,7 @@ class Shedding:
         """Count what is lost with the batch."""
         self._note(_kind(batch), len(batch), batch.step)
 
-    def _note(self, kind: Kind, n: int, step: int) -> None:
+    def _note(self, kind: ShedKind, n: int, step: int) -> None:
         self._given.append(Given(kind, n, step))
         self._counters.warn("shed", f"the room for what the store does not take is nearly spent: {kind} are shed", n)
 
@@ -112,16 +112,16 @@ class Shedding:
         if not self._given or (now - self._told_at < TOLD_EVERY_S and not last):
             return []
         self._told_at = now
-        sums: dict[Kind, Event] = {}
+        sums: dict[ShedKind, Event] = {}
         for _ in range(len(self._given)):
             given = self._given.popleft()
             so_far = sums.get(given.kind)
             sums[given.kind] = _event(given, why) if so_far is None else _more(so_far, given)
-        return [sums[kind] for kind in Kind if kind in sums]
+        return [sums[kind] for kind in ShedKind if kind in sums]
 
 
-def _kind(batch: SpikeBatch | CompletionBatch) -> Kind:
-    return Kind.TOKENS if isinstance(batch, SpikeBatch) else Kind.COMPLETIONS
+def _kind(batch: SpikeBatch | CompletionBatch) -> ShedKind:
+    return ShedKind.TOKENS if isinstance(batch, SpikeBatch) else ShedKind.COMPLETIONS
 
 
 def _event(given: Given, why: str) -> Event:

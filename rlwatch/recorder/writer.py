@@ -27,13 +27,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from rlwatch.clock import Clock
+from rlwatch.error_boundary import described, raised_by, sheltered
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import Awaited, BoundedQueue, Entry, Intake, Numbered, Queued, numbers
+from rlwatch.recorder.intake import Awaited, BoundedQueue, Intake, Numbered, Queued, QueuedCall, numbers
 from rlwatch.recorder.shedding import EVICTED_FROM
 from rlwatch.records import SHED, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
-from rlwatch.seam import described, raised_by, sheltered
 
 if TYPE_CHECKING:
     from rlwatch.layers import DerivedLayers
@@ -312,7 +312,9 @@ class Writer:
 
     def unkept(self) -> list[int]:
         """Steps of the rows that wait and are in no journal: lost, if the process ends now."""
-        waiting = [queued for queued in (*self._held, *self._queue.waiting()) if isinstance(queued, Entry | Awaited)]
+        waiting = [
+            queued for queued in (*self._held, *self._queue.waiting()) if isinstance(queued, QueuedCall | Awaited)
+        ]
         steps = [queued.step for queued in waiting if isinstance(queued, Awaited) or not queued.number]
         return steps + ([] if self._store is None else [row.step for row in self._store.unkept()])
 
@@ -337,7 +339,7 @@ class Writer:
 
     def _shed(self, held: Sequence[tuple[int, Item]]) -> None:
         """Of what the journal gave up, all is lost that does not wait in memory, too."""
-        queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, Entry | Numbered)}
+        queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, QueuedCall | Numbered)}
         queued.update(number for number, _ in self._ahead)
         waiting = queued.union(() if self._store is None else self._store.waiting)
         lost = [(number, item) for number, item in held if number not in waiting]
@@ -411,12 +413,12 @@ class Writer:
 
     def _guard_item(self, queued: Queued, batch: list[Item], numbers: list[int]) -> None:
         """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
-        number = queued.number if isinstance(queued, Entry | Numbered) else 0
+        number = queued.number if isinstance(queued, QueuedCall | Numbered) else 0
         if number and number in self._reread:
             return
         if not self._guard(self._take, queued, batch):
             self._counters.add("dropped")
-            if isinstance(queued, Entry | Awaited):
+            if isinstance(queued, QueuedCall | Awaited):
                 self._counters.lose(queued.step)
         elif number:
             numbers.append(number)
@@ -427,7 +429,7 @@ class Writer:
             self._take(entry, batch)
             wanted = (spike for spike in spikes if self._intake.wants(spike) and self._intake.takes(spike))
             batch.extend(replace(spike, attempt=self._attempt) for spike in wanted)
-        elif isinstance(queued, Entry):
+        elif isinstance(queued, QueuedCall):
             if metrics := numbers(queued, self._counters):
                 self._stamp(StepRecord(queued.step, metrics, queued.ts), batch)
         else:

@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from rlwatch.error_boundary import call_or
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 from rlwatch.redaction.logins import option_of, without_logins
@@ -44,7 +45,6 @@ from rlwatch.redaction.names import (
     says,
     words_of,
 )
-from rlwatch.seam import asked
 
 MAX_TEXT = 2000
 """Characters of a text that are kept."""
@@ -422,7 +422,7 @@ def _asked(config: object, method: str) -> object:
             f"config cannot be read: {method}() of {type(config).__name__} raised {type(error).__name__}; give a dict"
         ) from None
 
-    return asked(lambda: getattr(config, method)(), refused)  # noqa: PLW0108  (asking for the method may raise)
+    return call_or(lambda: getattr(config, method)(), refused)  # noqa: PLW0108  (asking for the method may raise)
 
 
 def plain(body: Mapping[str, object]) -> dict[str, JSON]:
@@ -451,7 +451,7 @@ class _Plain:
         """``value`` of this ``name``; ``secret``: as much is said by what it is within."""
         self._left -= 1
         secret = max(secret, says(name))
-        return asked(
+        return call_or(
             lambda: self._any(name, value, secret=secret),
             lambda error: f"<{type(value).__name__}, which cannot be read: {type(error).__name__}>",
         )
@@ -522,7 +522,7 @@ class _Plain:
                 kept["..."] = f"<more than {MOST_VALUES} values>"
                 break
             name = self._text("", _name(key), secret=Says.NOTHING)
-            held = asked(get, _Unread)  # OmegaConf's ??? raises
+            held = call_or(get, _Unread)  # OmegaConf's ??? raises
             if type(held) is _Unread:  # a value may lie about its class, or raise
                 kept[name] = f"<cannot be read: {held.kind}>"
                 continue
@@ -598,7 +598,7 @@ def _scalar(value: object) -> int | float | None:
 
 
 def _name(key: object) -> str:
-    return asked(lambda: str.__str__(key) if isinstance(key, str) else str(key), lambda _: f"<{type(key).__name__}>")
+    return call_or(lambda: str.__str__(key) if isinstance(key, str) else str(key), lambda _: f"<{type(key).__name__}>")
 
 
 def tags_of(tags: object) -> tuple[str, ...]:
@@ -621,7 +621,7 @@ def tags_of(tags: object) -> tuple[str, ...]:
             f"tags must be a list of texts, as in tags=['math', '7b']; {kind.__name__} raised {type(error).__name__}"
         ) from None
 
-    found = asked(lambda: list(islice(given, MOST_TAGS)), refused)
+    found = call_or(lambda: list(islice(given, MOST_TAGS)), refused)
     wrong = next((type(tag) for tag in found if not issubclass(type(tag), str | int | float)), None)
     if wrong is not None:
         raise ConfigError(f"tags must be a list of texts, as in tags=['math', '7b']; one is a {wrong.__name__}")

@@ -1,7 +1,7 @@
 """The post-mortem of a run: what happened, why, and what to do, in one file that needs nothing else."""
 
-from rlwatch.report.gather import Facts, facts_of_report, facts_of_run
+from rlwatch.report.gather import RunSummary, facts_of_report, facts_of_run
 from rlwatch.report.html import html
 from rlwatch.report.markdown import markdown
 
-__all__ = ["Facts", "facts_of_report", "facts_of_run", "html", "markdown"]
+__all__ = ["RunSummary", "facts_of_report", "facts_of_run", "html", "markdown"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlwatch.glance import LIGHT, RULES
-from rlwatch.report.gather import Chart, Moment
+from rlwatch.report.gather import Chart, TimelineEntry
 from rlwatch.wording import Markup, cut, el, joined, number, step
 
 WIDTH, HEIGHT = 420, 150
@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"var\(--(\w+)\)")
 COLOURS = dict(re.findall(r"--(\w+):(#\w+)", LIGHT))
 
 
-class Frame:
+class ChartFrame:
     """Coordinates of steps and values in the picture. ``window``: first and last step of all charts."""
 
     def __init__(self, chart: Chart, window: tuple[int, int]) -> None:
@@ -58,17 +58,17 @@ class Frame:
 
 
 def svg(
-    chart: Chart, moments: Sequence[Moment], window: tuple[int, int], size: tuple[int, int] | None = None
+    chart: Chart, moments: Sequence[TimelineEntry], window: tuple[int, int], size: tuple[int, int] | None = None
 ) -> Markup:
     """The chart as an ``<svg>`` element, as large as its place or of this ``size``; every text in it is escaped."""
-    frame = Frame(chart, window)
+    frame = ChartFrame(chart, window)
     label = f"{chart.name} over steps {window[0]} to {window[1]}"
     parts = [_axes(frame), _level(chart, frame), _line(chart, frame), _bad(chart, frame), _marks(moments, frame)]
     sized: dict[str, Any] = {} if size is None else {"width": size[0], "height": size[1]}
     return el("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label, **sized)
 
 
-def _axes(frame: Frame) -> Markup:
+def _axes(frame: ChartFrame) -> Markup:
     rows = [
         joined(
             el("line", cls="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=frame.y(value), y2=frame.y(value)),
@@ -81,14 +81,14 @@ def _axes(frame: Frame) -> Markup:
     return joined(*rows, first, last)
 
 
-def _level(chart: Chart, frame: Frame) -> Markup:
+def _level(chart: Chart, frame: ChartFrame) -> Markup:
     if chart.baseline is None or not math.isfinite(chart.baseline) or (frame.log and chart.baseline <= 0):
         return Markup()
     y = frame.y(chart.baseline)
     return el("line", cls="level", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
 
 
-def _line(chart: Chart, frame: Frame) -> Markup:
+def _line(chart: Chart, frame: ChartFrame) -> Markup:
     """One polyline for each stretch without a non-finite value in between; a lone point is a dot."""
     stretches: list[list[tuple[float, float]]] = [[]]
     holes = sorted({at for at, _ in chart.curve.bad})
@@ -108,7 +108,7 @@ def _stretch(points: Sequence[tuple[float, float]]) -> Markup:
     return el("polyline", cls="line", points=" ".join(f"{x},{y}" for x, y in points))
 
 
-def _bad(chart: Chart, frame: Frame) -> Markup:
+def _bad(chart: Chart, frame: ChartFrame) -> Markup:
     base = HEIGHT - BOTTOM
     ticks = [
         el(
@@ -127,7 +127,7 @@ def _bad(chart: Chart, frame: Frame) -> Markup:
     return joined(*ticks, label)
 
 
-def _marks(moments: Sequence[Moment], frame: Frame) -> Markup:
+def _marks(moments: Sequence[TimelineEntry], frame: ChartFrame) -> Markup:
     parts: list[Markup] = []
     free_from = -math.inf
     for moment in sorted((m for m in moments if m.number), key=lambda m: m.step):
@@ -140,7 +140,7 @@ def _marks(moments: Sequence[Moment], frame: Frame) -> Markup:
     return joined(*parts)
 
 
-def figures(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
+def figures(charts: Sequence[Chart], moments: Sequence[TimelineEntry]) -> Markup:
     """The charts over one range of steps, with the numbered ones of ``moments``; nothing where there is no value."""
     window = _window(charts)
     if window is None:
@@ -160,11 +160,11 @@ def _window(charts: Sequence[Chart]) -> tuple[int, int] | None:
     return (min(everywhere), max(everywhere)) if everywhere else None
 
 
-def _inside(moments: Sequence[Moment], window: tuple[int, int]) -> list[Moment]:
+def _inside(moments: Sequence[TimelineEntry], window: tuple[int, int]) -> list[TimelineEntry]:
     return [m for m in moments if m.number and window[0] <= m.step <= window[1]]
 
 
-def _figure(chart: Chart, moments: Sequence[Moment], window: tuple[int, int]) -> Markup:
+def _figure(chart: Chart, moments: Sequence[TimelineEntry], window: tuple[int, int]) -> Markup:
     caption = el("figcaption", cut(chart.name, 80), el("span", _notes(chart)))
     return el("figure", caption, svg(chart, moments, window))
 
@@ -180,7 +180,7 @@ HEAD = 22
 """Pixels above a chart of a file, for its title."""
 
 
-def svg_file(charts: Sequence[Chart], moments: Sequence[Moment]) -> Markup:
+def svg_file(charts: Sequence[Chart], moments: Sequence[TimelineEntry]) -> Markup:
     """The charts of :func:`figures` below one another, as a file of their own that any viewer of SVG shows."""
     window = _window(charts) or (0, 0)
     inside, row = _inside(moments, window), HEIGHT + HEAD

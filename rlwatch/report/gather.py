@@ -31,7 +31,7 @@ BUCKETS = 260
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ReportCurve:
     """``steps`` and ``values`` (N,) finite, in order; ``bad``: steps with a value that is not finite, and its name."""
 
     steps: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class Curve:
         return bool(self.steps or self.bad)
 
 
-def curve(series: Series, starts: Mapping[int, int]) -> Curve:
+def curve(series: Series, starts: Mapping[int, int]) -> ReportCurve:
     """The newest branch of a series. ``starts``: first step of each attempt; what a later one ran again is left out."""
     kept = counting(series, starts)
     steps, values = series.steps[kept], series.values[kept]
@@ -51,7 +51,7 @@ def curve(series: Series, starts: Mapping[int, int]) -> Curve:
     steps, values = steps[order], values[order]
     finite = np.isfinite(values)
     shown = _extremes(steps[finite], values[finite])
-    return Curve(
+    return ReportCurve(
         tuple(steps[finite][shown].tolist()),
         tuple(values[finite][shown].tolist()),
         _bad(steps[~finite], values[~finite]),
@@ -98,12 +98,12 @@ class Chart:
     name: str
     unit: str
     known_as: str
-    curve: Curve
+    curve: ReportCurve
     baseline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineEntry:
     """A row of the timeline. ``number`` marks it in the charts (0: not drawn); ``level`` is a severity or ""."""
 
     step: int
@@ -113,7 +113,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunSummary:
     """A run's story.
 
     ``head`` maps labels to texts in the order to show them; ``culprits`` are rows of tokens blamed for a
@@ -128,7 +128,7 @@ class Facts:
     verdict: str = ""
     head: Mapping[str, str] = field(default_factory=dict)
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    timeline: tuple[Moment, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
     charts: tuple[Chart, ...] = ()
     culprits: tuple[Mapping[str, JSON], ...] = ()
     completions: tuple[Row, ...] = ()
@@ -227,29 +227,35 @@ def timeline(
     commands: Sequence[Command],
     *,
     recoveries: Sequence[Finding] = (),
-) -> tuple[Moment, ...]:
+) -> tuple[TimelineEntry, ...]:
     """Rows in order of step; recoveries of what was critical."""
     signs = [e for e in diagnosis.causes[0].evidence if e.severity is not None] if diagnosis.causes else []
     numbered = [
-        Moment(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
+        TimelineEntry(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
         for number, e in enumerate(signs, 1)
     ]
     numbered_already = {(sign.kind, sign.step) for sign in signs}
     others = [
-        Moment(f.onset_step, f"{words(f.kind)}: {f.message}", f.severity.value)
+        TimelineEntry(f.onset_step, f"{words(f.kind)}: {f.message}", f.severity.value)
         for f in _once(findings)
         if (f.kind, f.onset_step) not in numbered_already and f.severity.rank > 0
     ]
-    alarms = [Moment(a.step, f"alarm: {words(a.kind)}", a.severity.value) for a in alerts if a.fired_at is not None]
+    alarms = [
+        TimelineEntry(a.step, f"alarm: {words(a.kind)}", a.severity.value) for a in alerts if a.fired_at is not None
+    ]
     asked = [_asked(command) for command in commands if command.finished_step is not None]
     critical = {(f.detector, f.kind) for f in findings if f.severity is Severity.CRITICAL}
-    better = [Moment(f.step, f"{words(f.kind)}: {f.message}") for f in recoveries if (f.detector, f.kind) in critical]
+    better = [
+        TimelineEntry(f.step, f"{words(f.kind)}: {f.message}") for f in recoveries if (f.detector, f.kind) in critical
+    ]
     rest = [*alarms, *better, *filter(None, map(_happened, events)), *asked, *others]
     kept = [*numbered, *sorted(rest, key=_order)[: MOST_MOMENTS - len(numbered)]]
-    return tuple(Moment(m.step, cut(m.text, LONGEST_MOMENT), m.level, m.number) for m in sorted(kept, key=_order))
+    return tuple(
+        TimelineEntry(m.step, cut(m.text, LONGEST_MOMENT), m.level, m.number) for m in sorted(kept, key=_order)
+    )
 
 
-def _order(moment: Moment) -> tuple[int, bool, int, str]:
+def _order(moment: TimelineEntry) -> tuple[int, bool, int, str]:
     return (moment.step, moment.number == 0, moment.number, moment.text)
 
 
@@ -263,23 +269,23 @@ def _once(findings: Sequence[Finding]) -> list[Finding]:
     return list(worst.values())
 
 
-def _happened(event: Event) -> Moment | None:
+def _happened(event: Event) -> TimelineEntry | None:
     if event.step is None:
         return None
     if event.kind == LOCALISED:
         message = event.body.get("message") or event.body.get("why_not")
-        return Moment(event.step, f"gradient localised: {message}") if message else None
+        return TimelineEntry(event.step, f"gradient localised: {message}") if message else None
     if event.kind == SHED:
-        return Moment(event.step, shed_lines([event])[0])
+        return TimelineEntry(event.step, shed_lines([event])[0])
     if event.kind == "exception":
-        return Moment(event.step, f"training ended: {event.body.get('error', 'an exception')}", "critical")
-    return Moment(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None
+        return TimelineEntry(event.step, f"training ended: {event.body.get('error', 'an exception')}", "critical")
+    return TimelineEntry(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None
 
 
-def _asked(command: Command) -> Moment:
+def _asked(command: Command) -> TimelineEntry:
     by = f" by {command.requested_by}" if command.requested_by else ""
     why = f" ({command.why})" if command.why else ""
-    return Moment(command.finished_step or 0, f"command {command.kind}{by}: {command.status.value}{why}")
+    return TimelineEntry(command.finished_step or 0, f"command {command.kind}{by}: {command.status.value}{why}")
 
 
 # Collects what a post-mortem tells: of a run in a store, or of a log that was replayed.
@@ -294,7 +300,7 @@ LONGEST_OPTION = 300
 """Characters of a value of the configuration."""
 
 
-def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> Facts:
+def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> RunSummary:
     """The story of a run in a store. ``now``: Unix seconds; ``status``: how the run is, where the caller knows better.
 
     Raises ``StoreError`` if the store cannot be read or has no such run.
@@ -306,7 +312,7 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     rows = timeline(
         view.explanation, view.findings, view.alerts, view.events, view.commands, recoveries=view.recoveries
     )
-    return Facts(
+    return RunSummary(
         title=run.name or run.run_id,
         status=status or run.state.value,
         head=_head(run, len(names)),
@@ -327,7 +333,7 @@ def facts_of_run(store: Store, run_id: str, *, now: float, status: str = "") -> 
     )
 
 
-def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Facts:
+def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> RunSummary:
     """The story of a log, from its replay."""
     source = imported.source
     names = sorted({name for record in imported.records for name in record.metrics})
@@ -343,7 +349,7 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Fac
         "alarms": alarms or "none",
         "notes": "; ".join((*report.notes, *report.skipped)),
     }
-    return Facts(
+    return RunSummary(
         title=report.run or report.source,
         status=report.view.verdict.name,
         head={label: text for label, text in head.items() if text},
@@ -457,7 +463,7 @@ LONGEST_CELL = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReportTable:
     """A table: a header that starts with ``>`` is of numbers; ``left_out`` rows are not shown."""
 
     headers: tuple[str, ...] = ()
@@ -467,18 +473,20 @@ class Rows:
     note: str = ""
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False, note: str = "") -> Rows:
+def _table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False, note: str = ""
+) -> ReportTable:
     shown = tuple(tuple(cut(text, LONGEST_CELL) for text in row) for row in rows[:MOST_ROWS])
-    return Rows(tuple(headers), shown, max(0, len(rows) - MOST_ROWS), folded, note)
+    return ReportTable(tuple(headers), shown, max(0, len(rows) - MOST_ROWS), folded, note)
 
 
-def findings_table(facts: Facts) -> Rows:
+def findings_table(facts: RunSummary) -> ReportTable:
     """Each, newest first."""
     rows = [_cells(FINDINGS, FINDINGS_SHOWN, finding) for finding in reversed(facts.findings)]
     return _table(heads(FINDINGS, FINDINGS_SHOWN), rows, folded=len(rows) > 12)
 
 
-def alerts_table(facts: Facts) -> Rows:
+def alerts_table(facts: RunSummary) -> ReportTable:
     """Each, in order of onset."""
     rows = [_cells(ALERTS, ALERTS_SHOWN, alert) for alert in facts.alerts]
     return _table(heads(ALERTS, ALERTS_SHOWN), rows)
@@ -493,7 +501,7 @@ def _cells(columns: Mapping[str, Column], names: Sequence[str], record: Finding 
     return [words(values[n]) if columns[n].format is Format.KIND else text_of(columns[n], values[n]) for n in names]
 
 
-def commands_table(facts: Facts) -> Rows:
+def commands_table(facts: RunSummary) -> ReportTable:
     """Commands of the run, oldest first."""
     rows = [
         (moment(c.created_at), words(c.kind), c.status.value, step(c.finished_step), c.requested_by, c.why, c.result)
@@ -519,7 +527,7 @@ CULPRIT_COLUMNS = {
 }
 
 
-def culprits_table(facts: Facts) -> Rows:
+def culprits_table(facts: RunSummary) -> ReportTable:
     """Tokens blamed for a gradient, newest step first."""
     columns = [name for name in CULPRIT_COLUMNS if any(name in row for row in facts.culprits)]
     rows = [[_quoted(row, name) for name in columns] for row in facts.culprits]
@@ -527,7 +535,7 @@ def culprits_table(facts: Facts) -> Rows:
     return _table([CULPRIT_COLUMNS[name] for name in columns], rows, note=note if rows else "")
 
 
-def completions_table(facts: Facts) -> Rows:
+def completions_table(facts: RunSummary) -> ReportTable:
     """The best and the worst completions that were recorded, the best first."""
     rows = [
         (
@@ -565,13 +573,13 @@ def _quoted(row: Mapping[str, JSON], name: str) -> str:
     return cell(value)
 
 
-def config_table(facts: Facts) -> Rows:
+def config_table(facts: RunSummary) -> ReportTable:
     """Flat, without secrets."""
     rows = list(facts.config.items())
-    return Rows(("option", "value"), tuple(rows[:400]), max(0, len(rows) - 400), folded=True)
+    return ReportTable(("option", "value"), tuple(rows[:400]), max(0, len(rows) - 400), folded=True)
 
 
-TABLES: Mapping[str, Callable[[Facts], Rows]] = {
+TABLES: Mapping[str, Callable[[RunSummary], ReportTable]] = {
     "Culprit tokens": culprits_table,
     "Best and worst completions": completions_table,
     "Findings": findings_table,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlwatch.errors import MissingExtraError
 from rlwatch.glance import DARK, LIGHT, RULES, actions_block, cause_block, table_cell
 from rlwatch.report.charts import figures
-from rlwatch.report.gather import TABLES, Facts
+from rlwatch.report.gather import TABLES, RunSummary
 from rlwatch.wording import Markup, cut, sentence, step, visible
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ GOOD = ("finished", "running", "healthy")
 BAD = ("crashed", "collapsed", "damaged", "failing", "killed", "not learning")
 
 
-def html(facts: Facts) -> str:
+def html(facts: RunSummary) -> str:
     """The whole page. Raises ``MissingExtraError`` where jinja2 is not installed."""
     return _template().render(
         facts=facts,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from rlwatch.report.gather import TABLES, Chart, Facts, Moment, Rows
+from rlwatch.report.gather import TABLES, Chart, ReportTable, RunSummary, TimelineEntry
 from rlwatch.report.html import environment
 from rlwatch.wording import Markup, for_markdown, number, step
 
@@ -19,7 +19,7 @@ COLUMNS = 60
 """Characters of a curve."""
 
 
-def markdown(facts: Facts) -> str:
+def markdown(facts: RunSummary) -> str:
     """The whole text; what others wrote is escaped, so that it cannot become a link, an image or a heading.
 
     Raises ``MissingExtraError`` where jinja2 is not installed.
@@ -36,9 +36,9 @@ def _template() -> Template:
     return made.get_template("page.md.jinja")
 
 
-def _moments(moments: Sequence[Moment]) -> Rows:
+def _moments(moments: Sequence[TimelineEntry]) -> ReportTable:
     rows = tuple((str(m.number) if m.number else "", step(m.step), m.level, m.text) for m in moments)
-    return Rows(("no", ">step", "severity", "what"), rows)
+    return ReportTable(("no", ">step", "severity", "what"), rows)
 
 
 def _code(text: str) -> Markup:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlwatch.alerts.config import Config, build_notifiers, load_config
 from rlwatch.alerts.engine import AlertEvent, Transition
-from rlwatch.alerts.rules import Policy, Rule, inhibitors
+from rlwatch.alerts.rules import AlertingConfig, Rule, inhibitors
 from rlwatch.clock import Clock
 from rlwatch.control.commands import request
-from rlwatch.control.policy import Action, ActionHistory, action_key, action_refusal
+from rlwatch.control.policy import ActionHistory, PermittedAction, action_key, action_refusal
 from rlwatch.errors import ConfigError, RLWatchError, StoreBusyError, StoreError
 from rlwatch.ports import CommandStore, Notifier, Store
 from rlwatch.records import Alert, AlertState, RunInfo, Silence
@@ -25,7 +25,7 @@ from rlwatch.records import Alert, AlertState, RunInfo, Silence
 if TYPE_CHECKING:
     from rlwatch.alerts.dispatch import Dispatcher
     from rlwatch.alerts.outbox import DeliveryThread
-    from rlwatch.monitor.engine import Outcome
+    from rlwatch.monitor.engine import MonitorOutcome
 
 
 logger = logging.getLogger("rlwatch")
@@ -39,10 +39,10 @@ class Alerting:
     ``map``: role -> names of metrics that have it, as ``[map]`` of the configuration says.
     """
 
-    policy: Policy = field(default_factory=Policy)
+    policy: AlertingConfig = field(default_factory=AlertingConfig)
     notifiers: Mapping[str, Notifier] = field(default_factory=dict)
     dashboard_url: str = ""
-    actions: tuple[Action, ...] = ()
+    actions: tuple[PermittedAction, ...] = ()
     map: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -108,10 +108,10 @@ def _say_once(said: str) -> None:
         logger.warning("%s", said)
 
 
-def actions_of(config: Config) -> tuple[Action, ...]:
+def actions_of(config: Config) -> tuple[PermittedAction, ...]:
     """Actions that the file permits without asking. Raises ``ConfigError`` naming the file and what is wrong."""
     try:
-        actions = tuple(Action(**table) for table in config.actions)
+        actions = tuple(PermittedAction(**table) for table in config.actions)
     except ConfigError as error:
         raise ConfigError(f"{config.path}: {error}") from None
     names = [action.name for action in actions]
@@ -137,7 +137,7 @@ class OwnLog:
         Those that apply; asked only when there is something to log.
     """
 
-    def __init__(self, policy: Policy, run: RunInfo, silences: Callable[[], Sequence[Silence]]) -> None:
+    def __init__(self, policy: AlertingConfig, run: RunInfo, silences: Callable[[], Sequence[Silence]]) -> None:
         self._policy = policy
         self._run = run
         self._silences = silences
@@ -145,7 +145,7 @@ class OwnLog:
         self._logged: set[str] = set()
         self._held: dict[str, Transition] = {}
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, outcome: MonitorOutcome) -> None:
         """Take what changed, step by step: what fires at a step may hold back others of it."""
         held_now = Counter[str]()
         for _, changed in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
@@ -191,7 +191,7 @@ class OwnLog:
     def _reasons(self, due: Sequence[Transition]) -> dict[str, str]:
         """Reasons to hold alerts back, by alert id."""
         from rlwatch.alerts.dispatch import silenced  # with all of diagnosis, as above
-        from rlwatch.alerts.messages import Case, Notification
+        from rlwatch.alerts.messages import AlertCase, Notification
 
         alerts, heard = [t.alert for t in due], [a for a in self._firing.values() if self._tells(a)]
         causes = inhibitors(alerts, heard, self._policy.inhibitions)
@@ -202,7 +202,7 @@ class OwnLog:
         for transition in due:
             alert = transition.alert
             cause = causes.get(alert.alert_id)
-            case = Case(alert, transition.rule, self._run, live=True)
+            case = AlertCase(alert, transition.rule, self._run, live=True)
             why = silenced(Notification(case, AlertEvent.FIRING, "", alert.severity, ""), silences, time.time())
             if cause is not None and alert.state is AlertState.FIRING:
                 why = f"inhibited by {cause.kind} since step {cause.onset_step}"
@@ -240,15 +240,15 @@ class Acting:
     is recorded once for each alert: one that gets worse is refused again for the same reason.
     """
 
-    actions: Sequence[Action]
+    actions: Sequence[PermittedAction]
     store: CommandStore
     run_id: str
     record: Record
     _tried: dict[str, ActionHistory] = field(default_factory=dict)
-    _waiting: list[tuple[Action, Alert]] = field(default_factory=list)
+    _waiting: list[tuple[PermittedAction, Alert]] = field(default_factory=list)
     _refused: set[tuple[str, str, str]] = field(default_factory=set)
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, outcome: MonitorOutcome) -> None:
         """Take notice of what was found and which alerts changed."""
         fired = [t.alert for t in outcome.transitions if t.reason.event in ACTED_UPON]
         wishes = [(action, alert) for alert in fired for action in self.actions if action.concerns(alert)]
@@ -256,7 +256,7 @@ class Acting:
         for action, alert in wishes:
             self._decide(action, alert)
 
-    def _decide(self, action: Action, alert: Alert) -> None:
+    def _decide(self, action: PermittedAction, alert: Alert) -> None:
         try:
             past = self._past(action)
             why_not = action_refusal(action, alert, past)
@@ -272,18 +272,18 @@ class Acting:
         if why_not is None or self._is_new(action, alert, why_not):
             self._record(action, alert, why_not)
 
-    def _is_new(self, action: Action, alert: Alert, why_not: str) -> bool:
+    def _is_new(self, action: PermittedAction, alert: Alert, why_not: str) -> bool:
         refused = (action.name, alert.alert_id, why_not)
         known = refused in self._refused
         self._refused.add(refused)
         return not known
 
-    def _past(self, action: Action) -> ActionHistory:
+    def _past(self, action: PermittedAction) -> ActionHistory:
         if action.dry_run:
             return self._tried.get(action.name, ActionHistory())
         return ActionHistory.of(action, self.store.commands(self.run_id))
 
-    def _ask(self, action: Action, alert: Alert) -> None:
+    def _ask(self, action: PermittedAction, alert: Alert) -> None:
         why = f"{alert.kind} since step {alert.onset_step}: {alert.message}"
         request(
             self.store,
@@ -295,7 +295,7 @@ class Acting:
             idempotency_key=action_key(action, alert),
         )
 
-    def _record(self, action: Action, alert: Alert, why_not: str | None) -> None:
+    def _record(self, action: PermittedAction, alert: Alert, why_not: str | None) -> None:
         outcome = "refused" if why_not else "dry run" if action.dry_run else "requested"
         body: dict[str, Any] = {"action": action.name, "do": action.do, "args": dict(action.args), "outcome": outcome}
         if why_not:

@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from rlwatch.error_boundary import described, say, sheltered
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.redaction import redacted
-from rlwatch.seam import described, say, sheltered
 
 TIMEOUT_S = 3.0
 """Longest an engine is waited for at a look."""

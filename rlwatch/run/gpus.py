@@ -9,7 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rlwatch.seam import raised_by
+from rlwatch.error_boundary import raised_by
 
 Reader = Callable[[], dict[str, float]]
 GIB = 2**30

@@ -21,10 +21,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlwatch.ports import Parcel
+from rlwatch.error_boundary import described, run_forever, say, sheltered
+from rlwatch.ports import PendingRecord
 from rlwatch.records import SpikeBatch
 from rlwatch.run.gpus import gpu_reader
-from rlwatch.seam import described, say, sheltered, tireless
 
 EVERY_S = 15.0
 """Seconds between two looks."""
@@ -174,7 +174,7 @@ class MachineThread:
         self._looks: list[dict[str, float]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=tireless, args=(self._work, _failed), name="rlwatch-machine", daemon=True
+            target=run_forever, args=(self._work, _failed), name="rlwatch-machine", daemon=True
         )
 
     def start(self) -> None:
@@ -255,7 +255,7 @@ def packed(found: Mapping[str, float], share: bytes) -> bytes:
 class WithMachines:
     """Rank 0's parcel of a step, whose others are :func:`packed`: theirs are named after their rank."""
 
-    def __init__(self, parcel: Parcel) -> None:
+    def __init__(self, parcel: PendingRecord) -> None:
         self._parcel = parcel
         self.step = parcel.step
 

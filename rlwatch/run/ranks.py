@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from rlwatch import codec
+from rlwatch.error_boundary import described, say, sheltered
 from rlwatch.link.hub import Chair, Hub
-from rlwatch.link.spoke import HOPE_S, NobodyError, Spoke
-from rlwatch.link.wire import LOOPBACK, Address, LinkError, Moment, Pace, Place
-from rlwatch.ports import Meeting, Parcel
+from rlwatch.link.spoke import HOPE_S, NobodyError, WorkerClient
+from rlwatch.link.wire import LOOPBACK, HubAddress, LinkError, ListenAddress, StepKey, StepKeyCounter
+from rlwatch.ports import Meeting, PendingRecord
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
 from rlwatch.records import Command
 from rlwatch.run.machine import WithMachines, packed
 from rlwatch.run.run import Run, watch_over
-from rlwatch.seam import described, say, sheltered
 
 logger = logging.getLogger("rlwatch")
 ADDRESS, FAR = "address", "far"
@@ -55,7 +55,7 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float =
     """
     if run.world_size < 2 or run.linked:
         return
-    place = Place.of(link)
+    place = ListenAddress.of(link)
     if run.rank == 0:
         _host(run, meeting, place)
     else:
@@ -63,14 +63,14 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float =
         watch_over(run, sigterm=False)
 
 
-def _host(run: Run, meeting: Meeting, place: Place) -> None:
+def _host(run: Run, meeting: Meeting, place: ListenAddress) -> None:
     if not run.active:
         return meeting.put(ADDRESS, "")
     try:
         hub = Hub(run.world_size, place)
     except LinkError as error:
         meeting.put(ADDRESS, "")
-        if place != Place():
+        if place != ListenAddress():
             raise
         return logger.warning("the ranks are not linked: only rank 0's share of the batch is measured (%s)", error)
     hub.start()
@@ -92,14 +92,14 @@ def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
     return look
 
 
-def _finder(meeting: Meeting) -> Callable[[], Address | None]:
-    def find() -> Address | None:
+def _finder(meeting: Meeting) -> Callable[[], HubAddress | None]:
+    def find() -> HubAddress | None:
         address_text = meeting.get(ADDRESS)
         if address_text is None:
             return None
         if not address_text:
             raise NobodyError("rank 0 does not record")
-        address = Address.from_text(address_text)
+        address = HubAddress.from_text(address_text)
         if address.within_reach:
             return address
         meeting.put(FAR, "1")
@@ -137,7 +137,7 @@ class FirstRank:
         self._seek = seek
         self.chair = Chair(hub)
         self.latest: dict[str, float] = {}
-        self._measured = Pace()
+        self._measured = StepKeyCounter()
         self._ended = False
         self._seek_at, self._pause_s = 0.0, SEEK_S[0]
         threading.Thread(target=self._look_out, name="rlwatch-lookout", daemon=True).start()
@@ -151,7 +151,7 @@ class FirstRank:
         """At once."""
         return True
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PendingRecord) -> None:
         """Into the queue of the writer thread, where the step awaits the others' shares."""
         moment = self._measured.next(parcel.step)
         self._offer(Awaited(WithMachines(parcel), self.hub.inbox, moment, time.time(), self.latest.update))
@@ -220,7 +220,7 @@ class OtherRank:
     def __init__(
         self,
         rank: int,
-        find: Callable[[], Address | None],
+        find: Callable[[], HubAddress | None],
         counters: Counters,
         *,
         hope_s: float = HOPE_S,
@@ -228,9 +228,9 @@ class OtherRank:
     ) -> None:
         self._counters = counters
         self._found = found
-        self._queue: BoundedQueue[tuple[Moment, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
-        self._measured = Pace()
-        self.spoke = Spoke(
+        self._queue: BoundedQueue[tuple[StepKey, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
+        self._measured = StepKeyCounter()
+        self.spoke = WorkerClient(
             rank,
             find,
             lambda: self._queue.drain(BATCH),
@@ -250,7 +250,7 @@ class OtherRank:
         """Wait until it is known whether rank 0 can be reached."""
         return self.spoke.settled(deadline_s)
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PendingRecord) -> None:
         """Into the queue of the sending thread."""
         if not self._queue.offer((self._measured.next(parcel.step), lambda: packed(self._found(), parcel.encode()))):
             self._counters.warn("dropped", FULL)

@@ -18,18 +18,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
+from rlwatch.error_boundary import call_or, copied, described, say, seconds, sheltered, shown, suppress_errors, words
 from rlwatch.errors import FirstStepError
-from rlwatch.ports import Parcel
+from rlwatch.ports import PendingRecord
 from rlwatch.recorder.counters import Counters, told
 from rlwatch.recorder.intake import Intake, Queued, a_batch, admit, step_index
 from rlwatch.recorder.writer import Writer
 from rlwatch.records import Command, CompletionBatch, Event, RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import clean_name, plain, redacted
-from rlwatch.seam import asked, copied, described, harmless, say, seconds, sheltered, shown, words
 
 if TYPE_CHECKING:
-    from rlwatch.monitor.engine import Outcome
+    from rlwatch.monitor.engine import MonitorOutcome
     from rlwatch.run.machine import MachineThread
 
 
@@ -68,7 +68,7 @@ class Link(Protocol):
         """Wait until it is known whether this rank is linked; whether it is."""
         ...
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PendingRecord) -> None:
         """Send this rank's share of a step."""
         ...
 
@@ -105,7 +105,7 @@ class Link(Protocol):
         ...
 
 
-class Engine:
+class RunEngine:
     """Everything a recording run owns; absent on ranks other than 0."""
 
     def __init__(
@@ -144,13 +144,13 @@ class Run:
         self.counters = counters
         self.rank = rank
         self.world_size = world_size
-        self._engine: Engine | None = None
+        self._engine: RunEngine | None = None
         self._link: Link | None = None
-        self._health = Health()
+        self._health = RunHealth()
         self._ended = self._forked = False
         self._logs = False
         """Whether :meth:`log` was called."""
-        self._listeners: list[Callable[[Outcome], None]] = []
+        self._listeners: list[Callable[[MonitorOutcome], None]] = []
         self._machine: MachineThread | None = None
         self._undecided: Callable[[bool | None, int | None], None] | None = None
         self._deciding = threading.Lock()
@@ -164,7 +164,7 @@ class Run:
         copied("run", "rlwatch.init begins one where it is wanted")
         return _inert, (self.info, self.rank, self.world_size)
 
-    def attach(self, engine: Engine) -> None:
+    def attach(self, engine: RunEngine) -> None:
         """Begin to record; a run nothing is attached to does nothing."""
         self._engine = engine
 
@@ -184,7 +184,7 @@ class Run:
             decide, self._undecided = self._undecided, None
             if decide is None or self._ended:
                 return
-            asked(
+            call_or(
                 lambda: decide(resumed, step),
                 lambda error: self.counters.warn("errors", f"this run is not recorded: {described(error)}"),
             )
@@ -240,7 +240,7 @@ class Run:
         """The other ranks, while they are linked."""
         return None if self._ended else self._link
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: PendingRecord) -> None:
         """Give this rank's share of a step, while :attr:`linked`; every rank does for each step, even an empty one."""
         if self._link is not None and not self._ended:
             self._link.send(parcel)
@@ -260,7 +260,7 @@ class Run:
         else:
             self.lose_forked()
 
-    @harmless("bad_records", passing=FirstStepError)
+    @suppress_errors("bad_records", passing=FirstStepError)
     def log(self, metrics: Mapping[str, Any], step: float) -> None:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0, also as ``12.0``).
 
@@ -296,25 +296,25 @@ class Run:
             said = redacted(str(error))
             raise FirstStepError(f"run.log: {said}; give the trainer's global step, a whole number") from None
 
-    @harmless("bad_records")
+    @suppress_errors("bad_records")
     def log_spikes(self, spikes: SpikeBatch) -> None:
         """Record per-token columns of one step; see :class:`rlwatch.records.SpikeBatch`."""
         batch = a_batch(spikes, SpikeBatch)
         if self._engine is None or self._engine.intake.wants(batch):
             self.offer(batch)
 
-    @harmless("bad_records")
+    @suppress_errors("bad_records")
     def log_completions(self, completions: CompletionBatch) -> None:
         """Record some completions of one step as text; see :class:`rlwatch.records.CompletionBatch`."""
         self.offer(a_batch(completions, CompletionBatch))
 
-    @harmless("bad_records")
+    @suppress_errors("bad_records")
     def event(self, kind: str, step: int | None = None, **body: Any) -> None:
         """Record something that happened: ``reference_reset``, ``note``... What JSON lacks is kept as text."""
         at = None if step is None else step_index(step)
         self.offer(Event(clean_name(str(kind)), at, plain(body), time.time()))
 
-    @harmless("errors", list)
+    @suppress_errors("errors", list)
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
         """Commands for this run since the last call; call it where they can be carried out safely.
 
@@ -336,11 +336,11 @@ class Run:
             self._engine.mailbox.listen(for_all_ranks=for_all_ranks)
         return self._engine.mailbox.waiting()
 
-    def health(self) -> Health:
+    def health(self) -> RunHealth:
         """Health of the run as of the last step judged (a step is judged when the next begins)."""
         return self._health
 
-    @harmless("bad_calls", lambda: False)
+    @suppress_errors("bad_calls", lambda: False)
     def flush(self, deadline_s: float = DEADLINE_S) -> bool:
         """Wait until everything logged so far is stored and judged; False when the deadline passed."""
         if self._engine is None or self._ended:
@@ -371,17 +371,17 @@ class Run:
             stopped &= self._safely(lambda: link.close(max(0.1, end - time.monotonic())))
         return stopped
 
-    def _finish(self, engine: Engine, state: RunState, reason: str, deadline_s: float) -> bool:
+    def _finish(self, engine: RunEngine, state: RunState, reason: str, deadline_s: float) -> bool:
         end = time.monotonic() + deadline_s
         lost = self.counters["dropped"] + self.counters["errors"]
-        asked(lambda: engine.note_end(state, reason), lambda _error: None)  # the writer may not come to it in time
+        call_or(lambda: engine.note_end(state, reason), lambda _error: None)  # the writer may not come to it in time
         stopped = engine.writer.stop(deadline_s, lambda: engine.finish(state, reason))
         if not stopped:
             self.counters.warn("errors", f"the run's last records were not stored within {deadline_s:g} s")
         elif not engine.writer.judged_all:
             stopped = False
             self.counters.warn("unjudged", UNJUDGED)
-        asked(lambda: self._say_lost(engine.writer, stopped=engine.writer.ended), lambda _error: None)
+        call_or(lambda: self._say_lost(engine.writer, stopped=engine.writer.ended), lambda _error: None)
         if engine.delivery is not None:
             engine.delivery.stop(max(0.0, end - time.monotonic()))
         return stopped and self.counters["dropped"] + self.counters["errors"] == lost
@@ -402,7 +402,7 @@ class Run:
             self.counters.warn("errors", f"rlwatch could not end the run: {described(error)}")
             return False
 
-        return asked(call, failed)
+        return call_or(call, failed)
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
         """The process is ending: :meth:`finish` with a short deadline."""
@@ -422,8 +422,8 @@ class Run:
         if self._forked and not self._ended:
             self.counters.warn("forked", FORKED)
 
-    @harmless("bad_calls")
-    def listen(self, listener: Callable[[Outcome], None]) -> None:
+    @suppress_errors("bad_calls")
+    def listen(self, listener: Callable[[MonitorOutcome], None]) -> None:
         """Tell ``listener`` of every finding published and alert that changed, on the writer thread.
 
         It must be quick: everything judged waits behind it. What it raises is counted and warned of once.
@@ -432,7 +432,7 @@ class Run:
             raise TypeError(f"a listener is called with what was found; got {shown(listener)}")
         self._listeners.append(listener)
 
-    def announce(self, outcome: Outcome) -> None:
+    def announce(self, outcome: MonitorOutcome) -> None:
         """Called on the writer thread when something was found."""
         for listener in self._listeners:  # one must not end the others, or the judging
             sheltered(partial(listener, outcome), self._listener_failed)
@@ -440,7 +440,7 @@ class Run:
     def _listener_failed(self, error: BaseException) -> None:
         self.counters.warn("errors", f"what listens to this run failed: {described(error)}")
 
-    def publish_health(self, health: Health) -> None:
+    def publish_health(self, health: RunHealth) -> None:
         """Called on the writer thread whenever a step was judged."""
         self._health = health
 

@@ -33,12 +33,12 @@ from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.engines import VARIABLE, Engines, addresses
 from rlwatch.run.machine import machine_thread, wanted
 from rlwatch.run.origin import origin
-from rlwatch.run.run import Engine, Run, watch_over
+from rlwatch.run.run import Run, RunEngine, watch_over
 from rlwatch.store.url import open_store
 
 if TYPE_CHECKING:
     from rlwatch.alerts.outbox import DeliveryThread
-    from rlwatch.monitor.judge import Judging
+    from rlwatch.monitor.judge import SinkProgress
 
 
 CONTROL_TIMEOUT_S = 0.0
@@ -286,7 +286,7 @@ class Assembly:
             self.detectors()  # what is wrong with them is said now; the judge makes its own
         note_end = self._noting(run_writer)
         ending = self._ending(run_writer)
-        run.attach(Engine(intake, writer, mailbox, ending, delivery, note_end=note_end, renamed=self._renaming()))
+        run.attach(RunEngine(intake, writer, mailbox, ending, delivery, note_end=note_end, renamed=self._renaming()))
         writer.start()
         judge.start(lambda: self._judging(run, writer, judge, delivery))
         return run
@@ -299,11 +299,11 @@ class Assembly:
 
         return naming_of(configured=self.alerting.map).renamed
 
-    def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> Judging:
+    def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> SinkProgress:
         """Judging whose findings are stored, published and announced. On the judge's thread: it loads a lot."""
         from rlwatch.monitor.engine import Monitor
         from rlwatch.monitor.forecasting import forecaster_for
-        from rlwatch.monitor.judge import Judging, MonitorSink, past_of
+        from rlwatch.monitor.judge import MonitorSink, SinkProgress, past_of
 
         self._tell_listeners(run)
         monitor = Monitor(
@@ -325,7 +325,7 @@ class Assembly:
             wake=delivery.wake if delivery is not None else None,
             enough=judge.enough,
         )
-        return Judging(monitor, sink, self.store, run.info.run_id, judged=writer.judged)
+        return SinkProgress(monitor, sink, self.store, run.info.run_id, judged=writer.judged)
 
     def _tell_listeners(self, run: Run) -> None:
         from rlwatch.run.alerting import OwnLog

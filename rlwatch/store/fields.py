@@ -77,7 +77,7 @@ def whole(value: int) -> int:
     return number
 
 
-class Table(Generic[_T]):
+class FieldTable(Generic[_T]):
     """A table of records of one kind.
 
     Parameters
@@ -237,54 +237,54 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
     return loads if convert is None else lambda value: convert(loads(value))
 
 
-RUN = Table(
+RUN = FieldTable(
     RunInfo,
     "run",
     "project name source created_at config tags attempt state state_reason heartbeat_at host pid",
     elsewhere="run_id last_step last_ts curation",
 )
-RECORD = Table(StepRecord, "record", "seq attempt rank step ts", elsewhere="metrics")
-EVENT = Table(Event, "event", "seq attempt step ts kind body")
-FINDING = Table(Finding, "finding", "seq attempt step onset_step detector kind severity")
-FORECAST = Table(ForecastRecord, "forecast", "seq attempt step ts body", elsewhere="metrics")
-COMMAND = Table(
+RECORD = FieldTable(StepRecord, "record", "seq attempt rank step ts", elsewhere="metrics")
+EVENT = FieldTable(Event, "event", "seq attempt step ts kind body")
+FINDING = FieldTable(Finding, "finding", "seq attempt step onset_step detector kind severity")
+FORECAST = FieldTable(ForecastRecord, "forecast", "seq attempt step ts body", elsewhere="metrics")
+COMMAND = FieldTable(
     Command,
     "command",
     "command_id kind args force status requested_by why idempotency_key created_at expires_at claimed_at finished_at "
     "finished_step result",
 )
-ALERT = Table(
+ALERT = FieldTable(
     Alert,
     "alert",
     "alert_id rule kind severity state onset_step step message reason detector evidence fired_at resolved_step "
     "resolved_at",
 )
-MESSAGE = Table(
+MESSAGE = FieldTable(
     OutboxMessage,
     "outbox",
     "message_id alert_id channel payload status attempts next_attempt_at lease_until last_error created_at sent_at",
 )
-ACKNOWLEDGEMENT = Table(
+ACKNOWLEDGEMENT = FieldTable(
     Acknowledgement, "acknowledgement", "alert_id acknowledged_by why at severity", renamed={"acknowledged_by": "by"}
 )
-SILENCE = Table(
+SILENCE = FieldTable(
     Silence,
     "silence",
     "silence_id silenced_by why created_at until run project kind rule labels alerts up_to",
     elsewhere="",
     renamed={"silenced_by": "by"},
 )
-AUDIT = Table(
+AUDIT = FieldTable(
     AuditEntry,
     "audit",
     "entry_id at done_by act text run alert",
     elsewhere="",
     renamed={"done_by": "by", "run": "run_id", "alert": "alert_id"},
 )
-ANSWER = Table(
+ANSWER = FieldTable(
     ForecastAnswer, "forecast_answer", "attempt step right answered_by why at", renamed={"answered_by": "by"}
 )
-PURGE = Table(
+PURGE = FieldTable(
     Purge,
     "purge",
     "run_id project name purged_by at deleted_by deleted_at",

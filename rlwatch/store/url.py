@@ -19,10 +19,10 @@ from typing import cast
 from urllib.parse import unquote
 
 from rlwatch.clock import Clock
+from rlwatch.error_boundary import call_or
 from rlwatch.errors import RLWatchError, StoreError, StoreURLError
 from rlwatch.plugins import usable
 from rlwatch.ports import Store
-from rlwatch.seam import asked
 from rlwatch.trust import FILE_NAME, why_not_obeyed
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//)?(.*)", re.DOTALL)
@@ -100,7 +100,7 @@ def open_store(
     others = usable(DOOR, OWN) if slashes else {}
     if scheme in others:
         made = others[scheme]
-        return asked(lambda: cast("Store", made(text, control_timeout_s=control_timeout_s, clock=clock)), _refused)
+        return call_or(lambda: cast("Store", made(text, control_timeout_s=control_timeout_s, clock=clock)), _refused)
     return _open_directory(_directory(scheme, slashes, rest), control_timeout_s, clock)
 
 

@@ -224,7 +224,7 @@ def norm_of_each(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) 
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded(Stat):
+class ShardedNorm(Stat):
     """Base: of ``size`` elements, ``held`` are in ``kept``, the others on other ranks."""
 
     kept: Tensor
@@ -255,7 +255,7 @@ class Sharded(Stat):
 
 
 @dataclass(frozen=True, slots=True)
-class Norm(Sharded):
+class Norm(ShardedNorm):
     """L2 norm; keeps the sum of squares, 0-d."""
 
     @override
@@ -268,7 +268,7 @@ class Norm(Sharded):
 
 
 @dataclass(frozen=True, slots=True)
-class Marked(Sharded):
+class Marked(ShardedNorm):
     """Number of marked ones among P tensors; keeps a mark (0 or 1) for each, which one shard of it can set."""
 
     @override

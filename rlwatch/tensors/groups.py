@@ -301,7 +301,7 @@ def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor 
 
 
 @dataclass(frozen=True, slots=True)
-class Answers(Grouped):
+class AnswerStat(Grouped):
     """Mean over groups of ``kind``: ``unique`` and ``majority`` over the number of answers, ``entropy`` in nats."""
 
     kind: str = "unique"
@@ -341,12 +341,12 @@ def occurrences(values: Tensor, labels: Tensor) -> Tensor:
 
 def answer_stats(answers: Tensor, groups: Tensor) -> dict[str, Grouped]:
     """``reward/unique_answers``, ``reward/majority_share``, ``reward/answer_entropy`` of ``answers`` (B,)."""
-    kept = Answers.of(answers, groups, answers >= 0)
+    kept = AnswerStat.of(answers, groups, answers >= 0)
     state = (kept.count, kept.values, kept.groups, kept.masks)
     return {
         "reward/unique_answers": kept,
-        "reward/majority_share": Answers(*state, "majority"),
-        "reward/answer_entropy": Answers(*state, "entropy"),
+        "reward/majority_share": AnswerStat(*state, "majority"),
+        "reward/answer_entropy": AnswerStat(*state, "entropy"),
     }
 
 

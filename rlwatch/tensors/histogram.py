@@ -13,7 +13,7 @@ from typing_extensions import override
 from rlwatch.distributions import MANTISSA, QUANTITIES, bins_of
 from rlwatch.tensors.masked import masked_count, widen
 from rlwatch.tensors.mergeable import Stat, Stats
-from rlwatch.tensors.mismatch import Gap
+from rlwatch.tensors.mismatch import LogProbGap
 from rlwatch.tensors.tokens import TokenBatch
 
 PREFIX = "distribution/"
@@ -52,7 +52,7 @@ def observe_distributions(batch: TokenBatch) -> Stats:
     if batch.old_logp is not None:
         found["log_ratio"] = widen(batch.logp) - widen(batch.old_logp), batch.mask
     if batch.rollout_logp is not None:
-        gap = Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+        gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
         found["logp_difference"] = gap.d, gap.scored
     if batch.entropy is not None:
         found["entropy"] = batch.entropy, batch.mask

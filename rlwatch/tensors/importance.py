@@ -10,7 +10,7 @@ from torch import Tensor
 from rlwatch.tensors.advantages import response_advantages
 from rlwatch.tensors.masked import indicator, keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
-from rlwatch.tensors.spread import Ess, Growth, Quantile
+from rlwatch.tensors.spread import Ess, Quantile, VarianceGrowth
 from rlwatch.tensors.tokens import TokenBatch
 
 
@@ -79,7 +79,7 @@ def response_ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
         "ratio/geo_max": Max.of(geometric, measured),
         "ratio/geo_min": Min.of(geometric, measured),
         "ratio/product_ess": Ess.of(total, measured),
-        "ratio/log_var_growth": Growth.of(widen(logp) - widen(old_logp), mask),
+        "ratio/log_var_growth": VarianceGrowth.of(widen(logp) - widen(old_logp), mask),
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.masked import indicator, keep, widen
-from rlwatch.tensors.mergeable import Max, Mean, Share, Stats, nonfinite_stats
+from rlwatch.tensors.mergeable import Max, Mean, ShareStat, Stats, nonfinite_stats
 from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -91,10 +91,10 @@ def _shares(batch: TokenBatch, estimate: Tensor) -> Stats:
     """Shares of the k3 sum that tokens of negative advantage hold, and tokens of old probability below 0.1."""
     old = widen(batch.trainer_logp)
     part = indicator(old < UNLIKELY, old) * estimate
-    stats: Stats = {"policy/kl_ref_unlikely_share": Share.of(part, estimate, batch.mask)}
+    stats: Stats = {"policy/kl_ref_unlikely_share": ShareStat.of(part, estimate, batch.mask)}
     if batch.token_advantages is not None:
         a = batch.token_advantages
-        stats["policy/kl_ref_neg_share"] = Share.of(indicator(a < 0, a) * estimate, estimate, batch.mask)
+        stats["policy/kl_ref_neg_share"] = ShareStat.of(indicator(a < 0, a) * estimate, estimate, batch.mask)
     return stats
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.tensors.masked import keep, masked_sum, widen
-from rlwatch.tensors.mergeable import Mean, Min, Share, Stats, nonfinite_stats
+from rlwatch.tensors.mergeable import Mean, Min, ShareStat, Stats, nonfinite_stats
 from rlwatch.tensors.tokens import TokenBatch
 
 NOISE = 1e-4
@@ -32,14 +32,14 @@ def observe_displacement(batch: TokenBatch) -> Stats:
     return stats
 
 
-def push_down(logp: Tensor, advantages: Tensor, mask: Tensor) -> Share:
+def push_down(logp: Tensor, advantages: Tensor, mask: Tensor) -> ShareStat:
     """Share of the sum of |A| (1 - p) that tokens with A < 0 hold; all (B, T). Not measured where the sum is 0.
 
     |A| (1 - p) is how hard a token's gradient pushes on its own logit: unlikely tokens are pushed hardest.
     """
     # d log p / d z_y = 1 - p of the token's own logit y; -expm1(log p) is 1 - p without cancellation as p approaches 1.
     push = advantages.abs() * -torch.expm1(widen(logp))
-    return Share.of(push.masked_fill(advantages > 0, 0.0), push, mask)
+    return ShareStat.of(push.masked_fill(advantages > 0, 0.0), push, mask)
 
 
 def displacement_stats(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor) -> Stats:

@@ -83,7 +83,7 @@ class Mean(Total):
 
 
 @dataclass(frozen=True, slots=True)
-class Share(Stat):
+class ShareStat(Stat):
     """Share that a part holds of a sum of numbers >= 0, in [0, 1]; once settled, absent where the sum is 0."""
 
     part: Tensor

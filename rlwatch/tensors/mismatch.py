@@ -32,11 +32,11 @@ from rlwatch.tensors.advantages import Sides
 from rlwatch.tensors.kl import k3
 from rlwatch.tensors.masked import indicator, keep, widen
 from rlwatch.tensors.mergeable import Max, Mean, Min, Stat, Stats, nonfinite_stats
-from rlwatch.tensors.spread import Correlation, Ess, Growth, Quantile, Slope, Std
+from rlwatch.tensors.spread import Correlation, Ess, Quantile, Slope, Std, VarianceGrowth
 from rlwatch.tensors.tokens import TokenBatch
 
 __all__ = [
-    "Gap",
+    "LogProbGap",
     "Thresholds",
     "advantage_stats",
     "divergence_stats",
@@ -97,7 +97,7 @@ USUAL = Thresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LogProbGap:
     """Both sets of log-probs (B, T), nats, and which tokens to compare.
 
     ``scored`` leaves out what the engine could not score (NaN in ``rollout``); a NaN of the trainer is not hidden.
@@ -123,7 +123,7 @@ class Gap:
         return indicator((self.weight < low) | (self.weight > high), self.weight)
 
 
-def gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
+def gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
     """Token statistics of trainer against rollout engine over the scored tokens of ``gap``.
 
     Tokens the engine could not score are left out here and counted by
@@ -132,7 +132,7 @@ def gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
     return {**_log_prob_stats(gap), **_weight_stats(gap, at), **_probability_stats(gap)}
 
 
-def _log_prob_stats(gap: Gap) -> Stats:
+def _log_prob_stats(gap: LogProbGap) -> Stats:
     """Statistics of d, nats; ``mult_prob_error`` is NeMo-RL's mean of exp |d|, >= 1."""
     distance = gap.d.abs()
     return {
@@ -144,7 +144,7 @@ def _log_prob_stats(gap: Gap) -> Stats:
     }
 
 
-def _weight_stats(gap: Gap, at: Thresholds) -> Stats:
+def _weight_stats(gap: LogProbGap, at: Thresholds) -> Stats:
     """Statistics of the raw weights, and the shares that truncation and IcePop would cut; chi2 is E[weight^2] - 1."""
     return {
         "mismatch/weight_mean": Mean.of(gap.weight, gap.scored),
@@ -157,7 +157,7 @@ def _weight_stats(gap: Gap, at: Thresholds) -> Stats:
     }
 
 
-def _probability_stats(gap: Gap) -> Stats:
+def _probability_stats(gap: LogProbGap) -> Stats:
     """Statistics of probabilities as verl's ``training/rollout_probs_diff_*`` (correlation: arXiv 2506.13585)."""
     trainer, rollout = gap.trainer.exp(), gap.rollout.exp()
     distance = (trainer - rollout).abs()
@@ -213,7 +213,7 @@ def reverse_kl(d: Tensor) -> Tensor:
     return below.exp() * below - torch.expm1(below) + above.exp() * k3(above)
 
 
-def divergence_stats(gap: Gap) -> Stats:
+def divergence_stats(gap: LogProbGap) -> Stats:
     """Token means, nats per token.
 
     ``k3_reverse`` is NeMo-RL's ``policy_kl_error``: k3 with the roles exchanged and no weight. It estimates nothing
@@ -235,7 +235,7 @@ SURE, UNSURE = 0.9, 0.5
 """A rollout engine above the one and a trainer below the other contradict each other."""
 
 
-def tail_stats(gap: Gap, at: Thresholds = USUAL, entropy: Tensor | None = None) -> Stats:
+def tail_stats(gap: LogProbGap, at: Thresholds = USUAL, entropy: Tensor | None = None) -> Stats:
     """Statistics of where the mismatch sits, over the scored tokens; ``entropy`` (B, T) nats.
 
     ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2; ``overconfident_frac``:
@@ -257,7 +257,7 @@ def tail_stats(gap: Gap, at: Thresholds = USUAL, entropy: Tensor | None = None) 
     }
 
 
-def _by_probability(gap: Gap) -> Stats:
+def _by_probability(gap: LogProbGap) -> Stats:
     """``mismatch/diff_p<low>``: mean d of the tokens in each bucket of the trainer's probability, nats.
 
     A token whose probability is NaN is outside none of them: it shows in all.
@@ -267,7 +267,7 @@ def _by_probability(gap: Gap) -> Stats:
     return {f"mismatch/diff_p{round(100 * low):02d}": Mean.of(gap.d, mask) for low, mask in inside.items()}
 
 
-def _masked_entropy(gap: Gap, at: Thresholds, entropy: Tensor | None) -> Stats:
+def _masked_entropy(gap: LogProbGap, at: Thresholds, entropy: Tensor | None) -> Stats:
     """Mean entropy of the tokens IcePop masks: forks in the text, or noise."""
     if entropy is None:
         return {}
@@ -279,7 +279,7 @@ def _masked_entropy(gap: Gap, at: Thresholds, entropy: Tensor | None) -> Stats:
 # The gradient: the mismatch matters where it goes along with the advantage.
 
 
-def advantage_stats(gap: Gap, advantages: Tensor) -> Stats:
+def advantage_stats(gap: LogProbGap, advantages: Tensor) -> Stats:
     """Statistics of mismatch and advantage over the scored tokens; ``advantages`` (B, T) or (B, 1).
 
     ``bias_pos`` and ``bias_neg``: mean of C = -(w - 1) A over the tokens with A > 0 and with A < 0, w = exp(d), in
@@ -313,7 +313,7 @@ class ResponseGaps:
     d: Tensor
 
     @classmethod
-    def of(cls, gap: Gap) -> Self:
+    def of(cls, gap: LogProbGap) -> Self:
         """Add up the gap of a batch."""
         tokens = gap.scored.sum(-1).to(gap.d.dtype)
         sums = [keep(x, gap.scored, 0.0).sum(-1) for x in (gap.trainer, gap.rollout, gap.d)]
@@ -324,14 +324,14 @@ class ResponseGaps:
         return total / self.tokens
 
 
-def response_gap_stats(gap: Gap, at: Thresholds = USUAL) -> Stats:
+def response_gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
     """Statistics of whole responses; each counts once, while verl's sequence-level weights count it once a token."""
     responses = ResponseGaps.of(gap)
     return {
         **_response_weight_stats(responses, at),
         **_perplexity_stats(responses),
         "mismatch/seq_m2": _growth(responses),
-        "mismatch/log_var_growth": Growth.of(gap.d, gap.scored),
+        "mismatch/log_var_growth": VarianceGrowth.of(gap.d, gap.scored),
     }
 
 
@@ -379,7 +379,7 @@ def _growth(responses: ResponseGaps) -> Mean:
     """Sum of the squared log-weights of responses over the sum of their lengths, nats^2 per token.
 
     Independent errors of tokens make it equal ``mismatch/m2``; errors that compound make it up to n times that.
-    Unlike the regression of :class:`~rlwatch.tensors.spread.Growth` it exists where all lengths are equal.
+    Unlike the regression of :class:`~rlwatch.tensors.spread.VarianceGrowth` it exists where all lengths are equal.
     """
     return Mean(responses.tokens.sum(), keep(responses.d.square(), responses.measured, 0.0).sum())
 
@@ -524,7 +524,7 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
     """Trainer against rollout engine, where the engine reported log-probs: level, raw weights, probabilities."""
     if batch.rollout_logp is None:
         return {}
-    gap = Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     stats = {
         **gap_stats(gap, USUAL.capped_as(batch.truncation)),
         **nonfinite_stats("rollout_logp", batch.rollout_logp, batch.mask),
@@ -536,13 +536,13 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
 
 def observe_mismatch_detail(batch: TokenBatch) -> Stats:
     """The rest: kinds of divergence, tails, gradient, whole responses, and experts where both routings are known."""
-    gap = None if batch.rollout_logp is None else Gap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    gap = None if batch.rollout_logp is None else LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     routes = batch.experts if batch.experts is not None else batch.rollout_experts
     loads = {} if routes is None else load_stats(routes, batch.mask)
     return {**_gap_stats(batch, gap), **loads, **_routing_stats(batch, gap)}
 
 
-def _gap_stats(batch: TokenBatch, gap: Gap | None) -> Stats:
+def _gap_stats(batch: TokenBatch, gap: LogProbGap | None) -> Stats:
     if gap is None:
         return {}
     at = USUAL.capped_as(batch.truncation)
@@ -552,7 +552,7 @@ def _gap_stats(batch: TokenBatch, gap: Gap | None) -> Stats:
     return stats
 
 
-def _routing_stats(batch: TokenBatch, gap: Gap | None) -> Stats:
+def _routing_stats(batch: TokenBatch, gap: LogProbGap | None) -> Stats:
     if batch.experts is None or batch.rollout_experts is None:
         return {}
     if gap is None:

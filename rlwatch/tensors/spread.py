@@ -235,7 +235,7 @@ def _constant(squares: Tensor, mean: Tensor, n: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth(Stat):
+class VarianceGrowth(Stat):
     """Growth of the variance of a response's log-ratio with its length, nats^2 per token.
 
     Per response: T tokens and S, the sum of their log-ratios. With m = sum S / sum T over responses, the slope of the

@@ -23,7 +23,7 @@ import pytest
 
 from rlwatch.ports import Delivery, Notifier
 from rlwatch.records import JSON, OutboxMessage
-from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
+from rlwatch.testing.webhook_receiver import WebhookReceiver, WebhookReply
 
 SECRET = "contract-s3cret-value"  # noqa: S105  (made up, to look for)
 PATH_TOKEN = "T0KEN-in-the-p4th"  # noqa: S105
@@ -101,7 +101,7 @@ class HTTPNotifierContract(NotifierContract):
     @pytest.fixture
     def receiver(self) -> Iterator[WebhookReceiver]:
         """Accepts everything."""
-        with WebhookReceiver(Answer(200, body=self.yes), any_path=True) as receiver:
+        with WebhookReceiver(WebhookReply(200, body=self.yes), any_path=True) as receiver:
             yield receiver
 
     @pytest.fixture
@@ -110,7 +110,7 @@ class HTTPNotifierContract(NotifierContract):
         self.secrets = (SECRET, receiver.url.rpartition("/")[2])
         return self.make(receiver.url, SECRET, 5.0)
 
-    def answered(self, answer: Answer | int, limit_s: float = NEVER_S) -> tuple[Delivery, WebhookReceiver]:
+    def answered(self, answer: WebhookReply | int, limit_s: float = NEVER_S) -> tuple[Delivery, WebhookReceiver]:
         """Delivery that the notifier makes of one answer."""
         with WebhookReceiver(answer, any_path=True) as receiver:
             return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver
@@ -127,7 +127,7 @@ class HTTPNotifierContract(NotifierContract):
     def test_2xx_is_delivered(self, status: int) -> None:
         """Whatever kind of success; where a service says yes in words, silence is not a yes."""
         silent = status == 204 and self.yes != b""
-        delivery, _ = self.answered(Answer(status, body=b"" if status == 204 else self.yes))
+        delivery, _ = self.answered(WebhookReply(status, body=b"" if status == 204 else self.yes))
 
         assert (delivery.ok, delivery.retryable) == (not silent, True)
 
@@ -149,7 +149,7 @@ class HTTPNotifierContract(NotifierContract):
 
     def test_a_wish_for_time_is_passed_on(self) -> None:
         """A rate limit: 429 with Retry-After."""
-        delivery, receiver = self.answered(Answer(429, {"Retry-After": "37"}))
+        delivery, receiver = self.answered(WebhookReply(429, {"Retry-After": "37"}))
 
         assert (delivery.ok, delivery.retryable, delivery.retry_after_s) == (False, True, 37.0)
         assert len(receiver.received) == 1
@@ -159,7 +159,7 @@ class HTTPNotifierContract(NotifierContract):
         caplog.set_level(logging.DEBUG)
         text = f"{SECRET} {PATH_TOKEN}"
         for status in (200, 400, 401, 403, 404, 429, 500):
-            with WebhookReceiver(Answer(status, {"X-Why": text}, text.encode()), any_path=True) as receiver:
+            with WebhookReceiver(WebhookReply(status, {"X-Why": text}, text.encode()), any_path=True) as receiver:
                 notifier = self.make(f"{receiver.url}/{PATH_TOKEN}", SECRET, 5.0)
                 delivery = notifier.deliver(a_message())
 
@@ -169,7 +169,7 @@ class HTTPNotifierContract(NotifierContract):
     def test_a_redirect_is_not_followed(self, status: int) -> None:
         """The alert, and perhaps a secret, would go to an address nobody configured."""
         with WebhookReceiver(200) as elsewhere:
-            delivery, receiver = self.answered(Answer(status, {"Location": elsewhere.url}))
+            delivery, receiver = self.answered(WebhookReply(status, {"Location": elsewhere.url}))
 
             assert not delivery.ok
             assert (len(receiver.received), len(elsewhere.received)) == (1, 0)
@@ -177,7 +177,7 @@ class HTTPNotifierContract(NotifierContract):
 
     def test_a_receiver_that_hangs_is_given_up_in_time(self) -> None:
         """While it still hangs; and may be tried again."""
-        with WebhookReceiver(Answer(hang=True), any_path=True) as receiver:
+        with WebhookReceiver(WebhookReply(hang=True), any_path=True) as receiver:
             notifier = self.make(receiver.url, SECRET, self.limit_s)
             delivery = in_time(lambda: notifier.deliver(a_message()))
 
@@ -193,7 +193,7 @@ class HTTPNotifierContract(NotifierContract):
 
     def test_a_huge_answer_is_not_read_into_memory(self) -> None:
         """The status says it all."""
-        assert self.answered(Answer(200, body=self.yes + b" " * 20_000_000))[0].ok
+        assert self.answered(WebhookReply(200, body=self.yes + b" " * 20_000_000))[0].ok
 
     def test_network_trouble_is_an_answer_and_leaks_no_secret(self, caplog: pytest.LogCaptureFixture) -> None:
         """A closed port, a host that does not exist, a server that speaks no HTTP or no TLS: no exception,

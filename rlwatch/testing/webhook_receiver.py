@@ -25,7 +25,7 @@ LARGEST_BODY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebhookReply:
     """The answer to one request. ``hang``: not at all until the receiver closes."""
 
     status: int = 204
@@ -74,13 +74,13 @@ class WebhookReceiver:
 
     def __init__(
         self,
-        *answers: Answer | int,
+        *answers: WebhookReply | int,
         secret: str | None = None,
         clock: Clock | None = None,
         port: int = 0,
         any_path: bool = False,
     ) -> None:
-        self._script = [Answer(a) if isinstance(a, int) else a for a in answers] or [Answer()]
+        self._script = [WebhookReply(a) if isinstance(a, int) else a for a in answers] or [WebhookReply()]
         self._secret, self._any_path = secret, any_path
         self._clock = clock or SystemClock()
         self._received: list[Received] = []
@@ -114,7 +114,7 @@ class WebhookReceiver:
         with self._changed:
             return self._changed.wait_for(lambda: len(self._received) >= count, timeout_s)
 
-    def take(self, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    def take(self, path: str, headers: Mapping[str, str], body: bytes) -> WebhookReply:
         """Record a request and say how to answer it."""
         verified = self._verified(headers, body)
         with self._changed:
@@ -122,8 +122,8 @@ class WebhookReceiver:
             self._received.append(Received(_parsed(body), headers, body, verified, path))
             self._changed.notify_all()
         if path != self._path and not self._any_path:
-            return Answer(404)
-        return Answer(401) if verified is False else answer
+            return WebhookReply(404)
+        return WebhookReply(401) if verified is False else answer
 
     def close(self) -> None:
         """Stop serving; requests that hang are let go."""
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Read, record, answer as the script says."""
         length = self.headers.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST_BODY:
-            self._reply(Answer(413))
+            self._reply(WebhookReply(413))
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
         answer = self.server.receiver.take(self.path, headers, self.rfile.read(int(length)))
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name in the base class)
         """Addresses are secrets: nothing goes to the log."""
 
-    def _reply(self, answer: Answer) -> None:
+    def _reply(self, answer: WebhookReply) -> None:
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)

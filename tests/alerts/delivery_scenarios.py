@@ -24,7 +24,7 @@ from rlwatch.ports import Store
 from rlwatch.records import OutboxMessage, OutboxStatus, RunInfo
 from rlwatch.store.url import open_store
 from rlwatch.testing.notifier_contract import closed_port
-from rlwatch.testing.webhook_receiver import Answer, Received, WebhookReceiver
+from rlwatch.testing.webhook_receiver import Received, WebhookReceiver, WebhookReply
 
 BEGIN = 1_750_000_000.0
 POLL_S = 5.0
@@ -64,7 +64,7 @@ def down_for_ten_minutes(messages: int = 20) -> Toll:
         return _toll("receiver down for 10 minutes", messages, receiver, store)
 
 
-def answers(scenario: str, script: Sequence[Answer | int], messages: int = 20) -> Toll:
+def answers(scenario: str, script: Sequence[WebhookReply | int], messages: int = 20) -> Toll:
     """The receiver answers as the script says, and 204 when that is over."""
     with _outbox(messages) as (_, store), WebhookReceiver(*script, 204) as receiver:
         clock = ManualClock(BEGIN)
@@ -72,9 +72,17 @@ def answers(scenario: str, script: Sequence[Answer | int], messages: int = 20) -
         return _toll(scenario, messages, receiver, store)
 
 
-def troubled(seed: int, length: int = 60) -> list[Answer | int]:
+def troubled(seed: int, length: int = 60) -> list[WebhookReply | int]:
     """A bad hour: errors, rate limits, answers that never come, and now and then a yes."""
-    bad: list[Answer | int] = [500, 502, 503, 408, Answer(429, {"Retry-After": "60"}), Answer(hang=True), 204]
+    bad: list[WebhookReply | int] = [
+        500,
+        502,
+        503,
+        408,
+        WebhookReply(429, {"Retry-After": "60"}),
+        WebhookReply(hang=True),
+        204,
+    ]
     return random.Random(seed).choices(bad, weights=(5, 2, 2, 1, 4, 1, 3), k=length)
 
 
@@ -84,7 +92,7 @@ POINTS = ("leased", "sending", "sent", "settled")
 
 def killed(point: str, times: int = 2, messages: int = 4) -> Toll:
     """So many deliverers in turn are killed with SIGKILL at ``point``; the next begins when the lease is over."""
-    hold = [Answer(hang=True)] * times if point == "sending" else []
+    hold = [WebhookReply(hang=True)] * times if point == "sending" else []
     with _outbox(messages) as (place, store), WebhookReceiver(*hold, 204) as receiver:
         clock = ManualClock(BEGIN)
         for _ in range(times):
@@ -96,10 +104,10 @@ def killed(point: str, times: int = 2, messages: int = 4) -> Toll:
 
 def scenarios(messages: int = 20, deaths: int = 2) -> dict[str, Callable[[], Toll]]:
     """All of them by name, at this size: so many messages, so many processes killed at each point."""
-    failing: dict[str, list[Answer | int]] = {
+    failing: dict[str, list[WebhookReply | int]] = {
         "500 for each, five times": [500] * (5 * messages),
-        "429, Retry-After 120 s": [Answer(429, {"Retry-After": "120"})] * (2 * messages),
-        "answer lost after taking it": [Answer(hang=True)] * deaths,
+        "429, Retry-After 120 s": [WebhookReply(429, {"Retry-After": "120"})] * (2 * messages),
+        "answer lost after taking it": [WebhookReply(hang=True)] * deaths,
         "a bad hour": troubled(seed=5, length=3 * messages),
     }
     return {

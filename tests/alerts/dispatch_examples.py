@@ -6,7 +6,7 @@ from itertools import count
 
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.engine import alert_id
-from rlwatch.alerts.rules import Policy, Rule
+from rlwatch.alerts.rules import AlertingConfig, Rule
 from rlwatch.clock import ManualClock
 from rlwatch.records import Alert, AlertState, OutboxMessage, OutboxStatus, RunInfo, Severity, StepRecord
 from rlwatch.store.url import open_store
@@ -39,7 +39,7 @@ class Office:
     def __init__(self, *rules: Rule, runs: tuple[str, ...] = ("run",), live: bool = True, **policy: object) -> None:
         self.clock = ManualClock(NOON)
         self.store = open_store(f"memory://office{next(_places)}", clock=self.clock)
-        self.policy = Policy(rules=rules or (HOOK,), **policy)
+        self.policy = AlertingConfig(rules=rules or (HOOK,), **policy)
         self.live = live
         for run in runs:
             self.store.open_run(RunInfo(run, project="math", name=f"name of {run}", source="verl")).close()

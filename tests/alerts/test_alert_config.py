@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.alerts.config import ChannelConfig, Config, build_notifiers, default_toml, load_config, rule_toml
-from rlwatch.alerts.rules import Policy, QuietHours, Rule, builtin_kinds, default_rules
+from rlwatch.alerts.rules import AlertingConfig, QuietHours, Rule, builtin_kinds, default_rules
 from rlwatch.alerts.schema import RuleTable, parse
 from rlwatch.errors import ConfigError, MissingExtraError
 
@@ -255,7 +255,7 @@ def test_the_written_file_gives_the_default_rules():
     written(default_toml())
     config = load_config()
 
-    assert (config.policy, config.channel_names, config.warnings) == (Policy(), ("console",), ())
+    assert (config.policy, config.channel_names, config.warnings) == (AlertingConfig(), ("console",), ())
 
 
 def test_what_the_written_file_comments_out_is_correct_too():
@@ -266,7 +266,7 @@ def test_what_the_written_file_comments_out_is_correct_too():
 
     assert config.channel_names == ("console", "webhook", "oncall", "slack", "pager")
     assert config.store_url == "./rlwatch-runs"
-    assert replace(config.policy, quiet_hours=()) == replace(Policy(), forecast=False)
+    assert replace(config.policy, quiet_hours=()) == replace(AlertingConfig(), forecast=False)
     assert config.policy.quiet_hours == (QuietHours(time(22), time(7), "Europe/Berlin"),)
 
 

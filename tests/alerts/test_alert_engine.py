@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from alert_examples import ANY, CRITICAL, INFO, WARNING, finding, rows, steps_and_reasons, told
 
-from rlwatch.alerts.engine import AlertEngine, Reason
+from rlwatch.alerts.engine import AlertEngine, DecisionReason
 from rlwatch.alerts.rules import Rule
 from rlwatch.errors import ConfigError
 from rlwatch.records import AlertState, Severity
@@ -148,7 +148,7 @@ def test_a_resolved_alert_keeps_the_worst_severity_it_was_published_at():
 
     last = told(engine(), [*((s, [finding(severity=v, step=s)]) for s, v in enumerate(severities)), (3, [])])[-1]
 
-    assert (last.reason, last.alert.severity) == (Reason.RESOLVED, CRITICAL)
+    assert (last.reason, last.alert.severity) == (DecisionReason.RESOLVED, CRITICAL)
 
 
 def test_a_critical_finding_need_not_wait_where_the_rule_says_so():

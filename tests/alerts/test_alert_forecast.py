@@ -5,7 +5,7 @@ from alert_examples import CRITICAL, INFO, WARNING, finding, told
 
 from rlwatch.alerts.engine import AlertEngine
 from rlwatch.alerts.rules import HEARTBEAT_KINDS, builtin_kinds, default_inhibitions, default_rules, inhibitors
-from rlwatch.control.policy import Health, veto_reset_reference
+from rlwatch.control.policy import RunHealth, veto_reset_reference
 from rlwatch.records import Alert, AlertState
 
 KIND = "crash_forecast"
@@ -52,6 +52,6 @@ def test_a_forecast_keeps_nothing_back():
 
 def test_a_forecast_vetoes_no_command():
     """Before the collapse the policy may still be a good anchor; what may come is no verdict."""
-    health = Health((finding(KIND, CRITICAL),), (alert(KIND, CRITICAL),))
+    health = RunHealth((finding(KIND, CRITICAL),), (alert(KIND, CRITICAL),))
 
     assert veto_reset_reference(health) is None

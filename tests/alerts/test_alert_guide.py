@@ -11,7 +11,7 @@ import pytest
 
 from rlwatch.alerts.config import load_config
 from rlwatch.alerts.engine import AlertEvent
-from rlwatch.alerts.rules import HEARTBEAT_KINDS, REPEAT_MINUTES, Policy, QuietHours, Rule, default_rules
+from rlwatch.alerts.rules import HEARTBEAT_KINDS, REPEAT_MINUTES, AlertingConfig, QuietHours, Rule, default_rules
 from rlwatch.control import liveness
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text(encoding="utf-8")
@@ -23,9 +23,9 @@ def test_its_tables_are_valid_and_say_what_applies_anyway(tmp_path: Path):
     (tmp_path / "rlwatch.toml").write_text("\n".join(TOML))
     policy = load_config(tmp_path / "rlwatch.toml", env={}).policy
 
-    assert policy.grouping == Policy().grouping
+    assert policy.grouping == AlertingConfig().grouping
     assert [type(hours) for hours in policy.quiet_hours] == [QuietHours]
-    assert policy.inhibitions[0] in Policy().inhibitions
+    assert policy.inhibitions[0] in AlertingConfig().inhibitions
 
 
 def test_every_key_of_a_rule_and_every_event_is_explained():

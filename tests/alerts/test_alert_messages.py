@@ -12,9 +12,9 @@ from dispatch_examples import CRITICAL, RESOLVED, WARNING, alert
 
 from rlwatch.alerts import messages
 from rlwatch.alerts.engine import AlertEvent
-from rlwatch.alerts.messages import Case, Notification, compose_message, run_page
+from rlwatch.alerts.messages import AlertCase, Notification, compose_message, run_page
 from rlwatch.alerts.rules import Rule
-from rlwatch.diagnosis import Cause, Sureness, advice
+from rlwatch.diagnosis import Cause, Confidence, advice
 from rlwatch.notify.payload import encode
 from rlwatch.records import RunInfo
 
@@ -33,7 +33,7 @@ WORSE = alert(
 
 def notice(of=WORSE, event: AlertEvent = AlertEvent.ESCALATED, run: RunInfo = RUN, **more: object) -> Notification:
     values = {"channel": "webhook", "severity": of.severity, "why": "became worse"} | more
-    return Notification(Case(of, RULE, run, live=True), event, **values)
+    return Notification(AlertCase(of, RULE, run, live=True), event, **values)
 
 
 def test_the_payload_says_what_a_person_and_a_program_need():
@@ -88,7 +88,7 @@ def test_what_to_do_names_the_options_of_the_runs_trainer():
     assert compose_message([notice(strange)]).payload["advice"] is None
 
 
-CAUSE = Cause("mismatch_growth", "Mismatch", 40, Sureness.STRONG, "entropy followed", "it grew from step 40", ())
+CAUSE = Cause("mismatch_growth", "Mismatch", 40, Confidence.STRONG, "entropy followed", "it grew from step 40", ())
 
 
 def test_the_cause_is_named_with_how_sure_it_is():

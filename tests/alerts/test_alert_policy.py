@@ -18,10 +18,10 @@ from rlwatch.alerts.config import load_config
 from rlwatch.alerts.rules import (
     DAYS,
     HEARTBEAT_KINDS,
+    AlertGrouping,
+    AlertingConfig,
     GroupBy,
-    Grouping,
     Inhibition,
-    Policy,
     QuietHours,
     builtin_kinds,
     default_inhibitions,
@@ -55,15 +55,15 @@ up_to = "info"
 """
 
 
-def read(tmp_path: Path, text: str) -> Policy:
+def read(tmp_path: Path, text: str) -> AlertingConfig:
     (tmp_path / "rlwatch.toml").write_text(text, encoding="utf-8")
     return load_config(tmp_path / "rlwatch.toml", env={}).policy
 
 
 def test_a_file_says_all_there_is_to_say(tmp_path: Path):
     """Times as text or as TOML's own."""
-    assert read(tmp_path, FULL) == Policy(
-        grouping=Grouping(GroupBy.PROJECT, 30.0),
+    assert read(tmp_path, FULL) == AlertingConfig(
+        grouping=AlertGrouping(GroupBy.PROJECT, 30.0),
         quiet_hours=(
             QuietHours(time(22), time(7, 30), "Europe/Berlin", Severity.WARNING, ("mon", "sun")),
             QuietHours(time(12), time(13)),
@@ -127,8 +127,8 @@ def test_what_is_wrong_is_said_with_its_key_and_the_value_got(tmp_path: Path, te
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Grouping(by="rack"), "grouping.by must be one of none, run, project, got 'rack'"),
-        (lambda: Grouping(wait_s=-1), "grouping.wait_s must be 0 to 3600 seconds, got -1"),
+        (lambda: AlertGrouping(by="rack"), "grouping.by must be one of none, run, project, got 'rack'"),
+        (lambda: AlertGrouping(wait_s=-1), "grouping.wait_s must be 0 to 3600 seconds, got -1"),
         (lambda: QuietHours(time(1), time(2), let_through="x"), "quiet_hours.let_through must be info, warning or"),
         (lambda: QuietHours(time(1), time(2), days=()), "quiet_hours.days must be of mon, .* got none"),
         (lambda: Inhibition(("a",), up_to="x"), "inhibit.up_to must be info, warning or critical, got 'x'"),
@@ -152,7 +152,7 @@ def test_the_file_knows_every_field():
     """A new one must not be forgotten."""
     renamed = {"start": "from", "end": "to"}
     for table, kind in (
-        (schema.GroupingTable, Grouping),
+        (schema.GroupingTable, AlertGrouping),
         (schema.QuietHoursTable, QuietHours),
         (schema.InhibitTable, Inhibition),
     ):

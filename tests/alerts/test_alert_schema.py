@@ -11,7 +11,7 @@ import pytest
 from dispatch_examples import CRITICAL, RESOLVED, alert
 
 from rlwatch.alerts.engine import AlertEvent
-from rlwatch.alerts.messages import SCHEMA_VERSION, TRIAL_EVENT, Case, Notification, compose_message, trial_message
+from rlwatch.alerts.messages import SCHEMA_VERSION, TRIAL_EVENT, AlertCase, Notification, compose_message, trial_message
 from rlwatch.alerts.rules import Rule
 from rlwatch.diagnosis import kinds
 from rlwatch.notify.payload import SCHEMA_FILE, alert_schema
@@ -33,7 +33,7 @@ def composed(
     run = RunInfo("run-1", project="math", name="seed3", source=source)
     notices = [
         Notification(
-            Case(each, Rule("r", labels={"team": "rl"}), run, live=True), event, "webhook", each.severity, "why"
+            AlertCase(each, Rule("r", labels={"team": "rl"}), run, live=True), event, "webhook", each.severity, "why"
         )
         for each in (first, alert("kl_drift", run="run-1"))
     ]

@@ -14,7 +14,7 @@ from rlwatch.ports import Store
 from rlwatch.records import OutboxStatus
 from rlwatch.store.url import open_store
 from rlwatch.testing.notifier_contract import closed_port
-from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
+from rlwatch.testing.webhook_receiver import WebhookReceiver, WebhookReply
 
 NOW = 1_700_000_000.0
 
@@ -73,7 +73,7 @@ def test_a_receiver_that_always_fails_is_given_up(store: Store):
 
 def test_a_receiver_that_hangs_is_tried_again(store: Store):
     """Each time only for as long as the limit."""
-    with WebhookReceiver(Answer(hang=True), 200) as receiver:
+    with WebhookReceiver(WebhookReply(hang=True), 200) as receiver:
         rounds(store, receiver.url, 2, total_s=0.2)
 
     assert (row(store, "m1").status, row(store, "m1").attempts) == (OutboxStatus.SENT, 2)
@@ -89,7 +89,7 @@ def test_nobody_there_is_tried_again(store: Store):
 
 def test_a_receiver_that_asks_for_time_gets_it(store: Store):
     """Retry-After of 500 s against our own 10 s."""
-    with WebhookReceiver(Answer(503, {"Retry-After": "500"}), 200) as receiver:
+    with WebhookReceiver(WebhookReply(503, {"Retry-After": "500"}), 200) as receiver:
         rounds(store, receiver.url, 6, every_s=100.0)
 
         assert len(receiver.received) == 2
@@ -98,7 +98,7 @@ def test_a_receiver_that_asks_for_time_gets_it(store: Store):
 
 def test_a_redirect_is_given_up_and_not_followed(store: Store):
     """The address in the file is wrong now: somebody has to look."""
-    with WebhookReceiver(200) as elsewhere, WebhookReceiver(Answer(302, {"Location": elsewhere.url})) as receiver:
+    with WebhookReceiver(200) as elsewhere, WebhookReceiver(WebhookReply(302, {"Location": elsewhere.url})) as receiver:
         rounds(store, receiver.url, 3)
 
     assert (len(receiver.received), len(elsewhere.received)) == (1, 0)

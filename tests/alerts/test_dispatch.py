@@ -14,7 +14,7 @@ from dispatch_examples import CRITICAL, FIRING, HOOK, NOON, PENDING, RESOLVED, W
 
 from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.matching import alert_ids
-from rlwatch.alerts.rules import Grouping, Inhibition, Policy, QuietHours, Rule
+from rlwatch.alerts.rules import AlertGrouping, AlertingConfig, Inhibition, QuietHours, Rule
 from rlwatch.records import Acknowledgement, Alert, Finding, RunInfo, Silence
 from rlwatch.store.url import open_store
 
@@ -162,7 +162,7 @@ def test_alerts_of_one_group_end_as_they_end_and_the_last_end_says_so():
 
 def test_with_grouping_off_each_alert_is_its_own_message():
     """For receivers that know one alert a message."""
-    assert Office(grouping=Grouping(by="none")).publish(alert("a"), alert("b")) == [
+    assert Office(grouping=AlertGrouping(by="none")).publish(alert("a"), alert("b")) == [
         "hook firing warning a",
         "hook firing warning b",
     ]
@@ -170,7 +170,7 @@ def test_with_grouping_off_each_alert_is_its_own_message():
 
 def test_alerts_wait_for_others_of_their_group_and_no_longer():
     """What fired ten seconds later is in the same message, and makes it no later."""
-    office = Office(grouping=Grouping(wait_s=30.0))
+    office = Office(grouping=AlertGrouping(wait_s=30.0))
     assert office.publish(alert("a")) == []
     office.clock.advance(20.0)
     assert office.publish(alert("b", fired_at=NOON + 20.0)) == []
@@ -182,14 +182,14 @@ def test_alerts_wait_for_others_of_their_group_and_no_longer():
 
 def test_what_was_over_while_it_waited_tells_nobody():
     """A flicker is no news."""
-    office = Office(grouping=Grouping(wait_s=30.0))
+    office = Office(grouping=AlertGrouping(wait_s=30.0))
 
     assert [office.publish(alert()), office.publish(over(alert())), office.later(5)] == [[], [], []]
 
 
 def test_the_last_word_waits_for_nobody():
     """The trainer ends; there may be nobody to say it later."""
-    office = Office(grouping=Grouping(wait_s=30.0))
+    office = Office(grouping=AlertGrouping(wait_s=30.0))
     office.publish(alert())
 
     assert office.publish(final=True) == ["hook firing warning kl_drift"]
@@ -197,7 +197,7 @@ def test_the_last_word_waits_for_nobody():
 
 def test_runs_of_a_project_that_fail_together_are_one_message():
     """A node, a bad batch of data, a reward service: one cause."""
-    office = Office(runs=("one", "two"), grouping=Grouping(by="project", wait_s=30.0))
+    office = Office(runs=("one", "two"), grouping=AlertGrouping(by="project", wait_s=30.0))
     assert office.publish(alert(run="one"), run="one") == []
     assert office.publish(alert("nonfinite", severity=CRITICAL, run="two"), run="two") == []
 
@@ -469,7 +469,7 @@ def test_getting_worse_when_a_repeat_is_due_is_one_message():
 
 def test_two_who_tell_of_a_project_at_once_say_it_once():
     """A second process that comes between the reading and the writing of the first waits for it."""
-    office = Office(runs=("one", "two"), grouping=Grouping(by="project"))
+    office = Office(runs=("one", "two"), grouping=AlertGrouping(by="project"))
     office.store.put_alerts([alert(run="one")], [])
     ledger, helpers = office.store.ledger, []
 
@@ -499,7 +499,7 @@ def test_many_processes_that_tell_at_once_say_each_thing_once(tmp_path: Path):
     store.open_run(RunInfo("run")).close()
 
     def looks(number: int) -> None:
-        dispatcher = Dispatcher(open_store(tmp_path), Policy(rules=(HOOK,)))
+        dispatcher = Dispatcher(open_store(tmp_path), AlertingConfig(rules=(HOOK,)))
         for kind in "abc":
             dispatcher.publish("run", [alert(kind)] if number % 2 else [])
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.alerts.dispatch import Publications
-from rlwatch.alerts.rules import GroupBy, Grouping, Inhibition, Rule
+from rlwatch.alerts.rules import AlertGrouping, GroupBy, Inhibition, Rule
 from rlwatch.records import Acknowledgement, Alert, Severity, Silence
 
 KINDS = ("cause", "symptom", "other")
@@ -29,7 +29,7 @@ moves = st.one_of(
     st.tuples(st.just("deliver"), st.just(0)),
 )
 histories = st.lists(st.tuples(moves, st.integers(0, 1)), max_size=25)
-groupings = st.builds(Grouping, st.sampled_from(GroupBy), st.sampled_from([0.0, 30.0]))
+groupings = st.builds(AlertGrouping, st.sampled_from(GroupBy), st.sampled_from([0.0, 30.0]))
 
 
 @dataclass
@@ -88,7 +88,7 @@ class World:
         return self.now[kind]
 
 
-def lived(history, grouping: Grouping, *, two: bool = True) -> World:
+def lived(history, grouping: AlertGrouping, *, two: bool = True) -> World:
     world = World(Office(RULE, grouping=grouping, **POLICY))
     for (what, of), dispatcher in history:
         world.move(what, of, dispatcher if two else 0)

@@ -6,15 +6,15 @@ import pytest
 from dispatch_examples import CRITICAL, FIRING, NOON, RESOLVED, WARNING, Office, alert
 
 from rlwatch.alerts import silencing
-from rlwatch.alerts.incidents import NEAR, Standing, dockets, incidents_of, standing_of
+from rlwatch.alerts.incidents import NEAR, IncidentState, dockets, incidents_of, standing_of
 from rlwatch.alerts.matching import silence_of
 from rlwatch.alerts.rules import Rule
-from rlwatch.diagnosis import Cause, Diagnosis, Sureness
+from rlwatch.diagnosis import Cause, Confidence, Diagnosis
 from rlwatch.errors import ConfigError
 from rlwatch.records import OutboxMessage, RunInfo, RunState, Severity, Silence
 
 
-def cause(kind, *symptoms, sure=Sureness.PLAUSIBLE):
+def cause(kind, *symptoms, sure=Confidence.PLAUSIBLE):
     return Cause(kind, kind, 0, sure, "because", "chain", (), symptoms)
 
 
@@ -41,7 +41,7 @@ def test_what_begins_together_is_one_incident_called_after_the_worst_of_it():
     ("known", "over_at", "expected"),
     [
         ([cause("kl_drift", "reward_drop")], None, [("kl_drift", ["reward_drop"])]),
-        ([cause("kl_drift", "reward_drop", sure=Sureness.WEAK)], None, [("kl_drift", []), ("reward_drop", [])]),
+        ([cause("kl_drift", "reward_drop", sure=Confidence.WEAK)], None, [("kl_drift", []), ("reward_drop", [])]),
         ([cause("kl_drift", "reward_drop")], 400, [("kl_drift", []), ("reward_drop", [])]),
         ([cause("no_signal", "kl_drift", "reward_drop")], None, [("reward_drop", ["kl_drift"])]),
         ([], None, [("kl_drift", []), ("reward_drop", [])]),
@@ -80,11 +80,11 @@ def test_an_incident_is_quiet_once_all_that_fires_of_it_is():
         said = {{"kl": kl, "reward": reward}[key].alert_id: words for key, words in quiet.items()}
         return standing_of(one, said, goes_on=goes_on)
 
-    assert stands() is stands(kl="acknowledged by ann") is Standing.FIRING
-    assert stands(kl="inhibited by x", reward="snoozed by ann") is Standing.SNOOZED
-    assert stands(kl="acknowledged by ann", reward="silenced by bob") is Standing.ACKNOWLEDGED
-    assert stands(goes_on=False, kl="acknowledged by ann") is Standing.UNRESOLVED
-    assert standing_of(incidents_of([alert("no_signal", RESOLVED)])[0], {}) is Standing.RESOLVED
+    assert stands() is stands(kl="acknowledged by ann") is IncidentState.FIRING
+    assert stands(kl="inhibited by x", reward="snoozed by ann") is IncidentState.SNOOZED
+    assert stands(kl="acknowledged by ann", reward="silenced by bob") is IncidentState.ACKNOWLEDGED
+    assert stands(goes_on=False, kl="acknowledged by ann") is IncidentState.UNRESOLVED
+    assert standing_of(incidents_of([alert("no_signal", RESOLVED)])[0], {}) is IncidentState.RESOLVED
 
 
 def test_a_snooze_keeps_its_alerts_back_for_a_while_unless_they_get_worse():
@@ -100,8 +100,8 @@ def test_a_snooze_keeps_its_alerts_back_for_a_while_unless_they_get_worse():
         ("ann", "snooze", alert().alert_id)
     ]
     [docket] = dockets(office.store, office.policy, NOON + 1.0)
-    assert (docket.standing, docket.silences) == (Standing.SNOOZED, (snoozed,))
-    assert dockets(office.store, office.policy, NOON + 3600.0)[0].standing is Standing.FIRING
+    assert (docket.standing, docket.silences) == (IncidentState.SNOOZED, (snoozed,))
+    assert dockets(office.store, office.policy, NOON + 3600.0)[0].standing is IncidentState.FIRING
     office.publish(alert(severity=CRITICAL))
     assert [message.payload["event"] for message in office.store.outbox()] == ["firing", "escalated"]
 
@@ -162,7 +162,7 @@ def test_an_incident_of_a_run_that_ended_or_cannot_be_read_is_listed():
     writer.close()
     [docket] = dockets(office.store, office.policy, NOON)
 
-    assert (docket.standing, docket.open, docket.run.run_id) == (Standing.UNRESOLVED, False, "run")
+    assert (docket.standing, docket.open, docket.run.run_id) == (IncidentState.UNRESOLVED, False, "run")
 
 
 def test_a_message_is_silenced_only_if_all_it_tells_of_is():

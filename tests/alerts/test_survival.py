@@ -16,7 +16,7 @@ DIES_AFTER_THE_ROW = """
 import os, sys, time
 from rlwatch.alerts.engine import AlertEngine
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.rules import Policy
+from rlwatch.alerts.rules import AlertingConfig
 from rlwatch.alerts.rules import default_rules
 from rlwatch.records import Finding, RunInfo, Severity
 from rlwatch.store.url import open_store
@@ -25,7 +25,7 @@ store = open_store(sys.argv[1])
 writer = store.open_run(RunInfo("run-1", project="math"))
 collapse = Finding("entropy", "entropy_collapse", Severity.CRITICAL, 7, 5, "entropy is gone")
 [fired] = AlertEngine("run-1", default_rules()).step(1, 7, [collapse], ts=time.time())
-Dispatcher(store, Policy()).publish("run-1", [fired.alert])
+Dispatcher(store, AlertingConfig()).publish("run-1", [fired.alert])
 os._exit(9)
 """
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlwatch_app import alerts_page, fleet, health, incident_acts, incident_dialog, marks
 from rlwatch_app.principal import NotPermittedError, Principal
 
-from rlwatch.alerts.incidents import QUIET, Docket, Standing, incidents_of, standing_of
+from rlwatch.alerts.incidents import QUIET, IncidentRecord, IncidentState, incidents_of, standing_of
 from rlwatch.errors import ConfigError
 from rlwatch.records import CRASH_FORECAST, AlertState, Event, OutboxStatus, RunInfo, RunState, Severity, Silence
 from rlwatch.store.url import open_store
@@ -23,7 +23,7 @@ THIN = "\u202f"
 
 def docket(state=AlertState.FIRING, run_state=RunState.RUNNING, standing=None, known=True, **more):
     run = replace(LIVE, state=run_state) if known else None
-    made = Docket(incidents_of([alert(state=state, **more)])[0], run)
+    made = IncidentRecord(incidents_of([alert(state=state, **more)])[0], run)
     return replace(made, standing=standing or standing_of(made.incident, {}, goes_on=made.goes_on))
 
 
@@ -39,10 +39,10 @@ def test_an_incident_fires_while_its_run_goes_on(state, run_state, known):
     assert one.standing == (state.value if goes_on and not (pending and not goes_on) else ended)
 
 
-@pytest.mark.parametrize("standing", [Standing.FIRING, *QUIET])
+@pytest.mark.parametrize("standing", [IncidentState.FIRING, *QUIET])
 def test_only_an_incident_that_somebody_took_on_needs_no_link_any_more(standing):
     """One that is silenced may be taken on, too."""
-    taken = standing is Standing.ACKNOWLEDGED
+    taken = standing is IncidentState.ACKNOWLEDGED
 
     assert alerts_page.acknowledge_cell(docket(standing=standing)).get("text") == ("" if taken else "acknowledge")
 

@@ -15,11 +15,11 @@ from rlwatch_app.queries import RunForecasts
 from rlwatch_app.run_charts import all_panels
 from rlwatch_app.thinning import Branches, thin
 
-from rlwatch.forecast import Forecast, Reason
+from rlwatch.forecast import Forecast, ForecastReason
 from rlwatch.forecast.forecast import record_of
 from rlwatch.records import ClosedStep, Severity
 
-WHY = (Reason("mismatch/k3", 0.42), Reason("policy/<b>entropy</b>", 0.17))
+WHY = (ForecastReason("mismatch/k3", 0.42), ForecastReason("policy/<b>entropy</b>", 0.17))
 
 
 def forecast(step=30, p50=0.72, **more):

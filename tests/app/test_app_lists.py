@@ -8,7 +8,7 @@ from rlwatch_app import alerts_page, fleet, fleet_rows, incident_dialog, runs_pa
 from rlwatch_app.fleet import Fleet
 from rlwatch_app.queries import Vitals
 
-from rlwatch.alerts.incidents import Docket, incidents_of
+from rlwatch.alerts.incidents import IncidentRecord, incidents_of
 from rlwatch.control.liveness import Pace
 from rlwatch.records import AlertState, Finding, OutboxStatus, RunInfo, RunState, Severity
 from rlwatch.state import ending_of, verdict_of
@@ -126,7 +126,7 @@ def test_links_escape_what_an_address_cannot_hold():
 
 def docket(one=None, run_state=RunState.RUNNING, messages=()):
     one = one or alert()
-    return Docket(incidents_of([one])[0], run("run-1", state=run_state), messages=tuple(messages))
+    return IncidentRecord(incidents_of([one])[0], run("run-1", state=run_state), messages=tuple(messages))
 
 
 def test_an_incident_of_a_run_that_ended_does_not_fire_for_ever():

@@ -11,7 +11,7 @@ from rollout_world import LATE, batch, rollouts_page, write_rollouts
 from token_world import Spiked
 
 from rlwatch.records import CompletionBatch
-from rlwatch.rollouts import Mark
+from rlwatch.rollouts import TextSpan
 
 
 def rows(page, key="rollouts"):
@@ -113,13 +113,13 @@ def test_a_long_answer_is_folded_in_its_middle():
     assert f"{len(text) - HEAD - TAIL:,}".replace(",", "\u202f") in folded
     assert "open=" not in folded
     assert folded.count("b") > 90_000
-    assert 'open="open"' in text_block(text, [Mark(40_000, 40_001, "token ratio")])
+    assert 'open="open"' in text_block(text, [TextSpan(40_000, 40_001, "token ratio")])
     assert "<details" not in text_block("short")
 
 
 def test_marks_stand_where_the_culprits_are_and_their_text_is_text():
     """Also across a fold; overlapping ones do not double anything."""
-    shown = text_block("see <b> and", [Mark(4, 7, '"><script>'), Mark(5, 7, "again")])
+    shown = text_block("see <b> and", [TextSpan(4, 7, '"><script>'), TextSpan(5, 7, "again")])
 
     assert shown.count("<mark") == 1
     assert "&lt;b&gt;</mark> and" in shown

@@ -19,7 +19,7 @@ from rlwatch_app.token_steps import (
 )
 from token_world import Spiked, far_out
 
-from rlwatch.gradloc.report import Cause, Localisation, Method
+from rlwatch.gradloc.report import ExcessFactor, Localisation, Method
 from rlwatch.gradloc.rows import event_body
 from rlwatch.records import CULPRITS, NON_FINITE, Event
 
@@ -166,8 +166,8 @@ def test_an_event_of_another_version_is_read_as_far_as_it_goes(body):
 
 def test_every_cause_and_method_has_a_look_or_words():
     """One shape each, so that colour is never the only difference."""
-    assert {cause.value for cause in Cause} <= set(LOOKS)
+    assert {cause.value for cause in ExcessFactor} <= set(LOOKS)
     assert {method.value for method in Method} == set(token_steps.METHODS)
-    named = [LOOKS[cause.value].shape for cause in Cause]
+    named = [LOOKS[cause.value].shape for cause in ExcessFactor]
     assert len(named) == len(set(named))
     assert look("a cause of tomorrow") == LOOKS["unexplained"]

@@ -15,7 +15,7 @@ from real_dashboard import ROOT, environment
 from waiting import PATIENCE_MS, patient, until
 
 from rlwatch.cli import ui
-from rlwatch.cli.app_login import Login, Token, place
+from rlwatch.cli.app_login import Login, LoginToken, place
 from rlwatch.store.url import open_store
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +86,7 @@ TOKENS = {"operator": "the operator's token", "viewer": "a viewer's own token"}
 def serving(store_url):
     """Address of an app over ``store_url``, started as ``rlwatch ui`` starts it."""
     where = place("127.0.0.1", ui.free_port("127.0.0.1"))
-    login = Login({role: Token(token) for role, token in TOKENS.items()}, "what sessions are signed with")
+    login = Login({role: LoginToken(token) for role, token in TOKENS.items()}, "what sessions are signed with")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
         server = ui.start_server(ui.app_script(), where, login, store_url, quiet=True)

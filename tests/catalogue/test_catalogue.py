@@ -8,7 +8,7 @@ import pytest
 
 from rlwatch import catalogue
 from rlwatch.alerts.rules import default_rules
-from rlwatch.catalogue import Kind, kinds
+from rlwatch.catalogue import FindingKind, kinds
 from rlwatch.catalogue.__main__ import PAGES, page
 from rlwatch.detectors.registry import REGISTRY
 from rlwatch.errors import ConfigError
@@ -22,7 +22,7 @@ RULES = {rule.name for rule in default_rules()}
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
-def test_an_entry_is_whole(kind: Kind):
+def test_an_entry_is_whole(kind: FindingKind):
     """Words for a person, a family every page has, a rule there is."""
     assert re.fullmatch(r"[a-z][a-z0-9_]*", kind.name)
     assert min(len(text) for text in (kind.title, kind.cause, kind.happened)) > 3
@@ -41,7 +41,7 @@ def test_titles_are_unique():
 
 
 @pytest.mark.parametrize("kind", OF_DETECTORS, ids=lambda kind: kind.name)
-def test_the_detector_of_an_entry_reports_it(kind: Kind):
+def test_the_detector_of_an_entry_reports_it(kind: FindingKind):
     """Family and kinds of the class are those of its entries."""
     made = catalogue.detector_class(kind)
 
@@ -100,9 +100,9 @@ def test_a_title_within_a_sentence_keeps_its_abbreviations(name: str, label: str
 def test_a_detector_that_does_not_exist_is_named():
     """With the entry that wants it."""
     with pytest.raises(ConfigError, match=r"entry odd names the detector 'nowhere\.Odd'"):
-        catalogue.detector_class(Kind("odd", "Odd", "Odd", "odd", detector="nowhere.Odd"))
+        catalogue.detector_class(FindingKind("odd", "Odd", "Odd", "odd", detector="nowhere.Odd"))
     with pytest.raises(ConfigError, match=r"entry odd names the detector 'base\.Odd'"):
-        catalogue.detector_class(Kind("odd", "Odd", "Odd", "odd", detector="base.Odd"))
+        catalogue.detector_class(FindingKind("odd", "Odd", "Odd", "odd", detector="base.Odd"))
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cli_helpers import record_run, strict
 
 from rlwatch.cli.show import action_rows
-from rlwatch.control.policy import Action, action_key
+from rlwatch.control.policy import PermittedAction, action_key
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Event, RunInfo, Severity
 from rlwatch.store.url import open_store
 
@@ -19,7 +19,7 @@ def decided(step, outcome, alert="a1", **more):
 
 def asked(step, status=CommandStatus.DONE, result="applied"):
     """The command such a decision wrote, under the key the policy gives it."""
-    action = Action("slow down", ("no_signal",), "lower-lr", {"scale": 0.3})
+    action = PermittedAction("slow down", ("no_signal",), "lower-lr", {"scale": 0.3})
     fired = Alert("a1", "r", "no-signal", "no_signal", Severity.WARNING, AlertState.FIRING, step, step, "")
     return Command("c", "r", "lower-lr", status=status, result=result, idempotency_key=action_key(action, fired))
 

@@ -11,7 +11,7 @@ from cli_helpers import Inbox, Invoke, record_run, strict
 from rlwatch.records import OutboxMessage, OutboxStatus
 from rlwatch.store.url import open_store
 from rlwatch.testing.notifier_contract import closed_port
-from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
+from rlwatch.testing.webhook_receiver import WebhookReceiver, WebhookReply
 
 SECRET = "T0KEN-in-the-p4th"
 
@@ -73,7 +73,7 @@ def test_a_trial_is_signed_as_alerts_are(invoke: Invoke):
 @pytest.mark.parametrize("status", [401, 404, 429, 500])
 def test_what_a_receiver_refuses_is_reported_with_its_answer_and_no_address(status: int, invoke: Invoke):
     """Exit code 1, for scripts."""
-    with WebhookReceiver(Answer(status)) as receiver:
+    with WebhookReceiver(WebhookReply(status)) as receiver:
         result = invoke("alerts", "test", "--format", "json", env={"RLWATCH_WEBHOOK_URL": receiver.url})
 
     [row] = strict(result.stdout)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlwatch.cli.app_login import (
+    DashboardAddress,
     Login,
-    Place,
-    Token,
+    LoginToken,
     forget_sessions,
     is_loopback,
     people_of,
@@ -42,8 +42,8 @@ def test_a_token_can_be_set_by_a_variable_or_by_a_file(tmp_path: Path) -> None:
 
     found = tokens({"RLWATCH_UI_TOKEN": "another of many letters", "RLWATCH_UI_VIEWER_TOKEN_FILE": str(file)})
 
-    assert found["operator"] == Token("another of many letters", "RLWATCH_UI_TOKEN")
-    assert found["viewer"] == Token(LONG, f"{file} (RLWATCH_UI_VIEWER_TOKEN_FILE)")
+    assert found["operator"] == LoginToken("another of many letters", "RLWATCH_UI_TOKEN")
+    assert found["viewer"] == LoginToken(LONG, f"{file} (RLWATCH_UI_VIEWER_TOKEN_FILE)")
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_a_home_that_cannot_be_written_costs_the_sessions_and_nothing_else(tmp_p
 
 def test_sessions_are_worth_nothing_at_another_store_or_after_another_token(tmp_path: Path) -> None:
     """A viewer of one store is nobody at the next; a token set anew ends what the old one began. Made ones come and go."""
-    made = {"operator": Token("o"), "viewer": Token("v")}
+    made = {"operator": LoginToken("o"), "viewer": LoginToken("v")}
     login = Login(made, "secret")
 
-    assert login.signing_key("/a") == Login({**made, "viewer": Token("w")}, "secret").signing_key("/a")
+    assert login.signing_key("/a") == Login({**made, "viewer": LoginToken("w")}, "secret").signing_key("/a")
     keys = {
         login.signing_key("/a"),
         login.signing_key("/b"),
         Login(made, "other").signing_key("/a"),
-        Login({**made, "viewer": Token("v", "FILE")}, "secret").signing_key("/a"),
-        Login({**made, "viewer": Token("w", "FILE")}, "secret").signing_key("/a"),
+        Login({**made, "viewer": LoginToken("v", "FILE")}, "secret").signing_key("/a"),
+        Login({**made, "viewer": LoginToken("w", "FILE")}, "secret").signing_key("/a"),
     }
     assert len(keys) == 5
 
@@ -156,7 +156,7 @@ def test_what_a_person_opens_and_what_this_machine_asks() -> None:
     assert place("0.0.0.0", 8501).address == f"http://{socket.gethostname().lower()}:8501/"
     assert place("0.0.0.0", 8501, base_path="x").local == "http://127.0.0.1:8501"
     assert place("::", 8501).local == "http://[::1]:8501"
-    assert place("::1", 81).link(Token("a+b&c")) == "http://[::1]:81/login?token=a%2Bb%26c"
+    assert place("::1", 81).link(LoginToken("a+b&c")) == "http://[::1]:81/login?token=a%2Bb%26c"
 
 
 def test_a_proxy_is_believed_by_its_address() -> None:
@@ -165,7 +165,7 @@ def test_a_proxy_is_believed_by_its_address() -> None:
         "127.0.0.1", 1, public_urls=["https://a.b"], proxies=["127.0.0.1", "10.0.0.7/24"], user_header="X-Remote-User"
     )
 
-    assert behind == Place(
+    assert behind == DashboardAddress(
         "127.0.0.1", 1, "", ("https://a.b",), ("127.0.0.1/32", "10.0.0.0/24"), user_header="x-remote-user"
     )
 

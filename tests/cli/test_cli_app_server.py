@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlwatch.cli import ui
-from rlwatch.cli.app_login import Login, Token, place
+from rlwatch.cli.app_login import Login, LoginToken, place
 from rlwatch.errors import ConfigError, MissingExtraError
 
 
@@ -59,7 +59,9 @@ def test_a_missing_streamlit_is_answered_with_what_to_install(monkeypatch: pytes
         ui.require_streamlit()
 
 
-LOGIN = Login({"operator": Token("an operator's token"), "viewer": Token("a viewer's token", "FILE")}, "a secret")
+LOGIN = Login(
+    {"operator": LoginToken("an operator's token"), "viewer": LoginToken("a viewer's token", "FILE")}, "a secret"
+)
 
 
 def handed_over(environment: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:

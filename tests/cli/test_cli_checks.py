@@ -12,7 +12,7 @@ import pytest
 
 import rlwatch
 from rlwatch.cli import doctor
-from rlwatch.cli.doctor import Level
+from rlwatch.cli.doctor import CheckStatus
 
 SECRET_URL = "https://hooks.example.com/services/T0SECRET/B1SECRET"
 
@@ -40,7 +40,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_this_python_is_fine() -> None:
     """Else these tests would not run."""
-    assert doctor.python_check().level is Level.OK
+    assert doctor.python_check().level is CheckStatus.OK
     assert sys.executable in doctor.python_check().text
 
 
@@ -48,21 +48,21 @@ def test_an_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is needed."""
     monkeypatch.setattr(sys, "version_info", (3, 10, 9))
 
-    assert doctor.python_check().level is Level.FAIL
+    assert doctor.python_check().level is CheckStatus.FAIL
     assert "3.11" in doctor.python_check().text
 
 
 @pytest.mark.parametrize(
     ("version", "level", "noted"),
     [
-        ("3.23.1", Level.FAIL, False),
-        ("3.40.1", Level.OK, True),
-        ("3.51.2", Level.OK, True),
-        ("3.51.3", Level.OK, False),
-        ("3.53.0", Level.OK, False),
+        ("3.23.1", CheckStatus.FAIL, False),
+        ("3.40.1", CheckStatus.OK, True),
+        ("3.51.2", CheckStatus.OK, True),
+        ("3.51.3", CheckStatus.OK, False),
+        ("3.53.0", CheckStatus.OK, False),
     ],
 )
-def test_an_sqlite_with_the_wal_reset_bug_is_noted(version: str, level: Level, noted: bool) -> None:
+def test_an_sqlite_with_the_wal_reset_bug_is_noted(version: str, level: CheckStatus, noted: bool) -> None:
     """It is no failure: rlwatch keeps to one writer."""
     check = doctor.sqlite_check(version)
 
@@ -72,12 +72,12 @@ def test_an_sqlite_with_the_wal_reset_bug_is_noted(version: str, level: Level, n
 
 def test_the_namesake_beside_us_fails_with_the_way_out(site: Path) -> None:
     """Both own rlwatch/__init__.py: whoever was installed last wins."""
-    assert doctor.namesake_check().level is Level.OK
+    assert doctor.namesake_check().level is CheckStatus.OK
     _distribution(site, "rlwatch", "0.3.0")
 
     check = doctor.namesake_check()
 
-    assert check.level is Level.FAIL
+    assert check.level is CheckStatus.FAIL
     assert "0.3.0" in check.text
     assert "pip uninstall -y rlwatch && pip install --force-reinstall --no-deps rlwatch-monitor" in check.text
 
@@ -86,18 +86,18 @@ def test_our_own_distribution_is_not_taken_for_the_namesake(site: Path) -> None:
     """Their names begin alike."""
     _distribution(site, "rlwatch-monitor", rlwatch.__version__)
 
-    assert doctor.namesake_check().level is Level.OK
-    assert doctor.package_check().level is Level.OK
+    assert doctor.namesake_check().level is CheckStatus.OK
+    assert doctor.package_check().level is CheckStatus.OK
 
 
 def test_an_import_that_is_not_the_installed_version_warns(site: Path) -> None:
     """A checkout on the path hides the installed package."""
-    assert doctor.package_check().level is Level.WARN
+    assert doctor.package_check().level is CheckStatus.WARN
     _distribution(site, "rlwatch-monitor", "99.0")
 
     check = doctor.package_check()
 
-    assert check.level is Level.WARN
+    assert check.level is CheckStatus.WARN
     assert "99.0" in check.text
     assert str(Path(rlwatch.__file__).parent) in check.text
 
@@ -126,9 +126,9 @@ def test_each_extra_says_what_it_lacks(site: Path) -> None:
 
     checks = {check.name: check for check in doctor.extras_checks()}
 
-    assert checks["extra cli"].level is Level.OK
+    assert checks["extra cli"].level is CheckStatus.OK
     assert checks["extra cli"].text == "typer 0.29.1, rich 15.0.0"
-    assert checks["extra alerts"].level is Level.WARN
+    assert checks["extra alerts"].level is CheckStatus.WARN
     assert checks["extra alerts"].text.startswith("without pydantic, tenacity;")
     assert "pip install 'rlwatch-monitor[alerts]'" in checks["extra alerts"].text
     assert "pip install 'rlwatch-monitor[postgres]'" in checks["extra postgres"].text
@@ -138,21 +138,21 @@ def test_each_extra_says_what_it_lacks(site: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "level"),
     [
-        ("trl", "1.16.0", Level.OK),
-        ("trl", "1.0.0", Level.OK),
-        ("trl", "0.29.1", Level.WARN),
-        ("trl", "2.0.0.dev0", Level.WARN),
-        ("verl", "0.9.1", Level.OK),
-        ("verl", "0.10.0", Level.WARN),
-        ("openrlhf", "0.11.2", Level.OK),
-        ("openrlhf", "0.12.0", Level.WARN),
-        ("transformers", "5.23.0", Level.OK),
-        ("transformers", "4.57.6", Level.WARN),
-        ("wandb", "0.31.0", Level.OK),
-        ("wandb", "0.18.7", Level.WARN),
+        ("trl", "1.16.0", CheckStatus.OK),
+        ("trl", "1.0.0", CheckStatus.OK),
+        ("trl", "0.29.1", CheckStatus.WARN),
+        ("trl", "2.0.0.dev0", CheckStatus.WARN),
+        ("verl", "0.9.1", CheckStatus.OK),
+        ("verl", "0.10.0", CheckStatus.WARN),
+        ("openrlhf", "0.11.2", CheckStatus.OK),
+        ("openrlhf", "0.12.0", CheckStatus.WARN),
+        ("transformers", "5.23.0", CheckStatus.OK),
+        ("transformers", "4.57.6", CheckStatus.WARN),
+        ("wandb", "0.31.0", CheckStatus.OK),
+        ("wandb", "0.18.7", CheckStatus.WARN),
     ],
 )
-def test_a_trainer_of_an_unknown_version_warns(name: str, version: str, level: Level, site: Path) -> None:
+def test_a_trainer_of_an_unknown_version_warns(name: str, version: str, level: CheckStatus, site: Path) -> None:
     """Its metric names may have changed."""
     _distribution(site, name, version)
 
@@ -166,7 +166,7 @@ def test_without_a_trainer_the_plain_loop_is_recommended(site: Path) -> None:
     """No trainer is no fault."""
     (check,) = doctor.trainer_checks()
 
-    assert check.level is Level.OK
+    assert check.level is CheckStatus.OK
     assert "rlwatch.init" in check.text
 
 
@@ -174,12 +174,12 @@ def test_no_webhook_is_fine() -> None:
     """And says which variable would set one."""
     configuration, check = doctor.webhook_checks(ping=True)
 
-    assert (configuration.level, check.level) == (Level.OK, Level.OK)
+    assert (configuration.level, check.level) == (CheckStatus.OK, CheckStatus.OK)
     assert "RLWATCH_WEBHOOK_URL" in check.text
 
 
-@pytest.mark.parametrize(("secret", "level"), [("", Level.WARN), ("s3cret-key", Level.OK)])
-def test_a_webhook_is_named_by_its_host_only(secret: str, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("secret", "level"), [("", CheckStatus.WARN), ("s3cret-key", CheckStatus.OK)])
+def test_a_webhook_is_named_by_its_host_only(secret: str, level: CheckStatus, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of such an address is a password."""
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", SECRET_URL)
     monkeypatch.setenv("RLWATCH_WEBHOOK_SECRET", secret)
@@ -198,7 +198,7 @@ def test_an_address_that_is_none_fails_without_being_shown(monkeypatch: pytest.M
 
     _, check = doctor.webhook_checks(ping=True)
 
-    assert check.level is Level.FAIL
+    assert check.level is CheckStatus.FAIL
     assert "hunter2" not in check.text
 
 
@@ -232,7 +232,7 @@ def test_a_receiver_that_refuses_head_is_there(receiver: str, monkeypatch: pytes
     _, *checks = doctor.webhook_checks(ping=True)
 
     assert [check.name for check in checks] == ["webhook", "webhook ping"]
-    assert checks[1].level is Level.OK
+    assert checks[1].level is CheckStatus.OK
     assert "HTTP 405" in checks[1].text
 
 
@@ -242,7 +242,7 @@ def test_a_receiver_that_is_gone_fails_without_its_address(monkeypatch: pytest.M
 
     _, *checks = doctor.webhook_checks(ping=True)
 
-    assert checks[1].level is Level.FAIL
+    assert checks[1].level is CheckStatus.FAIL
     assert not [check for check in checks if "T0SECRET" in check.text]
 
 
@@ -252,7 +252,7 @@ def test_a_wrong_configuration_fails(tmp_path: Path) -> None:
 
     (check,) = doctor.webhook_checks()
 
-    assert (check.name, check.level) == ("configuration", Level.FAIL)
+    assert (check.name, check.level) == ("configuration", CheckStatus.FAIL)
     assert "rlwatch.toml" in check.text
 
 
@@ -262,7 +262,7 @@ def test_a_webhook_whose_address_is_in_an_unset_variable_fails(tmp_path: Path) -
 
     _, check = doctor.webhook_checks()
 
-    assert check.level is Level.FAIL
+    assert check.level is CheckStatus.FAIL
     assert "PAGER_URL" in check.text
 
 
@@ -276,7 +276,7 @@ def test_a_webhook_of_the_file_is_named_by_its_channel(tmp_path: Path, monkeypat
 
     _, check = doctor.webhook_checks()
 
-    assert (check.name, check.level) == ("pager", Level.OK)
+    assert (check.name, check.level) == ("pager", CheckStatus.OK)
     assert check.text == "https://hooks.example.com/[redacted], signed"
 
 
@@ -291,7 +291,7 @@ def test_channels_other_than_webhooks_are_named_with_the_way_to_try_them(
     monkeypatch.setenv("CHAT", "json://hush-hush")
     broken = doctor.webhook_checks()[-1]
 
-    assert (described.name, described.level) == ("chat", Level.OK)
+    assert (described.name, described.level) == ("chat", CheckStatus.OK)
     assert "rlwatch alerts test --channel chat" in described.text
-    assert broken.level is Level.FAIL
+    assert broken.level is CheckStatus.FAIL
     assert "hush" not in described.text + broken.text

@@ -13,7 +13,7 @@ import pytest
 from cli_helpers import Invoke, record_run, strict
 
 from rlwatch.cli import command as module
-from rlwatch.cli.command import ANSWERS, UNANSWERED, Kind
+from rlwatch.cli.command import ANSWERS, UNANSWERED, CommandName
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
@@ -77,7 +77,7 @@ def test_every_kind_has_its_options(words: tuple[str, ...], args: object, runs: 
 
 def test_the_kinds_are_those_of_the_house() -> None:
     """The command line offers them all."""
-    assert [kind.value for kind in Kind] == list(COMMAND_KINDS)
+    assert [kind.value for kind in CommandName] == list(COMMAND_KINDS)
 
 
 @pytest.mark.parametrize(

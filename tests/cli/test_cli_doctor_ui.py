@@ -19,7 +19,7 @@ from installations import Installations
 
 import rlwatch
 from rlwatch.cli import app_login, doctor, ui
-from rlwatch.cli.doctor import Level
+from rlwatch.cli.doctor import CheckStatus
 from rlwatch.store.url import open_store
 
 ROOT = Path(rlwatch.__file__).parent.parent
@@ -64,7 +64,7 @@ def test_a_store_that_cannot_be_opened_fails(tmp_path: Path) -> None:
 
     (check,) = doctor.storage_checks(str(tmp_path / "file"))
 
-    assert check.level is Level.FAIL
+    assert check.level is CheckStatus.FAIL
 
 
 def test_unreadable_runs_are_listed_with_their_reasons(tmp_path: Path) -> None:
@@ -78,13 +78,13 @@ def test_unreadable_runs_are_listed_with_their_reasons(tmp_path: Path) -> None:
 
     assert checks[0].text == "0 readable"
     assert len(checks) == 1 + doctor.MOST_LISTED + 1
-    assert all(check.level is Level.WARN for check in checks[1:])
+    assert all(check.level is CheckStatus.WARN for check in checks[1:])
     assert checks[-1].text == "and 2 more that cannot be read"
 
 
-@pytest.mark.parametrize(("mode", "level"), [(os.R_OK | os.X_OK, Level.WARN), (0, Level.FAIL)])
+@pytest.mark.parametrize(("mode", "level"), [(os.R_OK | os.X_OK, CheckStatus.WARN), (0, CheckStatus.FAIL)])
 def test_a_store_that_may_not_be_written_or_read_is_reported(
-    mode: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: int, level: CheckStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may do anything, so permission is made up here."""
     monkeypatch.setattr(os, "access", lambda path, wanted: wanted & mode == wanted)
@@ -112,14 +112,14 @@ def test_a_network_file_system_is_warned_of(tmp_path: Path) -> None:
 
     checks = {check.name: check for check in doctor.storage_checks(str(tmp_path / "runs"), mounts)}
 
-    assert checks["file system"].level is Level.WARN
+    assert checks["file system"].level is CheckStatus.WARN
     assert "nfs4" in checks["file system"].text
     assert "commands go by files" in checks["file system"].text
 
 
 def test_a_memory_store_is_not_looked_for_on_disk() -> None:
     """It has no place."""
-    assert [check.level for check in doctor.storage_checks("memory://doctor")] == [Level.OK, Level.OK]
+    assert [check.level for check in doctor.storage_checks("memory://doctor")] == [CheckStatus.OK, CheckStatus.OK]
 
 
 def test_the_written_rules_pass_the_test_and_change_nothing(tmp_path: Path, invoke: Invoke) -> None:
@@ -273,10 +273,14 @@ def test_beyond_loopback_without_tls_is_warned_of(
 
 @pytest.mark.parametrize(
     ("mode", "level", "words"),
-    [(None, Level.OK, "first rlwatch ui"), (0o600, Level.OK, "yours alone"), (0o644, Level.FAIL, "chmod 600")],
+    [
+        (None, CheckStatus.OK, "first rlwatch ui"),
+        (0o600, CheckStatus.OK, "yours alone"),
+        (0o644, CheckStatus.FAIL, "chmod 600"),
+    ],
 )
 def test_doctor_says_whether_sessions_are_safe(
-    mode: int | None, level: Level, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: int | None, level: CheckStatus, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The secret they are signed with is the user's alone, or `rlwatch ui` will not start."""
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(tmp_path))

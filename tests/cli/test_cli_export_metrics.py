@@ -23,7 +23,7 @@ from cli_helpers import Invoke
 import rlwatch
 from rlwatch.analysis.gauges import TYPE, gauges
 from rlwatch.cli.options import opened
-from rlwatch.cli.serving_metrics import Look, provider, server
+from rlwatch.cli.serving_metrics import GaugeCache, provider, server
 from rlwatch.errors import ConfigError
 from rlwatch.link.limits import STRANGERS
 from rlwatch.metrics import BY_NAME
@@ -49,7 +49,10 @@ def samples(text: str) -> dict[str, list]:
 
 def test_a_scrape_has_last_values_by_our_names_and_the_state_of_each_run(store: Path) -> None:
     """Over HTTP; NaN and infinities as such, unknown names not at all."""
-    with opened(str(store)) as source, server("127.0.0.1:0", Look(lambda: gauges(source, time.time()))) as answering:
+    with (
+        opened(str(store)) as source,
+        server("127.0.0.1:0", GaugeCache(lambda: gauges(source, time.time()))) as answering,
+    ):
         threading.Thread(target=answering.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{answering.server_address[1]}"
         with urlopen(f"{address}/metrics", timeout=60) as answer:
@@ -87,7 +90,7 @@ def test_the_command_prints_the_same_once(store: Path, invoke: Invoke) -> None:
 def test_an_address_that_cannot_be_listened_on_is_refused(store: Path) -> None:
     """With what to give."""
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        server("nonsense", Look(list))
+        server("nonsense", GaugeCache(list))
 
 
 def test_a_collector_of_opentelemetry_gets_the_same_values(store: Path) -> None:
@@ -114,7 +117,7 @@ def test_a_collector_of_opentelemetry_gets_the_same_values(store: Path) -> None:
     with opened(str(store)) as source, ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{collector.server_address[1]}"
-        provider(url, 3600.0, Look(lambda: gauges(source, time.time()))).shutdown()
+        provider(url, 3600.0, GaugeCache(lambda: gauges(source, time.time()))).shutdown()
         collector.shutdown()
     request = ExportMetricsServiceRequest.FromString(got[0])
     found = {m.name: m.gauge.data_points for r in request.resource_metrics for s in r.scope_metrics for m in s.metrics}
@@ -155,7 +158,7 @@ def test_promtool_takes_the_rules_and_what_is_scraped(store: Path, invoke: Invok
 
 def test_silent_connections_keep_nobody_from_scraping() -> None:
     """The oldest go; what they leave is no line of a log."""
-    answering = server("127.0.0.1:0", Look(list))
+    answering = server("127.0.0.1:0", GaugeCache(list))
     with ExitStack() as undo:
         undo.enter_context(answering)
         threading.Thread(target=answering.serve_forever, daemon=True).start()

@@ -12,10 +12,10 @@ from cli_helpers import NOW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlwatch.cli.watch_log import HEARTBEAT_S, Recording
+from rlwatch.cli.watch_log import HEARTBEAT_S, LogRecording
 from rlwatch.clock import ManualClock
 from rlwatch.errors import RunLockedError
-from rlwatch.monitor import Outcome
+from rlwatch.monitor import MonitorOutcome
 from rlwatch.ports import Store
 from rlwatch.records import RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
@@ -55,7 +55,7 @@ def test_what_is_said_does_not_depend_on_how_the_log_was_cut(cuts: list[int], na
     records = _records(range(50), nan_from=nan_from)
     whole, pieces = _fresh(), _fresh()
     for store, edges in ((whole, [0, 50]), (pieces, [0, *cuts, 50])):
-        recording = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+        recording = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
         for start, end in pairwise(edges):
             recording.take(records[start:end])
         recording.finish("")
@@ -67,7 +67,7 @@ def test_what_is_said_does_not_depend_on_how_the_log_was_cut(cuts: list[int], na
 def test_layer_norms_of_a_log_bring_the_layer_metrics_with_them() -> None:
     """Learnt anew when the trainer started again in the middle of it."""
     store = _fresh()
-    recording = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    recording = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     recording.take(
         [
             StepRecord(step, {"grad_layer/a": 3.0, "grad_layer/b": 4.0, "grad_layer/c": 0.0}, attempt=attempt, seq=seq)
@@ -80,7 +80,7 @@ def test_layer_norms_of_a_log_bring_the_layer_metrics_with_them() -> None:
     assert "layers/participation" in store.records("r")[-1].metrics
 
 
-def _ignore(outcome: Outcome) -> None:
+def _ignore(outcome: MonitorOutcome) -> None:
     """Nobody listens."""
 
 
@@ -89,13 +89,13 @@ def test_a_watch_that_was_killed_and_begun_again_misses_nothing(stopped_at: int)
     """The second one reads the log from its beginning, as a new process does."""
     records = _records(range(1, 51), nan_from=40)
     store, uninterrupted = _fresh(), _fresh()
-    first = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    first = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     first.take(records[:stopped_at])
     first.writer.close()  # as a killed process leaves it: no step is closed, nothing finished
-    second = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    second = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     second.take(records)
     second.finish("")
-    one = Recording(uninterrupted, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    one = LogRecording(uninterrupted, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     one.take(records)
     one.finish("")
 
@@ -108,13 +108,13 @@ def test_a_watch_that_was_killed_and_begun_again_misses_nothing(stopped_at: int)
 
 def test_a_watch_begun_again_tells_only_what_is_new() -> None:
     """Though it relives what came before."""
-    store, told = _fresh(), list[Outcome]()
+    store, told = _fresh(), list[MonitorOutcome]()
     records = _records(range(1, 61), nan_from=40)
-    first = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    first = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     first.take(records[:50])
     first.finish("")
 
-    second = Recording(store, INFO, on_outcome=told.append, clock=ManualClock(NOW))
+    second = LogRecording(store, INFO, on_outcome=told.append, clock=ManualClock(NOW))
     second.take(records)
     second.finish("")
 
@@ -126,7 +126,7 @@ def test_a_watch_begun_again_tells_only_what_is_new() -> None:
 def test_a_trainer_that_resumes_within_the_log_is_the_next_attempt() -> None:
     """What it continues is its history; its own steps are judged anew."""
     store = _fresh()
-    recording = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    recording = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
 
     recording.take([*_records(range(40)), *_records(range(30, 60), attempt=2, first_seq=41)])
     recording.finish("")
@@ -139,10 +139,10 @@ def test_a_trainer_that_resumes_within_the_log_is_the_next_attempt() -> None:
 def test_attempts_of_the_log_follow_those_of_earlier_watches() -> None:
     """The store counts watches and trainers alike."""
     store = _fresh()
-    first = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    first = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     first.take(_records(range(10)))
     first.finish("")
-    second = Recording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
+    second = LogRecording(store, INFO, on_outcome=_ignore, clock=ManualClock(NOW))
     second.take([*_records(range(20)), *_records(range(15, 25), attempt=2, first_seq=21)])
     second.finish("")
 
@@ -151,8 +151,8 @@ def test_attempts_of_the_log_follow_those_of_earlier_watches() -> None:
 
 def test_findings_and_alerts_are_reported_in_order_as_they_come() -> None:
     """The step that breaks is told when its record arrives."""
-    told: list[Outcome] = []
-    recording = Recording(_fresh(), INFO, on_outcome=told.append, clock=ManualClock(NOW))
+    told: list[MonitorOutcome] = []
+    recording = LogRecording(_fresh(), INFO, on_outcome=told.append, clock=ManualClock(NOW))
     records = _records(range(50), nan_from=40)
 
     recording.take(records[:40])
@@ -167,7 +167,7 @@ def test_findings_and_alerts_are_reported_in_order_as_they_come() -> None:
 def test_a_quiet_log_still_has_a_heartbeat() -> None:
     """Every few seconds: the run is not stale while somebody watches."""
     store, clock = _fresh(), ManualClock(NOW)
-    recording = Recording(store, INFO, on_outcome=_ignore, clock=clock)
+    recording = LogRecording(store, INFO, on_outcome=_ignore, clock=clock)
     recording.take(_records(range(3)))
     beats = []
     for _ in range(6):
@@ -183,10 +183,10 @@ def test_a_quiet_log_still_has_a_heartbeat() -> None:
 def test_a_log_is_recorded_by_one_watch_at_a_time() -> None:
     """The second is told so at once."""
     store = _fresh()
-    recording = Recording(store, INFO, on_outcome=_ignore)
+    recording = LogRecording(store, INFO, on_outcome=_ignore)
 
     with pytest.raises(RunLockedError):
-        Recording(store, INFO, on_outcome=_ignore)
+        LogRecording(store, INFO, on_outcome=_ignore)
 
     recording.finish("")
-    Recording(store, INFO, on_outcome=_ignore).finish("")
+    LogRecording(store, INFO, on_outcome=_ignore).finish("")

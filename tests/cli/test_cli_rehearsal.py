@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import Invoke, strict
 
-from rlwatch.alerts.rules import Policy, QuietHours, Rule
+from rlwatch.alerts.rules import AlertingConfig, QuietHours, Rule
 from rlwatch.cli.rehearsal import rehearse
 from rlwatch.importers.base import ImportedRun
 from rlwatch.records import StepRecord
@@ -34,10 +34,10 @@ def imported(records: list[StepRecord]) -> ImportedRun:
     return ImportedRun(name="seed1", source="", format="records", path="r", records=records)
 
 
-def policy(*, quiet: tuple[QuietHours, ...] = (), **rule: object) -> Policy:
+def policy(*, quiet: tuple[QuietHours, ...] = (), **rule: object) -> AlertingConfig:
     values = {"channels": ("hook", "console"), "kinds": ("nonfinite",), "severity": "critical", "keep_firing_for": 5}
     values |= rule
-    return Policy(rules=(Rule("r", **values),), quiet_hours=quiet)
+    return AlertingConfig(rules=(Rule("r", **values),), quiet_hours=quiet)
 
 
 def said(found) -> list[tuple[int, str, str, str]]:

@@ -29,9 +29,9 @@ def _record(folder: Path, model: Any) -> Path:
     """A step of two responses of five tokens, with REINFORCE's loss and one token's advantage far out."""
     from rlwatch.gradloc.attribution import attribute
     from rlwatch.gradloc.direction import Direction
-    from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
+    from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses
     from rlwatch.gradloc.recording import Context, save_recording
-    from rlwatch.gradloc.report import Cause, Culprit, Localisation, TokenAt
+    from rlwatch.gradloc.report import Culprit, ExcessFactor, Localisation, TokenAt
     from rlwatch.gradloc.verification import verify
     from rlwatch.tensors.tokens import TokenBatch
 
@@ -44,7 +44,7 @@ def _record(folder: Path, model: Any) -> Path:
         every = model(input_ids=chosen).logits[:, 2:-1].log_softmax(-1)
         return Outputs(every.gather(-1, chosen[:, 3:, None])[..., 0])
 
-    outputs, passes = forward(), Passes()
+    outputs, passes = forward(), RecordedPasses()
     one: LossPass = passes.add(
         forward, outputs, TokenBatch(outputs.logp.detach(), torch.ones(2, 5)), random=RandomState.now()
     )
@@ -52,7 +52,7 @@ def _record(folder: Path, model: Any) -> Path:
     direction, at = Direction.of(model), TokenAt(0, 0, 1, 3)
     contributions = attribute(model, passes, direction).contributions
     culprit = Culprit(
-        at, 1, 14, Cause.REWARD_OUTLIER, "", float(contributions[0][1, 3]), own=verify(model, passes, [at])[at]
+        at, 1, 14, ExcessFactor.REWARD_OUTLIER, "", float(contributions[0][1, 3]), own=verify(model, passes, [at])[at]
     )
     report = Localisation(direction.norm, gap=1e-5, culprits=[culprit], layers=direction.layers)
     assert one.shape == (2, 5)

@@ -21,7 +21,7 @@ from postgres_server import PostgresServer
 from prometheus_client.parser import text_string_to_metric_families
 
 import rlwatch
-from rlwatch.cli.serve import Dashboard
+from rlwatch.cli.serve import DashboardProcess
 from rlwatch.cli.ui import free_port
 from rlwatch.records import OutboxStatus, RunState
 from rlwatch.store.url import open_store
@@ -167,7 +167,7 @@ def test_a_child_that_ends_is_started_anew_until_it_is_to_end() -> None:
         started.append(subprocess.Popen(["true" if len(started) < 3 else "cat"], stdin=subprocess.PIPE, text=True))
         return started[-1]
 
-    dashboard = Dashboard(begin, lambda: True, pauses_s=(0.01, 0.05))
+    dashboard = DashboardProcess(begin, lambda: True, pauses_s=(0.01, 0.05))
     dashboard.begin()
     until(lambda: dashboard.restarts == 3 and dashboard.up)
     dashboard.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlwatch.analysis.rows import status
-from rlwatch.control.liveness import Pace, Pause, Sign, last_sign
+from rlwatch.control.liveness import LivenessSigns, Pace, Pause, last_sign
 from rlwatch.records import RunInfo, RunState
 
 
@@ -15,15 +15,15 @@ def test_a_running_run_is_stale_or_paused_where_its_signs_say_so() -> None:
 
     assert last_sign(run) == 5000.0
     assert last_sign(RunInfo("r")) is None
-    assert [status(run), status(run, Sign(Pace())), status(run, Sign(Pace(), silent_s=700.0))] == [
+    assert [status(run), status(run, LivenessSigns(Pace())), status(run, LivenessSigns(Pace(), silent_s=700.0))] == [
         "running",
         "running",
         "stale",
     ]
-    assert status(run, Sign(Pace(), Pause(5, "ann", "", 6000.0))) == "paused"
+    assert status(run, LivenessSigns(Pace(), Pause(5, "ann", "", 6000.0))) == "paused"
 
 
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.CRASHED])
 def test_an_ended_run_is_what_its_writer_said(state: RunState) -> None:
     """However long ago."""
-    assert status(RunInfo("r", state=state, heartbeat_at=1.0), Sign(Pace(), silent_s=1e9)) == state.value
+    assert status(RunInfo("r", state=state, heartbeat_at=1.0), LivenessSigns(Pace(), silent_s=1e9)) == state.value

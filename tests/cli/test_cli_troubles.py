@@ -17,11 +17,11 @@ from test_cli_checks import _distribution
 
 from rlwatch import plugins
 from rlwatch.cli import doctor
-from rlwatch.cli.doctor import Check, Level
+from rlwatch.cli.doctor import CheckStatus, DoctorCheck
 from rlwatch.store.url import open_store
 
 PAGE = Path(__file__).parents[2] / "docs" / "install.md"
-Trouble = Callable[[Path, pytest.MonkeyPatch], Sequence[Check]]
+Trouble = Callable[[Path, pytest.MonkeyPatch], Sequence[DoctorCheck]]
 
 
 @pytest.fixture(autouse=True)
@@ -38,72 +38,72 @@ def site(home: Path, monkeypatch: pytest.MonkeyPatch, *distributions: tuple[str,
     monkeypatch.setattr(sys, "path", [str(home / "site")])
 
 
-def namesake(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def namesake(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     site(home, monkeypatch, ("rlwatch", "0.5.1"))
     return [doctor.namesake_check()]
 
 
-def hidden(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def hidden(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     site(home, monkeypatch, ("rlwatch-monitor", "99.0"))
     return [doctor.package_check()]
 
 
-def extra(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def extra(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     site(home, monkeypatch, ("rlwatch-monitor", "1.0", "psycopg>=3.3; extra == 'postgres'"))
     return doctor.extras_checks()
 
 
-def trainer(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def trainer(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     site(home, monkeypatch, ("trl", "0.9.0"))
     return doctor.trainer_checks()
 
 
-def verl(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def verl(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     site(home, monkeypatch, ("verl", "0.9.1"))
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(home / "state"))
     return doctor.verl_checks()
 
 
-def store(home: Path, _monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def store(home: Path, _monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     (home / "file").write_text("x")
     return doctor.storage_checks(str(home / "file"))
 
 
-def network(home: Path, _monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def network(home: Path, _monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     return doctor.storage_checks(str(home / "runs"), f"1 1 0:1 / {home} rw - nfs4 server:/x rw\n")
 
 
-def disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
     return doctor.storage_checks(str(home / "runs"))
 
 
-def damaged(home: Path, _monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def damaged(home: Path, _monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     record_run(open_store(home / "runs"), "r", steps=1)
     (home / "runs" / "r" / "run.db").write_bytes(b"no database" * 500)
     return doctor.storage_checks(str(home / "runs"))
 
 
-def configuration(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def configuration(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     (home / "rlwatch.toml").write_text("[rules.entropy]\nafter = 'soon'\n")
     monkeypatch.setenv("RLWATCH_CONFIG", str(home / "rlwatch.toml"))
     return doctor.webhook_checks()
 
 
-def address(_home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def address(_home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", "hooks.example.com/x")
     return doctor.webhook_checks()
 
 
-def nobody(_home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def nobody(_home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     monkeypatch.setenv("RLWATCH_WEBHOOK_URL", f"http://127.0.0.1:{port}/x")
     return doctor.webhook_checks(ping=True)
 
 
-def plugin(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def plugin(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     _distribution(home / "site", "odd-detectors", "1.0")
     (home / "site" / "odd_detectors-1.0.dist-info" / "entry_points.txt").write_text(
         "[rlwatch.detectors]\nodd = no_such_module:Odd\n"
@@ -114,13 +114,13 @@ def plugin(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
     return doctor.plugin_checks()
 
 
-def tokens(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def tokens(home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     monkeypatch.setenv("RLWATCH_STATE_DIR", str(home / "state"))
     monkeypatch.setenv("RLWATCH_UI_TOKEN", "short")
     return [doctor.login_check()]
 
 
-def variable(_home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[Check]:
+def variable(_home: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[DoctorCheck]:
     monkeypatch.setenv("RLWATCH_STOR", "/runs")
     monkeypatch.setenv("RLWATCH_OF_MY_OWN", "x")
     return doctor.variable_checks(os.environ)
@@ -148,6 +148,6 @@ def test_every_trouble_of_the_page_is_made_here():
 def test_doctor_finds_each(line: str, makes: Trouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As more than fine, by the name that the page gives, and in more words than the name."""
     name = line.removesuffix("...")
-    found = [check for check in makes(tmp_path, monkeypatch) if check.level is not Level.OK]
+    found = [check for check in makes(tmp_path, monkeypatch) if check.level is not CheckStatus.OK]
 
     assert any(check.name.startswith(name) and len(check.text) > 20 for check in found), found

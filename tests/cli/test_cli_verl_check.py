@@ -6,7 +6,7 @@ from importlib import metadata
 import pytest
 
 from rlwatch.cli import doctor
-from rlwatch.cli.doctor import Level
+from rlwatch.cli.doctor import CheckStatus
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, WAITING, Heartbeat
 
 
@@ -38,8 +38,8 @@ def test_a_plugin_that_was_loaded_is_fine():
     beat(tracking=IN_PLACE, trainer=WAITING)
 
     assert said() == {
-        "verl plugin": (Level.OK, "registered under 'verl.plugins'"),
-        "verl heartbeat": (Level.OK, "verl 0.9.1 loaded rlwatch 0.1.0 1\u202fmin ago on node7"),
+        "verl plugin": (CheckStatus.OK, "registered under 'verl.plugins'"),
+        "verl heartbeat": (CheckStatus.OK, "verl 0.9.1 loaded rlwatch 0.1.0 1\u202fmin ago on node7"),
     }
 
 
@@ -48,7 +48,7 @@ def test_an_installation_without_the_entry_point_is_reported(monkeypatch):
     monkeypatch.setattr(metadata, "entry_points", lambda group: [])
 
     level, text = said()["verl plugin"]
-    assert level is Level.WARN
+    assert level is CheckStatus.WARN
     assert "reinstall rlwatch-monitor" in text
 
 
@@ -57,7 +57,7 @@ def test_a_verl_that_loads_no_plugins_is_reported_with_the_line_that_works(insta
     installed("verl", "0.7.1", verl="")
 
     level, text = said()["verl plugin"]
-    assert level is Level.WARN
+    assert level is CheckStatus.WARN
     assert text == (
         "verl 0.7.1 loads no plugins, and refuses 'rlwatch' as a logger; start it with: "
         "python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ..."
@@ -80,7 +80,7 @@ def test_silence_is_reported_with_what_breaks_it(tmp_path):
     """No process has ever loaded it: where the files would lie, and how to try."""
     level, text = said()["verl heartbeat"]
 
-    assert level is Level.WARN
+    assert level is CheckStatus.WARN
     assert str(tmp_path) in text
     assert "python -c 'import verl'" in text
 
@@ -90,7 +90,7 @@ def test_a_hook_that_failed_is_reported_by_name():
     beat(trainer="AttributeError: no PPOTrainer", tracking=IN_PLACE, error="the workers do not know rlwatch")
 
     level, text = said()["verl heartbeat"]
-    assert level is Level.WARN
+    assert level is CheckStatus.WARN
     assert "trainer: AttributeError: no PPOTrainer; the workers do not know rlwatch" in text
     assert "tracking" not in text
 

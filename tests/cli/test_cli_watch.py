@@ -17,7 +17,7 @@ from cli_helpers import NOW, Inbox, Invoke, record_run, write_log
 
 import rlwatch
 from rlwatch.cli import watch_log, watch_store
-from rlwatch.cli.import_log import Log, log_id
+from rlwatch.cli.import_log import NamedLog, log_id
 from rlwatch.cli.watch_store import StoreWatch
 from rlwatch.clock import ManualClock
 from rlwatch.importers.wandb_runs import WandbTail
@@ -165,7 +165,7 @@ def test_a_followed_log_is_judged_as_it_grows(tmp_path: Path, capsys: pytest.Cap
         lambda: told.append(capsys.readouterr().out),
     )
 
-    watch_log.follow(Log(log), str(tmp_path / "runs"), None, steps, ManualClock(NOW))
+    watch_log.follow(NamedLog(log), str(tmp_path / "runs"), None, steps, ManualClock(NOW))
 
     store = open_store(tmp_path / "runs")
     run = store.run(log_id(log))
@@ -181,7 +181,7 @@ def test_a_log_that_is_still_empty_is_waited_for(tmp_path: Path, capsys: pytest.
     log.touch()
 
     steps = Steps(lambda: None, lambda: _append(log, _rows(1, 5)), lambda: None)
-    watch_log.follow(Log(log), str(tmp_path / "runs"), None, steps)
+    watch_log.follow(NamedLog(log), str(tmp_path / "runs"), None, steps)
 
     assert open_store(tmp_path / "runs").run(log_id(log)).last_step == 5
     assert capsys.readouterr().err == "waiting: the file is empty\n"
@@ -200,7 +200,7 @@ def test_a_run_on_a_wandb_server_is_followed_and_its_silences_reported(
         yield from (row for row in rows if row["_step"] >= min_step)
 
     api = SimpleNamespace(run=lambda _path: SimpleNamespace(scan_history=scan))
-    log = Log(Path("me/math/x1"), run_id="x1")
+    log = NamedLog(Path("me/math/x1"), run_id="x1")
     for more in (0, 2):
         rows += [rows[-1] | {"_step": len(rows) + n, "train/global_step": len(rows) + n} for n in range(more)]
         down[0] = False
@@ -217,7 +217,7 @@ def test_a_log_nothing_ever_came_to_leaves_no_run(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.touch()
 
-    watch_log.follow(Log(log), str(tmp_path / "runs"), None, Steps())
+    watch_log.follow(NamedLog(log), str(tmp_path / "runs"), None, Steps())
 
     assert open_store(tmp_path / "runs").runs() == []
 
@@ -226,7 +226,9 @@ def test_a_trainer_that_starts_again_in_the_same_log_is_a_new_attempt(tmp_path: 
     """Steps 31 and on are trained a second time."""
     log = write_log(tmp_path / "train.log", _rows(1, 40))
 
-    watch_log.follow(Log(log), str(tmp_path / "runs"), None, Steps(lambda: _append(log, _rows(31, 50)), lambda: None))
+    watch_log.follow(
+        NamedLog(log), str(tmp_path / "runs"), None, Steps(lambda: _append(log, _rows(31, 50)), lambda: None)
+    )
 
     store = open_store(tmp_path / "runs")
     run = store.run(log_id(log))
@@ -267,7 +269,7 @@ def test_ctrl_c_while_the_run_is_being_made_ends_it_too(tmp_path: Path, monkeypa
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        watch_log.follow(Log(log), str(tmp_path / "runs"), None, lambda: None)
+        watch_log.follow(NamedLog(log), str(tmp_path / "runs"), None, lambda: None)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -18,9 +18,9 @@ from test_cli_watch import BROKEN, Steps, _append, _rows, write_log
 
 from rlwatch.cli import watch_many
 from rlwatch.cli import watch_many as fleets
-from rlwatch.cli.import_log import Log, log_id
+from rlwatch.cli.import_log import NamedLog, log_id
 from rlwatch.cli.watch_log import LogWatch
-from rlwatch.cli.watch_many import Fleet
+from rlwatch.cli.watch_many import LogDirectory
 from rlwatch.clock import ManualClock
 from rlwatch.importers import read_log
 from rlwatch.importers.registry import PATTERNS
@@ -55,7 +55,7 @@ def _follow(
         return step
 
     steps = Steps(*map(later, happenings))
-    watch_many.follow(Log(logs), patterns, str(logs.parent / "runs"), None, steps, clock=clock, **bounds)
+    watch_many.follow(NamedLog(logs), patterns, str(logs.parent / "runs"), None, steps, clock=clock, **bounds)
     return open_store(logs.parent / "runs")
 
 
@@ -126,7 +126,7 @@ def test_a_broken_log_is_reported_in_one_line_and_stops_no_other(logs: Path, clo
 def test_a_run_that_somebody_else_writes_is_left_to_them(logs: Path, clock: ManualClock, capsys: Any) -> None:
     """Another watch, say; the others are recorded."""
     store = open_store(logs.parent / "runs")
-    writer = store.open_run(Log(logs / "a.log").info("a", "", 0.0))
+    writer = store.open_run(NamedLog(logs / "a.log").info("a", "", 0.0))
     _follow(logs, clock, _nothing)
     writer.close()
 
@@ -245,7 +245,7 @@ def test_the_summary_counts_logs_by_what_they_do(logs: Path, clock: ManualClock,
     store = open_store(logs.parent / "runs")
     from rlwatch.run.alerting import Alerting
 
-    fleet = watch_many.fleet_of(Log(logs), PATTERNS, store, Alerting(), clock)
+    fleet = watch_many.fleet_of(NamedLog(logs), PATTERNS, store, Alerting(), clock)
     none = watch_many.summary(fleet)
     fleet.look()
     clock.advance(1)
@@ -281,7 +281,7 @@ def test_fifty_growing_logs_cost_little(tmp_path: Path) -> None:
     from rlwatch.run.alerting import Alerting
 
     store, clock = open_store(tmp_path / "runs"), ManualClock(time.time())
-    fleet: Fleet = watch_many.fleet_of(Log(tmp_path), ["*.jsonl"], store, Alerting(), clock)
+    fleet: LogDirectory = watch_many.fleet_of(NamedLog(tmp_path), ["*.jsonl"], store, Alerting(), clock)
 
     def look() -> int:
         before = _read_so_far()

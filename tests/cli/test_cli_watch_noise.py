@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch.cli import watch_log
-from rlwatch.cli.import_log import Log, log_id
+from rlwatch.cli.import_log import NamedLog, log_id
 from rlwatch.records import AlertState, Severity
 from rlwatch.store.url import open_store
 
@@ -75,7 +75,7 @@ def test_no_alert_that_was_sent_is_resolved_by_lines_that_turn_out_to_be_no_rows
         with log.open("a") as file:
             file.write(piece)
 
-    watch_log.follow(Log(log), store, config, grow)
+    watch_log.follow(NamedLog(log), store, config, grow)
 
     found = open_store(store)
     states = [alert.state for alert in found.alerts() if alert.severity is Severity.CRITICAL]

@@ -15,7 +15,7 @@ from cli_helpers import Invoke
 
 import rlwatch
 from rlwatch.cli import console, watch_log
-from rlwatch.cli.import_log import Log, log_id
+from rlwatch.cli.import_log import NamedLog, log_id
 from rlwatch.cli.watch_log import Positions
 from rlwatch.clock import ManualClock
 from rlwatch.importers import LogTail, Position
@@ -86,11 +86,11 @@ def test_an_end_that_is_still_being_written_is_left_for_the_next_watch(log: Path
     log.write_text("step,loss,reward\n1,0.5,1.25\n2,0.25,1.")
     clock = ManualClock(log.stat().st_mtime + 1)
     for _ in range(2):
-        watch_log.follow(Log(log), store.url, None, _stop, clock)
+        watch_log.follow(NamedLog(log), store.url, None, _stop, clock)
     early = [dict(record.metrics) for record in store.records(log_id(log))]
     _write(log, "75\n3,0.5,")
     clock.advance(watch_log.QUIET_S + log.stat().st_mtime)
-    watch_log.follow(Log(log), store.url, None, _stop, clock)
+    watch_log.follow(NamedLog(log), store.url, None, _stop, clock)
 
     assert early == [{"loss": 0.5, "reward": 1.25}]
     assert [r.metrics.get("reward") for r in store.records(log_id(log))][:2] == [1.25, 1.75]
@@ -112,13 +112,13 @@ def test_ctrl_c_is_heard_between_two_lots_of_a_backlog(log: Path, store: Store) 
     """What was begun is finished, the run is ended, and the rest is there for the next watch."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        watch_log.follow(Log(log), store.url, None, _stop, ManualClock(), tail=Interrupting(log))
+        watch_log.follow(NamedLog(log), store.url, None, _stop, ManualClock(), tail=Interrupting(log))
     finally:
         signal.signal(signal.SIGINT, before)
     run = store.run(log_id(log))
 
     assert (_steps(store, log), run.state.value) == ([1, 2, 3, 4], "finished")
-    watch_log.follow(Log(log), store.url, None, _stop, ManualClock())
+    watch_log.follow(NamedLog(log), store.url, None, _stop, ManualClock())
     assert _steps(store, log) == list(range(1, 11))
 
 
@@ -126,10 +126,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rlwatch.cli import watch_log
-from rlwatch.cli.import_log import Log
-from rlwatch.cli.watch_log import Recording
+from rlwatch.cli.import_log import NamedLog
+from rlwatch.cli.watch_log import LogRecording
 
-watch_log.MOST, left, take = 7, int(sys.argv[3]), Recording.take
+watch_log.MOST, left, take = 7, int(sys.argv[3]), LogRecording.take
 
 def killed(self, records):
     global left
@@ -140,8 +140,8 @@ def killed(self, records):
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-Recording.take = killed
-watch_log.follow(Log(Path(sys.argv[1])), sys.argv[2], None, lambda: sys.exit(3))
+LogRecording.take = killed
+watch_log.follow(NamedLog(Path(sys.argv[1])), sys.argv[2], None, lambda: sys.exit(3))
 """
 
 
@@ -160,9 +160,9 @@ def test_a_watch_that_was_killed_goes_on_where_it_was(when: str, log: Path, stor
         killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
         assert killed.returncode in (-signal.SIGKILL, 3), killed.stderr
         if killed.returncode == -signal.SIGKILL and change is changes[1]:
-            watch_log.follow(Log(log), store.url, None, _stop, ManualClock())
+            watch_log.follow(NamedLog(log), store.url, None, _stop, ManualClock())
         change()
-    watch_log.follow(Log(log), store.url, None, _stop, ManualClock())
+    watch_log.follow(NamedLog(log), store.url, None, _stop, ManualClock())
     records = store.records(log_id(log))
 
     assert [record.step for record in records] == [*range(1, 61), *range(31, 96)]
@@ -172,7 +172,7 @@ def test_a_watch_that_was_killed_goes_on_where_it_was(when: str, log: Path, stor
 def test_positions_are_kept_beside_the_runs_and_never_fail(tmp_path: Path, store: Store) -> None:
     """What is damaged, or cannot be written, counts as unknown."""
     positions, place = Positions(store), Position("train.log", 3, 100, "abc")
-    writer = store.open_run(Log(tmp_path / "train.log", run_id="a").info("a", "", 0.0))
+    writer = store.open_run(NamedLog(tmp_path / "train.log", run_id="a").info("a", "", 0.0))
     positions.save("a", place)
     kept = positions.load("a")
     (file,) = (tmp_path / "runs" / ".watch").iterdir()

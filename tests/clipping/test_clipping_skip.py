@@ -8,7 +8,7 @@ from torch import nn
 
 from rlwatch.clipping import SkipOnSpike, skip_step
 from rlwatch.errors import ConfigError
-from rlwatch.gradloc.report import Cause, Culprit, Localisation, TokenAt
+from rlwatch.gradloc.report import Culprit, ExcessFactor, Localisation, TokenAt
 
 pytestmark = pytest.mark.torch
 OPTIMIZERS = {
@@ -98,7 +98,7 @@ def test_a_loss_scaler_steps_over_a_skip_after_unscaling():
 
 def found(norm=1.0, *shares):
     culprits = [
-        Culprit(TokenAt(0, 0, 0, i), 0, 5, Cause.TOKEN_RATIO, "", share=share) for i, share in enumerate(shares)
+        Culprit(TokenAt(0, 0, 0, i), 0, 5, ExcessFactor.TOKEN_RATIO, "", share=share) for i, share in enumerate(shares)
     ]
     return Localisation(norm, culprits=culprits)
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from rlwatch.compare import Rows, Subject, compare, subject_of_records
+from rlwatch.compare import ComparedRun, MetricSeries, compare, subject_of_records
 from rlwatch.records import StepRecord
 
 Metrics = dict[str, np.ndarray]
@@ -59,7 +59,7 @@ def records(metrics: Metrics, *, every: int = 1, first: int = 0, attempt: int = 
     ]
 
 
-def subject(rows: list[StepRecord], name: str = "run", **config: object) -> Subject:
+def subject(rows: list[StepRecord], name: str = "run", **config: object) -> ComparedRun:
     """A run of these rows."""
     return subject_of_records(name, "trl/grpo", rows, config)
 
@@ -70,6 +70,8 @@ def parted(left: list[StepRecord], right: list[StepRecord]) -> dict[str, float]:
     return {one.metric: one.at for one in found if not one.apart_from_start}
 
 
-def rows(values: np.ndarray | list[float], every: int = 1) -> Rows:
+def rows(values: np.ndarray | list[float], every: int = 1) -> MetricSeries:
     """One metric as it is compared."""
-    return Rows(np.arange(0, len(values) * every, every, dtype=np.float64), np.asarray(values, dtype=np.float64))
+    return MetricSeries(
+        np.arange(0, len(values) * every, every, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.control.policy import Action, ActionHistory, action_key, action_refusal, requested_at_step
+from rlwatch.control.policy import ActionHistory, PermittedAction, action_key, action_refusal, requested_at_step
 from rlwatch.errors import ConfigError
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Severity
 
@@ -16,7 +16,7 @@ def alert(step=100, kind="kl_saturation", severity=Severity.WARNING):
 
 
 def action(**kwargs):
-    return Action(**{"name": "reset when due", "kinds": ("kl_saturation",), "do": "reset-reference", **kwargs})
+    return PermittedAction(**{"name": "reset when due", "kinds": ("kl_saturation",), "do": "reset-reference", **kwargs})
 
 
 def command(made_by, step, status=CommandStatus.DONE):

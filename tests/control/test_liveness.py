@@ -17,9 +17,9 @@ from rlwatch.control.liveness import (
     PAUSE_ALIVE_S,
     TAIL,
     UNKNOWN_S,
+    LivenessSigns,
     Pace,
     Pause,
-    Sign,
     dead_since,
     last_sign,
     pace_of,
@@ -205,7 +205,7 @@ def test_how_a_stored_run_stands(tmp_path, state):
 
     assert told.pace == Pace(10.0, 10.0, TAIL + 10, 1)
     silent = None if state else 5000 - 10.0 * (TAIL + 10)
-    assert told == Sign(told.pace, None, silent, reports=False, dead_since=None if state else NOW - 500)
+    assert told == LivenessSigns(told.pace, None, silent, reports=False, dead_since=None if state else NOW - 500)
     writer.close()
 
 

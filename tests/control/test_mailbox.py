@@ -8,7 +8,7 @@ import pytest
 from rlwatch.clock import ManualClock
 from rlwatch.control.commands import cancel, request
 from rlwatch.control.mailbox import LATE, Mailbox
-from rlwatch.control.policy import Health, veto_reset_reference
+from rlwatch.control.policy import RunHealth, veto_reset_reference
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Finding, RunInfo, Severity
 from rlwatch.store.url import open_store
@@ -270,7 +270,7 @@ def finding(kind, severity):
 
 def test_a_reset_during_a_collapse_is_refused_with_the_finding_named():
     """It would make the bad policy the anchor."""
-    health = Health((finding("entropy_collapse", Severity.CRITICAL),))
+    health = RunHealth((finding("entropy_collapse", Severity.CRITICAL),))
 
     assert "entropy_collapse since step 120" in veto_reset_reference(health)
     assert veto_reset_reference(health, force=True) is None
@@ -280,8 +280,8 @@ def test_a_finding_that_flickers_does_not_open_the_door():
     """Its alert still fires: the collapse is not over because one step looked better."""
     alert = Alert("a", "r", "entropy", "entropy_collapse", Severity.CRITICAL, AlertState.FIRING, 120, 130, "")
 
-    assert "entropy_collapse since step 120" in veto_reset_reference(Health((), (alert,)))
-    assert len(Health((finding("entropy_collapse", Severity.CRITICAL),), (alert,)).collapsing) == 1
+    assert "entropy_collapse since step 120" in veto_reset_reference(RunHealth((), (alert,)))
+    assert len(RunHealth((finding("entropy_collapse", Severity.CRITICAL),), (alert,)).collapsing) == 1
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_finding_that_flickers_does_not_open_the_door():
 )
 def test_a_reset_is_not_refused_for_less(kind, severity):
     """A saturated KL is the very reason for a reset."""
-    assert veto_reset_reference(Health((finding(kind, severity),))) is None
+    assert veto_reset_reference(RunHealth((finding(kind, severity),))) is None
 
 
 def test_what_waits_for_a_boundary_is_cancelled(store, clock):

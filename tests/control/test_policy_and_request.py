@@ -8,10 +8,10 @@ import pytest
 
 from rlwatch.clock import ManualClock
 from rlwatch.control.commands import EXPIRES_S, request, whoami
-from rlwatch.control.mailbox import POLL_S, Answer, Mailbox, PendingCommand
+from rlwatch.control.mailbox import POLL_S, CommandResult, Mailbox, PendingCommand
 from rlwatch.control.policy import (
     COLLAPSE_KINDS,
-    Health,
+    RunHealth,
     describe,
     veto_reset_reference,
     veto_save_checkpoint,
@@ -41,15 +41,15 @@ def test_every_collapse_kind_is_one_a_detector_can_report():
 @pytest.mark.parametrize("kind", ["id0_run", "garbled_output", "silent_freeze", "length_collapse"])
 def test_broken_output_and_frozen_weights_are_collapses_too(kind):
     """Advice called them so, and a reset was carried out all the same."""
-    assert veto_reset_reference(Health((finding(kind),))) is not None
-    assert veto_save_checkpoint(Health((finding(kind),)), kept=2) is not None
-    assert veto_set_kl_coef(Health((finding(kind),)), old=0.1, new=0.0) is not None
+    assert veto_reset_reference(RunHealth((finding(kind),))) is not None
+    assert veto_save_checkpoint(RunHealth((finding(kind),)), kept=2) is not None
+    assert veto_set_kl_coef(RunHealth((finding(kind),)), old=0.1, new=0.0) is not None
 
 
 @pytest.mark.parametrize("kind", sorted(COLLAPSE_KINDS))
 def test_every_critical_collapse_vetoes_a_reset(kind):
     """A warning does not, and force overrules it."""
-    critical, warning = Health((finding(kind),)), Health((finding(kind, Severity.WARNING),))
+    critical, warning = RunHealth((finding(kind),)), RunHealth((finding(kind, Severity.WARNING),))
 
     assert veto_reset_reference(critical) is not None
     assert veto_reset_reference(critical, force=True) is None
@@ -59,7 +59,7 @@ def test_every_critical_collapse_vetoes_a_reset(kind):
 
 def test_a_refusal_names_all_that_collapses_and_what_to_do():
     """And nothing that does not."""
-    health = Health((finding("entropy_collapse", onset=120), finding("kl_drift"), finding("reward_drop", onset=130)))
+    health = RunHealth((finding("entropy_collapse", onset=120), finding("kl_drift"), finding("reward_drop", onset=130)))
 
     assert veto_reset_reference(health) == (
         "refused: entropy_collapse since step 120, reward_drop since step 130; a reset now would make the collapsing "
@@ -70,10 +70,10 @@ def test_a_refusal_names_all_that_collapses_and_what_to_do():
 
 def test_a_save_in_a_collapse_is_vetoed_only_where_it_deletes_an_older_checkpoint():
     """The last good one may be the one that goes."""
-    bad = Health((finding("nonfinite", onset=40),))
+    bad = RunHealth((finding("nonfinite", onset=40),))
 
     assert veto_save_checkpoint(bad, kept=None) is None
-    assert veto_save_checkpoint(Health(), kept=2) is None
+    assert veto_save_checkpoint(RunHealth(), kept=2) is None
     assert veto_save_checkpoint(bad, kept=2, force=True) is None
     assert veto_save_checkpoint(bad, kept=2) == (
         "refused: nonfinite since step 40; only 2 checkpoints are kept, so that a save now could delete the last good "
@@ -83,11 +83,11 @@ def test_a_save_in_a_collapse_is_vetoed_only_where_it_deletes_an_older_checkpoin
 
 def test_the_anchor_is_not_loosened_in_a_collapse():
     """Raising the coefficient is never vetoed, lowering it only while something collapses."""
-    bad = Health((finding("entropy_collapse", onset=40),))
+    bad = RunHealth((finding("entropy_collapse", onset=40),))
 
     assert veto_set_kl_coef(bad, old=0.1, new=0.1) is None
     assert veto_set_kl_coef(bad, old=0.1, new=1.0) is None
-    assert veto_set_kl_coef(Health(), old=0.1, new=0.0) is None
+    assert veto_set_kl_coef(RunHealth(), old=0.1, new=0.0) is None
     assert veto_set_kl_coef(bad, old=0.1, new=0.05, force=True) is None
     assert "(0.1 -> 0.05)" in veto_set_kl_coef(bad, old=0.1, new=0.05)
 
@@ -155,7 +155,7 @@ def test_a_pending_command_shows_what_was_asked_and_is_answered_once():
         True,
         True,
     )
-    assert answers == [Answer(pending.command, CommandStatus.DONE, 12, "KL 0.4 -> 0")]
+    assert answers == [CommandResult(pending.command, CommandStatus.DONE, 12, "KL 0.4 -> 0")]
 
 
 def test_the_next_poll_is_exactly_a_second_later(store):

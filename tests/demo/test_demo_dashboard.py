@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from rlwatch.demo.run import Dashboard
+from rlwatch.demo.run import DemoDashboard
 
 
 def stand_in(tmp_path, program):
     """A dashboard whose command is replaced by ``program``."""
-    dashboard = Dashboard("sqlite:///runs", tmp_path)
+    dashboard = DemoDashboard("sqlite:///runs", tmp_path)
     dashboard.command = [sys.executable, "-c", program]
     return dashboard
 
 
 def test_it_is_the_ordinary_command_on_a_loopback_port(tmp_path):
     """What a user would type, with the store given; the token goes by the environment, which others cannot read."""
-    dashboard = Dashboard("sqlite:///runs", tmp_path)
+    dashboard = DemoDashboard("sqlite:///runs", tmp_path)
 
     assert dashboard.command[1:7] == ["-P", "-m", "rlwatch.cli", "ui", "--store", "sqlite:///runs"]
     address, token = dashboard.url.split("/login?token=")

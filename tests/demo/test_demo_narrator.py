@@ -7,7 +7,7 @@ import pytest
 from demo_world import RECIPE, Post, World, command, finding
 from rich.console import Console
 
-from rlwatch.demo.checks import Check
+from rlwatch.demo.checks import DemoCheck
 from rlwatch.demo.run import MILESTONE, PIPE_WIDTH, Narrator, console
 from rlwatch.records import CommandStatus, Severity
 
@@ -110,7 +110,9 @@ def test_without_a_dashboard_none_is_promised(screen):
 
 def test_the_checklist_says_yes_and_no_with_the_evidence(screen):
     """Evidence with brackets stays whole."""
-    Narrator(screen, RECIPE).conclude([Check("it rained", True, "wet [very]"), Check("it shone", False, "dark")])
+    Narrator(screen, RECIPE).conclude(
+        [DemoCheck("it rained", True, "wet [very]"), DemoCheck("it shone", False, "dark")]
+    )
     yes, no = lines(screen)[-2:]
 
     assert yes.split()[0] == "yes"

@@ -10,7 +10,7 @@ from exact_runs import alarms, always, exact, swinging, then, when
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.detectors.rise import Limit, Rise, log_size, odds, size, spread_of_ess
+from rlwatch.detectors.rise import Rise, RiseLimit, log_size, odds, size, spread_of_ess
 from rlwatch.detectors.rises import OffPolicyMask, RatioDrift, Staleness, WeightTail
 from rlwatch.detectors.trust_region.clipping import ClipSaturation
 from rlwatch.detectors.trust_region.ratio_growth import RatioGrowth
@@ -130,7 +130,7 @@ def test_a_resume_keeps_the_beginning_and_forgets_what_was_undone(detector, metr
 @each
 def test_a_metric_that_is_no_longer_logged_is_no_longer_judged(detector, metric, before, after):
     """Others still are: what it last said holds for ten rows."""
-    other = next(limit.metric for limit in (*detector.limits, Limit("x", 1.0, 1.0)) if limit.metric != metric)
+    other = next(limit.metric for limit in (*detector.limits, RiseLimit("x", 1.0, 1.0)) if limit.metric != metric)
     curves = {metric: lambda s: None if s >= 60 else after if s >= 40 else before, other: always(0.0)}
     rows = exact(curves if other != "x" else {metric: curves[metric]}, length=100)
     watch = detector()
@@ -240,7 +240,7 @@ def test_scales_hold_any_number(value):
 @given(st.lists(st.tuples(st.integers(1, 9), st.none() | st.floats(min_value=0.0, max_value=0.09)), max_size=60))
 def test_below_its_floor_nothing_ever_lasts(rows):
     """Whatever the order, the gaps and the cadence."""
-    rise, step = Rise(Limit("ratio/clipfrac", 0.1, 4.0, odds)), 0
+    rise, step = Rise(RiseLimit("ratio/clipfrac", 0.1, 4.0, odds)), 0
     for gap, value in rows:
         step += gap
         rise.update(step, value)
@@ -284,7 +284,7 @@ ROWS = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_rows_that_change_nothing_may_be_taken_later(rows, scale, calm):
     """One that is asked at every row, and so takes each at once, says the same as one that is asked at the end."""
-    limit = Limit("m", 0.5, 2.0, scale)
+    limit = RiseLimit("m", 0.5, 2.0, scale)
     asked, left = Rise(limit), Rise(limit)
     step, said = 50, []
     for gap, value in [*[(1, 0.1)] * 25, *[(1, 0.05)] * calm, *rows]:

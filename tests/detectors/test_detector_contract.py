@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlwatch.detectors.base import Panel
+from rlwatch.detectors.base import DetectorSet
 from rlwatch.detectors.registry import REGISTRY, default_detectors
 from rlwatch.ports import Detector
 from rlwatch.testing.detector_contract import DetectorContract, broken_run, outputs, whole_run
@@ -49,7 +49,7 @@ def test_detectors_of_one_run_say_what_each_says_alone(run):
 @pytest.mark.parametrize("run", TOLD_ALIKE)
 def test_a_row_given_only_to_those_it_concerns_says_what_it_says_to_all(run):
     """In their order, also where most metrics come every few rows and some stay away for long."""
-    panel, alone = Panel(default_detectors()), [detector() for detector in REGISTRY]
+    panel, alone = DetectorSet(default_detectors()), [detector() for detector in REGISTRY]
     for i, row in enumerate(TOLD_ALIKE[run]):
         there = [name for j, name in enumerate(row.metrics) if (i + j) % 3 == 0 or (i // 40 + j) % 4 == 0]
         part = replace(row, metrics={name: row.metrics[name] for name in there})

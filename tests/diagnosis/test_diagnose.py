@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch import catalogue
-from rlwatch.diagnosis import Nature, Sureness, diagnose, kinds
+from rlwatch.diagnosis import Confidence, Nature, diagnose, kinds
 from rlwatch.diagnosis.actions import RESET
 from rlwatch.records import CRASH_FORECAST, LOCALISED
 
@@ -25,7 +25,7 @@ def test_the_chain_is_told_in_time_order_with_its_first_link_as_the_cause():
     (cause,) = diagnose(MISMATCH).causes
 
     assert cause.title == "Train-inference mismatch"
-    assert cause.sure is Sureness.STRONG
+    assert cause.sure is Confidence.STRONG
     assert cause.symptoms == ("entropy_collapse", "reward_drop")
     assert [evidence.step for evidence in cause.evidence] == [412, 455, 498]
     assert (
@@ -56,7 +56,7 @@ def test_within_the_slack_the_known_direction_decides_and_the_cause_is_only_plau
     diagnosis = diagnose([found("reward_drop", 497), found("entropy_collapse", 500)])
 
     assert diagnosis.causes[0].kind == "entropy_collapse"
-    assert diagnosis.causes[0].sure is Sureness.PLAUSIBLE
+    assert diagnosis.causes[0].sure is Confidence.PLAUSIBLE
     assert "order is uncertain" in diagnosis.causes[0].why
 
 
@@ -88,7 +88,7 @@ def test_a_symptom_is_called_a_symptom(kind, nature, title):
     first = diagnosis.causes[0]
     assert (diagnosis.nature, first.nature, first.title) == (nature, nature, title)
     assert (first.knob != "") == (nature is Nature.CAUSE)
-    assert (first.sure is Sureness.STRONG) == (nature is Nature.CAUSE)
+    assert (first.sure is Confidence.STRONG) == (nature is Nature.CAUSE)
     assert diagnosis.to_dict()["nature"] == diagnosis.to_dict()["causes"][0]["nature"] == nature.value
 
 
@@ -120,8 +120,8 @@ def test_a_remark_that_came_first_is_weak():
     two = diagnose([found("mismatch_level", 400, INFO), *MISMATCH[1:]]).causes[0]
     one = diagnose([found("mismatch_level", 400, INFO), MISMATCH[1]]).causes[0]
 
-    assert (two.kind, two.sure) == ("mismatch_level", Sureness.WEAK)
-    assert (one.kind, one.sure) == ("mismatch_level", Sureness.WEAK)
+    assert (two.kind, two.sure) == ("mismatch_level", Confidence.WEAK)
+    assert (one.kind, one.sure) == ("mismatch_level", Confidence.WEAK)
     assert "its own severity is only info" in two.why
 
 
@@ -147,8 +147,8 @@ def test_a_coarse_log_separates_onsets_less_finely():
     """With a row every 10 steps, 15 steps are no order."""
     run = [found("mismatch_growth", 400), found("reward_drop", 415)]
 
-    assert diagnose(run).causes[0].sure is Sureness.STRONG
-    assert diagnose(run, row_steps=10).causes[0].sure is Sureness.PLAUSIBLE
+    assert diagnose(run).causes[0].sure is Confidence.STRONG
+    assert diagnose(run, row_steps=10).causes[0].sure is Confidence.PLAUSIBLE
 
 
 def test_a_lone_fall_of_the_reward_is_not_explained_away():
@@ -156,7 +156,7 @@ def test_a_lone_fall_of_the_reward_is_not_explained_away():
     diagnosis = diagnose([found("reward_drop", 104)], measured=["reward/mean", "optim/grad_norm"])
 
     assert not diagnosis.enough
-    assert diagnosis.causes[0].sure is Sureness.WEAK
+    assert diagnosis.causes[0].sure is Confidence.WEAK
     assert "Not measured: trainer-engine mismatch, entropy" in diagnosis.why_not
     assert diagnosis.summary == diagnosis.why_not
     assert "hold" in [action.id for action in diagnosis.causes[0].actions]
@@ -173,8 +173,8 @@ def test_one_effect_of_a_warning_may_be_chance():
     one = diagnose([found("mismatch_growth", 100, WARNING), found("reward_drop", 200)])
     two = diagnose([*MISMATCH[1:], found("mismatch_growth", 412, WARNING)])
 
-    assert one.causes[0].sure is Sureness.PLAUSIBLE
-    assert two.causes[0].sure is Sureness.STRONG
+    assert one.causes[0].sure is Confidence.PLAUSIBLE
+    assert two.causes[0].sure is Confidence.STRONG
 
 
 def test_rivals_that_began_together_make_each_other_less_sure():
@@ -185,7 +185,7 @@ def test_rivals_that_began_together_make_each_other_less_sure():
     assert rivals.keys() == {"mismatch_growth"}
     assert "ratio_drift" in rivals["mismatch_growth"].symptoms
     twins = diagnose([found("likelihood_displacement", 400), found("moe_imbalance", 401), *MISMATCH[2:]])
-    assert {cause.sure for cause in twins.causes} <= {Sureness.PLAUSIBLE, Sureness.STRONG}
+    assert {cause.sure for cause in twins.causes} <= {Confidence.PLAUSIBLE, Confidence.STRONG}
     assert any("same time" in cause.why for cause in twins.causes)
 
 
@@ -195,7 +195,7 @@ def test_spikes_that_often_passed_say_little():
     diagnosis = diagnose([*spikes, found("entropy_collapse", 480), found("reward_drop", 495)])
     (spike,) = [cause for cause in diagnosis.causes if cause.kind == "grad_spike"]
 
-    assert spike.sure is Sureness.WEAK
+    assert spike.sure is Confidence.WEAK
     assert "4 earlier findings of this kind had no effect" in spike.why
 
 

@@ -8,7 +8,7 @@ from found import INFO, WARNING, found, happened
 
 from rlwatch import catalogue
 from rlwatch.demo import Recipe
-from rlwatch.diagnosis import TRACKED, KnobTracker, Sureness, Told, advice, config_turns, diagnose
+from rlwatch.diagnosis import TRACKED, ChangeSource, Confidence, KnobTracker, advice, config_turns, diagnose
 from rlwatch.state import explained, verdict_of
 
 RATE, BETA, AGE = "optim/lr", "policy/kl_coef", "staleness/mean"
@@ -65,7 +65,7 @@ def test_a_jump_is_dated_and_sized(values, metric, words):
     [turn] = turned(values, metric)
 
     assert turn.words(len(values)) == words
-    assert (turn.step, turn.told) == (100, Told.LOGGED)
+    assert (turn.step, turn.told) == (100, ChangeSource.LOGGED)
 
 
 def test_a_ramp_that_leaves_the_schedule_has_the_size_it_had_at_each_step():
@@ -133,7 +133,7 @@ def footprints(changed, since=100, until=200):
     tracker = KnobTracker()
     for step in range(until):
         tracker.update(step, row(step, **(changed if step >= since else {})))
-    return {(turn.knob, turn.step) for turn in tracker.turns if turn.told is Told.INFERRED}
+    return {(turn.knob, turn.step) for turn in tracker.turns if turn.told is ChangeSource.INFERRED}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_knob_that_was_turned_before_the_first_sign_is_the_first_suspect():
     cause = diagnosis.causes[0]
     assert (cause.kind, cause.knob, cause.onset_step) == ("learning_rate", "learning_rate", 172)
     assert cause.title == "Learning rate x 12 since step 172 (0.0004 to 0.00487)"
-    assert cause.sure is Sureness.STRONG
+    assert cause.sure is Confidence.STRONG
     assert "raised 12x, 28 steps before the first symptom" in cause.why
     assert cause.symptoms == ("reward_drop", "entropy_collapse")
     assert [action.id for action in cause.actions][:2] == ["roll-back", "lower-lr"]
@@ -232,7 +232,7 @@ def test_what_was_turned_after_the_failure_did_not_cause_it():
     diagnosis = diagnose(COLLAPSE, turns=turned([4e-4] * 240 + [4e-3] * 60))
 
     assert diagnosis.causes[0].kind != "learning_rate"
-    assert all(cause.sure is not Sureness.STRONG for cause in diagnosis.causes if cause.kind == "learning_rate")
+    assert all(cause.sure is not Confidence.STRONG for cause in diagnosis.causes if cause.kind == "learning_rate")
 
 
 def test_a_rate_put_down_is_no_suspect():
@@ -252,8 +252,8 @@ def test_the_greater_change_comes_first_and_two_alike_make_neither_sure():
     kinds = [cause.kind for cause in greater.causes]
     assert kinds[0] == "weight_sync"
     assert "learning_rate" in kinds[1:]
-    assert greater.causes[0].sure is Sureness.STRONG
-    assert alike.causes[0].sure is Sureness.PLAUSIBLE
+    assert greater.causes[0].sure is Confidence.STRONG
+    assert alike.causes[0].sure is Confidence.PLAUSIBLE
     assert "other candidate" in alike.causes[0].why
 
 
@@ -312,7 +312,7 @@ def test_a_weight_that_is_known_to_hurt_is_named_though_nobody_turned_it(known):
 
     cause = diagnose(noise, turns=large).causes[0]
     assert (cause.knob, cause.title) == ("entropy_bonus", "Entropy term: 0.01 since the start")
-    assert cause.sure is Sureness.PLAUSIBLE
+    assert cause.sure is Confidence.PLAUSIBLE
     assert "0.005 is stable" in cause.why
     assert diagnose(noise, turns=small) == diagnose(noise)
     assert diagnose(COLLAPSE, turns=large) == diagnose(COLLAPSE)
@@ -329,7 +329,7 @@ def test_an_option_that_changed_at_a_resume_is_a_suspect():
     turns = config_turns({1: old, 2: {}, 3: new}, {1: 1, 3: 150})
 
     assert [(turn.knob, turn.name, turn.step, turn.told) for turn in turns] == [
-        ("learning_rate", "actor.optim.lr", 150, Told.CONFIG)
+        ("learning_rate", "actor.optim.lr", 150, ChangeSource.CONFIG)
     ]
     assert diagnose(COLLAPSE, turns=turns).causes[0].title == "Learning rate x 20 since step 150 (1e-06 to 2e-05)"
 
@@ -374,6 +374,6 @@ def test_a_distance_that_grew_before_the_failure_does_not_date_it():
     told = diagnose(run, turns=rate, starts={1: 0})
     shown = explained(told, verdict_of(run, {1: range(320)}))
 
-    assert (shown.causes[0].kind, shown.causes[0].sure) == ("learning_rate", Sureness.STRONG)
+    assert (shown.causes[0].kind, shown.causes[0].sure) == ("learning_rate", Confidence.STRONG)
     assert verdict_of(run, {1: range(320)}).since == 191
     assert verdict_of(run[:2], {1: range(320)}).since == 151

@@ -6,7 +6,7 @@ import random
 import pytest
 from found import WARNING, found
 
-from rlwatch.diagnosis import KnobTracker, Nature, Sureness, Told, diagnose
+from rlwatch.diagnosis import ChangeSource, Confidence, KnobTracker, Nature, diagnose
 
 FALL = [found("reward_drop", 100), found("no_signal", 112)]
 MEASURED = ("reward/mean", "policy/entropy", "policy/kl_ref", "optim/grad_norm", "len/mean")
@@ -29,7 +29,7 @@ def rows(changes, until=130, seed=0, drop=()):
 
 
 def moved(turns):
-    return [(turn.name, turn.step) for turn in turns if turn.told is Told.MOVED]
+    return [(turn.name, turn.step) for turn in turns if turn.told is ChangeSource.MOVED]
 
 
 def test_a_calm_run_moves_nothing_and_noise_is_calm():
@@ -50,7 +50,7 @@ def test_a_reward_that_falls_while_the_policy_stands_still_is_looked_for_outside
     told = diagnose(FALL, turns=rows({"reward/mean": lambda step: 0.02}), measured=MEASURED)
 
     cause = told.causes[0]
-    assert (cause.knob, cause.onset_step, cause.sure) == ("environment", 100, Sureness.PLAUSIBLE)
+    assert (cause.knob, cause.onset_step, cause.sure) == ("environment", 100, Confidence.PLAUSIBLE)
     assert cause.title.startswith("Reward fell, policy did not move: reward 0.599 to 0.02")
     assert "KL to the reference, entropy, gradient norm, response length" in cause.why
     assert [action.id for action in cause.actions][:2] == ["check-verifier", "read-completions"]
@@ -89,7 +89,7 @@ def test_updates_that_grew_before_the_failure_are_named_with_their_numbers():
     told = diagnose([found("reward_drop", 110)], turns=grown, measured=MEASURED)
 
     cause = told.causes[0]
-    assert (cause.knob, cause.onset_step, cause.sure) == ("update_size", 100, Sureness.PLAUSIBLE)
+    assert (cause.knob, cause.onset_step, cause.sure) == ("update_size", 100, Confidence.PLAUSIBLE)
     assert "gradient norm 0.488 to 12" in cause.title
     assert "clip fraction 0.01 to 0.3" in cause.title
     assert "lower-lr" in [action.id for action in cause.actions]

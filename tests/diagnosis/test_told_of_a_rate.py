@@ -5,7 +5,7 @@ import random
 import pytest
 
 import rlwatch
-from rlwatch.diagnosis import Nature, Sureness
+from rlwatch.diagnosis import Confidence, Nature
 from rlwatch.records import Severity
 
 FAULT = 30
@@ -37,7 +37,7 @@ def test_the_rate_that_the_optimizer_held_is_the_cause(seed):
     told = rlwatch.scan(solved_and_broken(seed=seed), source="trl/grpo")
     first = told.diagnosis.causes[0]
 
-    assert (first.knob, first.nature, first.sure) == ("learning_rate", Nature.CAUSE, Sureness.STRONG)
+    assert (first.knob, first.nature, first.sure) == ("learning_rate", Nature.CAUSE, Confidence.STRONG)
     assert first.title == f"Learning rate x 60 since step {FAULT} (2e-05 to 0.0012)"
     assert min(f.onset_step for f in told.findings if f.severity is Severity.CRITICAL) >= FAULT
 

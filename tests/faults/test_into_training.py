@@ -25,8 +25,9 @@ from torch import nn
 import rlwatch
 from rlwatch.alerts.outbox import DeliveryThread
 from rlwatch.clipping import LayerClip, LayerMaxNorm, LayerMedian, SkipOnSpike
-from rlwatch.clipping.layer_clip import Layout
+from rlwatch.clipping.layer_clip import LayerLayout
 from rlwatch.control.mailbox import Mailbox, PendingCommand
+from rlwatch.error_boundary import LIMIT, ErrorBoundary, run_forever
 from rlwatch.integrations.learning_rate import SCALE, StepScale
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.openrlhf.driver import RLWatchLogger
@@ -35,7 +36,6 @@ from rlwatch.integrations.verl.attach import Backend
 from rlwatch.monitor.watchman import WatchmanThread
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.records import Command, CompletionBatch, RunState, SpikeBatch
-from rlwatch.seam import LIMIT, Seam, tireless
 from rlwatch.store.url import open_store
 from rlwatch.text import Sample, TextProbe
 
@@ -476,7 +476,7 @@ def test_a_handler_of_the_loops_own_log_may_fail(recorded):
     try:
         recorded.run.counters._warned.clear()
         assert recorded.survives(lambda run, step: run.log({"bad": HATEFUL[1], "b": 1.0}, step="x")) == 1
-        assert Seam(recorded.run).attempt("tap", explode, RuntimeError("x")) is None
+        assert ErrorBoundary(recorded.run).attempt("tap", explode, RuntimeError("x")) is None
     finally:
         logger.removeHandler(handler)
 
@@ -544,7 +544,7 @@ def test_what_a_signal_handler_raises_within_our_work_is_the_loops_own(recorded,
     assert raised.value is error
 
     with pytest.raises(type(error)) as raised:
-        Seam(recorded.run).attempt("tap", os.kill, os.getpid(), signal.SIGUSR1)
+        ErrorBoundary(recorded.run).attempt("tap", os.kill, os.getpid(), signal.SIGUSR1)
     assert raised.value is error
 
 
@@ -728,7 +728,7 @@ INJECTED = {
     "the state of the generators": (f"{TORCH}.attach.RandomState.now", runtime),
     "a forward kept": (f"{TORCH}.localise.LossPasses.ran", missing),
     "a loss pass kept": (f"{TORCH}.localise.LossPasses.observed", out_of_memory),
-    "a loss pass added": ("rlwatch.gradloc.passes.Passes.add", mute),
+    "a loss pass added": ("rlwatch.gradloc.passes.RecordedPasses.add", mute),
     "loss passes forgotten": (f"{TORCH}.localise.LossPasses.forget", runtime),
     "a micro-batch read": (f"{TORCH}.batch.Reader.read", bare),
     "a micro-batch measured": ("rlwatch.integrations.step_tally.StepTally.add_batch", out_of_memory),
@@ -867,7 +867,7 @@ def test_a_gradient_hook_that_fails_once_is_not_blamed_on_the_wrong_tokens(tmp_p
 
 def test_a_learning_rate_that_cannot_be_lowered_is_the_loops_own(monkeypatch, unwatched):
     """All groups are scaled or none, and the step is taken."""
-    seam = Seam()
+    seam = ErrorBoundary()
 
     class Unscalable:
         def __rmul__(self, rate):
@@ -893,7 +893,7 @@ def test_layer_clipping_that_fails_leaves_the_global_clip(monkeypatch, unwatched
         made.append(LayerClip(policy, LayerMedian(), max_norm=1.0))
         return made[0]
 
-    monkeypatch.setattr(Layout, place, out_of_memory)
+    monkeypatch.setattr(LayerLayout, place, out_of_memory)
     left, _ = train(make_clip=broken)
 
     assert same(left, unwatched)
@@ -1036,25 +1036,25 @@ def wrapped_by_a_trainer(work, tmp_path):
     from rlwatch.integrations.transformers.taps import TrainerTaps
 
     trainer = SimpleNamespace(training_step=work, model=nn.Linear(1, 1))
-    TrainerTaps(trainer, Seam()).tap_loss()
+    TrainerTaps(trainer, ErrorBoundary()).tap_loss()
     return lambda: trainer.training_step(1)
 
 
 def wrapped_by_trl(work, tmp_path):
-    from rlwatch.gradloc.passes import Passes
-    from rlwatch.integrations.trl.localise import METHOD, LossPassTap
+    from rlwatch.gradloc.passes import RecordedPasses
+    from rlwatch.integrations.trl.localise import METHOD, EngineLossPassTap
 
     trainer = SimpleNamespace(**{METHOD: work})
-    LossPassTap(trainer, Seam(), Passes()).attach(lambda: True)
+    EngineLossPassTap(trainer, ErrorBoundary(), RecordedPasses()).attach(lambda: True)
     return lambda: getattr(trainer, METHOD)(None, compute_entropy=True)
 
 
 def wrapped_by_verl(work, tmp_path):
-    from rlwatch.gradloc.passes import Passes
-    from rlwatch.integrations.verl.localise import LossPassTap
+    from rlwatch.gradloc.passes import RecordedPasses
+    from rlwatch.integrations.verl.localise import EngineLossPassTap
 
     engine = SimpleNamespace(forward_step=work)
-    LossPassTap(engine, Seam(), Passes()).attach()
+    EngineLossPassTap(engine, ErrorBoundary(), RecordedPasses()).attach()
     return lambda: engine.forward_step(None, loss_function=None, forward_only=False)
 
 
@@ -1063,7 +1063,7 @@ def wrapped_by_the_end_of_training(work, tmp_path):
 
     run = rlwatch.init(store=tmp_path, sigterm=False)
     trainer = SimpleNamespace(train=work)  # without a state: looking for the step fails, too
-    report_crashes(trainer, SimpleNamespace(run=run, seam=Seam(run)), None)
+    report_crashes(trainer, SimpleNamespace(run=run, seam=ErrorBoundary(run)), None)
     return trainer.train
 
 
@@ -1117,7 +1117,7 @@ def test_a_thread_of_rlwatch_survives_whatever_is_raised_in_it(error):
         told.append(got)
         raise error
 
-    thread = threading.Thread(target=tireless, args=(work, failed), kwargs={"pause_s": 0.0})
+    thread = threading.Thread(target=run_forever, args=(work, failed), kwargs={"pause_s": 0.0})
     thread.start()
     thread.join(60.0)
 
@@ -1189,7 +1189,7 @@ def test_a_tokenizer_that_wants_to_exit_ends_no_training():
         def decode(self, ids):
             raise SystemExit(3)
 
-    probe, seam = TextProbe(Exiting(), seconds=0.0), Seam()
+    probe, seam = TextProbe(Exiting(), seconds=0.0), ErrorBoundary()
     assert probe.offer([Sample(ids=[1, 2])])
 
     assert seam.attempt("text", lambda: probe.take(wait=True)) is None
@@ -1199,10 +1199,10 @@ def test_a_tokenizer_that_wants_to_exit_ends_no_training():
 
 def test_an_exit_in_the_statistics_of_verl_is_counted():
     """The step is lost; the next one is computed."""
-    seam = Seam()
+    seam = ErrorBoundary()
 
-    assert seam.aside("statistics", explode, SystemExit(3)) is None
-    assert seam.aside("statistics", int, "3") == 3
+    assert seam.guard_background("statistics", explode, SystemExit(3)) is None
+    assert seam.guard_background("statistics", int, "3") == 3
     assert seam.errors == 1
 
 
@@ -1301,7 +1301,7 @@ THREADS = {
     "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
     "rlwatch/text.py": "of one report: what it raises is taken with it",
-    "rlwatch/integrations/step_tally.py": "Seam.aside, which both who submit go through",
+    "rlwatch/integrations/step_tally.py": "ErrorBoundary.guard_background, which both who submit go through",
 }
 """Where threads of ours are made, and what holds what is raised in them."""
 

@@ -1,6 +1,6 @@
 """A small model written by hand, for tests of what reads one."""
 
-from rlwatch.forecast.model import LEAF, Head, Line, Model, Profile, Tree
+from rlwatch.forecast.model import LEAF, Head, LinearScore, Model, Profile, Tree
 
 FEATURES = ("entropy:fallen", "mismatch:slope25")
 STUMP = Tree((0, LEAF, LEAF), (-8.0, 0.0, 0.0), (0, 0, 0), (1, 0, 0), (2, 0, 0), (0.2, 3.0, -1.0))
@@ -16,7 +16,7 @@ DEEP = Tree(
 """A growing mismatch speaks for one; else entropy decides."""
 
 
-LINE = Line((1, 0), (2.0, 4.0), (0.3, -0.2))
+LINE = LinearScore((1, 0), (2.0, 4.0), (0.3, -0.2))
 """A growing mismatch and a falling entropy speak for one, all the way."""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlwatch.forecast.labels import Label, Labels, Outcome
-from rlwatch.forecast.tables import Column, RunTable
+from rlwatch.forecast.labels import Label, Labels, RunOutcome
+from rlwatch.forecast.tables import MetricColumn, RunTable
 
 Series = Sequence[float | None]
 
@@ -31,7 +31,7 @@ def run_table(
         for name, length in zip(names, lengths, strict=True):
             cells += list(runs[name].get(column, [None] * length))
         values = np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-        columns[column] = Column(values, np.array([cell is not None for cell in cells]))
+        columns[column] = MetricColumn(values, np.array([cell is not None for cell in cells]))
 
     def told(of: Mapping[str, str] | None) -> tuple[str, ...]:
         return tuple((of or {}).get(name, "") for name in names)
@@ -62,8 +62,8 @@ def fleet(onsets: Sequence[int | None], length: int = 350) -> tuple[RunTable, La
 def label(name: str, onset: int | None) -> Label:
     """An event at ``onset`` (early before 55), or clean."""
     if onset is None:
-        return Label(name, Outcome.CLEAN)
-    return Label(name, Outcome.EARLY if onset < 55 else Outcome.EVENT, onset, "reward")
+        return Label(name, RunOutcome.CLEAN)
+    return Label(name, RunOutcome.EARLY if onset < 55 else RunOutcome.EVENT, onset, "reward")
 
 
 def per_run(table: RunTable, values: Mapping[str, Mapping[int, float]], rest: float = np.nan) -> np.ndarray:

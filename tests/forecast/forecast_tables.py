@@ -2,7 +2,7 @@
 
 from forecast_runs import steady
 
-from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.labels import Label, Labels, RunOutcome
 from rlwatch.forecast.tables import joined_tables, table_of_rows
 
 LENGTH = 160
@@ -21,9 +21,9 @@ def tables(failed=12, sound=28):
     }
     table = joined_tables([table_of_rows({run: rows}, recipe=run.split("-")[0]) for run, rows in runs.items()])
     labels = [
-        Label(run, Outcome.EVENT, ONSET, "ent_low", LENGTH)
+        Label(run, RunOutcome.EVENT, ONSET, "ent_low", LENGTH)
         if run.startswith("bad")
-        else Label(run, Outcome.CLEAN, steps=LENGTH)
+        else Label(run, RunOutcome.CLEAN, steps=LENGTH)
         for run in runs
     ]
     return table, Labels("by hand", tuple(labels))

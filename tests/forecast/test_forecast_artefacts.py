@@ -16,7 +16,7 @@ from forecast_testbed import artefacts, tables
 
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast import Forecaster
-from rlwatch.forecast.labels import Outcome, label_runs
+from rlwatch.forecast.labels import RunOutcome, label_runs
 from rlwatch.forecast.tables import read_runs
 from rlwatch.records import ClosedStep
 
@@ -60,7 +60,7 @@ def test_the_list_of_labels_counts_what_the_data_card_says():
     ]
     assert len(labels) == large.runs + small.runs
     counted = [
-        {outcome.value: sum(labels[run]["class"] == outcome for run in runs_of(shard)) for outcome in Outcome}
+        {outcome.value: sum(labels[run]["class"] == outcome for run in runs_of(shard)) for outcome in RunOutcome}
         for shard in (large, small)
     ]
     assert counted == [
@@ -68,7 +68,7 @@ def test_the_list_of_labels_counts_what_the_data_card_says():
         {"event": 15, "early": 3, "ambiguous": 4, "faulty": 10, "clean": 32},
     ]
     types = [
-        Counter(labels[run]["type"] for run in runs_of(shard) if labels[run]["class"] == Outcome.EVENT)
+        Counter(labels[run]["type"] for run in runs_of(shard) if labels[run]["class"] == RunOutcome.EVENT)
         for shard in (large, small)
     ]
     assert types == [
@@ -98,8 +98,8 @@ def test_runs_of_the_sample_are_labelled_as_in_the_whole_corpus(sampled):
     columns = labels.columns()
     made = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    assert labels.count(Outcome.EVENT) >= 50
-    assert labels.count(Outcome.CLEAN) >= 50
+    assert labels.count(RunOutcome.EVENT) >= 50
+    assert labels.count(RunOutcome.CLEAN) >= 50
     assert [row | {"onset": row["onset"]} for row in made] == [listed[run] for run in sampled.runs]
 
 

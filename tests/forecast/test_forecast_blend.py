@@ -6,9 +6,9 @@ from forecast_tables import tables
 
 from rlwatch.forecast import training
 from rlwatch.forecast.examples import examples
-from rlwatch.forecast.training import Growth
+from rlwatch.forecast.training import TreeSettings
 
-SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
+SMALL = TreeSettings(trees=5, leaves=5, least=10, rate=0.3)
 
 
 @pytest.fixture(scope="module")

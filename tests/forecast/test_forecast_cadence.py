@@ -7,8 +7,8 @@ sample of the corpus, which the shipped model was trained on: `python -m benchma
 import pytest
 from forecast import artefacts, cadence
 
-from rlwatch.forecast.examples import Log
-from rlwatch.forecast.labels import Outcome, label_runs
+from rlwatch.forecast.examples import LogCadence
+from rlwatch.forecast.labels import RunOutcome, label_runs
 from rlwatch.forecast.tables import read_runs
 
 SETTINGS = [(every, how) for every in cadence.CADENCES[1:] for how in cadence.WAYS]
@@ -32,7 +32,7 @@ def some(table, outcome, count=None):
         i
         for i, label in enumerate(labels)
         if label.outcome is outcome
-        and (outcome is Outcome.CLEAN or (gradual[i] and label.onset - table.fault[i] >= cadence.BUILT_UP))
+        and (outcome is RunOutcome.CLEAN or (gradual[i] and label.onset - table.fault[i] >= cadence.BUILT_UP))
     ]
     places = fits[:count]
     return cadence.judged_runs(table.only(places), [labels[i] for i in places])
@@ -42,21 +42,21 @@ def test_rows_are_the_mean_of_a_window_or_the_last_of_it():
     """Of the same steps either way."""
     rows = [(step, {"policy/entropy": float(step)}) for step in range(10)]
 
-    assert Log(1).of(rows) == rows
-    assert Log(5).of(rows) == [(4, {"policy/entropy": 2.0}), (9, {"policy/entropy": 7.0})]
-    assert Log(5, last=True).of(rows) == [(4, {"policy/entropy": 4.0}), (9, {"policy/entropy": 9.0})]
+    assert LogCadence(1).of(rows) == rows
+    assert LogCadence(5).of(rows) == [(4, {"policy/entropy": 2.0}), (9, {"policy/entropy": 7.0})]
+    assert LogCadence(5, last=True).of(rows) == [(4, {"policy/entropy": 4.0}), (9, {"policy/entropy": 9.0})]
 
 
 def test_sound_runs_stay_quiet_in_coarse_logs(table):
     """Four of the first: none that is quiet in a log of every step is warned of in a coarser one."""
-    runs = some(table, Outcome.CLEAN, 4)
+    runs = some(table, RunOutcome.CLEAN, 4)
 
     assert [cadence.figures(runs, *setting)["newly alarmed"][0] for setting in SETTINGS] == [0] * len(SETTINGS)
 
 
 def test_a_failure_that_builds_up_is_warned_of_in_time_at_two_steps_a_row(table):
     """Three of the first, all warned of in a log of every step: at least two of them in time."""
-    runs = some(table, Outcome.EVENT, 3)
+    runs = some(table, RunOutcome.EVENT, 3)
 
     for how in cadence.WAYS:
         kept, fine = cadence.figures(runs, 2, how)["in time"]
@@ -67,7 +67,7 @@ def test_a_failure_that_builds_up_is_warned_of_in_time_at_two_steps_a_row(table)
 @pytest.mark.thorough
 def test_the_gap_of_coarse_logs_is_what_it_is_said_to_be(table):
     """On the whole sample: no fewer in time than the figures, no more sound runs alarmed."""
-    failing, clean = some(table, Outcome.EVENT), some(table, Outcome.CLEAN)
+    failing, clean = some(table, RunOutcome.EVENT), some(table, RunOutcome.CLEAN)
 
     for every, how in SETTINGS:
         assert cadence.figures(failing, every, how)["in time"][0] >= IN_TIME[every]

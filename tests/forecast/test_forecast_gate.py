@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch.forecast import Forecaster, gate
-from rlwatch.forecast.forecast import Kind, forecast_of, line_sentence, record_of, said
+from rlwatch.forecast.forecast import ForecastKind, forecast_of, line_sentence, record_of, said
 from rlwatch.forecast.forecaster import default_forecaster
 from rlwatch.forecast.gate import GAINS, NO_SIGNAL, PER_TOKEN, LogClass, class_of, measured, opens, skill_of
 from rlwatch.forecast.lines import falsified
@@ -79,7 +79,7 @@ def test_a_log_of_averages_is_given_no_chance_and_no_alarm(every: int) -> None:
 
     assert any(forecast.p50 is not None for forecast in raw)
     assert not any(f.p50 is not None or f.risk is not None or f.alarm or f.shown for f in gated)
-    assert {f.kind for f in gated if not f.absent} == {Kind.LIMIT}
+    assert {f.kind for f in gated if not f.absent} == {ForecastKind.LIMIT}
     assert {f.reason for f in gated if not f.absent} == {NO_SIGNAL}
     again = [forecast_of(record_of(f, row)) for f, row in zip(gated, rows, strict=True)]
     assert [(f.kind, f.reason, f.checks, f.log) for f in again] == [(f.kind, f.reason, f.checks, f.log) for f in gated]

@@ -16,7 +16,7 @@ from forecast.scoring.skill import read_scores
 from forecast_small_tables import label, run_table
 
 from rlwatch.errors import ConfigError, ImportFormatError, MissingExtraError
-from rlwatch.forecast.labels import Label, Labels, Outcome, label_runs, labels_of_index, read_labels
+from rlwatch.forecast.labels import Label, Labels, RunOutcome, label_runs, labels_of_index, read_labels
 from rlwatch.forecast.tables import read_runs
 
 WIDE = "run,step,recipe,reward,grad_norm,note\na,0,lr,0.5,1,x\na,1,lr,nan,,y\nb,0,clip,inf,2,z\n"
@@ -132,9 +132,9 @@ def test_without_pyarrow_one_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 LABELS = Labels(
     "labels-v1",
     (
-        Label("a", Outcome.EVENT, 104, "reward", 200, ("nan", "reward")),
-        Label("b", Outcome.CLEAN, steps=3),
-        Label("c", Outcome.AMBIGUOUS, steps=10, judged=("reward",)),
+        Label("a", RunOutcome.EVENT, 104, "reward", 200, ("nan", "reward")),
+        Label("b", RunOutcome.CLEAN, steps=3),
+        Label("c", RunOutcome.AMBIGUOUS, steps=10, judged=("reward",)),
     ),
 )
 

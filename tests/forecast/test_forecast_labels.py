@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import LIMITS
-from rlwatch.forecast.labels import Label, Outcome, label_runs, level, limits_of
+from rlwatch.forecast.labels import Label, RunOutcome, label_runs, level, limits_of
 
 N = 200
 
@@ -45,7 +45,7 @@ def test_the_level_is_the_median_of_nine_steps() -> None:
     """A jump at step 100 is the majority of nine rows at step 104."""
     found = labelled({"truth/acc": jump(0.5, 0.1)})
 
-    assert (found.outcome, found.onset, found.type, found.steps) == (Outcome.EVENT, 104, "reward", N)
+    assert (found.outcome, found.onset, found.type, found.steps) == (RunOutcome.EVENT, 104, "reward", N)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_limit_is_passed_where_it_is_met(columns: dict[str, Series], kind: str
     """Exactly at the limit, by each limit of the table."""
     found = labelled(columns)
 
-    assert (found.outcome, found.onset, found.type) == (Outcome.EVENT, 104, kind)
+    assert (found.outcome, found.onset, found.type) == (RunOutcome.EVENT, 104, kind)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_limit_is_passed_where_it_is_met(columns: dict[str, Series], kind: str
 )
 def test_what_does_not_meet_every_bound_is_clean(columns: dict[str, Series]) -> None:
     """Each bound alone is not enough."""
-    assert labelled(columns).outcome is Outcome.CLEAN
+    assert labelled(columns).outcome is RunOutcome.CLEAN
 
 
 def test_a_fault_free_engine_is_judged_by_the_absolute_limit_alone() -> None:
@@ -101,30 +101,30 @@ def test_a_fault_free_engine_is_judged_by_the_absolute_limit_alone() -> None:
 def test_a_limit_must_stay_passed_on_80_percent_of_25_steps() -> None:
     """20 low rows are enough; 19 are not, and make the run ambiguous."""
     assert labelled({"truth/acc": blip(0.5, 0.1, 100, 20)}).onset == 104
-    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 19)}).outcome is Outcome.AMBIGUOUS
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 19)}).outcome is RunOutcome.AMBIGUOUS
 
 
 def test_five_steps_over_a_limit_make_a_run_ambiguous() -> None:
     """Five low rows hold the median down for five steps; four never are its majority."""
-    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 5)}).outcome is Outcome.AMBIGUOUS
-    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 4)}).outcome is Outcome.CLEAN
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 5)}).outcome is RunOutcome.AMBIGUOUS
+    assert labelled({"truth/acc": blip(0.5, 0.1, 100, 4)}).outcome is RunOutcome.CLEAN
 
 
-@pytest.mark.parametrize(("length", "outcome"), [(112, Outcome.EVENT), (111, Outcome.AMBIGUOUS)])
-def test_eight_steps_must_be_left(length: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("length", "outcome"), [(112, RunOutcome.EVENT), (111, RunOutcome.AMBIGUOUS)])
+def test_eight_steps_must_be_left(length: int, outcome: RunOutcome) -> None:
     """Passed from step 104 on; with 111 rows only 7 steps are left to see it stay so."""
     assert labelled({"truth/acc": jump(0.5, 0.1, length=length)}).outcome is outcome
 
 
-@pytest.mark.parametrize(("at", "outcome"), [(50, Outcome.EARLY), (51, Outcome.EVENT)])
-def test_before_step_55_a_failure_is_the_configurations(at: int, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("at", "outcome"), [(50, RunOutcome.EARLY), (51, RunOutcome.EVENT)])
+def test_before_step_55_a_failure_is_the_configurations(at: int, outcome: RunOutcome) -> None:
     """Class early: the median turns 4 steps after the jump."""
     assert labelled({"truth/acc": jump(0.5, 0.1, at=at)}).outcome is outcome
 
 
 def test_the_best_accuracy_counts_from_step_8() -> None:
     """A lucky start is no height to fall from."""
-    assert labelled({"truth/acc": [0.9] * 3 + [0.2] * (N - 3)}).outcome is Outcome.CLEAN
+    assert labelled({"truth/acc": [0.9] * 3 + [0.2] * (N - 3)}).outcome is RunOutcome.CLEAN
 
 
 def test_one_step_that_is_not_finite_is_a_failure() -> None:
@@ -140,8 +140,8 @@ def test_a_skipped_step_is_no_failure_but_the_fifth_in_a_row_is() -> None:
     four, five = blip(0, 1, 100, 4), blip(0, 1, 100, 5)
     broken_twice = [max(a, b) for a, b in zip(blip(0, 1, 100, 4), blip(0, 1, 105, 4), strict=True)]
 
-    assert labelled({"truth/nan": four, "truth/skipped": four}).outcome is Outcome.CLEAN
-    assert labelled({"truth/nan": nothing, "truth/skipped": broken_twice}).outcome is Outcome.CLEAN
+    assert labelled({"truth/nan": four, "truth/skipped": four}).outcome is RunOutcome.CLEAN
+    assert labelled({"truth/nan": nothing, "truth/skipped": broken_twice}).outcome is RunOutcome.CLEAN
     assert labelled({"truth/nan": nothing, "truth/skipped": five}).onset == 104
 
 
@@ -168,18 +168,18 @@ def test_a_run_of_three_steps_is_clean_of_what_needs_no_baseline() -> None:
     """And of nothing else."""
     found = labelled({"truth/acc": [0.5] * 3, "optim/grad_norm": [1.0] * 3, "truth/nan": [0.0] * 3})
 
-    assert (found.outcome, found.judged) == (Outcome.CLEAN, ("nan", "reward"))
+    assert (found.outcome, found.judged) == (RunOutcome.CLEAN, ("nan", "reward"))
 
 
 def test_limits_relative_to_the_baseline_wait_for_it() -> None:
     """A gradient norm that starts high and falls is no failure at step 0."""
-    assert labelled({"optim/grad_norm": [20.0] * 9 + [1.0] * (N - 9)}).outcome is Outcome.CLEAN
+    assert labelled({"optim/grad_norm": [20.0] * 9 + [1.0] * (N - 9)}).outcome is RunOutcome.CLEAN
 
 
 def test_infinite_values_count_and_nan_are_left_out() -> None:
     """The norm's own NaN is judged as nan, not as a rise."""
     assert labelled({"optim/grad_norm": jump(1.0, math.inf)}).type == "grad"
-    assert labelled({"optim/grad_norm": jump(1.0, math.nan)}).outcome is Outcome.CLEAN
+    assert labelled({"optim/grad_norm": jump(1.0, math.nan)}).outcome is RunOutcome.CLEAN
 
 
 @pytest.mark.parametrize("every", [2, 5, 10])
@@ -202,7 +202,7 @@ def test_runs_do_not_touch_each_other() -> None:
     together = list(label_runs(run_table(runs)))
 
     assert together == [next(iter(label_runs(run_table({name: columns})))) for name, columns in runs.items()]
-    assert [each.outcome for each in together] == [Outcome.EVENT, Outcome.CLEAN, Outcome.EARLY]
+    assert [each.outcome for each in together] == [RunOutcome.EVENT, RunOutcome.CLEAN, RunOutcome.EARLY]
 
 
 @settings(max_examples=60, deadline=None)
@@ -232,12 +232,12 @@ def test_a_fault_that_stayed_to_the_end_makes_a_run_faulty_and_no_clean_one() ->
     families = dict.fromkeys(runs, "learning_rate") | {"short": "healthy", "sound": "healthy"}
     table = replace(run_table(runs, families=families), faults=(70, 70, None, 50, 70))
 
-    def outcomes(version: str) -> list[Outcome]:
+    def outcomes(version: str) -> list[RunOutcome]:
         return [label.outcome for label in label_runs(table, version)]
 
-    first = [Outcome.CLEAN, Outcome.CLEAN, Outcome.CLEAN, Outcome.AMBIGUOUS, Outcome.EVENT]
+    first = [RunOutcome.CLEAN, RunOutcome.CLEAN, RunOutcome.CLEAN, RunOutcome.AMBIGUOUS, RunOutcome.EVENT]
     assert outcomes("labels-v1") == first
-    assert outcomes("labels-v2") == [Outcome.FAULTY, *first[1:]]
+    assert outcomes("labels-v2") == [RunOutcome.FAULTY, *first[1:]]
 
 
 def test_the_second_version_has_the_limits_of_the_first() -> None:

@@ -7,7 +7,7 @@ from forecast.scoring.scorer import ONCE, evaluate
 from forecast.scoring.skill import ToolScores
 from forecast_runs import steady
 
-from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.labels import Label, Labels, RunOutcome
 from rlwatch.forecast.tables import table_of_rows
 
 
@@ -24,12 +24,12 @@ def judged(alarms, labels, *, every=1):
 
 def failed(run, repository, onset=150):
     """A run of that repository that failed."""
-    return Label(run, Outcome.EARLY if onset < 55 else Outcome.EVENT, onset, "instability", repository=repository)
+    return Label(run, RunOutcome.EARLY if onset < 55 else RunOutcome.EVENT, onset, "instability", repository=repository)
 
 
 def sound(run, repository):
     """One that did not."""
-    return Label(run, Outcome.CLEAN, repository=repository)
+    return Label(run, RunOutcome.CLEAN, repository=repository)
 
 
 def found(evaluation, name):
@@ -83,7 +83,7 @@ def test_many_failures_of_one_repository_count_once():
 
 def test_the_page_has_a_row_for_each_repository_and_one_for_all():
     """A dash where a repository has nothing to be counted; no page where no label names a repository."""
-    nearly = Label("nearly", Outcome.AMBIGUOUS, repository="g/h")
+    nearly = Label("nearly", RunOutcome.AMBIGUOUS, repository="g/h")
     at = judged({"bad": [100]}, [failed("bad", "a/b"), sound("good", "c/d"), nearly])
     (page,) = (page for page in pages(at) if page.title == "By repository")
     assert list(page.rows) == [

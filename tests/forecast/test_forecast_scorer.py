@@ -14,7 +14,7 @@ from forecast.scoring.skill import ToolScores
 from forecast_small_tables import fleet, label, per_run, run_table
 
 from rlwatch.errors import ConfigError
-from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.labels import Label, Labels, RunOutcome
 from rlwatch.forecast.tables import RunTable
 
 ONSETS = [None, 120, None, 160, None, 200, None, 240, None, 300] * 8
@@ -178,7 +178,7 @@ def test_early_failures_count_for_detection_only() -> None:
 
 def test_ambiguous_runs_are_outside_the_headline_and_inside_the_strict_budget() -> None:
     """Alarms there are false only where all runs count."""
-    table, labels = small([Label("near", Outcome.AMBIGUOUS), *(label(f"c{i}", None) for i in range(9))])
+    table, labels = small([Label("near", RunOutcome.AMBIGUOUS), *(label(f"c{i}", None) for i in range(9))])
     score = per_run(table, {"near": dict.fromkeys((60, 100, 140, 180), 1.0)}, rest=0.0)
     found = judged(score, table, labels)
 
@@ -191,7 +191,7 @@ def test_ambiguous_runs_are_outside_the_headline_and_inside_the_strict_budget() 
 
 def test_faulty_runs_are_healthy_until_their_fault_and_all_of_them_count_in_the_strict_budget() -> None:
     """From the fault on nobody knows what an alarm was worth, unless all runs count."""
-    table, labels = small([Label("bad", Outcome.FAULTY), *(label(f"c{i}", None) for i in range(9))])
+    table, labels = small([Label("bad", RunOutcome.FAULTY), *(label(f"c{i}", None) for i in range(9))])
     table = replace(table, faults=(100, *[None] * 9), families=("fault", *["healthy"] * 9))
     found = as_is(per_run(table, {"bad": {60: 1.0, 150: 1.0, 220: 1.0}}, rest=0.0) > 0, table, labels).point
     strict = judged(per_run(table, {"bad": {150: 1.0}}, rest=0.0), table, labels).strict[1.0].point

@@ -8,7 +8,7 @@ from forecast.scoring.scorer import evaluate
 from forecast.scoring.skill import ToolScores
 from forecast_runs import steady
 
-from rlwatch.forecast.labels import Label, Labels, Outcome
+from rlwatch.forecast.labels import Label, Labels, RunOutcome
 from rlwatch.forecast.tables import joined_tables, table_of_rows
 
 
@@ -17,8 +17,8 @@ def test_events_are_grouped_by_how_long_their_fault_was_there_before():
     names = ("slow", "sudden", "random", "unknown", *(f"clean-{i}" for i in range(3)))
     table = table_of_rows({name: steady(220) for name in names})
     table = replace(table, faults=(60, 155, 70, *[None] * 4), at_once=(False, False, True, *[False] * 4))
-    events = [Label(name, Outcome.EVENT, 160, "reward", 220) for name in names[:4]]
-    labels = Labels("by hand", (*events, *(Label(name, Outcome.CLEAN, steps=220) for name in names[4:])))
+    events = [Label(name, RunOutcome.EVENT, 160, "reward", 220) for name in names[:4]]
+    labels = Labels("by hand", (*events, *(Label(name, RunOutcome.CLEAN, steps=220) for name in names[4:])))
     alarm = np.where((table.run_of == 0) & (table.step >= 110), 1.0, np.nan)
 
     found = evaluate(table, labels, [ToolScores("one", alarm, alarms_only=True)], split="none", draws=20).to_dict()

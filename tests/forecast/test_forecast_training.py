@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecaster, thresholds
 from rlwatch.forecast import model as artefact
-from rlwatch.forecast.examples import Examples, Log, coarse, examples
+from rlwatch.forecast.examples import Examples, LogCadence, coarse, examples
 from rlwatch.forecast.features import FEATURES
-from rlwatch.forecast.labels import Labels, Outcome
-from rlwatch.forecast.training import Growth, grow, head_of, intervals, platt_line, train
+from rlwatch.forecast.labels import Labels, RunOutcome
+from rlwatch.forecast.training import TreeSettings, grow, head_of, intervals, platt_line, train
 from rlwatch.records import ClosedStep
 
-SMALL = Growth(trees=5, leaves=5, least=10, rate=0.3)
+SMALL = TreeSettings(trees=5, leaves=5, least=10, rate=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_sparse_logs_have_a_model_of_their_own_in_it(trained):
 
     def chances(rows):
         one = Forecaster(trained.model)
-        found = one.extend([ClosedStep(step, row) for step, row in Log(10).of(list(rows.items()))])
+        found = one.extend([ClosedStep(step, row) for step, row in LogCadence(10).of(list(rows.items()))])
         return [forecast.p50 for forecast in found if forecast.p50 is not None and 60 < forecast.step < ONSET]
 
     sound = [max(chances(steady(LENGTH, every=2, seed=seed))) for seed in range(60, 64)]
@@ -200,7 +200,7 @@ def test_alarms_shortly_before_an_onset_are_no_false_ones():
     part = _made(np.array([0, 50, 7, 7, 8, 9]), ahead, run=np.array([0, 0, 1, 2, 2, 3]))
     table, labels = fleet([150, None, None, None])
     table = replace(table, faults=(9, None, 8, None), families=("bad", "healthy", "bad", "healthy"))
-    kinds = (Outcome.EVENT, Outcome.CLEAN, Outcome.FAULTY, Outcome.AMBIGUOUS)
+    kinds = (RunOutcome.EVENT, RunOutcome.CLEAN, RunOutcome.FAULTY, RunOutcome.AMBIGUOUS)
     labels = Labels("test", tuple(replace(label, outcome=kind) for label, kind in zip(labels, kinds, strict=True)))
 
     sound = thresholds.sound_until(table, labels)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from tiny_step import dapo, policy, rollouts, take_step
 
-from rlwatch.gradloc.history import History, added_up, measured, scales_of
+from rlwatch.gradloc.history import ScaleHistory, added_up, measured, scales_of
 from rlwatch.gradloc.locate import locate
 from rlwatch.gradloc.loss_form import sample_of
 
@@ -27,7 +27,7 @@ class Run:
 
     def __init__(self, loss=dapo, *, seed=0, steps=12, batch=8, micro_batches=1):
         self.model, self.loss, self.seed, self.size = policy(seed=seed), loss, seed, batch
-        self.history = History()
+        self.history = ScaleHistory()
         for step in range(steps):
             passes = take_step(
                 self.model, rollouts(self.model, batch=batch, seed=100 + step), loss, micro_batches=micro_batches

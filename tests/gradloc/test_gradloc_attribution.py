@@ -10,7 +10,7 @@ from tiny_step import LOSSES, outputs, plant, policy, rollouts, take_step
 from rlwatch.gradloc import attribution
 from rlwatch.gradloc.attribution import CURVED, METHODS, TOLERANCE, attribute, kappa_of
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.passes import Outputs, Passes
+from rlwatch.gradloc.passes import Outputs, RecordedPasses
 from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.tensors.gradnorm import layer_of
 
@@ -263,7 +263,7 @@ def test_no_passes_are_said():
     take_step(model, rollouts(model))
 
     with pytest.raises(NotLocalised, match="no loss pass"):
-        attributed(model, Passes())
+        attributed(model, RecordedPasses())
 
 
 class Beside:
@@ -338,7 +338,7 @@ def test_not_a_number_in_a_padded_slot_is_left_out():
     old = batch.old.masked_fill(~batch.mask, math.nan)
     spoilt = replace(batch, old=old)
     model.zero_grad()
-    passes = Passes()
+    passes = RecordedPasses()
     out = masked(model, batch.ids, batch.prompt)
     tokens = take_step(policy(), batch).all[0]
     passes.add(lambda rows=None: masked(model, batch.ids, batch.prompt), out, tokens.tokens, random=tokens.random)

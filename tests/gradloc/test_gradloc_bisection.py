@@ -11,7 +11,7 @@ from tiny_step import dapo, dapo_entropy, plant, policy, rollouts, take_step
 from torch import nn
 
 from rlwatch.gradloc.bisection import follow_larger, search
-from rlwatch.gradloc.passes import Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import Outputs, RandomState, RecordedPasses
 from rlwatch.gradloc.report import TokenAt
 from rlwatch.gradloc.verification import verify
 from rlwatch.tensors.tokens import TokenBatch
@@ -38,7 +38,7 @@ class Toy:
         chosen = torch.randint(0, vocab, (n, 1), generator=draw)
         self.ranks = []
         for share in torch.arange(n).chunk(ranks):
-            self.ranks.append(Passes())
+            self.ranks.append(RecordedPasses())
             for part in share.chunk(micro_batches):
                 a = torch.as_tensor(advantages)[part][None]
                 self.add(self.ranks[-1], features[part], chosen[part], a, total=n / ranks)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.clock import ManualClock
-from rlwatch.gradloc.trigger import Budget
+from rlwatch.gradloc.trigger import LocalisationBudget
 
 
 def budget(**options):
     clock = ManualClock()
-    return Budget(clock=clock, **options), clock
+    return LocalisationBudget(clock=clock, **options), clock
 
 
 def localise(budget, clock, seconds, *, non_finite=False, estimate=None):
@@ -117,7 +117,7 @@ def test_a_share_of_zero_allows_the_first_only():
 def test_a_share_outside_its_range_is_refused(share):
     """1 % is 0.01, not 1."""
     with pytest.raises(ValueError, match="within"):
-        Budget(share=share)
+        LocalisationBudget(share=share)
 
 
 def test_the_account_goes_on_after_a_resume():
@@ -137,7 +137,7 @@ def test_the_account_goes_on_after_a_resume():
 
 def test_it_runs_on_the_clock_of_the_machine_by_default():
     """Time passes by itself."""
-    account = Budget()
+    account = LocalisationBudget()
 
     assert account.elapsed_s >= 0.0
     assert account.may(1.0)

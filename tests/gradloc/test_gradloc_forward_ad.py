@@ -7,7 +7,7 @@ from torch import nn
 
 from rlwatch.gradloc.attribution import attribute, forward_mode
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.passes import Outputs, Passes
+from rlwatch.gradloc.passes import Outputs, RecordedPasses
 from rlwatch.gradloc.report import Method, NotLocalised
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -54,7 +54,7 @@ def test_contributions_are_a_directional_derivative():
     def forward(rows=None):
         return Outputs(model(ids).log_softmax(-1)[..., 3])
 
-    out, passes = forward(), Passes()
+    out, passes = forward(), RecordedPasses()
     one = passes.add(forward, out, TokenBatch(out.logp.detach(), torch.ones(2, 6)), random=known.random)
     out.logp.square().sum().backward()
     direction = Direction.of(model)

@@ -15,8 +15,8 @@ from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.bisection import follow_larger
 from rlwatch.gradloc.direction import Direction, expert_to_blame
 from rlwatch.gradloc.locate import LocateOptions, locate
-from rlwatch.gradloc.passes import Passes
-from rlwatch.gradloc.report import Cause, Method
+from rlwatch.gradloc.passes import RecordedPasses
+from rlwatch.gradloc.report import ExcessFactor, Method
 
 
 def located(model, batch, loss=dapo, *, options=None, **kwargs):
@@ -48,7 +48,9 @@ def test_culprits_in_every_micro_batch_are_all_named(kind):
 
     assert set(found) <= places(report, micro_batches=4)
     assert report.complete
-    assert {c.cause for c in report.culprits if c.share > 0.1} == {Cause.KL_TERM if kind == "kl" else Cause.TOKEN_RATIO}
+    assert {c.cause for c in report.culprits if c.share > 0.1} == {
+        ExcessFactor.KL_TERM if kind == "kl" else ExcessFactor.TOKEN_RATIO
+    }
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -138,7 +140,7 @@ def test_nan_everywhere_is_traced_to_the_weights():
     report = located(model, batch)
 
     assert report.method is Method.TRACE
-    assert report.cause is Cause.NON_FINITE
+    assert report.cause is ExcessFactor.NON_FINITE
     assert "layers.0" in report.message
     assert math.isnan(report.norm)
 
@@ -267,7 +269,7 @@ def test_a_layer_that_takes_over_is_blamed_itself():
 
     assert scaled.layers[layer] > 0.9
     assert not scaled.complete
-    assert scaled.cause is Cause.LAYER
+    assert scaled.cause is ExcessFactor.LAYER
     assert layer in scaled.message
 
 
@@ -345,6 +347,6 @@ def test_without_passes_there_is_nothing_to_say():
     """And no exception."""
     model = policy()
     take_step(model, rollouts(model))
-    report = locate(model, Passes()).report
+    report = locate(model, RecordedPasses()).report
 
     assert "no loss pass" in report.why_not

@@ -13,8 +13,8 @@ from rlwatch.gradloc.broken import listening
 from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.locate import locate
 from rlwatch.gradloc.nonfinite import shared_trace, trace
-from rlwatch.gradloc.passes import Passes, RandomState
-from rlwatch.gradloc.report import MOST_TOKENS, Kind, Origin, TokenAt, Trace, Verdict
+from rlwatch.gradloc.passes import RandomState, RecordedPasses
+from rlwatch.gradloc.report import MOST_TOKENS, BlameLevel, NonfiniteTrace, Origin, TensorKind, TokenAt
 
 pytestmark = pytest.mark.torch
 SMALL = {"batch": 4, "length": 8, "varied": False}
@@ -41,7 +41,7 @@ def test_a_bad_advantage_is_named_by_its_token(value):
 
     found = trace(model, passes)
 
-    assert (found.kind, found.name, found.origin) == (Kind.INPUT, "advantages", Origin.REWARD)
+    assert (found.kind, found.name, found.origin) == (TensorKind.INPUT, "advantages", Origin.REWARD)
     assert (found.at, found.token_id) == (TokenAt(0, 1, 0, 5), int(batch.response[2, 5]))
     assert (found.count, found.dtype, found.tokens) == (1, "float32", (TokenAt(0, 1, 0, 5),))
     assert "sequence 2 (micro-batch 1)" in found.message
@@ -69,7 +69,7 @@ def test_a_bad_log_prob_of_another_policy_is_named_by_its_token(field, name, ori
 
     found = trace(model, passes)
 
-    assert (found.kind, found.name, found.origin.value) == (Kind.INPUT, name, origin)
+    assert (found.kind, found.name, found.origin.value) == (TensorKind.INPUT, name, origin)
     assert found.tokens == (TokenAt(0, 0, 1, 3),)
 
 
@@ -95,7 +95,7 @@ def test_with_ratios_of_sequences_the_coefficients_name_the_row_and_the_inputs_t
     found = trace(model, passes)
 
     assert found.broken["coefficient"] == int(batch.mask[1].sum()) == 8
-    assert (found.kind, found.name, found.tokens) == (Kind.INPUT, "old_logp", (TokenAt(0, 0, 1, 3),))
+    assert (found.kind, found.name, found.tokens) == (TensorKind.INPUT, "old_logp", (TokenAt(0, 0, 1, 3),))
 
 
 def test_the_rollout_engine_is_to_blame_where_only_it_gave_nan():
@@ -124,7 +124,7 @@ def test_what_the_loss_does_not_use_is_not_to_blame():
 
     found = trace(model, passes)
 
-    assert (found.kind, found.found, broken_gradients(model)) == (Kind.NOTHING, False, [])
+    assert (found.kind, found.found, broken_gradients(model)) == (TensorKind.NOTHING, False, [])
     assert found.broken == {"ref_logp": 1}
 
 
@@ -139,7 +139,7 @@ def test_what_the_loss_does_not_use_is_not_to_blame_for_another_token_of_its_res
 
     found = trace(model, passes)
 
-    assert (found.kind, found.at, found.broken["rollout_logp"]) == (Kind.COEFFICIENT, TokenAt(0, 0, 1, 3), 1)
+    assert (found.kind, found.at, found.broken["rollout_logp"]) == (TensorKind.COEFFICIENT, TokenAt(0, 0, 1, 3), 1)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_an_overflow_in_the_loss_is_named_by_its_token_and_how_far_apart_the_pol
 
     found = trace(model, passes)
 
-    assert (found.kind, found.origin, found.tokens) == (Kind.COEFFICIENT, Origin.BACKWARD, (TokenAt(0, 0, 1, 3),))
+    assert (found.kind, found.origin, found.tokens) == (TensorKind.COEFFICIENT, Origin.BACKWARD, (TokenAt(0, 0, 1, 3),))
     assert f"nats from that of {far}" in found.message
     assert "20" in found.message
 
@@ -179,7 +179,7 @@ def test_a_weight_is_named_with_its_layer_and_element(tie):
 
     found = trace(model, passes)
 
-    assert (found.kind, found.name) == (Kind.PARAMETER, "model.layers.1.mlp.down_proj.weight")
+    assert (found.kind, found.name) == (TensorKind.PARAMETER, "model.layers.1.mlp.down_proj.weight")
     assert (found.layer, found.index, found.count) == ("model.layers.1", (3, 5), 1)
     assert (found.origin, found.token_id, found.at) == (Origin.WEIGHTS, None, None)
     assert found.chain == ("parameters", "logp", "coefficient", "gradients")
@@ -214,7 +214,7 @@ def test_nan_everywhere_is_blamed_on_the_weights(name):
 
     found = trace(model, passes)
 
-    assert (found.kind, found.origin, found.tokens) == (Kind.PARAMETER, Origin.WEIGHTS, ())
+    assert (found.kind, found.origin, found.tokens) == (TensorKind.PARAMETER, Origin.WEIGHTS, ())
     assert f"and {len(list(model.parameters())) - 1} more are not finite" in found.message
     assert found.chain == ("parameters", "advantages", "old_logp", "logp", "coefficient", "gradients")
 
@@ -236,7 +236,11 @@ def test_a_module_of_finite_weights_whose_output_is_not_finite_is_named():
 
     found = trace(model, passes)
 
-    assert (found.kind, found.name, found.layer) == (Kind.ACTIVATION, "model.layers.1.mlp.down_proj", "model.layers.1")
+    assert (found.kind, found.name, found.layer) == (
+        TensorKind.ACTIVATION,
+        "model.layers.1.mlp.down_proj",
+        "model.layers.1",
+    )
     assert (found.index, found.origin) == ((1, 9), Origin.FORWARD)
     assert (found.at, found.token_id) == (TokenAt(0, 0, 1, 5), int(batch.response[1, 5]))
     assert (found.cost.forwards, found.cost.backwards) == (1, 0)
@@ -268,7 +272,7 @@ def test_a_head_that_is_no_module_leaves_the_log_probs_to_be_named():
 
     found = trace(model, take_step(model, batch, forward=headless))
 
-    assert (found.kind, found.name, found.tokens) == (Kind.LOGP, "logp", (TokenAt(0, 0, 1, 2),))
+    assert (found.kind, found.name, found.tokens) == (TensorKind.LOGP, "logp", (TokenAt(0, 0, 1, 2),))
     assert found.origin is Origin.FORWARD
 
 
@@ -312,7 +316,7 @@ def test_an_infinity_that_arises_only_going_back_is_named_by_module_and_place(ch
 
     found = trace(model, passes)
 
-    assert (found.kind, found.origin) == (Kind.OUTPUT_GRADIENT, Origin.BACKWARD)
+    assert (found.kind, found.origin) == (TensorKind.OUTPUT_GRADIENT, Origin.BACKWARD)
     assert (found.name, found.layer) == ("model.layers.0.mlp.inner.down_proj", "model.layers.0")
     assert (found.index, found.at) == ((2, 7), TokenAt(0, 0, 2, 3))
     assert (found.chain, found.broken["gradients"]) == (("gradients",), len(broken_gradients(model)))
@@ -328,7 +332,7 @@ def test_the_graph_is_followed_back_to_where_it_begins():
 
     found = trace(model, passes)
 
-    assert (found.kind, found.name) == (Kind.OUTPUT_GRADIENT, "model.embed_tokens.inner")
+    assert (found.kind, found.name) == (TensorKind.OUTPUT_GRADIENT, "model.embed_tokens.inner")
     assert (found.index, found.cost.backwards) == ((1, 5), 1)
 
 
@@ -354,7 +358,7 @@ def test_a_gradient_that_is_finite_when_run_again_did_not_recur():
     found = trace(model, passes)
 
     assert (found.kind, found.name, found.layer, found.index) == (
-        Kind.GRADIENT, "model.norm.weight", "model.norm", (3,),
+        TensorKind.GRADIENT, "model.norm.weight", "model.norm", (3,),
     )  # fmt: skip
     assert found.origin is Origin.CHANCE
     assert "did not recur" in found.message
@@ -379,8 +383,8 @@ def test_a_log_prob_that_is_finite_when_run_again_did_not_recur():
     found = trace(model, passes)
     report = locate(model, passes).report
 
-    assert (found.kind, found.origin, found.at) == (Kind.LOGP, Origin.CHANCE, TokenAt(0, 0, 1, 2))
-    assert report.verdict is Verdict.NOT_RECURRED
+    assert (found.kind, found.origin, found.at) == (TensorKind.LOGP, Origin.CHANCE, TokenAt(0, 0, 1, 2))
+    assert report.verdict is BlameLevel.NOT_RECURRED
     assert "did not recur" in report.message
     assert "weights were broken" not in report.message
     assert "nvidia-smi" in report.remedy
@@ -431,7 +435,7 @@ def test_nan_in_a_padded_slot_is_distinguished_from_nan_in_a_response(fill):
     found = trace(model, passes)
 
     assert math.isnan(losses[0].item())
-    assert (found.kind, found.name, found.at) == (Kind.PADDING, "old_logp", TokenAt(0, 0, 1, 6))
+    assert (found.kind, found.name, found.at) == (TensorKind.PADDING, "old_logp", TokenAt(0, 0, 1, 6))
     assert bool(broken_gradients(model)) is not fill
     assert ("gradients are finite" in found.message) is fill
     assert found.broken["old_logp (padding)"] == 1
@@ -446,7 +450,7 @@ def test_a_bad_token_counts_before_a_bad_slot_of_padding():
 
     found = trace(model, take_step(model, batch, forward=forward))
 
-    assert (found.kind, found.name, found.at) == (Kind.INPUT, "advantages", TokenAt(0, 0, 3, 0))
+    assert (found.kind, found.name, found.at) == (TensorKind.INPUT, "advantages", TokenAt(0, 0, 3, 0))
 
 
 def test_a_buffer_of_nan_is_named_and_one_of_minus_infinity_is_not():
@@ -456,10 +460,10 @@ def test_a_buffer_of_nan_is_named_and_one_of_minus_infinity_is_not():
     batch = rollouts(model, **SMALL)
     passes = take_step(model, batch)
 
-    assert trace(model, passes).kind is Kind.NOTHING
+    assert trace(model, passes).kind is TensorKind.NOTHING
     model.model.rotary_emb.inv_freq[0] = math.nan
     found = trace(model, take_step(model, batch))
-    assert (found.kind, found.name) == (Kind.BUFFER, "model.rotary_emb.inv_freq")
+    assert (found.kind, found.name) == (TensorKind.BUFFER, "model.rotary_emb.inv_freq")
 
 
 def test_responses_of_token_0_are_counted():
@@ -536,7 +540,7 @@ def test_where_another_rank_found_it_this_one_says_so_and_runs_nothing():
 
     found = trace(model, passes, world=TwoRanks(other=True))
 
-    assert (found.kind, found.elsewhere, found.cost.forwards) == (Kind.NOTHING, True, 0)
+    assert (found.kind, found.elsewhere, found.cost.forwards) == (TensorKind.NOTHING, True, 0)
     assert "another rank" in found.message
 
 
@@ -569,7 +573,7 @@ def test_what_one_rank_found_is_known_to_all():
     """The first of them that found something, as it found it; where none did, each keeps its own."""
     model, batch = at("advantages", 2, 5, math.nan)
     found = trace(model, take_step(model, batch))
-    finite = trace(policy(), Passes())
+    finite = trace(policy(), RecordedPasses())
 
     assert shared_trace(finite, Four(None, found, replace(found, name="later"))) == found
     assert shared_trace(finite, Four(None, None, None)) is finite
@@ -584,7 +588,7 @@ def test_a_trace_is_plain_and_bounded():
 
     found = trace(model, take_step(model, batch))
 
-    assert isinstance(found, Trace)
+    assert isinstance(found, NonfiniteTrace)
     assert len(found.tokens) == MOST_TOKENS == 64 < found.count
     assert json.loads(json.dumps(asdict(found)))["name"] == "advantages"
     assert "every token of sequence 0" in found.message
@@ -608,4 +612,4 @@ def test_a_response_of_few_tokens_is_broken_at_its_token_or_at_all(tokens, said)
 
 def test_a_step_of_nothing_is_finite():
     """No pass was kept."""
-    assert trace(policy(), Passes()).kind is Kind.NOTHING
+    assert trace(policy(), RecordedPasses()).kind is TensorKind.NOTHING

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_step import LOSSES, dapo, outputs, policy, rollouts, take_step
 
-from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -42,7 +42,7 @@ def test_a_second_backward_through_the_same_forward_adds_up():
     batch = rollouts(model)
     out = outputs(model, batch.ids, batch.prompt)
     one = LossPass(lambda rows=None: out, take_step(model, batch).all[0].tokens, RandomState.now())
-    one.hook(out, Passes().contained)
+    one.hook(out, RecordedPasses().contained)
 
     out.logp.sum().backward(retain_graph=True)
     (2 * out.logp).sum().backward()

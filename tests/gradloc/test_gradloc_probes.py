@@ -9,14 +9,14 @@ from tiny_step import LOSSES, outputs, policy, rollouts, take_step
 from torch.distributed.fsdp import fully_shard
 
 from rlwatch.gradloc.attribution import METHODS, attribute
-from rlwatch.gradloc.bisection import BudgetSpent, Probes, Segment, follow_larger
+from rlwatch.gradloc.bisection import BudgetSpent, Probes, TokenSet, follow_larger
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.gradients import beside_training
 
 
 def token(index, *, microbatch=0, rank=0):
-    return Segment(microbatch, range(rank, rank + 1), range(index, index + 1), 1)
+    return TokenSet(microbatch, range(rank, rank + 1), range(index, index + 1), 1)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def step():
 def test_halves_part_a_segment(n):
     """Nothing is lost, nothing is in both, and they differ by one token at most."""
     probes = Probes.__new__(Probes)
-    left, right = probes.halves(Segment(0, range(1), None, n))
+    left, right = probes.halves(TokenSet(0, range(1), None, n))
 
     assert [*left.tokens, *right.tokens] == list(range(n))
     assert abs(left.count - right.count) <= 1
@@ -38,19 +38,19 @@ def test_halves_part_a_segment(n):
 
 def test_a_token_is_held_by_its_own_segments():
     """By those of its micro-batch, its rank and its stretch."""
-    every = Segment(0, range(4), None, 100)
+    every = TokenSet(0, range(4), None, 100)
 
     assert every.holds(token(7, rank=3))
     assert not every.holds(token(7, microbatch=1))
-    assert not Segment(0, range(2), None, 50).holds(token(7, rank=3))
-    assert Segment(0, range(1), range(7, 9), 2).holds(token(7))
-    assert not Segment(0, range(1), range(8, 9), 1).holds(token(7))
-    assert Segment(0, range(1), None, 1).first == 0
+    assert not TokenSet(0, range(2), None, 50).holds(token(7, rank=3))
+    assert TokenSet(0, range(1), range(7, 9), 2).holds(token(7))
+    assert not TokenSet(0, range(1), range(8, 9), 1).holds(token(7))
+    assert TokenSet(0, range(1), None, 1).first == 0
 
 
 def test_what_is_not_a_number_is_largest():
     """NaN cannot be compared, and must not lose."""
-    assert Segment(0, range(1), None, 1, float("nan")).size > 1e300
+    assert TokenSet(0, range(1), None, 1, float("nan")).size > 1e300
 
 
 def test_the_norm_of_everything_is_that_of_the_step(step):

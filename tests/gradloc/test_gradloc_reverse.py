@@ -9,7 +9,7 @@ from tiny_step import LOSSES, dapo, plant, policy, rollouts, take_step
 from rlwatch.gradloc.attribution import forward_mode
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.locate import locate
-from rlwatch.gradloc.report import Method, Verdict
+from rlwatch.gradloc.report import BlameLevel, Method
 from rlwatch.gradloc.reverse import reverse_mode
 
 
@@ -64,7 +64,7 @@ def test_a_token_behind_a_straight_through_estimator_is_told_completely():
     batch, places = plant(rollouts(model), "advantage", 1, 300.0)
     report = locate(model, take_step(model, batch, dapo))
 
-    assert (report.report.verdict, report.report.method) == (Verdict.TOKEN, Method.REVERSE)
+    assert (report.report.verdict, report.report.method) == (BlameLevel.TOKEN, Method.REVERSE)
     assert report.report.complete
     assert (report.report.culprits[0].at.row, report.report.culprits[0].at.position) == places[0]
 
@@ -76,5 +76,5 @@ def test_a_term_outside_is_told_behind_a_straight_through_estimator_too():
     sum(p.square().sum() for p in model.parameters()).mul(0.5).backward()
     report = locate(model, passes).report
 
-    assert report.verdict is Verdict.OUTSIDE
+    assert report.verdict is BlameLevel.OUTSIDE
     assert report.culprits == ()

@@ -11,7 +11,16 @@ from tiny_step import plant, policy, rollouts, take_step
 
 from rlwatch.gradloc.culprits import StepLevels, culprit_of, culprits_of_trace, describe, on_host, step_levels
 from rlwatch.gradloc.nonfinite import trace
-from rlwatch.gradloc.report import Cause, Cost, Kind, Localisation, Method, OwnGradient, TokenAt, Trace
+from rlwatch.gradloc.report import (
+    Cost,
+    ExcessFactor,
+    Localisation,
+    Method,
+    NonfiniteTrace,
+    OwnGradient,
+    TensorKind,
+    TokenAt,
+)
 from rlwatch.gradloc.rows import MOST_LAYERS, culprit_batches, event_body, response_batch
 from rlwatch.records import CULPRITS, RESPONSES
 from rlwatch.store.sqlite.rows import pack_columns, unpack_columns
@@ -73,7 +82,7 @@ def test_every_number_of_a_culprit_is_that_of_its_token(step):
         rel=1e-6,
     )
     assert (culprit.sequence, culprit.token_id) == (row, batch.response[row, at.position].item())
-    assert culprit.cause is Cause.TOKEN_RATIO
+    assert culprit.cause is ExcessFactor.TOKEN_RATIO
     assert culprit.share == culprit.contribution / 4.0
 
 
@@ -214,7 +223,7 @@ def test_nan_stays_nan(step):
 
     (kept,) = culprit_batches(1, Localisation(norm=math.nan, culprits=[culprit], method=Method.TRACE))
 
-    assert (culprit.at, culprit.cause, culprit.why) == (TokenAt(0, 0, 1, 2), Cause.NON_FINITE, found.message)
+    assert (culprit.at, culprit.cause, culprit.why) == (TokenAt(0, 0, 1, 2), ExcessFactor.NON_FINITE, found.message)
     assert math.isnan(kept.columns["advantage"][0])
     assert math.isnan(kept.columns["coefficient"][0])
     assert np.isfinite(kept.columns["old_logp"][0])
@@ -226,14 +235,16 @@ def test_of_a_trace_each_rank_describes_its_own_tokens(step):
     _, _, hosts, _, at = step
     named = (replace(at, rank=1), at)
 
-    found = culprits_of_trace(hosts, Trace(Kind.INPUT, "advantages", "said", tokens=named))
+    found = culprits_of_trace(hosts, NonfiniteTrace(TensorKind.INPUT, "advantages", "said", tokens=named))
 
     assert [(culprit.at, culprit.why) for culprit in found] == [(at, "said")]
 
 
 def test_the_event_says_what_was_first_where_there_was_no_direction():
     """Its kind, name and origin, the broken links of the chain, and how much is broken."""
-    found = Trace(Kind.PARAMETER, "a.weight", "said", chain=("parameters", "logp"), broken={"parameters": 1, "logp": 8})
+    found = NonfiniteTrace(
+        TensorKind.PARAMETER, "a.weight", "said", chain=("parameters", "logp"), broken={"parameters": 1, "logp": 8}
+    )
 
     body = json.loads(json.dumps(event_body(Localisation(math.nan, method=Method.TRACE, trace=found))))
 
@@ -257,7 +268,7 @@ def test_the_event_says_in_short_what_was_found(step):
     layers = {f"layers.{i}": 2.0**-i for i in range(1, 20)}
     found = report(step, *(TokenAt(0, 0, 0, t) for t in range(7)), layers=layers, cost=Cost(2, 8, 0.5), notes=["a"])
 
-    body = json.loads(json.dumps(event_body(replace(found, threshold=1.5, tokens=99, cause=Cause.TOKEN_RATIO))))
+    body = json.loads(json.dumps(event_body(replace(found, threshold=1.5, tokens=99, cause=ExcessFactor.TOKEN_RATIO))))
 
     assert (body["norm"], body["threshold"], body["tokens"], body["method"], body["gap"]) == (4.0, 1.5, 99, "fd", 1e-4)
     assert (body["cause"], body["complete"], body["why_not"], body["notes"]) == ("token ratio", True, "", ["a"])

@@ -9,7 +9,7 @@ from spiked_run import Run, places
 from tiny_step import LOSSES, cispo, dapo, dapo_entropy, dapo_kl, gspo, plant, take_step
 
 from rlwatch.gradloc.culprits import describe, on_host
-from rlwatch.gradloc.report import Cause, TokenAt, Verdict
+from rlwatch.gradloc.report import BlameLevel, ExcessFactor, TokenAt
 
 
 def changed(batch, **rows):
@@ -27,7 +27,7 @@ def test_a_batch_whose_advantages_are_all_large_names_no_token_and_costs_no_pass
     batch = run.batch()
     report = run.look(replace(batch, advantages=12 * batch.advantages))
 
-    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.ADVANTAGE_SCALE)
+    assert (report.verdict, report.cause) == (BlameLevel.BATCH, ExcessFactor.ADVANTAGE_SCALE)
     assert (report.culprits, report.count) == ((), 0)
     assert (report.cost.forwards, report.cost.backwards) == (0, 0)
     assert "advantages are" in report.message
@@ -40,7 +40,7 @@ def test_a_loss_that_is_normalised_otherwise_is_its_normaliser():
     run = Run()
     report = run.look(run.batch(), lambda out, b, total: 20 * dapo(out, b, total))
 
-    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.NORMALISER)
+    assert (report.verdict, report.cause) == (BlameLevel.BATCH, ExcessFactor.NORMALISER)
     assert report.cost.forwards == 0
 
 
@@ -50,7 +50,7 @@ def test_a_kl_weight_that_grew_is_said_for_the_whole_batch():
     batch = run.batch()
     report = run.look(batch, lambda out, b, total: dapo_kl(out, b, total, beta=30.0))
 
-    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.KL_TERM)
+    assert (report.verdict, report.cause) == (BlameLevel.BATCH, ExcessFactor.KL_TERM)
     assert report.culprits == ()
     assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.05)
 
@@ -61,7 +61,7 @@ def test_an_entropy_weight_that_grew_is_said_for_the_whole_batch():
     batch = run.batch()
     report = run.look(batch, lambda out, b, total: dapo_entropy(out, b, total, coef=15.0))
 
-    assert (report.verdict, report.cause) == (Verdict.BATCH, Cause.ENTROPY_TERM)
+    assert (report.verdict, report.cause) == (BlameLevel.BATCH, ExcessFactor.ENTROPY_TERM)
     assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.05)
 
 
@@ -71,7 +71,7 @@ def test_a_term_that_tokens_have_no_part_in_is_not_from_tokens_and_soon_said():
     batch = run.batch()
     report = run.look(batch, lambda out, b, total: dapo(out, b, total) + penalty(run.model))
 
-    assert (report.verdict, report.cause) == (Verdict.OUTSIDE, Cause.OTHER_TERM)
+    assert (report.verdict, report.cause) == (BlameLevel.OUTSIDE, ExcessFactor.OTHER_TERM)
     assert report.culprits == ()
     assert report.cost.forwards <= 6
     assert report.cost.backwards <= len(batch.ids)
@@ -88,7 +88,7 @@ def test_a_step_in_which_nothing_stands_out_has_no_culprit():
     run = Run()
     report = run.look(run.batch())
 
-    assert report.verdict is Verdict.BATCH
+    assert report.verdict is BlameLevel.BATCH
     assert report.culprits == []
     assert "no culprit" in report.message
     assert "nothing that was measured grew" in report.message
@@ -109,7 +109,7 @@ def test_a_factor_that_made_the_coefficient_smaller_is_never_its_cause():
     batch, [place] = plant(run.batch(), "advantage", 1, 6000.0)
     report = run.look(changed(batch, old=lambda old: old[place].add_(3.0)))
 
-    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.REWARD_OUTLIER)
+    assert (report.verdict, report.cause) == (BlameLevel.TOKEN, ExcessFactor.REWARD_OUTLIER)
     assert places(report) == {place}
     assert "advantage" in report.because
 
@@ -120,7 +120,7 @@ def test_a_kl_term_of_no_weight_is_never_the_cause():
     batch, [place] = plant(run.batch(), "advantage", 1, 300.0)
     report = run.look(changed(batch, ref=lambda ref: ref[place].add_(4.0)))
 
-    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.REWARD_OUTLIER)
+    assert (report.verdict, report.cause) == (BlameLevel.TOKEN, ExcessFactor.REWARD_OUTLIER)
     assert "reference" not in report.message
 
 
@@ -130,7 +130,7 @@ def test_a_kl_term_that_has_weight_is():
     batch, [place] = plant(run.batch(), "kl", 1, math.e**6)
     report = run.look(batch)
 
-    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.KL_TERM)
+    assert (report.verdict, report.cause) == (BlameLevel.TOKEN, ExcessFactor.KL_TERM)
     assert places(report) == {place}
     assert "under the reference" in report.because
 
@@ -154,7 +154,7 @@ def test_a_response_to_blame_is_blamed_as_a_whole():
     batch = changed(run.batch(), advantages=lambda a: a[4].mul_(60.0))
     report = run.look(batch)
 
-    assert (report.verdict, report.cause) == (Verdict.RESPONSE, Cause.REWARD_OUTLIER)
+    assert (report.verdict, report.cause) == (BlameLevel.RESPONSE, ExcessFactor.REWARD_OUTLIER)
     assert {row for row, _ in places(report)} == {4}
     assert "sequence 4 makes 9" in report.statement
     assert report.units[0].share > 0.9
@@ -191,18 +191,18 @@ def test_shares_of_units_add_up_and_what_cancels_shows():
     assert all(unit.down <= 0 <= unit.up for unit in report.units)
 
 
-@pytest.mark.parametrize("level", [Verdict.GROUP, Verdict.TASK])
+@pytest.mark.parametrize("level", [BlameLevel.GROUP, BlameLevel.TASK])
 def test_responses_of_one_prompt_or_task_are_blamed_together(level):
     """Two of two; of a task: two groups of two."""
     run = Run()
-    rows = [2, 3] if level is Verdict.GROUP else [2, 3, 6, 7]
+    rows = [2, 3] if level is BlameLevel.GROUP else [2, 3, 6, 7]
     batch = changed(run.batch(), advantages=lambda a: a.index_fill_(0, torch.tensor(rows), 60.0))
     groups = [f"prompt {row // 2}" for row in range(8)]
     tasks = ["code" if row in {2, 3, 6, 7} else "math" for row in range(8)]
     report = run.look(batch, groups=groups, tasks=tasks)
 
     assert report.verdict is level
-    assert ("sequences 2 to 3" if level is Verdict.GROUP else "the task code") in report.statement
+    assert ("sequences 2 to 3" if level is BlameLevel.GROUP else "the task code") in report.statement
 
 
 def test_a_task_of_which_one_prompt_is_to_blame_is_not_blamed_itself():
@@ -212,7 +212,7 @@ def test_a_task_of_which_one_prompt_is_to_blame_is_not_blamed_itself():
     tasks = ["code" if row in {2, 3, 6, 7} else "math" for row in range(8)]
     report = run.look(batch, groups=[f"prompt {row // 2}" for row in range(8)], tasks=tasks)
 
-    assert report.verdict is Verdict.GROUP
+    assert report.verdict is BlameLevel.GROUP
     assert "sequences 2 to 3" in report.statement
 
 
@@ -222,7 +222,7 @@ def test_a_response_whose_ratio_counts_is_blamed_for_one_token():
     batch = changed(run.batch(), advantages=lambda a: a[2].fill_(-1.0), old=lambda old: old[2, 3].sub_(60.0))
     report = run.look(batch)
 
-    assert (report.verdict, report.cause) == (Verdict.RESPONSE, Cause.SEQUENCE_RATIO)
+    assert (report.verdict, report.cause) == (BlameLevel.RESPONSE, ExcessFactor.SEQUENCE_RATIO)
     assert {row for row, _ in places(report)} == {2}
 
 
@@ -239,7 +239,7 @@ def test_one_token_beside_which_the_others_are_nothing_is_said_to_be_one():
         changed(run.batch(), advantages=lambda a: [a[row].fill_(-1.0) for row in (2, 4, 5, 6)], old=shift)
     )
 
-    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.TOKEN_RATIO)
+    assert (report.verdict, report.cause) == (BlameLevel.TOKEN, ExcessFactor.TOKEN_RATIO)
     assert report.count == len(report.culprits) == 4
     assert report.statement.startswith("one token, position 3 of sequence 2, makes ")
     assert "(3 more stand out, with " in report.statement
@@ -252,7 +252,7 @@ def test_neighbours_are_one_stretch():
     run = Run()
     report = run.look(changed(run.batch(), advantages=lambda a: a[4, 2:10].mul_(80.0)))
 
-    assert report.verdict in {Verdict.STRETCH, Verdict.RESPONSE}
+    assert report.verdict in {BlameLevel.STRETCH, BlameLevel.RESPONSE}
     assert {(4, at) for at in range(2, 10)} >= places(report)
 
 
@@ -290,7 +290,7 @@ def test_a_token_is_named_by_the_factor_that_carries_the_excess():
     batch, [place] = plant(run.batch(), "ratio", 1, math.e**5)
     report = run.look(batch)
 
-    assert (report.verdict, report.cause) == (Verdict.TOKEN, Cause.TOKEN_RATIO)
+    assert (report.verdict, report.cause) == (BlameLevel.TOKEN, ExcessFactor.TOKEN_RATIO)
     assert places(report) == {place}
     assert report.cures[0].kind == "clip ratios"
     assert report.cures[0].after < 0.2 * report.norm
@@ -306,12 +306,13 @@ def test_a_minority_of_large_responses_is_no_matter_of_the_batch(large, micro_ba
     batch = run.batch()
     report = run.look(replace(batch, advantages=factor * batch.advantages), micro_batches=micro_batches)
 
-    assert report.verdict is Verdict.RESPONSE
-    assert report.cause is Cause.REWARD_OUTLIER
+    assert report.verdict is BlameLevel.RESPONSE
+    assert report.cause is ExcessFactor.REWARD_OUTLIER
     rows = {16 // micro_batches * c.at.microbatch + c.at.row for c in report.culprits}
     assert rows <= set(torch.nonzero(factor[:, 0] > 1)[:, 0].tolist())
     assert (
-        run.look(replace(batch, advantages=6 * batch.advantages), micro_batches=micro_batches).verdict is Verdict.BATCH
+        run.look(replace(batch, advantages=6 * batch.advantages), micro_batches=micro_batches).verdict
+        is BlameLevel.BATCH
     )
 
 
@@ -328,10 +329,10 @@ def test_the_entropy_term_of_one_token_is_told_as_that_token():
 
     report = run.look(batch, loss)
 
-    assert (report.verdict, report.cause, places(report)) == (Verdict.TOKEN, Cause.ENTROPY_TERM, {spot})
+    assert (report.verdict, report.cause, places(report)) == (BlameLevel.TOKEN, ExcessFactor.ENTROPY_TERM, {spot})
     assert "the entropy term weighs it" in report.message
     assert report.cures[0].after == pytest.approx(run.norm(batch), rel=0.1), "without its entropy, too"
-    assert run.look(batch, lambda out, b, total: dapo_entropy(out, b, total, coef=15.0)).verdict is Verdict.BATCH
+    assert run.look(batch, lambda out, b, total: dapo_entropy(out, b, total, coef=15.0)).verdict is BlameLevel.BATCH
 
 
 def rows_in(batch, part):

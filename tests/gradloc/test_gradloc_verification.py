@@ -221,10 +221,10 @@ def test_buffers_that_a_forward_writes_come_back():
 
 def take_step_of(forward):
     """Any forward without a model of language: 4 sequences of 3 tokens."""
-    from rlwatch.gradloc.passes import Passes, RandomState
+    from rlwatch.gradloc.passes import RandomState, RecordedPasses
     from rlwatch.tensors.tokens import TokenBatch
 
-    out, passes = forward(), Passes()
+    out, passes = forward(), RecordedPasses()
     passes.add(
         forward, out, TokenBatch(out.logp.detach(), torch.ones(4, 3, dtype=torch.bool)), random=RandomState.now()
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlwatch.gradloc.passes import Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import Outputs, RandomState, RecordedPasses
 from rlwatch.tensors.tokens import TokenBatch
 
 torch.set_num_threads(1)
@@ -128,7 +128,7 @@ LOSSES = {f.__name__: f for f in (grpo, dapo, gspo, cispo, rloo, dapo_kl, dapo_e
 def take_step(model, batch, loss=dapo, *, micro_batches=1, forward=outputs, autocast=None, rewards=None):
     """Forward and backward of the whole step: gradients in ``.grad``, and the passes to look at."""
     model.zero_grad(set_to_none=True)
-    passes, total = Passes(), batch.mask.sum().clamp(min=1)
+    passes, total = RecordedPasses(), batch.mask.sum().clamp(min=1)
     for rows in torch.arange(len(batch.ids)).tensor_split(micro_batches):
         part = batch.rows(rows)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlwatch import scan
 from rlwatch.importers import LogTail, read_log
-from rlwatch.importers.base import Row, Skips
+from rlwatch.importers.base import ImportedRow, Skips
 from rlwatch.importers.step_order import COPY, OTHER_COUNTER, TOO_FEW, StepOrder
 from rlwatch.testing.importer_contract import comparable
 
@@ -27,7 +27,7 @@ def given_out(stream: Stream, skips: Skips | None = None, *, ended: bool = True)
     order, skips = StepOrder(), skips or Skips()
     found = []
     for number, (step, names) in enumerate(stream):
-        found += order.take(Row(step, dict.fromkeys(names, float(number)), number), skips)
+        found += order.take(ImportedRow(step, dict.fromkeys(names, float(number)), number), skips)
     found += order.finish(skips) if ended else []
     return [(attempt, row.step, "".join(sorted(row.metrics))) for row, attempt in found]
 
@@ -161,8 +161,12 @@ def test_the_same_step_again_is_no_restart():
 def test_what_is_printed_again_as_it_was_counts_once():
     """Each rank prints it; NaN is itself."""
     order, skips = StepOrder(), Skips()
-    row = Row(3, {"a": math.nan, "b": 0.5})
-    found = [n for one in (row, Row(3, {"a": math.nan, "b": 0.5}), Row(3, {"a": 1.0})) for n in order.take(one, skips)]
+    row = ImportedRow(3, {"a": math.nan, "b": 0.5})
+    found = [
+        n
+        for one in (row, ImportedRow(3, {"a": math.nan, "b": 0.5}), ImportedRow(3, {"a": 1.0}))
+        for n in order.take(one, skips)
+    ]
 
     assert [dict(one.metrics) for one, _ in found] == [{"a": found[0][0].metrics["a"], "b": 0.5}, {"a": 1.0}]
     assert [(s.reason, s.count) for s in skips.listed()] == [(COPY, 1)]
@@ -179,9 +183,9 @@ def test_a_restart_that_is_told_begins_an_attempt_whatever_the_step():
     """The file was truncated: it is a new process, though it goes on where the old one ended."""
     order, skips = StepOrder(), Skips()
     order.restart(skips)
-    found = order.take(Row(1, {"a": 1.0}), skips)
+    found = order.take(ImportedRow(1, {"a": 1.0}), skips)
     order.restart(skips)
-    found += order.take(Row(2, {"a": 1.0}), skips) + order.take(Row(3, {"a": 1.0}), skips)
+    found += order.take(ImportedRow(2, {"a": 1.0}), skips) + order.take(ImportedRow(3, {"a": 1.0}), skips)
 
     assert [attempt for _, attempt in found] == [1, 2, 2]
 

@@ -13,14 +13,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.gradloc.distributed import whole_tensors
 from rlwatch.integrations.checkpoints import KeptReference
 from rlwatch.integrations.commands import Controller
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.weights import copy_all, fingerprint, local, model_pairs, named_tensors, whole
 from rlwatch.records import Command
-from rlwatch.seam import Seam
 
 
 class Net(nn.Module):
@@ -93,7 +93,7 @@ class Run:
         self.events.append((kind, step, body))
 
     def health(self):
-        return Health()
+        return RunHealth()
 
 
 def full(model):
@@ -116,7 +116,7 @@ def stepped(model):
 
 
 def reset(policy, reference, optimizers, **args):
-    handler = ResetReference(lambda: Anchored(policy, reference, optimizers), Seam(Run()))
+    handler = ResetReference(lambda: Anchored(policy, reference, optimizers), ErrorBoundary(Run()))
     command = Command("c1", "r", "reset-reference", args)
     handler.check(command)
     return handler(command)
@@ -174,9 +174,9 @@ def not_finite(found):
     run, reference = Run(), sharded(Net(1))
     before = full(reference)
     find = lambda: Anchored(policy, reference)  # noqa: E731
-    controller = Controller(Seam(run), [ResetReference(find, Seam(run))], LockStep())
+    controller = Controller(ErrorBoundary(run), [ResetReference(find, ErrorBoundary(run))], LockStep())
     result = controller.order(
-        ResetReference(find, Seam(run)), Command("c1", "r", "reset-reference", {"optimizer": "keep"}), 3
+        ResetReference(find, ErrorBoundary(run)), Command("c1", "r", "reset-reference", {"optimizer": "keep"}), 3
     )
     found["not finite"] = result.refusal
     found["nothing copied"] = all(torch.equal(t, before[n]) for n, t in full(reference).items())
@@ -187,8 +187,8 @@ def kept(found, directory):
     run = Run()
     policy, reference = sharded(Net(0)), sharded(Net(1))
     writes = lambda: dist.get_rank() == 0  # noqa: E731
-    keeper = KeptReference(lambda: Anchored(policy, reference), Seam(run), writes)
-    controller = Controller(Seam(run), [], LockStep())
+    keeper = KeptReference(lambda: Anchored(policy, reference), ErrorBoundary(run), writes)
+    controller = Controller(ErrorBoundary(run), [], LockStep())
     report = reset(policy, reference, [], optimizer="keep")
     keeper.reset_done(Command("c9", "r", "reset-reference"), report, 5)
     for step in (6, 8):
@@ -198,12 +198,12 @@ def kept(found, directory):
         keeper.save(checkpoint, controller, step)
     dist.barrier()
     rebuilt = sharded(Net(1))
-    again = KeptReference(lambda: Anchored(policy, rebuilt), Seam(run), writes)
+    again = KeptReference(lambda: Anchored(policy, rebuilt), ErrorBoundary(run), writes)
     again.restore(directory / "checkpoint-8", controller, 8)
     found["kept"] = same(reference, rebuilt) and same(policy, rebuilt)
     found["kept events"] = run.events
     found["kept facts"] = again.facts.step
-    missing = KeptReference(lambda: Anchored(policy, sharded(Net(1))), Seam(run), writes)
+    missing = KeptReference(lambda: Anchored(policy, sharded(Net(1))), ErrorBoundary(run), writes)
     here = directory / ("checkpoint-8" if dist.get_rank() == 0 else "nowhere")
     found["order of rank 0 counts"] = missing.restore(here, controller, 8) is None and missing.facts is not None
 

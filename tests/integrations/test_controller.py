@@ -7,11 +7,11 @@ import pytest
 
 from rlwatch.clock import ManualClock
 from rlwatch.control.mailbox import LATE, PendingCommand
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.commands import BROKEN_OFF, FAILED, GRACE_S, STOPPED, UNSHARED, Controller, Hold
+from rlwatch.integrations.commands import BROKEN_OFF, FAILED, GRACE_S, STOPPED, UNSHARED, Controller, PauseState
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import Command, CommandStatus, Event
-from rlwatch.seam import Seam
 
 numbers = itertools.count()
 
@@ -85,7 +85,7 @@ def command(kind="wave", **args):
 
 
 def controller(run, *handlers, ranks=None, latest=dict, **kwargs):
-    return Controller(Seam(run), handlers, ranks, latest, **kwargs)
+    return Controller(ErrorBoundary(run), handlers, ranks, latest, **kwargs)
 
 
 def test_a_command_is_carried_out_answered_and_recorded():
@@ -294,7 +294,7 @@ def test_all_ranks_vote_also_on_what_none_can_do():
 def test_without_a_run_nothing_happens():
     """A seam whose run was never made."""
     handler = Handler()
-    Controller(Seam(None), [handler]).obey(1)
+    Controller(ErrorBoundary(None), [handler]).obey(1)
     assert handler.calls == []
 
 
@@ -303,7 +303,7 @@ class Person:
 
     def __init__(self, run, arrivals):
         self.run, self.arrivals, self.clock, self.rounds = run, arrivals, ManualClock(), 0
-        self.hold = Hold(self.clock, self.sleep)
+        self.hold = PauseState(self.clock, self.sleep)
 
     def sleep(self, seconds):
         self.rounds += 1
@@ -355,7 +355,7 @@ def test_a_pause_ends_with_the_run():
     run = FakeRun(command("pause", minutes=60))
     person = Person(run, {})
     run_sleep = person.sleep
-    person.hold = Hold(person.clock, lambda s: (run_sleep(s), setattr(run, "active", False)))
+    person.hold = PauseState(person.clock, lambda s: (run_sleep(s), setattr(run, "active", False)))
     controller(run, hold=person.hold).obey(9)
 
     assert person.rounds == 1
@@ -483,7 +483,9 @@ def test_a_reset_may_be_recorded_once_its_step_is_measured():
     later = {}
     run = FakeRun(command("reset-reference"))
     reset = Handler("reset-reference", report={"summary": "reference = policy"})
-    Controller(Seam(run), [reset], latest=lambda: {"policy/kl_ref_k3": 9.0}, measured=later.__setitem__).obey(3)
+    Controller(ErrorBoundary(run), [reset], latest=lambda: {"policy/kl_ref_k3": 9.0}, measured=later.__setitem__).obey(
+        3
+    )
     assert (run.events, [r[3] for r in run.results]) == ([], ["reference = policy"])
     later[3]({"policy/kl_ref_k3": 0.25})
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 import rlwatch
-from rlwatch import seam
+from rlwatch import error_boundary as seam
 from rlwatch.integrations.learning_rate import StepScale
 from rlwatch.integrations.transformers import RLWatchCallback, watch
 from rlwatch.store.url import open_store
@@ -141,7 +141,7 @@ def test_a_hook_of_ours_on_a_copied_model_or_optimizer_looks_at_nothing(copied):
     """What hooks saw would go into a run that is another's."""
     seen = []
     model = nn.Linear(1, 1)
-    model.register_forward_hook(seam.Seam().hook("outputs", lambda *_: seen.append(1)))
+    model.register_forward_hook(seam.ErrorBoundary().hook("outputs", lambda *_: seen.append(1)))
     twin = copied(model)
     twin(torch.ones(1, 1))
     assert seen == []
@@ -153,7 +153,7 @@ def test_a_copied_optimizer_whose_rates_are_scaled_steps():
     """By its own rates."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    rates = StepScale(optimizer, "scale", seam.Seam())
+    rates = StepScale(optimizer, "scale", seam.ErrorBoundary())
     optimizer.param_groups[0]["scale"] = 0.5
     twin = copy.deepcopy(optimizer)
     (own,) = twin.param_groups[0]["params"]

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.weights import model_pairs, plain_name, unwrapped
 from rlwatch.records import Command
-from rlwatch.seam import Seam
 
 pytestmark = pytest.mark.torch
 
@@ -38,8 +38,8 @@ def optimizer(net):
 
 
 def handler(policy, reference, optimizers=(), done=None, findings=()):
-    run = SimpleNamespace(health=lambda: Health(findings))
-    return ResetReference(lambda: Anchored(policy, reference, optimizers), Seam(run), done)
+    run = SimpleNamespace(health=lambda: RunHealth(findings))
+    return ResetReference(lambda: Anchored(policy, reference, optimizers), ErrorBoundary(run), done)
 
 
 def command(optimizer="keep", force=False):

@@ -6,20 +6,20 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState
 
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import SaveCheckpoint, SetKLCoef, Stop
 from rlwatch.integrations.reference import clear_state, clearable
 from rlwatch.integrations.transformers.commands import TrainerLoop
 from rlwatch.records import Command, Finding, Severity
-from rlwatch.seam import Seam
 
 pytestmark = pytest.mark.torch
 COLLAPSE = Finding("entropy", "entropy_collapse", Severity.CRITICAL, step=9, onset_step=7, message="entropy fell")
 
 
 def seam(*findings):
-    return Seam(SimpleNamespace(health=lambda: Health(findings)))
+    return ErrorBoundary(SimpleNamespace(health=lambda: RunHealth(findings)))
 
 
 def command(kind, force=False, **args):

@@ -8,7 +8,7 @@ from torch.optim import SGD
 from transformers import TrainerCallback
 
 from rlwatch.diagnosis import KnobTracker, diagnose
-from rlwatch.integrations.knobs import MOST_CHANGES, Settings, attributes, rates
+from rlwatch.integrations.knobs import MOST_CHANGES, TrainerSettings, attributes, rates
 from rlwatch.integrations.torch import Watcher
 from rlwatch.integrations.transformers import RLWatchCallback
 from rlwatch.integrations.transformers import watch as watch_plain
@@ -123,7 +123,7 @@ def test_settings_are_told_when_they_change_and_no_oftener_than_is_of_use():
     """Text, numbers and tensors; the first look tells nothing."""
     trainer = type("Trainer", (), {"loss_type": "grpo", "weights": torch.ones(2), "beta": None})()
     options = attributes(trainer, {"loss_type": "loss_type", "reward_weights": "weights", "missing": "missing"})
-    settings = Settings(attributes(trainer, {"policy/kl_coef": "beta"}), options)
+    settings = TrainerSettings(attributes(trainer, {"policy/kl_coef": "beta"}), options)
 
     assert settings.changes() == []
     trainer.weights = torch.tensor([1.0, 0.5])

@@ -9,8 +9,8 @@ import torch
 
 import rlwatch
 from rlwatch.control.mailbox import PendingCommand
-from rlwatch.integrations.openrlhf.compat import Settings
-from rlwatch.integrations.openrlhf.driver import Driver, RLWatchLogger, Step, init_arguments, taken_out
+from rlwatch.integrations.openrlhf.compat import OpenRLHFSettings
+from rlwatch.integrations.openrlhf.driver import FinishedStep, OpenRLHFDriver, RLWatchLogger, init_arguments, taken_out
 from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.records import Command
@@ -100,7 +100,7 @@ def watched(tmp_path):
 
     def make(settings=None, trainer=None, **kl):
         trainer = trainer or Trainer(arguments(tmp_path, **kl))
-        driver = Driver(trainer, settings or Settings(init={"store": store}))
+        driver = OpenRLHFDriver(trainer, settings or OpenRLHFSettings(init={"store": store}))
         driver.attach()
         return trainer, driver, rlwatch.open_store(store)
 
@@ -144,7 +144,7 @@ def test_what_actors_send_is_seen_by_nobody_else(watched):
 @pytest.mark.parametrize("level", ["scalars", "tokens", "full"])
 def test_levels_say_how_much_is_measured_of_responses(watched, tmp_path, level):
     """Text and groups are for the full level; lengths and rewards cost nothing."""
-    trainer, driver, store = watched(Settings(level, init={"store": str(tmp_path / "runs")}))
+    trainer, driver, store = watched(OpenRLHFSettings(level, init={"store": str(tmp_path / "runs")}))
     trainer.fit(1)
     names = set(steps_of(store, driver.run)[1])
 
@@ -333,7 +333,7 @@ def test_statistics_that_lag_are_left_out_and_counted(watched):
     _, driver, _ = watched()
     go = threading.Event()
     for step in range(4):
-        driver.recording.submit(step, Step(numbers=Slow(go)))
+        driver.recording.submit(step, FinishedStep(numbers=Slow(go)))
     go.set()
     driver.close()
 
@@ -342,7 +342,7 @@ def test_statistics_that_lag_are_left_out_and_counted(watched):
 
 def test_a_run_is_named_by_openrlhfs_arguments_without_its_secrets(tmp_path):
     """wandb's key is called just ``key``."""
-    known = init_arguments(arguments(tmp_path), Settings(init={"project": "mine"}))
+    known = init_arguments(arguments(tmp_path), OpenRLHFSettings(init={"project": "mine"}))
 
     assert (known["project"], known["name"], known["source"]) == ("mine", "seed3", "openrlhf")
     assert (known["rank"], known["resume"], known["output_dir"]) == (0, "never", str(tmp_path / "ckpt"))
@@ -356,20 +356,20 @@ def test_a_training_that_loads_its_checkpoint_continues_its_run(tmp_path):
     args = arguments(tmp_path)
     args.ckpt.load_enable = True
 
-    assert init_arguments(args, Settings())["resume"] == "auto"
+    assert init_arguments(args, OpenRLHFSettings())["resume"] == "auto"
 
 
 def test_a_run_that_cannot_be_made_stops_training_before_it_starts(tmp_path):
     """What is asked for must work."""
     with pytest.raises(rlwatch.RLWatchError, match="nosuch"):
-        Driver(Trainer(arguments(tmp_path)), Settings(init={"store": "nosuch://x"}))
+        OpenRLHFDriver(Trainer(arguments(tmp_path)), OpenRLHFSettings(init={"store": "nosuch://x"}))
 
 
 def test_text_of_extreme_tokens_is_kept_only_on_request(watched, tmp_path):
     """A decoder is made only then."""
     _, plain, _ = watched()
     plain.run.finish()
-    _, texting, _ = watched(Settings(text=True, init={"store": str(tmp_path / "runs"), "run_id": "t"}))
+    _, texting, _ = watched(OpenRLHFSettings(text=True, init={"store": str(tmp_path / "runs"), "run_id": "t"}))
 
     assert plain.recording.decode is None
     assert texting.recording.decode([3]) == "<3>"

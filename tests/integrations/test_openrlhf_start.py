@@ -10,7 +10,7 @@ from installations import Installations
 
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.integrations.openrlhf import __main__, attach, compat
-from rlwatch.integrations.openrlhf.compat import Settings, parsed
+from rlwatch.integrations.openrlhf.compat import OpenRLHFSettings, parsed
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 
@@ -33,14 +33,14 @@ def test_our_options_come_before_the_module_and_its_own_after():
     theirs = ["--actor.adam.lr", "1e-6", "--rlwatch.name", "not ours"]
     settings, module, rest = parsed([*ours, "-m", MODULE, *theirs])
 
-    assert settings == Settings("tokens", text=True, init={"project": "math", "store": "/runs"})
+    assert settings == OpenRLHFSettings("tokens", text=True, init={"project": "math", "store": "/runs"})
     assert module == MODULE
     assert rest == theirs
 
 
 def test_without_options_everything_is_watched_and_no_text_kept():
     """The defaults."""
-    assert parsed(["-m", MODULE])[0] == Settings("full", text=False, init={})
+    assert parsed(["-m", MODULE])[0] == OpenRLHFSettings("full", text=False, init={})
 
 
 @pytest.mark.parametrize(("given", "wanted"), [("true", True), ("false", False)])
@@ -69,15 +69,15 @@ def test_a_wrong_command_line_is_refused_in_words(arguments, words):
 
 def test_settings_travel_as_plain_values():
     """Through Ray's pickles, to processes that may be on other machines."""
-    settings = Settings("tokens", text=True, init={"project": "p"})
+    settings = OpenRLHFSettings("tokens", text=True, init={"project": "p"})
 
-    assert Settings.of(settings.plain()) == settings
+    assert OpenRLHFSettings.of(settings.plain()) == settings
 
 
 def test_actors_get_openrlhfs_variables_and_ours():
     """What the user set wins over OpenRLHF's defaults, as in OpenRLHF itself."""
     environment = {"NCCL_DEBUG": "INFO", "RLWATCH_STORE": "/runs", "RLWATCH_RUN_ID": "", "HOME": "/root"}
-    variables = __main__.runtime_env(Settings(), environment)["env_vars"]
+    variables = __main__.runtime_env(OpenRLHFSettings(), environment)["env_vars"]
 
     assert variables == {
         "TOKENIZERS_PARALLELISM": "true",
@@ -90,7 +90,7 @@ def test_actors_get_openrlhfs_variables_and_ours():
 def test_the_hook_arms_the_process_and_never_raises(installed, package, monkeypatch, caplog):
     """An actor must start all the same, also where rlwatch is not installed."""
     package()
-    hook = __main__.setup_hook(Settings(init={"project": "p"}))
+    hook = __main__.setup_hook(OpenRLHFSettings(init={"project": "p"}))
     hook()
     from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 
@@ -182,7 +182,7 @@ def test_arguments_of_another_shape_leave_training_unwatched_with_one_line(insta
     installed("0.9.10")
     trainer = types.SimpleNamespace(args=types.SimpleNamespace(ckpt_path="/x", use_wandb=None), kl_ctl=None)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        attach.drive_trainer(trainer, Settings())
+        attach.drive_trainer(trainer, OpenRLHFSettings())
 
     assert said(caplog) == [
         "rlwatch records nothing here: OpenRLHF 0.9.10: there is no args.logger; its console output can be read: "
@@ -234,7 +234,7 @@ def test_trainers_are_met_as_they_are_made(installed, package):
     package()
     met = []
     attach.arm(
-        Settings("tokens").plain(),
+        OpenRLHFSettings("tokens").plain(),
         drive=lambda trainer, settings: met.append((trainer.strategy, settings.level)),
         tap=lambda trainer, settings: met.append((trainer.actor, settings.level)),
     )
@@ -268,7 +268,7 @@ def test_what_is_not_as_we_know_it_is_left_alone_with_one_warning(installed, pac
     """Its process trains unwatched."""
     package(**changed)
     with caplog.at_level(logging.WARNING, logger="rlwatch"):
-        attach.arm(Settings().plain())
+        attach.arm(OpenRLHFSettings().plain())
         import openrlhf.trainer.ppo_trainer
         import openrlhf.trainer.ray.ppo_actor
 
@@ -283,7 +283,7 @@ def test_a_newer_version_that_has_what_we_wrap_is_watched(installed, package):
     package()
     installed("0.12.0")
     met = []
-    attach.arm(Settings().plain(), tap=lambda trainer, settings: met.append(trainer.actor))
+    attach.arm(OpenRLHFSettings().plain(), tap=lambda trainer, settings: met.append(trainer.actor))
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 
     ActorPPOTrainer("s", actor="a")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlwatch.integrations.openrlhf.batch import loss_stats, token_batch
-from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.openrlhf.compat import OpenRLHFSettings
 from rlwatch.integrations.openrlhf.driver import taken_out
 from rlwatch.integrations.openrlhf.taps import PARCEL, ActorTaps, first_of_its_data
 from rlwatch.integrations.step_tally import StepTally, merge_workers
@@ -93,7 +93,7 @@ class Trainer:
 
 def watched(level="full", **loss):
     trainer = Trainer(**loss)
-    taps = ActorTaps(trainer, Settings(level))
+    taps = ActorTaps(trainer, OpenRLHFSettings(level))
     taps.attach()
     return trainer, taps
 

@@ -3,9 +3,9 @@
 import pytest
 
 import rlwatch
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.crash import record_crash
 from rlwatch.records import RunState
-from rlwatch.seam import Seam
 
 
 class RayTaskError(Exception):
@@ -23,7 +23,7 @@ def test_the_error_itself_is_the_end_wherever_it_was_raised(error, request):
     """Not the wrapper Ray puts around it."""
     url = f"memory://{request.node.callspec.id}"
     run = rlwatch.init(store=url, run_id="a", detectors=list)
-    record_crash(run, Seam(run), error, 12)
+    record_crash(run, ErrorBoundary(run), error, 12)
     store = rlwatch.open_store(url)
 
     assert store.run("a").state is RunState.CRASHED

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlwatch.error_boundary import LIMIT, Contained, ErrorBoundary, Reported, call_or, guarded, sheltered
 from rlwatch.integrations.verl.ranks import answering
 from rlwatch.recorder.counters import Counters
-from rlwatch.seam import LIMIT, Contained, Reported, Seam, asked, guarded, sheltered
 
 
 class Held:
@@ -24,9 +24,9 @@ def failing(error: BaseException) -> None:
     raise error
 
 
-def seam_of_a_run() -> tuple[Seam, Counters]:
+def seam_of_a_run() -> tuple[ErrorBoundary, Counters]:
     counters = Counters()
-    return Seam(SimpleNamespace(counters=counters)), counters
+    return ErrorBoundary(SimpleNamespace(counters=counters)), counters
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_taps_fail_on_their_own(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_seam_without_a_run_counts_for_itself() -> None:
     """So a process that only measures can say how often it failed."""
-    seam = Seam()
+    seam = ErrorBoundary()
     for tap in ("a", "b", "b"):
         assert seam.attempt(tap, failing, OSError("gone")) is None
 
@@ -115,7 +115,7 @@ def test_a_guarded_method_returns_none_where_it_would_raise() -> None:
 
     class Watcher:
         def __init__(self) -> None:
-            self.seam = Seam()
+            self.seam = ErrorBoundary()
 
         @guarded
         def ratio(self, a: int, *, b: int) -> float:
@@ -140,14 +140,14 @@ def test_what_is_asked_of_somebody_has_an_answer_whatever_it_raises() -> None:
     def refuse(error: Exception) -> int:
         raise ValueError(f"refused: {type(error).__name__}") from None
 
-    assert asked(lambda: 7, lambda _: 0) == 7
-    assert asked(lambda: failing(MemoryError()), type) is MemoryError
+    assert call_or(lambda: 7, lambda _: 0) == 7
+    assert call_or(lambda: failing(MemoryError()), type) is MemoryError
     with pytest.raises(ValueError, match=r"^refused: KeyError$") as refused:
-        asked(lambda: failing(KeyError("k")), refuse)
+        call_or(lambda: failing(KeyError("k")), refuse)
     assert refused.value.__suppress_context__
     for error in (KeyboardInterrupt(), SystemExit(3)):
         with pytest.raises(type(error)):
-            asked(lambda error=error: failing(error), lambda _: None)
+            call_or(lambda error=error: failing(error), lambda _: None)
 
 
 def test_on_a_thread_of_rlwatch_only_what_is_named_passes() -> None:
@@ -194,7 +194,7 @@ def test_a_failure_keeps_nothing_of_the_step_alive() -> None:
         def measure(self, held: Held) -> None:
             broken(held)
 
-    seam = Seam()
+    seam = ErrorBoundary()
     gc.disable()
     try:
         left = [step(lambda held: seam.attempt("tap", broken, held)), step(Worker().measure)]

@@ -10,9 +10,9 @@ from tiny_loop import CLIP, EOS, FakeRun, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlwatch
+from rlwatch.error_boundary import LIMIT
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.torch import taps as collector_module
-from rlwatch.seam import LIMIT
 
 pytestmark = pytest.mark.torch
 LOOPS = {

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.integrations.torch.batch import LossSettings, Reader
+from rlwatch.integrations.torch.batch import BatchReader, LossSettings
 from rlwatch.tensors.entropy import token_entropy
 from rlwatch.tensors.observe import observe
 
@@ -19,7 +19,7 @@ ROWS, WIDTH, VOCABULARY = len(LENGTHS), max(LENGTHS), 7
 
 def read(**inputs):
     """(batch, refusals)."""
-    reader = Reader(LossSettings(clip=(0.2, 0.28)))
+    reader = BatchReader(LossSettings(clip=(0.2, 0.28)))
     return reader.read(inputs), reader.refused
 
 
@@ -359,7 +359,7 @@ def test_what_was_given_itself_is_not_computed():
 
 def test_logits_are_divided_by_the_temperature():
     """Entropy is that of the distribution that was sampled from."""
-    reader = Reader(LossSettings(temperature=2.0))
+    reader = BatchReader(LossSettings(temperature=2.0))
     batch = reader.read({"logp": tokens(0), "mask": mask(), "logits": logits()})
 
     assert torch.allclose(batch.entropy, token_entropy(logits() / 2.0), atol=1e-6)

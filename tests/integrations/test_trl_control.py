@@ -139,7 +139,7 @@ def test_a_paused_trainer_goes_on_where_it_was(tmp_path, monkeypatch):
         if len(rounds) == 3:
             run.queue.append(Command("c9", "r1", "resume"))
 
-    monkeypatch.setattr("rlwatch.integrations.commands.Hold.wait", lambda self: sleep(0.5))
+    monkeypatch.setattr("rlwatch.integrations.commands.PauseState.wait", lambda self: sleep(0.5))
     trainer.add_callback(After({2: lambda: run.send("pause", minutes=5)}))
     watch(trainer, run=run)
     trainer.train()

@@ -13,11 +13,11 @@ from peft import LoraConfig, get_peft_model
 from tiny_trl import FakeRun, digits, make_trainer, model_on_disk
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlwatch.error_boundary import LIMIT, ErrorBoundary
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.transformers import taps as shared_taps
 from rlwatch.integrations.trl import taps as taps_module
 from rlwatch.integrations.trl import watch
-from rlwatch.seam import LIMIT, Seam
 
 pytestmark = pytest.mark.torch
 
@@ -233,7 +233,7 @@ def test_interrupts_are_not_errors_of_rlwatch():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Seam().attempt("x", interrupt)
+        ErrorBoundary().attempt("x", interrupt)
 
 
 def test_a_run_that_does_not_record_costs_nothing(tmp_path):

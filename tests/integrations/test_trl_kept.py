@@ -14,7 +14,7 @@ from tiny_trl import FakeRun, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
 from rlwatch.detectors.trust_region.reference_continuity import ReferenceContinuity
-from rlwatch.integrations.checkpoints import Facts, write_reference
+from rlwatch.integrations.checkpoints import ReferenceFacts, write_reference
 from rlwatch.integrations.trl import watch
 from rlwatch.records import ClosedStep, Command
 
@@ -235,7 +235,7 @@ def test_a_reference_of_another_model_is_refused_whole(tmp_path):
     parent = tmp_path / "out" / "checkpoint-2" / "rlwatch_reference"
     tensors = load_file(parent / "reference.safetensors")
     tensors["model.norm.weight"] = torch.ones(7)
-    write_reference(parent.parent, Facts(2), tensors)
+    write_reference(parent.parent, ReferenceFacts(2), tensors)
     trainer, run = trained(tmp_path, reset_at=99, resume=True, max_steps=3)
 
     assert run.events[0].body["reason"] == "the kept reference is of another model: 'model.norm.weight' differs"

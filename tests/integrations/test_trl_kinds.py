@@ -128,7 +128,7 @@ def test_a_live_trainer_saves_slows_down_pauses_and_stops_on_command(tmp_path, m
     }
     trainer.add_callback(At(run, commands))
     watch(trainer, run=run)
-    monkeypatch.setattr("rlwatch.integrations.commands.Hold.wait", lambda self: run.send("resume"))
+    monkeypatch.setattr("rlwatch.integrations.commands.PauseState.wait", lambda self: run.send("resume"))
     trainer.train()
 
     assert trainer.state.global_step == 5

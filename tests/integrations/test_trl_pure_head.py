@@ -7,11 +7,11 @@ from tiny_trl import FakeRun, make_trainer
 from transformers import TrainerCallback
 from trl.trainer import utils
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.gradloc.attribution import METHODS, attribute
 from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.passes import Passes
+from rlwatch.gradloc.passes import RecordedPasses
 from rlwatch.integrations.trl.localise import LossPassTap, PureHead, pure_head
-from rlwatch.seam import Seam
 from rlwatch.tensors.tokens import TokenBatch
 
 
@@ -83,9 +83,9 @@ class Looking(TrainerCallback):
 @pytest.mark.parametrize("config", [{}, {"bf16": True}], ids=["float32", "bf16 autocast"])
 def test_a_real_trainer_is_attributed_by_every_method(config, tmp_path):
     """Two micro-batches of a step of GRPO, through TRL's own forward."""
-    passes = Passes()
+    passes = RecordedPasses()
     trainer = make_trainer(tmp_path, max_steps=1, gradient_accumulation_steps=2, max_grad_norm=0.0, **config)
-    tap, looking = LossPassTap(trainer, Seam(FakeRun()), passes), Looking(passes)
+    tap, looking = LossPassTap(trainer, ErrorBoundary(FakeRun()), passes), Looking(passes)
     tap.attach(lambda: True)
     compute = trainer._compute_loss
 

@@ -20,13 +20,13 @@ from peft import (
 from tiny_trl import FakeRun, digits, fresh_model, make_trainer, model_on_disk
 from transformers import TrainerCallback
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.reference import ResetReference
 from rlwatch.integrations.trl import watch
 from rlwatch.integrations.trl.commands import anchored
 from rlwatch.integrations.weights import adapter_pairs, fingerprint, model_pairs
 from rlwatch.records import Command, CommandStatus, Finding, Severity
-from rlwatch.seam import Seam
 
 pytestmark = pytest.mark.torch
 KL = ("policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3")
@@ -243,7 +243,9 @@ def test_a_policy_of_nans_never_becomes_the_reference(tmp_path):
         trainer.model.model.norm.weight[0] = math.nan
 
     with pytest.raises(RLWatchError, match="roll back to a checkpoint"):
-        ResetReference(lambda: anchored(trainer), Seam(FakeRun()))(Command("c", "r", "reset-reference", force=True))
+        ResetReference(lambda: anchored(trainer), ErrorBoundary(FakeRun()))(
+            Command("c", "r", "reset-reference", force=True)
+        )
     assert fingerprint(trainer.ref_model.parameters()) == before
 
 
@@ -302,7 +304,7 @@ def test_sharded_weights_are_refused_with_the_reason(tmp_path, change, reason):
     setattr(Accelerator, *change)
     trainer.accelerator = Accelerator()
     with pytest.raises(RLWatchError, match=reason):
-        ResetReference(lambda: anchored(trainer), Seam(FakeRun())).check(Command("c", "r", "reset-reference"))
+        ResetReference(lambda: anchored(trainer), ErrorBoundary(FakeRun())).check(Command("c", "r", "reset-reference"))
 
 
 def test_fsdp2_is_not_refused(tmp_path):

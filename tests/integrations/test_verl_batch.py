@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlwatch.integrations.verl.batch import Reading, StepBatch, finals
+from rlwatch.integrations.verl.batch import BatchSettings, StepBatch, finals
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.responses import observe_responses
 
 EOS = 2
-READING = Reading(longest=4, eos=EOS)
+READING = BatchSettings(longest=4, eos=EOS)
 
 
 def jagged(*rows, dtype=None):
@@ -126,7 +126,7 @@ def test_only_the_last_output_of_a_session_has_the_reward():
 def test_bypass_mode_knows_no_log_probs_of_the_trainer():
     """Old log-probs are the rollout engine's then: a mismatch of 0 would be a lie. Rewards are known all the same."""
     batch = StepBatch.of(*meta(), queue(), 7)
-    reading = Reading(longest=4, eos=EOS, bypass=True)
+    reading = BatchSettings(longest=4, eos=EOS, bypass=True)
 
     assert batch.token_batch(reading) is None
     assert responses(batch, reading)["reward/mean"] == pytest.approx(0.75)
@@ -205,9 +205,9 @@ def test_the_configuration_says_how_to_read():
     """The greatest length, the end of a response, the weight at which verl truncates, the mode."""
     tokenizer = SimpleNamespace(eos_token_id=9)
 
-    plain = Reading.of(config(), tokenizer)
+    plain = BatchSettings.of(config(), tokenizer)
     assert (plain.longest, plain.eos, plain.truncation, plain.bypass) == (128, 9, None, False)
-    assert Reading.of(config(rollout_is="token", rollout_is_threshold=3), tokenizer).truncation == 3.0
-    assert Reading.of(config(rollout_is="token", rollout_is_threshold="0.5_5"), tokenizer).truncation is None
-    assert Reading.of(config(rollout_is="sequence", rollout_is_threshold=3), tokenizer).truncation is None
-    assert Reading.of(config(bypass_mode=True), tokenizer).bypass
+    assert BatchSettings.of(config(rollout_is="token", rollout_is_threshold=3), tokenizer).truncation == 3.0
+    assert BatchSettings.of(config(rollout_is="token", rollout_is_threshold="0.5_5"), tokenizer).truncation is None
+    assert BatchSettings.of(config(rollout_is="sequence", rollout_is_threshold=3), tokenizer).truncation is None
+    assert BatchSettings.of(config(bypass_mode=True), tokenizer).bypass

@@ -17,7 +17,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.verl import __main__ as launcher
 from rlwatch.integrations.verl import compat, heartbeat, plugin
 from rlwatch.integrations.verl.ranks import accepted, answering, refusal_of
-from rlwatch.integrations.verl.settings import Settings, plain, wanted
+from rlwatch.integrations.verl.settings import VerlSettings, plain, wanted
 
 
 @pytest.fixture
@@ -297,7 +297,7 @@ CONFIG = {
 
 def test_a_run_is_named_as_verl_names_it():
     """Project, experiment, and the directory of the checkpoints as the run's memory."""
-    settings = Settings.of(CONFIG)
+    settings = VerlSettings.of(CONFIG)
 
     assert settings.level is Level.FULL
     assert settings.init["project"] == "math"
@@ -312,13 +312,13 @@ def test_a_training_from_scratch_is_a_new_run():
     """``resume_mode=disable``: not the run remembered beside old checkpoints."""
     config = {"trainer": {**CONFIG["trainer"], "resume_mode": "disable"}}
 
-    assert Settings.of(config).init["resume"] == "never"
+    assert VerlSettings.of(config).init["resume"] == "never"
 
 
 def test_the_section_of_our_own_wins():
     """``+trainer.rlwatch.level=tokens +trainer.rlwatch.store=...``"""
     config = {"trainer": {**CONFIG["trainer"], "rlwatch": {"level": "tokens", "store": "/runs", "text": True}}}
-    settings = Settings.of(config)
+    settings = VerlSettings.of(config)
 
     assert (settings.level, settings.text, settings.init["store"]) == (Level.TOKENS, True, "/runs")
 
@@ -326,7 +326,7 @@ def test_the_section_of_our_own_wins():
 @pytest.mark.parametrize(("section", "given"), [({"forecast": False}, {"forecast": False}), ({}, {})])
 def test_forecasts_can_be_switched_off(section, given):
     """``+trainer.rlwatch.forecast=false``; otherwise ``rlwatch.toml`` says it."""
-    init = Settings.of({"trainer": {"rlwatch": section}}).init
+    init = VerlSettings.of({"trainer": {"rlwatch": section}}).init
 
     assert {name: value for name, value in init.items() if name == "forecast"} == given
 
@@ -344,7 +344,7 @@ def test_forecasts_can_be_switched_off(section, given):
 def test_a_wrong_section_stops_set_up(section, complaint):
     """With what was wrong and what there is."""
     with pytest.raises(ConfigError, match=complaint):
-        Settings.of({"trainer": {"rlwatch": section}})
+        VerlSettings.of({"trainer": {"rlwatch": section}})
 
 
 @pytest.mark.parametrize(
@@ -353,8 +353,8 @@ def test_a_wrong_section_stops_set_up(section, complaint):
 )
 def test_completions_are_kept_where_that_is_asked_for(wish, kept):
     """No text leaves the trainer otherwise."""
-    assert Settings.of({"trainer": {"rlwatch": {"completions": wish}}}).completions == kept
-    assert Settings.of(CONFIG).completions is None
+    assert VerlSettings.of({"trainer": {"rlwatch": {"completions": wish}}}).completions == kept
+    assert VerlSettings.of(CONFIG).completions is None
 
 
 def trained_with(strategy, **section):
@@ -364,11 +364,11 @@ def trained_with(strategy, **section):
 
 def test_spikes_are_localised_at_the_closest_level():
     """Unless something else is wished; a worker that cannot says so, which stops nothing."""
-    assert Settings.of(trained_with("fsdp2")).localise == {}
-    assert Settings.of(trained_with("fsdp")).localise == {}
-    assert Settings.of(trained_with("fsdp2", level="gradients")).localise is None
-    assert Settings.of(trained_with("fsdp2", localise=False)).localise is None
-    assert Settings.of(trained_with("fsdp2", level="tokens", localise=True)).localise == {}
+    assert VerlSettings.of(trained_with("fsdp2")).localise == {}
+    assert VerlSettings.of(trained_with("fsdp")).localise == {}
+    assert VerlSettings.of(trained_with("fsdp2", level="gradients")).localise is None
+    assert VerlSettings.of(trained_with("fsdp2", localise=False)).localise is None
+    assert VerlSettings.of(trained_with("fsdp2", level="tokens", localise=True)).localise == {}
 
 
 @pytest.mark.torch
@@ -376,7 +376,7 @@ def test_how_spikes_are_localised_can_be_chosen():
     """``+trainer.rlwatch.localise={culprits:3}``"""
     chosen = {"culprits": 3, "threshold": 100}
 
-    assert Settings.of(trained_with("fsdp2", localise=chosen)).localise == chosen
+    assert VerlSettings.of(trained_with("fsdp2", localise=chosen)).localise == chosen
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_how_spikes_are_localised_can_be_chosen():
 def test_spikes_that_cannot_be_localised_stop_set_up_where_it_was_wished(config, complaint):
     """Before the models are loaded, and with what would help."""
     with pytest.raises(ConfigError, match=complaint):
-        Settings.of(config)
+        VerlSettings.of(config)
 
 
 @pytest.mark.torch
@@ -407,12 +407,12 @@ def test_spikes_that_cannot_be_localised_stop_set_up_where_it_was_wished(config,
 def test_a_wrong_wish_stops_set_up(wish, complaint):
     """With what was wrong and what there is; steps are not left out in verl."""
     with pytest.raises(ConfigError, match=complaint):
-        Settings.of(trained_with("fsdp2", localise=wish))
+        VerlSettings.of(trained_with("fsdp2", localise=wish))
 
 
 def test_no_configuration_is_enough():
     """Older trainers give Tracking none."""
-    assert Settings.of(None, "project", "name").init["project"] == "project"
+    assert VerlSettings.of(None, "project", "name").init["project"] == "project"
     assert plain(None) == {}
     assert plain(CONFIG) is CONFIG
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as some
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.step_tally import StepTally, encoded_tally, merge_workers
 from rlwatch.integrations.verl import sampling
-from rlwatch.integrations.verl.batch import Reading, StepBatch
-from rlwatch.integrations.verl.sampling import Budget, EveryResponse
-from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.batch import BatchSettings, StepBatch
+from rlwatch.integrations.verl.sampling import EveryResponse, SamplingBudget
+from rlwatch.integrations.verl.settings import VerlSettings
 from rlwatch.integrations.verl.taps import before_update
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.responses import observe_responses
@@ -59,14 +59,14 @@ def metrics(stats):
 
 
 def test_a_step_within_the_budget_is_measured_whole():
-    assert Budget(1000.0).rows([sampling.LEAST // 2, sampling.LEAST // 2], 1) is None
-    assert Budget(None).rows([2**24] * 64, 1) is None
+    assert SamplingBudget(1000.0).rows([sampling.LEAST // 2, sampling.LEAST // 2], 1) is None
+    assert SamplingBudget(None).rows([2**24] * 64, 1) is None
 
 
 def test_rows_of_a_large_step_fit_the_budget_and_every_length_is_there():
     """512 responses of up to 32k tokens: a few, from the shortest to the longest, and other ones at the next step."""
     lengths = [1024 + 62 * row for row in range(512)]
-    budget = Budget(1000.0)
+    budget = SamplingBudget(1000.0)
     first, again, next_step = budget.rows(lengths, 7), budget.rows(lengths, 7), budget.rows(lengths, 8)
 
     assert first == again != next_step
@@ -78,7 +78,7 @@ def test_rows_of_a_large_step_fit_the_budget_and_every_length_is_there():
 @given(lengths=some.lists(some.integers(1, 40), min_size=20, max_size=60), step=some.integers(0, 10**6))
 def test_rows_are_distinct_and_never_none_and_draw_nothing_from_training(lengths, step):
     state, torch_state = random.getstate(), torch.get_rng_state()
-    rows = Budget(8 * sampling.FIRST_GUESS, least=8).rows(lengths, step)
+    rows = SamplingBudget(8 * sampling.FIRST_GUESS, least=8).rows(lengths, step)
 
     assert rows == sorted(set(rows))
     assert 1 <= len(rows) < len(lengths)
@@ -87,7 +87,7 @@ def test_rows_are_distinct_and_never_none_and_draw_nothing_from_training(lengths
 
 
 def test_each_row_is_as_likely_as_any_other():
-    lengths, budget = [5] * 40, Budget(50 * sampling.FIRST_GUESS, least=8)
+    lengths, budget = [5] * 40, SamplingBudget(50 * sampling.FIRST_GUESS, least=8)
     taken = [row for step in range(3000) for row in budget.rows(lengths, step)]
     share = len(taken) / 3000 / 40
 
@@ -97,7 +97,7 @@ def test_each_row_is_as_likely_as_any_other():
 
 def test_what_a_token_costs_is_learnt():
     """A machine ten times as slow measures a tenth; one slow step alone does not decide it for good."""
-    budget = Budget(10_000.0)
+    budget = SamplingBudget(10_000.0)
     usual = budget.tokens
     for _ in range(8):
         budget.spent(10**6, 10 * sampling.FIRST_GUESS * 10**6)
@@ -113,7 +113,7 @@ def test_every_response_is_known_as_if_the_whole_batch_had_been_read(at_once):
     """Rewards, groups, lengths, cuts and tasks, however few rows are copied at once."""
     columns, lengths = queue_of()
     keys, tags = keys_of(40), [{"response_len": n} for n in lengths]
-    reading = Reading(longest=LONGEST, eos=EOS)
+    reading = BatchSettings(longest=LONGEST, eos=EOS)
     whole = StepBatch.of(keys, tags, fetching(columns)(keys, list(columns)), 3)
     want = metrics(observe_responses(whole.response_batch(reading)))
     every = EveryResponse.read(keys, lengths, fetching(columns), reading, at_once=at_once)
@@ -126,7 +126,7 @@ def test_every_response_is_known_as_if_the_whole_batch_had_been_read(at_once):
 def test_a_reward_that_is_not_a_number_stays_with_its_response():
     columns, lengths = queue_of(8)
     columns["rm_scores"][3] = torch.full((lengths[3],), torch.nan)
-    every = EveryResponse.read(keys_of(8), lengths, fetching(columns), Reading(longest=LONGEST, eos=EOS))
+    every = EveryResponse.read(keys_of(8), lengths, fetching(columns), BatchSettings(longest=LONGEST, eos=EOS))
 
     assert every.rewards.isnan().nonzero().flatten().tolist() == [3]
 
@@ -134,7 +134,7 @@ def test_a_reward_that_is_not_a_number_stays_with_its_response():
 def test_ids_are_copied_only_of_responses_that_may_have_been_cut():
     columns, lengths = queue_of()
     seen = []
-    EveryResponse.read(keys_of(40), lengths, fetching(columns, seen), Reading(longest=LONGEST, eos=EOS))
+    EveryResponse.read(keys_of(40), lengths, fetching(columns, seen), BatchSettings(longest=LONGEST, eos=EOS))
     asked = [key for keys, fields in seen if "responses" in fields for key in keys]
 
     assert len(asked) == sum(n == LONGEST for n in lengths) < 40
@@ -143,8 +143,8 @@ def test_ids_are_copied_only_of_responses_that_may_have_been_cut():
 def test_a_queue_without_rewards_gives_lengths_and_no_rewards():
     columns, lengths = queue_of()
     del columns["rm_scores"]
-    every = EveryResponse.read(keys_of(40), lengths, fetching(columns), Reading(longest=LONGEST, eos=EOS))
-    got = metrics(observe_responses(every.response_batch(Reading(longest=LONGEST, eos=EOS))))
+    every = EveryResponse.read(keys_of(40), lengths, fetching(columns), BatchSettings(longest=LONGEST, eos=EOS))
+    got = metrics(observe_responses(every.response_batch(BatchSettings(longest=LONGEST, eos=EOS))))
 
     assert "len/mean" in got
     assert not [name for name in got if name.startswith("reward/")]
@@ -208,9 +208,9 @@ def part(batch, first, last):
 @pytest.mark.parametrize("wish", [0, -3, "much", True])
 def test_a_budget_that_is_none_is_refused(wish):
     with pytest.raises(ConfigError, match=r"budget_ms is milliseconds above 0.*got"):
-        Settings.of({"trainer": {"rlwatch": {"budget_ms": wish}}})
+        VerlSettings.of({"trainer": {"rlwatch": {"budget_ms": wish}}})
 
 
 def test_no_budget_is_no_limit():
-    assert Settings.of({"trainer": {"rlwatch": {"budget_ms": None}}}).budget_ms is None
-    assert Settings.of({}).budget_ms == 1000.0
+    assert VerlSettings.of({"trainer": {"rlwatch": {"budget_ms": None}}}).budget_ms is None
+    assert VerlSettings.of({}).budget_ms == 1000.0

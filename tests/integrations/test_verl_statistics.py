@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from rlwatch.error_boundary import LIMIT, ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import encoded_batches
 from rlwatch.integrations.step_tally import WAITING, StepTally, encoded_tally, merge_workers
-from rlwatch.integrations.verl.batch import Reading, StepBatch
+from rlwatch.integrations.verl.batch import BatchSettings, StepBatch
 from rlwatch.integrations.verl.driver import Fetched, Statistics
-from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.settings import VerlSettings
 from rlwatch.integrations.verl.taps import EverMarked, gradient_stats, step_stats
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import CULPRITS, DISTRIBUTIONS, LOCALISED, SpikeBatch
-from rlwatch.seam import LIMIT, Seam
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.mergeable import Mean, merge
 from rlwatch.tensors.tokens import TokenBatch
@@ -47,7 +47,7 @@ def run():
 
 @pytest.fixture
 def stats(run):
-    made = Statistics(Seam(run), Settings(Level.FULL))
+    made = Statistics(ErrorBoundary(run), VerlSettings(Level.FULL))
     yield made
     made.close()
 
@@ -228,8 +228,8 @@ def test_nothing_is_computed_for_a_run_that_ended(stats, run):
 def test_levels_below_full_leave_out_what_sorts(run):
     """``level=tokens`` on the driver too."""
     for level, there in ((Level.TOKENS, False), (Level.FULL, True)):
-        made = Statistics(Seam(run), Settings(level))
-        made.reading = Reading()
+        made = Statistics(ErrorBoundary(run), VerlSettings(level))
+        made.reading = BatchSettings()
         made.submit(5, Fetched(batch), None)
         made.close()
         assert ("text/repetition" in run.logged[-1][1] or "text/distinct_1" in run.logged[-1][1]) is there

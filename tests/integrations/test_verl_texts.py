@@ -8,9 +8,9 @@ import torch
 
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.level import Level
-from rlwatch.integrations.verl.batch import Reading, StepBatch
+from rlwatch.integrations.verl.batch import BatchSettings, StepBatch
 from rlwatch.integrations.verl.driver import Texts
-from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.settings import VerlSettings
 
 EVERY = KeepCompletions(every=2, rows=2)
 
@@ -67,12 +67,12 @@ def batch(*, padding=(), tools=(), **changes):
 
 
 def texts_of(keep=None, level=Level.FULL):
-    return Texts(Settings(level, completions=keep), Letters())
+    return Texts(VerlSettings(level, completions=keep), Letters())
 
 
 def report(texts, given):
     """Of one batch, waited for."""
-    texts.offer(Run(), 1, given, Reading())
+    texts.offer(Run(), 1, given, BatchSettings())
     return texts.take(wait=True)
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_kept_unless_it_is_asked_for():
     """Neither are prompts fetched."""
     run, texts = Run(), texts_of(level=Level.TOKENS)
 
-    texts.offer(run, 1, batch(), Reading())
+    texts.offer(run, 1, batch(), BatchSettings())
 
     assert run.kept == []
     assert texts.fields == ()
@@ -91,7 +91,7 @@ def test_the_best_and_the_worst_with_what_is_known_of_them():
     """Of four responses two are kept, without padding, and only those are decoded."""
     run, texts, Letters.decoded = Run(), texts_of(EVERY, Level.TOKENS), 0
 
-    texts.offer(run, 1, batch(), Reading())
+    texts.offer(run, 1, batch(), BatchSettings())
     (kept,) = run.kept
 
     assert texts.fields == ("prompts", "extra_fields")
@@ -109,7 +109,7 @@ def test_a_sample_is_taken_every_so_many_steps():
     run, texts = Run(), texts_of(EVERY, Level.TOKENS)
 
     for step in range(1, 6):
-        texts.offer(run, step, batch(), Reading())
+        texts.offer(run, step, batch(), BatchSettings())
 
     assert [kept.step for kept in run.kept] == [1, 3, 5]
 
@@ -118,7 +118,7 @@ def test_rows_of_padding_are_not_kept():
     """verl fills a batch up to a multiple of its ranks."""
     run, texts = Run(), texts_of(KeepCompletions(), Level.TOKENS)
 
-    texts.offer(run, 1, batch(padding=(1, 3)), Reading())
+    texts.offer(run, 1, batch(padding=(1, 3)), BatchSettings())
 
     assert run.kept[0].columns["completion"] == ["hi", "aha"]
     assert run.kept[0].columns["prompt"] == ["a", "bb"]
@@ -131,7 +131,7 @@ def test_what_is_not_known_is_no_column():
     del given.tokens["rm_scores"]
     given.named.clear()
 
-    texts.offer(run, 1, given, Reading())
+    texts.offer(run, 1, given, BatchSettings())
 
     assert not {"reward", "advantage", "kl", "group", "task"} & set(run.kept[0].columns)
 
@@ -150,7 +150,7 @@ def test_advantage_kl_and_what_reward_functions_told_are_kept():
         ref_log_prob=jagged(*([-1.0 - i] * n for i, n in enumerate(lengths))),
     )
 
-    texts.offer(run, 1, given, Reading())
+    texts.offer(run, 1, given, BatchSettings())
     columns = run.kept[0].columns
 
     assert columns["advantage"].tolist() == [-1.5, -0.5, 0.5, 1.5]
@@ -188,7 +188,7 @@ def test_a_batch_of_padding_alone_has_no_text(rows):
     if rows:
         texts.close()
 
-    texts.offer(run, 1, batch(padding=range(4 - rows)), Reading())
+    texts.offer(run, 1, batch(padding=range(4 - rows)), BatchSettings())
 
     assert len(run.kept) == (1 if rows else 0)
     assert texts.take(wait=True) == {}

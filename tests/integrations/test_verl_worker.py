@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import BEFORE, everything
 from rlwatch.integrations.verl.taps import WorkerTaps, before_update, compacted
-from rlwatch.seam import Seam
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -25,7 +25,7 @@ def worker():
     """Its taps, and a function that makes one update of three micro-batches, which it returns."""
     registry = {"mine": policy_loss}
     actor = SimpleNamespace(engine=SimpleNamespace(optimizer_step=lambda: torch.tensor(1.0)))
-    taps = WorkerTaps(actor, registry, Seam(), Level.FULL)
+    taps = WorkerTaps(actor, registry, ErrorBoundary(), Level.FULL)
     taps.attach()
 
     def update(seed):

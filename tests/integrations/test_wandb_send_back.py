@@ -6,10 +6,10 @@ from wandb_offline import offline_runs
 
 import rlwatch
 from rlwatch.alerts.rules import Rule
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
 from rlwatch.forecast import Forecast
 from rlwatch.integrations.wandb import SendBack
-from rlwatch.monitor import Outcome
+from rlwatch.monitor import MonitorOutcome
 from rlwatch.records import Alert, AlertState, Finding, Severity
 
 STEPS = 80
@@ -25,14 +25,14 @@ class Finder:
         self.ear = listener
 
     def health(self):
-        return Health(self.findings, forecast=self.forecast)
+        return RunHealth(self.findings, forecast=self.forecast)
 
     def holds(self, **kinds):
         self.findings = tuple(Finding("d", kind, severity, 3, 2, "bad") for kind, severity in kinds.items())
 
     def fires(self, kind="collapse", state=AlertState.FIRING, severity=Severity.CRITICAL, notify=True):
         alert = Alert("id", "r", "rule", kind, severity, state, onset_step=7, step=9, message="it fell")
-        self.ear(Outcome(transitions=(Told(alert, notify),)))
+        self.ear(MonitorOutcome(transitions=(Told(alert, notify),)))
 
 
 class Told:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.integrations.wandb import Steps
+from rlwatch.integrations.wandb import WandbStepAxis
 
 
 def steps_of(*rows, declare=(), step_metric=None):
     """The step of each row, as a mirror decides it; a row is a dict, or (dict, step)."""
-    steps = Steps(step_metric)
+    steps = WandbStepAxis(step_metric)
     for axis in declare:
         steps.declare(axis)
     out = []
@@ -74,7 +74,7 @@ def test_the_metric_the_user_names_wins_over_all():
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.none() | st.booleans()), max_size=40))
 def test_the_counter_never_goes_back_and_moves_on_with_each_committed_row(calls):
     """wandb's rule: a row is committed by commit=True, or by neither step nor commit."""
-    steps, last = Steps(), 0
+    steps, last = WandbStepAxis(), 0
     for step, commit in calls:
         index = steps.count(step, commit)
         expected = last if step is None else step
@@ -86,7 +86,7 @@ def test_the_counter_never_goes_back_and_moves_on_with_each_committed_row(calls)
 
 def test_the_counter_catches_up_with_wandbs():
     """Rows logged before the mirror was there, or in a resumed run."""
-    steps = Steps()
+    steps = WandbStepAxis()
 
     assert steps.count(None, None, own=500) == 500
     assert steps.count(None, None, own=0) == 501

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rlwatch.control.mailbox import PendingCommand
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import Command, Event, RunInfo
 
@@ -211,7 +211,7 @@ class FakeRun:
         return [PendingCommand(command, self.answers.append) for command in taken]
 
     def health(self):
-        return Health(tuple(self.findings))
+        return RunHealth(tuple(self.findings))
 
     def finish(self, state="finished", reason="", deadline_s=10.0):
         self.ends.append((str(state), reason))

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from rlwatch.control.mailbox import PendingCommand
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import DISTRIBUTIONS, Command, Event
 
@@ -164,7 +164,7 @@ class FakeRun:
         return [PendingCommand(command, self.answers.append) for command in taken]
 
     def health(self):
-        return Health(tuple(self.findings))
+        return RunHealth(tuple(self.findings))
 
     def finish(self, state="finished", reason="", deadline_s=10.0):
         self.ends.append((str(state), reason))

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rlwatch.link.hub import Chair, Hub
-from rlwatch.link.spoke import Spoke, introduced
-from rlwatch.link.wire import Frame, Inflow, Moment, send_all
+from rlwatch.link.spoke import WorkerClient, introduced
+from rlwatch.link.wire import Frame, FrameDecoder, StepKey, send_all
 from rlwatch.recorder.intake import BoundedQueue
 
 DEADLINE_S = 20.0
 
 
 def at(step, lap=0, again=0):
-    return Moment(lap, step, again)
+    return StepKey(lap, step, again)
 
 
 def until(condition, deadline_s=DEADLINE_S):
@@ -35,7 +35,7 @@ class Other:
         self.queue = BoundedQueue(100)
         self.lost = []
         self.find = find if callable(find) else lambda: find
-        self.spoke = Spoke(rank, lambda: self.find(), lambda: self.queue.drain(10), self.lost.append)  # noqa: PLW0108  (changes)
+        self.spoke = WorkerClient(rank, lambda: self.find(), lambda: self.queue.drain(10), self.lost.append)  # noqa: PLW0108  (changes)
         self.member = self.spoke.member
         self.member.patience_s = patience_s
         self.spoke.start()
@@ -66,7 +66,7 @@ class Mute:
         self._steps, _, _ = introduced(rank, address, "steps")
         self._control, _, _ = introduced(rank, address, "control")
         self._control.settimeout(DEADLINE_S)
-        self._inflow = Inflow()
+        self._inflow = FrameDecoder()
         self._frames = []
 
     def hear(self, kind):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from linked_ranks import at, ranks, together, until
 
 from rlwatch.link.spoke import UNDECIDED
-from rlwatch.link.wire import Frame, Kind, read_ballot
+from rlwatch.link.wire import Frame, FrameKind, read_ballot
 
 HUNDREDS = itertools.count(1)
 NO_WAIT_S = 5.0
@@ -240,7 +240,7 @@ def test_a_rank_that_waits_is_released_by_the_death_of_rank_0(where):
 
         def first():
             if where == "meets":
-                world.hub.peers[1].send(Frame(Kind.ASK, turn=9))
+                world.hub.peers[1].send(Frame(FrameKind.ASK, turn=9))
                 assert until(lambda: member.here is not None)
             elif where != "ordered":
                 world.calls(1)
@@ -393,7 +393,7 @@ def test_a_rank_whose_thread_is_dead_is_not_waited_for_twice():
             world.chair.place_s = 1000.0
             assert world.boundary(2, None) == (b"x", "rank 1 does not answer")
 
-            dead.say(Kind.PLACE)
+            dead.say(FrameKind.PLACE)
             assert until(lambda: not world.hub.peers[1].silent)
         assert until(lambda: not world.hub.linked())
         assert world.comes().boundary(0) is None
@@ -524,10 +524,10 @@ def test_a_vote_that_cannot_be_read_is_no_yes(body):
     with ranks(2, patience_s=0.2, missing=1) as world, world.mute() as other:
 
         def votes():
-            asked = other.hear(Kind.ASK)
-            other.say(Kind.PLACE, moment=asked.moment, turn=asked.turn)
-            assert other.hear(Kind.MEET).moment == asked.moment
-            other.say(Kind.VOTE, body=body, turn=asked.turn)
+            asked = other.hear(FrameKind.ASK)
+            other.say(FrameKind.PLACE, moment=asked.moment, turn=asked.turn)
+            assert other.hear(FrameKind.MEET).moment == asked.moment
+            other.say(FrameKind.VOTE, body=body, turn=asked.turn)
 
         together(lambda: world.calls(1), votes)
         assert world.chair.decide(None) == "rank 1 does not answer"

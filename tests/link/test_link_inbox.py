@@ -34,7 +34,7 @@ def test_a_rank_is_awaited_before_it_has_come():
     box.join(1)
     assert box.awaited(at(1)) == {1, 2}
 
-    box.excuse([2])
+    box.mark_absent([2])
     assert box.awaited(at(1)) == {1}
     box.join(2)
     assert box.awaited(at(1)) == {1, 2}
@@ -63,7 +63,7 @@ def test_a_rank_that_sent_a_later_step_will_not_send_the_earlier_one():
 def test_an_excused_rank_is_awaited_again_once_it_keeps_up():
     """What comes too late does not count as keeping up."""
     box = inbox(1)
-    box.excuse([1])
+    box.mark_absent([1])
     box.take(at(1))
 
     box.put(1, at(1), b"late")

@@ -13,16 +13,16 @@ from rlwatch.link.hub import Hub
 from rlwatch.link.wire import (
     LARGEST,
     LOOPBACK,
-    Address,
     Caller,
     Frame,
+    FrameDecoder,
     FrameError,
-    Inflow,
-    Kind,
+    FrameKind,
+    HubAddress,
     LinkError,
-    Moment,
-    Pace,
-    Place,
+    ListenAddress,
+    StepKey,
+    StepKeyCounter,
     asking,
     challenge,
     identified,
@@ -35,8 +35,8 @@ steps = st.lists(st.integers(0, 5), max_size=30)
 frames = st.lists(
     st.builds(
         Frame,
-        st.sampled_from(Kind),
-        st.builds(Moment, st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.integers(0, 2**32 - 1)),
+        st.sampled_from(FrameKind),
+        st.builds(StepKey, st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.integers(0, 2**32 - 1)),
         st.binary(max_size=50),
         st.integers(0, 2**32 - 1),
     ),
@@ -47,7 +47,7 @@ frames = st.lists(
 @given(steps)
 def test_moments_are_ordered_as_they_happen_and_never_repeat(sequence):
     """Whatever the trainer counts: steps repeated, skipped or begun anew."""
-    pace = Pace()
+    pace = StepKeyCounter()
 
     moments = [pace.next(step) for step in sequence]
 
@@ -58,14 +58,14 @@ def test_moments_are_ordered_as_they_happen_and_never_repeat(sequence):
 @given(steps)
 def test_ranks_that_see_the_same_steps_name_the_same_moments(sequence):
     """No message is needed to agree on where we are."""
-    one, other = Pace(), Pace()
+    one, other = StepKeyCounter(), StepKeyCounter()
 
     assert [one.next(step) for step in sequence] == [other.next(step) for step in sequence]
 
 
 def test_a_rank_that_missed_a_step_is_in_step_again_at_the_next():
     """Moments are told by the step, not by counting calls."""
-    complete, gappy = Pace(), Pace()
+    complete, gappy = StepKeyCounter(), StepKeyCounter()
     for step in (1, 2, 3):
         complete.next(step)
     for step in (1, 3):
@@ -78,7 +78,7 @@ def test_a_rank_that_missed_a_step_is_in_step_again_at_the_next():
 def test_frames_come_out_as_they_went_in_however_the_network_cuts_them(sent, size):
     """TCP knows no messages."""
     stream = b"".join(frame.packed() for frame in sent)
-    inflow = Inflow()
+    inflow = FrameDecoder()
 
     got = [frame for i in range(0, len(stream), size) for frame in inflow.feed(stream[i : i + size])]
 
@@ -88,34 +88,34 @@ def test_frames_come_out_as_they_went_in_however_the_network_cuts_them(sent, siz
 def test_what_is_no_frame_is_refused_before_it_is_stored():
     """A stranger's bytes, or a length nobody would send."""
     with pytest.raises(FrameError, match="not a message"):
-        list(Inflow().feed(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"))
+        list(FrameDecoder().feed(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"))
     with pytest.raises(FrameError, match="2000 bytes"):
-        list(Inflow(largest=1000).feed(Frame(Kind.STEP, body=bytes(2000)).packed()))
+        list(FrameDecoder(largest=1000).feed(Frame(FrameKind.STEP, body=bytes(2000)).packed()))
 
 
 def test_a_body_that_is_too_long_is_not_sent():
     """The limit is the sender's too, so that a receiver never gives up on an honest rank."""
     with pytest.raises(FrameError, match="11 bytes"):
-        Frame(Kind.STEP, body=bytes(11)).packed(largest=10)
+        Frame(FrameKind.STEP, body=bytes(11)).packed(largest=10)
     assert LARGEST == 256 * 2**20
 
 
 @given(st.binary(min_size=25, max_size=60), st.integers(1, 8))
 def test_any_bytes_are_frames_or_refused(noise, cut):
     """However a stranger's bytes are cut: frames of known kinds, a clear refusal, or waiting for more."""
-    inflow, got = Inflow(largest=16), []
+    inflow, got = FrameDecoder(largest=16), []
     with suppress(FrameError):
         for start in range(0, len(noise), cut):
             got.extend(inflow.feed(noise[start : start + cut]))
 
-    assert all(frame.kind in Kind and len(frame.body) <= 16 for frame in got)
+    assert all(frame.kind in FrameKind and len(frame.body) <= 16 for frame in got)
     assert noise.startswith(b"".join(frame.packed() for frame in got))
 
 
 def test_frames_before_a_bad_one_are_not_lost():
     """What a rank said before its connection broke counts."""
-    good = Frame(Kind.STEP, Moment(0, 7, 0), b"numbers")
-    inflow, got = Inflow(), []
+    good = Frame(FrameKind.STEP, StepKey(0, 7, 0), b"numbers")
+    inflow, got = FrameDecoder(), []
     with pytest.raises(FrameError, match=r"^not a message of rlwatch: kind 99, 0 bytes$"):
         got.extend(inflow.feed(good.packed() + good.packed() + bytes([99]) + bytes(24)))
 
@@ -124,7 +124,7 @@ def test_frames_before_a_bad_one_are_not_lost():
 
 def test_a_rank_that_comes_late_counts_laps_from_where_the_others_are():
     """Its first step is in the lap rank 0 is in; joining again changes nothing."""
-    pace = Pace()
+    pace = StepKeyCounter()
     pace.join(2)
     assert [tuple(pace.next(step)) for step in (5, 5, 3)] == [(2, 5, 0), (2, 5, 1), (3, 3, 0)]
     pace.join(1)
@@ -138,7 +138,7 @@ def test_an_address_survives_the_journey():
     for hub in hubs:
         hub.forked()
 
-    assert [Address.from_text(address.to_text()) for address in addresses] == addresses
+    assert [HubAddress.from_text(address.to_text()) for address in addresses] == addresses
     assert len({address.token for address in addresses}) == 2
     assert all(len(address.token) >= 64 for address in addresses)
 
@@ -147,7 +147,7 @@ def test_an_address_survives_the_journey():
 def test_what_is_no_address_says_so(text):
     """One clear error with what was got."""
     with pytest.raises(ConfigError, match="not the address of rank 0"):
-        Address.from_text(text)
+        HubAddress.from_text(text)
 
 
 @pytest.mark.parametrize(
@@ -157,18 +157,18 @@ def test_what_is_no_address_says_so(text):
 )
 def test_an_address_with_one_wrong_part_is_refused_in_one_line(change):
     """With what was got, cut; never a traceback of numbers."""
-    right = json.loads(Address("node1", ("10.0.0.1",), 4711, "t0k3n").to_text())
+    right = json.loads(HubAddress("node1", ("10.0.0.1",), 4711, "t0k3n").to_text())
     wrong = {name: value for name, value in {**right, **change}.items() if value is not ...}
 
     with pytest.raises(ConfigError, match=r"^not the address of rank 0: '\{.*' \("):
-        Address.from_text(json.dumps(wrong))
+        HubAddress.from_text(json.dumps(wrong))
 
 
 def test_on_one_machine_the_loopback_is_tried_first():
     """Names that only the network knows are for other machines; a loopback elsewhere leads nowhere."""
-    here = Address(this_machine(), ("far.example",), 1, "t")
-    there = Address("another-machine", ("far.example",), 1, "t")
-    shut = Address("another-machine", (LOOPBACK,), 1, "t")
+    here = HubAddress(this_machine(), ("far.example",), 1, "t")
+    there = HubAddress("another-machine", ("far.example",), 1, "t")
+    shut = HubAddress("another-machine", (LOOPBACK,), 1, "t")
 
     assert here.candidates == (LOOPBACK, "far.example")
     assert there.candidates == ("far.example",)
@@ -177,9 +177,9 @@ def test_on_one_machine_the_loopback_is_tried_first():
 
 def test_rank_0_listens_on_the_loopback_unless_it_is_told_or_needed_elsewhere():
     """No port is open to the network for ranks of one machine."""
-    with listen(Place()) as listener:
+    with listen(ListenAddress()) as listener:
         assert listener.getsockname()[0] == LOOPBACK
-        assert names_of(Place(), listener) == (LOOPBACK,)
+        assert names_of(ListenAddress(), listener) == (LOOPBACK,)
 
 
 @pytest.mark.parametrize("dualstack", [True, False])
@@ -194,7 +194,7 @@ def test_rank_0_listens_also_where_ipv6_is_known_but_switched_off(monkeypatch, d
 
     monkeypatch.setattr(socket, "create_server", create)
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: dualstack)
-    with listen(Place(), everywhere=True) as listener:
+    with listen(ListenAddress(), everywhere=True) as listener:
         assert listener.family == socket.AF_INET
         assert listener.getsockname()[0] == "0.0.0.0"
 
@@ -207,22 +207,22 @@ def test_a_machine_that_lets_nobody_listen_says_so(monkeypatch):
 
     monkeypatch.setattr(socket, "create_server", refuse)
     with pytest.raises(LinkError, match=r"cannot listen for the other ranks at \*:4711: not permitted"):
-        listen(Place(port=4711), everywhere=True)
+        listen(ListenAddress(port=4711), everywhere=True)
 
 
 def test_the_address_of_the_process_group_is_tried_before_others(monkeypatch):
     """``MASTER_ADDR`` is how the trainer's own ranks find rank 0."""
     monkeypatch.setenv("MASTER_ADDR", "node-0.cluster")
-    with listen(Place(), everywhere=True) as listener:
-        assert names_of(Place(), listener)[0] == "node-0.cluster"
+    with listen(ListenAddress(), everywhere=True) as listener:
+        assert names_of(ListenAddress(), listener)[0] == "node-0.cluster"
 
 
 SAID = {
-    "10.1.2.3:4711": Place("10.1.2.3", 4711),
-    "node-0": Place("node-0"),
-    ":4711": Place(port=4711),
-    "[fd00::1]:4711": Place("fd00::1", 4711),
-    "": Place(),
+    "10.1.2.3:4711": ListenAddress("10.1.2.3", 4711),
+    "node-0": ListenAddress("node-0"),
+    ":4711": ListenAddress(port=4711),
+    "[fd00::1]:4711": ListenAddress("fd00::1", 4711),
+    "": ListenAddress(),
 }
 
 
@@ -231,16 +231,16 @@ def test_where_rank_0_listens_can_be_said_in_the_call(link, monkeypatch):
     """It goes before the environment."""
     monkeypatch.setenv("RLWATCH_LINK_PORT", "1234")
 
-    assert Place.of(link) == SAID[link]
+    assert ListenAddress.of(link) == SAID[link]
 
 
 def test_where_rank_0_listens_can_be_said_in_the_environment(monkeypatch):
     """As a pod or a firewall wants it."""
-    assert Place.of(None) == Place()
+    assert ListenAddress.of(None) == ListenAddress()
     monkeypatch.setenv("RLWATCH_LINK_HOST", "0.0.0.0")
     monkeypatch.setenv("RLWATCH_LINK_PORT", "4711")
 
-    assert Place.of(None) == Place("0.0.0.0", 4711)
+    assert ListenAddress.of(None) == ListenAddress("0.0.0.0", 4711)
 
 
 @pytest.mark.parametrize("port", ["http", "0", "65536", "-1", "4.5", "٤"])
@@ -249,9 +249,9 @@ def test_what_is_no_port_is_refused_with_the_value(port, monkeypatch):
     monkeypatch.setenv("RLWATCH_LINK_PORT", port)
 
     with pytest.raises(ConfigError, match=f"must be a port between 1 and 65535, got '{port}'"):
-        Place.of(None)
+        ListenAddress.of(None)
     with pytest.raises(ConfigError, match="link= must be a port"):
-        Place.of(f"node-0:{port}")
+        ListenAddress.of(f"node-0:{port}")
 
 
 def test_a_secret_that_could_be_guessed_is_refused(monkeypatch):
@@ -294,7 +294,7 @@ def test_a_proof_is_for_what_was_said_and_for_nothing_else(change):
     said = json.loads(Caller(2, "control", challenge()).answer(asked, secret).body)
 
     with pytest.raises(FrameError, match="a stranger"):
-        identified(Frame(Kind.ANSWER, body=json.dumps({**said, **change}).encode()), asked, secret, 4)
+        identified(Frame(FrameKind.ANSWER, body=json.dumps({**said, **change}).encode()), asked, secret, 4)
 
 
 def test_a_proof_cannot_be_used_twice_nor_sent_back():
@@ -306,7 +306,7 @@ def test_a_proof_cannot_be_used_twice_nor_sent_back():
     with pytest.raises(FrameError, match="a stranger"):
         identified(answer, challenge(), secret, 4)
     proof = json.loads(answer.body)["proof"]
-    echo = Frame(Kind.WELCOME, body=json.dumps({"proof": proof, "lap": 0, "orders": 0}).encode())
+    echo = Frame(FrameKind.WELCOME, body=json.dumps({"proof": proof, "lap": 0, "orders": 0}).encode())
     with pytest.raises(FrameError, match="does not know the secret"):
         caller.welcomed(echo, asked, secret)
 
@@ -330,7 +330,7 @@ WORDS = st.recursive(
 
 
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     WORDS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60) | st.just(b"[" * 1020),
 )
 def test_nothing_a_stranger_says_is_a_greeting_or_raises_anything_else(kind, said):

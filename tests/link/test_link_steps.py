@@ -16,7 +16,18 @@ from linked_ranks import Other, at, ranks, together, until
 
 from rlwatch.link.hub import STRANGERS, Hub
 from rlwatch.link.spoke import NobodyError, introduced
-from rlwatch.link.wire import LOOPBACK, Caller, Frame, Inflow, Kind, LinkError, Place, challenge, connect, send_all
+from rlwatch.link.wire import (
+    LOOPBACK,
+    Caller,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    LinkError,
+    ListenAddress,
+    challenge,
+    connect,
+    send_all,
+)
 
 
 def taken(world, step):
@@ -110,10 +121,10 @@ def proven(hub, rank=1, role="steps", *, secret=None, change=()):
     """What somebody gets who answers the challenge of ``hub``: the connection, closed or not, is returned."""
     stranger = connect(hub.address)
     stranger.settimeout(10.0)
-    (frame,) = Inflow().feed(stranger.recv(200))
+    (frame,) = FrameDecoder().feed(stranger.recv(200))
     answer = Caller(rank, role, challenge()).answer(frame.body.decode(), secret or hub.secret)
     said = {**json.loads(answer.body), **dict(change)}
-    send_all(stranger, Frame(Kind.ANSWER, body=json.dumps(said).encode()).packed(), 5.0)
+    send_all(stranger, Frame(FrameKind.ANSWER, body=json.dumps(said).encode()).packed(), 5.0)
     return stranger
 
 
@@ -158,11 +169,11 @@ def test_a_rank_does_not_take_somebody_elses_word_for_rank_0():
         def listening():
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(Frame(Kind.CHALLENGE, body=challenge().encode()).packed())
-                (answer,) = Inflow().feed(connection.recv(2000))
+                connection.sendall(Frame(FrameKind.CHALLENGE, body=challenge().encode()).packed())
+                (answer,) = FrameDecoder().feed(connection.recv(2000))
                 proof = json.loads(answer.body)["proof"]
                 words = json.dumps({"proof": proof, "lap": 0, "orders": 0})
-                connection.sendall(Frame(Kind.WELCOME, body=words.encode()).packed())
+                connection.sendall(Frame(FrameKind.WELCOME, body=words.encode()).packed())
                 assert world.hub.secret not in answer.body.decode()
 
         def calling():
@@ -175,12 +186,12 @@ def test_a_rank_does_not_take_somebody_elses_word_for_rank_0():
 NOISE = {
     "nothing known": b"\x00" * 4096,
     "a web browser": b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" * 9,
-    "brackets": Frame(Kind.ANSWER, body=b"[" * 1000).packed(),
-    "numbers": Frame(Kind.ANSWER, body=b'{"rank": 1e999, "role": 1, "nonce": 0, "proof": "\xc3\xa9"}').packed(),
-    "no text": Frame(Kind.ANSWER, body=b"\xff").packed(),
-    "a pickle": Frame(Kind.ANSWER, body=b"cos\nsystem\n(S'touch /tmp/owned'\ntR.").packed(),
-    "a step": Frame(Kind.STEP, at(1), b"x").packed(),
-    "too much": Frame(Kind.ANSWER, body=bytes(1025)).packed(),
+    "brackets": Frame(FrameKind.ANSWER, body=b"[" * 1000).packed(),
+    "numbers": Frame(FrameKind.ANSWER, body=b'{"rank": 1e999, "role": 1, "nonce": 0, "proof": "\xc3\xa9"}').packed(),
+    "no text": Frame(FrameKind.ANSWER, body=b"\xff").packed(),
+    "a pickle": Frame(FrameKind.ANSWER, body=b"cos\nsystem\n(S'touch /tmp/owned'\ntR.").packed(),
+    "a step": Frame(FrameKind.STEP, at(1), b"x").packed(),
+    "too much": Frame(FrameKind.ANSWER, body=bytes(1025)).packed(),
 }
 
 
@@ -293,13 +304,13 @@ def test_rank_0_listens_where_it_is_told_only():
     """A fixed interface and port are not exchanged for others."""
     with socket.create_server((LOOPBACK, 0)) as probe:
         port = probe.getsockname()[1]
-    hub = Hub(2, Place("localhost", port))
+    hub = Hub(2, ListenAddress("localhost", port))
     hub.start()
 
     assert hub.open_up()
     assert hub.listens_at == (LOOPBACK, port)
     with pytest.raises(LinkError, match=rf"cannot listen for the other ranks at localhost:{port}: "):
-        Hub(2, Place("localhost", port))
+        Hub(2, ListenAddress("localhost", port))
     hub.close(5.0)
 
 
@@ -307,7 +318,7 @@ def test_rank_0_listens_where_it_is_told_only():
 def test_an_interface_that_is_not_here_is_named(host):
     """One clear error."""
     with pytest.raises(LinkError, match=f"at {host}:"):
-        Hub(2, Place(host))
+        Hub(2, ListenAddress(host))
 
 
 def test_a_rank_finds_rank_0_however_late_it_comes(caplog):
@@ -415,7 +426,7 @@ def test_the_number_of_a_lost_connection_is_not_given_away_while_it_may_be_writt
         assert until(lambda: peer.gone)
 
         assert peer.control.fileno() == number
-        assert not peer.send(Frame(Kind.OFFER))
+        assert not peer.send(Frame(FrameKind.OFFER))
 
 
 def test_what_a_rank_says_that_cannot_be_taken_ends_its_connection_alone(caplog):

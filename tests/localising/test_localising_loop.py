@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rlwatch
 from rlwatch.clipping import SkipOnSpike
+from rlwatch.error_boundary import LIMIT
 from rlwatch.errors import ConfigError
 from rlwatch.integrations import localising as localiser_module
 from rlwatch.integrations.localising import Localise
 from rlwatch.records import CULPRITS
-from rlwatch.seam import LIMIT
 
 EVERY_STEP = Localise(threshold=1e-12, share=0.99)
 

@@ -1,6 +1,6 @@
 """Detectors that do exactly what a test says, and items to feed a Monitor."""
 
-from rlwatch.forecast import Forecast, Reason
+from rlwatch.forecast import Forecast, ForecastReason
 from rlwatch.records import Event, Finding, Severity, StepRecord
 
 
@@ -45,7 +45,7 @@ class Oracle:
             return Forecast(step.step, absent=f"no forecast because there were {len(self.seen)} steps")
         if value < -1:
             raise RuntimeError("this model is not for such data")
-        why = (Reason("mismatch/k3", 0.42), Reason("policy/entropy", 0.17))
+        why = (ForecastReason("mismatch/k3", 0.42), ForecastReason("policy/entropy", 0.17))
         return Forecast(
             step.step,
             p20=min(value, 1.0),

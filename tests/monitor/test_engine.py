@@ -8,7 +8,7 @@ from rlwatch.alerts.rules import Rule
 from rlwatch.detectors.exploration.entropy import EntropyExplosion
 from rlwatch.detectors.optimisation.nonfinite import NonFinite
 from rlwatch.diagnosis import diagnose
-from rlwatch.monitor import Monitor, Outcome
+from rlwatch.monitor import Monitor, MonitorOutcome
 from rlwatch.records import StepRecord
 
 
@@ -19,7 +19,7 @@ def watcher(detector=None, **kwargs):
 
 
 def feed(monitor, items):
-    outcome = Outcome()
+    outcome = MonitorOutcome()
     for item in items:
         outcome += monitor.observe(item)
     return outcome

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlwatch.alerts.rules import Rule
-from rlwatch.monitor import Monitor, Outcome
+from rlwatch.monitor import Monitor, MonitorOutcome
 from rlwatch.records import Finding, Severity, StepRecord
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
@@ -47,7 +47,7 @@ def lived(*columns, detector=None, gap=1, rules=None):
     for i in range(len(columns[0][1])):
         row = {name: values[i] for name, values in columns}
         outcome.append(monitor.observe(StepRecord(i * gap, row, seq=i + 1)))
-    return monitor, sum(outcome, Outcome())
+    return monitor, sum(outcome, MonitorOutcome())
 
 
 def told(outcome):
@@ -159,7 +159,7 @@ def test_that_its_metric_is_not_logged_any_more_is_no_recovery():
     detector = Latched("policy/entropy", ends=30)
     entropy = "entropy", [1.0] * 20 + [0.05] * 10
     monitor = Monitor(run_id="run", detectors=lambda: [detector], rules=[])
-    outcome = Outcome()
+    outcome = MonitorOutcome()
     for step in range(60):
         row = {"entropy": entropy[1][step]} if step < 30 else {"reward": 0.5}
         outcome += monitor.observe(StepRecord(step, row, seq=step + 1))

@@ -10,7 +10,7 @@ from forecast_models import small_model
 from scripted import Oracle, Threshold, records, reset, told
 
 from rlwatch.alerts.rules import Rule, default_rules
-from rlwatch.forecast import LIMITS, Forecast, Reason, forecaster
+from rlwatch.forecast import LIMITS, Forecast, ForecastReason, forecaster
 from rlwatch.forecast.forecast import REACHED, forecast_of, record_of
 from rlwatch.forecast.forecast import alarm_message as words
 from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
@@ -305,7 +305,7 @@ def test_what_is_stored_of_a_forecast_reads_back():
     """Of an alarm with its reasons, and of none with the cause."""
     step = ClosedStep(9, {}, {}, ts=3.0, attempt=2, seq=7)
     for said in (
-        Forecast(9, 0.1, 0.5, 0.9, 1.2, True, "reward", 12.5, (Reason("optim/grad_norm", 0.25),)),
+        Forecast(9, 0.1, 0.5, 0.9, 1.2, True, "reward", 12.5, (ForecastReason("optim/grad_norm", 0.25),)),
         Forecast(9, absent="no forecast because it needs 40 steps; at 9"),
     ):
         kept = record_of(said, step)

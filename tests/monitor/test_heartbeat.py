@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.alerts.rules import Policy, Rule, default_rules
+from rlwatch.alerts.rules import AlertingConfig, Rule, default_rules
 from rlwatch.clock import ManualClock
 from rlwatch.control.liveness import FLOOR_S, UNKNOWN_S, Pace, pace_of, reports, sign_of, silent_for
 from rlwatch.errors import StoreBusyError
@@ -29,7 +29,7 @@ class Ward:
         forget(name)
         self.clock = ManualClock(START)
         self.store = open_store(f"memory://{name}", clock=self.clock)
-        self.policy = Policy(rules=tuple(replace(r, channels=("hook",)) for r in rules or default_rules()))
+        self.policy = AlertingConfig(rules=tuple(replace(r, channels=("hook",)) for r in rules or default_rules()))
         self.watchman = Watchman(self.store, self.policy, clock=self.clock)
         self.writer = self.store.open_run(RunInfo("run", project="math", created_at=START))
         self.step = 0

@@ -17,18 +17,18 @@ from test_properties import RULES, streams, total
 import rlwatch
 from rlwatch import forecast
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.rules import Policy, Rule
+from rlwatch.alerts.rules import AlertingConfig, Rule
 from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
 from rlwatch.monitor import Monitor, checkpoint
 from rlwatch.monitor.forecasting import OFF, forecaster_for
-from rlwatch.monitor.judge import ROWS_AT_ONCE, Judging, MonitorSink, judge_rest, past_of
+from rlwatch.monitor.judge import ROWS_AT_ONCE, MonitorSink, SinkProgress, judge_rest, past_of
 from rlwatch.ports import Progress
 from rlwatch.recorder.judge_thread import AT_ONCE, INBOX, Interrupted, JudgeThread
 from rlwatch.records import FORECAST_SWITCH, ORIGIN, AlertState, Event, RunInfo, StepRecord
 from rlwatch.store.url import open_store
 from rlwatch.testing.small_batches import small_run
 
-POLICY = Policy(rules=(Rule("now", channels=("webhook",)),))
+POLICY = AlertingConfig(rules=(Rule("now", channels=("webhook",)),))
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +169,7 @@ def judging(store, writer, *, monitor=None, **settings):
     def note(seq, kept):
         writer.write([], Progress(judged=seq, checkpoint=kept))
 
-    return Judging(monitor, sink, store, "run", judged=note, checkpoint_share=1e9)
+    return SinkProgress(monitor, sink, store, "run", judged=note, checkpoint_share=1e9)
 
 
 def test_a_resume_relives_only_what_came_after_a_checkpoint(tmp_path, monkeypatch):

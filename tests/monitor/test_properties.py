@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scripted import Threshold, told
 
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.rules import Policy, Rule
+from rlwatch.alerts.rules import AlertingConfig, Rule
 from rlwatch.detectors.registry import default_detectors
-from rlwatch.monitor import Monitor, Outcome
+from rlwatch.monitor import Monitor, MonitorOutcome
 from rlwatch.monitor.judge import MonitorSink
 from rlwatch.records import Event, RunInfo, StepRecord
 from rlwatch.store.memory import forget
@@ -50,7 +50,7 @@ def watch(items, detectors=lambda: [Threshold()], **kwargs):
 
 
 def total(outcomes):
-    return sum(outcomes, Outcome())
+    return sum(outcomes, MonitorOutcome())
 
 
 def whole(run):
@@ -149,7 +149,9 @@ def live(items, cuts):
     store = open_store("memory://chunks")
     writer = store.open_run(RunInfo("run"))
     monitor = Monitor(run_id="run", detectors=default_detectors, rules=RULES)
-    sink = MonitorSink(monitor, writer.run, store, keep=writer.write, dispatcher=Dispatcher(store, Policy(rules=())))
+    sink = MonitorSink(
+        monitor, writer.run, store, keep=writer.write, dispatcher=Dispatcher(store, AlertingConfig(rules=()))
+    )
     for begin, end in pairwise([0, *sorted(cuts), len(items)]):
         if items[begin:end]:
             writer.write(items[begin:end])

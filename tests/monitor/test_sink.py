@@ -6,7 +6,7 @@ import pytest
 from scripted import Oracle, Threshold, records
 
 from rlwatch.alerts.dispatch import Dispatcher
-from rlwatch.alerts.rules import Grouping, Policy, QuietHours, Rule
+from rlwatch.alerts.rules import AlertGrouping, AlertingConfig, QuietHours, Rule
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreBusyError
 from rlwatch.monitor import Monitor
@@ -22,7 +22,7 @@ class Watched:
 
     def __init__(self, name, **policy):
         self.store = open_store(f"memory://{name}", clock=ManualClock())
-        self.clock, self.policy = ManualClock(), Policy(rules=(RULE,), **policy)
+        self.clock, self.policy = ManualClock(), AlertingConfig(rules=(RULE,), **policy)
         self.writer, self.sink, self.said, self.woken, self.health = None, None, [], [], []
 
     forecaster = None
@@ -142,7 +142,7 @@ def test_a_look_now_and_then_tells_what_time_alone_makes_due(request):
 
 def test_at_the_end_nothing_waits_for_its_group(request):
     """Nobody may be there to say it later."""
-    watched = Watched(request.node.name, grouping=Grouping(wait_s=60.0))
+    watched = Watched(request.node.name, grouping=AlertGrouping(wait_s=60.0))
     watched.clock = ManualClock(1.0)
     watched.begin().log(0, 20)
     assert watched.outbox() == []

@@ -4,7 +4,7 @@ import pytest
 from scripted import sent, told
 
 from rlwatch.detectors.system import StalledSteps
-from rlwatch.monitor import Monitor, Outcome
+from rlwatch.monitor import Monitor, MonitorOutcome
 from rlwatch.monitor.engine import RECORDS, STANDSTILL_RECORDS, USUAL, Standstill
 from rlwatch.records import ClosedStep, StepRecord
 
@@ -12,7 +12,7 @@ from rlwatch.records import ClosedStep, StepRecord
 def watch(steps):
     """What is published of one record for each of ``steps``."""
     monitor = Monitor(run_id="run", detectors=lambda: [StalledSteps()])
-    outcome = Outcome()
+    outcome = MonitorOutcome()
     for seq, step in enumerate(steps, start=1):
         outcome += monitor.observe(StepRecord(step, {"reward": 0.5}, seq=seq))
     return monitor, outcome

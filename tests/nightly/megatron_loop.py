@@ -32,12 +32,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rlwatch
 from rlwatch.clipping import LayerClip
-from rlwatch.integrations.checkpoints import Facts, WriteDown
+from rlwatch.error_boundary import ErrorBoundary
+from rlwatch.integrations.checkpoints import ReferenceFacts, WriteDown
 from rlwatch.integrations.reference import ResetReference
 from rlwatch.integrations.torch import Watcher
 from rlwatch.integrations.torch.commands import Means
 from rlwatch.records import Command
-from rlwatch.seam import Seam
 
 CLIP = 0.2
 EXPERTS = {
@@ -213,7 +213,10 @@ def reset(make):
     ids = drawn()["ids"]
     one_step(trained, None, 1, rollouts=False)
     means = Means(trained.policy, reference, trained.optimizer)
-    handler, write = ResetReference(means.anchored, Seam()), WriteDown(means.anchored, lambda: dist.get_rank() == 0)
+    handler, write = (
+        ResetReference(means.anchored, ErrorBoundary()),
+        WriteDown(means.anchored, lambda: dist.get_rank() == 0),
+    )
 
     def apart():
         with torch.no_grad():
@@ -223,7 +226,7 @@ def reset(make):
     handler.check(order)
     report = dict(handler(order))
     after = apart()
-    kept = refusal(lambda: write.check(write.command(FOLDER, Facts(1))))
+    kept = refusal(lambda: write.check(write.command(FOLDER, ReferenceFacts(1))))
     one_step(trained, None, 2, rollouts=False)
     return {"before": before, "after": after, "report": report, "kept": kept}
 

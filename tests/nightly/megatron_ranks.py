@@ -31,13 +31,13 @@ from verl.utils.megatron_utils import load_megatron_model_to_gpu, offload_megatr
 from verl.workers.config import ActorConfig
 from verl.workers.engine.megatron.transformer_impl import MegatronEngine
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally, encoded_tally, merge_workers
 from rlwatch.integrations.verl.taps import WorkerTaps
 from rlwatch.integrations.verl.worker import Anchor, Keeper, _tells_of_tokens
 from rlwatch.records import Command
-from rlwatch.seam import Seam
-from rlwatch.tensors.gradnorm import Sharded, layer_of
+from rlwatch.tensors.gradnorm import ShardedNorm, layer_of
 from rlwatch.tensors.megatron import hindrance, model_norms
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
@@ -86,7 +86,7 @@ def told(taps, engine, step):
     """As the driver puts it together, on every rank."""
     tally = taps.take()
     if not _tells_of_tokens(engine):
-        tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
+        tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, ShardedNorm)})
     parcels = [None] * dist.get_world_size()
     dist.all_gather_object(parcels, encoded_tally(tally, step))
     return dict(merge_workers(step, StepTally(), dict(enumerate(parcels))).metrics)
@@ -122,7 +122,7 @@ def trained(data, ranks, *, distributed, tapped):
         {name: getattr(loss, "__wrapped__", loss) for name, loss in POLICY_LOSS_REGISTRY.items()}
     )
     engine = engine_of(ranks, distributed=distributed)
-    actor, seam, metrics, norms = actor_of(engine), Seam(), {}, []
+    actor, seam, metrics, norms = actor_of(engine), ErrorBoundary(), {}, []
     if tapped:
         taps = WorkerTaps(
             actor, POLICY_LOSS_REGISTRY, seam, Level.FULL, gradients=lambda engine: model_norms(engine.module)

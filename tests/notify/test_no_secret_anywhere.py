@@ -17,7 +17,7 @@ from rlwatch.notify import services
 from rlwatch.records import OutboxMessage, RunInfo
 from rlwatch.store.url import open_store
 from rlwatch.testing.notifier_contract import assert_no_secret, closed_port, speaking
-from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
+from rlwatch.testing.webhook_receiver import WebhookReceiver, WebhookReply
 
 FAILURES = ("refused", "no such host", "TLS", "malformed", "hangs", "401", "403", "404", "429", "500", "echo")
 
@@ -31,9 +31,11 @@ def _base(failure: str, stack: ExitStack) -> str:
     if failure in ("TLS", "malformed"):
         garbage = stack.enter_context(speaking(b"NOT HTTP AT ALL\r\n\r\n"))
         return garbage.replace("http:", "https:") if failure == "TLS" else garbage
-    answer = {"hangs": Answer(hang=True), "echo": Answer(400, {"X-You": TOKEN}, TOKEN.encode())}.get(failure)
+    answer = {"hangs": WebhookReply(hang=True), "echo": WebhookReply(400, {"X-You": TOKEN}, TOKEN.encode())}.get(
+        failure
+    )
     status = int(failure) if failure.isdigit() else 0
-    answer = answer or Answer(status, {"Retry-After": "30"} if status == 429 else {})
+    answer = answer or WebhookReply(status, {"Retry-After": "30"} if status == 429 else {})
     return stack.enter_context(WebhookReceiver(answer, any_path=True)).url
 
 

@@ -14,12 +14,12 @@ from service_examples import EXAMPLES, TOKEN, rerouted
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.notify.registry import build_notifier
 from rlwatch.ports import Delivery
-from rlwatch.testing.webhook_receiver import Answer, Received, WebhookReceiver
+from rlwatch.testing.webhook_receiver import Received, WebhookReceiver, WebhookReply
 
 
-def delivered(kind: str, answer: Answer | None = None, **more: object) -> tuple[Delivery, Received]:
+def delivered(kind: str, answer: WebhookReply | None = None, **more: object) -> tuple[Delivery, Received]:
     """What became of the example message, and what arrived."""
-    with WebhookReceiver(answer or Answer(200, body=EXAMPLES[kind].yes), any_path=True) as receiver:
+    with WebhookReceiver(answer or WebhookReply(200, body=EXAMPLES[kind].yes), any_path=True) as receiver:
         delivery = rerouted(kind, receiver.url, **more).deliver(MESSAGE)
     [request] = receiver.received
     return delivery, request
@@ -48,7 +48,7 @@ def test_what_a_person_needs_is_in_the_message(kind: str):
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_a_message_is_one_request_within_the_room_of_its_service(kind: str):
     """However long it is: no service gets half of it in a second request."""
-    with WebhookReceiver(Answer(200, body=EXAMPLES[kind].yes), any_path=True) as receiver:
+    with WebhookReceiver(WebhookReply(200, body=EXAMPLES[kind].yes), any_path=True) as receiver:
         delivery = rerouted(kind, receiver.url).deliver(message_with(alert={"message": "é" * 90_000}))
 
     assert delivery.ok
@@ -123,7 +123,7 @@ def test_a_service_that_refuses_in_the_body_has_refused(
     kind: str, status: int, body: bytes, expected: tuple[bool, bool], words: str
 ):
     """Several say HTTP 200 and no: a mere look at the status would lose the alert."""
-    delivery, _ = delivered(kind, Answer(status, body=body))
+    delivery, _ = delivered(kind, WebhookReply(status, body=body))
 
     assert (delivery.ok, delivery.retryable) == expected
     assert words in delivery.reason
@@ -142,7 +142,7 @@ def test_a_service_that_refuses_in_the_body_has_refused(
 )
 def test_how_long_to_stay_away_is_also_read_from_the_body(kind: str, body: bytes, wish: float | None):
     """And the service is asked once only: apprise itself would try Discord again at once."""
-    assert delivered(kind, Answer(429, body=body))[0].retry_after_s == wish
+    assert delivered(kind, WebhookReply(429, body=body))[0].retry_after_s == wish
 
 
 def test_a_pager_is_notified_of_one_incident_and_of_its_end():
@@ -160,7 +160,7 @@ def test_a_pager_is_notified_of_one_incident_and_of_its_end():
 def test_slack_is_not_made_to_call_everybody():
     """What a model wrote calls nobody and links nowhere."""
     said = {"message": "<!channel> @here <https://evil.example|click> &amp;"}
-    with WebhookReceiver(Answer(200, body=b"ok"), any_path=True) as receiver:
+    with WebhookReceiver(WebhookReply(200, body=b"ok"), any_path=True) as receiver:
         rerouted("slack", receiver.url).deliver(message_with(alert=said))
 
     text = receiver.received[0].body.decode()

@@ -14,7 +14,7 @@ from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.notify.http import judge_status, retry_after
 from rlwatch.notify.webhook import WebhookNotifier, verify_signature
 from rlwatch.testing.notifier_contract import a_message
-from rlwatch.testing.webhook_receiver import Answer, WebhookReceiver
+from rlwatch.testing.webhook_receiver import WebhookReceiver, WebhookReply
 
 URL = "https://hooks.example.com/services/T000/B000/hush-hush"
 
@@ -71,7 +71,7 @@ def test_nan_and_infinity_arrive_as_words_in_valid_json():
 
 def test_retry_after_reaches_the_one_who_retries():
     """In seconds, and in the reason for people."""
-    with WebhookReceiver(Answer(429, {"Retry-After": "30"})) as receiver:
+    with WebhookReceiver(WebhookReply(429, {"Retry-After": "30"})) as receiver:
         delivery = WebhookNotifier(receiver.url).deliver(a_message())
 
     assert (delivery.retryable, delivery.retry_after_s) == (True, 30.0)

@@ -215,11 +215,11 @@ import rlwatch, rlwatch_example
 from rlwatch.control.commands import request
 from rlwatch.integrations.commands import Controller
 from rlwatch.integrations.ranks import OneRank
-from rlwatch.seam import Seam
+from rlwatch.error_boundary import ErrorBoundary
 rlwatch_example.SetTemperature.generation["temperature"] = 1.0
 run = rlwatch.init(run_id="r", store="runs")
 sent = request(rlwatch.open_store("runs"), "r", "set-temperature", args={"value": 0.5})
-controller = Controller(Seam(run), [])
+controller = Controller(ErrorBoundary(run), [])
 import time
 for step in range(200):
     controller.obey(step)

@@ -17,7 +17,7 @@ from rlwatch.control.commands import request
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations import ranks as distributed
 from rlwatch.integrations.torch import Watcher  # here, before the ranks are forked: it takes its time
-from rlwatch.link.wire import Address
+from rlwatch.link.wire import HubAddress
 
 STEPS = 5
 SAVE_AT = 3
@@ -161,7 +161,7 @@ def besieged(rank, ranks, folder):
         place = distributed.meeting()
         while (said := place.get("address")) is None:
             time.sleep(0.01)
-        address = Address.from_text(said)
+        address = HubAddress.from_text(said)
         callers = [socket.create_connection((address.candidates[0], address.port), 10.0) for _ in range(STRANGERS)]
         meet("strangers are there", rank)
         for _ in range(STEPS):

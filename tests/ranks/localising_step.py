@@ -9,11 +9,11 @@ from tiny_step import LOSSES, outputs, plant, policy, rollouts
 
 from rlwatch.gradloc.attribution import attribute
 from rlwatch.gradloc.culprits import on_host
-from rlwatch.gradloc.cures import Pharmacy, Proposal, clipped_advantages, scaled
+from rlwatch.gradloc.cures import InterventionCatalog, Proposal, clipped_advantages, scaled
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone
 from rlwatch.gradloc.nonfinite import trace
-from rlwatch.gradloc.passes import Passes, RandomState
+from rlwatch.gradloc.passes import RandomState, RecordedPasses
 from rlwatch.gradloc.report import Method
 from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify
 from rlwatch.tensors.tokens import TokenBatch
@@ -40,7 +40,7 @@ def whole_batch(model):
 def take(model, batch, groups, *, ranks=1, loss="dapo_entropy", forward=outputs):
     """Forward and backward of this rank's micro-batches, of which DDP sends only the last: the passes."""
     model.zero_grad(set_to_none=True)
-    passes, total = Passes(), batch.mask.sum() / ranks
+    passes, total = RecordedPasses(), batch.mask.sum() / ranks
     if not groups:  # data parallelism needs a backward of every rank
         (forward(model, batch.ids[:1], batch.prompt).logp.sum() * 0).backward()
     for i, rows in enumerate(groups):
@@ -89,7 +89,7 @@ def localise(model, passes, where, world=None, *, methods=(FD, JVP), k=3):
     notes = []
     own = verify(model, passes, candidates, world=world, notes=notes)
     traced = trace(model, passes, world=world)
-    pharmacy = Pharmacy(model, passes, on_host(passes, world.rank, forms=True), direction, world)
+    pharmacy = InterventionCatalog(model, passes, on_host(passes, world.rank, forms=True), direction, world)
     cures = {one.kind: pharmacy.cure(one) for one in PROPOSALS}
     return {
         "cures": {kind: None if cure is None else cure.after for kind, cure in cures.items()},

@@ -7,7 +7,7 @@ from tallying import ask_all
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
 from rlwatch.control import mailbox
-from rlwatch.integrations.commands import Hold
+from rlwatch.integrations.commands import PauseState
 from rlwatch.integrations.trl import watch
 from rlwatch.integrations.weights import fingerprint
 
@@ -59,7 +59,7 @@ def train(rank, folder, name, asked, resume=None):
         if rank == 0 and len(rounds) == 2:
             person.ask("resume", {})
 
-    Hold.wait = wait
+    PauseState.wait = wait
     for callback in (person, looking):
         trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=resume)

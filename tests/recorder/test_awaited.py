@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rlwatch.link.hub import Inbox
-from rlwatch.link.wire import Moment
+from rlwatch.link.wire import StepKey
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import PATIENCE_S, RANKS, Awaited, BoundedQueue, admit
 from rlwatch.recorder.writer import Writer
@@ -55,7 +55,7 @@ class Sink:
 
 
 def at(step):
-    return Moment(0, step, 0)
+    return StepKey(0, step, 0)
 
 
 class World:
@@ -170,7 +170,7 @@ def test_a_missing_rank_is_waited_for_so_long_and_named_once(caplog):
 def test_a_rank_that_keeps_up_again_is_waited_for_again():
     """It was slow once."""
     world = World(1)
-    world.inbox.excuse([1])
+    world.inbox.mark_absent([1])
     assert Awaited(Parcel(1), world.inbox, at(1), 0.0).due()
 
     world.inbox.put(1, at(1), b"10")

@@ -12,10 +12,10 @@ from rlwatch.clock import SystemClock
 from rlwatch.errors import ConfigError, StoreError
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake, admit
-from rlwatch.recorder.shedding import Kind, Shedding
+from rlwatch.recorder.shedding import Shedding, ShedKind
 from rlwatch.recorder.writer import StoreSink, Writer
 from rlwatch.records import SHED, CompletionBatch, Event, RunInfo, SpikeBatch, StepRecord
-from rlwatch.store.sqlite.journal import Journal, budget_bytes
+from rlwatch.store.sqlite.journal import SQLiteJournal, budget_bytes
 from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.url import open_store
 from rlwatch.view import shed_lines, view_of_run
@@ -79,7 +79,7 @@ def test_what_is_missed_least_goes_first_and_all_of_it_is_accounted_for(tmp_path
     recorder.start()
     steps, first, largest = 6_000, {}, 0
     for step in range(steps):
-        for kind, item in ((Kind.TOKENS, spikes(step)), (Kind.COMPLETIONS, texts(step))):
+        for kind, item in ((ShedKind.TOKENS, spikes(step)), (ShedKind.COMPLETIONS, texts(step))):
             if step % 2 == 0:
                 if not intake.takes(item):
                     first.setdefault(kind, step)
@@ -94,23 +94,25 @@ def test_what_is_missed_least_goes_first_and_all_of_it_is_accounted_for(tmp_path
     writer.writer.close()
 
     told = [event for event in store.events("run") if event.kind == SHED]
-    sums = {kind: sum(event.body["n"] for event in told if event.body["what"] == kind) for kind in Kind}
+    sums = {kind: sum(event.body["n"] for event in told if event.body["what"] == kind) for kind in ShedKind}
     stored = store.records("run")
-    assert sum(map(len, store.spikes("run"))) + sums[Kind.TOKENS] == TOKENS * steps // 2
-    assert sum(map(len, store.completions("run"))) + sums[Kind.COMPLETIONS] == TEXTS * steps // 2
-    assert len(stored) + sums[Kind.ROWS] + counters["dropped"] == steps
-    assert sum(name.startswith("system/") for r in stored for name in r.metrics) + sums[Kind.SYSTEM] == MACHINE * steps
+    assert sum(map(len, store.spikes("run"))) + sums[ShedKind.TOKENS] == TOKENS * steps // 2
+    assert sum(map(len, store.completions("run"))) + sums[ShedKind.COMPLETIONS] == TEXTS * steps // 2
+    assert len(stored) + sums[ShedKind.ROWS] + counters["dropped"] == steps
+    assert (
+        sum(name.startswith("system/") for r in stored for name in r.metrics) + sums[ShedKind.SYSTEM] == MACHINE * steps
+    )
     assert counters["dropped"] == 0
     assert sum(sums.values()) == counters["shed"]
     assert all(sums.values())
     assert {r.step for r in stored} >= set(range(0, steps, 97))
     assert [event.step for event in store.events("run") if event.kind == "note"] == list(range(0, steps, 500))
-    begun = {kind: min(event.body["first_step"] for event in told if event.body["what"] == kind) for kind in Kind}
-    assert begun[Kind.SYSTEM] < begun[Kind.ROWS]
-    assert first[Kind.TOKENS] <= first[Kind.COMPLETIONS] < begun[Kind.SYSTEM]
+    begun = {kind: min(event.body["first_step"] for event in told if event.body["what"] == kind) for kind in ShedKind}
+    assert begun[ShedKind.SYSTEM] < begun[ShedKind.ROWS]
+    assert first[ShedKind.TOKENS] <= first[ShedKind.COMPLETIONS] < begun[ShedKind.SYSTEM]
     assert largest < 1.2 * budget_bytes()
     lines = view_of_run(store, store.run("run")).shed
-    assert len(lines) == len(Kind)
+    assert len(lines) == len(ShedKind)
     assert "because the store took nothing (the server is away), and its journal may take 1 MB" in lines[0]
     assert [int(line.split()[0].replace(",", "")) for line in lines] == [sums[kind] for kind in sums]
 
@@ -139,7 +141,7 @@ def test_a_full_disk_makes_room_for_rows_by_giving_up_tokens(tmp_path: Path):
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("THE FULL DISK WAS NOT TRIED: no tmpfs can be mounted here")
     try:
-        journal = Journal(disk)
+        journal = SQLiteJournal(disk)
         steps = iter(range(10**6))
         while journal.append(spikes(next(steps))):
             pass

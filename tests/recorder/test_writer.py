@@ -13,7 +13,7 @@ from rlwatch.recorder.counters import MOST_SPANS, Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake, admit
 from rlwatch.recorder.writer import BATCH_LIMIT, FIRST_RETRY_S, FORECASTS_WAITING, FOUND_STORED_S, StoreSink, Writer
 from rlwatch.records import SHED, Event, Finding, ForecastRecord, RunInfo, Severity, StepRecord
-from rlwatch.store.sqlite.journal import Journal, journals_in
+from rlwatch.store.sqlite.journal import SQLiteJournal, journals_in
 
 
 class Collect:
@@ -237,7 +237,7 @@ def test_the_backlog_is_bounded_and_its_drops_are_counted():
     assert counters["dropped"] == 2
 
 
-class CountedJournal(Journal):
+class CountedJournal(SQLiteJournal):
     """Counts how often it is read."""
 
     readings = 0
@@ -280,7 +280,7 @@ def test_what_did_not_fit_into_the_queue_is_read_of_the_journal_a_few_times_only
 def test_what_the_journal_has_at_the_end_is_no_loss(tmp_path):
     """Whoever opens the run next brings it into the store; what was not journaled is counted."""
     disk, counters = FullDisk(), Counters()
-    disk.journal = Journal(tmp_path)
+    disk.journal = SQLiteJournal(tmp_path)
     numbers = [disk.journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
     sink = StoreSink(disk, counters, ManualClock())
     sink.write(records(1, 2, 3), numbers=numbers)
@@ -292,7 +292,7 @@ def test_what_the_journal_has_at_the_end_is_no_loss(tmp_path):
 def test_a_journal_that_was_removed_has_nothing(tmp_path):
     """It is gone with the run's directory."""
     disk, counters = FullDisk(), Counters()
-    disk.journal = Journal(tmp_path)
+    disk.journal = SQLiteJournal(tmp_path)
     numbers = [disk.journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
     sink = StoreSink(disk, counters, ManualClock())
     sink.write(records(1, 2), numbers=numbers)
@@ -355,7 +355,7 @@ def test_what_was_found_and_which_rows_are_lost_go_into_the_room_that_was_kept_f
 
 def test_where_the_store_takes_nothing_at_all_the_journal_tells_what_is_lost(tmp_path):
     """Into room that it took when it was begun: the next writer brings it into the store."""
-    disk, journal = FullDisk(), Journal(tmp_path)
+    disk, journal = FullDisk(), SQLiteJournal(tmp_path)
     disk.journal = journal
     numbers = [journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
     sink = StoreSink(disk, Counters(), ManualClock())

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from rlwatch.diagnosis import Sureness
+from rlwatch.diagnosis import Confidence
 from rlwatch.importers.base import ImportedRun
 from rlwatch.metrics import BY_NAME
 from rlwatch.ports import Series
@@ -59,7 +59,7 @@ def test_a_crashed_run_tells_its_story(store):
 
     assert facts.status == "crashed"
     assert facts.diagnosis.causes[0].kind == "entropy_collapse"
-    assert facts.diagnosis.causes[0].sure is Sureness.PLAUSIBLE
+    assert facts.diagnosis.causes[0].sure is Confidence.PLAUSIBLE
     assert [m.step for m in facts.timeline if m.number] == [60, 75]
     assert "token '∑' carries 80 %" in next(m.text for m in facts.timeline if m.step == 58)
     assert [c.name for c in facts.charts][:3] == ["reward/mean", "policy/entropy", "optim/grad_norm"]

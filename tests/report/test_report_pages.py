@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlwatch.diagnosis import diagnose
 from rlwatch.records import Alert, AlertState, Command, CommandStatus, Event, Finding, Severity
-from rlwatch.report import Facts, html, markdown
-from rlwatch.report.gather import Chart, Curve, Moment
+from rlwatch.report import RunSummary, html, markdown
+from rlwatch.report.gather import Chart, ReportCurve, TimelineEntry
 from rlwatch.report.markdown import blocks
 from rlwatch.wording import for_markdown
 
@@ -53,7 +53,7 @@ class Reader(HTMLParser):
 
 def chart(values=(0.5, 0.4, 0.1), **more):
     steps = tuple(range(400, 400 + 50 * len(values), 50))
-    return Chart("policy/entropy", "nats/token", "entropy", Curve(steps, tuple(values), **more), 0.5)
+    return Chart("policy/entropy", "nats/token", "entropy", ReportCurve(steps, tuple(values), **more), 0.5)
 
 
 def facts(**changes):
@@ -64,9 +64,9 @@ def facts(**changes):
         "head": {"project": HOSTILE, "last step": "500"},
         "diagnosis": said,
         "timeline": (
-            Moment(412, "mismatch grew", "critical", 1),
-            Moment(498, HOSTILE, "critical", 2),
-            Moment(499, "x"),
+            TimelineEntry(412, "mismatch grew", "critical", 1),
+            TimelineEntry(498, HOSTILE, "critical", 2),
+            TimelineEntry(499, "x"),
         ),
         "charts": (chart(),),
         "culprits": ({"step": 455, "text": HOSTILE, "share": 0.81, "cause": "token ratio", "token_id": 7},),
@@ -84,7 +84,7 @@ def facts(**changes):
         "missing": ("staleness: needs staleness/mean",),
         "made_at": "2026-11-20",
     }
-    return Facts(**(given | changes))
+    return RunSummary(**(given | changes))
 
 
 def test_the_page_tells_why_and_what_to_do_in_order():
@@ -153,7 +153,7 @@ def test_tags_nest():
 
 def test_a_healthy_run_has_a_short_report():
     """Nothing to explain, nothing to do."""
-    page = html(Facts(title="ok", status="finished", charts=(chart(),)))
+    page = html(RunSummary(title="ok", status="finished", charts=(chart(),)))
 
     assert "No warning or critical findings." in page
     assert "What to do" not in page
@@ -162,8 +162,8 @@ def test_a_healthy_run_has_a_short_report():
 
 def test_an_empty_run_is_a_page_too():
     """Not one step."""
-    assert "No warning or critical findings" in html(Facts(title="", status="running"))
-    assert "No warning or critical findings" in markdown(Facts(title="", status="running"))
+    assert "No warning or critical findings" in html(RunSummary(title="", status="running"))
+    assert "No warning or critical findings" in markdown(RunSummary(title="", status="running"))
 
 
 def test_a_guess_gives_no_orders():
@@ -255,7 +255,7 @@ def test_any_text_is_one_line_of_markdown_and_inert_html(text):
     """Whatever a model writes."""
     assert "\n" not in for_markdown(text)
     assert not re.search(r"<[a-zA-Z/!]", for_markdown(text))
-    page = html(Facts(title="t", status="s", head={"x": text}))
+    page = html(RunSummary(title="t", status="s", head={"x": text}))
     assert Reader(page).broken == []
     assert re.findall(r"<dd>(.*?)</dd>", page, re.DOTALL)[0].count("<") == 0
 

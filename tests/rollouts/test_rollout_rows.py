@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rlwatch.rollouts import (
-    Mark,
     Sort,
+    TextSpan,
     among,
     answer,
     at_step,
@@ -135,6 +135,6 @@ def test_culprits_are_found_in_the_text_they_were_in():
     here = {"text": "5", "before": "and 2+2=", "text_position": 17, "cause": "token ratio"}
 
     assert marks(row(completion=text), [here, {**here, "text_position": 7}, {"text": "5"}]) == [
-        Mark(17, 18, "token ratio")
+        TextSpan(17, 18, "token ratio")
     ]
     assert marks(row(completion="another response"), [here]) == []

@@ -7,8 +7,8 @@ import pytest
 
 import rlwatch
 from rlwatch.alerts.config import ACTIONS, default_toml, load_config
-from rlwatch.alerts.engine import Reason
-from rlwatch.control.policy import Action
+from rlwatch.alerts.engine import DecisionReason
+from rlwatch.control.policy import PermittedAction
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
 from rlwatch.records import Alert, AlertState, CommandStatus, RunInfo, Severity
 from rlwatch.run.alerting import ACTION_EVENT, Acting, actions_of
@@ -19,7 +19,7 @@ def alert(step=100, kind="kl_saturation"):
     return Alert(f"a{step}", "r", "rule", kind, Severity.WARNING, AlertState.FIRING, step - 5, step, "KL is flat")
 
 
-def outcome(*alerts, reason=Reason.HELD_FOR):
+def outcome(*alerts, reason=DecisionReason.HELD_FOR):
     return SimpleNamespace(findings=(), transitions=tuple(SimpleNamespace(alert=a, reason=reason) for a in alerts))
 
 
@@ -27,7 +27,9 @@ def acting(store, **kwargs):
     """The policy with one action, and the events it records."""
     events = []
     given = {"name": "due", "kinds": ("kl_saturation",), "do": "reset-reference", "dry_run": False, **kwargs}
-    policy = Acting([Action(**given)], store, "r", lambda kind, step, **body: events.append((kind, step, body)))
+    policy = Acting(
+        [PermittedAction(**given)], store, "r", lambda kind, step, **body: events.append((kind, step, body))
+    )
     return policy, events
 
 
@@ -72,7 +74,12 @@ def test_only_what_is_published_is_acted_upon():
     """Not an alert that waits, flickers or ends."""
     store = a_store("silent")
     policy, events = acting(store)
-    for reason in (Reason.FIRST_PENDING, Reason.STILL_FIRING_SILENT, Reason.RESOLVED, Reason.CONDITION_GONE):
+    for reason in (
+        DecisionReason.FIRST_PENDING,
+        DecisionReason.STILL_FIRING_SILENT,
+        DecisionReason.RESOLVED,
+        DecisionReason.CONDITION_GONE,
+    ):
         policy(outcome(alert(), reason=reason))
     policy(outcome(alert(kind="kl_drift")))
 
@@ -86,10 +93,10 @@ def test_a_refusal_is_recorded_once_for_each_alert_and_reason():
     policy(outcome(alert(100)))
     first = alert(110)
     for step in (110, 115, 120):
-        policy(outcome(replace(first, step=step), reason=Reason.ESCALATED))
+        policy(outcome(replace(first, step=step), reason=DecisionReason.ESCALATED))
     policy(outcome(alert(130)))
     policy(outcome(alert(160)))
-    policy(outcome(replace(first, step=170), reason=Reason.ESCALATED))
+    policy(outcome(replace(first, step=170), reason=DecisionReason.ESCALATED))
 
     assert [(step, body["alert"], body.get("why_not")) for _, step, body in events] == [
         (100, "a100", None),

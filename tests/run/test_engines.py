@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 import rlwatch
-from rlwatch.cli.import_log import Log
+from rlwatch.cli.import_log import NamedLog
 from rlwatch.errors import ConfigError
 from rlwatch.metrics import BY_NAME, Family
 from rlwatch.run.alerting import Alerting
@@ -250,7 +250,7 @@ def test_a_log_that_is_watched_gets_it_with_the_rows_that_come(tmp_path):
     row = '{{"step": {0}, "entropy": 0.5, "reward": 0.1}}\n'
     log.write_text("".join(row.format(step) for step in range(5)))
     store = open_store(str(tmp_path / "runs"))
-    watch = watch_of(Log(log), store, Alerting(), beside=lambda: {"engine/running": 7.0, "entropy": 9.0})
+    watch = watch_of(NamedLog(log), store, Alerting(), beside=lambda: {"engine/running": 7.0, "entropy": 9.0})
     while watch.look():
         pass
     with log.open("a") as more:

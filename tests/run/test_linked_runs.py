@@ -14,12 +14,12 @@ import torch.distributed as dist
 from preloaded import run_program
 
 import rlwatch
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.ranks import APART, OneRank, RunRanks, StoreMeeting, begin_together, meeting
-from rlwatch.link.wire import Address, LinkError
+from rlwatch.link.wire import HubAddress, LinkError
 from rlwatch.records import Command, CommandStatus, SpikeBatch
 from rlwatch.run.ranks import join
-from rlwatch.seam import Seam
 from rlwatch.store.url import open_store
 
 BESIDE = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "processes")]
@@ -57,7 +57,7 @@ class SeenFromAfar:
     def get(self, name):
         text = self._place.get(name)
         if name == "address" and text:
-            return replace(Address.from_text(text), machine="another machine").to_text()
+            return replace(HubAddress.from_text(text), machine="another machine").to_text()
         return text
 
 
@@ -152,7 +152,7 @@ def test_commands_reach_every_rank_as_they_are(pair):
     command = Command("c1", "r", "set-kl-coef", {"value": 0.25, "why not": None}, True, requested_by="ann", why="KL")
 
     def on(run, asked):
-        ranks = RunRanks(Seam(run))
+        ranks = RunRanks(ErrorBoundary(run))
         while not ranks.meets(5, wanted=bool(asked), staying=True):
             time.sleep(0.001)
         heard = ranks.share(asked)
@@ -169,7 +169,7 @@ def test_commands_reach_every_rank_as_they_are(pair):
 def test_ranks_that_are_not_linked_refuse_every_command(tmp_path):
     """One of several must not act alone."""
     run = begin(tmp_path, 0)
-    ranks = RunRanks(Seam(run))
+    ranks = RunRanks(ErrorBoundary(run))
     command = Command("c", "r", "stop")
 
     assert (ranks.rank, ranks.world_size) == (0, 2)
@@ -181,7 +181,7 @@ def test_ranks_that_are_not_linked_refuse_every_command(tmp_path):
     run.finish()
 
 
-@pytest.mark.parametrize("ranks", [OneRank(), RunRanks(Seam(None))], ids=["one", "no run"])
+@pytest.mark.parametrize("ranks", [OneRank(), RunRanks(ErrorBoundary(None))], ids=["one", "no run"])
 def test_one_rank_agrees_with_itself(ranks):
     """No link, no refusal but its own."""
     command = Command("c", "r", "stop")
@@ -439,12 +439,12 @@ def test_no_port_is_open_to_the_network_until_a_rank_of_another_machine_is_there
     join(first, place)
     join(other, place)
     assert linked(other)
-    assert Address.from_text(place.said).hosts == ("127.0.0.1",)
+    assert HubAddress.from_text(place.said).hosts == ("127.0.0.1",)
 
     late = begin(tmp_path, 2, world_size=3)
     join(late, SeenFromAfar(place))
     assert linked(late)
-    assert Address.from_text(place.said).hosts != ("127.0.0.1",)
+    assert HubAddress.from_text(place.said).hosts != ("127.0.0.1",)
     for run in (other, late, first):
         run.finish(deadline_s=5.0)
 
@@ -456,7 +456,7 @@ def test_where_all_ranks_are_on_one_machine_rank_0_does_not_look_for_others(tmp_
     join(run, place)
 
     assert not run.ranks.seeks
-    assert Address.from_text(place.said).hosts == ("127.0.0.1",)
+    assert HubAddress.from_text(place.said).hosts == ("127.0.0.1",)
     run.finish()
 
 

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from rlwatch.alerts.engine import Reason, Transition
-from rlwatch.alerts.rules import Policy, default_rules
+from rlwatch.alerts.engine import DecisionReason, Transition
+from rlwatch.alerts.rules import AlertingConfig, default_rules
 from rlwatch.errors import StoreBusyError
-from rlwatch.monitor.engine import Outcome
+from rlwatch.monitor.engine import MonitorOutcome
 from rlwatch.records import Alert, AlertState, RunInfo, Severity, Silence
 from rlwatch.run.alerting import OwnLog
 
@@ -16,14 +16,14 @@ RULES = {kind: rule for rule in default_rules() for kind in rule.kinds}
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
 
 
-def fires(kind, step, severity=CRITICAL, reason=Reason.FIRED_AT_ONCE):
+def fires(kind, step, severity=CRITICAL, reason=DecisionReason.FIRED_AT_ONCE):
     alert = Alert(
         f"id of {kind}",
         "r",
         rule=RULES[kind].name,
         kind=kind,
         severity=severity,
-        state=AlertState.FIRING if reason is not Reason.RESOLVED else AlertState.RESOLVED,
+        state=AlertState.FIRING if reason is not DecisionReason.RESOLVED else AlertState.RESOLVED,
         onset_step=step,
         step=step,
         message="bad",
@@ -32,7 +32,7 @@ def fires(kind, step, severity=CRITICAL, reason=Reason.FIRED_AT_ONCE):
 
 
 def over(kind, step):
-    return fires(kind, step, reason=Reason.RESOLVED)
+    return fires(kind, step, reason=DecisionReason.RESOLVED)
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def say(caplog):
     """Takes transitions as one outcome; what was logged of them."""
     caplog.set_level(logging.INFO, "rlwatch")
     silences = []
-    log = OwnLog(Policy(), RunInfo("r"), lambda: silences)
+    log = OwnLog(AlertingConfig(), RunInfo("r"), lambda: silences)
 
     def saying(*transitions):
         caplog.clear()
-        log(Outcome(transitions=transitions))
+        log(MonitorOutcome(transitions=transitions))
         return [record.getMessage() for record in caplog.records]
 
     saying.silences = silences
@@ -81,12 +81,14 @@ def test_a_silence_holds_back_and_a_store_that_is_busy_holds_nothing_back(say, c
     assert say(fires("reward_drop", 5), over("reward_drop", 9)) == [
         "1 alert held back: silenced by me: known (rlwatch alerts lists all)"
     ]
-    OwnLog(Policy(), RunInfo("r"), busy)(Outcome(transitions=(fires("reward_drop", 5),)))
+    OwnLog(AlertingConfig(), RunInfo("r"), busy)(MonitorOutcome(transitions=(fires("reward_drop", 5),)))
     assert caplog.records[-1].getMessage().startswith("firing critical reward_drop")
 
 
 def test_an_alert_that_gets_worse_is_said_again_and_what_only_waits_is_not(say):
     """Pending and silent transitions are no news."""
-    assert say(fires("kl_drift", 5, WARNING, Reason.FIRST_PENDING)) == []
-    assert len(say(fires("kl_drift", 15, WARNING, Reason.HELD_FOR))) == 1
-    assert say(fires("kl_drift", 20, CRITICAL, Reason.ESCALATED)) == ["firing critical kl_drift at step 20: bad"]
+    assert say(fires("kl_drift", 5, WARNING, DecisionReason.FIRST_PENDING)) == []
+    assert len(say(fires("kl_drift", 15, WARNING, DecisionReason.HELD_FOR))) == 1
+    assert say(fires("kl_drift", 20, CRITICAL, DecisionReason.ESCALATED)) == [
+        "firing critical kl_drift at step 20: bad"
+    ]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlwatch
-from rlwatch.control.policy import Health
+from rlwatch.control.policy import RunHealth
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import recordable
-from rlwatch.run.run import Engine, Run
+from rlwatch.run.run import Run, RunEngine
 from rlwatch.run.setup import new_run_id
 from rlwatch.store import check_run_id
 from rlwatch.store.url import open_store
@@ -55,7 +55,7 @@ def ending(needs, monkeypatch):
     """A run whose writer needs so long, with what its end calls."""
     run, finished = Run(RunInfo("r"), Counters()), []
     writer, delivery = SlowWriter(needs, monkeypatch), Delivery()
-    run.attach(Engine([], writer, None, lambda state, reason: finished.append((state, reason)), delivery))
+    run.attach(RunEngine([], writer, None, lambda state, reason: finished.append((state, reason)), delivery))
     return run, writer, delivery, finished
 
 
@@ -115,7 +115,7 @@ def test_a_receiver_that_never_answers_does_not_hold_the_end(store):
 def test_before_anything_was_judged_a_run_is_healthy(store):
     """No findings, nothing collapsing; the same object a loop may always ask."""
     with rlwatch.init(store=store) as run:
-        assert run.health() == Health()
+        assert run.health() == RunHealth()
         assert (run.health().findings, run.health().collapsing) == ((), ())
         assert run.commands() == []
 

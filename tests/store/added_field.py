@@ -11,7 +11,7 @@ from rlwatch.analysis.runs import Runs
 from rlwatch.cli.console import plain
 from rlwatch.run.ranks import _packed, _unpacked
 from rlwatch.store.fields import dumps
-from rlwatch.store.sqlite.journal import Journal, journals_in
+from rlwatch.store.sqlite.journal import SQLiteJournal, journals_in
 from rlwatch.store.sqlite.nodefiles import records_of, words_of
 from rlwatch.store.url import open_store
 
@@ -89,7 +89,7 @@ def main(where, earlier):
     words = [("key", json.loads(dumps(words_of(made(kind))))) for kind in SAID]
     found["nodes"] = [k.__name__ for k, each in zip(SAID, words, strict=True) if lost(records_of([each], k), k)]
     (where / "journal").mkdir()
-    journal = Journal(where / "journal")
+    journal = SQLiteJournal(where / "journal")
     kept = (r.Event, r.SpikeBatch, r.CompletionBatch)
     for kind in kept:
         journal.append(made(kind))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlwatch.store.clickhouse.address import read_place
-from rlwatch.store.clickhouse.engine import Engine
+from rlwatch.store.clickhouse.engine import ClickHouseClient
 
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # many small parts: not on a disk
 
@@ -64,6 +64,6 @@ class ClickHouseServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def engine(url: str) -> Engine:
+def engine(url: str) -> ClickHouseClient:
     """A connection past the store, to the same database."""
-    return Engine(read_place(url), patience_s=60.0, hurried=False)
+    return ClickHouseClient(read_place(url), patience_s=60.0, hurried=False)

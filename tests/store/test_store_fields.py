@@ -16,7 +16,7 @@ from rlwatch import codec
 from rlwatch.columns import ALERTS, FINDINGS, RUNS
 from rlwatch.errors import StoreCorruptError
 from rlwatch.records import Alert, Event, Finding, RunInfo, Severity, Stage
-from rlwatch.store.fields import FINDING, Table
+from rlwatch.store.fields import FINDING, FieldTable
 from rlwatch.store.url import open_store
 
 DATA = Path(__file__).parent / "data"
@@ -118,7 +118,7 @@ def test_a_record_that_lacks_what_it_needs_says_what(tmp_path: Path):
 
 def test_a_table_names_the_fields_of_its_record_only():
     """A column without a field would be found by no type checker."""
-    for table in [each for each in vars(sys.modules[Table.__module__]).values() if isinstance(each, Table)]:
+    for table in [each for each in vars(sys.modules[FieldTable.__module__]).values() if isinstance(each, FieldTable)]:
         assert set(table.fields) <= set(codec.plan_of(table.kind).names), table.name
 
 

@@ -11,7 +11,7 @@ import pytest
 from rlwatch.errors import StoreCorruptError, StoreError
 from rlwatch.records import RunInfo, RunState, StepRecord
 from rlwatch.store.sqlite import connection
-from rlwatch.store.sqlite.journal import Journal
+from rlwatch.store.sqlite.journal import SQLiteJournal
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import fill, steps
 
@@ -187,7 +187,7 @@ def test_what_can_be_read_of_a_damaged_database_is_kept(tmp_path: Path):
 def test_a_run_whose_database_is_gone_goes_on_from_its_journal(tmp_path: Path, damage):
     """As its next attempt; how the last one ended is told by the journal, too."""
     dead = _killed(tmp_path / "live", 0, 40)
-    journal = Journal(tmp_path)
+    journal = SQLiteJournal(tmp_path)
     journal.note_end(RunState.FINISHED, "it was over", 7.0)
     with (tmp_path / "run.journal-1").open("rb") as said, (dead / "run" / "run.journal-1").open("ab") as file:
         file.write(said.read()[16:])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlwatch.ports import Progress
 from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
-from rlwatch.store.sqlite.journal import Journal, Mark, entries
+from rlwatch.store.sqlite.journal import JournalPosition, SQLiteJournal, entries
 from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.sqlite.segments import HEADER_BYTES, SEGMENT_BYTES
 from rlwatch.store.url import open_store
@@ -50,7 +50,7 @@ def left_behind(root, *records, stored=0):
 def test_records_come_back_bit_for_bit(tmp_path_factory, rows):
     """NaN with its payload, infinities, any name."""
     directory = tmp_path_factory.mktemp("journal")
-    journal = Journal(directory)
+    journal = SQLiteJournal(directory)
     numbers = [journal.append_record(step, 1.5, metrics) for step, metrics in rows]
 
     assert numbers == list(range(1, len(rows) + 1))
@@ -59,7 +59,7 @@ def test_records_come_back_bit_for_bit(tmp_path_factory, rows):
 
 def test_everything_else_that_is_logged_comes_back(tmp_path):
     """Types of columns, text, bodies with NaN."""
-    journal = Journal(tmp_path)
+    journal = SQLiteJournal(tmp_path)
     spikes = SpikeBatch(
         5, {"logp": np.array([-0.5, np.nan], np.float32), "text": ["a", "日本"]}, "culprits", 2.0, rank=3
     )
@@ -81,7 +81,7 @@ def test_everything_else_that_is_logged_comes_back(tmp_path):
 def test_a_frame_cut_short_costs_itself_only(tmp_path_factory, cut, garbage):
     """A kill in the middle of a write, a full disk, then room again: what is whole is found."""
     directory = tmp_path_factory.mktemp("journal")
-    journal = Journal(directory)
+    journal = SQLiteJournal(directory)
     for step in range(4):
         journal.append_record(step, 0.0, {"kl": float(step)})
     (file,) = files_in(directory)
@@ -98,7 +98,7 @@ def test_a_frame_cut_short_costs_itself_only(tmp_path_factory, cut, garbage):
 @given(st.permutations(range(1, 12)), st.integers(1, 5))
 def test_a_mark_knows_exactly_what_is_stored(order, size):
     """Threads are overtaken by each other between their number and the queue."""
-    mark, stored = Mark("x"), set()
+    mark, stored = JournalPosition("x"), set()
     for at in range(0, len(order), size):
         mark = mark.after(order[at : at + size])
         stored.update(order[at : at + size])
@@ -137,7 +137,7 @@ def test_an_end_that_was_noted_is_that_of_a_run_whose_process_is_gone(tmp_path):
     store = left_behind(tmp_path, StepRecord(7, {"kl": 1.0}))
     (file,) = files_in(tmp_path / "run")
     kept = file.read_bytes()
-    journal = Journal(tmp_path)
+    journal = SQLiteJournal(tmp_path)
     journal.append_record(8, 0.0, {"kl": 2.0})
     journal.note_end(RunState.FINISHED, "all steps done", 50.0)
     (noted,) = files_in(tmp_path)
@@ -195,7 +195,7 @@ def test_files_are_followed_by_others_and_go_when_all_of_them_is_stored(tmp_path
 
 def test_threads_lose_nothing_to_each_other(tmp_path):
     """Sets of names, numbers, files: none is shared by a lock."""
-    journal = Journal(tmp_path)
+    journal = SQLiteJournal(tmp_path)
 
     def log(who):
         for step in range(2000):
@@ -215,8 +215,8 @@ def test_threads_lose_nothing_to_each_other(tmp_path):
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from rlwatch.store.sqlite.journal import Journal
-journal = Journal(Path(sys.argv[1]))
+from rlwatch.store.sqlite.journal import SQLiteJournal
+journal = SQLiteJournal(Path(sys.argv[1]))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 print([bool(journal.append_record(step, 0.0, {"kl": 1.0})) for step in range(40)])
@@ -252,7 +252,7 @@ def test_what_is_no_journal_is_passed_over(tmp_path):
 
 def test_a_handed_on_limit_is_a_limit(tmp_path):
     """The writer thread takes what did not fit into its queue a lot at a time."""
-    journal = Journal(tmp_path)
+    journal = SQLiteJournal(tmp_path)
     for step in range(10):
         journal.append_record(step, 0.0, {"kl": 1.0}, whole=step != 2)
 
@@ -275,7 +275,7 @@ def test_a_journal_on_a_slow_disk_is_left_alone_for_longer_each_time(tmp_path, m
     """A minute, two, four... an hour at most; the write that waited is kept, and a quick one is no reason to rest."""
     disk = SlowDisk()
     monkeypatch.setattr(time, "monotonic", disk)
-    journal = Journal(tmp_path)
+    journal = SQLiteJournal(tmp_path)
     event = Event("note", 1, {}, 1.0)
 
     def rests() -> float:

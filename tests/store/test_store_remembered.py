@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch.records import RunEdit, RunInfo, RunState
-from rlwatch.store.sqlite.remembered import NAME
+from rlwatch.store.sqlite.run_index import NAME
 from rlwatch.store.url import open_store
 from rlwatch.testing.store_run_contract import steps
 

@@ -21,8 +21,8 @@ from rlwatch.errors import (
 from rlwatch.store import check_run_id
 from rlwatch.store.sqlite.connection import explain, explained
 from rlwatch.store.sqlite.layout import existing_files, make_private, run_ids, size_of, touch_private, writing_to
-from rlwatch.store.sqlite.remembered import Unchanged, stamp_of
 from rlwatch.store.sqlite.rows import dumps, loads, plain
+from rlwatch.store.sqlite.run_index import Unchanged, stamp_of
 
 
 def failure(code):

@@ -9,7 +9,7 @@ from torch import nn
 
 from rlwatch.clipping import LayerClip
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.checkpoints import Facts, WriteDown
+from rlwatch.integrations.checkpoints import ReferenceFacts, WriteDown
 from rlwatch.integrations.reference import Anchored
 from rlwatch.integrations.torch import Watcher
 from rlwatch.tensors import megatron
@@ -228,4 +228,4 @@ def test_a_reference_that_is_cut_is_copied_but_not_kept_in_one_file(placed, tmp_
     anchored.check()
     assert len(anchored.pairs()) == 6
     with pytest.raises(RLWatchError, match="does not gather"):
-        kept.check(kept.command(tmp_path, Facts(1)))
+        kept.check(kept.command(tmp_path, ReferenceFacts(1)))

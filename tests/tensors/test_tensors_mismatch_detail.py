@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.tensors.mismatch import (
-    Gap,
+    LogProbGap,
     Thresholds,
     advantage_stats,
     binary_kl,
@@ -23,7 +23,7 @@ D = torch.float64
 OLD = torch.tensor([[-0.1, -0.7, -2.0, -0.3], [-1.2, -0.4, -9, -9]], dtype=D)
 ROLL = torch.tensor([[-0.1, -0.5, -1.0, -0.35], [-3.0, -0.5, -9, -9]], dtype=D)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-FIX = Gap.of(OLD, ROLL, MASK)
+FIX = LogProbGap.of(OLD, ROLL, MASK)
 
 
 def values(stats):
@@ -33,7 +33,7 @@ def values(stats):
 def gap(trainer, rollout):
     """One response of these probabilities."""
     logs = [torch.tensor([p], dtype=D).log() for p in (trainer, rollout)]
-    return Gap.of(*logs, torch.ones_like(logs[0]))
+    return LogProbGap.of(*logs, torch.ones_like(logs[0]))
 
 
 def nemo_js(trainer, rollout):
@@ -46,7 +46,7 @@ def nemo_js(trainer, rollout):
 def test_both_directions_of_a_token_the_trainer_finds_impossible():
     """-5 against -15 nats, NeMo-RL's example: 9 one way, 22,015 the other, and half the distance less ln 2 between."""
     got = values(
-        divergence_stats(Gap.of(torch.tensor([[-15.0]], dtype=D), torch.tensor([[-5.0]], dtype=D), MASK[:1, :1]))
+        divergence_stats(LogProbGap.of(torch.tensor([[-15.0]], dtype=D), torch.tensor([[-5.0]], dtype=D), MASK[:1, :1]))
     )
 
     assert got["k3_reverse"] == pytest.approx(22015.4658, rel=1e-8)
@@ -111,7 +111,7 @@ def test_divergences_are_never_negative(tokens):
     """Whatever the batch; k1, which can be, is logged elsewhere."""
     t, r = (torch.tensor([column], dtype=D) for column in zip(*tokens, strict=True))
 
-    assert min(values(divergence_stats(Gap.of(t, r, torch.ones_like(t)))).values()) >= -1e-12
+    assert min(values(divergence_stats(LogProbGap.of(t, r, torch.ones_like(t)))).values()) >= -1e-12
 
 
 def test_tails_of_the_worked_example():
@@ -152,7 +152,7 @@ def test_growth_along_the_response_is_a_slope_per_thousand_tokens():
     """|d| grows by 1e-4 nats a token, from nothing."""
     d = torch.arange(50, dtype=D).mul(1e-4).unsqueeze(0)
 
-    assert values(tail_stats(Gap.of(d - 9, torch.full_like(d, -9), torch.ones_like(d))))["absdiff_per_1k"] == (
+    assert values(tail_stats(LogProbGap.of(d - 9, torch.full_like(d, -9), torch.ones_like(d))))["absdiff_per_1k"] == (
         pytest.approx(0.1)
     )
 
@@ -185,7 +185,7 @@ def test_both_signs_may_hide_each_other_in_a_mean():
 def test_a_mismatch_that_follows_the_advantage_is_a_correlation():
     """One advantage a response; without any spread of advantages there is no correlation."""
     d = torch.tensor([[0.1, 0.3], [-0.2, -0.4]], dtype=D)
-    both = Gap.of(d - 2, torch.full_like(d, -2), torch.ones_like(d))
+    both = LogProbGap.of(d - 2, torch.full_like(d, -2), torch.ones_like(d))
     columns = torch.tensor([[0.1, 0.3, -0.2, -0.4], [1, 1, -1, -1]], dtype=D)
 
     assert values(advantage_stats(both, torch.tensor([[1.0], [-1.0]])))["adv_corr"] == pytest.approx(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlwatch.errors import ConfigError
-from rlwatch.tensors.mismatch import Gap, Thresholds, gap_stats, observe_mismatch
+from rlwatch.tensors.mismatch import LogProbGap, Thresholds, gap_stats, observe_mismatch
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -23,7 +23,7 @@ def values(stats):
 def pair(*d):
     """One response whose tokens differ by ``d`` nats."""
     d = torch.tensor([d], dtype=D)
-    return Gap.of(d - 5, torch.full_like(d, -5), torch.ones_like(d))
+    return LogProbGap.of(d - 5, torch.full_like(d, -5), torch.ones_like(d))
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def pair(*d):
 )
 def test_the_worked_example(name, expected):
     """Two responses of 4 and 2 tokens: verl's and NeMo-RL's formulas, computed elsewhere in float64."""
-    assert values(gap_stats(Gap.of(OLD, ROLL, MASK)))[name] == pytest.approx(expected, rel=1e-7)
+    assert values(gap_stats(LogProbGap.of(OLD, ROLL, MASK)))[name] == pytest.approx(expected, rel=1e-7)
 
 
 def test_the_effective_sample_size_is_of_raw_weights():
     """Truncated at 2 the same weights look like .825; the largest of them is worth more than all others."""
     w = (OLD - ROLL).exp()[MASK.bool()]
 
-    got = values(gap_stats(Gap.of(OLD, ROLL, MASK)))
+    got = values(gap_stats(LogProbGap.of(OLD, ROLL, MASK)))
 
     assert got["ess"] == pytest.approx((w.sum() ** 2 / (6 * (w**2).sum())).item())
     assert got["ess"] < 0.5 < 0.8245855675
@@ -66,12 +66,12 @@ def test_chi2_of_a_sample_may_be_negative_and_is_exact_near_0():
     assert values(gap_stats(pair(-0.1, -0.2)))["chi2"] == pytest.approx((math.exp(-0.2) + math.exp(-0.4)) / 2 - 1)
     tiny = torch.tensor([[-1.0]]), torch.tensor([[-1.0001]])
     exact = math.expm1(2 * (tiny[0].item() - tiny[1].item()))
-    assert values(gap_stats(Gap.of(*tiny, torch.ones(1, 1))))["chi2"] == pytest.approx(exact, rel=1e-5)
+    assert values(gap_stats(LogProbGap.of(*tiny, torch.ones(1, 1))))["chi2"] == pytest.approx(exact, rel=1e-5)
 
 
 def test_equal_engines_have_no_mismatch():
     """All differences 0, every weight 1, nothing to truncate or mask."""
-    got = values(gap_stats(Gap.of(OLD, OLD, MASK)))
+    got = values(gap_stats(LogProbGap.of(OLD, OLD, MASK)))
 
     ones = {"ess", "weight_mean", "weight_max", "weight_min", "mult_prob_error", "prob_corr"}
     assert {name: got.pop(name) for name in ones} == pytest.approx(dict.fromkeys(ones, 1.0))
@@ -83,8 +83,8 @@ def test_tokens_the_engine_could_not_score_are_left_out():
     roll, fewer = ROLL.clone(), MASK.clone()
     roll[0, 0], fewer[0, 0] = math.nan, 0
 
-    assert values(gap_stats(Gap.of(OLD, roll, MASK))) == values(gap_stats(Gap.of(OLD, ROLL, fewer)))
-    assert gap_stats(Gap.of(OLD, roll, MASK))["mismatch/kl"].count == 5
+    assert values(gap_stats(LogProbGap.of(OLD, roll, MASK))) == values(gap_stats(LogProbGap.of(OLD, ROLL, fewer)))
+    assert gap_stats(LogProbGap.of(OLD, roll, MASK))["mismatch/kl"].count == 5
 
 
 def test_tokens_the_engine_could_not_score_are_counted():
@@ -100,7 +100,7 @@ def test_a_nan_of_the_trainer_is_hidden_by_nothing():
     old = OLD.clone()
     old[0, 0] = math.nan
 
-    got = gap_stats(Gap.of(old, ROLL, MASK))
+    got = gap_stats(LogProbGap.of(old, ROLL, MASK))
 
     assert {name for name, stat in got.items() if not stat.value().isnan()} == set()
     assert {name for name, stat in got.items() if stat.settle().count <= 0} == set()
@@ -131,7 +131,7 @@ def test_icepop_masks_fewer_tokens_while_the_gap_widens():
 def test_the_band_of_icepop_includes_its_ends(d, outside):
     """M(k) = k where alpha <= k <= beta (Ring-1T)."""
     weight = torch.tensor([[d]], dtype=D)
-    gap = Gap(weight.log(), torch.zeros(1, 1, dtype=D), torch.ones(1, 1).bool(), weight.log(), weight)
+    gap = LogProbGap(weight.log(), torch.zeros(1, 1, dtype=D), torch.ones(1, 1).bool(), weight.log(), weight)
 
     assert values(gap_stats(gap))["icepop_masked"] == outside
 
@@ -139,14 +139,14 @@ def test_the_band_of_icepop_includes_its_ends(d, outside):
 def test_a_weight_at_the_cap_is_not_truncated():
     """Truncation changes only what is above."""
     d = torch.tensor([[math.log(2), math.log(2) + 1e-12]], dtype=D)
-    gap = Gap(d, torch.zeros_like(d), torch.ones_like(d).bool(), d, d.exp())
+    gap = LogProbGap(d, torch.zeros_like(d), torch.ones_like(d).bool(), d, d.exp())
 
     assert values(gap_stats(gap))["tis_truncated"] == 0.5
 
 
 def test_thresholds_are_parameters():
     """A cap of 1.1 truncates two tokens of six, a band of [.3, 7] masks none."""
-    got = values(gap_stats(Gap.of(OLD, ROLL, MASK), Thresholds(cap=1.1, token=(0.3, 7.0))))
+    got = values(gap_stats(LogProbGap.of(OLD, ROLL, MASK), Thresholds(cap=1.1, token=(0.3, 7.0))))
 
     assert (got["tis_truncated"], got["icepop_masked"]) == (pytest.approx(2 / 6), 0.0)
 

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.mismatch import Gap, Thresholds, response_gap_stats
+from rlwatch.tensors.mismatch import LogProbGap, Thresholds, response_gap_stats
 
 pytestmark = pytest.mark.torch
 D = torch.float64
 OLD = torch.tensor([[-0.1, -0.7, -2.0, -0.3], [-1.2, -0.4, -9, -9]], dtype=D)
 ROLL = torch.tensor([[-0.1, -0.5, -1.0, -0.35], [-3.0, -0.5, -9, -9]], dtype=D)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-FIX = Gap.of(OLD, ROLL, MASK)
+FIX = LogProbGap.of(OLD, ROLL, MASK)
 
 
 def values(stats):
@@ -22,7 +22,7 @@ def values(stats):
 def gap(d, mask=None):
     """Responses whose tokens differ by ``d`` (B, T) nats."""
     d = torch.as_tensor(d, dtype=D)
-    return Gap.of(d - 5, torch.full_like(d, -5), torch.ones_like(d) if mask is None else torch.as_tensor(mask))
+    return LogProbGap.of(d - 5, torch.full_like(d, -5), torch.ones_like(d) if mask is None else torch.as_tensor(mask))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_response_counts_once_and_those_without_tokens_not_at_all():
     """verl counts an empty response as weight 1 and perplexity 1."""
     whole = values(response_gap_stats(FIX))
     mask = torch.cat([MASK, torch.zeros(1, 4)])
-    more = Gap.of(torch.cat([OLD, OLD[:1]]), torch.cat([ROLL, ROLL[:1]]), mask)
+    more = LogProbGap.of(torch.cat([OLD, OLD[:1]]), torch.cat([ROLL, ROLL[:1]]), mask)
 
     assert values(response_gap_stats(more)) == pytest.approx(whole, nan_ok=True)
     assert response_gap_stats(more)["mismatch/ppl_trainer"].count == 2
@@ -66,7 +66,7 @@ def test_every_response_counts_once_and_those_without_tokens_not_at_all():
 def test_a_response_is_summed_over_what_the_engine_scored():
     """One token without a number does not lose the response; none with one does."""
     d = torch.tensor([[0.2, math.nan], [math.nan, math.nan]], dtype=D)
-    some = Gap.of(torch.full_like(d, -5), -5 - d, torch.ones_like(d))
+    some = LogProbGap.of(torch.full_like(d, -5), -5 - d, torch.ones_like(d))
 
     got = response_gap_stats(some)
 
@@ -117,7 +117,7 @@ def test_a_nan_of_the_trainer_is_hidden_by_no_statistic_of_responses():
     """Also not by the shares that rejection would drop; the engine's own perplexity stays what it is."""
     old = OLD.clone()
     old[0, 0] = math.nan
-    got = response_gap_stats(Gap.of(old, ROLL, MASK))
+    got = response_gap_stats(LogProbGap.of(old, ROLL, MASK))
 
     numbers = {name for name, stat in got.items() if stat.settle().count > 0 and not stat.value().isnan()}
     assert numbers == {"mismatch/ppl_rollout", "mismatch/log_ppl_rollout"}

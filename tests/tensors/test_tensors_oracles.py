@@ -8,7 +8,7 @@ import torch
 from rlwatch.tensors.degeneration import degeneration_stats
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
-from rlwatch.tensors.mismatch import Gap, gap_stats
+from rlwatch.tensors.mismatch import LogProbGap, gap_stats
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, spike_score, top_tokens
 from rlwatch.tensors.spread import Ess
@@ -53,7 +53,7 @@ def test_on_policy_the_mismatch_is_that_of_the_policy_itself():
 def test_raw_weights_are_never_truncated():
     """chi2 of the example is 5.788 and the ESS below that of weights cut at 2, which is 0.825."""
     w = (OLD - ROLL).exp()[MASK.bool()]
-    ess = values(gap_stats(Gap.of(OLD, ROLL, MASK)))["mismatch/ess"]
+    ess = values(gap_stats(LogProbGap.of(OLD, ROLL, MASK)))["mismatch/ess"]
 
     assert (w**2).mean().item() - 1 == pytest.approx(5.7884106, abs=1e-7)
     assert ess == pytest.approx((w.mean() ** 2 / (w**2).mean()).item())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlwatch.tensors.importance import chi2, ratio_stats, response_ratio_stats, sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.mergeable import Mean, merge
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spread import Growth
+from rlwatch.tensors.spread import VarianceGrowth
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch
@@ -132,7 +132,7 @@ def test_the_variance_of_independent_tokens_grows_by_theirs_per_token():
     x = 0.02 * drawn(6000, 300)
 
     for drift in (0.0, -0.003):
-        growth = Growth.of(x + drift, lengths_mask(lengths, 300))
+        growth = VarianceGrowth.of(x + drift, lengths_mask(lengths, 300))
         assert growth.value().item() == pytest.approx(4e-4, rel=0.06)
 
 
@@ -141,14 +141,14 @@ def test_deviations_that_go_together_grow_faster():
     lengths = [100 + i % 200 for i in range(2000)]
     together = 0.02 * drawn(2000, 1).expand(2000, 299)
 
-    assert Growth.of(together, lengths_mask(lengths, 299)).value() > 50 * 4e-4
+    assert VarianceGrowth.of(together, lengths_mask(lengths, 299)).value() > 50 * 4e-4
 
 
 def test_growth_by_hand():
     """Lengths 1, 2, 3 and sums 1, -1, 3: m = 1/2, squares 1/4, 4, 9/4, slope 1."""
     x = torch.tensor([[1.0, 0, 0], [-2.0, 1.0, 0], [1.0, 1.0, 1.0]], dtype=D)
 
-    growth = Growth.of(x, lengths_mask([1, 2, 3]))
+    growth = VarianceGrowth.of(x, lengths_mask([1, 2, 3]))
 
     assert growth.value().item() == pytest.approx(1.0)
     assert growth.settle().count == 3
@@ -157,10 +157,10 @@ def test_growth_by_hand():
 @pytest.mark.parametrize("lengths", [[4, 4, 4], [4], [4, 0, 0]])
 def test_without_different_lengths_there_is_no_growth(lengths):
     """A slope over one length does not exist, until another micro-batch brings one."""
-    flat = Growth.of(drawn(len(lengths), 4), lengths_mask(lengths, 4))
+    flat = VarianceGrowth.of(drawn(len(lengths), 4), lengths_mask(lengths, 4))
 
     assert flat.settle().count == 0
-    assert flat.merge(Growth.of(drawn(1, 4), torch.tensor([[1, 1, 0, 0]]))).settle().count > 1
+    assert flat.merge(VarianceGrowth.of(drawn(1, 4), torch.tensor([[1, 1, 0, 0]]))).settle().count > 1
 
 
 @settings(deadline=None)

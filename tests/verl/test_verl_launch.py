@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlwatch.integrations.verl.settings import Settings, plain, wanted
+from rlwatch.integrations.verl.settings import VerlSettings, plain, wanted
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "verl_grpo" / "launch.sh"
 
@@ -34,7 +34,7 @@ def test_one_line_of_the_script_switches_rlwatch_on(composed):
 
 def test_our_section_reaches_us(composed):
     """verl's configuration takes keys it does not know, given with a plus."""
-    settings = Settings.of(plain(composed))
+    settings = VerlSettings.of(plain(composed))
 
     assert settings.init["store"] == "/shared/runs"
     assert (settings.init["project"], settings.init["name"]) == ("math", "gsm8k-3b")

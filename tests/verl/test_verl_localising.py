@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from rlwatch.integrations.localising import decoded_batches
-from rlwatch.integrations.verl.localise import Localising
+from rlwatch.integrations.verl.localise import RankLocalising
 from rlwatch.integrations.verl.ranks import accepted
 from rlwatch.records import CULPRITS, RESPONSES
 
@@ -62,7 +62,7 @@ ONE_STEP = {"mini_batch_size": 8, "global_batch_size": 8, "micro_batch_size_per_
 def watched_gradients(worker, look):
     """``look(engine, passes)`` at each optimizer step, where the gradient is complete; returns what it returned."""
     seen, engine = [], worker.actor.engine
-    check = Localising.check
+    check = RankLocalising.check
 
     def looking(self, norms):
         seen.append(look(engine, self.localiser.passes.all))
@@ -102,7 +102,7 @@ def test_forwards_and_coefficients_are_the_engines(policy, monkeypatch, override
     """Run again and differentiated with the coefficients the loss left, the passes give the gradient the engine holds."""
     worker = localising(policy, *overrides, **SELDOM)
     seen, looking = watched_gradients(worker, gradient_again)
-    monkeypatch.setattr(Localising, "check", looking)
+    monkeypatch.setattr(RankLocalising, "check", looking)
 
     tiny.update(worker, tiny.batch_of(1), **settings)
 
@@ -122,7 +122,7 @@ def test_a_sequence_alone_computes_the_same(policy, monkeypatch):
             return [(one.forward().logp[[1]], one.forward([1]).logp, one.tokens) for one in passes]
 
     seen, looking = watched_gradients(worker, alone)
-    monkeypatch.setattr(Localising, "check", looking)
+    monkeypatch.setattr(RankLocalising, "check", looking)
     data = tiny.batch_of(1, lengths=[3, 4, 6, 2, 5, 6, 1, 4])
     tiny.update(worker, data, **ONE_STEP)
 

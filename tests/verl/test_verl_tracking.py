@@ -18,7 +18,7 @@ from verl.utils.tracking import Tracking
 
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.verl import attach
-from rlwatch.integrations.verl.attach import Session, fitting
+from rlwatch.integrations.verl.attach import FitSession, fitting
 from rlwatch.integrations.verl.heartbeat import IN_PLACE
 from rlwatch.records import RunState
 from rlwatch.store.url import open_store
@@ -258,7 +258,7 @@ def test_what_a_worker_raised_is_the_cause(where, config):
     import ray
 
     inside = MemoryError("CUDA out of memory")
-    session = Session()
+    session = FitSession()
     there = 'ray::update_actor() (pid=9)\n  File "worker.py", line 7, in update\nMemoryError: CUDA out of memory'
     error = ray.exceptions.RayTaskError("update_actor", there, inside)
     trackers = []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.metrics import TABLE, Reader, canonicalise, known, like_rewards, resolve, shadowed, taken, unjudged
+from rlwatch.metrics import TABLE, RowReader, canonicalise, known, like_rewards, resolve, shadowed, taken, unjudged
 
 PLAIN = {
     "reward/mean": [
@@ -145,12 +145,12 @@ def test_a_reward_of_another_name_is_read_where_it_is_the_only_one():
 
 def test_a_run_is_read_by_all_its_names_so_far():
     """Row by row, as it comes: a guess does not stand in where what is closer was seen before."""
-    reader = Reader()
+    reader = RowReader()
 
     assert reader.canonicalise({"accuracy": 0.3})[0] == {"reward/mean": 0.3}
     assert reader.canonicalise({"mean_reward": 0.5, "accuracy": 0.4})[0] == {"reward/mean": 0.5}
     assert reader.canonicalise({"accuracy": 0.3})[0] == {}
-    assert Reader().canonicalise({"maze_reward": 0.1})[0] == {"reward/mean": 0.1}
+    assert RowReader().canonicalise({"maze_reward": 0.1})[0] == {"reward/mean": 0.1}
 
 
 def test_a_part_of_the_reward_is_called_one_only_where_its_whole_is_read():

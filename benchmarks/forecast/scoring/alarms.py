@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlwatch.forecast.labels import Label, Labels, Outcome, limits_of
+from rlwatch.forecast.labels import Label, Labels, RunOutcome, limits_of
 from rlwatch.forecast.tables import Bools, Floats, Ints, RunTable
 
 BEFORE = 100
@@ -38,7 +38,7 @@ class Timeline:
         """The labels in the order of the table's runs."""
         return cls(table, labels.of(table))
 
-    def are(self, *outcomes: Outcome) -> Bools:
+    def are(self, *outcomes: RunOutcome) -> Bools:
         """Of each run, whether it came out so."""
         return np.array([label.outcome in outcomes for label in self.labels], dtype=bool)
 
@@ -60,7 +60,7 @@ class Timeline:
     @cached_property
     def clean(self) -> Ints:
         """Places of the clean runs that are monitored at all."""
-        return np.flatnonzero(self.are(Outcome.CLEAN) & (self.table.last >= self.start))
+        return np.flatnonzero(self.are(RunOutcome.CLEAN) & (self.table.last >= self.start))
 
     @cached_property
     def untouched(self) -> Ints:
@@ -72,12 +72,12 @@ class Timeline:
     @cached_property
     def events(self) -> Ints:
         """Places of the runs that failed, but not early."""
-        return np.flatnonzero(self.are(Outcome.EVENT))
+        return np.flatnonzero(self.are(RunOutcome.EVENT))
 
     @cached_property
     def early(self) -> Ints:
         """Places of the runs that failed early and have monitored rows."""
-        return np.flatnonzero(self.are(Outcome.EARLY) & (self.table.last >= self.start))
+        return np.flatnonzero(self.are(RunOutcome.EARLY) & (self.table.last >= self.start))
 
     @cached_property
     def warning(self) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ class Timeline:
 
         ``strict``: also all those of ambiguous and of faulty runs.
         """
-        kinds = (Outcome.CLEAN, Outcome.AMBIGUOUS, Outcome.FAULTY) if strict else (Outcome.CLEAN,)
+        kinds = (RunOutcome.CLEAN, RunOutcome.AMBIGUOUS, RunOutcome.FAULTY) if strict else (RunOutcome.CLEAN,)
         until = np.where(self.are(*kinds), np.inf, -np.inf)
-        until = np.where(self.are(Outcome.EVENT), self.onset - BEFORE, until)
+        until = np.where(self.are(RunOutcome.EVENT), self.onset - BEFORE, until)
         if not strict:
-            until = np.where(self.are(Outcome.FAULTY), self.table.sound_until, until)
+            until = np.where(self.are(RunOutcome.FAULTY), self.table.sound_until, until)
         return self.monitored & (self.table.step < until[self.table.run_of])
 
     @cached_property
@@ -111,7 +111,7 @@ class Timeline:
 
     @cached_property
     def _early_rows(self) -> Bools:
-        return self.are(Outcome.EARLY)[self.table.run_of]
+        return self.are(RunOutcome.EARLY)[self.table.run_of]
 
     @cached_property
     def weight(self) -> Floats:

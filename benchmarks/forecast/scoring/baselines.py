@@ -15,7 +15,7 @@ import numpy as np
 from forecast.scoring.skill import ToolScores
 
 from rlwatch.forecast.forecast import HORIZONS
-from rlwatch.forecast.labels import Labels, Limit, Outcome, limits_of
+from rlwatch.forecast.labels import LabelLimit, Labels, RunOutcome, limits_of
 from rlwatch.forecast.tables import Floats, RunTable
 from rlwatch.stats import GAUSSIAN, median
 
@@ -227,7 +227,7 @@ Place = tuple[float, float, float]
 class Track:
     """One limit on one run: the level (NaN where this row has none), the run's own baseline, the best so far."""
 
-    limit: Limit
+    limit: LabelLimit
     level: float = math.nan
     _start: list[float] = field(default_factory=list)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_ROWS))
@@ -420,7 +420,7 @@ def ceilings(table: RunTable, labels: Labels) -> list[ToolScores]:
 def _told(table: RunTable, labels: Labels, name: str, later: int) -> ToolScores:
     score = np.zeros(len(table))
     for i, label in enumerate(labels.of(table)):
-        if label.outcome is not Outcome.EVENT or label.onset is None:
+        if label.outcome is not RunOutcome.EVENT or label.onset is None:
             continue
         rows = table.rows(i)
         steps = table.step[rows]

@@ -31,7 +31,7 @@ from forecast.scoring.skill import Skill, ToolScores, skill
 
 from rlwatch.forecast.examples import Split, folds_of
 from rlwatch.forecast.forecast import HORIZONS
-from rlwatch.forecast.labels import Labels, Outcome
+from rlwatch.forecast.labels import Labels, RunOutcome
 from rlwatch.forecast.tables import Bools, Floats, Ints, RunTable
 
 INTERVAL = (5, 95)
@@ -321,7 +321,7 @@ def _about(line: Timeline, labels: Labels) -> dict[str, Any]:
         "rows": len(line.table),
         "recipes": len(set(line.table.recipes) - {""}),
         "families": len(set(line.table.families) - {""}),
-        "classes": {outcome.value: int(line.are(outcome).sum()) for outcome in Outcome},
+        "classes": {outcome.value: int(line.are(outcome).sum()) for outcome in RunOutcome},
         "types": dict(Counter(line.labels[i].type for i in line.events).most_common()),
         "healthy_steps": float(line.weight[healthy].sum()),
         "healthy_rows": int(healthy.sum()),

@@ -15,8 +15,8 @@ from rlwatch.control.commands import Number
 from rlwatch.detectors.base import BaseDetector, finite
 from rlwatch.errors import ConfigError
 from rlwatch.forecast import Forecast
-from rlwatch.importers.base import LineImporter, LineParser, Row, metrics_of, step_of
-from rlwatch.importers.lines import Segment
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, step_of
+from rlwatch.importers.lines import TextLine
 from rlwatch.ports import Delivery, Store
 from rlwatch.records import JSON, ClosedStep, Command, Event, Finding, OutboxMessage, Severity
 from rlwatch.store.url import open_store
@@ -47,13 +47,13 @@ _LINE = re.compile(r"\[toy\] (\d+)((?: [\w/]+=\S+)+)")
 class ToyParser(LineParser):
     """``[toy] 12 grad_norm=0.5 reward=nan``."""
 
-    def feed(self, segment: Segment) -> Iterator[Row]:
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
         match = _LINE.fullmatch(segment.text)
         if match is not None:
             self.recognised = True
             items = dict(pair.split("=", 1) for pair in match.group(2).split())
-            yield Row(step_of(match.group(1)), metrics_of(items, self.skips, segment.line), segment.line)
+            yield ImportedRow(step_of(match.group(1)), metrics_of(items, self.skips, segment.line), segment.line)
 
 
 class ToyConsole(LineImporter):

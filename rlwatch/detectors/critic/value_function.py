@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.rise import Limit, RiseDetector, odds
+from rlwatch.detectors.rise import RiseDetector, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -121,7 +121,7 @@ class ValueClipping(RiseDetector):
     """Share of the values whose update is clipped, against the start: the critic is not allowed to follow."""
 
     name: ClassVar[str] = "value_clipping"
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("critic/value_clipfrac", 0.3, 4.0, odds),)
+    limits: ClassVar[tuple[RiseLimit, ...]] = (RiseLimit("critic/value_clipfrac", 0.3, 4.0, odds),)
     message: ClassVar[str] = (
         "{level:.0%} of the values are clipped in their update, at the start {start_share:.1%}: the critic may not "
         "follow the returns"
@@ -141,9 +141,11 @@ class ValueDrift(RiseDetector):
     name: ClassVar[str] = "value_drift"
     reads: ClassVar[tuple[str, ...]] = (VALUES, RETURNS)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((VALUES, RETURNS), (RETURNS, "reward/mean"))
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit(VALUES, 1.0, 4.0, says="the mean value is {level} times the reward's size away from the mean return"),
-        Limit(RETURNS, 1.0, 4.0, says="the mean return is {level} times the reward's size away from the mean reward"),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit(VALUES, 1.0, 4.0, says="the mean value is {level} times the reward's size away from the mean return"),
+        RiseLimit(
+            RETURNS, 1.0, 4.0, says="the mean return is {level} times the reward's size away from the mean reward"
+        ),
     )
     message: ClassVar[str] = "{says}, at the start {start}{reward}"
     follows_reward: ClassVar[bool] = True
@@ -158,7 +160,7 @@ class ValueDrift(RiseDetector):
         known = [abs(value) for name in ("reward/mean", "reward/std") if (value := finite(step, name)) is not None]
         self._size = max(self._size, *known, 0.0) if known else self._size
 
-    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+    def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """The distance; None where one of the two is missing."""
         get = step.numbers.get
         other, value = get(RETURNS if limit.metric == VALUES else "reward/mean"), get(limit.metric)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, RunContext
-from rlwatch.detectors.rise import Limit, Rise, odds
+from rlwatch.detectors.rise import Rise, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window, mad
 from rlwatch.wording import number
@@ -89,7 +89,7 @@ LOST = 0.1
 """Share of the best level lost that counts where displacement, or its absence in entropy, confirms it."""
 LOST_ALONE = 0.3
 """The same where neither displacement nor entropy is measured."""
-MOST = Limit("lld/displaced_frac", 0.5, 1.5, odds)
+MOST = RiseLimit("lld/displaced_frac", 0.5, 1.5, odds)
 """Share of correct responses an update made less likely: more than half of the questions in the published collapses."""
 SURGE = 3.0
 """Factor of the gradient norm over the start's upper quartile that makes the last phase."""

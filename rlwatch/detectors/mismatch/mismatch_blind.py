@@ -7,7 +7,7 @@ from typing import ClassVar
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch
 from rlwatch.detectors.mismatch.mismatch_growth import SCALES
-from rlwatch.detectors.rise import Limit, Rise, odds
+from rlwatch.detectors.rise import Rise, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -17,11 +17,11 @@ QUIET = ("mismatch/k3", "mismatch/kl")
 FLAT = 1.5
 """Factor over the start up to which they count as flat."""
 TAILS = (
-    Limit("mismatch/logp_absdiff_p99", 0.1, 2.0),
-    Limit("mismatch/logp_absdiff_max", 3.0, 2.0),
-    Limit("mismatch/prob_absdiff_max", 0.75, 4.0, odds),
-    Limit("mismatch/factor2_frac", 0.002, 3.0),
-    Limit("mismatch/overconfident_frac", 1e-4, 3.0),
+    RiseLimit("mismatch/logp_absdiff_p99", 0.1, 2.0),
+    RiseLimit("mismatch/logp_absdiff_max", 3.0, 2.0),
+    RiseLimit("mismatch/prob_absdiff_max", 0.75, 4.0, odds),
+    RiseLimit("mismatch/factor2_frac", 0.002, 3.0),
+    RiseLimit("mismatch/overconfident_frac", 1e-4, 3.0),
 )
 """Metrics that show single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
 EXTREME = 0.9

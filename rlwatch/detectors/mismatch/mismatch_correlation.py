@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import finite, rounded
 from rlwatch.detectors.mismatch.mismatch_growth import shortfall
-from rlwatch.detectors.rise import Limit, Rise, RiseDetector
+from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Window
 
@@ -19,7 +19,7 @@ class MismatchCorrelation(RiseDetector):
     """1 - Pearson's correlation against its start (verl's users ask for 0.98 in smoke tests; healthy 0.995 and up)."""
 
     name: ClassVar[str] = "mismatch_correlation"
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("mismatch/prob_corr", 0.98, 3.0, shortfall),)
+    limits: ClassVar[tuple[RiseLimit, ...]] = (RiseLimit("mismatch/prob_corr", 0.98, 3.0, shortfall),)
 
     def __init__(self) -> None:
         super().__init__()

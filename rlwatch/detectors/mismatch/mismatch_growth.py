@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.rise import Limit, Standing, log_size, spread_of_ess
+from rlwatch.detectors.rise import RiseLimit, SustainedLevel, log_size, spread_of_ess
 from rlwatch.metrics import unit_of
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Cusum, Hold, Window, mad, theil_sen
@@ -22,7 +22,7 @@ def shortfall(share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class MismatchScale:
     """Below ``noise`` engines merely round differently, above ``severe`` the gradient is off-policy whatever the run's
     own history. Both count from ``zero``, the value of engines that agree.
     """
@@ -33,12 +33,12 @@ class Scale:
 
 
 SCALES = {
-    "mismatch/k3": Scale(noise=0.005, severe=0.05),
-    "mismatch/kl": Scale(noise=0.01, severe=0.1),
-    "mismatch/logp_absdiff": Scale(noise=0.02, severe=0.1),
-    "mismatch/prob_absdiff": Scale(noise=0.015, severe=0.05),
-    "mismatch/log_ppl_absdiff": Scale(noise=0.04, severe=0.25),
-    "mismatch/mult_prob_error": Scale(noise=0.02, severe=0.1, zero=1.0),
+    "mismatch/k3": MismatchScale(noise=0.005, severe=0.05),
+    "mismatch/kl": MismatchScale(noise=0.01, severe=0.1),
+    "mismatch/logp_absdiff": MismatchScale(noise=0.02, severe=0.1),
+    "mismatch/prob_absdiff": MismatchScale(noise=0.015, severe=0.05),
+    "mismatch/log_ppl_absdiff": MismatchScale(noise=0.04, severe=0.25),
+    "mismatch/mult_prob_error": MismatchScale(noise=0.02, severe=0.1, zero=1.0),
 }
 """Healthy: bf16 sampler mean |d| 0.0014-0.004, MoE 0.027, probability 0.006-0.008; k3 dense below 1e-3, MoE to 1e-1;
 log-perplexity 0.003-0.07. Alarmed elsewhere: |kl| 0.1 (verl's example), logprob difference 0.1 (slime's gate),
@@ -46,17 +46,17 @@ multiplicative error past 1.01 to 1.02, and 1.05 to 1.1 fails (NeMo-RL). A publi
 log-perplexity."""
 
 BANDS = (
-    Limit("mismatch/k3", 0.1, 0.0),
-    Limit("mismatch/kl", 0.1, 0.0),
-    Limit("mismatch/logp_absdiff", 0.1, 0.0),
-    Limit("mismatch/prob_absdiff", 0.05, 0.0),
-    Limit("mismatch/log_ppl_absdiff", 0.1, 0.0),
-    Limit("mismatch/mult_prob_error", 1.05, 0.0, log_size),
-    Limit("mismatch/prob_corr", 0.98, 0.0, shortfall),
-    Limit("mismatch/ess", 0.3, 0.0, spread_of_ess),
-    Limit("mismatch/chi2", 1.0, 0.0),
-    Limit("mismatch/is_ratio", 0.5, 0.0, log_size),
-    Limit("mismatch/is_ratio_std", 1.0, 0.0),
+    RiseLimit("mismatch/k3", 0.1, 0.0),
+    RiseLimit("mismatch/kl", 0.1, 0.0),
+    RiseLimit("mismatch/logp_absdiff", 0.1, 0.0),
+    RiseLimit("mismatch/prob_absdiff", 0.05, 0.0),
+    RiseLimit("mismatch/log_ppl_absdiff", 0.1, 0.0),
+    RiseLimit("mismatch/mult_prob_error", 1.05, 0.0, log_size),
+    RiseLimit("mismatch/prob_corr", 0.98, 0.0, shortfall),
+    RiseLimit("mismatch/ess", 0.3, 0.0, spread_of_ess),
+    RiseLimit("mismatch/chi2", 1.0, 0.0),
+    RiseLimit("mismatch/is_ratio", 0.5, 0.0, log_size),
+    RiseLimit("mismatch/is_ratio_std", 1.0, 0.0),
 )
 """Levels others alarm at whatever the history (verl's examples, slime's and NeMo-RL's gates, smoke tests of
 correlation), on both sides where a ratio has two."""
@@ -113,7 +113,7 @@ SHIFT = 12.0
 class _Channel:
     """One mismatch metric, in log space."""
 
-    def __init__(self, name: str, scale: Scale) -> None:
+    def __init__(self, name: str, scale: MismatchScale) -> None:
         self.name = name
         self.scale = scale
         self.base = Baseline(floor=0.1)
@@ -233,7 +233,7 @@ class MismatchLevel(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bands = [Standing(band) for band in BANDS]
+        self._bands = [SustainedLevel(band) for band in BANDS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge each metric; those that began beyond their band speak first."""
@@ -242,7 +242,7 @@ class MismatchLevel(BaseDetector):
         beyond = [band for band in self._bands if band.lasted]
         return [self._finding(step, beyond)] if beyond else []
 
-    def _finding(self, step: ClosedStep, beyond: list[Standing]) -> Finding:
+    def _finding(self, step: ClosedStep, beyond: list[SustainedLevel]) -> Finding:
         worst = max(beyond, key=lambda band: (band.always, band.score))
         levels = {band.limit.metric: band.level for band in beyond}
         shown = ", ".join(

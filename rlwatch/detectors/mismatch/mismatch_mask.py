@@ -19,7 +19,7 @@ GAPS = (
 """Sizes of the difference, which cannot cancel as the plain estimate of KL does; the first one logged is used."""
 
 
-class Gap:
+class FirstGap:
     """Sticks to the first of ``GAPS`` that is measured, so that levels of one metric are compared."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class MismatchMask(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._gap = Gap()
+        self._gap = FirstGap()
         self._masks = [_Mask(name) for name in MASKS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:

@@ -109,7 +109,7 @@ NEAR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class NonfiniteChain:
     """Links with the step each broke at, in order; ``origin`` as suspected at the first of them; ``extreme``: rows
     with extreme log-ratios shortly before.
     """
@@ -144,7 +144,7 @@ class ChainWatch:
     """Follows the chain over rows; :meth:`with_row` shows it with a row that has not been remembered."""
 
     def __init__(self) -> None:
-        self._chain = Chain()
+        self._chain = NonfiniteChain()
         self._clean = 0
         self._extreme = Window(rows=20, steps=20, least=1)
         self._trace: tuple[int, dict[str, JSON]] | None = None
@@ -155,12 +155,12 @@ class ChainWatch:
         if isinstance(traced, Mapping) and event.step is not None:
             self._trace = (event.step, dict(traced))
 
-    def with_row(self, step: ClosedStep, links: list[str], origin: str) -> Chain:
+    def with_row(self, step: ClosedStep, links: list[str], origin: str) -> NonfiniteChain:
         """The chain including the links broken at this row."""
         past = self._chain
         onsets = {link: min(at, step.step) for link, at in past.onsets.items()}
         fresh = {link: step.step for link in links if link not in onsets}
-        return Chain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
+        return NonfiniteChain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
 
     def remember(self, step: ClosedStep, links: list[str], origin: str) -> None:
         """Take the row."""
@@ -169,7 +169,7 @@ class ChainWatch:
         else:
             self._clean += 1
             if self._clean > CLEAN_ROWS:
-                self._chain = Chain()
+                self._chain = NonfiniteChain()
         seen = [
             step.metrics[name] >= most
             for name, most in EXTREME.items()
@@ -182,7 +182,7 @@ class ChainWatch:
     def _extremes(self) -> int:
         return int(sum(self._extreme.values))
 
-    def traced(self, chain: Chain) -> dict[str, JSON]:
+    def traced(self, chain: NonfiniteChain) -> dict[str, JSON]:
         """The trace of the step in which the chain began; empty if it was not localised."""
         since = chain.since
         if self._trace is None or since is None or abs(self._trace[0] - since) > NEAR:
@@ -191,7 +191,7 @@ class ChainWatch:
         kept = {name: body[name] for name in ("kind", "name", "layer", "origin") if isinstance(body.get(name), str)}
         return {"step": step, **kept}
 
-    def kind(self, chain: Chain) -> str:
+    def kind(self, chain: NonfiniteChain) -> str:
         """A, B, C, D, or nothing if the signs do not say."""
         traced = ORIGINS.get(str(self.traced(chain).get("origin", "")), "")
         if traced:
@@ -382,12 +382,12 @@ class NonFinite(BaseDetector):
             evidence={"metrics": names, "suspect": origin, "counts": rounded(counts), **self._evidence(chain, kind)},
         )
 
-    def _evidence(self, chain: Chain, kind: str) -> dict[str, JSON]:
+    def _evidence(self, chain: NonfiniteChain, kind: str) -> dict[str, JSON]:
         traced = self._chain.traced(chain)
         return {"class": kind, "chain": dict(chain.onsets), **({"trace": traced} if traced else {})}
 
 
-def _entered(chain: Chain, kind: str) -> str:
+def _entered(chain: NonfiniteChain, kind: str) -> str:
     """The chain's entry and its course, if more than this row shows one."""
     where = f"; class {kind} ({CLASSES[kind]})" if kind else ""
     return where + (f"; in order: {chain.in_words()}" if len(set(chain.onsets.values())) > 1 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import rounded
-from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, inverse
+from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, inverse
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -29,9 +29,11 @@ class AdvantageCollapse(RiseDetector):
 
     name: ClassVar[str] = "advantage_collapse"
     follows_reward: ClassVar[bool] = True
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("adv/std", MOST, TIMES, inverse, says="the standard deviation of the advantages"),
-        Limit("reward/group_std", MOST, TIMES, inverse, says="the standard deviation of the rewards within a group"),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit("adv/std", MOST, TIMES, inverse, says="the standard deviation of the advantages"),
+        RiseLimit(
+            "reward/group_std", MOST, TIMES, inverse, says="the standard deviation of the rewards within a group"
+        ),
     )
 
     def __init__(self) -> None:

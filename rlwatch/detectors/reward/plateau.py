@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.standing import STILL, Course
+from rlwatch.detectors.standing import STILL, SeriesHistory
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -31,14 +31,14 @@ class Plateau(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._reward = Course()
+        self._reward = SeriesHistory()
         self._start: int | None = None
         self._stands = Hold(forgive=2)
 
     def notice(self, event: Event) -> None:
         """A run that goes on from a checkpoint begins to count anew."""
         if event.kind in ("resume", "rollback"):
-            self._reward, self._start = Course(), None
+            self._reward, self._start = SeriesHistory(), None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge what the last half of the run brought."""

@@ -36,7 +36,7 @@ STRONG, MODERATE, WEAK = 3, 2, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class HackingSignal:
     """One thing that does not go with a better policy: what it is, how much it weighs, the metric it was read from."""
 
     says: str
@@ -152,32 +152,34 @@ class Signs:
             if value is not None and name in self._scores:
                 self._scores[name].update(step.step, value, reward)
 
-    def now(self) -> list[Sign]:
+    def now(self) -> list[HackingSignal]:
         """Signs against the reward now, the weightiest first."""
         found = [
             *self._scored(),
             *self._by_length(),
             *(
-                Sign(p.says, p.weight, p.metric)
+                HackingSignal(p.says, p.weight, p.metric)
                 for p in PROXIES
                 if p.metric in self._seen and p.holds(self._changes[p.metric])
             ),
         ]
         return sorted(found, key=lambda sign: -sign.weight)
 
-    def _by_length(self) -> Iterator[Sign]:
+    def _by_length(self) -> Iterator[HackingSignal]:
         times = self._changes["len/mean"].share
         if times < LONGER or not self._together.climbed or any(score.rises for score in self._scores.values()):
             return
         says = f"it rises in step with the length of responses, which are {times:.1f} times as long"
-        yield Sign(says, STRONG if times >= MUCH_LONGER else MODERATE, "len/mean")
+        yield HackingSignal(says, STRONG if times >= MUCH_LONGER else MODERATE, "len/mean")
 
-    def _scored(self) -> Iterator[Sign]:
+    def _scored(self) -> Iterator[HackingSignal]:
         for name, score in self._scores.items():
             if score.fell:
-                yield Sign(f"the held-out score {name} fell from {score.best:.3g} to {score.now:.3g}", STRONG, name)
+                yield HackingSignal(
+                    f"the held-out score {name} fell from {score.best:.3g} to {score.now:.3g}", STRONG, name
+                )
             elif score.stalls:
-                yield Sign(f"the held-out score {name} does not improve ({score.now:.3g})", WEAK, name)
+                yield HackingSignal(f"the held-out score {name} does not improve ({score.now:.3g})", WEAK, name)
 
 
 class HeldOut:
@@ -299,7 +301,7 @@ class RewardHacking(BaseDetector):
             return []
         return [self._finding(step, signs, weight)]
 
-    def _finding(self, step: ClosedStep, signs: list[Sign], weight: int) -> Finding:
+    def _finding(self, step: ClosedStep, signs: list[HackingSignal], weight: int) -> Finding:
         strongest = signs[0].weight
         likely = strongest >= STRONG or (weight >= MUCH and strongest >= MODERATE)
         sure = "likely" if likely else "hint"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, members, rounded
-from rlwatch.detectors.standing import STILL, Course
+from rlwatch.detectors.standing import STILL, SeriesHistory
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -26,7 +26,7 @@ ALL = 0.9
 """Of the sum of all parts that those at their ceiling make up, from which nothing else weighs."""
 
 
-class Part(Course):
+class RewardPart(SeriesHistory):
     """One part of the reward."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class RewardParts(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, RewardPart] = {}
         self._dominated = Hold(forgive=3)
         self._domination: Finding | None = None
 
@@ -89,7 +89,7 @@ class RewardParts(BaseDetector):
         for name in members(step, PREFIX):
             value = finite(step, name)
             if value is not None and (name in self._parts or len(self._parts) <= PARTS):
-                self._parts.setdefault(name, Part()).update(step.step, value)
+                self._parts.setdefault(name, RewardPart()).update(step.step, value)
         if not 2 <= len(self._parts) <= PARTS:
             return []
         moving = {name: part for name, part in self._parts.items() if part.moves}
@@ -97,7 +97,7 @@ class RewardParts(BaseDetector):
         rest = {name: part for name, part in moving.items() if name not in full}
         return [*self._gamed(step, full, rest), *self._dominates(step, full, rest)]
 
-    def _gamed(self, step: ClosedStep, full: Mapping[str, Part], rest: Mapping[str, Part]) -> list[Finding]:
+    def _gamed(self, step: ClosedStep, full: Mapping[str, RewardPart], rest: Mapping[str, RewardPart]) -> list[Finding]:
         """The part at its ceiling that climbed last, if the others have stood still since."""
         climbs = {name: part.learnt() for name, part in full.items()}
         since, name = max(((at, name) for name, at in climbs.items() if at is not None), default=(0.0, ""))
@@ -119,7 +119,9 @@ class RewardParts(BaseDetector):
             )
         ]
 
-    def _dominates(self, step: ClosedStep, full: Mapping[str, Part], rest: Mapping[str, Part]) -> list[Finding]:
+    def _dominates(
+        self, step: ClosedStep, full: Mapping[str, RewardPart], rest: Mapping[str, RewardPart]
+    ) -> list[Finding]:
         """The parts that everybody earns, if they have been nearly all of the reward for long."""
         earned, other = (sum(abs(part.level) for part in parts.values()) for parts in (full, rest))
         now = bool(rest) and earned > 0.0 and earned >= ALL * (earned + other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.context import CUT, DETERMINISTIC, NOTHING, SOLVED, Answers, RunContext, silent_share
+from rlwatch.detectors.context import CUT, DETERMINISTIC, NOTHING, SOLVED, AnswerCount, RunContext, silent_share
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -49,7 +49,7 @@ class ZeroVariance(BaseDetector):
         self._share_base, self._groups_base = Baseline(floor=0.05), Baseline()
         self._row, self._out = Hold(forgive=2), Hold(forgive=2)
         self._reward = Window(rows=20, steps=20, least=5)
-        self._answers = Answers()
+        self._answers = AnswerCount()
 
     def listen(self, step: ClosedStep) -> None:
         """Follow the reward, which tells on which side the groups agree where nobody counts it."""
@@ -191,13 +191,17 @@ class NoSignal(BaseDetector):
         self._counted = self._counted or "reward/zero_std_frac" in step.metrics or "adv/max" in step.metrics
         if not self._mute.lasted(3, 5):
             return []
-        if self._unsolved.lasted(8, 15) and ((self._counted and not self._context.pushes) or self._witnessed()):
+        if self._unsolved.lasted(8, 15) and (
+            (self._counted and not self._context.has_learning_signal) or self._witnessed()
+        ):
             return [self._finding(step, Severity.CRITICAL)]
         return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
 
     def _witnessed(self) -> bool:
         """One group a row is thin evidence: ask reward, gradient and entropy as well."""
-        still = self._context.grad is not None and self._context.grad <= NOTHING and not self._context.pushes
+        still = (
+            self._context.grad is not None and self._context.grad <= NOTHING and not self._context.has_learning_signal
+        )
         return self._context.reward.fallen() or self._degenerate() or still
 
     def _still(self) -> bool:

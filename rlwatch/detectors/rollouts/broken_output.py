@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import RewardWatch, silent_share
-from rlwatch.detectors.rise import MOST, Limit, Rise, RiseDetector, odds
+from rlwatch.detectors.rise import MOST, Rise, RiseDetector, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 from rlwatch.wording import number
@@ -189,11 +189,11 @@ class GarbledOutput(RiseDetector):
 
     name: ClassVar[str] = "garbled_output"
     follows_reward: ClassVar[bool] = True
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("text/garbled", 0.01, 5.0, odds),
-        Limit("text/replacement", 0.005, 5.0, odds),
-        Limit("text/script_switches", 4.0, 4.0),
-        Limit("text/zlib_ratio", 1.5, 1.5, density),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit("text/garbled", 0.01, 5.0, odds),
+        RiseLimit("text/replacement", 0.005, 5.0, odds),
+        RiseLimit("text/script_switches", 4.0, 4.0),
+        RiseLimit("text/zlib_ratio", 1.5, 1.5, density),
     )
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:

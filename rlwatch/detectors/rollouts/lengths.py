@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import FULL, RewardWatch
-from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
+from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
@@ -26,10 +26,10 @@ class LengthSurge(RiseDetector):
 
     name: ClassVar[str] = "length_surge"
     follows_reward: ClassVar[bool] = True
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("len/mean", 32.0, 2.0),
-        Limit("len/clipped", 0.5, FACTOR, odds),
-        Limit("text/eos_missing", 0.5, FACTOR, odds),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit("len/mean", 32.0, 2.0),
+        RiseLimit("len/clipped", 0.5, FACTOR, odds),
+        RiseLimit("text/eos_missing", 0.5, FACTOR, odds),
     )
 
     def __init__(self) -> None:

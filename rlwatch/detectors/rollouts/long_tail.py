@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlwatch.detectors.base import rounded
-from rlwatch.detectors.rise import Limit, Rise, RiseDetector, inverse, odds
+from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, inverse, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
@@ -19,16 +19,16 @@ class LongTail(RiseDetector):
     """
 
     name: ClassVar[str] = "long_tail"
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("len/tail_ratio", 4.0, 2.0),
-        Limit("len/max_over_mean", 5.0, 2.0),
-        Limit("len/bubble", 0.8, 2.0, odds),
-        Limit("len/gini", 0.6, 2.0, odds),
-        Limit("partial/frac", 0.4, 2.0, odds),
-        Limit("partial/retention_mean", 2.0, 2.0),
-        Limit("partial/retention_max", 6.0, 2.0),
-        Limit("len/budget_used", 0.6, 1.5, inverse),
-        Limit("time/rollout_idle", 0.5, 2.0, odds),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit("len/tail_ratio", 4.0, 2.0),
+        RiseLimit("len/max_over_mean", 5.0, 2.0),
+        RiseLimit("len/bubble", 0.8, 2.0, odds),
+        RiseLimit("len/gini", 0.6, 2.0, odds),
+        RiseLimit("partial/frac", 0.4, 2.0, odds),
+        RiseLimit("partial/retention_mean", 2.0, 2.0),
+        RiseLimit("partial/retention_max", 6.0, 2.0),
+        RiseLimit("len/budget_used", 0.6, 1.5, inverse),
+        RiseLimit("time/rollout_idle", 0.5, 2.0, odds),
     )
     reads: ClassVar[tuple[str, ...]] = (*(limit.metric for limit in limits), "len/max")
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
@@ -36,7 +36,7 @@ class LongTail(RiseDetector):
         ("len/max", "len/mean"),
     )
 
-    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+    def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """The longest over the mean also where only the two are logged."""
         get = step.numbers.get
         value = get(limit.metric)

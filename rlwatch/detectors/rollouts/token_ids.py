@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.mismatch.mismatch_growth import shortfall
-from rlwatch.detectors.rise import Limit, Rise, Standing, odds
+from rlwatch.detectors.rise import Rise, RiseLimit, SustainedLevel, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
@@ -18,11 +18,11 @@ def missing(share: float) -> float:
 
 LIMITS = {
     "retokenisation_drift": (
-        Limit("text/retok_exact", 0.9, 3.0, missing),
-        Limit("text/retok_edit", 0.005, 3.0),
-        Limit("text/retok_naive", 0.05, 3.0),
+        RiseLimit("text/retok_exact", 0.9, 3.0, missing),
+        RiseLimit("text/retok_edit", 0.005, 3.0),
+        RiseLimit("text/retok_naive", 0.05, 3.0),
     ),
-    "prefix_break": (Limit("text/turn_prefix_kept", 0.98, 3.0, missing),),
+    "prefix_break": (RiseLimit("text/turn_prefix_kept", 0.98, 3.0, missing),),
 }
 SAYS = {
     "retokenisation_drift": "ids that are decoded and encoded again differ from the sampled ones ({metric} {level}): "
@@ -46,7 +46,7 @@ class Retokenisation(BaseDetector):
     def __init__(self) -> None:
         super().__init__()
         self._rises = {kind: [Rise(limit) for limit in limits] for kind, limits in LIMITS.items()}
-        self._standing = {kind: [Standing(limit) for limit in limits] for kind, limits in LIMITS.items()}
+        self._standing = {kind: [SustainedLevel(limit) for limit in limits] for kind, limits in LIMITS.items()}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge each kind; a rise goes before a state."""
@@ -54,7 +54,7 @@ class Retokenisation(BaseDetector):
         return [finding for finding in found if finding is not None]
 
     def _kind(self, step: ClosedStep, kind: str) -> Finding | None:
-        parts: list[Rise | Standing] = [*self._rises[kind], *self._standing[kind]]
+        parts: list[Rise | SustainedLevel] = [*self._rises[kind], *self._standing[kind]]
         for part in parts:
             part.update(step.step, finite(step, part.limit.metric))
         risen = [rise for rise in self._rises[kind] if rise.lasted]
@@ -65,7 +65,7 @@ class Retokenisation(BaseDetector):
             return self._report(step, kind, max(beyond, key=lambda state: state.score), Severity.INFO)
         return None
 
-    def _report(self, step: ClosedStep, kind: str, what: Rise | Standing, severity: Severity) -> Finding:
+    def _report(self, step: ClosedStep, kind: str, what: Rise | SustainedLevel, severity: Severity) -> Finding:
         level, metric = what.level or 0.0, what.limit.metric
         since = "" if severity is Severity.WARNING else "; it was so when the run began"
         extra = {name: finite(step, name) for name in ("text/retok_first", "text/retok_growth")}
@@ -83,7 +83,7 @@ class Retokenisation(BaseDetector):
 
 # Tokens the environment wrote are counted by the loss.
 
-LEAK = Limit("tokens/environment_leak", 1e-3, 0.0)
+LEAK = RiseLimit("tokens/environment_leak", 1e-3, 0.0)
 """Share of the environment's tokens from which the mask is wrong; it should be exactly 0."""
 
 
@@ -96,7 +96,7 @@ class MaskLeakage(BaseDetector):
 
     def __init__(self) -> None:
         super().__init__()
-        self._leak = Standing(LEAK, rows=3)
+        self._leak = SustainedLevel(LEAK, rows=3)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
         """Judge the share of the last rows."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.rise import Limit, Rise, RiseDetector, odds
+from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit, odds
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
@@ -30,11 +30,11 @@ class ClipSaturation(RiseDetector):
     """
 
     name: ClassVar[str] = "clip_saturation"
-    limits: ClassVar[tuple[Limit, ...]] = (
-        Limit("ratio/clipfrac", TOKENS, FACTOR, odds),
-        Limit("ratio/clipfrac_low", TOKENS, FACTOR, odds),
-        Limit("ratio/clipfrac_high", TOKENS, FACTOR, odds),
-        Limit("ratio/clipfrac_dual", DUAL, FACTOR, odds),
+    limits: ClassVar[tuple[RiseLimit, ...]] = (
+        RiseLimit("ratio/clipfrac", TOKENS, FACTOR, odds),
+        RiseLimit("ratio/clipfrac_low", TOKENS, FACTOR, odds),
+        RiseLimit("ratio/clipfrac_high", TOKENS, FACTOR, odds),
+        RiseLimit("ratio/clipfrac_dual", DUAL, FACTOR, odds),
     )
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ClipSaturation(RiseDetector):
         """Learn what is clipped: tokens or whole responses."""
         self._whole = self._whole or any(name in step.metrics for name in WHOLE)
 
-    def floor(self, limit: Limit) -> float | None:
+    def floor(self, limit: RiseLimit) -> float | None:
         """A loss that clips responses clips many."""
         return SEQUENCES if self._whole and limit.floor == TOKENS else None
 

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
 from rlwatch.detectors.context import MEDIAN_ERROR, RewardWatch
-from rlwatch.detectors.rise import Limit, Rise, odds
+from rlwatch.detectors.rise import Rise, RiseLimit, odds
 from rlwatch.records import ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window, median, quantile
 from rlwatch.wording import number
 
 CLAMP = 10.0
 """verl clamps k3 of a token here: beyond it the penalty has no gradient."""
-BEYOND = Limit("policy/kl_ref_saturated", 0.002, 5.0, odds)
+BEYOND = RiseLimit("policy/kl_ref_saturated", 0.002, 5.0, odds)
 """Share of tokens beyond the clamp: 0.2 % of them add 0.02 nats/token to a clamped mean, as much as a usual KL."""
 MEANS = ("policy/kl_ref_k1", "policy/kl_ref", "policy/kl_ref_k3")
 PART = 0.25
@@ -53,7 +53,7 @@ class Disagreement:
         return self.high - self.low >= NOTABLE and self.apart >= APART and self.errors >= SURE
 
 
-class Pair:
+class EstimatorPair:
     """Two estimators of one KL, row by row."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -116,8 +116,8 @@ class KLEstimator(BaseDetector):
         self._row_at_clamp = Hold(forgive=3)
         self._at_clamp = Hold(forgive=2)
         self._pairs = (
-            Pair("policy/kl_ref_k1", "policy/kl_ref_k3"),
-            Pair("policy/kl_ref_weighted", "policy/kl_ref_k3"),
+            EstimatorPair("policy/kl_ref_k1", "policy/kl_ref_k3"),
+            EstimatorPair("policy/kl_ref_weighted", "policy/kl_ref_k3"),
         )
 
     def notice(self, event: Event) -> None:
@@ -183,7 +183,7 @@ class KLEstimator(BaseDetector):
             evidence=rounded({"share": share, "clamped_mean": CLAMP * share}),
         )
 
-    def _bias(self, step: ClosedStep, pair: Pair) -> Finding | None:
+    def _bias(self, step: ClosedStep, pair: EstimatorPair) -> Finding | None:
         gap = pair.get()
         if gap is None:
             return None

@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from rlwatch.detectors.base import finite, rounded
-from rlwatch.detectors.rise import Limit, Rise, RiseDetector
+from rlwatch.detectors.rise import Rise, RiseDetector, RiseLimit
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Window
 from rlwatch.wording import number
@@ -27,7 +27,7 @@ class RatioGrowth(RiseDetector):
     """
 
     name: ClassVar[str] = "ratio_growth"
-    limits: ClassVar[tuple[Limit, ...]] = (Limit(METRIC, NOTABLE / LENGTH, FACTOR),)
+    limits: ClassVar[tuple[RiseLimit, ...]] = (RiseLimit(METRIC, NOTABLE / LENGTH, FACTOR),)
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class RatioGrowth(RiseDetector):
         """Tokens of a mean response of the last rows."""
         return self._lengths.get() or LENGTH
 
-    def read(self, step: ClosedStep, limit: Limit) -> float | None:
+    def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
         """The slope; below zero it is the noise of a sample."""
         value = finite(step, limit.metric)
         return None if value is None else max(value, 0.0)
 
-    def floor(self, limit: Limit) -> float:  # noqa: ARG002
+    def floor(self, limit: RiseLimit) -> float:  # noqa: ARG002
         """Growth at which responses of this length spread notably."""
         return NOTABLE / self.length
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlwatch.errors import ConfigError, MissingExtraError, RLWatchError
-from rlwatch.integrations.openrlhf.compat import READ_INSTEAD, Settings, parsed, unknown
+from rlwatch.integrations.openrlhf.compat import READ_INSTEAD, OpenRLHFSettings, parsed, unknown
 
 logger = logging.getLogger("rlwatch")
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def begin_ray(settings: Settings) -> None:
+def begin_ray(settings: OpenRLHFSettings) -> None:
     """Start or join Ray as OpenRLHF would, with the hook.
 
     Raises ``ConfigError`` if Ray has been started in this process already.
@@ -51,14 +51,14 @@ def begin_ray(settings: Settings) -> None:
     ray.init(runtime_env=runtime_env(settings, os.environ))
 
 
-def runtime_env(settings: Settings, environment: Mapping[str, str]) -> dict[str, Any]:
+def runtime_env(settings: OpenRLHFSettings, environment: Mapping[str, str]) -> dict[str, Any]:
     """OpenRLHF's own environment for its actors, and the hook."""
     variables = {name: environment.get(name, default) for name, default in DEFAULTS.items()}
     variables |= {name: environment[name] for name in PASSED if environment.get(name)}
     return {"env_vars": variables, "worker_process_setup_hook": setup_hook(settings)}
 
 
-def setup_hook(settings: Settings) -> Callable[[], None]:
+def setup_hook(settings: OpenRLHFSettings) -> Callable[[], None]:
     """Function Ray calls in every process it starts. It travels by value: a node without rlwatch trains unwatched."""
     plain = settings.plain()
 

@@ -8,6 +8,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.compat import AfterImport, Needs, lacking
 from rlwatch.integrations.openrlhf.compat import (
     ACTOR,
@@ -15,15 +16,14 @@ from rlwatch.integrations.openrlhf.compat import (
     OF_ACTOR,
     OF_DRIVER,
     READ_INSTEAD,
-    Settings,
+    OpenRLHFSettings,
     unknown,
     unreadable,
 )
-from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 
-Begin = Callable[[Any, Settings], None]
+Begin = Callable[[Any, OpenRLHFSettings], None]
 """Called with each new trainer of a process."""
 
 
@@ -33,7 +33,7 @@ def arm(plain: Mapping[str, Any], *, drive: Begin | None = None, tap: Begin | No
     ``drive`` and ``tap`` are called with each trainer and each policy actor that is made, in place of what watches
     them.
     """
-    settings, after = Settings.of(plain), AfterImport()
+    settings, after = OpenRLHFSettings.of(plain), AfterImport()
     reason = unknown()
     if reason is not None:
         logger.warning("rlwatch does not watch this process: %s", reason)
@@ -43,25 +43,25 @@ def arm(plain: Mapping[str, Any], *, drive: Begin | None = None, tap: Begin | No
     return after
 
 
-def drive_trainer(trainer: Any, settings: Settings) -> None:
+def drive_trainer(trainer: Any, settings: OpenRLHFSettings) -> None:
     """Watch a trainer that was made; one that cannot be read is left alone, with a warning. May raise: see Driver."""
-    from rlwatch.integrations.openrlhf.driver import Driver
+    from rlwatch.integrations.openrlhf.driver import OpenRLHFDriver
 
     reason = unreadable(trainer)
     if reason is not None:
         logger.warning("rlwatch records nothing here: %s; %s", reason, READ_INSTEAD)
         return
-    Driver(trainer, settings).attach()
+    OpenRLHFDriver(trainer, settings).attach()
 
 
-def tap_actor(trainer: Any, settings: Settings) -> None:
+def tap_actor(trainer: Any, settings: OpenRLHFSettings) -> None:
     """Put taps on a policy actor's trainer that was made."""
     from rlwatch.integrations.openrlhf.taps import ActorTaps
 
-    Seam().attempt("policy actor", ActorTaps(trainer, settings).attach)
+    ErrorBoundary().attempt("policy actor", ActorTaps(trainer, settings).attach)
 
 
-def _wrap(module: ModuleType, name: str, needs: Needs, begin: Begin, settings: Settings) -> None:
+def _wrap(module: ModuleType, name: str, needs: Needs, begin: Begin, settings: OpenRLHFSettings) -> None:
     """Let ``begin`` see every instance of a class once it is made."""
     kind = getattr(module, name, None)
     reason = f"{module.__name__} has no {name}" if kind is None else lacking(kind, needs)

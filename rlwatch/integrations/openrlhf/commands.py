@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 
 NO_REFERENCE = "there is no reference model: algo.kl.init_coef is 0"
 ADAPTIVE = "the KL controller is adaptive (algo.kl.target): it would set the coefficient again"
@@ -36,10 +36,10 @@ class Refused:
         return {}
 
 
-class Commands:
+class OpenRLHFCommands:
     """Saves, stops, pauses and weighs KL anew. Call :meth:`obey` before OpenRLHF saves what a step changed."""
 
-    def __init__(self, trainer: Any, seam: Seam) -> None:
+    def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
         self.stopping = False
         self.saving = False
         self._trainer = trainer

@@ -66,7 +66,7 @@ USAGE = "python -m rlwatch.integrations.openrlhf [--rlwatch.project NAME ...] -m
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OpenRLHFSettings:
     """Level, text of extreme tokens or not, and arguments for :func:`rlwatch.init`."""
 
     level: str = Level.FULL
@@ -87,7 +87,7 @@ class Settings:
         return Level.of(self.level).includes(level)
 
 
-def parsed(arguments: Sequence[str]) -> tuple[Settings, str, list[str]]:
+def parsed(arguments: Sequence[str]) -> tuple[OpenRLHFSettings, str, list[str]]:
     """The settings, the module to run and its own arguments.
 
     Raises ``ConfigError`` for what is wrong, with the usage.
@@ -100,7 +100,7 @@ def parsed(arguments: Sequence[str]) -> tuple[Settings, str, list[str]]:
     given = _read(arguments[:at])
     level = Level.of(given.level)
     init = {name: value for name in (*FOR_INIT, "forecast") if (value := getattr(given, name)) is not None}
-    return Settings(level.value, given.text, init), arguments[at + 1], list(arguments[at + 2 :])
+    return OpenRLHFSettings(level.value, given.text, init), arguments[at + 1], list(arguments[at + 2 :])
 
 
 class _Parser(ArgumentParser):

@@ -1,6 +1,6 @@
 """Watching OpenRLHF's trainer from within the process that drives the others.
 
-Closures on the instance see each step; :class:`Recording` puts a step together on a thread of its own.
+Closures on the instance see each step; :class:`OpenRLHFRecorder` puts a step together on a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
+from rlwatch.error_boundary import ErrorBoundary, Reported, guarded
 from rlwatch.integrations.crash import record_crash
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.openrlhf.batch import response_stats
-from rlwatch.integrations.openrlhf.commands import Commands
-from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.openrlhf.commands import OpenRLHFCommands
+from rlwatch.integrations.openrlhf.compat import OpenRLHFSettings
 from rlwatch.integrations.openrlhf.taps import PARCEL
 from rlwatch.integrations.step_tally import Decode, StepTally, StepThread, merge_workers
 from rlwatch.integrations.tee import scalars
 from rlwatch.redaction import recordable
-from rlwatch.seam import Reported, Seam, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 
-class Driver:
+class OpenRLHFDriver:
     """Records what a ``BasePPOTrainer`` logs and what its policy actors measured; obeys commands; reports its end.
 
     Making one may raise: a run that was asked for must be recorded. Training comes out the same.
     """
 
-    def __init__(self, trainer: Any, settings: Settings) -> None:
+    def __init__(self, trainer: Any, settings: OpenRLHFSettings) -> None:
         self.run = rlwatch.init(**init_arguments(trainer.args, settings))
         self.run.introduce()
-        self.seam = Seam(self.run)
-        self.step = Step()
+        self.seam = ErrorBoundary(self.run)
+        self.step = FinishedStep()
         self._last: int | None = None
         self._trainer = trainer
-        self._commands = Commands(trainer, self.seam)
-        self.recording = Recording(
+        self._commands = OpenRLHFCommands(trainer, self.seam)
+        self.recording = OpenRLHFRecorder(
             self.seam,
             int(trainer.args.rollout.n_samples_per_prompt),
             _decoder(trainer.tokenizer) if settings.text else None,
@@ -109,7 +109,7 @@ class Driver:
         self.step.sent = taken_out(status)
 
     def _stepped(self, result: Any, *_args: Any, **_kwargs: Any) -> None:
-        step, self.step = self.step, Step()
+        step, self.step = self.step, FinishedStep()
         step.numbers = {"policy/kl_coef": float(self._trainer.kl_ctl.value)}
         self._last = int(result[1])
         self.recording.submit(self._last, step)
@@ -148,7 +148,7 @@ def _decoder(tokenizer: Any) -> Decode:
 # Description of a run, from OpenRLHF's arguments: a tree of namespaces.
 
 
-def init_arguments(args: Any, settings: Settings) -> dict[str, Any]:
+def init_arguments(args: Any, settings: OpenRLHFSettings) -> dict[str, Any]:
     """Arguments of :func:`rlwatch.init`; what the command line gave rlwatch wins."""
     wandb = getattr(args.logger, "wandb", None)
     known = {
@@ -181,7 +181,7 @@ class RLWatchLogger:
     """
 
     def __init__(self, run: Run, wrapped: Any = None, closing: Callable[[], None] | None = None) -> None:
-        self.seam = Seam(run)
+        self.seam = ErrorBoundary(run)
         self._run = run
         self._wrapped = wrapped
         self._closing = closing
@@ -227,7 +227,7 @@ DEADLINE_S = 30.0
 
 
 @dataclass(slots=True)
-class Step:
+class FinishedStep:
     """A step that has ended: its experiences, what policy actors sent, numbers."""
 
     experiences: Sequence[Any] = ()
@@ -235,10 +235,12 @@ class Step:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-class Recording:
+class OpenRLHFRecorder:
     """Computes and records, in the order of steps. ``latest`` are the metrics of the step recorded last."""
 
-    def __init__(self, seam: Seam, group_size: int, decode: Decode | None, *, tokens: bool, full: bool) -> None:
+    def __init__(
+        self, seam: ErrorBoundary, group_size: int, decode: Decode | None, *, tokens: bool, full: bool
+    ) -> None:
         self.latest: Mapping[str, float] = {}
         self._seam = seam
         self._group_size = group_size
@@ -247,7 +249,7 @@ class Recording:
         self._full = full
         self.thread = StepThread(seam, "rlwatch-openrlhf")
 
-    def submit(self, step: int, measured: Step) -> None:
+    def submit(self, step: int, measured: FinishedStep) -> None:
         """Compute and record ``step``; returns at once."""
         if self.thread.room():
             self.thread.submit(self._guarded, step, measured)
@@ -256,10 +258,10 @@ class Recording:
         """Wait for what was submitted, but not for ever: what comes later is lost, and counted."""
         self.thread.close(DEADLINE_S)
 
-    def _guarded(self, step: int, measured: Step) -> None:
-        self._seam.aside("statistics", self._record, step, measured)
+    def _guarded(self, step: int, measured: FinishedStep) -> None:
+        self._seam.guard_background("statistics", self._record, step, measured)
 
-    def _record(self, step: int, measured: Step) -> None:
+    def _record(self, step: int, measured: FinishedStep) -> None:
         run, tally = self._seam.run, StepTally()
         if run is None:
             return

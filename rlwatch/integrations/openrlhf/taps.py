@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.openrlhf.batch import loss_stats, token_batch
-from rlwatch.integrations.openrlhf.compat import Settings
+from rlwatch.integrations.openrlhf.compat import OpenRLHFSettings
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
-from rlwatch.seam import Seam
 from rlwatch.tensors.mergeable import Total, nonfinite
 
 PARCEL = "rlwatch/parcel/"
@@ -28,11 +28,11 @@ PARCEL = "rlwatch/parcel/"
 class ActorTaps:
     """Reads an ``ActorPPOTrainer`` during one round of updates."""
 
-    def __init__(self, trainer: Any, settings: Settings) -> None:
+    def __init__(self, trainer: Any, settings: OpenRLHFSettings) -> None:
         self.tally = StepTally()
         self._trainer = trainer
         self._settings = settings
-        self.seam = Seam()
+        self.seam = ErrorBoundary()
         self._experience: Any = None
         self._entropy: Tensor | None = None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from typing_extensions import override
 
+from rlwatch.error_boundary import ErrorBoundary, copied, say, shown
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations.completions import KeepCompletions
@@ -24,13 +25,12 @@ from rlwatch.integrations.ranks import begin_together, place_here
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch import compat
 from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
-from rlwatch.integrations.torch.commands import Commands, Means
-from rlwatch.integrations.torch.localise import Call
-from rlwatch.integrations.torch.taps import Collector, Refused, Steps
+from rlwatch.integrations.torch.commands import CommandController, Means
+from rlwatch.integrations.torch.localise import LoopCall
+from rlwatch.integrations.torch.taps import Collector, Refused, StepCounter
 from rlwatch.recorder.intake import step_index
 from rlwatch.records import RunState
 from rlwatch.run import Run, init
-from rlwatch.seam import Seam, copied, say, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,7 +55,7 @@ TAKEN_BY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class MetricInputs:
     """Inputs that the metrics of a name need, and the level from which on they are measured."""
 
     needs: Needs
@@ -63,24 +63,24 @@ class Subject:
 
 
 SUBJECTS = {
-    "policy/logp": Subject((("logp", "logits"), ("mask",))),
-    "policy/entropy": Subject((("entropy", "logits"),)),
-    "policy/kl_ref": Subject((("ref_logp",),)),
-    "ratio/": Subject((("old_logp",),)),
-    "ratio/clipfrac": Subject((("clip",), ("old_logp",), ("advantages",))),
-    "offpolicy/": Subject((("advantages",), ("old_logp", "rollout_logp"))),
-    "mismatch/": Subject((("rollout_logp",),)),
-    "adv/": Subject((("advantages",),)),
-    "lld/": Subject((("advantages",),), Level.FULL),
-    "text/repetition": Subject((("ids",),), Level.FULL),
-    "reward/mean": Subject((("rewards",),), Level.SCALARS),
-    "reward/zero_std_frac": Subject((("rewards",), ("groups",)), Level.SCALARS),
-    "len/mean": Subject((("lengths",),), Level.SCALARS),
-    "len/clipped": Subject((("lengths",), ("cut",)), Level.SCALARS),
-    "optim/grad_norm": Subject((("gradients", "grad_norm"),), Level.SCALARS),
-    "grad_layer/": Subject((("gradients",),), Level.GRADIENTS),
-    "optim/lr": Subject((("optimizer", "lr"),), Level.SCALARS),
-    "loss/": Subject((("loss",),), Level.SCALARS),
+    "policy/logp": MetricInputs((("logp", "logits"), ("mask",))),
+    "policy/entropy": MetricInputs((("entropy", "logits"),)),
+    "policy/kl_ref": MetricInputs((("ref_logp",),)),
+    "ratio/": MetricInputs((("old_logp",),)),
+    "ratio/clipfrac": MetricInputs((("clip",), ("old_logp",), ("advantages",))),
+    "offpolicy/": MetricInputs((("advantages",), ("old_logp", "rollout_logp"))),
+    "mismatch/": MetricInputs((("rollout_logp",),)),
+    "adv/": MetricInputs((("advantages",),)),
+    "lld/": MetricInputs((("advantages",),), Level.FULL),
+    "text/repetition": MetricInputs((("ids",),), Level.FULL),
+    "reward/mean": MetricInputs((("rewards",),), Level.SCALARS),
+    "reward/zero_std_frac": MetricInputs((("rewards",), ("groups",)), Level.SCALARS),
+    "len/mean": MetricInputs((("lengths",),), Level.SCALARS),
+    "len/clipped": MetricInputs((("lengths",), ("cut",)), Level.SCALARS),
+    "optim/grad_norm": MetricInputs((("gradients", "grad_norm"),), Level.SCALARS),
+    "grad_layer/": MetricInputs((("gradients",),), Level.GRADIENTS),
+    "optim/lr": MetricInputs((("optimizer", "lr"),), Level.SCALARS),
+    "loss/": MetricInputs((("loss",),), Level.SCALARS),
 }
 """Beginning of metric names -> what they need."""
 
@@ -105,7 +105,7 @@ class Gaps:
     def _seen(self, start: str) -> bool:
         return any(name.startswith(start) for name in self.measured)
 
-    def _reason(self, subject: Subject) -> str:
+    def _reason(self, subject: MetricInputs) -> str:
         if not self.level.includes(subject.level):
             return f"level is {self.level.value!r}; this begins with {subject.level.value!r}"
         for choice in subject.needs:
@@ -130,7 +130,7 @@ DEADLINE_S = 10.0
 """Longest the end of a run may hold up the process, in seconds."""
 
 
-class Recording:
+class RecordingBase:
     """Base of the watcher: the run, the step under way, and the end.
 
     Parameters
@@ -149,13 +149,13 @@ class Recording:
 
     def __init__(self, run: Run, *, owned: bool, level: Level, strict: bool, decode: Decode | None = None) -> None:
         self.run = run
-        self.seam = Seam(run)
+        self.seam = ErrorBoundary(run)
         self.latest: dict[str, float] = {}
         self._owned = owned
         self._level = level
         self._strict = strict
         self._gaps = Gaps(level)
-        self.steps = Steps(self.seam, self._delivered, decode)
+        self.steps = StepCounter(self.seam, self._delivered, decode)
         self._explained = False
         atexit.register(_deliver_at_exit, weakref.ref(self.steps))
 
@@ -223,8 +223,8 @@ class Recording:
             self.run.finish(RunState.CRASHED, reason_of(error), DEADLINE_S)
 
 
-def _deliver_at_exit(reference: weakref.ref[Steps]) -> None:
-    """Deliver the last step: without :meth:`Recording.finish` it may still be on its way when the process exits."""
+def _deliver_at_exit(reference: weakref.ref[StepCounter]) -> None:
+    """Deliver the last step: without :meth:`RecordingBase.finish` it may still be on its way when the process exits."""
     steps = reference()
     if steps is not None:
         steps.seam.attempt("last steps", steps.deliver, wait=True)
@@ -235,13 +235,13 @@ def _deliver_at_exit(reference: weakref.ref[Steps]) -> None:
 FORMAT = 1
 
 
-class Steering(Recording):
+class Steering(RecordingBase):
     """A recording that takes commands, with the ``means`` its maker gave."""
 
     def __init__(self, means: Means, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._means = means
-        self._commands = Commands(means, self.seam, lambda: self.steps.last, self._newest)
+        self._commands = CommandController(means, self.seam, lambda: self.steps.last, self._newest)
 
     def obey(self) -> None:
         """Carry out the run's commands; while it is paused, wait.
@@ -576,7 +576,9 @@ class Watcher(Steering):
         before = self.seam.attempt("forward", RandomState.now) if self.collector.localises else None
         result = compute(*args, **kwargs)
         if before is not None:
-            self.seam.attempt("forward", self.collector.ran, Call(compute, args, kwargs, self._rows), result, before)
+            self.seam.attempt(
+                "forward", self.collector.ran, LoopCall(compute, args, kwargs, self._rows), result, before
+            )
         return result
 
     def gradients(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlwatch.error_boundary import call_or, described, raised_by
 from rlwatch.integrations.completions import (
     CompletionSampler,
     KeepCompletions,
@@ -29,7 +30,6 @@ from rlwatch.integrations.completions import (
 )
 from rlwatch.records import CompletionBatch
 from rlwatch.rollouts import PART
-from rlwatch.seam import asked, described, raised_by
 from rlwatch.tensors.entropy import token_entropy, token_logp_entropy
 from rlwatch.tensors.padded import Padded, longest_row
 from rlwatch.tensors.responses import ResponseBatch, TaskNames
@@ -80,7 +80,7 @@ class LossSettings:
 
 
 @dataclass(slots=True)
-class Reader:
+class BatchReader:
     """Reads one micro-batch; ``refused`` says of every input that was left out why."""
 
     settings: LossSettings
@@ -108,7 +108,7 @@ class Reader:
         def refused(misfit: Exception) -> None:
             self.refused[name] = why_misfit(misfit)
 
-        return asked(lambda: read(*args), refused)
+        return call_or(lambda: read(*args), refused)
 
     def _from_logits(self, given: dict[str, Any]) -> None:
         """Entropy, and log-probs if the ids are known, unless they were given themselves."""
@@ -270,7 +270,7 @@ class GenerationReader:
         self.refused = {}
         fitting = self._fitting({name: value for name, value in inputs.items() if value is not None})
         while fitting:
-            made = asked(partial(self._made, fitting), partial(self._without_one, fitting))
+            made = call_or(partial(self._made, fitting), partial(self._without_one, fitting))
             if made is not None:
                 return made
         return None
@@ -310,7 +310,7 @@ class GenerationReader:
             fitting.pop(name, None)
 
         for name, value in given.items():
-            asked(partial(take, name, value), partial(refused, name))
+            call_or(partial(take, name, value), partial(refused, name))
         return fitting
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
@@ -19,7 +20,6 @@ from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.weights import REF, unwrapped
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 
 BASE_IS_REFERENCE = (
     "the reference is the base model without its adapter, which cannot change; add a frozen adapter named 'ref', equal "
@@ -111,11 +111,11 @@ class Means:
 # The handlers, and what of them outlives the process.
 
 
-class Commands:
+class CommandController:
     """Obeys the run's commands, and keeps in checkpoints what must outlive the process. One on every rank."""
 
     def __init__(
-        self, means: Means, seam: Seam, step: Callable[[], int], latest: Callable[[], Mapping[str, float]]
+        self, means: Means, seam: ErrorBoundary, step: Callable[[], int], latest: Callable[[], Mapping[str, float]]
     ) -> None:
         coefficient = SetKLCoef(means.changeable_kl_coef, means.change_kl_coef, seam)
         self._seam = seam

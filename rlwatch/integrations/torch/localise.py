@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState, Undivided
+from rlwatch.error_boundary import call_or, described
+from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses, Undivided
 from rlwatch.gradloc.rerun import out_of_memory
 from rlwatch.integrations.torch.rows import Cut
-from rlwatch.seam import asked, described
 from rlwatch.tensors.rows import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -29,7 +29,7 @@ Pick = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LoopCall:
     """One call of the loop's own function; ``logp`` and ``entropy`` say which of its results they are.
 
     ``shape`` (B, T) is what the log-probs are padded to, ``pick`` how the loop itself cuts the arguments, if it does.
@@ -59,7 +59,7 @@ class Call:
                 raise error
             raise Undivided(f"the forward of one sequence failed: {described(error)}") from None
 
-        return asked(lambda: self._outputs(self._of(rows)), failed)
+        return call_or(lambda: self._outputs(self._of(rows)), failed)
 
     def _of(self, rows: Sequence[int]) -> Any:
         if self.pick is not None:
@@ -84,13 +84,13 @@ class Call:
 class Ran:
     """The forward that ran last: its result (with the graph: not for long), and the generators as it found them."""
 
-    call: Call
+    call: LoopCall
     result: Any
     random: RandomState
     drew: bool
 
 
-class Origin:
+class SequenceOrigin:
     """The generation that sequences of a step came from: prompt, group, sample, task and reward of each."""
 
     def __init__(self) -> None:
@@ -175,12 +175,12 @@ def _found(ids: Any, known: Any) -> list[int] | None:
 class LossPasses:
     """Ties what ``forward`` returned to what ``observe`` is given. ``missing`` says why the last was not kept."""
 
-    passes: Passes
+    passes: RecordedPasses
     missing: str = ""
-    origin: Origin = field(default_factory=Origin)
+    origin: SequenceOrigin = field(default_factory=SequenceOrigin)
     _ran: Ran | None = field(default=None, init=False)
 
-    def ran(self, call: Call, result: Any, before: RandomState) -> None:
+    def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
         """A forward ran."""
         self._ran = Ran(call, result, before, not before.same(RandomState.now()))
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlwatch.gradloc.passes import Passes, RandomState
+from rlwatch.error_boundary import ErrorBoundary, raised_by, shown
+from rlwatch.gradloc.passes import RandomState, RecordedPasses
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localiser, Spike, scale_of
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
-from rlwatch.integrations.torch.batch import NO_DATA, GenerationReader, LossSettings, Reader, Samples
+from rlwatch.integrations.torch.batch import NO_DATA, BatchReader, GenerationReader, LossSettings, Samples
 from rlwatch.integrations.torch.commands import Means
-from rlwatch.integrations.torch.localise import Call, LossPasses
+from rlwatch.integrations.torch.localise import LoopCall, LossPasses
 from rlwatch.recorder.intake import step_index
-from rlwatch.seam import Seam, raised_by, shown
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
@@ -33,13 +33,13 @@ IN_FLIGHT = 8
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Steps:
+class StepCounter:
     """``tally`` is the step under way, ``last`` the number of the one before.
 
     ``delivered`` is called with the step and metrics of every recorded one.
     """
 
-    seam: Seam
+    seam: ErrorBoundary
     delivered: Callable[[int, dict[str, float]], None]
     decode: Decode | None = None
     tally: StepTally = field(default_factory=StepTally)
@@ -170,7 +170,7 @@ Refused = Mapping[str, str]
 class Collector:
     """Reads, measures and adds to ``steps.tally``, as closely as ``level`` says."""
 
-    steps: Steps
+    steps: StepCounter
     level: Level
     settings: LossSettings
     means: Means
@@ -182,7 +182,7 @@ class Collector:
     _loss_passes: LossPasses = field(init=False)
 
     def __post_init__(self) -> None:
-        self._loss_passes = LossPasses(Passes() if self.localiser is None else self.localiser.passes)
+        self._loss_passes = LossPasses(RecordedPasses() if self.localiser is None else self.localiser.passes)
         if self.localiser is not None:
             self.localiser.rewards = self._loss_passes.origin.identify
 
@@ -191,7 +191,7 @@ class Collector:
         """True if forward passes are worth keeping."""
         return self.localiser is not None and self.steps.seam.works("localisation")
 
-    def ran(self, call: Call, result: Any, before: RandomState) -> None:
+    def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
         """The forward of a loss ran; its log-probs are observed next."""
         if self.localiser is not None:
             self.localiser.expects = True
@@ -214,7 +214,7 @@ class Collector:
         self._begin()
         if not self.level.includes(Level.TOKENS) or not first_of_copies():
             return {}
-        reader = Reader(self.settings)
+        reader = BatchReader(self.settings)
         full = self.level.includes(Level.FULL)
         with torch.no_grad():
             batch = reader.read({name: value for name, value in inputs.items() if name not in UNREAD})

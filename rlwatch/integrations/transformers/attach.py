@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from typing_extensions import override
 
 import rlwatch
+from rlwatch.error_boundary import Contained, ErrorBoundary, Reported, Tapped, copied, guarded
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.compat import installed, lacking
 from rlwatch.integrations.crash import cause_of, reason_of
@@ -20,11 +21,10 @@ from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.ranks import begin_together
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
-from rlwatch.integrations.transformers.commands import Commands, Latest, LoopControl
+from rlwatch.integrations.transformers.commands import Latest, LoopControl, StepEndCommands
 from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
 from rlwatch.integrations.transformers.taps import TrainerTaps
 from rlwatch.records import RunState
-from rlwatch.seam import Contained, Reported, Seam, Tapped, copied, guarded
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -82,7 +82,7 @@ def refuse_twice(trainer: Any) -> None:
         )
 
 
-def tap(trainer: Any, seam: Seam, level: Level) -> StepCallback:
+def tap(trainer: Any, seam: ErrorBoundary, level: Level) -> StepCallback:
     """Attach what there is to attach to. The callback comes before the scalars': a step precedes its log row."""
     taps = TrainerTaps(trainer, seam, level)
     if level.includes(Level.TOKENS):
@@ -144,7 +144,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, run: Run | None = None, *, link: str | None = None, **init_kwargs: Any) -> None:
         self.run = run
         self._link = link
-        self.seam = Seam(run)
+        self.seam = ErrorBoundary(run)
         self._given = init_kwargs
         self._owned = run is None
         self._over = False
@@ -242,7 +242,7 @@ def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
 # The rhythm of a step: seal what was measured, deliver it, and obey commands.
 
 
-class Taps(Protocol):
+class TrainerReaders(Protocol):
     """Readers of the trainer during a step."""
 
     tally: StepTally
@@ -272,7 +272,11 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, taps: Taps, seam: Seam, control: Callable[[Latest], Commands], decode: Decode | None = None
+        self,
+        taps: TrainerReaders,
+        seam: ErrorBoundary,
+        control: Callable[[Latest], StepEndCommands],
+        decode: Decode | None = None,
     ) -> None:
         self.seam = seam
         self.latest: dict[str, float] = {}
@@ -365,7 +369,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
 # A training that ends badly.
 
 
-class Steps(Protocol):
+class PendingSteps(Protocol):
     """Holder of the steps that were measured and are not recorded yet."""
 
     def seal_unfinished(self, step: int) -> None:
@@ -377,7 +381,7 @@ class Steps(Protocol):
         ...
 
 
-def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None:
+def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps) -> None:
     """Make ``trainer.train`` record what ends it before raising it on, unchanged.
 
     An exception or interrupt becomes an ``exception`` event with its cause; a run made by ``scalars`` ends as crashed.
@@ -391,7 +395,7 @@ def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: Steps) -> None
     trainer.train = Tapped(original, train)
 
 
-def _report(trainer: Any, scalars: RLWatchCallback, steps: Steps, error: BaseException) -> None:
+def _report(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps, error: BaseException) -> None:
     seam, run, step = scalars.seam, scalars.run, int(trainer.state.global_step)
     if run is None or not run.measures:
         return

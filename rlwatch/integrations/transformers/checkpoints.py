@@ -8,13 +8,13 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from rlwatch.seam import Seam, Tapped
+from rlwatch.error_boundary import ErrorBoundary, Tapped
 
 
 class ResumedFrom:
     """Notes what ``trainer.train`` is given; callbacks do not get it."""
 
-    def __init__(self, trainer: Any, seam: Seam) -> None:
+    def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
         self.checkpoint: Path | None = None
         original = trainer.train
         signature = inspect.signature(original)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
 from rlwatch.integrations.learning_rate import LowerLR, Paced
 from rlwatch.integrations.ranks import Ranks, RunRanks
 from rlwatch.ports import CommandHandler
-from rlwatch.seam import Seam
 
 Latest = Callable[[], Mapping[str, float]]
 """The metrics measured last."""
 
 
-class Commands(Protocol):
+class StepEndCommands(Protocol):
     """Taker of commands at a step's end."""
 
     @property
@@ -42,7 +42,7 @@ class Commands(Protocol):
 class LoopControl:
     """Saves, stops, pauses and lowers the learning rate, at the end of any step."""
 
-    def __init__(self, seam: Seam, latest: Latest, ranks: Ranks | None = None) -> None:
+    def __init__(self, seam: ErrorBoundary, latest: Latest, ranks: Ranks | None = None) -> None:
         self.loop = TrainerLoop()
         self._controller = Controller(seam, self.loop.handlers(seam), ranks or RunRanks(seam), latest)
 
@@ -75,7 +75,7 @@ class TrainerLoop:
         self.args, self.state, self.control = args, state, control
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
 
-    def handlers(self, seam: Seam) -> list[CommandHandler]:
+    def handlers(self, seam: ErrorBoundary) -> list[CommandHandler]:
         """``save-checkpoint``, ``lower-lr`` and ``stop``."""
         return [SaveCheckpoint(self.save, self.kept, seam), LowerLR(self.paced, seam), Stop(self.stop)]
 

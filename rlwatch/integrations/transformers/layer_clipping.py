@@ -16,11 +16,11 @@ from transformers import TrainerCallback
 from typing_extensions import override
 
 from rlwatch.clipping import Clipped, ClipRule, LayerClip
+from rlwatch.error_boundary import ErrorBoundary, Tapped, copied, guarded
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.transformers.checkpoints import ResumedFrom
 from rlwatch.integrations.transformers.compat import ACCELERATOR, HIDDEN, sharding_engine
-from rlwatch.seam import Seam, Tapped, copied, guarded
 
 logger = logging.getLogger("rlwatch")
 FILE = "rlwatch_layer_clip.pt"
@@ -96,7 +96,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
         self.clip = clip
         self.clipped: Clipped | None = None
         self.before: Callable[[Tensor], object] | None = None
-        self.seam = Seam()
+        self.seam = ErrorBoundary()
         self._trainer = trainer
         self._resumed = ResumedFrom(trainer, self.seam)
         self._asked = False

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from rlwatch.clipping import Clipped
+from rlwatch.error_boundary import ErrorBoundary, Tapped
 from rlwatch.integrations.compat import lacking, vocab_size_of
 from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.compat import CLIP, HIDDEN, deepspeed_engine, sharding_engine, unseen
 from rlwatch.integrations.transformers.layer_clipping import clipping_of
-from rlwatch.seam import Seam, Tapped
 from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
@@ -28,7 +28,7 @@ from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonf
 class TrainerTaps:
     """Reads a ``Trainer`` while it trains, as closely as ``level``, into the tally of the current step."""
 
-    def __init__(self, trainer: Any, seam: Seam, level: Level = Level.FULL) -> None:
+    def __init__(self, trainer: Any, seam: ErrorBoundary, level: Level = Level.FULL) -> None:
         self.trainer = trainer
         self.tally = StepTally()
         self._seam = seam

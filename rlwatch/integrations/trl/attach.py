@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.knobs import SETTING
 from rlwatch.integrations.level import Level
@@ -19,8 +20,7 @@ from rlwatch.integrations.trl.batch import Sampled
 from rlwatch.integrations.trl.commands import Control
 from rlwatch.integrations.trl.compat import obstacle
 from rlwatch.integrations.trl.localise import wished
-from rlwatch.integrations.trl.taps import Taps
-from rlwatch.seam import Seam
+from rlwatch.integrations.trl.taps import TrlTaps
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -95,7 +95,7 @@ class Wishes:
     text: bool
 
 
-def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallback:
+def _steps(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> StepCallback:
     reason = obstacle(trainer)
     if reason is None:
         return _tap(trainer, seam, level, wishes)
@@ -103,7 +103,7 @@ def _steps(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> StepCallba
     return tap(trainer, seam, level)
 
 
-def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> RolloutStepCallback:
+def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> RolloutStepCallback:
     """Attach the taps. Their callback comes before the scalars', so that a step's tensors precede its log row."""
     sampled = Sampled(
         wishes.keep,
@@ -113,7 +113,7 @@ def _tap(trainer: Any, seam: Seam, level: Level, wishes: Wishes) -> RolloutStepC
     )
     decode = _decoder(trainer.processing_class) if wishes.text else None
     localiser = localiser_of(seam, wishes.localise, decode)
-    taps = Taps(trainer, seam, level, sampled, localiser)
+    taps = TrlTaps(trainer, seam, level, sampled, localiser)
     if level.includes(Level.TOKENS):
         taps.attach()
     steps = RolloutStepCallback(trainer, taps, seam, decode)
@@ -139,7 +139,7 @@ def _decoder(processing_class: Any) -> Any:
 class RolloutStepCallback(StepCallback):
     """The same for GRPO and RLOO; the only wait for the device comes before the rollouts."""
 
-    def __init__(self, trainer: Any, taps: Taps, seam: Seam, decode: Decode | None = None) -> None:
+    def __init__(self, trainer: Any, taps: TrlTaps, seam: ErrorBoundary, decode: Decode | None = None) -> None:
         self._orders = Control(trainer, seam, self.newest, RunRanks(seam))
         self._trl_taps = taps
         super().__init__(taps, seam, lambda _latest: self._orders, decode)

@@ -163,7 +163,7 @@ def _truncation(trainer: Any) -> float | None:
 # The forward passes of a generation, whose log-probs RLOO sums up before its loss sees them.
 
 
-class Passes:
+class GenerationPasses:
     """Keeps what the passes of one generation returned, in order: the policy, then the reference if there is one.
 
     GRPO hands both to its loss, where they are read; of RLOO only here.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SetKLCoef
@@ -16,7 +17,6 @@ from rlwatch.integrations.transformers.commands import TrainerLoop
 from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 
 NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
 NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"
@@ -30,7 +30,7 @@ class Control:
     """
 
     def __init__(
-        self, trainer: Any, seam: Seam, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
+        self, trainer: Any, seam: ErrorBoundary, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
     ) -> None:
         self.loop = TrainerLoop()
         self.kept = KeptReference(lambda: anchored(trainer), seam, self._writes)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from rlwatch.error_boundary import ErrorBoundary, Tapped, call_or
 from rlwatch.errors import ConfigError
-from rlwatch.gradloc.passes import LossPass, Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses
 from rlwatch.gradloc.recording import Context
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike, scale_of
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine, unseen
 from rlwatch.integrations.trl.batch import Scored, as_text, tasks_of
-from rlwatch.seam import Seam, Tapped, asked
 from rlwatch.tensors.rows import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
@@ -45,10 +45,10 @@ def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise
     return settings
 
 
-class Localising:
+class TrainerLocalising:
     """Offers a trainer's loss passes and gradients to ``localiser``."""
 
-    def __init__(self, trainer: Any, seam: Seam, localiser: Localiser) -> None:
+    def __init__(self, trainer: Any, seam: ErrorBoundary, localiser: Localiser) -> None:
         self.localiser = localiser
         self._trainer = trainer
         self._tap = LossPassTap(trainer, seam, localiser.passes)
@@ -161,7 +161,7 @@ class PromptRows:
         if number is not None:
             return number
         if self._places is None:
-            self._places = asked(self._looked_through, lambda _: {})
+            self._places = call_or(self._looked_through, lambda _: {})
         return self._places.get(as_text(prompt))
 
     def _looked_through(self) -> dict[str, int]:
@@ -207,7 +207,7 @@ PLAIN = (*POSITIONAL, "compute_entropy", "compute_aux_loss")
 
 
 @dataclass(slots=True)
-class Call:
+class TrainerForwardCall:
     """One call of the trainer's forward with the policy, as it was made."""
 
     method: Callable[..., Any]
@@ -237,11 +237,11 @@ class Call:
 class LossPassTap:
     """Watches the forward of the loss on one trainer and keeps it in ``passes``."""
 
-    def __init__(self, trainer: Any, seam: Seam, passes: Passes) -> None:
+    def __init__(self, trainer: Any, seam: ErrorBoundary, passes: RecordedPasses) -> None:
         self._trainer = trainer
         self._seam = seam
         self._passes = passes
-        self._latest: tuple[Call, Outputs] | None = None
+        self._latest: tuple[TrainerForwardCall, Outputs] | None = None
 
     def attach(self, live: Callable[[], bool]) -> None:
         """Put the closure in place; it looks while ``live``."""
@@ -276,7 +276,7 @@ class LossPassTap:
         if outputs.logp.requires_grad:
             drew = not before.same(RandomState.now())
             policy = self._trainer.accelerator.unwrap_model(model)
-            self._latest = Call(_unprofiled(method), policy, given, before, drew), outputs
+            self._latest = TrainerForwardCall(_unprofiled(method), policy, given, before, drew), outputs
 
 
 def _unprofiled(method: Any) -> Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]:

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.integrations.knobs import Settings, attributes
+from rlwatch.error_boundary import ErrorBoundary
+from rlwatch.integrations.knobs import TrainerSettings, attributes
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.integrations.transformers.taps import TrainerTaps, loss_stats
 from rlwatch.integrations.trl.batch import (
+    GenerationPasses,
     Generations,
-    Passes,
     Sampled,
     Scored,
     correction_stats,
     sequence_stats,
     token_batch,
 )
-from rlwatch.integrations.trl.localise import Localising
+from rlwatch.integrations.trl.localise import TrainerLocalising
 from rlwatch.records import JSON
-from rlwatch.seam import Seam
 
 NUMBERS = {
     "policy/kl_coef": "beta",
@@ -45,7 +45,7 @@ OPTIONS = {
 """Attributes of which it is told when they change."""
 
 
-class Taps(TrainerTaps):
+class TrlTaps(TrainerTaps):
     """Reads a GRPO or RLOO trainer while it trains, as closely as ``level``, into the tally of the current step.
 
     ``sampled`` is offered every generation, for its text; ``localiser`` every loss pass, and the step's gradient.
@@ -54,18 +54,18 @@ class Taps(TrainerTaps):
     def __init__(
         self,
         trainer: Any,
-        seam: Seam,
+        seam: ErrorBoundary,
         level: Level = Level.FULL,
         sampled: Sampled | None = None,
         localiser: Localiser | None = None,
     ) -> None:
         super().__init__(trainer, seam, level)
-        self._localising = None if localiser is None else Localising(trainer, seam, localiser)
+        self._localising = None if localiser is None else TrainerLocalising(trainer, seam, localiser)
         self._generations = Generations(trainer, full=level.includes(Level.FULL))
         self.sampled = sampled or Sampled()
         self._forward: tuple[Tensor, Tensor | None] | None = None
-        self._passes = Passes(full=level.includes(Level.FULL))
-        self._settings = Settings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
+        self._passes = GenerationPasses(full=level.includes(Level.FULL))
+        self._settings = TrainerSettings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
 
     def attach(self) -> None:
         """Put the closures in place."""
@@ -111,7 +111,7 @@ class Taps(TrainerTaps):
         if self._localising is not None:
             self._seam.attempt("localisation", self._complete, self._localising, total)
 
-    def _complete(self, localising: Localising, total: Tensor | float | None) -> None:
+    def _complete(self, localising: TrainerLocalising, total: Tensor | float | None) -> None:
         localising.check(total)
 
     def delivered(self, metrics: Mapping[str, float]) -> None:

@@ -2,6 +2,6 @@
 
 verl loads :mod:`~rlwatch.integrations.verl.plugin` by its entry point in every process; what it puts in place
 does nothing until ``rlwatch`` is among the loggers. In the driver (``PPOTrainer``) a
-:class:`~rlwatch.integrations.verl.driver.Driver` then reads each step's batch and obeys commands; in each worker
+:class:`~rlwatch.integrations.verl.driver.VerlDriver` then reads each step's batch and obeys commands; in each worker
 :class:`~rlwatch.integrations.verl.taps.WorkerTaps` read the policy loss and the gradients. See ``docs/verl.md``.
 """

@@ -2,7 +2,7 @@
 
 - ``Tracking``: rlwatch as a backend, for the scalars every verl trainer logs, old and new.
 - the v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``; they open the run and
-  hand the trainer to a :class:`~rlwatch.integrations.verl.driver.Driver`.
+  hand the trainer to a :class:`~rlwatch.integrations.verl.driver.VerlDriver`.
 - ``RayPPOTrainer`` (``trainer.use_v1=false``, and verl before 0.9): scalars, and the cause of its end.
 - ``ActorRolloutRefWorker``: the remote calls by which the driver reads and commands a worker.
 """
@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import rlwatch
+from rlwatch.error_boundary import Contained, ErrorBoundary, Reported, guarded
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.crash import record_crash
@@ -36,12 +37,11 @@ from rlwatch.integrations.verl.compat import (
 )
 from rlwatch.integrations.verl.heartbeat import IN_PLACE, acting, hook
 from rlwatch.integrations.verl.ranks import answering
-from rlwatch.integrations.verl.settings import NAME, Settings, plain, wanted
+from rlwatch.integrations.verl.settings import NAME, VerlSettings, plain, wanted
 from rlwatch.records import RunState
-from rlwatch.seam import Contained, Reported, Seam, guarded
 
 if TYPE_CHECKING:
-    from rlwatch.integrations.verl.driver import Driver
+    from rlwatch.integrations.verl.driver import VerlDriver
     from rlwatch.run import Run
 
 
@@ -49,7 +49,7 @@ logger = logging.getLogger("rlwatch")
 
 
 @dataclass(slots=True)
-class Session:
+class FitSession:
     """One ``fit`` of a trainer: the run its driver opened, or the one its ``Tracking`` opens."""
 
     run: Run | None = None
@@ -60,7 +60,7 @@ class Session:
             Backend(self.run).finish()
 
 
-session: ContextVar[Session | None] = ContextVar("session", default=None)
+session: ContextVar[FitSession | None] = ContextVar("session", default=None)
 """The ``fit`` that is going on in this thread."""
 
 
@@ -69,7 +69,7 @@ class Backend:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.seam = Seam(run)
+        self.seam = ErrorBoundary(run)
         self._made_in = threading.get_ident()
 
     @guarded
@@ -156,14 +156,14 @@ def _wrap_finish(tracking: Any, name: str) -> None:
 
 def _opened(project: str, name: str, config: Any) -> Run:
     """The driver's run; without a driver that knows this trainer, a run of scalars. May raise: this is set-up."""
-    current = session.get() or Session()
+    current = session.get() or FitSession()
     if current.run is None or not current.run.active:
         logger.warning(
             "of verl %s rlwatch records what the trainer logs and how training ends, but no tokens, gradients or "
             "commands: %s",
             verl_version() or "?", scalars_only(hook(V1)),
         )  # fmt: skip
-        current.run = rlwatch.init(**Settings.of(plain(config), project, name).init)
+        current.run = rlwatch.init(**VerlSettings.of(plain(config), project, name).init)
     return current.run
 
 
@@ -171,14 +171,14 @@ def _opened(project: str, name: str, config: Any) -> Run:
 
 
 @contextmanager
-def fitting(current: Session, trainer: Any) -> Iterator[None]:
+def fitting(current: FitSession, trainer: Any) -> Iterator[None]:
     """While a trainer works: its ``Tracking`` finds ``current``, and what it raises is recorded and raised on."""
     token = session.set(current)
 
     def failed(error: BaseException) -> None:
         run = current.run
         if run is not None and run.active:
-            record_crash(run, Seam(run), error, getattr(trainer, "global_steps", None))
+            record_crash(run, ErrorBoundary(run), error, getattr(trainer, "global_steps", None))
 
     try:
         with Reported(failed):
@@ -211,18 +211,18 @@ def install_trainer(module: ModuleType) -> str:
     return in_words(missing) if missing else IN_PLACE
 
 
-def begin_driver(trainer: Any) -> Driver:
+def begin_driver(trainer: Any) -> VerlDriver:
     """The driver of ``trainer``, with its run open. Raises what :func:`rlwatch.init` raises."""
-    from rlwatch.integrations.verl.driver import Driver
+    from rlwatch.integrations.verl.driver import VerlDriver
 
-    settings = Settings.of(plain(trainer.config))
+    settings = VerlSettings.of(plain(trainer.config))
     missing = missing_parts(trainer)
     if missing:
         logger.warning("%s", in_words(missing))
-    driver = Driver(trainer, rlwatch.init(**settings.init), settings)
+    driver = VerlDriver(trainer, rlwatch.init(**settings.init), settings)
     driver.run.introduce()
     setattr(trainer, HELD, driver)
-    session.set(Session(driver.run))  # for a trainer that has a fit of its own
+    session.set(FitSession(driver.run))  # for a trainer that has a fit of its own
     acting("driver")
     return driver
 
@@ -235,7 +235,7 @@ def _init(original: Method) -> Method:
         if not wanted(self.config.trainer.logger):
             return original(self, *args, **kwargs)
         driver = begin_driver(self)
-        with fitting(Session(driver.run), self):
+        with fitting(FitSession(driver.run), self):
             return original(self, *args, **kwargs)
 
     return init
@@ -267,7 +267,7 @@ def watched_fit(original: Method) -> Method:
         if not driver.attached:  # this verl loads no checkpoint where we could see that its workers are there
             driver.attach()
         tap_steps(self, driver)
-        with fitting(Session(driver.run), self):
+        with fitting(FitSession(driver.run), self):
             deadline_s = CRASHED_S
             try:
                 result = original(self, *args, **kwargs)
@@ -279,7 +279,7 @@ def watched_fit(original: Method) -> Method:
     return fit
 
 
-def tap_steps(trainer: Any, driver: Driver) -> None:
+def tap_steps(trainer: Any, driver: VerlDriver) -> None:
     """Subclasses override these methods without calling ``super``, so the instance is changed."""
     _hook(trainer, "on_step_end", driver, before=driver.obey)
     _hook(trainer, "_save_checkpoint", driver, after=lambda *_args, **_kwargs: driver.saved())
@@ -287,7 +287,12 @@ def tap_steps(trainer: Any, driver: Driver) -> None:
 
 
 def _hook(
-    trainer: Any, name: str, driver: Driver, *, before: Callable[[], None] | None = None, after: Method | None = None
+    trainer: Any,
+    name: str,
+    driver: VerlDriver,
+    *,
+    before: Callable[[], None] | None = None,
+    after: Method | None = None,
 ) -> None:
     """Call ``before`` without arguments and ``after`` with the method's own; what they raise ends at the seam."""
     original = getattr(trainer, name, None)
@@ -330,7 +335,7 @@ def install_legacy(module: ModuleType) -> str:
 def _reporting(trainer: Any, original: Any) -> Any:
     @wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
-        current = Session()
+        current = FitSession()
         with fitting(current, trainer):
             result = original(*args, **kwargs)
         current.finish()  # its Tracking would, whenever and in whatever thread it is collected

@@ -40,7 +40,7 @@ PROMPTS, EXTRA = "prompts", "extra_fields"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class BatchSettings:
     """Settings by which a batch is read, from the configuration.
 
     ``longest``: most tokens of a response; ``eos``: the token that ends one; ``truncation``: largest weight of verl's
@@ -54,7 +54,7 @@ class Reading:
     tasks: TaskNames = field(default_factory=TaskNames)
 
     @classmethod
-    def of(cls, config: Any, tokenizer: Any) -> Reading:
+    def of(cls, config: Any, tokenizer: Any) -> BatchSettings:
         """Read verl's whole configuration."""
         correction = config.algorithm.get("rollout_correction", None) or {}
         rollout = config.actor_rollout_ref.rollout
@@ -120,7 +120,7 @@ class StepBatch:
             if all(value is None or isinstance(value, int | float | np.number | np.bool_) for value in values)
         }
 
-    def token_batch(self, reading: Reading) -> TokenBatch | None:
+    def token_batch(self, reading: BatchSettings) -> TokenBatch | None:
         """The per-token view; None where the trainer's own log-probs are not known."""
         logp, mask = self.tokens.get("old_log_probs"), self.tokens.get("response_mask")
         if logp is None or mask is None or reading.bypass:
@@ -138,7 +138,7 @@ class StepBatch:
             staleness=self.staleness,
         )
 
-    def response_batch(self, reading: Reading) -> ResponseBatch:
+    def response_batch(self, reading: BatchSettings) -> ResponseBatch:
         """The per-response view. Of a session with several outputs only the last one has the reward."""
         scores, final = self.tokens.get("rm_scores"), finals(self.keys)
         mask = self.tokens.get("response_mask")
@@ -163,7 +163,7 @@ class StepBatch:
             return None
         return _inside(self.lengths, first.shape[1]) & ~first.bool()
 
-    def _cut(self, reading: Reading) -> Tensor | None:
+    def _cut(self, reading: BatchSettings) -> Tensor | None:
         """Responses of the greatest length that do not end with the end-of-sequence token."""
         if reading.longest is None:
             return None

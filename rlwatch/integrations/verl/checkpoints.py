@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.checkpoints import FACTS_FILE, Facts, read_facts, why_none
+from rlwatch.integrations.checkpoints import FACTS_FILE, ReferenceFacts, read_facts, why_none
 from rlwatch.integrations.verl.ranks import Workers, accepted, joint
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 
 logger = logging.getLogger("rlwatch")
 
@@ -28,12 +28,12 @@ class Checkpoints:
     has the reference that training had there.
     """
 
-    def __init__(self, trainer: Any, workers: Workers, seam: Seam) -> None:
+    def __init__(self, trainer: Any, workers: Workers, seam: ErrorBoundary) -> None:
         self._trainer = trainer
         self._workers = workers
         self._seam = seam
         self._saved: int | None = None
-        self._facts: Facts | None = None
+        self._facts: ReferenceFacts | None = None
 
     def save(self) -> str:
         """Save one now, unless this step has one; returns words for the answer."""
@@ -62,7 +62,7 @@ class Checkpoints:
     def changed(self, command: Command, fingerprint: str) -> None:
         """The reference has just been reset."""
         step = int(self._trainer.global_steps)
-        self._facts = Facts(step, command.command_id, fingerprint, command.requested_by, command.why)
+        self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         if self._saved == self._trainer.global_steps:
             self._seam.attempt("reference of a checkpoint", self._keep)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlwatch.control.policy import veto_reset_reference
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import SaveCheckpoint, Stop
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.ranks import Reply, Workers, accepted, joint
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
 
 
 class OnWorkers:
@@ -35,7 +35,7 @@ class OnWorkers:
 class ResetOnWorkers(OnWorkers):
     """``reset-reference``, at a boundary where no log-probs of the reference are waiting to be used."""
 
-    def __init__(self, trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Seam) -> None:
+    def __init__(self, trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> None:
         super().__init__("reset-reference", workers)
         self._trainer = trainer
         self._checkpoints = checkpoints
@@ -90,7 +90,7 @@ class LowerLROnWorkers(OnWorkers):
         return Command("", "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
 
 
-def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: Seam) -> list[CommandHandler]:
+def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> list[CommandHandler]:
     """Handlers for verl's ``trainer``, beside ``set-kl-coef``, pause and resume."""
     return [
         ResetOnWorkers(trainer, workers, checkpoints, seam),

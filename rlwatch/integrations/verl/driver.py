@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
+from rlwatch.error_boundary import Contained, ErrorBoundary
 from rlwatch.integrations.checkpoints import KeptSettings
 from rlwatch.integrations.commands import Controller, OnMetrics, SetKLCoef
 from rlwatch.integrations.completions import (
@@ -26,17 +27,24 @@ from rlwatch.integrations.completions import (
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import decoded_batches
 from rlwatch.integrations.step_tally import BEFORE_THE_UPDATE, Decode, StepTally, StepThread, merge_workers
-from rlwatch.integrations.verl.batch import EXTRA, PROMPTS, RESPONSE_FIELDS, TOKEN_FIELDS, Reading, StepBatch, pieces
+from rlwatch.integrations.verl.batch import (
+    EXTRA,
+    PROMPTS,
+    RESPONSE_FIELDS,
+    TOKEN_FIELDS,
+    BatchSettings,
+    StepBatch,
+    pieces,
+)
 from rlwatch.integrations.verl.checkpoints import Checkpoints
 from rlwatch.integrations.verl.commands import Coefficient, handlers
 from rlwatch.integrations.verl.compat import in_words
 from rlwatch.integrations.verl.heartbeat import failing
 from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
-from rlwatch.integrations.verl.sampling import MEASURED_SHARE, Budget, EveryResponse, Rows
-from rlwatch.integrations.verl.settings import Settings
+from rlwatch.integrations.verl.sampling import MEASURED_SHARE, EveryResponse, SampledRows, SamplingBudget
+from rlwatch.integrations.verl.settings import VerlSettings
 from rlwatch.records import LOCALISED, CompletionBatch
 from rlwatch.rollouts import PART
-from rlwatch.seam import Contained, Seam
 from rlwatch.tensors import kl
 from rlwatch.tensors.masked import keep
 from rlwatch.tensors.responses import observe_responses
@@ -49,12 +57,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 
-class Driver:
+class VerlDriver:
     """Watches one ``PPOTrainer`` of verl. All its methods are called in the training thread and raise nothing."""
 
-    def __init__(self, trainer: Any, run: Run, settings: Settings) -> None:
+    def __init__(self, trainer: Any, run: Run, settings: VerlSettings) -> None:
         self.run = run
-        self.seam = Seam(run)
+        self.seam = ErrorBoundary(run)
         self.statistics = Statistics(self.seam, settings)
         self.trainer = trainer
         self._settings = settings
@@ -120,7 +128,7 @@ class Driver:
 
     def _attach(self) -> None:
         trainer = self.trainer
-        reading = self.statistics.reading = Reading.of(trainer.config, trainer.tokenizer)
+        reading = self.statistics.reading = BatchSettings.of(trainer.config, trainer.tokenizer)
         workers = Workers(trainer.actor_rollout_wg)
         given = {
             "level": str(self._settings.level),
@@ -155,11 +163,11 @@ class Driver:
         if self._settings.text:
             self.statistics.decode = texts.decode
 
-    def _rows(self, meta: Any, step: int) -> Rows:
+    def _rows(self, meta: Any, step: int) -> SampledRows:
         """Tell rows of the step that are responses, and those of them to read."""
-        return Rows.of(meta.keys, meta.tags, self.statistics.budget, step)
+        return SampledRows.of(meta.keys, meta.tags, self.statistics.budget, step)
 
-    def _fetch(self, meta: Any, step: int, rows: Rows) -> Fetched:
+    def _fetch(self, meta: Any, step: int, rows: SampledRows) -> Fetched:
         """Copies out of the queue, which verl empties next; the rest is for the thread of the statistics.
 
         Of a step that would cost more than the budget only some rows are copied, and of the others a value each.
@@ -199,9 +207,9 @@ class Fetched:
 class Statistics:
     """Computes and records, in the order of steps."""
 
-    def __init__(self, seam: Seam, settings: Settings) -> None:
-        self.reading = Reading()
-        self.budget = Budget(settings.budget_ms)
+    def __init__(self, seam: ErrorBoundary, settings: VerlSettings) -> None:
+        self.reading = BatchSettings()
+        self.budget = SamplingBudget(settings.budget_ms)
         self.numbers: dict[str, float] = {}
         self.decode: Decode | None = None
         self.texts: Texts | None = None
@@ -242,7 +250,7 @@ class Statistics:
             self.texts.close()
 
     def _guarded(self, step: int, fetched: Fetched | None, answers: Answers | None) -> None:
-        metrics = self._seam.aside("statistics", self._record, step, fetched, answers)
+        metrics = self._seam.guard_background("statistics", self._record, step, fetched, answers)
         self._hand_over(step, metrics or {})
 
     def _record(self, step: int, fetched: Fetched | None, answers: Answers | None) -> Mapping[str, float]:
@@ -321,7 +329,7 @@ def _gathered(answers: Answers) -> Sequence[Reply]:
 class Texts(SampledText):
     """The text of verl's generations. Called on the thread of the statistics, with a tokenizer of its own."""
 
-    def __init__(self, settings: Settings, tokenizer: Any) -> None:
+    def __init__(self, settings: VerlSettings, tokenizer: Any) -> None:
         measure = settings.level.includes(Level.FULL)
         super().__init__(settings.completions, measure=measure, tokenizer=tokenizer)
         self.fields = () if settings.completions is None else (PROMPTS, EXTRA)
@@ -331,7 +339,7 @@ class Texts(SampledText):
         """The text of ``ids``, on the thread of the statistics only."""
         return str(self._tokenizer.decode(list(ids)))
 
-    def offer(self, run: Run, step: int, batch: StepBatch, reading: Reading) -> None:
+    def offer(self, run: Run, step: int, batch: StepBatch, reading: BatchSettings) -> None:
         """The generation of ``step``."""
 
         def kept(sampler: CompletionSampler) -> CompletionBatch | None:
@@ -381,7 +389,7 @@ def _prompt_ids(batch: StepBatch) -> list[str]:
     return [prompt_id(ids.numpy().tobytes()) for ids in batch.prompts]
 
 
-def _columns(batch: StepBatch, reading: Reading) -> Mapping[str, Values | Lazy]:
+def _columns(batch: StepBatch, reading: BatchSettings) -> Mapping[str, Values | Lazy]:
     """Columns kept beside the text."""
     columns: dict[str, Values | Lazy] = {"length": batch.lengths.tolist()}
     if batch.rewards is not None:

@@ -11,10 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rlwatch.error_boundary import ErrorBoundary, Reported
 from rlwatch.errors import RLWatchError
 from rlwatch.gradloc.distributed import World
 from rlwatch.gradloc.locate import Located
-from rlwatch.gradloc.passes import Outputs, Passes, RandomState
+from rlwatch.gradloc.passes import Outputs, RandomState, RecordedPasses
 from rlwatch.gradloc.rows import event_body
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.localising import (
@@ -33,17 +34,18 @@ from rlwatch.integrations.verl.compat import PASSES, STEPS
 from rlwatch.integrations.verl.settings import hindrance
 from rlwatch.integrations.weights import flattened, gradients_of
 from rlwatch.metrics import LAYER_PREFIX
-from rlwatch.seam import Reported, Seam
 from rlwatch.tensors.gradnorm import GradNorms, layer_of
 
 
-class Localising:
+class RankLocalising:
     """One rank's end: keeps the loss passes of each optimizer step, and looks at its gradient before it is used."""
 
-    def __init__(self, engine: Any, seam: Seam, settings: Localise, world: World, decode: Decode | None = None) -> None:
+    def __init__(
+        self, engine: Any, seam: ErrorBoundary, settings: Localise, world: World, decode: Decode | None = None
+    ) -> None:
         self.localiser = Localiser(seam, settings, decode=decode, world=world)
         self.localiser.expects = True
-        self._tap = LossPassTap(engine, seam, self.localiser.passes)
+        self._tap = EngineLossPassTap(engine, seam, self.localiser.passes)
         self._engine = engine
         self._settings = settings
         self._decode = decode
@@ -53,7 +55,7 @@ class Localising:
         self._localised: list[Located] = []
 
     @classmethod
-    def of(cls, worker: Any, seam: Seam, settings: Localise, *, text: bool = False) -> Self:
+    def of(cls, worker: Any, seam: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
         """Attach to the actor of verl's ``worker``; with ``text``, the text of culprits is kept.
 
         A collective: every rank calls it. Raises ``RLWatchError`` saying why it cannot be done.
@@ -183,7 +185,7 @@ class Taker:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ForwardStepCall:
     """One call of ``forward_step`` that a backward follows."""
 
     forward_step: Callable[..., Any]
@@ -203,14 +205,14 @@ class Call:
         return taker.outputs
 
 
-class LossPassTap:
+class EngineLossPassTap:
     """Watches the forwards of one engine that a backward follows, and keeps them in ``passes``."""
 
-    def __init__(self, engine: Any, seam: Seam, passes: Passes) -> None:
+    def __init__(self, engine: Any, seam: ErrorBoundary, passes: RecordedPasses) -> None:
         self._engine = engine
         self._seam = seam
         self._passes = passes
-        self._call: Call | None = None
+        self._call: ForwardStepCall | None = None
 
     def attach(self) -> None:
         """Put the wrapper in place."""
@@ -255,14 +257,14 @@ def parts_of(model_output: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _begun(forward_step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def _begun(forward_step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ForwardStepCall:
     (micro_batch,) = args
-    return Call(forward_step, micro_batch, kwargs["loss_function"], RandomState.now())
+    return ForwardStepCall(forward_step, micro_batch, kwargs["loss_function"], RandomState.now())
 
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    call: Call
+    call: ForwardStepCall
     width: int
 
     def __call__(self, rows: Sequence[int] | None = None) -> Outputs:

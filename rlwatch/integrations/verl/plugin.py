@@ -14,10 +14,10 @@ from importlib import import_module
 from types import ModuleType
 
 from rlwatch import __version__
+from rlwatch.error_boundary import Contained
 from rlwatch.integrations.compat import AfterImport
 from rlwatch.integrations.verl import heartbeat
 from rlwatch.integrations.verl.compat import verl_version
-from rlwatch.seam import Contained
 
 logger = logging.getLogger("rlwatch")
 

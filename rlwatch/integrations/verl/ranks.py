@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+from rlwatch.error_boundary import Contained
 from rlwatch.errors import RLWatchError
-from rlwatch.seam import Contained
 
 # Answers of a worker to the driver, as plain data: refusals travel as words, never as exceptions.
 

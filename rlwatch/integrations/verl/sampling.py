@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, Reading, finals, listed
+from rlwatch.integrations.verl.batch import RESPONSE_FIELDS, BatchSettings, finals, listed
 from rlwatch.tensors.responses import ResponseBatch
 
 AT_ONCE = 2**20
@@ -37,7 +37,7 @@ Fetch = Callable[[Sequence[str], Sequence[str]], Any]
 
 
 @dataclass(slots=True)
-class Budget:
+class SamplingBudget:
     """Milliseconds that the driver may spend on the tokens of a step; None: as many as it takes.
 
     Counted are the CPU time of the thread that computes and what training waits for the queue; what a token costs is
@@ -76,7 +76,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SampledRows:
     """The responses of a step without verl's padding, and which of them are ``chosen`` to be read token by token.
 
     None: all. ``lengths`` are empty where verl does not tell them; nothing is chosen then.
@@ -88,7 +88,9 @@ class Rows:
     chosen: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], budget: Budget, step: int) -> Rows:
+    def of(
+        cls, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], budget: SamplingBudget, step: int
+    ) -> SampledRows:
         """Read the keys and tags of a ``KVBatchMeta``."""
         real = [row for row, tag in enumerate(tags) if not tag.get("is_padding", False)]
         kept, kept_tags = tuple(keys[row] for row in real), tuple(dict(tags[row]) for row in real)
@@ -123,7 +125,7 @@ class EveryResponse:
         keys: Sequence[str],
         lengths: Sequence[int],
         fetch: Fetch,
-        reading: Reading,
+        reading: BatchSettings,
         *,
         at_once: int = AT_ONCE,
     ) -> EveryResponse:
@@ -145,7 +147,7 @@ class EveryResponse:
         rewards = torch.cat(sums) if sums else None
         return cls(tuple(keys), rewards, torch.tensor(lengths), last, named)
 
-    def response_batch(self, reading: Reading) -> ResponseBatch:
+    def response_batch(self, reading: BatchSettings) -> ResponseBatch:
         """The per-response view of the whole step."""
         cut = None if reading.longest is None else (self.last >= 0) & (self.last != reading.eos)
         return ResponseBatch.of(

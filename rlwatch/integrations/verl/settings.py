@@ -35,7 +35,7 @@ def hindrance(strategy: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VerlSettings:
     """Level, text to keep, and the arguments for :func:`rlwatch.init`.
 
     Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
@@ -51,7 +51,7 @@ class Settings:
     init: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: Mapping[str, Any] | None, project: str = "", name: str = "") -> Settings:
+    def of(cls, config: Mapping[str, Any] | None, project: str = "", name: str = "") -> VerlSettings:
         """Read verl's whole configuration, as plain dictionaries.
 
         Raises ``ConfigError`` for what is wrong in ``trainer.rlwatch``, naming what it may hold.

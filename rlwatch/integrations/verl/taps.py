@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.knobs import rates
@@ -24,8 +25,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.step_tally import BEFORE, StepTally, core, everything
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
-from rlwatch.integrations.verl.localise import Localising
-from rlwatch.seam import Seam
+from rlwatch.integrations.verl.localise import RankLocalising
 from rlwatch.tensors.covariance import Pairs
 from rlwatch.tensors.gradnorm import GradNorms, Marked
 from rlwatch.tensors.histogram import observe_distributions
@@ -68,13 +68,13 @@ class WorkerTaps:
         self,
         actor: Any,
         registry: MutableMapping[str, Loss],
-        seam: Seam,
+        seam: ErrorBoundary,
         level: Level,
         *,
         bypass: bool = False,
         truncation: float | None = None,
         gradients: Callable[[Any], GradNorms | None] | None = None,
-        localising: Localising | None = None,
+        localising: RankLocalising | None = None,
     ) -> None:
         self.tally = StepTally()
         self._actor = actor

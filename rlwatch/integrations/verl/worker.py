@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations import megatron
 from rlwatch.integrations.compat import vocab_size_of
@@ -25,10 +26,10 @@ from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.reference import clear_state, clearable
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.integrations.verl.compat import missing_of_actor, policy_losses
-from rlwatch.integrations.verl.localise import Localising
+from rlwatch.integrations.verl.localise import RankLocalising
 from rlwatch.integrations.verl.taps import WorkerTaps
 from rlwatch.integrations.weights import (
-    Pair,
+    TensorPair,
     copy_all,
     fingerprint,
     flat_pairs,
@@ -43,8 +44,7 @@ from rlwatch.integrations.weights import (
 )
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
-from rlwatch.seam import Seam
-from rlwatch.tensors.gradnorm import GradNorms, Sharded
+from rlwatch.tensors.gradnorm import GradNorms, ShardedNorm
 from rlwatch.tensors.megatron import hindrance, model_norms
 
 
@@ -54,10 +54,10 @@ class Inside:
     def __init__(
         self,
         worker: Any,
-        seam: Seam,
+        seam: ErrorBoundary,
         taps: WorkerTaps | None,
         missing: Mapping[str, str],
-        localising: Localising | str | None = None,
+        localising: RankLocalising | str | None = None,
     ) -> None:
         self.missing = missing
         """What cannot be measured here, and why."""
@@ -74,7 +74,7 @@ class Inside:
     @classmethod
     def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
         """The end of verl's ``worker``, its taps in place unless something is in their way."""
-        seam, level = Seam(), Level.of(str(settings.get("level", Level.FULL)))
+        seam, level = ErrorBoundary(), Level.of(str(settings.get("level", Level.FULL)))
         actor = getattr(worker, "actor", None)
         if actor is None:
             return cls(worker, seam, None, {"measurements of the update": "this worker holds no actor"})
@@ -87,7 +87,7 @@ class Inside:
             bypass=bool(settings.get("bypass")),
             truncation=settings.get("truncation"),
             gradients=_gradients(worker),
-            localising=localising if isinstance(localising, Localising) else None,
+            localising=localising if isinstance(localising, RankLocalising) else None,
         )
         taps.attach()
         missing = missing_of_actor(actor, registry)
@@ -106,9 +106,9 @@ class Inside:
             return {}
         tally = self.taps.take(before=before)
         if not _tells_of_tokens(self._worker.actor.engine):
-            tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, Sharded)})
+            tally = StepTally({name: stat for name, stat in tally.stats.items() if isinstance(stat, ShardedNorm)})
         parcel = {} if tally.empty else {"parcel": encoded_tally(tally, step)}
-        localised = self.localising.take(step) if isinstance(self.localising, Localising) else {}
+        localised = self.localising.take(step) if isinstance(self.localising, RankLocalising) else {}
         return {**parcel, **localised, "errors": self._seam.errors}
 
     def check(self, kind: str, args: Mapping[str, Any]) -> None:
@@ -164,11 +164,13 @@ def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
     return (lambda engine: gradients_of(engine.module, rank)) if strategy in ENGINES else None
 
 
-def _localising(worker: Any, seam: Seam, settings: Mapping[str, Any]) -> Localising | str | None:
+def _localising(worker: Any, seam: ErrorBoundary, settings: Mapping[str, Any]) -> RankLocalising | str | None:
     """Make what looks at spikes, as it is wished; or say why it cannot."""
     wish = settings.get("localise")
     try:
-        return None if wish is None else Localising.of(worker, seam, Localise(**wish), text=bool(settings.get("text")))
+        return (
+            None if wish is None else RankLocalising.of(worker, seam, Localise(**wish), text=bool(settings.get("text")))
+        )
     except RLWatchError as reason:
         return str(reason)
 
@@ -228,7 +230,7 @@ class Anchor:
         """True if the reference is the policy without its adapter."""
         return self._worker.ref is None and bool(getattr(self.policy, "_is_lora", False))
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[TensorPair]:
         """Policy and reference, tensor by tensor, sharded alike. Raises ``RLWatchError`` if they are not."""
         ref = self._worker.ref
         if ref is None and self._megatron and getattr(self.policy, "peft_cls", None) is not None:

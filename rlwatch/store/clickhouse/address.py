@@ -20,7 +20,7 @@ _DEFAULTS = {"async_insert": "1", "wait_for_async_insert": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClickHouseAddress:
     """One database of one server.
 
     ``url``: without a password. ``client``: what its client is given, a password too. ``settings``: the server's, of
@@ -34,7 +34,7 @@ class Place:
     keep_days: dict[str, int]
 
 
-def read_place(url: str) -> Place:
+def read_place(url: str) -> ClickHouseAddress:
     """The place in ``url``. Raises ``StoreURLError``, which never repeats it: it may hold a password.
 
     User and password that it does not say come from ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD``.
@@ -63,7 +63,7 @@ def read_place(url: str) -> Place:
     settings = {name: value for name, value in options.items() if name not in (*_OWN, *KEPT)}
     shown = f"clickhouse://{user + '@' if user else ''}{parts.hostname}:{port}/{database}"
     kept = urlencode({name: value for name, value in options.items() if "password" not in name}, safe="/")
-    return Place(
+    return ClickHouseAddress(
         f"{shown}?{kept}" if kept else shown,
         f"ClickHouse database {database!r} on {parts.hostname}:{port}",
         client,

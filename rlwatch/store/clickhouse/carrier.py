@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rlwatch.ports import Bulk
 from rlwatch.records import DISTRIBUTIONS
-from rlwatch.store.clickhouse.engine import Engine, tables
+from rlwatch.store.clickhouse.engine import ClickHouseClient, tables
 from rlwatch.store.clickhouse.shipment import ClickHouseShipment
-from rlwatch.store.clickhouse.wire import Answer, literal
+from rlwatch.store.clickhouse.wire import RowStream, literal
 from rlwatch.store.fields import plain
-from rlwatch.store.postgres.carrier import Asked, Part
+from rlwatch.store.postgres.carrier import RowRange, SeriesPart
 from rlwatch.store.postgres.connection import Connection, Row
 
 _ROW = struct.Struct("<qqqqdi")
@@ -38,7 +38,7 @@ class _Epoch(NamedTuple):
 class ClickHouse:
     """A ``Carrier`` whose tables' names begin with ``name``."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
+    def __init__(self, engine: ClickHouseClient, name: str) -> None:
         self._engine, self._name = engine, name
 
     def rows(
@@ -91,8 +91,8 @@ class ClickHouse:
         return found
 
     def parts(
-        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
-    ) -> Iterator[tuple[str, Part]]:
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
+    ) -> Iterator[tuple[str, SeriesPart]]:
         """Columns as the server puts them together, metric by metric; not in order."""
         known = _by_word(sets)
         asked_for = {plain(name) for name in names}
@@ -104,17 +104,17 @@ class ClickHouse:
             while answer:
                 yield known[answer.text()], _part(answer)
 
-    def moments(self, db: Connection, run_id: str) -> Part:
+    def moments(self, db: Connection, run_id: str) -> SeriesPart:
         """Moments of the records."""
         import numpy as np
 
         answer = self._read(db, run_id, _columns("ts"), "record", "")
         if not answer:
             none = np.empty(0, dtype=np.int64)
-            return Part(none, none, none, np.empty(0))
+            return SeriesPart(none, none, none, np.empty(0))
         found = _part(answer)
         order = np.argsort(found.seqs, kind="stable")
-        return Part(*(column[order] for column in found))
+        return SeriesPart(*(column[order] for column in found))
 
     def last_values(
         self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]]
@@ -231,23 +231,23 @@ class ClickHouse:
             found[name] = {"rows": answer.numbers(size)[0]}
         return found
 
-    def _read(self, db: Connection, run_id: str, what: str, table: str, rest: str) -> Answer:
+    def _read(self, db: Connection, run_id: str, what: str, table: str, rest: str) -> RowStream:
         """Rows of the run that count; ``rest``: which of them, and in which order."""
         return self._counting(_counted(db, run_id), run_id, what, table, rest)
 
-    def _counting(self, counted: Sequence[_Epoch], run_id: str, what: str, table: str, rest: str) -> Answer:
+    def _counting(self, counted: Sequence[_Epoch], run_id: str, what: str, table: str, rest: str) -> RowStream:
         counts = " OR ".join(
             f"epoch = {one.epoch} AND seq BETWEEN {one.first_seq} AND {one.last_seq}"
             for one in counted
             if one.last_seq >= one.first_seq
         )
         if not counts:
-            return Answer(b"")
+            return RowStream(b"")
         return self._engine.read(
             f"SELECT {what} FROM {self._name}_{table} FINAL WHERE run_id = {literal(run_id)} AND ({counts}) {rest}"
         )
 
-    def _batches(self, table: str, what: str, which: str, last: int | None) -> Answer:
+    def _batches(self, table: str, what: str, which: str, last: int | None) -> RowStream:
         newest = "" if last is None else f"ORDER BY epoch DESC, number DESC LIMIT {last}"
         return self._engine.read(
             f"SELECT {what} FROM (SELECT * FROM {self._name}_{table} FINAL WHERE {which} {newest}) "
@@ -280,5 +280,5 @@ def _columns(values: str) -> str:
     return f"groupArray(seq), groupArray(step), groupArray(attempt), groupArray({values})"
 
 
-def _part(answer: Answer) -> Part:
-    return Part(*(answer.array(kind) for kind in ("<i8", "<i8", "<i8", "<f8")))
+def _part(answer: RowStream) -> SeriesPart:
+    return SeriesPart(*(answer.array(kind) for kind in ("<i8", "<i8", "<i8", "<f8")))

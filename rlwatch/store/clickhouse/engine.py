@@ -13,8 +13,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
-from rlwatch.store.clickhouse.address import Place
-from rlwatch.store.clickhouse.wire import Answer
+from rlwatch.store.clickhouse.address import ClickHouseAddress
+from rlwatch.store.clickhouse.wire import RowStream
 from rlwatch.store.postgres.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, UnreachableError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _BESIDE = re.compile(r" \(for url .*| In scope .*|: While (executing|processing)
 _FULL = {243, 241}
 
 
-class Engine:
+class ClickHouseClient:
     """The server at ``place``; may be used from many threads, and from forked children.
 
     Parameters
@@ -53,15 +53,15 @@ class Engine:
         For a trainer: while the server is away, ask only now and then, and fail at once in between.
     """
 
-    def __init__(self, place: Place, *, patience_s: float, hurried: bool) -> None:
+    def __init__(self, place: ClickHouseAddress, *, patience_s: float, hurried: bool) -> None:
         self.place = place
         self._hurried = hurried
         self._key = (tuple(place.client.items()), tuple(place.settings.items()), int(patience_s) or 1)
         self._away_until, self._pause_s, self._away_because = 0.0, FIRST_PAUSE_S, ""
 
-    def read(self, statement: str) -> Answer:
+    def read(self, statement: str) -> RowStream:
         """Rows of a SELECT, in RowBinary."""
-        return Answer(self._asked(lambda client: client.raw_query(statement, fmt="RowBinary")))
+        return RowStream(self._asked(lambda client: client.raw_query(statement, fmt="RowBinary")))
 
     def insert(self, table: str, columns: str, block: bytes) -> None:
         """Insert rows in RowBinary; they are stored once this returns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-from rlwatch.store.clickhouse.engine import Engine
+from rlwatch.store.clickhouse.engine import ClickHouseClient
 from rlwatch.store.clickhouse.wire import floats, string, strings, varint
 from rlwatch.store.postgres.carrier import Load
 from rlwatch.store.postgres.connection import Connection
@@ -24,7 +24,7 @@ _COMPLETIONS = "run_id, epoch, number, step, attempt, rank, ts, n, v"
 class ClickHouseShipment:
     """A ``Shipment`` of the run. ``now``: the time in Unix seconds, which makes epochs that were not given before."""
 
-    def __init__(self, engine: Engine, name: str, run_id: str, now: Callable[[], float]) -> None:
+    def __init__(self, engine: ClickHouseClient, name: str, run_id: str, now: Callable[[], float]) -> None:
         self._engine, self._name, self._run_id, self._now = engine, name, run_id, now
         self._epoch = 0
         self._first, self._last, self._spikes, self._completions, self._extra = 1, 0, 0, 0, 0

@@ -50,10 +50,10 @@ def strings(values: tuple[str, ...]) -> bytes:
     return varint(len(values)) + b"".join(map(string, values))
 
 
-class Answer:
+class RowStream:
     """Rows of an answer, read from front to end. False once all is read.
 
-    >>> answer = Answer(string("é") + struct.pack("<q", 7))
+    >>> answer = RowStream(string("é") + struct.pack("<q", 7))
     >>> answer.text(), answer.numbers(struct.Struct("<q")), bool(answer)
     ('é', (7,), False)
     """

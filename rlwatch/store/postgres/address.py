@@ -8,7 +8,7 @@ from hashlib import sha256
 from urllib.parse import quote, unquote
 
 from rlwatch.errors import MissingExtraError, StoreURLError
-from rlwatch.store.clickhouse.address import Place, known_client, read_place
+from rlwatch.store.clickhouse.address import ClickHouseAddress, known_client, read_place
 
 SCHEMA = "rlwatch"
 """Where in the database the tables are, unless the URL says ``schema=``."""
@@ -26,7 +26,7 @@ _DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PostgresAddress:
     """One schema of one database.
 
     ``settings``: libpq's, by name, a password too where the URL has one; what it does not say, libpq takes from its
@@ -37,7 +37,7 @@ class Address:
     url: str
     schema: str
     settings: dict[str, str] = field(repr=False)
-    series: Place | None = None
+    series: ClickHouseAddress | None = None
 
     @property
     def where(self) -> str:
@@ -54,7 +54,7 @@ class Address:
         return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def read_address(url: str) -> Address:
+def read_address(url: str) -> PostgresAddress:
     """The address in ``url``. Raises ``StoreURLError``, which never repeats it: it may hold a password."""
     own, rest = _own(url)
     schema = own.get("schema", SCHEMA)
@@ -71,7 +71,7 @@ def read_address(url: str) -> Address:
         known_client()
         shown.append(f"series={quote(series.url, safe='/:@?=,')}")
     url = shown[0] + ("&" if "?" in shown[0] else "?") * (len(shown) > 1) + "&".join(shown[1:])
-    return Address(url, schema, _DEFAULTS | settings, series)
+    return PostgresAddress(url, schema, _DEFAULTS | settings, series)
 
 
 def _own(url: str) -> tuple[dict[str, str], str]:

@@ -17,12 +17,12 @@ from rlwatch.records import (
     OutboxMessage,
 )
 from rlwatch.store.fields import ACKNOWLEDGEMENT, ALERT, MESSAGE
+from rlwatch.store.postgres.annotations import People, shown
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import add, found, plain, put, record_of
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.news import tell
 from rlwatch.store.postgres.ownership import exclusive, wait_for
-from rlwatch.store.postgres.people import People, shown
 from rlwatch.store.sqlite.ownership import is_gone, this_process
 
 _MESSAGE = ", ".join(("run_id", "extra", *MESSAGE.columns))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Part(NamedTuple):
+class SeriesPart(NamedTuple):
     """Rows of one metric in order of ``seq``, by column (all of equal length N): int64, and float64 ``values``."""
 
     seqs: np.ndarray
@@ -26,17 +26,17 @@ class Part(NamedTuple):
     values: np.ndarray
 
 
-class Asked(NamedTuple):
+class RowRange(NamedTuple):
     """Rows above ``after``, with steps from ``low`` to ``high``."""
 
     after: int
     low: int
     high: int
 
-    def of(self, part: Part) -> Part:
+    def of(self, part: SeriesPart) -> SeriesPart:
         """Those of the part that are asked for; the part itself where that is all."""
         mask = (part.seqs > self.after) & (part.steps >= self.low) & (part.steps <= self.high)
-        return part if mask.all() else Part(*(column[mask] for column in part))
+        return part if mask.all() else SeriesPart(*(column[mask] for column in part))
 
 
 class Load(NamedTuple):
@@ -72,7 +72,7 @@ class Shipment(Protocol):
         ...
 
 
-class Carrier(Protocol):
+class SeriesBackend(Protocol):
     """Reader of the bulk of runs, each answer of the snapshot that ``db`` holds."""
 
     def rows(
@@ -97,12 +97,12 @@ class Carrier(Protocol):
         ...
 
     def parts(
-        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
-    ) -> Iterator[tuple[str, Part]]:
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
+    ) -> Iterator[tuple[str, SeriesPart]]:
         """Rows of each of ``names``, in as many parts as they lie in; ``sets``: the run's metric sets."""
         ...
 
-    def moments(self, db: Connection, run_id: str) -> Part:
+    def moments(self, db: Connection, run_id: str) -> SeriesPart:
         """Moments of the records, as values."""
         ...
 

@@ -17,7 +17,7 @@ _COMMAND = ", ".join(("run_id", "extra", *COMMAND.columns))
 _ANSWERS = tuple(status for status in CommandStatus if not status.open)
 
 
-class Commands(ABC):
+class CommandQueries(ABC):
     """Wishes of people about live runs, over hooks that open a transaction."""
 
     server: Server

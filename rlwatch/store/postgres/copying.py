@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlwatch import codec
-from rlwatch.store.fields import Table
+from rlwatch.store.fields import FieldTable
 from rlwatch.store.fields import plain as _utf8
 from rlwatch.store.postgres.connection import Connection, Row
 
@@ -74,13 +74,13 @@ def copy_rows(db: Connection, run_id: str, table: str, rows: Sequence[Row]) -> N
 # Records of tables that have the column ``extra``.
 
 
-def add(db: Connection, table: Table[_T], record: _T, /, **first: object) -> None:
+def add(db: Connection, table: FieldTable[_T], record: _T, /, **first: object) -> None:
     """Insert the record, unless one of its keys is there; ``first``: columns that are no fields of it."""
     put = table.insert("%s", *first, codec.EXTRA, upon="DO NOTHING")
     db.execute(put.encode(), (*first.values(), plain(table.rest_text(record)), *table.row(record, plain)))
 
 
-def put(db: Connection, table: Table[_T], record: _T, /, key: str, **first: object) -> None:
+def put(db: Connection, table: FieldTable[_T], record: _T, /, key: str, **first: object) -> None:
     """Insert the record, or replace the one of the same ``key`` (columns); fields of it that we do not know stay."""
     text, row = plain(table.rest_text(record)), table.row(record, plain)
     statement = f"{table.upsert('%s', *first, codec.EXTRA, key=key)} RETURNING extra"
@@ -95,13 +95,13 @@ def put(db: Connection, table: Table[_T], record: _T, /, key: str, **first: obje
 
 
 def found(
-    db: Connection, table: Table[_T], which: str, values: Sequence[object] | Mapping[str, object] = ()
+    db: Connection, table: FieldTable[_T], which: str, values: Sequence[object] | Mapping[str, object] = ()
 ) -> Iterable[_T]:
     """Records of a table that has ``run_id``: ``which`` of them, in which order."""
     rows = db.execute(table.select(which, "run_id", codec.EXTRA).encode(), values)
     return (record_of(table, row) for row in rows.fetchall())
 
 
-def record_of(table: Table[_T], row: Sequence[Any]) -> _T:
+def record_of(table: FieldTable[_T], row: Sequence[Any]) -> _T:
     """The record of a row: the run's id, ``extra``, then the columns."""
     return table.record(row[2:], row[1], run_id=row[0])

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors
 
 from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
-from rlwatch.store.postgres.address import Address
+from rlwatch.store.postgres.address import PostgresAddress
 
 _BUSY = (
     errors.LockNotAvailable,
@@ -30,7 +30,7 @@ class UnreachableError(StoreError):
 
 
 @contextmanager
-def explained(address: Address) -> Iterator[None]:
+def explained(address: PostgresAddress) -> Iterator[None]:
     """Turn errors of the server, and stored values that no longer parse, into ours."""
     try:
         yield
@@ -40,7 +40,7 @@ def explained(address: Address) -> Iterator[None]:
         raise StoreCorruptError(f"{address.where} holds what cannot be read: {error!r}") from error
 
 
-def explain(error: psycopg.Error, address: Address) -> StoreError:
+def explain(error: psycopg.Error, address: PostgresAddress) -> StoreError:
     """The error of ours that says what happened."""
     where, said = address.where, _words(error)
     if isinstance(error, _BUSY):
@@ -58,7 +58,7 @@ def explain(error: psycopg.Error, address: Address) -> StoreError:
     return StoreError(f"{where}: {said}")
 
 
-def refusal(error: psycopg.Error, address: Address) -> StoreError:
+def refusal(error: psycopg.Error, address: PostgresAddress) -> StoreError:
     """Say why no connection could be made. libpq gives its reason as text only, in English or the server's language."""
     where, said = address.where, _words(error)
     user = address.settings.get("user") or "the default role"

@@ -14,7 +14,7 @@ from importlib import resources
 from psycopg import errors, sql
 
 from rlwatch.errors import StoreError, StoreVersionError
-from rlwatch.store.postgres.address import Address
+from rlwatch.store.postgres.address import PostgresAddress
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.ownership import holders_of, making
 
@@ -34,7 +34,7 @@ def script(name: str, schema: str) -> str:
     return (_folder() / f"{name}.sql").read_text(encoding="utf-8").replace("{schema}", schema)
 
 
-def version(db: Connection, address: Address) -> int:
+def version(db: Connection, address: PostgresAddress) -> int:
     """Number of migrations the schema has been through; 0: there are no tables."""
     if db.info.server_version < OLDEST_SERVER:
         raise StoreVersionError(
@@ -49,7 +49,7 @@ def version(db: Connection, address: Address) -> int:
     return int(row[0]) if row is not None else 0
 
 
-def check(db: Connection, address: Address) -> bool:
+def check(db: Connection, address: PostgresAddress) -> bool:
     """True where the tables are there, in this program's format. Raises ``StoreVersionError`` for another one."""
     found, known = version(db, address), len(steps())
     if found > known:
@@ -64,7 +64,7 @@ def check(db: Connection, address: Address) -> bool:
     return found == known
 
 
-def migrate(db: Connection, address: Address, wanted: Sequence[str] | None = None) -> int:
+def migrate(db: Connection, address: PostgresAddress, wanted: Sequence[str] | None = None) -> int:
     """Bring the schema to the newest format (``wanted``: SQL of its steps); how many steps were missing."""
     wanted = steps() if wanted is None else wanted
     try:
@@ -90,7 +90,7 @@ def migrate(db: Connection, address: Address, wanted: Sequence[str] | None = Non
     return len(missing)
 
 
-def _begin(db: Connection, address: Address) -> None:
+def _begin(db: Connection, address: PostgresAddress) -> None:
     exists = db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchone()
     if exists is None:  # IF NOT EXISTS would ask for the right to create one even where it is there
         db.execute(_in("CREATE SCHEMA {}", address))
@@ -102,7 +102,7 @@ def _begin(db: Connection, address: Address) -> None:
     )
 
 
-def _in(text: str, address: Address) -> sql.Composed:
+def _in(text: str, address: PostgresAddress) -> sql.Composed:
     return sql.SQL(text).format(sql.Identifier(address.schema))
 
 

@@ -11,7 +11,7 @@ import psycopg
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Topic
-from rlwatch.store.postgres.address import Address
+from rlwatch.store.postgres.address import PostgresAddress
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.failures import explained
 from rlwatch.store.postgres.server import Server
@@ -19,14 +19,14 @@ from rlwatch.store.postgres.server import Server
 AGAIN_S, ECHO_S, ECHO_EVERY_S = 10.0, 5.0, 30.0
 
 
-def channel(address: Address, topic: Topic) -> str:
+def channel(address: PostgresAddress, topic: Topic) -> str:
     """The channel of a topic: one for each schema of a database, and another for pages, for whom rows are news: those
     come often, and would wake every trainer.
     """
     return f"rlwatch_{address.schema}{'_pages' if topic == 'pages' else ''}"
 
 
-def tell(db: Connection, address: Address, topic: Topic, run_id: str) -> None:
+def tell(db: Connection, address: PostgresAddress, topic: Topic, run_id: str) -> None:
     """Tell who listens, once the transaction is committed; of equal words of one transaction the first alone.
 
     Transactions that tell are committed one after another: of what comes often it is told in one that writes nothing.

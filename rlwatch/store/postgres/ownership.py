@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from rlwatch.errors import RunLockedError, StoreBusyError
-from rlwatch.store.postgres.address import Address
+from rlwatch.store.postgres.address import PostgresAddress
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import plain
 from rlwatch.store.sqlite.ownership import is_gone
@@ -62,24 +62,24 @@ class Holder:
         return f"a connection of login {self.login!r} (process {self.pid} of the server)"
 
 
-def lock_of(address: Address, run_id: str, project: str | None = None) -> Lock:
+def lock_of(address: PostgresAddress, run_id: str, project: str | None = None) -> Lock:
     """The lock of a run's writer. ``project``: of the run, should it not be there yet."""
     of = None if project is None else plain(project)
     values = (run_id, of, run_id, of)
     return Lock(address.key("run", run_id), _MAY_WRITE_RUN, values)
 
 
-def amending(address: Address, run_id: str) -> Lock:
+def amending(address: PostgresAddress, run_id: str) -> Lock:
     """Held beside it by who only completes what a dead process left undone."""
     return Lock(address.key("amends", run_id), _MAY_WRITE_RUN, (run_id, None, run_id, None))
 
 
-def exclusive(address: Address) -> Lock:
+def exclusive(address: PostgresAddress) -> Lock:
     """Of whoever composes the messages of all runs."""
     return Lock(address.key("exclusive"), _MAY_DELIVER)
 
 
-def making(address: Address) -> Lock:
+def making(address: PostgresAddress) -> Lock:
     """Of whoever makes or upgrades the tables."""
     return Lock(address.key(), _MAY_MAKE_TABLES, (address.schema,))
 
@@ -116,7 +116,7 @@ def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
 
 
 def lock_patiently(
-    db: Connection, address: Address, run_id: str, project: str | None = None, *, let_go_s: float = LET_GO_S
+    db: Connection, address: PostgresAddress, run_id: str, project: str | None = None, *, let_go_s: float = LET_GO_S
 ) -> None:
     """Wait for who only amends, and for the server to notice the end of a process that is gone; refuse otherwise."""
     began, lock = time.monotonic(), lock_of(address, run_id, project)

@@ -24,7 +24,7 @@ from rlwatch.records import (
 )
 from rlwatch.store.fields import EVENT, FINDING, FORECAST, loads
 from rlwatch.store.postgres import runrow
-from rlwatch.store.postgres.carrier import Asked, Carrier
+from rlwatch.store.postgres.carrier import RowRange, SeriesBackend
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.curating import as_edited
 from rlwatch.store.postgres.series import metric_sets, read_series
@@ -35,14 +35,14 @@ from rlwatch.store.thinning import bounds_of, thinned
 Opened = AbstractContextManager[Connection]
 
 
-class Runs(ABC):
+class RunQueries(ABC):
     """Answers about runs (``RunReader``), over three hooks: the carrier, and a snapshot of the store and of one run."""
 
     url: str
 
     @property
     @abstractmethod
-    def _carrier(self) -> Carrier:
+    def _carrier(self) -> SeriesBackend:
         """Carrier of rows, localised tokens and completions."""
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Runs(ABC):
         points: int | None = None,
     ) -> dict[str, Series]:
         """Series of ``names``: whole, new, of a range of steps, or thinned once they are read."""
-        asked = Asked(after_seq, *(steps or (-(1 << 63), (1 << 63) - 1)))
+        asked = RowRange(after_seq, *(steps or (-(1 << 63), (1 << 63) - 1)))
         with self.snapshot(run_id) as db:
             found = read_series(db, self._carrier, run_id, names, asked)
             if points is None:

@@ -11,7 +11,7 @@ from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.fields import RUN, dumps, loads
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.copying import plain
-from rlwatch.store.sqlite.journal import Mark
+from rlwatch.store.sqlite.journal import JournalPosition
 from rlwatch.store.sqlite.runrow import outdated, resumed
 
 _FIRST = ("run_id", "last_step", "last_ts", "extra")
@@ -94,13 +94,13 @@ def number(ts: float | None) -> float | None:
     return None if ts is None or math.isnan(ts) else ts
 
 
-def journal_mark(db: Connection, run_id: str, nonce: str) -> Mark:
+def journal_mark(db: Connection, run_id: str, nonce: str) -> JournalPosition:
     """The part of the journal of this name that is stored."""
     row = db.execute("SELECT upto, above FROM journal WHERE run_id = %s AND nonce = %s", (run_id, nonce)).fetchone()
-    return Mark(nonce) if row is None else Mark(nonce, row[0], frozenset(loads(row[1])))
+    return JournalPosition(nonce) if row is None else JournalPosition(nonce, row[0], frozenset(loads(row[1])))
 
 
-def note_journal(db: Connection, run_id: str, mark: Mark) -> None:
+def note_journal(db: Connection, run_id: str, mark: JournalPosition) -> None:
     """Keep ``mark``."""
     db.execute(
         "INSERT INTO journal (run_id, nonce, upto, above) VALUES (%s, %s, %s, %s) "

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlwatch.ports import Series
 from rlwatch.store.fields import loads
-from rlwatch.store.postgres.carrier import Asked, Carrier, Part
+from rlwatch.store.postgres.carrier import RowRange, SeriesBackend, SeriesPart
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import copy_rows
 from rlwatch.store.sqlite.blocks import pack_axis, unpack_axis
@@ -33,13 +33,13 @@ def metric_sets(db: Connection, run_id: str) -> dict[int, tuple[str, ...]]:
 
 def read_series(
     db: Connection,
-    carrier: Carrier,
+    carrier: SeriesBackend,
     run_id: str,
     names: Sequence[str],
-    asked: Asked,
+    asked: RowRange,
 ) -> dict[str, Series]:
     """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
-    parts: dict[str, list[Part]] = {name: [] for name in names}
+    parts: dict[str, list[SeriesPart]] = {name: [] for name in names}
     sets = metric_sets(db, run_id)
     for name, part in carrier.parts(db, run_id, sets, parts, asked):
         parts[name].append(part)
@@ -51,8 +51,8 @@ def read_series(
 
 
 def chunked_parts(
-    db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
-) -> Iterator[tuple[str, Part]]:
+    db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
+) -> Iterator[tuple[str, SeriesPart]]:
     """Rows of ``names`` by metric set: from chunks, and cut out of the rows after them."""
     names = list(names)
     for number, held in sets.items():
@@ -66,8 +66,8 @@ def chunked_parts(
 
 
 def _chunks(
-    db: Connection, run_id: str, number: int, places: Mapping[str, int], asked: Asked
-) -> Iterator[tuple[str, Part]]:
+    db: Connection, run_id: str, number: int, places: Mapping[str, int], asked: RowRange
+) -> Iterator[tuple[str, SeriesPart]]:
     import numpy as np
 
     axes = db.execute(
@@ -91,12 +91,12 @@ def _chunks(
         values[place].append(blob)
     for name, place in places.items():
         whole = np.frombuffer(b"".join(values[place]), dtype="<f8")
-        yield name, asked.of(Part(seqs, steps, attempts, whole))
+        yield name, asked.of(SeriesPart(seqs, steps, attempts, whole))
 
 
 def _rows(
-    db: Connection, run_id: str, kept: tuple[str, int], places: Mapping[str, int], asked: Asked
-) -> Iterator[tuple[str, Part]]:
+    db: Connection, run_id: str, kept: tuple[str, int], places: Mapping[str, int], asked: RowRange
+) -> Iterator[tuple[str, SeriesPart]]:
     """Cut out of the rows of a table and metric set by the server, and joined: no row becomes an object here."""
     table, number = kept
     low, high = min(places.values()), max(places.values()) + 1
@@ -105,10 +105,10 @@ def _rows(
     seqs, steps, attempts, values = read_columns(db, run_id, table, cut, _ASKED, **said)
     wide = values.reshape(len(seqs), high - low)
     for name, place in places.items():
-        yield name, Part(seqs, steps, attempts, wide[:, place - low])
+        yield name, SeriesPart(seqs, steps, attempts, wide[:, place - low])
 
 
-def read_columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> Part:
+def read_columns(db: Connection, run_id: str, table: str, values: str, which: str, **asked: object) -> SeriesPart:
     """``seq``, ``step``, ``attempt`` and ``values`` of the rows, in order of ``seq``, each as one piece of memory."""
     import numpy as np
 
@@ -123,10 +123,10 @@ def read_columns(db: Connection, run_id: str, table: str, values: str, which: st
     seqs, steps, attempts, packed = (part or b"" for part in row or (None,) * 4)
     axes = [np.frombuffer(part, dtype=">i8").astype(np.int64) for part in (seqs, steps, attempts)]
     kind = ">f8" if "send" in values else "<f8"
-    return Part(axes[0], axes[1], axes[2], np.frombuffer(packed, dtype=kind).astype(np.float64))
+    return SeriesPart(axes[0], axes[1], axes[2], np.frombuffer(packed, dtype=kind).astype(np.float64))
 
 
-def _joined(name: str, parts: list[Part]) -> Series:
+def _joined(name: str, parts: list[SeriesPart]) -> Series:
     import numpy as np
 
     parts = [part for part in parts if len(part[0])]

@@ -21,8 +21,8 @@ from psycopg.pq import TransactionStatus
 
 from rlwatch.errors import StoreError
 from rlwatch.store.postgres import migrations
-from rlwatch.store.postgres.address import Address
-from rlwatch.store.postgres.carrier import Carrier
+from rlwatch.store.postgres.address import PostgresAddress
+from rlwatch.store.postgres.carrier import SeriesBackend
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, UnreachableError, explained, refusal
 from rlwatch.store.postgres.tables import Tables
@@ -48,7 +48,7 @@ class Server:
         For a trainer: while the server is away, ask only now and then, and fail at once in between.
     """
 
-    def __init__(self, address: Address, *, patience_s: float, lock_wait_s: float, hurried: bool) -> None:
+    def __init__(self, address: PostgresAddress, *, patience_s: float, lock_wait_s: float, hurried: bool) -> None:
         self.address = address
         self.patience_s = patience_s
         self._lock_wait_s = lock_wait_s
@@ -233,10 +233,10 @@ class Server:
             self._idle, self._pid, self._guard = deque(), os.getpid(), threading.Lock()
 
 
-def _carrier(address: Address, *, patience_s: float, hurried: bool) -> Carrier:
+def _carrier(address: PostgresAddress, *, patience_s: float, hurried: bool) -> SeriesBackend:
     if address.series is None:
         return Tables()
     from rlwatch.store.clickhouse.carrier import ClickHouse
-    from rlwatch.store.clickhouse.engine import Engine
+    from rlwatch.store.clickhouse.engine import ClickHouseClient
 
-    return ClickHouse(Engine(address.series, patience_s=patience_s, hurried=hurried), address.schema)
+    return ClickHouse(ClickHouseClient(address.series, patience_s=patience_s, hurried=hurried), address.schema)

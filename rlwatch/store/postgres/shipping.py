@@ -22,7 +22,7 @@ from rlwatch.store.postgres.ownership import lock_patiently
 from rlwatch.store.postgres.rows import CopiedBatch, last_numbers
 from rlwatch.store.postgres.series import metric_sets
 from rlwatch.store.postgres.server import Server
-from rlwatch.store.sqlite.journal import Mark, ending_in, journals_in
+from rlwatch.store.sqlite.journal import JournalPosition, ending_in, journals_in
 from rlwatch.store.sqlite.layout import writing_to
 from rlwatch.store.sqlite.rows import packing
 
@@ -61,7 +61,9 @@ def begun(db: Connection, directory: Path, note: spool.Note, name: str = "") -> 
     return note
 
 
-def _append(db: Connection, run_id: str, items: Sequence[Item], mark: Mark, shipment: Shipment | None) -> None:
+def _append(
+    db: Connection, run_id: str, items: Sequence[Item], mark: JournalPosition, shipment: Shipment | None
+) -> None:
     """Items that no store can hold are passed over here, too."""
     sets = {names: (number, packing(names)) for number, names in metric_sets(db, run_id).items()}
     batch = CopiedBatch(runrow.judged(db, run_id)[1], sets)

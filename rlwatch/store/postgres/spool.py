@@ -21,8 +21,8 @@ from rlwatch import codec
 from rlwatch.errors import RunLockedError, StoreError
 from rlwatch.records import JSON, RunInfo
 from rlwatch.store.fields import dumps
-from rlwatch.store.postgres.address import Address
-from rlwatch.store.sqlite.journal import Journal, ending_in
+from rlwatch.store.postgres.address import PostgresAddress
+from rlwatch.store.sqlite.journal import SQLiteJournal, ending_in
 from rlwatch.store.sqlite.layout import make_private, writing_to
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.shared import node_directory, refuse_foreign
@@ -56,7 +56,7 @@ class Spool:
     """The journal of one process, and its directory."""
 
     directory: Path
-    journal: Journal
+    journal: SQLiteJournal
     lock: RunLock
 
     def close(self, *, told: bool) -> None:
@@ -72,18 +72,18 @@ class Spool:
         self.lock.release()
 
 
-def place_of(address: Address) -> Path:
+def place_of(address: PostgresAddress) -> Path:
     """Directory in which trainers of this node keep journals of the store."""
     return node_directory(address.url)
 
 
-def note_of(address: Address, run: RunInfo, attempt: int) -> Note:
+def note_of(address: PostgresAddress, run: RunInfo, attempt: int) -> Note:
     """The note of a spool of ``run``."""
     begun = {name: value for name, value in codec.encoded(run).items() if name not in _MADE}
     return Note(address.url, run.run_id, attempt, begun)
 
 
-def begin(address: Address, run: RunInfo, attempt: int) -> Spool | None:
+def begin(address: PostgresAddress, run: RunInfo, attempt: int) -> Spool | None:
     """A new spool; None, with a warning, where this node's directory cannot be written."""
     directory = place_of(address) / run.run_id / f"{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -94,7 +94,7 @@ def begin(address: Address, run: RunInfo, attempt: int) -> Spool | None:
         lock = RunLock(directory / "run.lock")
         with writing_to(directory):
             write_note(directory, note_of(address, run, attempt))
-            return Spool(directory, Journal(directory), lock)
+            return Spool(directory, SQLiteJournal(directory), lock)
     except StoreError as error:
         logger.warning(
             "no journal on this node (%s): while the server is away, a kill of the trainer loses rows", error

@@ -13,22 +13,22 @@ from rlwatch.store import check_run_id
 from rlwatch.store.postgres import writer
 from rlwatch.store.postgres.address import read_address
 from rlwatch.store.postgres.alerts import Alerts
-from rlwatch.store.postgres.away import begin_away
-from rlwatch.store.postgres.carrier import Carrier
-from rlwatch.store.postgres.commands import Commands
+from rlwatch.store.postgres.carrier import SeriesBackend
+from rlwatch.store.postgres.commands import CommandQueries
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.curating import Curating
 from rlwatch.store.postgres.failures import UnreachableError
 from rlwatch.store.postgres.news import PostgresNews, tell
-from rlwatch.store.postgres.reading import Runs
+from rlwatch.store.postgres.reading import RunQueries
 from rlwatch.store.postgres.server import Server
+from rlwatch.store.postgres.unavailable import begin_away
 
 PATIENCE_S, TRAINER_PATIENCE_S = 60.0, 20.0
 """Longest wait for an answer of the server, in seconds."""
 SHORTEST_LOCK_WAIT_S = 0.2
 
 
-class PostgresStore(Runs, Commands, Alerts, Curating):
+class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
     """Runs of ``url``.
 
     Parameters
@@ -95,7 +95,7 @@ class PostgresStore(Runs, Commands, Alerts, Curating):
         self.server.close()
 
     @property
-    def _carrier(self) -> Carrier:
+    def _carrier(self) -> SeriesBackend:
         return self.server.carrier
 
     def _reading(self) -> AbstractContextManager[Connection | None]:

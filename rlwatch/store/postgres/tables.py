@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlwatch.errors import StoreCorruptError
 from rlwatch.ports import Bulk
 from rlwatch.records import DISTRIBUTIONS
-from rlwatch.store.postgres.carrier import Asked, Part
+from rlwatch.store.postgres.carrier import RowRange, SeriesPart
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.series import chunked_parts, read_columns
 from rlwatch.store.sqlite.rows import packing
@@ -56,12 +56,12 @@ class Tables:
         return {attempt: (low, high) for attempt, low, high in rows}
 
     def parts(
-        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: Asked
-    ) -> Iterator[tuple[str, Part]]:
+        self, db: Connection, run_id: str, sets: Mapping[int, tuple[str, ...]], names: Iterable[str], asked: RowRange
+    ) -> Iterator[tuple[str, SeriesPart]]:
         """Older rows out of chunks, newer ones out of rows."""
         yield from chunked_parts(db, run_id, sets, names, asked)
 
-    def moments(self, db: Connection, run_id: str) -> Part:
+    def moments(self, db: Connection, run_id: str) -> SeriesPart:
         """Moments of the records."""
         return read_columns(db, run_id, "record", "float8send(ts)", "")
 

@@ -26,7 +26,7 @@ from rlwatch.store.postgres.rows import CopiedBatch, Numbers, last_numbers
 from rlwatch.store.postgres.series import Chunking, metric_sets
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.postgres.shipping import ship
-from rlwatch.store.sqlite.journal import Mark
+from rlwatch.store.sqlite.journal import JournalPosition
 from rlwatch.store.sqlite.ownership import belongs_here, keep_forever, this_process
 from rlwatch.store.sqlite.rows import MetricSets, packing
 
@@ -39,7 +39,7 @@ class _Sent:
 
     items: list[Storable]
     batch: CopiedBatch
-    mark: Mark | None
+    mark: JournalPosition | None
 
 
 class PostgresWriter:
@@ -134,12 +134,14 @@ class PostgresWriter:
                 chunking.forget(mset)
                 return
 
-    def _marked(self, progress: Progress | None) -> Mark | None:
+    def _marked(self, progress: Progress | None) -> JournalPosition | None:
         if self._spool is None or progress is None or not progress.journaled:
             return None
         return self._spool.journal.mark.after(progress.journaled)
 
-    def _note(self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: Mark | None) -> None:
+    def _note(
+        self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: JournalPosition | None
+    ) -> None:
         """Note what the rows make true, in their transaction; refused where another writer took over."""
         judged = None if progress is None else progress.judged
         step, ts, attempt = batch.newest or (None, None, None)

@@ -20,8 +20,8 @@ from rlwatch.records import (
 )
 from rlwatch.store.fields import ACKNOWLEDGEMENT, ALERT, COMMAND, MESSAGE, plain
 from rlwatch.store.sqlite import ownership
+from rlwatch.store.sqlite.annotations import PeopleTables
 from rlwatch.store.sqlite.extra import extra_of, merge_extra, read_table
-from rlwatch.store.sqlite.people import PeopleTables
 from rlwatch.store.sqlite.schema import transaction
 
 _ANSWERS = tuple(status for status in CommandStatus if not status.open)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from rlwatch.store.fields import Table
+from rlwatch.store.fields import FieldTable
 
 Key = int | str
 Extra = Mapping[Key, str]
@@ -45,7 +45,7 @@ def put_extra(db: sqlite3.Connection, rows: Iterable[tuple[str, Key, str]]) -> N
         db.executemany("INSERT OR REPLACE INTO extra VALUES (?, ?, ?)", kept)
 
 
-def merge_extra(db: sqlite3.Connection, table: Table[_T], records: Mapping[Key, _T]) -> None:
+def merge_extra(db: sqlite3.Connection, table: FieldTable[_T], records: Mapping[Key, _T]) -> None:
     """Keep what ``records`` have no columns for; fields that we do not know stay as they were under their keys."""
     if not keeps_extra(db):
         put_extra(db, ((table.name, key, rest) for key, one in records.items() if (rest := table.rest_text(one))))
@@ -60,7 +60,7 @@ def merge_extra(db: sqlite3.Connection, table: Table[_T], records: Mapping[Key, 
 
 def read_table(
     db: sqlite3.Connection,
-    table: Table[_T],
+    table: FieldTable[_T],
     which: str = "",
     values: Sequence[object] = (),
     *,
@@ -75,7 +75,7 @@ def read_table(
     return [table.record(row, extra.get(key(row)), **known) for row in rows]
 
 
-def extra_of(db: sqlite3.Connection, table: Table[Any], after: int | None = None) -> Extra:
+def extra_of(db: sqlite3.Connection, table: FieldTable[Any], after: int | None = None) -> Extra:
     """All that is kept of the table, or (``after``) of keys above it; nothing in nearly every file."""
     if not keeps_extra(db):
         return {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlwatch.errors import StoreError
 from rlwatch.store.sqlite import layout
 from rlwatch.store.sqlite.nodefiles import DIRECTORY
-from rlwatch.store.sqlite.remembered import Stamp, stamp_of
+from rlwatch.store.sqlite.run_index import Stamp, stamp_of
 
 OFTEN_S, SELDOM_S, LIVELY_S = 0.5, 5.0, 60.0
 """Seconds between two looks at the files of a run that changed within ``LIVELY_S``, and at those of another."""

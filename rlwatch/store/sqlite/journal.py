@@ -40,7 +40,7 @@ from rlwatch.records import CompletionBatch, Event, RunState, SpikeBatch, StepRe
 from rlwatch.store.fields import EVENT, dumps, loads, plain
 from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.sqlite.rows import pack_batch, unpack_batch
-from rlwatch.store.sqlite.segments import HEADER_BYTES, MAGIC, SEGMENT_BYTES, Segment, Stream
+from rlwatch.store.sqlite.segments import HEADER_BYTES, MAGIC, SEGMENT_BYTES, SegmentFile, Stream
 
 MARK, END = b"\xf5RLW", b"wlr\xfa"
 BUDGET_VARIABLE = "RLWATCH_JOURNAL_MB"
@@ -57,7 +57,7 @@ _FORGOTTEN = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class JournalPosition:
     """The part of a journal that is in the database: all up to ``upto``, and the numbers ``above`` it."""
 
     nonce: str
@@ -68,13 +68,13 @@ class Mark:
         """True if the item of this number is stored."""
         return number <= self.upto or number in self.above
 
-    def after(self, numbers: Iterable[int]) -> Mark:
+    def after(self, numbers: Iterable[int]) -> JournalPosition:
         """The mark once these are stored, too."""
         upto, above = self.upto, {*self.above, *(number for number in numbers if number > self.upto)}
         while above and (upto + 1 in above or max(above) - upto > _FORGOTTEN):
             upto += 1
             above.discard(upto)
-        return Mark(self.nonce, upto, frozenset(above))
+        return JournalPosition(self.nonce, upto, frozenset(above))
 
 
 def budget_bytes(env: Mapping[str, str] | None = None) -> int:
@@ -90,7 +90,7 @@ def budget_bytes(env: Mapping[str, str] | None = None) -> int:
 
 
 @dataclass(slots=True)
-class Journal:
+class SQLiteJournal:
     """The journal that this process appends to. ``append*`` may be called from any thread, and from signal handlers.
 
     Only one thread calls the others. Opening it raises ``OSError`` where the directory cannot be written, and
@@ -99,7 +99,7 @@ class Journal:
 
     directory: Path
     budget_bytes: int = field(default_factory=budget_bytes)
-    mark: Mark = field(init=False)
+    mark: JournalPosition = field(init=False)
     _ids: Iterator[int] = field(init=False)
     _files: Iterator[int] = field(init=False)
     _nonce: bytes = field(init=False)
@@ -114,19 +114,19 @@ class Journal:
     """Number of items that its disk had no room for."""
     lost: bool = field(init=False, default=False)
     """Whether rows were noted to be lost that the store does not know of."""
-    _end: End = field(init=False)
+    _end: EndReserve = field(init=False)
     _rests_until: float = field(init=False, default=0.0)
     _rest_s: float = field(init=False, default=REST_S)
 
     def __post_init__(self) -> None:
         self._nonce = os.urandom(8)
-        self.mark = Mark(self._nonce.hex())
+        self.mark = JournalPosition(self._nonce.hex())
         self._ids, self._files = itertools.count(1), itertools.count(1)
         self._segment_bytes = min(SEGMENT_BYTES, self.budget_bytes // 16)
         self._rows = Stream(self._made, self._segment_bytes)
         self._bulk = {kind: Stream(self._made, self._segment_bytes) for kind in (SpikeBatch, CompletionBatch)}
         self._rows.here()
-        self._end = End(self.directory, self._nonce)
+        self._end = EndReserve(self.directory, self._nonce)
 
     @property
     def limit(self) -> str:
@@ -205,7 +205,7 @@ class Journal:
         """Give up what was reserved for the end."""
         self._end.make_room()
 
-    def stored(self, mark: Mark) -> None:
+    def stored(self, mark: JournalPosition) -> None:
         """Take notice of what the database holds by now."""
         self.mark = mark
         self.tend()
@@ -251,17 +251,17 @@ class Journal:
     def _streams(self) -> list[Stream]:
         return [self._rows, *self._bulk.values()]
 
-    def _look_at(self, here: Segment) -> None:
+    def _look_at(self, here: SegmentFile) -> None:
         """Rest if the disk made a thread wait that logged: once is enough."""
         if here.longest_s > SLOW_S:
             here.longest_s = 0.0
             self._rests_until = time.monotonic() + self._rest_s
             self._rest_s = min(2.0 * self._rest_s, LONGEST_REST_S)
 
-    def _made(self) -> Segment:
-        return Segment(self.directory / f"run.journal-{next(self._files)}", self._nonce, self._segment_bytes)
+    def _made(self) -> SegmentFile:
+        return SegmentFile(self.directory / f"run.journal-{next(self._files)}", self._nonce, self._segment_bytes)
 
-    def _put(self, here: Segment, number: int, frame: bytes) -> int:
+    def _put(self, here: SegmentFile, number: int, frame: bytes) -> int:
         here.lowest, here.highest = here.lowest or number, max(here.highest, number)
         if not here.put(frame):
             return self._refused()
@@ -278,7 +278,7 @@ END_FILE, RESERVE_FILE = "run.journal.end", "run.journal.reserve"
 END_BYTES, RESERVE_BYTES, MOST_REASON = 1 << 14, 1 << 18, 2000
 
 
-class End:
+class EndReserve:
     """Room for the end of a run, taken at its beginning: a file that is written over, and one that is removed."""
 
     def __init__(self, directory: Path, nonce: bytes) -> None:

@@ -37,7 +37,7 @@ from rlwatch.store.sqlite.curating import curated
 from rlwatch.store.sqlite.extra import Extra, extra_of
 from rlwatch.store.sqlite.rows import packing, unpack_batch
 from rlwatch.store.sqlite.series import (
-    Query,
+    SeriesQuery,
     metric_sets,
     metric_tables,
     read_moments,
@@ -407,7 +407,7 @@ class RunTables(ABC):
     ) -> dict[str, Series]:
         """Series of ``names``: whole, new, of a range of steps, or thinned."""
         with self.snapshot(run_id) as db:
-            return read_series(db, names, Query(after_seq, steps, points))
+            return read_series(db, names, SeriesQuery(after_seq, steps, points))
 
     def moments(self, run_id: str) -> Series:
         """Unix seconds of every record."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlwatch import codec
+from rlwatch.error_boundary import call_or, described, shown
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
 from rlwatch.records import (
@@ -24,7 +25,6 @@ from rlwatch.records import (
     SpikeBatch,
     StepRecord,
 )
-from rlwatch.seam import asked, described, shown
 from rlwatch.store.fields import EVENT, FINDING, FORECAST, RECORD, dumps, loads, plain, whole  # noqa: F401
 from rlwatch.store.sqlite.extra import put_extra
 
@@ -211,7 +211,7 @@ class Batch:
             raise refused from error
 
         # columns and bodies may hold objects of anybody's, whose methods raise anything
-        asked(lambda: self._add(item), unstorable)
+        call_or(lambda: self._add(item), unstorable)
 
     def _add(self, item: Storable) -> None:
         if isinstance(item, StepRecord):

@@ -12,7 +12,7 @@ from rlwatch.ports import Checkpoint
 from rlwatch.records import JSON, RunInfo, RunState
 from rlwatch.store.fields import RUN, dumps, loads, plain
 from rlwatch.store.sqlite.extra import extra_of, merge_extra
-from rlwatch.store.sqlite.journal import Mark
+from rlwatch.store.sqlite.journal import JournalPosition
 from rlwatch.store.sqlite.schema import transaction
 
 _READ = RUN.select()
@@ -110,16 +110,16 @@ CHECKPOINTS_KEPT = 12
 """Checkpoints of a run. They thin out with age: the next attempt may begin anywhere below the last step."""
 
 
-def journal_mark(db: sqlite3.Connection, nonce: str) -> Mark:
+def journal_mark(db: sqlite3.Connection, nonce: str) -> JournalPosition:
     """The part of the journal of this name that is stored."""
     row = db.execute("SELECT value, body FROM progress WHERE name = 'journal'").fetchone()
     body = loads(row[1]) if row is not None else {}
     if body.get("nonce") != nonce:
-        return Mark(nonce)
-    return Mark(nonce, row[0], frozenset(body["above"]))
+        return JournalPosition(nonce)
+    return JournalPosition(nonce, row[0], frozenset(body["above"]))
 
 
-def note_journal(db: sqlite3.Connection, mark: Mark) -> None:
+def note_journal(db: sqlite3.Connection, mark: JournalPosition) -> None:
     """Keep ``mark``."""
     body = dumps({"nonce": mark.nonce, "above": sorted(mark.above)})
     db.execute("INSERT OR REPLACE INTO progress VALUES ('journal', ?, ?)", (mark.upto, body))

@@ -30,7 +30,7 @@ _fallocate = getattr(_libc, "fallocate", None)
 _KEEP_SIZE = 1
 
 
-class Segment:
+class SegmentFile:
     """One file. It is closed when nobody uses it any more: a thread may be about to write into it."""
 
     def __init__(self, path: Path, nonce: bytes, reserve: int) -> None:
@@ -73,11 +73,11 @@ class Stream:
     The first is made when it is needed. :meth:`here` is called by threads that log, the rest by the one that writes.
     """
 
-    made: Callable[[], Segment]
+    made: Callable[[], SegmentFile]
     segment_bytes: int
-    now: Segment | None = None
-    next: Segment | None = None
-    old: list[Segment] = field(default_factory=list)
+    now: SegmentFile | None = None
+    next: SegmentFile | None = None
+    old: list[SegmentFile] = field(default_factory=list)
     old_bytes: int = 0
 
     @property
@@ -85,11 +85,11 @@ class Stream:
         """Bytes in all of its files."""
         return self.old_bytes + (self.now.bytes if self.now is not None else 0)
 
-    def files(self) -> list[Segment]:
+    def files(self) -> list[SegmentFile]:
         """Those that hold something, oldest first."""
         return [*self.old, *([self.now] if self.now is not None else [])]
 
-    def here(self) -> Segment:
+    def here(self) -> SegmentFile:
         """The file to append to. Raises ``OSError`` where none can be made."""
         here, following = self.now, self.next
         if here is None or here.removed:
@@ -100,12 +100,12 @@ class Stream:
             here = following
         return here
 
-    def _follow(self, here: Segment, following: Segment) -> None:
+    def _follow(self, here: SegmentFile, following: SegmentFile) -> None:
         self.old.append(here)
         self.old_bytes = sum(segment.bytes for segment in self.old)
         self.now = following
 
-    def remove(self, segment: Segment) -> None:
+    def remove(self, segment: SegmentFile) -> None:
         """Remove one of the files."""
         segment.removed = True
         self.old = [each for each in self.old if each is not segment]

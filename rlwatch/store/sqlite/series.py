@@ -32,7 +32,7 @@ def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SeriesQuery:
     """Part of a series that is asked for: rows above ``after_seq``, of ``steps`` (both included), and how finely."""
 
     after_seq: int = 0
@@ -40,7 +40,7 @@ class Query:
     points: int | None = None
 
 
-def read_series(db: sqlite3.Connection, names: Sequence[str], query: Query) -> dict[str, Series]:
+def read_series(db: sqlite3.Connection, names: Sequence[str], query: SeriesQuery) -> dict[str, Series]:
     """The series of ``names`` in order of seq; a name never recorded gives an empty one."""
     parts: dict[str, list[tuple[int, _Part]]] = {name: [] for name in names}
     sets, tables, blocked = metric_sets(db), metric_tables(db), holds_blocks(db)
@@ -191,7 +191,7 @@ class _Source:
         table: str,
         number: int,
         places: tuple[int, ...],
-        query: Query,
+        query: SeriesQuery,
         *,
         blocked: bool,
     ) -> None:

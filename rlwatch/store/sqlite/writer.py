@@ -21,7 +21,15 @@ from rlwatch.records import RunInfo, RunState
 from rlwatch.store.sqlite import runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
-from rlwatch.store.sqlite.journal import RESERVE_FILE, Journal, Mark, all_in, ending_in, holds_end, journals_in
+from rlwatch.store.sqlite.journal import (
+    RESERVE_FILE,
+    JournalPosition,
+    SQLiteJournal,
+    all_in,
+    ending_in,
+    holds_end,
+    journals_in,
+)
 from rlwatch.store.sqlite.layout import (
     RunFiles,
     has_journal,
@@ -140,7 +148,7 @@ class FileWriter(Appender):
     def __init__(self, files: RunFiles, lock: RunLock, db: sqlite3.Connection, run: RunInfo) -> None:
         super().__init__(db, run, str(files.run))
         self._files = files
-        self._journal: Journal | None = None
+        self._journal: SQLiteJournal | None = None
         self.lock = lock
         self.readers_leave_s = READERS_LEAVE_S
         self._pid = os.getpid()
@@ -151,7 +159,7 @@ class FileWriter(Appender):
     def keep_journal(self) -> None:
         """Begin the journal of this attempt. Raises ``StoreError`` where it cannot be written."""
         with writing_to(self._files.directory):
-            self._journal = Journal(self._files.directory)
+            self._journal = SQLiteJournal(self._files.directory)
         self.journal = self._journal
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
@@ -312,7 +320,7 @@ def _salvaged(files: RunFiles, salvages: bool, db: sqlite3.Connection) -> None:
         runrow.create(db, run, run.created_at)
     stored = moments_of(db)
     for nonce, journaled in journals_in(files.directory).items():
-        known = Mark(nonce)
+        known = JournalPosition(nonce)
         while some := list(islice(journaled, _AT_ONCE)):
             new = [item for _, item in some if (item.step, item.ts) not in stored]
             known = known.after(number for number, _ in some)
@@ -339,7 +347,7 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
         path.unlink(missing_ok=True)
 
 
-def _append(db: sqlite3.Connection, items: Sequence[Item], mark: Mark) -> None:
+def _append(db: sqlite3.Connection, items: Sequence[Item], mark: JournalPosition) -> None:
     """Items that no store can hold are passed over here, too."""
     sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
     batch = Batch(runrow.last_seq(db), sets)

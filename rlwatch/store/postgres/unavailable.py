@@ -15,7 +15,7 @@ from rlwatch.store.postgres.rows import CopiedBatch
 from rlwatch.store.postgres.server import Server
 from rlwatch.store.postgres.shipping import begun
 from rlwatch.store.postgres.writer import PostgresWriter, new_name, ship_left
-from rlwatch.store.sqlite.journal import Mark
+from rlwatch.store.sqlite.journal import JournalPosition
 
 logger = logging.getLogger("rlwatch")
 
@@ -51,7 +51,9 @@ class AwayWriter(PostgresWriter):
             return replace(item, attempt=self._attempt)
         return replace(item, attempt=self._attempt, seq=item.seq + self._base if item.seq else 0)
 
-    def _note(self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: Mark | None) -> None:
+    def _note(
+        self, db: Connection, batch: CopiedBatch, progress: Progress | None, mark: JournalPosition | None
+    ) -> None:
         kept = None if progress is None else progress.checkpoint
         if progress is not None and self._place is not None:
             judged = None if progress.judged is None else progress.judged + self._base

@@ -5,7 +5,7 @@ What we do there may fail. It is counted, said once and goes no further; a part 
 Who may raise through it: ``KeyboardInterrupt``, ``SystemExit`` and every other exception that is no ``Exception``,
 because on a training thread somebody wants to end the process by it; and whatever a *signal handler* raises while we
 are at work (a time limit by ``SIGALRM``, a preemption notice), of any type: it is the loop's own. In threads of our
-own (:func:`tireless`) nobody can mean either, and nothing at all passes.
+own (:func:`run_forever`) nobody can mean either, and nothing at all passes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def asked(work: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
+def call_or(work: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
     """Answer of ``work()``, which asks a value, a store or a library of somebody's; where that raises, ``otherwise``'s.
 
     Exceptions of others have no common type. What passes all the same: see the module. ``otherwise`` may raise what the
@@ -140,7 +140,7 @@ def sheltered(
     *,
     passing: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> T:
-    """:func:`asked` on a thread of ours, where an interrupt or exit can be nobody's wish: only ``passing`` passes."""
+    """:func:`call_or` on a thread of ours, where an interrupt or exit can be nobody's wish: only ``passing`` passes."""
     try:
         return work()
     except passing:
@@ -205,7 +205,7 @@ class Contained:
         return True
 
 
-class Seam:
+class ErrorBoundary:
     """Runs our work inside a training loop: what it raises is counted on the run, warned of once and dropped.
 
     After :data:`LIMIT` failures a tap is switched off; what it would have done is counted as ``skipped``.
@@ -239,7 +239,7 @@ class Seam:
                 raise
             return None
 
-    def aside(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def guard_background(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """:meth:`attempt` on a thread of our own, where an interrupt or exit can be nobody's wish: nothing passes."""
         try:
             return self.attempt(tap, work, *args, **kwargs)
@@ -316,10 +316,10 @@ def copied(what: str, instead: str) -> None:
 _copied: set[str] = set()
 
 
-class Guarded(Protocol):
+class HasErrorBoundary(Protocol):
     """An object with a seam."""
 
-    seam: Seam
+    seam: ErrorBoundary
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -329,13 +329,13 @@ def guarded(method: Method) -> Method:
     """A method of ours, on an object with a seam, that a trainer calls: it returns None where it would raise."""
 
     @wraps(method)
-    def through_the_seam(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+    def through_the_seam(self: HasErrorBoundary, *args: Any, **kwargs: Any) -> Any:
         return self.seam.attempt(method.__name__, method, self, *args, **kwargs)
 
     return cast("Method", through_the_seam)
 
 
-def harmless(
+def suppress_errors(
     counter: str,
     otherwise: Callable[[], Any] = lambda: None,
     *,
@@ -371,7 +371,7 @@ def harmless(
     return around
 
 
-def tireless(work: Callable[[], object], failed: Callable[[BaseException], object], *, pause_s: float = 1.0) -> None:
+def run_forever(work: Callable[[], object], failed: Callable[[BaseException], object], *, pause_s: float = 1.0) -> None:
     """Body of a thread of ours: do ``work`` until it returns; whatever it raises is told to ``failed``, then anew.
 
     ``SystemExit`` too: no signal reaches a thread that is not the main one, so it is somebody's mistake and would end

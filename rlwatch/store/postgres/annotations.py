@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rlwatch.clock import Clock
 from rlwatch.records import Acknowledgement, Alert, AuditEntry, ForecastAnswer, OutboxMessage, Silence
-from rlwatch.store.fields import AUDIT, SILENCE, Table
+from rlwatch.store.fields import AUDIT, SILENCE, FieldTable
 from rlwatch.store.postgres.connection import Connection
 from rlwatch.store.postgres.copying import add, found, put
 from rlwatch.store.postgres.curating import edits_of
@@ -19,7 +19,7 @@ from rlwatch.store.postgres.server import Server
 from rlwatch.store.sqlite.curating import curated
 
 Opened = AbstractContextManager[Connection]
-_ANSWER = Table(
+_ANSWER = FieldTable(
     ForecastAnswer,
     "forecast_answer",
     "attempt step is_right answered_by why at",
