@@ -144,7 +144,7 @@ class RunView:
 
     @property
     def sureness(self) -> Confidence | None:
-        """Sureness of the cause."""
+        """Confidence in the cause."""
         return None if self.cause is None else self.cause.sure
 
     @property

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from rlwatch_app.board import LINEAR, LOG, Board, Cells, Line, Panel, Place, Section, lines_of, wide
+from rlwatch_app.board import LINEAR, LOG, Board, BoardChart, Cells, ChartLine, ChartSection, StepAxis, lines_of, wide
 from rlwatch_app.charts import DARK, LIGHT
 from rlwatch_app.overlays import COLOURS, line, overlay
-from rlwatch_app.thinning import Branches, Curve, thin
+from rlwatch_app.thinning import Branches, ThinnedCurve, thin
 
 
 def curve(values):
@@ -16,33 +16,33 @@ def curve(values):
 
 def drawn(*panels, **more):
     """What the script gets of the first panel."""
-    board = Board("k", (0, 10), (0, 10), LIGHT, sections=[Section("s", "S", panels)], **more)
+    board = Board("k", (0, 10), (0, 10), LIGHT, sections=[ChartSection("s", "S", panels)], **more)
     text = json.dumps(board.data(), allow_nan=False)
     return json.loads(text)["sections"][0]["panels"][0]
 
 
 def panel(*lines, ends=(0.0, 10.0), **more):
-    return Panel("m", "policy/entropy", lines, ends, **more)
+    return BoardChart("m", "policy/entropy", lines, ends, **more)
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [np.nan] * 4, [1.0, np.nan, np.inf, -np.inf, 2.0], list(range(50))])
 @pytest.mark.parametrize("ink", [LIGHT, DARK])
 def test_a_chart_is_strict_json(values, ink):
     """No NaN reaches the browser, whatever was measured."""
-    one = drawn(panel(Line(curve(values), ink.line), band=(1e-308, 1e308)))
+    one = drawn(panel(ChartLine(curve(values), ink.line), band=(1e-308, 1e308)))
     assert len(one["lines"][0]["y"]) >= len([value for value in values if np.isfinite(value)])
 
 
 def test_what_is_not_finite_is_marked_by_its_word_in_its_line():
     """Never a gap that looks like nothing, also in what a later attempt replaced."""
-    old = Curve(np.array([1]), np.array([1.0]), np.array([False]), ((2, "NaN"),))
+    old = ThinnedCurve(np.array([1]), np.array([1.0]), np.array([False]), ((2, "NaN"),))
     lines = lines_of(Branches(curve([1.0, np.inf, 2.0]), (old,)), LIGHT)
     assert drawn(panel(*lines))["bad"] == [[1, "Inf", ""], [2, "NaN", "replaced"]]
 
 
 def test_the_line_breaks_at_a_bad_value():
     """A place without a value between its neighbours."""
-    one = drawn(panel(Line(curve([1.0, np.nan, 2.0]), LIGHT.line)))["lines"][0]
+    one = drawn(panel(ChartLine(curve([1.0, np.nan, 2.0]), LIGHT.line)))["lines"][0]
     assert one["y"] == [1, None, 2]
 
 
@@ -82,8 +82,8 @@ def test_a_map_sends_values_levels_and_what_was_not_finite():
 
 def test_places_on_another_axis_are_those_of_their_steps():
     """Lines, marks of what is not finite, and the range shown."""
-    place = Place("time", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
-    board = Board("k", (0, 5), (0, 10), LIGHT, place, sections=[Section("s", "S", [panel(Line(curve([1, np.nan, 2]), "#000000"))])])  # fmt: skip
+    place = StepAxis("time", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
+    board = Board("k", (0, 5), (0, 10), LIGHT, place, sections=[ChartSection("s", "S", [panel(ChartLine(curve([1, np.nan, 2]), "#000000"))])])  # fmt: skip
     data = board.data()
     one = data["sections"][0]["panels"][0]
     assert (data["window"], data["whole"]) == ([0, 0.5], [0, 1])

@@ -8,7 +8,7 @@ from app_world import alert, cells, html, no_traceback, panels, put_alerts, run_
 from rlwatch_app import format as fmt
 from rlwatch_app import run_forecast
 from rlwatch_app.charts import DARK, LIGHT
-from rlwatch_app.fleet_rows import Shown
+from rlwatch_app.fleet_rows import FleetView
 from rlwatch_app.health import AMBER
 from rlwatch_app.marks import marks_of_run
 from rlwatch_app.queries import RunForecasts
@@ -185,7 +185,7 @@ def test_the_run_page_of_a_run_watched_by_its_limits_shows_the_risk(store_dir):
     assert "Limits alone are watched" in html(page)
     line = panels(page)["Risk"]["lines"][0]
     assert (line["x"][0], line["y"][0]) == (5, 0.1)
-    place = [column.label for column in Shown().heads()].index("risk, 50 steps")
+    place = [column.label for column in FleetView().heads()].index("risk, 50 steps")
     cell = tables(runs_page())["runs"]["rows"][0]["cells"][place]
     assert (cell["text"], cell["shape"]) == ("near a limit", "▲")
 
@@ -197,7 +197,7 @@ def test_the_list_of_runs_has_the_risk(store_dir):
     write_run(store_dir, "c", name="c")
     put_alerts(store_dir, [])
     page = runs_page()
-    place = [column.label for column in Shown().heads()].index("risk, 50 steps")
+    place = [column.label for column in FleetView().heads()].index("risk, 50 steps")
     rows = {row["id"]: row["cells"][place] for row in tables(page)["runs"]["rows"]}
 
     assert {run: cell["text"] for run, cell in rows.items()} == {"a": "72%", "b": "2%", "c": "-"}

@@ -44,7 +44,7 @@ def awaited(coroutine):
 
 def door(base_url=OURS, client=("10.0.0.9", 5000), **more):
     """A client of the door; it keeps cookies as a browser does."""
-    settings = gate.Settings(**{"origins": [OURS], "port": 8501, "tokens": TOKENS, "secret": "s" * 32, **more})
+    settings = gate.GateSettings(**{"origins": [OURS], "port": 8501, "tokens": TOKENS, "secret": "s" * 32, **more})
     return TestClient(gate.Gate(behind, settings), base_url=base_url, client=client, follow_redirects=False)
 
 
@@ -188,7 +188,7 @@ def test_tokens_of_one_address_are_checked_one_after_the_other_and_who_hangs_up_
 def test_a_form_that_does_not_come_to_its_end_is_none(monkeypatch):
     """It is not waited for longer than for any stranger."""
     monkeypatch.setattr(gate, "GREETING_S", 0.01)
-    settings = gate.Settings(origins=[OURS], port=8501, tokens=TOKENS, secret="s" * 32)
+    settings = gate.GateSettings(origins=[OURS], port=8501, tokens=TOKENS, secret="s" * 32)
     scope = {
         "type": "http",
         "method": "POST",
@@ -211,7 +211,7 @@ def test_a_form_that_does_not_come_to_its_end_is_none(monkeypatch):
 def test_who_has_a_session_is_no_stranger():
     """Others may be cut off where there are too many of them."""
     strangers, closed = gate.Strangers(), []
-    settings = gate.Settings(origins=[OURS], port=8501, tokens=TOKENS, secret="s" * 32)
+    settings = gate.GateSettings(origins=[OURS], port=8501, tokens=TOKENS, secret="s" * 32)
     client = TestClient(gate.Gate(behind, settings, strangers), base_url=OURS, client=("10.0.0.9", 5000))
     strangers.arrived(("10.0.0.9", 5000), lambda: closed.append(1))
     client.get("/")

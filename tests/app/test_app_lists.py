@@ -34,7 +34,7 @@ def every(*runs, alerts=None, found=None):
 
 
 def row_of(entry):
-    return fleet_rows.Shown(now=NOW).run_row(fleet_rows.Line((entry,)))
+    return fleet_rows.FleetView(now=NOW).run_row(fleet_rows.FleetRow((entry,)))
 
 
 def row_cells(row):
@@ -75,7 +75,7 @@ def test_a_row_answers_who_how_and_why():
     assert row_cells(row) == [
         "collapsed@12", "bad", "30", "0.5", "", "0.9", "0.04", "-", "entropy fell; still running", "5\u202fs ago"
     ]  # fmt: skip
-    assert len(row.cells) == len(fleet_rows.Shown().heads())
+    assert len(row.cells) == len(fleet_rows.FleetView().heads())
     assert row.opens == "bad"
 
 

@@ -53,7 +53,7 @@ class Page:
     """A browser's end and the app's end of one socket."""
 
     def __init__(self, store):
-        self.hub, self.sent = news.Hub(lambda: store, linger_s=0.0), asyncio.Queue()
+        self.hub, self.sent = news.NewsFeed(lambda: store, linger_s=0.0), asyncio.Queue()
         self.store, self.patience = store, {"gap_s": 0.01, "list_gap_s": 0.01}
 
     def over(self, steps):

@@ -129,7 +129,7 @@ def test_the_stylesheet_knows_every_class_the_columns_use():
     """A misspelt class would be silent."""
     style = (table.HERE / "table.css").read_text(encoding="utf-8")
     columns = (
-        *fleet_rows.Shown(fleet_rows.COLUMNS, ['x']).heads(), *alerts_page.INCIDENT_COLUMNS,
+        *fleet_rows.FleetView(fleet_rows.COLUMNS, ['x']).heads(), *alerts_page.INCIDENT_COLUMNS,
         *run_history.FINDING_COLUMNS, *run_history.COMMAND_COLUMNS, *run_history.EVENT_COLUMNS
     )  # fmt: skip
     for name in {name for column in columns for name in column.style.split()}:

@@ -4,29 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rlwatch_app import charts
-from rlwatch_app.charts import Window
+from rlwatch_app.charts import StepRange
 
 
 def test_without_parameters_everything_is_shown_and_followed():
     """The newest step stays in sight."""
-    assert charts.read_window({}, 0, 100) == Window(0, 100, follows=True)
+    assert charts.read_window({}, 0, 100) == StepRange(0, 100, follows=True)
 
 
 def test_a_chosen_end_stays_while_the_run_goes_on():
     """Zoom survives a refresh."""
-    assert charts.read_window({"from": "10", "to": "50"}, 0, 100) == Window(10, 50, follows=False)
-    assert charts.read_window({"from": "10", "to": "50"}, 0, 900) == Window(10, 50, follows=False)
+    assert charts.read_window({"from": "10", "to": "50"}, 0, 100) == StepRange(10, 50, follows=False)
+    assert charts.read_window({"from": "10", "to": "50"}, 0, 900) == StepRange(10, 50, follows=False)
 
 
 def test_a_chosen_start_alone_follows_the_newest():
     """As in "from step 4 000 on"."""
-    assert charts.read_window({"from": "40"}, 0, 120) == Window(40, 120, follows=True)
+    assert charts.read_window({"from": "40"}, 0, 120) == StepRange(40, 120, follows=True)
 
 
 @pytest.mark.parametrize("bad", ["", "x", "1e3", "nan", "None"])
 def test_nonsense_reads_as_no_limit(bad):
     """An address may be mistyped."""
-    assert charts.read_window({"from": bad, "to": bad}, 0, 100) == Window(0, 100, follows=True)
+    assert charts.read_window({"from": bad, "to": bad}, 0, 100) == StepRange(0, 100, follows=True)
 
 
 @given(st.integers(-10, 300), st.integers(-10, 300), st.integers(0, 50), st.integers(0, 200))
@@ -48,7 +48,7 @@ def test_a_written_window_is_read_back():
     """Round trip."""
     params = {}
     charts.write_window(params, 20, 60, 0, 100)
-    assert charts.read_window(params, 0, 100) == Window(20, 60, follows=False)
+    assert charts.read_window(params, 0, 100) == StepRange(20, 60, follows=False)
 
 
 @given(st.integers(0, 10_000_000))

@@ -7,7 +7,7 @@ from app_world import cells
 from hypothesis import given
 from hypothesis import strategies as st
 from rlwatch_app import token_steps
-from rlwatch_app.token_steps import Report, entries
+from rlwatch_app.token_steps import LocalisationReport, entries
 from rlwatch_app.tokens import Token
 
 from rlwatch.records import Event
@@ -52,7 +52,7 @@ def test_a_page_fails_on_no_event(body):
 @given(NUMBERS)
 def test_numbers_keep_what_they_are(value):
     """NaN and the infinities are numbers of the event; truth values, text and integers beyond floats are none."""
-    norm = Report.of({"norm": value}).norm
+    norm = LocalisationReport.of({"norm": value}).norm
     number = isinstance(value, int | float) and not isinstance(value, bool) and value not in (10**400, -(10**400))
 
     assert (norm is None) == (not number)
@@ -65,7 +65,7 @@ def test_numbers_keep_what_they_are(value):
 )
 def test_a_count_is_a_finite_number(tokens, count):
     """Else nothing was counted."""
-    assert Report.of({"tokens": tokens}).tokens == count
+    assert LocalisationReport.of({"tokens": tokens}).tokens == count
 
 
 @given(st.lists(st.none() | st.floats() | st.text(max_size=3), max_size=6))
@@ -73,7 +73,9 @@ def test_the_worst_share_is_the_largest_finite_one(shares):
     """Of the culprits that have one; none is no 0."""
     finite = [share for share in shares if isinstance(share, float) and math.isfinite(share)]
 
-    assert Report.of({"culprits": [{"share": share} for share in shares]}).worst == max(finite, default=None)
+    assert LocalisationReport.of({"culprits": [{"share": share} for share in shares]}).worst == max(
+        finite, default=None
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from rlwatch_app import token_steps
 from rlwatch_app.token_steps import (
     LOOKS,
     NOT_LOCALISED,
-    Entry,
-    Report,
+    LocalisationReport,
+    TokenStep,
     chosen,
     completeness,
     entries,
@@ -132,14 +132,16 @@ def test_the_filter_keeps_the_chosen_causes():
 )
 def test_how_complete_an_attribution_is(gap, complete, words):
     """The gap is told, always; without an attribution nothing is claimed."""
-    assert completeness(Report(gap=gap, complete=complete)) == words
+    assert completeness(LocalisationReport(gap=gap, complete=complete)) == words
 
 
 def test_a_report_is_read_as_it_is_written():
     """Every entry of the event but the culprits, which have batches of their own."""
     told = {"statement", "because", "remedy", "cures", "units", "count", "explained", "grew"}
-    assert {*Report.__dataclass_fields__, "culprits"} - {"worst", "said"} | told == set(event_body(Localisation(1.0)))
-    report = Report.of(Spiked(1, norm=math.nan).event().body)
+    assert {*LocalisationReport.__dataclass_fields__, "culprits"} - {"worst", "said"} | told == set(
+        event_body(Localisation(1.0))
+    )
+    report = LocalisationReport.of(Spiked(1, norm=math.nan).event().body)
     assert math.isnan(report.norm)
     assert (report.tokens, report.method, report.cost["backwards"]) == (16384, "fd", 8)
 
@@ -150,18 +152,18 @@ def test_verdict_cause_and_cure_are_a_sentence_each():
         **Spiked(1).event().body, "verdict": "batch-wide", "statement": "batch-wide, no culprit",
         "because": "advantages are 12 times their usual scale", "remedy": "with them as usual the norm goes from 8 to 1",
     }  # fmt: skip
-    entry = Entry(1, 1, report=Report.of(body))
+    entry = TokenStep(1, 1, report=LocalisationReport.of(body))
 
     assert finding(entry, [])[0] == (
         "Batch-wide, no culprit. Advantages are 12 times their usual scale. With them as usual the norm goes from 8 to 1."
     )
-    assert finding(Entry(1, 1, report=Report(cause="token ratio")), [])[0] == "No token stands out."
+    assert finding(TokenStep(1, 1, report=LocalisationReport(cause="token ratio")), [])[0] == "No token stands out."
 
 
 @pytest.mark.parametrize("body", [{}, {"norm": "x", "layers": [], "cost": None, "notes": 3, "tokens": None}])
 def test_an_event_of_another_version_is_read_as_far_as_it_goes(body):
     """No traceback, no made-up number."""
-    assert Report.of(body) == Report()
+    assert LocalisationReport.of(body) == LocalisationReport()
 
 
 def test_every_cause_and_method_has_a_look_or_words():

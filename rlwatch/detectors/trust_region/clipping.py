@@ -77,8 +77,8 @@ ROWS = 50
 STILL = 1e-4
 """Nats a ratio may differ from 1 by rounding, where every batch is used for one update."""
 
-Witness = tuple[str, Callable[[float], bool]]
-FAR: dict[str, tuple[Witness, ...]] = {
+Indicator = tuple[str, Callable[[float], bool]]
+FAR: dict[str, tuple[Indicator, ...]] = {
     "ratio/clipfrac": (
         ("ratio/log_absmax", lambda x: x >= 0.5),
         ("ratio/max", lambda r: r >= 1.6),
