@@ -108,7 +108,7 @@ def test_getting_worse_within_an_episode_is_published_once():
     assert steps_and_reasons(transitions) == [(0, "fired_at_once"), (2, "escalated")]
     assert [t.alert.severity for t in transitions] == [WARNING, CRITICAL]
     assert transitions[0].alert.alert_id == transitions[1].alert.alert_id
-    assert "was warning" in transitions[1].alert.reason
+    assert "worse than warning" in transitions[1].alert.reason
 
 
 @pytest.mark.parametrize("gap", [1, 5, 10])

@@ -120,7 +120,7 @@ def test_the_dashboard_opens_beside_the_run_and_is_left_open_only_if_wanted(trai
     """It is started before the training; ``exit`` does not wait for Ctrl-C."""
     training("-c", "pass")
     seen = []
-    monkeypatch.setattr(rlwatch.demo.run, "Dashboard", dashboard_into(seen))
+    monkeypatch.setattr(rlwatch.demo.run, "DemoDashboard", dashboard_into(seen))
 
     main(str(tmp_path), ui=True, exit=True)
     main(str(tmp_path), ui=True, exit=False)

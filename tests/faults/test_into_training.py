@@ -1288,12 +1288,12 @@ def _made(node: ast.Assign) -> Iterator[str]:
 THREADS = {
     "rlwatch/recorder/writer.py": "its loop and every call of a sink hold whatever is raised",
     "rlwatch/recorder/judge_thread.py": "every turn holds whatever is raised",
-    "rlwatch/monitor/watchman.py": "tireless",
-    "rlwatch/alerts/outbox.py": "tireless",
-    "rlwatch/link/hub.py": "tireless",
+    "rlwatch/monitor/watchman.py": "run_forever",
+    "rlwatch/alerts/outbox.py": "run_forever",
+    "rlwatch/link/hub.py": "run_forever",
     "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go; what its "
     "ear raises is as if the connection had broken",
-    "rlwatch/run/machine.py": "tireless, and every look is sheltered",
+    "rlwatch/run/machine.py": "run_forever, and every look is sheltered",
     "rlwatch/cli/serve.py": "no training in its process: who serves watches the children and ends with them",
     "rlwatch/run/ranks.py": "every look holds whatever is raised",
     "rlwatch/integrations/verl/attach.py": "Run.finish, which holds whatever is raised",

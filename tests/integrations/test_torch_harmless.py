@@ -159,7 +159,7 @@ def explode(*args, **kwargs):
     raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("broken", ["read_gradients", "observe_responses", "Reader", "vocab_size_of", "nonfinite"])
+@pytest.mark.parametrize("broken", ["read_gradients", "observe_responses", "BatchReader", "vocab_size_of", "nonfinite"])
 def test_a_failure_of_rlwatch_neither_stops_nor_changes_training(monkeypatch, caplog, broken):
     """Counted, said once, said once more when the tap is switched off; the rest goes on."""
     plain = train(None, steps=5)
