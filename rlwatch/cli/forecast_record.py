@@ -56,7 +56,7 @@ def judge(
     at: Annotated[int, typer.Argument(metavar="STEP", help="Step of the alarm or of the failure.")],
     *,
     right: Annotated[bool, typer.Option("--right/--wrong", help="Whether the run failed.")],
-    why: Annotated[str, typer.Option("--why", help="Reason.")] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason, kept with the record.")] = "",
     by: ByOption = "",
     store: StoreOption = None,
 ) -> None:

@@ -72,7 +72,7 @@ def snooze(
     *,
     duration: Annotated[str, typer.Option("--for", metavar="TIME", help="Duration: 90m, 2h, 1d12h.")],
     by: ByOption = "",
-    why: Annotated[str, typer.Option("--why", help="Reason.")] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason, shown with the incident.")] = "",
     config: ConfigOption = None,
     store: StoreOption = None,
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_network_file_system_is_warned_of(tmp_path: Path) -> None:
 
     assert checks["file system"].level is CheckStatus.WARN
     assert "nfs4" in checks["file system"].text
-    assert "commands go by files" in checks["file system"].text
+    assert "commands take seconds to a minute" in checks["file system"].text
 
 
 def test_a_memory_store_is_not_looked_for_on_disk() -> None:
@@ -275,7 +275,7 @@ def test_beyond_loopback_without_tls_is_warned_of(
     ("mode", "level", "words"),
     [
         (None, CheckStatus.OK, "first rlwatch ui"),
-        (0o600, CheckStatus.OK, "yours alone"),
+        (0o600, CheckStatus.OK, "by you alone"),
         (0o644, CheckStatus.FAIL, "chmod 600"),
     ],
 )

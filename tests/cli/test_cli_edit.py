@@ -106,8 +106,8 @@ def test_a_purge_says_first_and_spares_what_is_fresh(invoke: Invoke, store) -> N
     ("options", "says"),
     [
         (("s1",), "nothing to change"),
-        (("s1", "s2", "--name", "x"), "for one run"),
-        (("s1", "--delete", "--restore"), "opposite"),
+        (("s1", "s2", "--name", "x"), "takes one run"),
+        (("s1", "--delete", "--restore"), "either --delete or --restore"),
         (("s1", "--tag", "a,b"), "without a comma"),
         (("s1", "--name", "x" * 201), "at most 200"),
         (("absent", "--archive"), "no run 'absent'"),
