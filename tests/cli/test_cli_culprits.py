@@ -72,7 +72,7 @@ def test_culprits_come_before_far_out_tokens_and_responses_are_not_listed(tmp_pa
     text, document = shown(tmp_path, invoke, FAR, RESPONSE, culprits())
 
     assert [row["token_id"] for row in document["spikes"]] == [2982, 46, 6, 5]
-    assert text.index("Culprits") < text.index(" 2982 ") < text.index(" 46 ") < text.index("Outlier tokens")
+    assert text.index("Culprit tokens") < text.index(" 2982 ") < text.index(" 46 ") < text.index("Outlier tokens")
     assert "99" not in text
 
 

@@ -123,7 +123,7 @@ def test_of_many_bands_the_worst_is_said_first_and_three_at_most():
     found = alarms(MismatchLevel(), exact({name: always(level) for name, level in beyond.items()}))["warning"]
 
     assert found.metric == "mismatch/prob_absdiff"
-    assert found.message.count("others alarm at") == 3
+    assert found.message.count("alarm level elsewhere") == 3
     assert found.message.index("mismatch/prob_absdiff") < found.message.index("mismatch/k3")
     assert found.evidence == beyond | {"from_the_start": True}
 
