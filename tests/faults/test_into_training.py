@@ -730,7 +730,7 @@ INJECTED = {
     "a loss pass kept": (f"{TORCH}.localise.LossPasses.observed", out_of_memory),
     "a loss pass added": ("rlwatch.gradloc.passes.RecordedPasses.add", mute),
     "loss passes forgotten": (f"{TORCH}.localise.LossPasses.forget", runtime),
-    "a micro-batch read": (f"{TORCH}.batch.Reader.read", bare),
+    "a micro-batch read": (f"{TORCH}.batch.BatchReader.read", bare),
     "a micro-batch measured": ("rlwatch.integrations.step_tally.StepTally.add_batch", out_of_memory),
     "gradients read": (f"{TORCH}.taps.read_gradients", out_of_memory),
     "rollouts read": (f"{TORCH}.batch.GenerationReader.read", mute),
@@ -745,7 +745,7 @@ INJECTED = {
     "a step copied": ("rlwatch.tensors.transfer.Transfer.__init__", out_of_memory),
     "a step read": ("rlwatch.tensors.transfer.Transfer.read", runtime),
     "a step delivered": ("rlwatch.integrations.step_tally.WholeStep.deliver", mute),
-    "commands": (f"{TORCH}.commands.Commands.obey", bare),
+    "commands": (f"{TORCH}.commands.CommandController.obey", bare),
     "a record taken": ("rlwatch.run.run.admit", runtime),
     "an event taken": ("rlwatch.run.run.plain", mute),
     # the localisation of a spike, between the backward and the optimizer's step
@@ -1042,10 +1042,10 @@ def wrapped_by_a_trainer(work, tmp_path):
 
 def wrapped_by_trl(work, tmp_path):
     from rlwatch.gradloc.passes import RecordedPasses
-    from rlwatch.integrations.trl.localise import METHOD, EngineLossPassTap
+    from rlwatch.integrations.trl.localise import METHOD, LossPassTap
 
     trainer = SimpleNamespace(**{METHOD: work})
-    EngineLossPassTap(trainer, ErrorBoundary(), RecordedPasses()).attach(lambda: True)
+    LossPassTap(trainer, ErrorBoundary(), RecordedPasses()).attach(lambda: True)
     return lambda: getattr(trainer, METHOD)(None, compute_entropy=True)
 
 
