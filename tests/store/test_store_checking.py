@@ -56,7 +56,7 @@ def store(request, tmp_path: Path) -> str:
 
 def test_nothing_is_wrong_with_what_was_stored(store):
     """All rows and values are counted, NaN and infinities too; a run can be asked for by itself."""
-    assert ran("check", "--store", store) == (0, "2 runs read back, 3,002 rows, 3,300 values: nothing wrong\n")
+    assert ran("check", "--store", store) == (0, "2 runs read back, 3,002 rows, 3,300 values: no damage\n")
     assert "1 runs read back, 1,501 rows" in ran("check", "one", "--store", store)[1]
 
 
