@@ -157,7 +157,7 @@ def test_the_shell_goes_by_its_options_or_by_the_file(tmp_path):
 
     would = shell("--config", str(file), "--dry-run")
     assert would.exit_code == 0
-    assert "would go" in would.output
+    assert "would be removed" in would.output
     assert len(bulk(store)[0]) == 10
     done = shell("--older-than", "30d", "--kind", "tokens", "--by", "ann")
     assert done.exit_code == 0
