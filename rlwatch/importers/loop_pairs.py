@@ -159,7 +159,7 @@ def lone_pair(text: str) -> NamedNumber | None:
 
     >>> line = "  mean reward: 0.5"
     >>> lone_pair(line), lone_pair("| entropy    | 1.25  |").name, lone_pair("took 3 s")
-    (Pair(name='mean reward', start=15, end=18, percent=False, spread=False), 'entropy', None)
+    (NamedNumber(name='mean reward', start=15, end=18, percent=False, spread=False), 'entropy', None)
     """
     if _BARS.search(text):
         cells = [match for match in re.finditer(r"[^|│┃]+", text) if match[0].strip()]

@@ -6,7 +6,7 @@ group is ``step``, each line that holds something is a row, numbered 1, 2, 3...
 
 >>> lines = pattern_console(r"it (?P<step>\d+) R (?P<reward>\S+)").reading("train.log")
 >>> [*lines.feed(TextLine(1, "it 7 R nan")), *lines.finish()]
-[Row(step=7, metrics={'reward': nan}, line=1, run='', ts=0.0, starts=False)]
+[ImportedRow(step=7, metrics={'reward': nan}, line=1, run='', ts=0.0, starts=False)]
 """
 
 from __future__ import annotations
