@@ -239,10 +239,9 @@ def _saturated(facts: DemoFacts, reset: int | None) -> DemoCheck:
 
 
 def _no_early_alarm(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
-    found = [f for f in facts.findings if f.severity is not Severity.INFO and f.kind != CRASH_FORECAST]
-    early = [f for f in found if f.step < recipe.range_test_step]
+    early = [f for f in facts.findings if f.severity is Severity.CRITICAL and f.step < recipe.range_test_step]
     proof = ", ".join(f"{f.kind} at step {f.step}" for f in early) or f"none before step {recipe.range_test_step}"
-    return DemoCheck("nothing but remarks while it was healthy", not early, proof)
+    return DemoCheck("no critical finding while it was healthy", not early, proof)
 
 
 def _reset(facts: DemoFacts, command: Command | None, reset: int | None, recipe: Recipe) -> DemoCheck:

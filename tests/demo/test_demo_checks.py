@@ -10,7 +10,7 @@ from rlwatch.records import CRASH_FORECAST, CommandStatus, OutboxMessage, Outbox
 
 LEARNED = "the policy learned"
 SATURATED = "KL to the reference rose and saturated"
-NO_EARLY = "nothing but remarks while it was healthy"
+NO_EARLY = "no critical finding while it was healthy"
 RESET_DONE = "the live trainer reset its reference when asked"
 ZERO = "KL went back to zero"
 COLLAPSED = "its own learning rate collapsed it"
@@ -123,16 +123,15 @@ def test_a_refusal_must_name_the_collapse():
     assert broken(world) == {REFUSED}
 
 
-@pytest.mark.parametrize("severity", [Severity.WARNING, Severity.CRITICAL])
-def test_a_warning_before_the_range_test_is_a_false_alarm(severity):
-    """At the very step at which it begins, it is not; nor is a remark before."""
-    early = finding("grad_spike", severity, RECIPE.range_test_step - 1)
+def test_a_critical_finding_before_the_range_test_is_a_false_alarm():
+    """At the very step at which it begins, it is not; nor is a warning before: a plateau asks for the reset."""
+    early = finding("grad_spike", Severity.CRITICAL, RECIPE.range_test_step - 1)
     just = replace(early, step=RECIPE.range_test_step)
-    remark = replace(early, severity=Severity.INFO)
+    warning = replace(early, severity=Severity.WARNING)
 
     assert broken(World(findings=[*World().findings, early])) == {NO_EARLY}
     assert broken(World(findings=[*World().findings, just])) == set()
-    assert broken(World(findings=[*World().findings, remark])) == set()
+    assert broken(World(findings=[*World().findings, warning])) == set()
 
 
 def test_an_alarm_without_a_warning_before_it_does_not_count():
