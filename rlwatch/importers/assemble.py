@@ -129,7 +129,7 @@ class RunAssembly:
         """Rows whose steps were not taken as they are written, and names that were given a role."""
         placed = f"rows of another counter are taken at the step they were printed at: {self.order.placed}"
         given = [f"{name} as {metric}" for name, metric in self._naming.metrics.items() if name in self.given]
-        told = f"read as it was told: {', '.join(given)}"
+        told = f"read by --map or [map]: {', '.join(given)}"
         return (*([placed] if self.order.placed else []), *([told] if given else []))
 
     def _records(self, rows: Iterable[Numbered]) -> list[StepRecord]:

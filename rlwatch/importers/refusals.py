@@ -70,22 +70,28 @@ def none_known(names: Sequence[str]) -> str:
     """The problem with a log whose metrics have names that nothing reads."""
     few = ", ".join(shown(name) for name in names[:5]) or "none"
     likely = next(iter((*like_rewards(names), *foremost(names))), "my_name")
-    told = f"--map reward={likely} (entropy=, kl=, length=, gradient=, loss=)"
+    one = len(names) == 1
+    unknown = (
+        f"its only metric is not known to rlwatch ({few})"
+        if one
+        else (f"none of its {len(names)} metrics is known to rlwatch (found {few})")
+    )
     return (
-        f"none of its {len(names)} metrics is known to rlwatch (found {few}); say what they are by {told}, or rename "
-        "them: reward, entropy, kl, grad_norm, loss, or policy/entropy, policy/kl_ref, reward/mean..."
+        f"{unknown}; name {'its role' if one else 'their roles'} with --map reward={likely} (entropy=, kl=, length=, "
+        f"gradient=, loss=), or rename {'it' if one else 'them'}: reward, entropy, kl, grad_norm, loss, or "
+        "policy/entropy, policy/kl_ref, reward/mean..."
     )
 
 
 def _names_of_lines(head: bytes) -> list[str]:
-    """Names in lines that tell a step and numbers that change, as of metrics; empty where there are no such lines."""
+    """Names in lines with a step and numbers that change, as of metrics; empty where there are no such lines."""
     last: dict[tuple[str, ...], dict[str, float]] = {}
     changes: Counter[tuple[str, ...]] = Counter()
     segments = Segments()
     for segment in segments.feed(head) + segments.finish():
         found = pairs_of(segment.text) if len(segment.text) <= LONGEST_OF_LINE else {}
         names = tuple(name for name in found if not is_step(name))
-        if len(names) > 1 and len(names) < len(found):
+        if 0 < len(names) < len(found):
             before = last.setdefault(names, found)
             changes[names] += before != found
             last[names] = found

@@ -43,7 +43,7 @@ def test_a_log_of_unknown_names_is_read_as_it_is_mapped(invoke, log):
     told = json.loads(scanned.stdout)
     assert told["verdict"]["word"] == "collapsed"
     assert set(told["metrics"]) == {"reward/mean", "policy/entropy"}
-    assert told["notes"] == ["read as it was told: goodness as reward/mean, H as policy/entropy"]
+    assert told["notes"] == ["read by --map or [map]: goodness as reward/mean, H as policy/entropy"]
 
 
 def test_the_configuration_maps_every_log(invoke, log, tmp_path):

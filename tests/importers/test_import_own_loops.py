@@ -13,6 +13,7 @@ from native_logs import json_document, loop_console
 from rlwatch import scan
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers import ImportedRun, LogTail, read_log, sniff
+from rlwatch.importers.naming import naming_of
 from rlwatch.metrics import known
 from rlwatch.records import Severity
 from rlwatch.testing.importer_contract import comparable
@@ -431,6 +432,29 @@ def test_lines_of_names_that_nobody_knows_are_refused_with_the_names(tmp_path):
         ImportFormatError, match=r"none of its 2 metrics is known to rlwatch \(found 'apples', 'pears'\)"
     ):
         read_log(tmp_path / "run.log")
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "line"),
+    [
+        ("run.log", "", "step: {n}, myscore: {v}"),
+        ("bars.log", "", "step {n} | myscore {v}"),
+        ("run.jsonl", "", '{{"step": {n}, "myscore": {v}}}'),
+        ("run.csv", "step,myscore", "{n},{v}"),
+        ("long.csv", "run_id,step,metric,value", "a,{n},myscore,{v}"),
+        ("run.md", "| step | myscore |\n|---|---|", "| {n} | {v} |"),
+    ],
+)
+def test_a_log_of_one_unknown_name_is_refused_with_the_option_that_reads_it(tmp_path, name, first, line):
+    """The advice of the error, followed, reads the log."""
+    log = tmp_path / name
+    log.write_text("\n".join([*([first] if first else []), *(line.format(n=n, v=n / 9) for n in range(9))]) + "\n")
+
+    with pytest.raises(ImportFormatError, match=r"its only metric is not .*'myscore'.*--map reward=myscore"):
+        read_log(log)
+    [run] = read_log(log, naming=naming_of(["reward=myscore"]))
+
+    assert [record.metrics for record in run.records] == [{"reward/mean": n / 9} for n in range(9)]
 
 
 def test_steps_of_lines_go_on_across_epochs(tmp_path):
