@@ -61,9 +61,9 @@ def named_text(head: bytes) -> str | None:
 
 
 def unknown_format(head: bytes, tried: str) -> str:
-    """The problem with text that no importer recognised; ``tried``: what each was missing."""
+    """The problem with text that no importer recognised; ``tried``: the formats, and what one found."""
     names = _names_of_lines(head)
-    return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} (tried {tried})")
+    return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} ({tried})")
 
 
 def none_known(names: Sequence[str]) -> str:

@@ -273,7 +273,7 @@ def verdicts(
 def recognise(
     head: bytes, path: Path, *, beginning: bool = True, last: bool = False, naming: Naming = NONE
 ) -> tuple[Importer | None, str]:
-    """The importer most sure of ``head``, or None and what each was missing.
+    """The importer with the highest confidence in ``head`` and its reason, or None and what was tried.
 
     One that is hardly sure counts only where nothing else was found anywhere in the log (``last``).
 
@@ -288,7 +288,9 @@ def recognise(
     importer, best = max(given, key=lambda pair: pair[1].confidence)
     if best.confidence > (0 if last else HARDLY):
         return importer, best.reason
-    return None, "; ".join(f"{importer.name}: {verdict.reason}" for importer, verdict in given)
+    # Each format lacks its mark; only what one found besides helps the reader.
+    partly = [f"{one.name}: {verdict.reason}" for one, verdict in given if verdict.reason != f"no {one.expects}"]
+    return None, "; ".join([f"tried {', '.join(one.name for one, _ in given)}", *partly])
 
 
 def binary_format(head: bytes, path: Path) -> Importer | None:

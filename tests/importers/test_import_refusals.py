@@ -113,11 +113,14 @@ def test_a_database_is_named(tmp_path):
 
 
 def test_an_unknown_format_says_what_was_tried_and_what_was_missing(tmp_path):
-    """Each format with its reason."""
+    """Every format by its name; a reason only where one was nearly found, so that the error stays readable."""
     (tmp_path / "notes.txt").write_text("Dear diary,\ntoday the reward went up.\n")
-    problem = refusal(tmp_path / "notes.txt")
+    (tmp_path / "rows.jsonl").write_text('{"reward": 0.5, "kl": 0.1}\n' * 9)
+    problem, nearly = refusal(tmp_path / "notes.txt"), refusal(tmp_path / "rows.jsonl")
 
-    assert all(f"{name}: " in problem for name in formats())
+    assert set(problem.split("(tried ")[1].rstrip(")").split(", ")) == set(formats())
+    assert "(a row without a step (looked for step, " in nearly
+    assert len(problem) < 700
 
 
 def test_a_log_of_unknown_metrics_says_how_to_name_them(tmp_path):
