@@ -25,15 +25,15 @@ _RUN_COLUMNS = ("run_id", "run")
 _OF_TENSORBOARD = ["wall time", "step", "value"]
 _EXTREMES = ("__MIN", "__MAX")
 _OF_SB3 = ("time/iterations", "time/total_timesteps")
-_STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", *_OF_SB3, "epoch")
+STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", *_OF_SB3, "epoch")
 """In this order: an epoch is the step of a log that has no other. A header says what each column is, a single row of
 another format does not: there ``"steps": 2000`` is as likely a setting.
 """
-_SEPARATORS = ",;\t"
+SEPARATORS = ",;\t"
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 
 
-def _cells(text: str, separator: str) -> list[str]:
+def cells_of_line(text: str, separator: str) -> list[str]:
     """The cells of one line; none if it cannot be CSV (the csv module refuses cells over 128 KiB)."""
     if '"' not in text:
         return [cell.strip() for cell in text.split(separator)]
@@ -41,6 +41,17 @@ def _cells(text: str, separator: str) -> list[str]:
         return [cell.strip() for cell in next(csv.reader([text], delimiter=separator))]
     except csv.Error:
         return []
+
+
+def plain_number(text: str, separator: str) -> str:
+    """A number with a point where its decimals begin; beside all separators but the comma they may have a comma.
+
+    >>> plain_number("0,5", ";"), plain_number("0.5", ";")
+    ('0.5', '0.5')
+    """
+    if separator != "," and "," in text and _DECIMAL_COMMA.fullmatch(text):
+        return text.replace(",", ".")
+    return text
 
 
 class TableParser(LineParser):
@@ -60,7 +71,7 @@ class TableParser(LineParser):
             return
         if not self.recognised:
             return
-        cells = _cells(segment.text, self._separator)
+        cells = cells_of_line(segment.text, self._separator)
         if cells == self._columns:
             self.skips.add("the header again", segment.line)
             return
@@ -74,13 +85,13 @@ class TableParser(LineParser):
     def _header(self, text: str) -> None:
         if text.startswith("#"):
             return
-        self._separator = max(_SEPARATORS, key=text.count)
+        self._separator = max(SEPARATORS, key=text.count)
         if self._separator not in text and "|" in text and not text.lstrip().startswith("|"):
             self._separator = "|"
-        self._columns = _cells(text, self._separator)
+        self._columns = cells_of_line(text, self._separator)
         lower = [name.lower() for name in self._columns]
         self._run = next((lower.index(name) for name in _RUN_COLUMNS if name in lower), -1)
-        self._step = next((lower.index(name) for name in _STEP_COLUMNS if name in lower), -1)
+        self._step = next((lower.index(name) for name in STEP_COLUMNS if name in lower), -1)
         twice = len(self._columns) - len(set(self._columns))
         for _ in range(min(1, twice)):
             self.skips.add(f"{twice} columns that are called as another is (the last one counts)", 1)
@@ -107,9 +118,7 @@ class TableParser(LineParser):
 
     def _plain(self, text: str) -> str:
         """A number with a point where its decimals begin."""
-        if self._separator != "," and "," in text and _DECIMAL_COMMA.fullmatch(text):
-            return text.replace(",", ".")
-        return text
+        return plain_number(text, self._separator)
 
     def _number(self, text: str, name: str, line: int) -> float | None:
         value = number(self._plain(text)) if text else None

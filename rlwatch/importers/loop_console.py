@@ -125,15 +125,22 @@ class LoopConsoleParser(LineParser):
         """A line that tells no step."""
         names = frozenset(line.metrics)
         told = self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted
-        if told or (self._block is None and self._is_below(line, names, number)):
+        if self._block is not None and self._blocks.head:
+            self._into(self._block, line, number)
+        elif told or (self._block is None and self._is_below(line, names, number)):
             yield from self._going_on(line, names, number)
         elif len(names) < 2:
             return
         elif self._block is not None and not self._kinds.known:
-            for name, value in line.metrics.items():
-                self._block.take(name, value, line.before + name, number)
+            self._into(self._block, line, number)
         else:
             yield from self._offered(line, number)
+
+    @staticmethod
+    def _into(block: _Block, line: ParsedLine, number: int) -> None:
+        """Take all pairs of a line into the open block."""
+        for name, value in line.metrics.items():
+            block.take(name, value, line.before + name, number)
 
     def _offered(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
         names = frozenset(line.metrics)

@@ -28,10 +28,12 @@ from rlwatch.importers.loop_pairs import (
 _N = r"(?P<n>[1-9]\d{0,2}(?:,\d{3})+(?![\d,]\d)|\d{1,12}(?:\.0{1,6})?)(?![\d.]*[A-Za-z%])(?!\.?\d)"
 _OF_TOTAL = r"(?:\s*(?:/|of)\s*(?P<total>\d{1,12}))?"
 _STEP = re.compile(
-    r"(?<![A-Za-z])(?:global[_ ]?step|step|it|iter(?:ation)?|update|batch|episode|round|rollout)s?[\s:=#\[(]{1,8}"
-    rf"{_N}{_OF_TOTAL}",
+    r"(?<![A-Za-z])(?:global[_ ]?step|step|it|iter(?:ation)?|update|batch|episode|round|rollout)s?"
+    rf"(?:[\s:=#\[(]{{1,8}}|_){_N}(?!_){_OF_TOTAL}",
     re.IGNORECASE,
 )
+_BEFORE_DICT = re.compile(r"\s*\(?(?P<n>\d{1,12})(?P<total>)[:,]?\s+(?=\{\s*['\"])")
+"""What ``print(step, metrics)`` puts before a dict."""
 _COUNTED = re.compile(r"\((?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\)")
 _BRACKETS = re.compile(r"\[(?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\]")
 _EPOCH = re.compile(r"(?<![A-Za-z])epoch[\s:=#\[(]{0,3}(?P<n>\d{1,9})(?![\d.]*[eE.]\d)", re.IGNORECASE)
@@ -214,7 +216,7 @@ def _cut(plan: _Plan, pieces: list[str]) -> ParsedLine | None:
 
 def _told(text: str) -> tuple[re.Match[str] | None, bool]:
     """The part that tells the step, and whether a word does."""
-    by_word = _STEP.search(text)
+    by_word = _STEP.search(text) or _BEFORE_DICT.match(text)
     return (by_word, True) if by_word else (_COUNTED.search(text) or _BRACKETS.search(text), False)
 
 

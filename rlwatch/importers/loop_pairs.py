@@ -17,24 +17,28 @@ from rlwatch.metrics import resolve, unjudged
 ANY_NUMBER = rf"(?:[-+]?[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,]\d)|{NUMBER})"
 _SPREAD = rf"(?:\s?(?:±|\+/-|\+-)\s?{NUMBER})"
 _VALUE = rf"(?:{ANY_NUMBER}\s?(?:->|→|=>)\s?)?(?P<value>{ANY_NUMBER})(?P<spread>{_SPREAD})?(?P<percent>\s?%(?!\|))?"
+_OPEN = r"(?P<open>(?:[A-Za-z_][\w.]{0,40}\(|\[))?"
+"""What a number is wrapped in: ``np.float64(0.5)``, ``tensor(0.5, device='cuda:0')``, ``[0.5]``."""
+_CLOSE = r"(?(open)(?:,\s?\w{1,20}=[^,()\[\]]{1,40}){0,3}\s?[)\]])"
 _WORDS = r"[A-Za-z_][\w/.@-]*(?: [A-Za-z_][\w/.@-]*){0,3}"
 _NAME = rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?(?P<by>[:=]\s{{0,3}})"
-_PAIR = re.compile(rf"{_NAME}{_VALUE}(?=$|[\s,;|)\]}}]|\.(?:\s|$))")
+_PAIR = re.compile(rf"{_NAME}{_OPEN}{_VALUE}{_CLOSE}(?=$|[\s,;|)\]}}]|\.(?:\s|$))")
 _WITH_UNIT = re.compile(rf"{_NAME}{ANY_NUMBER}(?![eE][-+]?\d)[A-Za-z][A-Za-z/%]{{0,12}}")
 _UNITED_CELL = re.compile(rf"(?:^|[|,;])\s*{_WORDS}\s{{1,8}}{ANY_NUMBER}\s?[A-Za-z%/]{{1,12}}\s*(?=$|[|,;])")
 _SPACED = re.compile(
     rf"(?:^\s{{0,40}}|[|,;:>\])(]\s{{0,3}})(?P<name>{_WORDS})\s{{1,8}}{_VALUE}(?=\s{{0,8}}(?:$|[|,;()]|\.(?:\s|$)))"
 )
 _BARE_ONE = r"[A-Za-z_][\w/.@-]*\s{1,8}" + re.sub(r"\(\?P<\w+>", "(?:", _VALUE)
-_BARE_LINE = re.compile(rf"[\s:|\]),-]{{0,8}}(?:{_BARE_ONE}(?:[\s,;|]+|$))+")
+_BARE_LINE = re.compile(rf"[\s:|\]),-]{{0,8}}(?:{_BARE_ONE}(?:(?:[\s,;|]|[-–—·•/]\s)+|$))+")
 _BARE = re.compile(rf"(?P<name>[A-Za-z_][\w/.@-]*)\s{{1,8}}{_VALUE}(?=[\s,;|]|$)")
 _LONE = re.compile(rf"\s*(?:[-*•>]\s)?\s*(?P<name>{_WORDS})\s*(?:[:=]\s*|\s){_VALUE}\s*,?\s*")
 _CELL = re.compile(rf"\s*{_VALUE}\s*")
 _IN_DICT = re.compile(
     r"(?P<quote>['\"])(?P<key>[\w/.@ -]{1,200})(?P=quote)\s{0,3}:\s{0,3}"
-    rf"(?:(?P<open>\{{)|(?:[A-Za-z_][\w.]{{0,40}}\()?(?P<value>{NUMBER})\)?(?=\s{{0,3}}[,}}]))|(?P<close>\}})"
+    rf"(?:(?P<nested>\{{)|{_OPEN}(?P<value>{NUMBER}){_CLOSE}(?=\s{{0,3}}[,}}]))|(?P<close>\}})"
 )
 _OF_DICT = re.compile(rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?[:=]\s{{0,3}}\{{(?=\s*['\"])")
+_DICT_BEHIND = re.compile(r"[\s:,;|\]),-]{0,8}\{(?=\s*['\"])")
 _BARS = re.compile(r"[|│┃]")
 _SEPARATED = re.compile(r"[|│┃,;:(]")
 STEP_NAMES = frozenset(
@@ -89,6 +93,8 @@ def found_in(text: str, after: int = -1) -> list[NamedNumber]:
         nested = list(_in_dict(text))
         if any(pair.name.lower() in STEP_NAMES for pair in nested):
             return nested
+        if after >= 0 and (begin := _DICT_BEHIND.match(text, after)):
+            return list(_in_dict(text, begin.end()))
     found = list(_signed(text)) if "=" in text or ":" in text else []
     if _SEPARATED.search(text):
         taken = {pair.start for pair in found}
@@ -96,7 +102,7 @@ def found_in(text: str, after: int = -1) -> list[NamedNumber]:
     if dicts and found:
         for match in _OF_DICT.finditer(text):
             found += [pair._replace(name=f"{match['name']}/{pair.name}") for pair in _in_dict(text, match.end())]
-    if not found and after >= 0 and _BARE_LINE.fullmatch(text, after):
+    if after >= 0 and all(pair.start < after for pair in found) and _BARE_LINE.fullmatch(text, after):
         found = [_pair(match["name"], match) for match in _BARE.finditer(text, after)]
     return found
 
@@ -141,7 +147,7 @@ def _in_dict(text: str, begin: int = -1) -> Iterator[NamedNumber]:
     """The numbers of a printed dict by their way: ``train/reward``; only of the one in which ``begin`` is, if given."""
     way: list[str] = []
     for match in _IN_DICT.finditer(text, max(0, begin)):
-        if match["open"]:
+        if match["nested"]:
             way.append(match["key"])
             if len(way) > DEEPEST:
                 return
@@ -163,6 +169,9 @@ def lone_pair(text: str) -> NamedNumber | None:
     """
     if _BARS.search(text):
         cells = [match for match in re.finditer(r"[^|│┃]+", text) if match[0].strip()]
+        if len(cells) == 1:
+            alone = _LONE.fullmatch(text, *cells[0].span())
+            return None if alone is None else _pair(alone["name"], alone)
         name = cells[0][0].strip() if len(cells) == 2 else ""
         value = _CELL.fullmatch(text, *cells[1].span()) if re.fullmatch(_WORDS, name) else None
         return None if value is None else _pair(name, value)

@@ -17,6 +17,7 @@ from rlwatch.importers.assemble import RunAssembly, source_of
 from rlwatch.importers.base import FormatMatch, ImportedRow, ImportedRun, Importer, LineImporter, LogReading
 from rlwatch.importers.block_console import BlockConsole
 from rlwatch.importers.clearml_offline import ClearMlOffline
+from rlwatch.importers.console_table import ConsoleTable
 from rlwatch.importers.csv_table import LongTable, WideTable
 from rlwatch.importers.data_frame import is_table, plain, tables_of
 from rlwatch.importers.databases import RunDatabase
@@ -193,6 +194,7 @@ CONSOLES: tuple[LineImporter, ...] = (
     TrlConsole(),
     BlockConsole(),
     LoopConsole(),
+    ConsoleTable(),
 )
 IMPORTERS: tuple[Importer, ...] = (
     *BINARY,

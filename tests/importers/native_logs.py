@@ -124,6 +124,14 @@ def loop_console(rows: Rows, *, total: int = TOTAL) -> bytes:
     return "".join(lines).encode()
 
 
+def console_table(rows: Rows, *, names: Sequence[str]) -> bytes:
+    """A CSV behind the greeting of a program; an empty cell was not measured."""
+    lines = ["Loading model...\n", ",".join(("step", *names)) + "\n"]
+    for step, metrics in rows:
+        lines.append(",".join((str(step), *(repr(metrics[name]) if name in metrics else "" for name in names))) + "\n")
+    return "".join(lines).encode()
+
+
 def slime_console(rows: Rows) -> bytes:
     """slime's line of an update, under Ray and Python's logging; ``train/step`` is wandb's axis."""
     lines = []

@@ -598,3 +598,60 @@ def test_of_rows_that_name_their_rank_those_of_the_first_count(tmp_path):
     assert list(values(run, "reward").values()) == [n / 10 for n in range(1, 9)]
     assert [s.count for s in run.skipped if "another rank" in s.reason] == [24]
     assert len(values(read(tmp_path, [{"step": n, "rank": n, "loss": 0.1} for n in range(9)]), "rank")) == 9
+
+
+NOTATIONS = {
+    "a logger with its place": "2026-11-01 10:01:02.123 | INFO     | trainer.loop:train:88 - step {s} reward {r} kl {k}",
+    "an underscore": "step_{s} reward_mean {r} kl_mean {k}",
+    "dashes": "step {s} - reward {r} - kl {k}",
+    "tensors": "step {s} {{'reward': tensor({r}, device='cuda:0'), 'kl': tensor({k}, grad_fn=<MeanBackward0>)}}",
+    "arrays of one": "step={s} reward=[{r}] kl=np.float64({k})",
+    "a step and its dict": "{s} {{'reward': {r}, 'kl': {k}}}",
+    "a tuple": "({s}, {{'reward': {r}, 'kl': {k}}})",
+    "a box": "╭──────────╮\n│ step     {s} │\n│ reward   {r} │\n│ kl       {k} │\n╰──────────╯",
+    "a block with two pairs in a line": "Step {s}\n  reward={r}\n  kl={k}, tokens=100",
+}
+TABLES = {
+    "commas": ("step,reward,kl", "{s},{r},{k}"),
+    "tabs": ("step\treward\tkl", "{s}\t{r}\t{k}"),
+    "blanks": ("  step    reward        kl", "{s:6d}{r:10.4f}{k:10.5f}"),
+    "a printed DataFrame": ("    step  reward      kl", "{s:<4d} {s:5d} {r:10.4f} {k:10.5f}"),
+}
+
+
+@pytest.mark.parametrize("written", [*NOTATIONS, *TABLES])
+def test_a_notation_of_a_loop_is_read_whole(tmp_path, written):
+    """What was written equals what is read, behind a greeting and with a completion in between."""
+    head, line = TABLES.get(written) or ("Loading model...", NOTATIONS[written])
+    rows = [(s, round(0.2 + s / 100, 4), round(0.01 + s / 1000, 5)) for s in range(1, 31)]
+    text = ["Loading 3 of 7 shards...", "WARNING: foo is deprecated since 2.0", head]
+    for s, r, k in rows:
+        text += [line.format(s=s, r=r, k=k), *(["Step 1: x = 3 so reward = 5"] if s == 15 else [])]
+    (tmp_path / "run.log").write_text("\n".join(text) + "\n")
+
+    [run] = read_log(tmp_path / "run.log")
+    found = [
+        (one.step, *(v for name, v in one.metrics.items() if "reward" in name or "kl" in name)) for one in run.records
+    ]
+
+    assert found == rows
+
+
+def test_a_table_in_passing_changes_nothing_for_the_lines_of_a_loop(tmp_path):
+    """A summary with a column for the step is none of the rows."""
+    lines = [f"step {s}: reward: {s / 100}, kl: 0.01" for s in range(1, 31)]
+    summary = ["", "step  reward", "   5    0.99", "  10    0.98", ""]
+    (tmp_path / "run.log").write_text("\n".join([*summary, *lines[:20], *summary, *lines[20:]]) + "\n")
+
+    [run] = read_log(tmp_path / "run.log")
+
+    assert [(one.step, one.metrics["reward"]) for one in run.records] == [(s, s / 100) for s in range(1, 31)]
+
+
+def test_a_list_of_several_numbers_is_no_value(tmp_path):
+    """Only a list of one is: which of several would be the reward?"""
+    (tmp_path / "run.log").write_text("".join(f"step={s} kl=0.5 reward=[0.5, 0.{s}]\n" for s in range(1, 20)))
+
+    [run] = read_log(tmp_path / "run.log")
+
+    assert {name for one in run.records for name in one.metrics} == {"kl"}

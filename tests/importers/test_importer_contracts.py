@@ -149,6 +149,14 @@ class TestLoopConsole(ImporterContract):
         return native_logs.loop_console(rows)
 
 
+class TestConsoleTable(ImporterContract):
+    format = "console-table"
+    names = ("grad_norm", "reward")
+
+    def write(self, rows: Sample) -> bytes:
+        return native_logs.console_table(rows, names=self.names)
+
+
 class TestLongCsv(ImporterContract):
     format = "csv"
     names = ("optim/grad_norm", "reward/mean")

@@ -1,0 +1,112 @@
+"""A table between other output: a header with a word for the step, then rows of numbers.
+
+That is a CSV behind a program's greeting, or columns that a loop prints with blanks between them. Separators: comma,
+semicolon, tab, blanks; beside all but the first a number may have a decimal comma. A header counts once a row follows
+it: as many cells, a whole step, and nothing but numbers. Cells that are empty were not measured. A header that is
+written again changes nothing, and another one begins other columns. A ``DataFrame`` that is printed has one cell more
+than its header, its index.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import ClassVar, NamedTuple
+
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, number, step_of
+from rlwatch.importers.csv_table import SEPARATORS, STEP_COLUMNS, cells_of_line, plain_number
+from rlwatch.importers.lines import LONGEST_NAME, TextLine, without_prefix
+
+BLANKS = " "
+LONGEST = 20_000
+"""Characters of a row."""
+_NAME = re.compile(r"[A-Za-z_%|][^\d,;\t|][^,;\t|]{0,200}|[A-Za-z]")
+_RULE = re.compile(r"[\s\-=+|_─━═]*")
+_OTHER = "a line of as many cells as the table has that is no row of it"
+
+
+class _Header(NamedTuple):
+    """Names of the columns, the place of the step among them, and what separates cells."""
+
+    columns: tuple[str, ...]
+    step: int
+    separator: str
+
+
+class ConsoleTableParser(LineParser):
+    """Looks for a header and its first row, then reads the rows."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._header: _Header | None = None
+        self._candidates: list[_Header] = []
+        """The headers that the line before may be."""
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """The row of one line."""
+        if len(segment.text) > LONGEST:
+            return
+        text = without_prefix(segment.text)
+        if _RULE.fullmatch(text):
+            return
+        for header in (*([self._header] if self._header else []), *self._candidates):
+            row = _row(header, text, segment.line)
+            if row is not None:
+                self._header, self._candidates, self.recognised = header, [], True
+                yield row
+                return
+        self._candidates = [header for header in _headers(text) if header != self._header]
+        known = self._header
+        if known and not self._candidates and len(_split(text, known.separator)) == len(known.columns) > 2:
+            self.skips.add(_OTHER, segment.line)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    return text.split() if separator == BLANKS else cells_of_line(text, separator)
+
+
+def _headers(text: str) -> Iterator[_Header]:
+    """The headers that a line may be, by each separator."""
+    for separator in (*SEPARATORS, BLANKS):
+        columns = tuple(_split(text, separator)) if separator in text else ()
+        if len(columns) < 2 or not all(_NAME.fullmatch(name) and len(name) <= LONGEST_NAME for name in columns):
+            continue
+        lower = [name.lower() for name in columns]
+        step = next((lower.index(name) for name in STEP_COLUMNS if name in lower), -1)
+        if step >= 0 and all(one != other for one, other in pairwise(sorted(lower))):
+            yield _Header(columns, step, separator)
+
+
+def _row(header: _Header, text: str, line: int) -> ImportedRow | None:
+    """The row that a line is below ``header``; None if it is none."""
+    cells = _split(text, header.separator)
+    if header.separator == BLANKS and len(cells) == len(header.columns) + 1 and cells[0].isdecimal():
+        del cells[0]
+    if len(cells) != len(header.columns):
+        return None
+    decimals = [plain_number(cell, header.separator) for cell in cells]
+    try:
+        step = step_of(decimals[header.step])
+    except ValueError:
+        return None
+    metrics: dict[str, float] = {}
+    for index, (name, cell) in enumerate(zip(header.columns, decimals, strict=True)):
+        value = number(cell) if cell else None
+        if cell and value is None:
+            return None
+        if value is not None and index != header.step:
+            metrics[name] = value
+    return ImportedRow(step, metrics, line) if metrics else None
+
+
+class ConsoleTable(LineImporter):
+    """A table that a program prints between other lines."""
+
+    name: ClassVar[str] = "console-table"
+    expects: ClassVar[str] = "header 'step reward ...' with a row of numbers below"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"step", b"Step", b"STEP", b"iter", b"Iter", b"update", b"Update", b"poch")
+    weight: ClassVar[float] = 0.25
+    """Below the lines of loops, which may print a small table besides."""
+    parser: ClassVar[type[LineParser]] = ConsoleTableParser
