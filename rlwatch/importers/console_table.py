@@ -1,17 +1,16 @@
 """A table between other output: a header with a word for the step, then rows of numbers.
 
-That is a CSV behind a program's greeting, or columns that a loop prints with blanks between them. Separators: comma,
-semicolon, tab, blanks; beside all but the first a number may have a decimal comma. A header counts once a row follows
-it: as many cells, a whole step, and nothing but numbers. Cells that are empty were not measured. A header that is
-written again changes nothing, and another one begins other columns. A ``DataFrame`` that is printed has one cell more
-than its header, its index.
+That is a CSV after the first output of a program, or columns that a loop prints with blanks between them. Separators:
+comma, semicolon, tab, blanks. With semicolons and tabs a number may have a decimal comma; between blanks a comma
+separates thousands, as in all other lines of a console. A header counts once a row follows it: as many cells, a whole
+step, and only numbers. An empty cell was not measured. A repeated header changes nothing; a different one begins other
+columns. A printed ``DataFrame`` has one cell more than its header, its index.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, number, step_of
@@ -21,7 +20,8 @@ from rlwatch.importers.lines import LONGEST_NAME, TextLine, without_prefix
 BLANKS = " "
 LONGEST = 20_000
 """Characters of a row."""
-_NAME = re.compile(r"[A-Za-z_%|][^\d,;\t|][^,;\t|]{0,200}|[A-Za-z]")
+_NAME = re.compile(r"[A-Za-z_%][^,;\t|]*")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 _RULE = re.compile(r"[\s\-=+|_─━═]*")
 _OTHER = "a line of as many cells as the table has that is no row of it"
 
@@ -66,6 +66,13 @@ def _split(text: str, separator: str) -> list[str]:
     return text.split() if separator == BLANKS else cells_of_line(text, separator)
 
 
+def _plain(cell: str, separator: str) -> str:
+    """A number without separators of thousands, and with a decimal point."""
+    if separator != BLANKS:
+        return plain_number(cell, separator)
+    return cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell
+
+
 def _headers(text: str) -> Iterator[_Header]:
     """The headers that a line may be, by each separator."""
     for separator in (*SEPARATORS, BLANKS):
@@ -74,7 +81,7 @@ def _headers(text: str) -> Iterator[_Header]:
             continue
         lower = [name.lower() for name in columns]
         step = next((lower.index(name) for name in STEP_COLUMNS if name in lower), -1)
-        if step >= 0 and all(one != other for one, other in pairwise(sorted(lower))):
+        if step >= 0 and len(set(lower)) == len(lower):
             yield _Header(columns, step, separator)
 
 
@@ -85,7 +92,7 @@ def _row(header: _Header, text: str, line: int) -> ImportedRow | None:
         del cells[0]
     if len(cells) != len(header.columns):
         return None
-    decimals = [plain_number(cell, header.separator) for cell in cells]
+    decimals = [_plain(cell, header.separator) for cell in cells]
     try:
         step = step_of(decimals[header.step])
     except ValueError:

@@ -124,10 +124,10 @@ class LoopConsoleParser(LineParser):
     def _untold(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
         """A line that tells no step."""
         names = frozenset(line.metrics)
-        told = self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted
+        has_step = self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted
         if self._block is not None and self._blocks.head:
             self._into(self._block, line, number)
-        elif told or (self._block is None and self._is_below(line, names, number)):
+        elif has_step or (self._block is None and self._is_below(line, names, number)):
             yield from self._going_on(line, names, number)
         elif len(names) < 2:
             return

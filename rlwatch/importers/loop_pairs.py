@@ -84,9 +84,9 @@ def is_step(name: str) -> bool:
 def found_in(text: str, after: int = -1) -> list[NamedNumber]:
     """The pairs of a line, with that of its step where it is written as the others are.
 
-    A printed dict counts if it tells its step, or has a name in a line with other pairs: others are of an answer, or of
-    an evaluation. ``after``: the end of what
-    tells the step; nothing but names and numbers behind it are pairs without a sign between them.
+    A printed dict counts if it tells its step, follows it (``step 3 {'reward': 0.5}``), or has a name in a line with
+    other pairs: others are of an answer, or of an evaluation. ``after``: the end of what tells the step; names and
+    numbers that fill the line from there are pairs without a sign between them.
     """
     dicts = "{" in text and ("'" in text or '"' in text)
     if dicts:

@@ -648,6 +648,35 @@ def test_a_table_in_passing_changes_nothing_for_the_lines_of_a_loop(tmp_path):
     assert [(one.step, one.metrics["reward"]) for one in run.records] == [(s, s / 100) for s in range(1, 31)]
 
 
+def test_a_comma_is_of_thousands_between_blanks_and_of_decimals_between_semicolons(tmp_path):
+    """``1,000`` is a thousand in every line of a console; with semicolons ``0,5`` is a half."""
+    (tmp_path / "blanks.log").write_text("Loading\nstep  reward  len\n1,000  0.5  1,176\n2,000  0.25  1,200.5\n")
+    (tmp_path / "german.log").write_text("Loading\nstep;reward\n1;0,5\n2;nan\n3;\n4;-inf\n")
+
+    [blanks], [german] = read_log(tmp_path / "blanks.log"), read_log(tmp_path / "german.log")
+
+    assert [(one.step, dict(one.metrics)) for one in blanks.records] == [
+        (1000, {"reward": 0.5, "len": 1176.0}),
+        (2000, {"reward": 0.25, "len": 1200.5}),
+    ]
+    assert [(one.step, repr(one.metrics["reward"])) for one in german.records] == [(1, "0.5"), (2, "nan"), (4, "-inf")]
+
+
+def test_a_completion_inside_a_block_is_no_part_of_it(tmp_path):
+    """Lines of several pairs count where they recur as they are written."""
+    lines = []
+    for s in range(1, 31):
+        lines += [f"Step {s}", f"  reward={s / 100}", f"  kl=0.01, tokens={s}"]
+        lines += ["so x = 3, reward = 7, and kl = 9"] if s in (5, 15) else []
+    (tmp_path / "run.log").write_text("\n".join(lines) + "\n")
+
+    [run] = read_log(tmp_path / "run.log")
+
+    assert [(one.step, dict(one.metrics)) for one in run.records] == [
+        (s, {"reward": s / 100, "kl": 0.01, "tokens": float(s)}) for s in range(1, 31)
+    ]
+
+
 def test_a_list_of_several_numbers_is_no_value(tmp_path):
     """Only a list of one is: which of several would be the reward?"""
     (tmp_path / "run.log").write_text("".join(f"step={s} kl=0.5 reward=[0.5, 0.{s}]\n" for s in range(1, 20)))
