@@ -44,27 +44,31 @@ REWARD_RULE = "reward"
 """Alert rule of the kinds that say, while they stand, that the reward is below its best."""
 WEIGHT, LEAST_WEIGHT = "weight ", 0.2
 """Prefix of the evidence of :data:`JOINT` that says how much a metric speaks for it, and the least that is named."""
-NOUNS: Mapping[str, str] = {
-    "reward/zero_std_frac": "learning signal",
-    "reward/": "reward",
-    "policy/entropy": "entropy",
-    "policy/kl": "KL",
-    "policy/": "clipping",
-    "optim/grad": "gradient norm",
-    "optim/": "loss",
-    "len/clipped": "truncation",
-    "len/": "response length",
-    "mismatch/": "mismatch",
-    "ratio/": "importance ratios",
-    "": "other metrics",
+BROKE: Mapping[str, str] = {
+    "reward/zero_std_frac": "learning signal fell",
+    "reward/": "reward {}",
+    "policy/entropy": "entropy {}",
+    "policy/kl": "KL rose",
+    "policy/": "clipping rose",
+    "optim/grad": "gradient norm {}",
+    "optim/": "loss {}",
+    "len/clipped": "truncation {}",
+    "len/": "response length {}",
+    "mismatch/": "mismatch grew",
+    "ratio/": "importance ratios spread",
+    "text/": "broken output rose",
+    "critic/": "value loss {}",
+    "": "other metrics moved",
 }
-"""Beginning of a metric's name -> what a headline calls it; the first that fits."""
+"""Beginning of a metric's name -> what a headline says of it; the first that fits, ``{}`` for ``rose`` or ``fell``."""
+REWARD_DROP = "reward_drop"
+"""Kind that is a remark while the rows in which the reward is low are too few."""
 JOINT = "joint_collapse"
 """Kind that says that several others broke together; those say more where they are known."""
 NAMED = 3
 """Kinds of findings that the detail of a verdict names."""
-BROKEN = 2
-"""Kinds of findings that a headline names."""
+BROKEN, ROOM = 2, 90
+"""Kinds of findings that a headline names, and the characters in which: of longer ones it names one."""
 NAMES_LISTED = 6
 """Names that nothing reads, of which a verdict lists so many."""
 LONGEST = 300
@@ -511,6 +515,8 @@ def _brief(
         return f"{title}: {_unjudged(evidence)}"
     if state is State.HEALTHY:
         where = f" at step {step(evidence.ending.at)}" if evidence.ongoing and evidence.ending.at is not None else ""
+        if (remark := _last_rows(evidence)) is not None:
+            return f"{title}{where}, but {remark.entry.happened} from step {step(remark.onset)}: too few rows to judge"
         return f"{title}{where}: no failure was found{_only_reward(evidence)}"
     if state is State.RECOVERED:
         past = list(dict.fromkeys(map(_past, _critical_once(evidence))))
@@ -524,10 +530,13 @@ def _brief(
 
 
 def _broke(broken: Sequence[FindingSpan]) -> str:
-    """Return what broke, by onset: each kind once, and not that several broke together where two are named."""
+    """Return what broke, by onset; of what broke together what is not named yet."""
     said = list(dict.fromkeys(_happened(span) for span in broken if span.finding.kind != JOINT))
-    joint = [_together(span) for span in broken if span.finding.kind == JOINT]
-    return _some(said if len(said) >= BROKEN or not joint else [*said, *joint[:1]], BROKEN)
+    for span in broken:
+        if span.finding.kind == JOINT and len(said) < BROKEN:
+            said += [each for each in _together(span) if each not in said]
+    text = _some(said, BROKEN)
+    return text if len(text) <= ROOM else _some(said, 1)
 
 
 def _happened(span: FindingSpan) -> str:
@@ -536,15 +545,14 @@ def _happened(span: FindingSpan) -> str:
     return f"failure risk {chance(p50)} within 50 steps" if isinstance(p50, float) else span.entry.happened
 
 
-def _together(span: FindingSpan) -> str:
-    """Return the quantities that broke together: ``reward, entropy and truncation broke together``."""
+def _together(span: FindingSpan) -> list[str]:
+    """Return what broke together, the heaviest first: ``reward fell``, ``truncation rose``."""
     weights = {name.removeprefix(WEIGHT): weight for name, weight in span.finding.evidence.items() if WEIGHT in name}
     heavy = sorted((name for name, weight in weights.items() if weight >= LEAST_WEIGHT), key=lambda n: -weights[n])
-    nouns = list(dict.fromkeys(next(noun for start, noun in NOUNS.items() if name.startswith(start)) for name in heavy))
-    if len(nouns) < 2:
-        return span.entry.happened
-    *first, last = nouns[:NAMED]
-    return f"{', '.join(first)} and {last} broke together"
+    moved = [next(said for start, said in BROKE.items() if name.startswith(start)) for name in heavy]
+    verbs = ["rose" if name.endswith(" up") else "fell" for name in heavy]
+    said = [each.format(verb) for each, verb in zip(moved, verbs, strict=True)]
+    return list(dict.fromkeys(said)) or [span.entry.happened]
 
 
 def _critical_once(evidence: VerdictEvidence) -> list[FindingSpan]:
@@ -594,6 +602,12 @@ def _unjudged(evidence: VerdictEvidence) -> str:
     if evidence.steps is not None and evidence.steps < LEAST_STEPS:
         return f"only {plural(evidence.steps, 'step')}, at least {LEAST_STEPS} are needed"
     return _gap(evidence.missing, evidence.unread)
+
+
+def _last_rows(evidence: VerdictEvidence) -> FindingSpan | None:
+    """Return the remark on the newest rows of the reward: they may be the beginning of a failure."""
+    newest = [span for span in evidence.spans if span.over is None and span.finding.kind == REWARD_DROP]
+    return newest[-1] if newest and "mix" not in newest[-1].finding.evidence else None
 
 
 def _only_reward(evidence: VerdictEvidence) -> str:

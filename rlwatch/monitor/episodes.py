@@ -415,7 +415,8 @@ class Episodes:
                 continue
             del self._open[key]
             self._reasons[key[1]] = self._reason(episode)
-            if not episode.over and episode.severity is not Severity.INFO and not silent:
+            told = episode.severity is not Severity.INFO or episode.finding.metric == REWARD  # a headline repeats these
+            if not episode.over and told and not silent:
                 yield episode.ended(step, self._reasons[key[1]])  # that nothing is logged any more is no recovery
 
     def _reason(self, episode: FindingLifecycle) -> str:

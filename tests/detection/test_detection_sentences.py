@@ -1,5 +1,7 @@
 """What is said of a run never contradicts itself, at any row of any log."""
 
+import math
+
 import pytest
 from detection import runs, sentences
 
@@ -48,3 +50,18 @@ def test_nor_does_any_of_the_corpus_and_of_all_public_runs(name):
     except FileNotFoundError as error:
         pytest.skip(f"not judged: {error}")
     assert sentences.scored(labelled).contradicted == ()
+
+
+def test_last_rows_that_earn_nothing_are_in_the_headline_until_the_reward_is_back():
+    """Two rows at a fifth of the level are too few for a warning, and no run in which they come last is just healthy."""
+    level = [0.70 + 0.05 * math.sin(2.4 * i) for i in range(70)]
+    rows = [*level, 0.3, 0.1, *level[:12]]
+    records = [StepRecord(i, {"reward": row, "entropy": 0.5}, seq=i + 1) for i, row in enumerate(rows)]
+
+    (*_, ended), (*live, _) = sentences.told_of(records[:72]), sentences.told_of(records)
+
+    assert ended.headline == "Healthy, but reward fell from step 70: too few rows to judge."
+    assert ended.verdict.exit_code == 0
+    assert live[72].headline == "Healthy at step 72, but reward fell from step 70: too few rows to judge."
+    assert live[-1].headline == "Healthy at step 83: no failure was found."
+    assert all(sentence.verdict.state is State.HEALTHY for sentence in live[9:])

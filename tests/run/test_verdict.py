@@ -164,7 +164,37 @@ def test_signs_that_came_together_are_named():
     """The heaviest first, by the names that people use."""
     weights = {"joint": 4.5, "weight reward/mean down": 4.5, "weight len/clipped up": 0.9, "weight optim/lr up": 0.1}
     joint = replace(found("joint_collapse", CRITICAL, 88), evidence=weights)
-    assert verdict_of([joint], STEPS).brief == "Collapsed at step 88: reward and truncation broke together"
+    assert verdict_of([joint], STEPS).brief == "Collapsed at step 88: reward fell, truncation rose"
+    beside = verdict_of([found("reward_drop", CRITICAL, 88), joint], STEPS)
+    assert beside.brief == "Collapsed at step 88: reward fell, truncation rose"
+
+
+def test_one_sign_alone_is_not_called_several():
+    """The reward fell and nothing else moved."""
+    joint = replace(found("joint_collapse", CRITICAL, 88), evidence={"joint": 4.0, "weight reward/mean down": 4.0})
+    assert verdict_of([joint], STEPS).brief == "Collapsed at step 88: reward fell"
+
+
+def test_a_headline_that_would_be_too_long_names_one_failure():
+    """Two long names and a count do not fit on a line."""
+    told = [found(kind, WARNING, 88) for kind in ("mismatch_growth", "mismatch_correlation", "mismatch_mask")]
+    verdict = verdict_of(told, STEPS)
+    assert verdict.brief.endswith(", and 2 more")
+    assert len(verdict.brief) <= 110
+
+
+def test_a_healthy_run_whose_last_rows_earn_nothing_is_not_just_healthy():
+    """Two low rows are too few for a warning, and are remarked on until the reward is back."""
+    low = found("reward_drop", INFO, 290)
+    back = found("reward_drop", INFO, 290, Stage.RESOLVED, 300)
+    mix = replace(low, evidence={"mix": True})
+
+    said = verdict_of([low], STEPS)
+
+    assert said.brief == "Healthy, but reward fell from step 290: too few rows to judge"
+    assert (said.state, said.exit_code) == (State.HEALTHY, 0)
+    assert verdict_of([low, back], STEPS).brief == "Healthy: no failure was found"
+    assert verdict_of([mix], STEPS).brief == "Healthy: no failure was found"
 
 
 def test_the_headline_is_one_short_sentence():
