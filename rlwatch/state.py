@@ -13,7 +13,6 @@ so that they cannot contradict each other. These invariants hold at every row of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -26,7 +25,7 @@ from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Se
 from rlwatch.wording import chance, duration, one_line, plural, step, words
 
 UNDO = "roll-back"
-"""The action that only a failed run is advised to take."""
+"""The action that only a failed run is advised to take, and only one that has trained well before."""
 LEAST_STEPS = 10
 """Steps with fewer of which nothing can be said of a run in which nothing was found."""
 START_STEPS = 10
@@ -107,6 +106,13 @@ FAILED = frozenset({State.DAMAGED, State.COLLAPSED, State.NOT_LEARNING, State.FA
 """States in which the failure is there: nothing is forecast any more."""
 
 
+UNFIT: Mapping[State, frozenset[str]] = {
+    State.AT_RISK: frozenset({UNDO}),
+    State.NOT_LEARNING: frozenset({UNDO, "lower-lr"}),
+}
+"""State -> actions that do not fit it, whatever the cause."""
+
+
 class End(StrEnum):
     """Ways in which the rows of a run end."""
 
@@ -164,6 +170,8 @@ class Verdict:
         The state and what broke, without cause and action.
     ongoing
         Whether the run goes on.
+    early
+        Whether it began within :data:`START_STEPS`: there is no good state to go back to.
     """
 
     level: Severity | None
@@ -175,6 +183,7 @@ class Verdict:
     since: int | None = None
     brief: str = ""
     ongoing: bool = False
+    early: bool = False
 
     @property
     def name(self) -> str:
@@ -256,10 +265,12 @@ def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
 
 
 def _advised(cause: Cause, verdict: Verdict) -> Cause:
-    """Return the cause with the advice that fits the state: nothing is rolled back of what has not failed or learnt."""
-    if verdict.state not in (State.AT_RISK, State.NOT_LEARNING):
-        return cause
-    return replace(cause, actions=tuple(action for action in cause.actions if action.id != UNDO))
+    """Return the cause with the advice that fits the state.
+
+    Nothing is rolled back of what has not failed, or was never good; a policy that never learnt needs no lower rate.
+    """
+    unfit = UNFIT.get(verdict.state, frozenset[str]()) | ({UNDO} if verdict.early else set[str]())
+    return replace(cause, actions=tuple(action for action in cause.actions if action.id not in unfit))
 
 
 def forecast_allowed(verdict: Verdict) -> bool:
@@ -401,6 +412,10 @@ class VerdictEvidence:
         """True of a run that goes on."""
         return self.ending.how is End.GOES_ON
 
+    def early(self, onset: int) -> bool:
+        """Return whether what began at ``onset`` was there from the start."""
+        return self.first is None or onset < self.first + START_STEPS
+
 
 def verdict_of(
     told: Iterable[Finding],
@@ -454,16 +469,16 @@ def verdict_of(
         brief += f"; still running, {_lasting(since_s)} since" if since_s else "; still running"
     undone = "" if len(held) == len(everything) else "; findings of re-run steps are left out"
     text = f"{_detail(state, brief, broken, evidence)}{undone}"
-    verdict = Verdict(level, text, evidence.missing, state, at, standing, since, brief, evidence.ongoing)
+    early = since is not None and evidence.first is not None and evidence.early(since)
+    verdict = Verdict(level, text, evidence.missing, state, at, standing, since, brief, evidence.ongoing, early)
     return verdict if ending.how in (End.DONE, End.GOES_ON) else _with_ending(verdict, ending)
 
 
 def _state(evidence: VerdictEvidence) -> tuple[State, int | None]:
     """Return the state by what was found and what was logged, and the step of a collapse."""
-    hard, first = evidence.hard, evidence.first
+    hard = evidence.hard
     critical = [span for span in hard if span.now is Severity.CRITICAL]
-    early = math.inf if first is None else first + START_STEPS
-    if any(span.entry.mute and span.now is span.entry.severity and span.onset < early for span in hard):
+    if any(span.entry.mute and span.now is span.entry.severity and evidence.early(span.onset) for span in hard):
         return State.NOT_LEARNING, None
     collapsed = [span.onset for span in critical if span.entry.collapse]
     if collapsed:

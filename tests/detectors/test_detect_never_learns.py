@@ -8,7 +8,7 @@ from exact_runs import alarms, always, exact, swinging, when, worst
 from rlwatch.detectors.reward.reward_constant import RewardConstant
 
 
-@pytest.mark.parametrize(("every", "step"), [(1, 50), (2, 98), (5, 150), (10, 150), (20, 280)])
+@pytest.mark.parametrize(("every", "step"), [(1, 49), (2, 98), (5, 150), (10, 150), (20, 280)])
 def test_a_reward_of_next_to_nothing_is_told_after_fifty_rows_or_fifteen_that_are_far_apart(every, step):
     """Once it is sure, from the first row on."""
     nothing = {"reward/mean": lambda step: 0.02 + 0.02 * (step // every % 2)}
@@ -24,7 +24,7 @@ def test_little_reward_counts_where_most_groups_agree():
     """An eighth, with and without a signal in the groups."""
     little = {"reward/mean": swinging(0.15, 0.15, 0, 0.01)}
 
-    assert when(RewardConstant(), exact(little | {"reward/zero_std_frac": always(0.75)}, length=80)) == {"warning": 50}
+    assert when(RewardConstant(), exact(little | {"reward/zero_std_frac": always(0.75)}, length=80)) == {"warning": 49}
     assert when(RewardConstant(), exact(little | {"reward/zero_std_frac": always(0.3)}, length=80)) == {}
 
 

@@ -144,6 +144,21 @@ def test_only_a_run_that_has_failed_is_to_be_rolled_back(ending):
     assert "roll-back" not in advised(found("reward_constant", WARNING, 1))
 
 
+def test_what_failed_at_its_first_steps_has_no_state_to_go_back_to():
+    """The same failure at step 4 and at step 60; a policy that never learnt is not asked to learn more slowly either."""
+
+    def advised(*told):
+        shown = explained(diagnosis_of(told, STEPS), verdict_of(told, STEPS))
+        return {action.id for cause in shown.causes for action in cause.actions}
+
+    early, late = advised(found("entropy_collapse", CRITICAL, 4)), advised(found("entropy_collapse", CRITICAL, 60))
+    assert late - early == {"roll-back"}
+    assert "lower-lr" in early
+    dead = advised(found("grad_spike", WARNING, 1), found("reward_constant", WARNING, 2))
+    assert dead
+    assert dead.isdisjoint({"roll-back", "lower-lr"})
+
+
 def test_of_many_recoveries_the_newest_is_named():
     """The headline stays short; the text below it has the others."""
     told = []

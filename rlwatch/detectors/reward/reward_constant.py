@@ -84,7 +84,7 @@ class Barren:
         return self._nothing >= low or (self._little >= low and (self.silent or 0.0) >= AGREE)
 
     def _lasted(self, step: ClosedStep, rows: int, steps: int) -> bool:
-        return self.rows >= rows and step.step - self.since >= steps
+        return self.rows >= rows and step.step - self.since + 1 >= steps
 
     def _lasted_apart(self, step: ClosedStep) -> bool:
         agree = self.silent is None or self.silent >= AGREE
@@ -253,7 +253,7 @@ class RewardConstant(BaseDetector):
             step,
             "never_learns",
             Severity.WARNING,
-            f"no learning in {step.step - barren.since} steps: reward {number(now)} never rose{groups}",
+            f"no learning in {step.step - barren.since + 1} steps: reward {number(now)} never rose{groups}",
             onset=barren.since,
             metric="reward/mean",
             score=barren.rows / BARREN_ROWS,
