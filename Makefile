@@ -159,6 +159,7 @@ bench-app: $(VENV)/.dev browser
 
 # What a run survives: hundreds of kills, full disks and the like, and what is left beside its peers. It takes up to 20
 # minutes on two cores and writes docs/reliability.md. Root is needed for the disks; what cannot be tried is named.
+# An interrupted run goes on where it was: `make faults ARGS=--resume`.
 faults: $(VENV)/.dev
 	$(BIN)/python benchmarks/durability.py --kills 3 --jobs 6 --peers build/peers
 	$(BIN)/python tests/faults/faults.py --jobs 6 --minutes 16 $(ARGS)

@@ -1,8 +1,8 @@
 """Every fault a run must survive: how it is made, how often, and what came of it, on a page.
 
 ``python tests/faults/faults.py`` (``make faults``) goes through all of them and writes ``docs/reliability.md``;
-``--only kill`` those whose name begins so, ``--quick`` one or two trials of each. The exit code is 1 if a promise
-was broken.
+``--only kill`` those whose name begins so, ``--quick`` one or two trials of each, ``--resume`` what an interrupted run
+has not tried. The exit code is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -1032,12 +1032,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="the few trials of the test suite; writes no page")
     parser.add_argument("--jobs", type=int, default=4, help="trials at a time")
     parser.add_argument("--minutes", type=float, default=20.0, help="after so long the rest is left out, and said so")
+    parser.add_argument("--resume", action="store_true", help="leave out faults whose figures an interrupted run kept")
     parser.add_argument("--page", action="store_true", help="try nothing: write the page of the figures kept last")
     asked = parser.parse_args(arguments)
     if asked.page:
         PAGE.write_text(page(_known(), "make faults` in parts, with `faults.py --page", machine_words(), peers_table()))
         return 0
     chosen = [f for f in FAULTS if f.name.startswith(tuple(asked.only.split(",")))]
+    if asked.resume:
+        chosen = [f for f in chosen if not _measured(f, _known())]
+    elif not asked.only and not asked.quick:
+        RESULTS.unlink(missing_ok=True)
     outcomes: dict[str, Outcome] = {}
     end = time.monotonic() + 60.0 * asked.minutes
     with tempfile.TemporaryDirectory(prefix="rlwatch-faults-") as scratch:
@@ -1045,7 +1050,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fault, outcome in run(chosen, Lab(Path(scratch)), quick=asked.quick, jobs=asked.jobs, until=end):
             outcomes[fault.name] = outcome
             _tell(chosen.index(fault) + 1, len(chosen), fault, outcome)
-    _put_down(outcomes, whole=not (asked.only or asked.quick))
+            if not asked.quick:
+                _keep({fault.name: outcome})
+    if not asked.only and not asked.quick:
+        command = "make faults` in parts, with `faults.py --resume" if asked.resume else "make faults"
+        PAGE.write_text(page(_known(), command, machine_words(), peers_table()))
     broken = [f.name for f in chosen if f.name in outcomes and f.broken(outcomes[f.name].tally)]
     unmeasured = [f"{name} ({each.unmeasured})" for name, each in outcomes.items() if each.unmeasured]
     print(f"\n{len(outcomes)} faults, {len(broken)} broken: {', '.join(broken) or 'none'}")
@@ -1066,19 +1075,24 @@ def _tell(number: int, of: int, fault: Fault, outcome: Outcome) -> None:
         print(f"        {problem}", flush=True)
 
 
-def _put_down(outcomes: dict[str, Outcome], *, whole: bool) -> None:
-    """Keep the figures; ``whole``: and write the page of them."""
+def _keep(outcomes: dict[str, Outcome]) -> None:
+    """Add figures to those of other faults, each as soon as it is tried: an interrupted run goes on with ``--resume``."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() and not whole else {}
-    known |= {name: asdict(outcome) for name, outcome in outcomes.items()}
-    RESULTS.write_text(json.dumps(known, indent=1))
-    if whole:
-        PAGE.write_text(page(outcomes, "make faults", machine_words(), peers_table()))
+    known = {name: asdict(outcome) for name, outcome in (_known() | outcomes).items()}
+    new = RESULTS.with_suffix(".new")
+    new.write_text(json.dumps(known, indent=1))
+    new.replace(RESULTS)
+
+
+def _measured(fault: Fault, known: Mapping[str, Outcome]) -> bool:
+    """Whether all trials of the fault are among the figures kept, or nothing can be tried here."""
+    kept = known.get(fault.name, Outcome(unmeasured="not run"))
+    return kept.tally.trials >= fault.full or kept.unmeasured.startswith("not permitted")
 
 
 def _known() -> dict[str, Outcome]:
     """The figures kept last, of every fault that was tried."""
-    known = json.loads(RESULTS.read_text())
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return {name: Outcome(Tally(**each.pop("tally")), **each) for name, each in known.items()}
 
 

@@ -6,16 +6,18 @@ The trials run side by side before the first of these tests: most of their time 
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import faults
 import pytest
 from faultchild import Acks, kept_row, row
 from faultlab import Judged, Lab, Life, Receiver, Tally, account, compare
-from faults import BAD, FAULTS, GROUPS, PAGE, Fault, Outcome, disturbed, page, run
+from faults import BAD, FAULTS, GROUPS, PAGE, Fault, Outcome, Trial, disturbed, page, run
 
 from rlwatch.records import StepRecord
 
@@ -161,3 +163,38 @@ def test_a_fault_that_was_not_run_is_not_passed_over():
     assert text.count("not measured: not run") == len(FAULTS) - 1
     assert "| at 10 rows/s | 1 | 3 of 10 rows | 0 | in 1 trials, the oldest row lost 0.50 s old **broken** |" in text
     assert BAD[0] < BAD[1]
+
+
+def test_an_interrupted_run_of_all_faults_goes_on_with_what_it_has_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each fault's figures are kept as soon as they are there, and trials that were left out are tried again."""
+    tried: list[str] = []
+    ends = {"two": KeyboardInterrupt}
+
+    def trial(name: str) -> Trial:
+        def of(lab: Lab, rng: random.Random, tally: Tally) -> None:
+            tried.append(name)
+            tally.rows += 5
+            if name in ends:
+                raise ends.pop(name)
+
+        return of
+
+    monkeypatch.setattr(faults, "RESULTS", tmp_path / "build" / "results.json")
+    monkeypatch.setattr(faults, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(faults, "FAULTS", [Fault(n, n, trial(n), 1, 2) for n in ("one", "two", "three")])
+    monkeypatch.setattr(faults, "GROUPS", {"all": faults.FAULTS})
+
+    with pytest.raises(KeyboardInterrupt):
+        faults.main(["--jobs", "1"])
+    assert not faults.PAGE.exists()
+    tried.clear()
+
+    assert faults.main(["--jobs", "1", "--resume"]) == 0
+    assert tried == ["two", "two", "three", "three"]
+    assert "| one | 2 | 0 of 10 rows |" in faults.PAGE.read_text()
+
+    tried.clear()
+    assert faults.main(["--jobs", "1"]) == 0
+    assert len(tried) == 6
