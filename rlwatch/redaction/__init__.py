@@ -547,7 +547,7 @@ class _Plain:
             shown = option_of(argv, item) if isinstance(item, str) and len(argv) < MOST_WORDS else None
             kept.append(shown or self.value(owner if says(owner) is not Says.NOTHING else name, item, secret=secret))
             before = item if isinstance(item, str) and len(item) <= 100 and "=" not in item else ""
-            argv = [*argv, before] if before else []
+            argv = [*argv, item] if isinstance(item, str) and len(item) <= 100 else []
         return kept
 
 

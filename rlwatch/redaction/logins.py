@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Sequence
 
-from rlwatch.redaction.names import HIDDEN, names_a_secret
+from rlwatch.redaction.names import HIDDEN, hides, says
 
 _BEFORE_AT = re.compile(
     r"(?<![\w/@:.%+-])([\w.+-]{1,64}):([^\s/'\"<>,]{1,200})@(?=((?:tcp|udp|unix|cloudsql)\(|[A-Za-z\d][\w-]{0,62})(\.\w|:\d)?)"
@@ -34,11 +34,18 @@ _CURL = re.compile(r"(?<!\S)((?:-u|--user)[ =])[^\s:]+:\S+")
 _PROGRAMS: tuple[tuple[str, str, bool], ...] = (
     (r"sshpass", "p", True),
     (r"(?:docker|podman|helm|oras|crane|az|oc|cf|npm|ibmcloud)\s+(?:registry\s+|auth\s+)?login", "p", True),
+    (r"cqlsh|beeline|twine\s+upload|useradd|usermod", "p", True),
+    (r"openssl\s+(?:enc|aes[\w-]{0,20}|camellia[\w-]{0,20}|des[\w-]{0,20})", "[kK]", True),
+    (r"sqlcmd|bcp|osql|tsql", "P", True),
+    (r"ssh-keygen", "[NP]", True),
+    (r"snmp(?:walk|get|getnext|set|bulkget|bulkwalk|trap|table)", "[AX]", True),
+    (r"(?:https?|xh)(?=\s)", "a", True),
     (r"redis-cli|valkey-cli", "a", True),
     (r"ldap(?:search|modify|add|delete|whoami|passwd|compare)", "w", True),
     (r"mosquitto_(?:pub|sub)|ipmitool|zip|unzip|htpasswd\s+-b", "P", True),
     (r"mongo(?:sh|dump|restore|import|export)?", "p", True),
     (r"mysql\w{0,10}|mariadb[\w-]{0,10}|mycli|7z[arz]?", "p", False),
+    (r"(?:un)?rar", "h?p", False),
 )
 """Programs, the option that takes a password, and whether a blank may stand between the two."""
 
@@ -55,9 +62,25 @@ _PASS = re.compile(r"(\s-pass(?:in|out)?[ =]pass:)(\S+)")
 _SMB = re.compile(
     r"((?<![\w.-])(?:smbclient|rpcclient|net\s+rpc)\b[^|;&\n]{0,200}?\s(?:-U|--user=?)\s*[^\s%]{1,64}%)(\S+)"
 )
-_OF_COMMANDS = (_PASS, _SMB, _LFTP, _HTPASSWD, *_OPTIONS)
+_PLACED = re.compile(
+    r"((?<![\w.-])(?:(?:wandb|vault|comet)\s+login(?:\s+--?[\w-]{1,30})*\s+|rclone\s+obscure\s+"
+    r"|rabbitmqctl\s+(?:add_user|change_password)\s+\S{1,64}\s+|poetry\s+config\s+http-basic\.\S{1,64}\s+\S{1,64}\s+"
+    r"|mc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,64}\s+\S{1,200}\s+\S{1,128}\s+"
+    r"|xfreerdp\b[^|;&\n]{0,200}?\s/p:))((?!--?[a-z]|\w{1,30}=)[^\s|;&]+)"
+)
+"""Where the place after the command says it."""
+_PIPED = re.compile(
+    r"(\becho\s+(?:-n\s+)?)([^\s|;&]+)(?=\s*\|\s*(?:sudo\s+-S|chpasswd|kinit|docker\s+login|openssl)\b)"
+)
+_HERE = re.compile(r"((?<![\w.-])(?:kinit|passwd|sudo|login|chpasswd)\b[^|;&\n]{0,100}?<<<\s*)(\S+)")
+_CONFIGURED = re.compile(
+    r"(\b(?:config(?:ure)?)\s+(?:--?)?set\s+(?:-n\s+)?)([\w.-]{1,80})(\s+(?:-v\s+)?)([^\s|;&=-]\S*)"
+)
+_OF_COMMANDS = (_PASS, _SMB, _LFTP, _HTPASSWD, _PLACED, *_OPTIONS)
 _WORTH = re.compile(
-    r"@|\s-|password|passw|pwd|\bpw|requirepass|masterauth|Basic|identified|\$|token|secret|\bset|\bkey", re.IGNORECASE
+    r"@|\s-|password|passw|pwd|\bpw|requirepass|masterauth|Basic|identified|\$|token|secret|\bset|\bkey|login|obscure"
+    r"|rabbitmqctl|http-basic|xfreerdp|<<<|sudo|kinit|config",
+    re.IGNORECASE,
 )
 
 
@@ -67,9 +90,9 @@ def without_logins(text: str) -> str:
         return text
     text = _BEFORE_AT.sub(_without_user, text) if "@" in text else text
     text = _CURL.sub(rf"\1{HIDDEN}", text)
-    for pattern in (_ORACLE, _NETRC, _SETTING, _SQL, _SAID, _MENTIONED, *_OF_COMMANDS):
+    for pattern in (_ORACLE, _NETRC, _SETTING, _SQL, _SAID, _MENTIONED, _PIPED, _HERE, *_OF_COMMANDS):
         text = pattern.sub(_second, text)
-    text = _SET.sub(_without_set, text)
+    text = _CONFIGURED.sub(_without_set, _SET.sub(_without_set, text))
     return _CRYPT.sub(HIDDEN, _BASIC.sub(_without_basic, text))
 
 
@@ -91,7 +114,7 @@ def _second(found: re.Match[str]) -> str:
 
 
 def _without_set(found: re.Match[str]) -> str:
-    hidden = names_a_secret(found[2]) and found[4] != HIDDEN and not found[4].startswith("=")
+    hidden = hides(found[2], found[4], says(found[2])) and found[4] != HIDDEN and not found[4].startswith("=")
     return "".join(found.groups()[:3]) + HIDDEN if hidden else found[0]
 
 
