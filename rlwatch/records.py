@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -306,6 +306,13 @@ class CompletionBatch:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
+
+
+class JudgedRow(NamedTuple):
+    """A row that was judged, and why the run was not sound there; "" where it was."""
+
+    step: int
+    why_not: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rlwatch.catalogue import collapse_kinds
 from rlwatch.control.commands import command_kind
 from rlwatch.errors import ConfigError
-from rlwatch.records import JSON, Alert, Command, CommandStatus, Finding, Severity
+from rlwatch.records import JSON, Alert, Command, CommandStatus, Finding, JudgedRow, Severity
 
 if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
@@ -32,12 +32,17 @@ class RunHealth:
     """Findings that hold for the run right now, and alerts that fire: an alert outlives a finding that flickers.
 
     ``forecast``: of the last step judged. It vetoes nothing: what may come is no collapse yet, and a reset or a
-    checkpoint before it may be just what is wanted.
+    checkpoint before it may be just what is wanted. ``rows``: the newest rows that were judged, in order.
     """
 
     findings: tuple[Finding, ...] = ()
     alerts: tuple[Alert, ...] = ()
     forecast: Forecast | None = None
+    rows: tuple[JudgedRow, ...] = ()
+
+    def judged_at(self, step: int) -> JudgedRow | None:
+        """Return the first judged row that covers ``step``; None while the rows up to it are not judged."""
+        return next((row for row in self.rows if row.step >= step), None)
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:

@@ -32,8 +32,19 @@ from rlwatch.monitor.forecasting import (
     forecaster_for,
     switched_off,
 )
+from rlwatch.monitor.soundness import Soundness
 from rlwatch.ports import Detector, History
-from rlwatch.records import LOCALISED, Alert, AlertState, ClosedStep, Event, Finding, ForecastRecord, StepRecord
+from rlwatch.records import (
+    LOCALISED,
+    Alert,
+    AlertState,
+    ClosedStep,
+    Event,
+    Finding,
+    ForecastRecord,
+    JudgedRow,
+    StepRecord,
+)
 
 logger = logging.getLogger("rlwatch")
 
@@ -71,7 +82,7 @@ def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
 NOTHING = MonitorOutcome()
 _MEMORY = (
     "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_localised",
-    "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps", "_knobs",
+    "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps", "_knobs", "_soundness",
 )  # fmt: skip
 AT_ONCE = 256
 """Steps that are closed before any of them is judged, where all of them are known."""
@@ -136,6 +147,7 @@ class Monitor:
         self._events: deque[Event] = deque(maxlen=REMEMBERED)
         self._steps: deque[int] = deque(maxlen=REMEMBERED)
         self._knobs = KnobTracker()
+        self._soundness = Soundness()
 
     @property
     def is_default(self) -> bool:
@@ -174,6 +186,11 @@ class Monitor:
     def active(self) -> tuple[Finding, ...]:
         """The findings that hold now."""
         return self._holding
+
+    @property
+    def judged_rows(self) -> tuple[JudgedRow, ...]:
+        """The newest closed steps, and whether the run was sound there."""
+        return tuple(self._soundness.rows)
 
     @property
     def forecast(self) -> Forecast | None:
@@ -336,6 +353,7 @@ class Monitor:
         holding += self._forecasting.holding(step, holding)
         told, holding = self._episodes.closed(step, holding)
         self._holding = tuple(holding)
+        self._soundness.update(step, holding)
         findings, recoveries = self._published(told, step)
         return MonitorOutcome(
             findings,

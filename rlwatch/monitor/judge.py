@@ -173,7 +173,8 @@ class MonitorSink:
             self._abandoned_retired = True
             self._keep(MonitorOutcome(transitions=tuple(self._abandoned(batch))))
         if self._publish is not None:
-            self._publish(RunHealth(self._monitor.active, self._monitor.firing, self._monitor.forecast))
+            monitor = self._monitor
+            self._publish(RunHealth(monitor.active, monitor.firing, monitor.forecast, monitor.judged_rows))
         self.tick()
 
     def _taken(self, batch: Sequence[Item]) -> Iterator[StepRecord | Event]:

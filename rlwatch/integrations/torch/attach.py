@@ -22,6 +22,7 @@ from rlwatch.integrations.crash import cause_of, reason_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import begin_together, place_here
+from rlwatch.integrations.snapshots import Snapshots, checked
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch import compat
 from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
@@ -238,10 +239,10 @@ FORMAT = 1
 class Steering(RecordingBase):
     """A recording that takes commands, with the ``means`` its maker gave."""
 
-    def __init__(self, means: Means, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, means: Means, *args: Any, snapshots: Snapshots | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._means = means
-        self._commands = CommandController(means, self.seam, lambda: self.steps.last, self._newest)
+        self._commands = CommandController(means, self.seam, lambda: self.steps.last, self._newest, snapshots)
 
     def obey(self) -> None:
         """Carry out the run's commands; while it is paused, wait.
@@ -359,6 +360,10 @@ class Watcher(Steering):
         Either way what comes out is compared with what the sequence gave among the others.
     strict
         Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
+    snapshots
+        Whether to keep snapshots of ``model``, ``optimizer``, ``scheduler`` and ``scaler``: True, False, or how often
+        and at what price (:class:`~rlwatch.integrations.snapshots.Snapshots`). :meth:`obey` takes them, the first
+        at its first call.
     run
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
     link
@@ -399,6 +404,7 @@ class Watcher(Steering):
         localise: bool | Localise | None = None,
         rows: Callable[..., tuple[Any, ...]] | None = None,
         strict: bool = False,
+        snapshots: bool | Snapshots = False,
         run: Run | None = None,
         link: str | None = None,
         **init_arguments: Any,
@@ -417,7 +423,9 @@ class Watcher(Steering):
             eos=ends,
             temperature=compat.positive("temperature", temperature) or 1.0,
         )
-        means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef)
+        means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef, scaler)
+        wanted = Snapshots.of(snapshots)
+        checked(wanted, means.holdings)
         generation = GenerationReader(ends)
         keep, decode = KeepCompletions.of(completions), compat.decoder_of(tokenizer) if text else None
         alone = place_here().get("world_size", 1) == 1
@@ -431,7 +439,9 @@ class Watcher(Steering):
         if run is None:
             recording.introduce()
         self._rows = rows
-        super().__init__(means, recording, owned=run is None, level=chosen, strict=strict, decode=decode)
+        super().__init__(
+            means, recording, owned=run is None, level=chosen, strict=strict, decode=decode, snapshots=wanted
+        )
         self._given(clip=clip, optimizer=optimizer)
         samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
         localiser = localiser_of(self.seam, wish, decode)

@@ -17,6 +17,8 @@ from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.snapshot_state import Holdings
+from rlwatch.integrations.snapshots import Snapshots, keeper_of
 from rlwatch.integrations.weights import REF, unwrapped
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
@@ -38,6 +40,7 @@ class Means:
     save: Callable[[], Any] | None = None
     kl_coef: float | Callable[[], float] | None = None
     set_kl_coef: Callable[[float], Any] | None = None
+    scaler: Any = None
     heeds_stop: bool = False
     """Whether the loop ever asked if it should stop."""
     stopped: bool = False
@@ -68,6 +71,13 @@ class Means:
         if self.ref_model is None and adapters and REF not in adapters:
             raise RLWatchError(BASE_IS_REFERENCE)
         return Anchored(self.model, self.ref_model, [] if self.optimizer is None else [self.optimizer])
+
+    def holdings(self) -> Holdings:
+        """Return what a snapshot is made of."""
+        if self.model is None:
+            raise RLWatchError("Watcher was made without model=, so there is nothing to take a snapshot of")
+        optimizers = [] if self.optimizer is None else [self.optimizer]
+        return Holdings(self.model, optimizers, [] if self.scheduler is None else [self.scheduler], self.scaler)
 
     def paced(self) -> Paced:
         """Optimizer and scheduler, which set the learning rate."""
@@ -115,7 +125,12 @@ class CommandController:
     """Obeys the run's commands, and keeps in checkpoints what must outlive the process. One on every rank."""
 
     def __init__(
-        self, means: Means, seam: ErrorBoundary, step: Callable[[], int], latest: Callable[[], Mapping[str, float]]
+        self,
+        means: Means,
+        seam: ErrorBoundary,
+        step: Callable[[], int],
+        latest: Callable[[], Mapping[str, float]],
+        snapshots: Snapshots | None = None,
     ) -> None:
         coefficient = SetKLCoef(means.changeable_kl_coef, means.change_kl_coef, seam)
         self._seam = seam
@@ -130,10 +145,13 @@ class CommandController:
             Stop(means.stop),
         ]
         self._controller = Controller(seam, handlers, RunRanks(seam), latest)
+        self.snapshots = keeper_of(snapshots, means.holdings, seam)
 
     def obey(self) -> None:
-        """Carry out what waits, at the step that has ended."""
+        """Carry out what waits, at the step that has ended; then take a snapshot, if one is due."""
         self._controller.obey(self._step())
+        if self.snapshots is not None:
+            self._seam.attempt("snapshot", self.snapshots.look, self._step())
 
     def saved(self, checkpoint: Path) -> None:
         """The loop has written ``checkpoint``, a directory: keep with it what it leaves out."""

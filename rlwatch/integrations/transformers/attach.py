@@ -20,8 +20,9 @@ from rlwatch.integrations.crash import cause_of, reason_of
 from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.ranks import begin_together
+from rlwatch.integrations.snapshots import Snapshots, checked, keeper_of
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
-from rlwatch.integrations.transformers.commands import Latest, LoopControl, StepEndCommands
+from rlwatch.integrations.transformers.commands import Latest, LoopControl, StepEndCommands, holdings
 from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
 from rlwatch.integrations.transformers.taps import TrainerTaps
 from rlwatch.records import RunState
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 
-def watch(trainer: Any, *, run: Run | None = None, level: str = Level.FULL, **init_kwargs: Any) -> Run:
+def watch(
+    trainer: Any,
+    *,
+    run: Run | None = None,
+    level: str = Level.FULL,
+    snapshots: bool | Snapshots = False,
+    **init_kwargs: Any,
+) -> Run:
     """Watch a trainer and return the run it records.
 
     Beside the scalars of the log: the loss before the trainer's NaN filter, gradients per layer before clipping,
@@ -52,6 +60,9 @@ def watch(trainer: Any, *, run: Run | None = None, level: str = Level.FULL, **in
     level
         ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
         The raw loss comes with ``"tokens"``.
+    snapshots
+        Whether to keep snapshots of the trained weights and the optimizer: True, False, or how often and at what price
+        (:class:`~rlwatch.integrations.snapshots.Snapshots`).
     init_kwargs
         Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
         given.
@@ -64,10 +75,11 @@ def watch(trainer: Any, *, run: Run | None = None, level: str = Level.FULL, **in
         What :func:`rlwatch.init` raises, before anything was changed.
     """
     refuse_twice(trainer)
-    chosen = Level.of(level)
+    chosen, wanted = Level.of(level), Snapshots.of(snapshots)
+    checked(wanted, partial(holdings, trainer))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
-    steps = tap(trainer, scalars.seam, chosen)
+    steps = tap(trainer, scalars.seam, chosen, wanted)
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
@@ -82,7 +94,7 @@ def refuse_twice(trainer: Any) -> None:
         )
 
 
-def tap(trainer: Any, seam: ErrorBoundary, level: Level) -> StepCallback:
+def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | None = None) -> StepCallback:
     """Attach what there is to attach to. The callback comes before the scalars': a step precedes its log row."""
     taps = TrainerTaps(trainer, seam, level)
     if level.includes(Level.TOKENS):
@@ -92,7 +104,8 @@ def tap(trainer: Any, seam: ErrorBoundary, level: Level) -> StepCallback:
                 "gradients": (unclippable(trainer), taps.tap_gradients),
             }
         )
-    steps = StepCallback(taps, seam, lambda latest: LoopControl(seam, latest))
+    keeper = keeper_of(snapshots, partial(holdings, trainer), seam)
+    steps = StepCallback(taps, seam, lambda latest: LoopControl(seam, latest, snapshots=keeper))
     trainer.add_callback(steps)
     return steps
 

@@ -12,6 +12,9 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
 from rlwatch.integrations.learning_rate import LowerLR, Paced
 from rlwatch.integrations.ranks import Ranks, RunRanks
+from rlwatch.integrations.snapshot_state import INSTEAD, Holdings
+from rlwatch.integrations.snapshots import SnapshotKeeper
+from rlwatch.integrations.transformers.compat import sharding_engine
 from rlwatch.ports import CommandHandler
 
 Latest = Callable[[], Mapping[str, float]]
@@ -42,16 +45,31 @@ class StepEndCommands(Protocol):
 class LoopControl:
     """Saves, stops, pauses and lowers the learning rate, at the end of any step."""
 
-    def __init__(self, seam: ErrorBoundary, latest: Latest, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        seam: ErrorBoundary,
+        latest: Latest,
+        ranks: Ranks | None = None,
+        *,
+        snapshots: SnapshotKeeper | None = None,
+    ) -> None:
         self.loop = TrainerLoop()
+        self._seam = seam
+        self._snapshots = snapshots
         self._controller = Controller(seam, self.loop.handlers(seam), ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
-        """Do nothing: these commands keep nothing in checkpoints."""
+        """Take the first snapshot: these commands keep nothing in checkpoints."""
+        self._look(step)
 
     def obey(self, step: int) -> None:
         """Every step's end is safe."""
         self._controller.obey(step)
+        self._look(step)
+
+    def _look(self, step: int) -> None:
+        if self._snapshots is not None:
+            self._seam.attempt("snapshot", self._snapshots.look, step)
 
     def saved(self, step: int) -> None:
         """Do nothing: these commands keep nothing in checkpoints."""
@@ -108,3 +126,27 @@ class TrainerLoop:
     @property
     def _checkpoint(self) -> Path:
         return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+
+
+# What a snapshot is made of.
+
+
+def holdings(trainer: Any) -> Holdings:
+    """Return model, optimizer, schedule and loss scale of a ``Trainer``, as they are now.
+
+    Raises ``RLWatchError`` with the reason where an engine keeps them in a way that rlwatch cannot copy.
+    """
+    engine = sharding_engine(trainer)
+    if engine is not None and not fsdp2(trainer):
+        raise RLWatchError(
+            f"weights and optimizer are sharded by {engine} (snapshots work with FSDP2); {INSTEAD} (`save_steps`)"
+        )
+    optimizers = [] if trainer.optimizer is None else [trainer.optimizer]
+    schedulers = [] if trainer.lr_scheduler is None else [trainer.lr_scheduler]
+    return Holdings(trainer.model, optimizers, schedulers, getattr(trainer.accelerator, "scaler", None))
+
+
+def fsdp2(trainer: Any) -> bool:
+    """Return whether accelerate shards the model by FSDP2."""
+    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
+    return getattr(plugin, "fsdp_version", None) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -14,8 +15,10 @@ from rlwatch.integrations.knobs import SETTING
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import RunRanks
+from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, checked, keeper_of
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.transformers.attach import RLWatchCallback, StepCallback, refuse_twice, report_crashes, tap
+from rlwatch.integrations.transformers.commands import holdings
 from rlwatch.integrations.trl.batch import Sampled
 from rlwatch.integrations.trl.commands import Control
 from rlwatch.integrations.trl.compat import obstacle
@@ -37,6 +40,7 @@ def watch(
     text: bool = False,
     completions: bool | KeepCompletions = False,
     localise: bool | Localise | None = None,
+    snapshots: bool | Snapshots = False,
     **init_kwargs: Any,
 ) -> Run:
     """Watch a TRL trainer and return the run it records.
@@ -64,6 +68,9 @@ def watch(
         Whether to name the tokens responsible when the gradient spikes or is not finite: True, False, or when and how
         closely (:class:`~rlwatch.integrations.localising.Localise`). By default with level ``"full"``, unless weights
         are sharded over ranks. It waits for the device once a step, for the norm.
+    snapshots
+        Whether to keep snapshots of the trained weights and the optimizer: True, False, or how often and at what price
+        (:class:`~rlwatch.integrations.snapshots.Snapshots`).
     init_kwargs
         Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
         given.
@@ -77,10 +84,11 @@ def watch(
     """
     refuse_twice(trainer)
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
-    wish = wished(localise, chosen, trainer)
+    wish, kept = wished(localise, chosen, trainer), Snapshots.of(snapshots)
+    checked(kept, partial(holdings, trainer))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
-    steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, text=text))
+    steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, kept, text=text))
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
@@ -88,10 +96,11 @@ def watch(
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """A user's wishes beyond numbers: completions as text, spikes localised, the text of extreme tokens."""
+    """A user's wishes beyond numbers: completions as text, spikes localised, snapshots, the text of extreme tokens."""
 
     keep: KeepCompletions | None
     localise: Localise | None
+    snapshots: Snapshots | None
     text: bool
 
 
@@ -100,7 +109,7 @@ def _steps(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> S
     if reason is None:
         return _tap(trainer, seam, level, wishes)
     logger.warning("rlwatch records the log, the raw loss and gradients, but nothing per token: %s", reason)
-    return tap(trainer, seam, level)
+    return tap(trainer, seam, level, wishes.snapshots)
 
 
 def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> RolloutStepCallback:
@@ -116,7 +125,8 @@ def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> Rol
     taps = TrlTaps(trainer, seam, level, sampled, localiser)
     if level.includes(Level.TOKENS):
         taps.attach()
-    steps = RolloutStepCallback(trainer, taps, seam, decode)
+    keeper = keeper_of(wishes.snapshots, partial(holdings, trainer), seam)
+    steps = RolloutStepCallback(trainer, taps, seam, decode, keeper)
     trainer.add_callback(steps)
     if trainer.args.logging_nan_inf_filter:
         logger.info("the trainer hides NaN losses from its log (logging_nan_inf_filter); loss/raw is read from the tap")
@@ -139,8 +149,15 @@ def _decoder(processing_class: Any) -> Any:
 class RolloutStepCallback(StepCallback):
     """The same for GRPO and RLOO; the only wait for the device comes before the rollouts."""
 
-    def __init__(self, trainer: Any, taps: TrlTaps, seam: ErrorBoundary, decode: Decode | None = None) -> None:
-        self._orders = Control(trainer, seam, self.newest, RunRanks(seam))
+    def __init__(
+        self,
+        trainer: Any,
+        taps: TrlTaps,
+        seam: ErrorBoundary,
+        decode: Decode | None = None,
+        snapshots: SnapshotKeeper | None = None,
+    ) -> None:
+        self._orders = Control(trainer, seam, self.newest, RunRanks(seam), snapshots=snapshots)
         self._trl_taps = taps
         super().__init__(taps, seam, lambda _latest: self._orders, decode)
 

@@ -12,8 +12,9 @@ from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SetKLCoef
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.snapshots import SnapshotKeeper
 from rlwatch.integrations.transformers.checkpoints import ResumedFrom
-from rlwatch.integrations.transformers.commands import TrainerLoop
+from rlwatch.integrations.transformers.commands import TrainerLoop, fsdp2
 from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
@@ -30,9 +31,17 @@ class Control:
     """
 
     def __init__(
-        self, trainer: Any, seam: ErrorBoundary, latest: Callable[[], Mapping[str, float]], ranks: Ranks | None = None
+        self,
+        trainer: Any,
+        seam: ErrorBoundary,
+        latest: Callable[[], Mapping[str, float]],
+        ranks: Ranks | None = None,
+        *,
+        snapshots: SnapshotKeeper | None = None,
     ) -> None:
         self.loop = TrainerLoop()
+        self._seam = seam
+        self._snapshots = snapshots
         self.kept = KeptReference(lambda: anchored(trainer), seam, self._writes)
         self._trainer = trainer
         coefficient = SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam)
@@ -49,6 +58,7 @@ class Control:
         """Carry out what waits, if ``step`` ended at a boundary."""
         if self.at_boundary():
             self._controller.obey(step)
+            self._look(step)
 
     def begin(self, step: int) -> None:
         """Training begins at ``step``; if it resumes from a checkpoint, take up what is kept there."""
@@ -56,6 +66,11 @@ class Control:
         if checkpoint is not None:
             self.kept.restore(checkpoint, self._controller, step)
             self._settings.restore(checkpoint, self._controller, step)
+        self._look(step)
+
+    def _look(self, step: int) -> None:
+        if self._snapshots is not None:
+            self._seam.attempt("snapshot", self._snapshots.look, step)
 
     def saved(self, step: int) -> None:
         """The trainer has written the checkpoint of ``step``: keep with it what it leaves out."""
@@ -79,16 +94,11 @@ class Control:
 def anchored(trainer: Any) -> Anchored:
     """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
     engine = sharding_engine(trainer)
-    if engine is not None and not _fsdp2(trainer):
+    if engine is not None and not fsdp2(trainer):
         raise RLWatchError(f"weights are sharded by {engine}, where a reset is not supported (it is with FSDP2)")
     if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
         raise RLWatchError(NO_KL_TERM)
     return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
-
-
-def _fsdp2(trainer: Any) -> bool:
-    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
-    return getattr(plugin, "fsdp_version", None) == 2
 
 
 def kl_coef(trainer: Any) -> float:
