@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import streamlit as st
 
 from rlwatch.clock import Clock
-from rlwatch.control.commands import COMMAND_KINDS, Choice, Number, cancel, request
+from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, Choice, Number, SnapshotChoice, cancel, request
 from rlwatch.control.liveness import dead_since, silent_for
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.errors import RLWatchError
@@ -78,6 +78,16 @@ _FORMS = (
         "Change the KL coefficient",
         "From the next boundary on the KL term has **this weight** (beta).",
         labels={"value": "KL coefficient"},
+    ),
+    CommandForm(
+        ROLLBACK,
+        "Roll back…",
+        "Roll back to a snapshot",
+        "At the next boundary **weights and optimizer become those of a snapshot**, and training goes on from there. "
+        "The present state is kept as a snapshot, so that a roll-back to its step takes this back. "
+        "The reference, the KL coefficient and a lowered learning rate stay.",
+        typed=True,
+        labels={"to": "Step of the snapshot (empty: the last good one)"},
     ),
     CommandForm(
         "pause",
@@ -339,7 +349,8 @@ def _arguments(form: CommandForm) -> dict[str, JSON]:
         elif isinstance(argument, Number):
             args[name] = _number(form, name, argument, label, key)
         else:
-            args[name] = st.number_input(label, min_value=1, value=None, step=1, key=key)
+            least = 0 if isinstance(argument, SnapshotChoice) else 1
+            args[name] = st.number_input(label, min_value=least, value=None, step=1, key=key)
     return {name: value for name, value in args.items() if value is not None}
 
 

@@ -20,7 +20,14 @@ MOST_LINES = 6
 EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
 """Events worth a mark; the others are in the table of events."""
 
-COMMAND_SHAPES = {"lower-lr": "↓", "set-kl-coef": "β", "pause": "‖", "save-checkpoint": "⤓", "stop": "✕"}
+COMMAND_SHAPES = {
+    "lower-lr": "↓",
+    "set-kl-coef": "β",
+    "pause": "‖",
+    "save-checkpoint": "⤓",
+    "rollback": "↶",
+    "stop": "✕",
+}
 """Commands worth a mark: they bend the curves, or tell why these stand still."""
 
 SPIKE = "◆"

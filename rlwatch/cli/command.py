@@ -26,6 +26,8 @@ EPILOG = examples(
     "rlwatch command math-7b-s3 save-checkpoint --wait 120",
     "rlwatch command math-7b-s3 lower-lr --scale 0.3 --until 5200",
     "rlwatch command math-7b-s3 set-kl-coef --value 0.01",
+    "rlwatch command math-7b-s3 rollback --wait 120",
+    "rlwatch command math-7b-s3 rollback --to 480",
     "rlwatch command math-7b-s3 pause --minutes 30",
     "rlwatch command math-7b-s3 resume",
     "rlwatch command math-7b-s3 stop --no-save",
@@ -53,6 +55,7 @@ class CommandName(StrEnum):
     SAVE_CHECKPOINT = "save-checkpoint"
     LOWER_LR = "lower-lr"
     SET_KL_COEF = "set-kl-coef"
+    ROLLBACK = "rollback"
     PAUSE = "pause"
     RESUME = "resume"
     STOP = "stop"
@@ -101,6 +104,16 @@ ValueOption = Annotated[
     float | None,
     typer.Option("--value", help="The new coefficient, at least 0.", rich_help_panel=_of(CommandName.SET_KL_COEF)),
 ]
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="STEP",
+        help="Step of the snapshot, or last-good.",
+        show_default="last-good",
+        rich_help_panel=_of(CommandName.ROLLBACK),
+    ),
+]
 MinutesOption = Annotated[
     float | None,
     typer.Option(
@@ -144,6 +157,7 @@ def command(
     scale: ScaleOption = None,
     until: UntilOption = None,
     value: ValueOption = None,
+    to: ToOption = None,
     minutes: MinutesOption = None,
     save: SaveOption = None,
     settings: Annotated[
@@ -175,6 +189,8 @@ def command(
 
     set-kl-coef: the weight of the KL term (beta).
 
+    rollback: weights and optimizer become those of a snapshot, where the trainer keeps them (snapshots=True).
+
     pause, resume: training waits at a safe boundary, and continues.
 
     stop: training ends cleanly.
@@ -185,7 +201,8 @@ def command(
     if (kind is None) == (cancel is None):
         raise ConfigError("give either KIND or --cancel ID")
     saved = None if save is None else ("yes" if save else "no")
-    args = _given(optimizer=optimizer, scale=scale, until=until, value=value, minutes=minutes, save=saved)
+    snapshot = int(to) if to is not None and to.isdecimal() else to
+    args = _given(optimizer=optimizer, scale=scale, until=until, value=value, to=snapshot, minutes=minutes, save=saved)
     args |= _set(settings or ())
     with opened(store) as target:
         info = find_run(target, run)

@@ -20,6 +20,10 @@ from rlwatch.records import JSON, Command
 from rlwatch.redaction import redacted
 from rlwatch.wording import meant
 
+ROLLBACK = "rollback"
+"""The command that puts a snapshot back."""
+LAST_GOOD = "last-good"
+"""The newest snapshot that is known to be good."""
 REQUIRED: Any = object()
 """The default of an argument that must be given."""
 
@@ -84,7 +88,20 @@ class Step:
         return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
-Argument = Choice | Number | Step
+@dataclass(frozen=True, slots=True)
+class SnapshotChoice:
+    """The last good snapshot, or that of a step."""
+
+    meaning: str
+    default: JSON = LAST_GOOD
+    allowed: str = f"{LAST_GOOD} or the step of a snapshot (an integer of at least 0)"
+
+    def fits(self, value: JSON) -> bool:
+        """True if ``value`` is allowed."""
+        return value == LAST_GOOD or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+
+
+Argument = Choice | Number | Step | SnapshotChoice
 
 
 def checked_argument(kind: str, name: str, argument: Argument, value: JSON) -> JSON:
@@ -141,6 +158,11 @@ _ALL_KINDS = (
         "the coefficient of the KL term (beta) becomes this value",
         {"value": Number("the new coefficient")},
         vetoed=True,
+    ),
+    CommandKind(
+        ROLLBACK,
+        "weights and optimizer become those of a snapshot; training goes on from there",
+        {"to": SnapshotChoice("the snapshot: the last one known to be good, or the one of a step")},
     ),
     CommandKind(
         "pause",

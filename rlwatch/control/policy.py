@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
 
 
+ROWS_AFTER = 8
+"""Rows after a snapshot that must be sound before it counts as good: those of which a fall fills the median."""
 COLLAPSE_KINDS = collapse_kinds()
 """Kinds of finding that, while critical, mean the policy is not fit to become a reference: the catalogue says which."""
 
@@ -40,9 +42,16 @@ class RunHealth:
     forecast: Forecast | None = None
     rows: tuple[JudgedRow, ...] = ()
 
-    def judged_at(self, step: int) -> JudgedRow | None:
-        """Return the first judged row that covers ``step``; None while the rows up to it are not judged."""
-        return next((row for row in self.rows if row.step >= step), None)
+    def unsound_after(self, step: int) -> str | None:
+        """Return the reason that the weights after ``step`` are not good, "" if they are, None while too few rows tell.
+
+        The row of a step shows the weights before its update, and a fall hides among the rows of a median: so the
+        row up to ``step`` and :data:`ROWS_AFTER` later ones have to be sound.
+        """
+        before = [row for row in self.rows if row.step <= step][-1:]
+        after = [row for row in self.rows if row.step > step][:ROWS_AFTER]
+        reason = next((row.why_not for row in (*before, *after) if row.why_not), "")
+        return reason or ("" if len(after) == ROWS_AFTER else None)
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:

@@ -39,17 +39,28 @@ class Paced:
     @property
     def scale(self) -> float:
         """Scale of the learning rate now."""
-        return float(self.groups[0].get(SCALE, 1.0))
+        return float(self.groups[0].get(SCALE, 1.0)) if self.groups else 1.0
 
     @property
     def until(self) -> int:
         """The step from which the schedule rules again; 0 for none."""
-        return int(self.groups[0].get(UNTIL, 0))
+        return int(self.groups[0].get(UNTIL, 0)) if self.groups else 0
 
     @property
     def scheduled(self) -> bool:
         """True if a scheduler sets the rate."""
         return any(scheduler is not None for scheduler in self.schedulers)
+
+    def rescale(self, scale: float, until: int) -> None:
+        """Make the rate this fraction of the schedule's, whatever fraction it is now, until a step (0: for good)."""
+        factor = scale / self.scale if self.groups else 1.0
+        if self.scheduled and factor != 1.0:
+            scale_groups(self.groups, factor)
+            for scheduler in self.schedulers:
+                scale_scheduler(scheduler, factor)
+        for group in self.groups:
+            if group.get(SCALE, 1.0) != scale or group.get(UNTIL, 0) != until:
+                group[SCALE], group[UNTIL] = scale, until
 
 
 class LowerLR:
@@ -83,9 +94,7 @@ class LowerLR:
         """Scale; returns the rates before and after."""
         args, paced = COMMAND_KINDS[self.kind].read(command.args), self._find()
         before, scale = self._rate(paced), float(args["scale"])
-        self._apply(paced, scale / paced.scale)
-        for group in paced.groups:
-            group[SCALE], group[UNTIL] = scale, int(args["until"] or 0)
+        paced.rescale(scale, int(args["until"] or 0))
         self._follow(paced)
         lasts = f" until step {paced.until}" if paced.until else ""
         summary = f"learning rate {before:.3g} -> {self._rate(paced):.3g}, {scale:g} of the schedule{lasts}"
@@ -107,13 +116,6 @@ class LowerLR:
             return None
         why = f"lowered until step {paced.until}"
         return Command(uuid.uuid4().hex[:16], "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
-
-    @staticmethod
-    def _apply(paced: Paced, factor: float) -> None:
-        if paced.scheduled and factor != 1.0:
-            scale_groups(paced.groups, factor)
-            for scheduler in paced.schedulers:
-                scale_scheduler(scheduler, factor)
 
     def _follow(self, paced: Paced) -> None:
         """Scale around every step, where no scheduler is; a checkpoint may have brought a scale along."""

@@ -201,8 +201,13 @@ def _write(held: Holdings, kept: StateCopy, *, generators: bool) -> None:
         for name, tensor in named_tensors(held.model):
             if f"model/{name}" in kept.tensors:
                 local(tensor).copy_(kept.tensors[f"model/{name}"])
+        entries, stateful = _entries(kept), set(kept.plain["stateful"])
         for prefix, parameter, _state in list(_states(optimizers)):
-            _write_state(optimizers[int(prefix.split("/")[1])], parameter, prefix, kept)
+            optimizer = optimizers[int(prefix.split("/")[1])]
+            if prefix in stateful:
+                _write_state(optimizer, parameter, kept, entries.get(prefix, {}))
+            else:
+                optimizer.state.pop(parameter, None)
         for optimizer, groups in zip(optimizers, kept.plain["groups"], strict=True):
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 _write_settings(group, settings)
@@ -214,13 +219,19 @@ def _write(held: Holdings, kept: StateCopy, *, generators: bool) -> None:
         _random_restored(kept.plain["random"])
 
 
-def _write_state(optimizer: Optimizer, parameter: Tensor, prefix: str, kept: StateCopy) -> None:
+def _entries(kept: StateCopy) -> dict[str, dict[str, str]]:
+    """Return the optimizer's entries of a copy: prefix of a parameter -> key -> name."""
+    found: dict[str, dict[str, str]] = {}
+    for name in (*kept.tensors, *kept.plain["numbers"]):
+        if name.startswith("optimizer/"):
+            prefix, _, key = name.rpartition("/")
+            found.setdefault(f"{prefix}/", {})[key] = name
+    return found
+
+
+def _write_state(optimizer: Optimizer, parameter: Tensor, kept: StateCopy, wanted: Mapping[str, str]) -> None:
     """Write the state of one parameter into the tensors that are there: a captured step reads those very ones."""
-    if prefix not in kept.plain["stateful"]:
-        optimizer.state.pop(parameter, None)
-        return
     state = optimizer.state[parameter]
-    wanted = {name.removeprefix(prefix): name for name in (*kept.tensors, *kept.plain["numbers"]) if prefix in name}
     for key in [key for key in state if key not in wanted]:
         del state[key]
     for key, name in wanted.items():

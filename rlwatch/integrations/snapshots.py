@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlwatch.control.commands import LAST_GOOD
 from rlwatch.error_boundary import ErrorBoundary, say
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.snapshot_files import SnapshotFile, read_snapshot, writable, write_snapshot
 from rlwatch.integrations.snapshot_state import (
+    INSTEAD,
     Fence,
     Holdings,
     SideCopier,
@@ -33,7 +35,6 @@ from rlwatch.run.machine import container_memory
 GIB = float(1 << 30)
 DEFAULT_PART = 0.5
 """Part of the memory that is free at the first snapshot, which snapshots may take unless ``memory_gb`` is given."""
-LAST_GOOD = "last-good"
 BESIDE_GOOD = 3
 """Snapshots that are kept beside the good ones: the first, the newest, and one that is not judged yet."""
 
@@ -52,7 +53,7 @@ class Snapshots:
         Host memory that all snapshots of this process may take, GiB, > 0. None: half of what is free at the first.
     share
         Part of the training time that taking them may cost this thread, in (0, 1]: if one takes longer, they become
-        rarer. 1: no limit. Not applied with several ranks, which must keep the same ones.
+        rarer. 1: no limit.
     where
         Directory to which good snapshots are written besides, on a thread of their own. Written ones leave the memory
         first. None: nothing is written.
@@ -127,17 +128,19 @@ class Snapshot:
 
 
 def to_drop(snapshots: Sequence[Snapshot]) -> Snapshot | None:
-    """Return the one that is missed least: a bad one, else one of those that lie closest together.
+    """Return the one that is missed least: a bad one, else one not judged yet, else a good one close to others.
 
-    The first, the newest and the newest good one are never dropped. The older snapshots are, the farther apart they may
-    lie: an alarm may come late.
+    The first, the newest, the newest good one and the oldest of those not judged, which is judged next, are never
+    dropped. The older snapshots are, the farther apart they may lie: an alarm may come late.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
     newest_good = max((one.step for one in ordered if one.good), default=None)
-    free = [one for one in ordered[1:-1] if one.step != newest_good and not one.writing]
+    next_judged = next((one.step for one in ordered if one.good is None), None)
+    free = [one for one in ordered[1:-1] if one.step not in (newest_good, next_judged) and not one.writing]
     bad = next((one for one in free if one.good is False), None)
     if bad is not None or not free:
         return bad
+    free = [one for one in free if one.good is None] or free
     newest = ordered[-1].step
     steps = [one.step for one in ordered]
 
@@ -149,7 +152,7 @@ def to_drop(snapshots: Sequence[Snapshot]) -> Snapshot | None:
 
 
 def free_bytes() -> float:
-    """Return the memory that this process may still take, in bytes; infinite where nobody tells."""
+    """Return the memory that this process may still take, in bytes; infinite where that is not known."""
     try:
         free = float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -205,8 +208,17 @@ class SnapshotKeeper:
         """The newest snapshot that was judged good."""
         return next((one for one in reversed(self.taken) if one.good), None)
 
+    def begin(self, step: int) -> None:
+        """Training begins, or begins again, after ``step``: what was taken later is of another training."""
+        self.forget_after(step - 1)
+        self._last = None
+        self.look(step)
+
     def look(self, step: int) -> None:
         """Judge what can be judged, and take a snapshot if one is due, at a safe boundary after ``step``."""
+        if self._last is not None and step < self._last[0]:
+            self.begin(step)
+            return
         self._judge()
         if self._due(step):
             self._take(step)
@@ -252,13 +264,15 @@ class SnapshotKeeper:
         put_back(self._find(), kept, before, generators=generators)
 
     def forget_after(self, step: int) -> None:
-        """Drop the snapshots after ``step``, which are of a branch that was undone; the next is due as from there."""
+        """Drop the snapshots after ``step``."""
         for one in [one for one in self.taken if one.step > step]:
             self._drop(one)
 
-    def began_again(self, step: int) -> None:
-        """Count the steps to the next snapshot from ``step`` on."""
-        self._last = (step, self._seconds())
+    def rolled_back(self, to: Snapshot, undone: Snapshot) -> None:
+        """Keep ``undone``, the state that was there, in place of the snapshots after ``to``; count from there on."""
+        self.forget_after(to.step)
+        self.taken.append(undone)
+        self._last = (undone.step, self._seconds())
 
     # Taking one.
 
@@ -269,10 +283,10 @@ class SnapshotKeeper:
         if self._last is None:
             return True
         last_step, last_at = self._last
-        if 0 <= step - last_step < self.settings.every:
+        if step - last_step < self.settings.every:
             return False
         share = self.settings.share
-        if share == 1 or run.world_size > 1 or self._seconds() - last_at >= self._cost_s / share:
+        if share == 1 or self._seconds() - last_at >= self._cost_s / share:
             return True
         self._say(
             "time",
@@ -344,10 +358,12 @@ class SnapshotKeeper:
 
     def _judge(self) -> None:
         run = self._seam.run
-        health = None if run is None else run.health()
-        for one in self.taken if health is not None else ():
-            if one.good is None and (row := health.judged_at(one.step)) is not None:  # type: ignore[union-attr]
-                one.good, one.why_not = not row.why_not, row.why_not
+        if run is None:
+            return
+        health = run.health()
+        for one in self.taken:
+            if one.good is None and (why_not := health.unsound_after(one.step)) is not None:
+                one.good, one.why_not = not why_not, why_not
             if one.good and self.settings.where is not None and not (one.file or one.writing or one.unwritable):
                 self._write(one, Path(self.settings.where))
 
@@ -392,7 +408,7 @@ def keeper_of(settings: Snapshots | None, find: Callable[[], Holdings], seam: Er
     return None if settings is None else SnapshotKeeper(settings, find, seam)
 
 
-def checked(settings: Snapshots | None, find: Callable[[], Holdings]) -> None:
+def checked(settings: Snapshots | None, find: Callable[[], Holdings], world_size: int = 1) -> None:
     """Raise ``ConfigError`` if snapshots are wished for and cannot be taken here, or their directory cannot be made."""
     if settings is None:
         return
@@ -401,6 +417,8 @@ def checked(settings: Snapshots | None, find: Callable[[], Holdings]) -> None:
         plain_of(find())
     except RLWatchError as error:
         reason = str(error)
+    if world_size > 1 and reason is None:
+        reason = f"this training has {world_size} ranks, and only one process is supported; {INSTEAD}"
     if reason is not None:
         raise ConfigError(f"snapshots cannot be taken: {reason}")
     if settings.where is not None:

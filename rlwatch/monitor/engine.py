@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rlwatch.alerts.engine import AlertEngine, Transition
 from rlwatch.alerts.rules import Rule, default_rules
+from rlwatch.control.commands import ROLLBACK
 from rlwatch.detectors.base import DetectorSet, NotRun, not_run
 from rlwatch.detectors.registry import default_detectors, of_plugins
 from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
@@ -35,6 +36,7 @@ from rlwatch.monitor.forecasting import (
 from rlwatch.monitor.soundness import Soundness
 from rlwatch.ports import Detector, History
 from rlwatch.records import (
+    COMMAND,
     LOCALISED,
     Alert,
     AlertState,
@@ -80,9 +82,12 @@ def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
 
 
 NOTHING = MonitorOutcome()
+_JUDGING = ("_detectors", "_forecasting", "_soundness")
+"""The part of the memory that a roll-back puts back: it judges by the rows of the branch that goes on."""
 _MEMORY = (
     "late", "forecast_failures", "_attempt", "_detectors", "_forecasting", "_alerts", "_episodes", "_localised",
     "_open", "_standstill", "_seen", "_holding", "_published_findings", "_events", "_steps", "_knobs", "_soundness",
+    "_undone",
 )  # fmt: skip
 AT_ONCE = 256
 """Steps that are closed before any of them is judged, where all of them are known."""
@@ -148,6 +153,7 @@ class Monitor:
         self._steps: deque[int] = deque(maxlen=REMEMBERED)
         self._knobs = KnobTracker()
         self._soundness = Soundness()
+        self._undone: Undone | None = None
 
     @property
     def is_default(self) -> bool:
@@ -217,7 +223,7 @@ class Monitor:
             return
         if item.attempt != self._attempt:
             yield from self._begin_attempt(item)
-        yield self._record(item)
+        yield from self._continued(item)
 
     def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
         """Take many items: the same outcomes as one by one, but forecasts are made of many rows at once.
@@ -226,7 +232,7 @@ class Monitor:
         """
         views: list[ClosedStep | _Arrived] = []
         for item in items:
-            if isinstance(item, Event) or item.attempt != self._attempt:
+            if isinstance(item, Event) or item.attempt != self._attempt or self._branches(item):
                 yield from self._judged_together(views)
                 yield from self.observing(item)
                 continue
@@ -267,6 +273,7 @@ class Monitor:
         self._notify_detectors(event)
 
     def _notify_detectors(self, event: Event) -> None:
+        self._undone = undone_by(event) or self._undone
         self._localised.note(event)
         self._events.append(event)
         self._forecasting.notice(event)
@@ -281,17 +288,46 @@ class Monitor:
         if self._attempt is not None or record.attempt > 1:
             self._reset()
             for past in self._history(record.attempt, record.step) if self._history else ():
-                yield self._relive(past)
+                yield from self._relived(past)
         self._attempt = record.attempt
         early, self._early = self._early, []
         for event in early:
             self._notice(event)
 
-    def _relive(self, past: StepRecord | Event) -> MonitorOutcome:
+    def _relived(self, past: StepRecord | Event) -> Iterator[MonitorOutcome]:
         if isinstance(past, StepRecord):
-            return self._record(past)
-        self._notify_detectors(past)
-        return NOTHING
+            yield from self._continued(past)
+        else:
+            self._notify_detectors(past)
+
+    def _continued(self, record: StepRecord) -> Iterator[MonitorOutcome]:
+        """Judge a record of the attempt that goes on."""
+        if self._branches(record):
+            yield from self._begin_branch()
+        yield self._record(record)
+
+    def _branches(self, record: StepRecord) -> bool:
+        """Return whether it is the first after the steps that a roll-back undid."""
+        return self._undone is not None and record.step > self._undone.last
+
+    def _begin_branch(self) -> Iterator[MonitorOutcome]:
+        """Judge what follows a roll-back as if the undone rows had never been: relive those up to the snapshot.
+
+        Findings and alerts go on until the values are back: that the weights were put back is no recovery.
+        """
+        undone = self._undone
+        yield from map(self._judged, self._closed())
+        own = self.memory() | {"_undone": None}
+        self._reset()
+        try:
+            if undone is not None and self._history:
+                for past in self._history(undone.attempt + 1, undone.to + 1):
+                    for _ in self._relived(past):
+                        yield NOTHING
+            for step in self._closed():
+                self._judged(step)
+        finally:
+            self.remember(own | {name: getattr(self, name) for name in _JUDGING})
 
     def _record(self, record: StepRecord) -> MonitorOutcome:
         return joined(map(self._judged, self._gathered(record)))
@@ -376,6 +412,23 @@ class Monitor:
         failures = tuple(finding for finding in stamped if not finding.stage.better)
         self._published_findings.extend(failures)
         return failures, tuple(finding for finding in stamped if finding.stage.better)
+
+
+class Undone(NamedTuple):
+    """A roll-back: the attempt, the last step that it undid, and the step whose state was put back."""
+
+    attempt: int
+    last: int
+    to: int
+
+
+def undone_by(event: Event) -> Undone | None:
+    """Return what ``event`` undid, if it is a roll-back that was carried out."""
+    if event.kind != COMMAND or event.body.get("command") != ROLLBACK or event.step is None:
+        return None
+    report = event.body.get("report")
+    to = report.get("to_step") if isinstance(report, Mapping) else None
+    return Undone(event.attempt, event.step, to) if isinstance(to, int) else None
 
 
 class _Arrived(NamedTuple):

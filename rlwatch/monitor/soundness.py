@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from rlwatch.control.policy import ROWS_AFTER
 from rlwatch.detectors.context import noise_of
 from rlwatch.records import ClosedStep, Finding, JudgedRow
 from rlwatch.state import SERIOUS, End, Ending, verdict_of
@@ -19,7 +20,7 @@ from rlwatch.stats import median
 from rlwatch.wording import number
 
 REWARD, ENTROPY, MISMATCH = "reward/mean", "policy/entropy", "mismatch/k3"
-REWARD_ROWS, MISMATCH_ROWS = 8, 3
+REWARD_ROWS, MISMATCH_ROWS = ROWS_AFTER, 3
 """Rows whose median counts."""
 NEAR_BEST = 0.9
 """Least median reward, as a fraction of the best; a noisy reward may be a row's noise below it."""
@@ -43,7 +44,9 @@ class Soundness:
 
     def update(self, step: ClosedStep, holding: Sequence[Finding]) -> None:
         """Take the next closed step, and what holds at it."""
-        self.rows.append(JudgedRow(step.step, self._why_not(step, holding)))
+        why_not = self._why_not(step, holding)
+        if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
+            self.rows.append(JudgedRow(step.step, why_not))
 
     def _why_not(self, step: ClosedStep, holding: Sequence[Finding]) -> str:
         reasons = [self._reward(step), self._exploration(step), self._engine(step)]  # each remembers the row
@@ -55,7 +58,7 @@ class Soundness:
     def _reward(self, step: ClosedStep) -> str:
         value = step.metrics.get(REWARD)
         if value is None:
-            return "" if self._rewards else "no reward is logged"
+            return ""
         if not math.isfinite(value):
             return "the reward is not finite"
         self._rewards.append(value)

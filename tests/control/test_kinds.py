@@ -11,7 +11,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import RunInfo
 from rlwatch.store.url import open_store
 
-NAMES = ("reset-reference", "save-checkpoint", "lower-lr", "set-kl-coef", "pause", "resume", "stop")
+NAMES = ("reset-reference", "save-checkpoint", "lower-lr", "set-kl-coef", "rollback", "pause", "resume", "stop")
 
 
 @pytest.fixture
@@ -37,6 +37,8 @@ def test_these_are_the_kinds():
         ("lower-lr", {"scale": 0.3}, {"scale": 0.3, "until": None}),
         ("lower-lr", {"scale": 1, "until": 400}, {"scale": 1, "until": 400}),
         ("set-kl-coef", {"value": 0}, {"value": 0}),
+        ("rollback", {}, {"to": "last-good"}),
+        ("rollback", {"to": 0}, {"to": 0}),
         ("pause", {}, {"minutes": 60.0}),
         ("pause", {"minutes": 0.5}, {"minutes": 0.5}),
         ("resume", {}, {}),
@@ -55,7 +57,7 @@ def test_arguments_are_kept_and_defaults_filled_in(store, kind, given_args, args
         (
             "reset",
             {},
-            "unknown command 'reset'; known: lower-lr, pause, reset-reference, resume, save-checkpoint, "
+            "unknown command 'reset'; known: lower-lr, pause, reset-reference, resume, rollback, save-checkpoint, "
             "set-kl-coef, stop",
         ),
         ("reset-reference", {"lr": "0"}, "reset-reference has no argument 'lr'; it takes: optimizer"),
@@ -85,6 +87,11 @@ def test_arguments_are_kept_and_defaults_filled_in(store, kind, given_args, args
         ("set-kl-coef", {"value": -0.1}, "set-kl-coef value=-0.1 is not a number of at least 0"),
         ("set-kl-coef", {"value": math.inf}, "set-kl-coef value=inf is not a number of at least 0"),
         ("pause", {"minutes": 0}, "pause minutes=0 is not a number above 0 and at most 1440 minutes"),
+        (
+            "rollback",
+            {"to": "yesterday"},
+            "rollback to='yesterday' is not last-good or the step of a snapshot (an integer of at least 0)",
+        ),
         ("stop", {"save": True}, "stop save=True is not one of yes, no"),
     ],
 )
@@ -100,7 +107,9 @@ def test_a_wrong_request_says_what_is_allowed_and_queues_nothing(store, kind, ar
 anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()))
 
 
-@given(st.dictionaries(st.sampled_from(["optimizer", "scale", "until", "value", "minutes", "save", "x"]), anything))
+@given(
+    st.dictionaries(st.sampled_from(["optimizer", "scale", "until", "value", "minutes", "to", "save", "x"]), anything)
+)
 def test_whatever_is_given_is_accepted_whole_or_refused_with_a_config_error(args):
     """Nothing else is raised, and nothing that is not allowed passes."""
     for kind in COMMAND_KINDS.values():

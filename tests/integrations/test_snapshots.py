@@ -17,9 +17,10 @@ from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.snapshot_files import read_snapshot, write_snapshot
 from rlwatch.integrations.snapshot_state import Holdings, SideCopier, check_fits, put_back
-from rlwatch.integrations.snapshots import Snapshot, SnapshotKeeper, Snapshots, to_drop
+from rlwatch.integrations.snapshots import Snapshot, SnapshotKeeper, Snapshots, checked, to_drop
 from rlwatch.integrations.trl import watch
-from rlwatch.records import JudgedRow
+from rlwatch.monitor.soundness import Soundness
+from rlwatch.records import ClosedStep, JudgedRow
 
 pytestmark = pytest.mark.torch
 ALWAYS = Snapshots(every=1, share=1.0)
@@ -32,7 +33,11 @@ class Judged(FakeRun):
         super().__init__()
         self.unsound, self.up_to = unsound, up_to
 
+    rows = None
+
     def health(self):
+        if self.rows is not None:
+            return RunHealth(rows=tuple(self.rows))
         rows = [JudgedRow(step, "bad" if step in self.unsound else "") for step in range(min(self.up_to, 200) + 1)]
         return RunHealth(rows=tuple(rows))
 
@@ -198,6 +203,8 @@ def test_what_cannot_be_copied_is_refused_at_the_start_and_the_checkpoint_is_nam
         rlwatch.Watcher(fresh_policy(), Odd(), run=FakeRun(), snapshots=True)
     with pytest.raises(ConfigError, match="without model="):
         rlwatch.Watcher(run=FakeRun(), snapshots=True)
+    with pytest.raises(ConfigError, match=r"2 ranks.*own checkpoints"):
+        checked(Snapshots(), trained, 2)
 
 
 @pytest.mark.parametrize(
@@ -220,32 +227,63 @@ def test_settings_out_of_range_are_refused(wrong, why):
 
 
 def test_a_snapshot_is_good_only_once_the_rows_up_to_it_are_judged_and_sound():
-    """Not before, and never where a row says otherwise."""
-    run = Judged(unsound=(2,), up_to=1)
+    """Not before: a row shows the weights before its update, and a fall hides in the median of some rows."""
+    run = Judged(up_to=8)
     kept = keeper(run)
     for step in range(4):
         kept.look(step)
     early = kept.described()
-    run.up_to = 3
+    run.up_to = 10
+    kept.look(3)
+    later = kept.described()
+    run.unsound = (11,)
+    run.up_to = 12
     kept.look(3)
 
-    assert early == "0 (good), 1 (good), 2 (not judged), 3 (not judged)"
-    assert kept.described() == "0 (good), 1 (good), 2 (not good), 3 (good)"
-    assert kept.find("last-good").step == 3
+    assert early == "0 (good), 1 (not judged), 2 (not judged), 3 (not judged)"
+    assert later == "0 (good), 1 (good), 2 (good), 3 (not judged)"
+    assert kept.described() == "0 (good), 1 (good), 2 (good), 3 (not good)"
+    assert kept.find("last-good").step == 2
+
+
+def test_no_broken_snapshot_counts_as_good():
+    """The reward is .5 until row 20 and .02 from 21 on: the weights after step 20 are broken, those after 19 are not."""
+    sound = Soundness()
+    run = Judged()
+    run.health = lambda: RunHealth(rows=tuple(sound.rows))
+    kept = keeper(run, keep=40)
+    for step in range(1, 41):
+        sound.update(ClosedStep(step, {"reward/mean": 0.5 if step <= 20 else 0.02}, {}, 0.0, 1, step), ())
+        kept.look(step)
+
+    assert not [one.step for one in kept.taken if one.step >= 20 and one.good]
+    assert kept.last_good.step in range(8, 20)
 
 
 def test_the_first_the_newest_and_good_ones_apart_from_each_other_are_kept():
     """Over a long run, the bad go first."""
     run = Judged(unsound=range(60, 200))
-    kept = keeper(run)
+    kept = keeper(run, every=9)
     for step in range(100):
         run.up_to = step
         kept.look(step)
     steps = [one.step for one in kept.taken]
 
     assert (steps[0], steps[-1], len(steps)) == (0, 99, 6)
-    assert kept.last_good.step == 59
+    assert kept.last_good.step == 45
     assert len([one for one in kept.taken if one.good]) >= 4
+
+
+def test_where_few_rows_judge_the_oldest_that_waits_is_kept_until_it_is_judged():
+    """A row in ten steps, a snapshot in ten: were the waiting ones dropped one after the other, none would be good."""
+    run = Judged()
+    kept = keeper(run, every=10)
+    for step in range(400):
+        run.rows = [JudgedRow(row, "") for row in range(0, step + 1, 10)]
+        kept.look(step)
+
+    assert len([one for one in kept.taken if one.good]) >= 3
+    assert kept.last_good.step >= 200
 
 
 def test_what_is_dropped_leaves_a_spread():

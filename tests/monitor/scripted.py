@@ -76,6 +76,11 @@ def reset(step, seq, attempt=1):
     return Event("reference_reset", step, attempt=attempt, seq=seq)
 
 
+def rollback(step, to, seq, attempt=1):
+    """A roll-back as the controller records it."""
+    return Event("command", step, {"command": "rollback", "report": {"to_step": to}}, attempt=attempt, seq=seq)
+
+
 def told(outcome):
     """What a person would have read, in order."""
     return [(f.kind, f.severity.value, f.step) for f in outcome.findings]

@@ -1,15 +1,16 @@
 """The Monitor: closed steps, findings told once, attempts relived."""
 
 import math
+from dataclasses import replace
 
-from scripted import Threshold, records, reset, sent, told
+from scripted import Threshold, records, reset, rollback, sent, told
 
 from rlwatch.alerts.rules import Rule
 from rlwatch.detectors.exploration.entropy import EntropyExplosion
 from rlwatch.detectors.optimisation.nonfinite import NonFinite
 from rlwatch.diagnosis import diagnose
 from rlwatch.monitor import Monitor, MonitorOutcome
-from rlwatch.records import StepRecord
+from rlwatch.records import Severity, StepRecord
 
 
 def watcher(detector=None, **kwargs):
@@ -159,6 +160,74 @@ def test_an_event_that_opens_an_attempt_waits_for_its_history():
 
     assert detector.noticed == ["reference_reset", "reference_reset"]
     assert [step for step, _ in detector.seen] == [0, 1]
+
+
+# A roll-back: the branch that goes on.
+
+
+def broken_and_rolled_back(after, *, to=29, broken=range(30, 46), length=80):
+    """Rows of a run that broke and was rolled back at the end of ``broken``; ``after``: the reward from then on."""
+    items = []
+    for step in range(length):
+        reward = 0.0 if step in broken else after if step > broken[-1] else 0.6 + 0.01 * (step % 3)
+        metrics = {"reward": reward, "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0}
+        items.append(StepRecord(step, metrics, seq=len(items) + 1))
+        if step == broken[-1]:
+            items.append(rollback(step, to, len(items) + 1))
+    return items
+
+
+def judged(items):
+    """The monitor and what it published, with the stored items as history."""
+
+    def history(attempt, before):
+        return (item for item in items if item.attempt < attempt and item.step < before)
+
+    monitor = Monitor(run_id="run", history=history)
+    return monitor, feed(monitor, items)
+
+
+def test_after_a_roll_back_rows_are_judged_as_if_the_undone_ones_had_never_been():
+    """The detectors have seen the rows up to the snapshot and those after the roll-back; a second one likewise."""
+    rows = records(*[0] * 10)
+    stream = [*rows[:6], rollback(5, 2, 0), *rows[6:8], rollback(7, 6, 0), *rows[8:]]
+    items = [replace(item, seq=seq) for seq, item in enumerate(stream, 1)]
+    made = []
+
+    def fresh():
+        made.append(Threshold())
+        return [made[-1]]
+
+    def history(attempt, before):
+        return (item for item in items if item.attempt < attempt and item.step < before)
+
+    monitor = Monitor(run_id="run", detectors=fresh, rules=[Rule("r")], history=history)
+    feed(monitor, items)
+    monitor.close()
+
+    assert [step for step, _ in made[0].seen] == [0, 1, 2, 3, 4, 5]
+    assert [step for step, _ in made[-1].seen] == [0, 1, 2, 6, 8, 9]
+
+
+def test_a_roll_back_that_helps_is_a_recovery_and_one_that_does_not_is_none():
+    """What was found goes on until the values are back."""
+    helped, _ = judged(broken_and_rolled_back(0.61))
+    not_helped, _ = judged(broken_and_rolled_back(0.0))
+
+    assert not [finding for finding in helped.active if finding.severity is Severity.CRITICAL]
+    assert [finding for finding in not_helped.active if finding.severity is Severity.CRITICAL]
+
+
+def test_a_second_failure_after_a_roll_back_is_found_again():
+    """The detectors know the level of before, and nothing of the undone rows."""
+    items = broken_and_rolled_back(0.61, length=120)
+    items += [StepRecord(step, {"reward": 0.0, "entropy": 1.0}, seq=200 + step) for step in range(120, 150)]
+    monitor, outcome = judged(items)
+
+    criticals = [finding.onset_step for finding in outcome.findings if finding.severity is Severity.CRITICAL]
+    assert any(25 <= onset <= 35 for onset in criticals)
+    assert any(115 <= onset <= 125 for onset in criticals)
+    assert [finding for finding in monitor.active if finding.severity is Severity.CRITICAL]
 
 
 def test_what_could_not_run_says_why():

@@ -57,14 +57,15 @@ def test_mismatch_has_a_limit_and_one_row_of_it_is_none():
     assert "mismatch" in reasons[-1]
 
 
-def test_what_stands_and_what_is_not_logged_make_a_row_unsound():
-    """A critical finding by the run's state machine; a warning does not; no reward, and one that is not finite."""
+def test_what_stands_makes_a_row_unsound_and_a_row_without_a_reward_is_no_evidence():
+    """A critical finding by the run's state machine; a warning does not; a reward that is not finite does."""
     critical = Finding("d", "entropy_collapse", Severity.CRITICAL, 1, 1, "")
     warning = Finding("d", "entropy_collapse", Severity.WARNING, 2, 2, "")
     reasons = judged([0.5, 0.5, 0.5], holding={1: [critical], 2: [warning]})
 
     assert reasons == ["", "Collapsed at step 1: entropy fell; still running", ""]
-    assert judged([], steps=2) == ["no reward is logged"] * 2
+    assert judged([], steps=2) == []
+    assert judged([0.5, None, 0.5]) == ["", ""]
     assert judged([math.nan]) == ["the reward is not finite"]
 
 
@@ -77,7 +78,6 @@ def test_the_health_of_a_live_run_tells_its_judged_rows(tmp_path):
         health = run.health()
 
     assert [row.step for row in health.rows] == list(range(1, 12))
-    assert health.judged_at(0).step == 1
-    assert health.judged_at(3).why_not == ""
-    assert health.judged_at(11).why_not != ""
-    assert health.judged_at(12) is None
+    assert health.unsound_after(1) == ""
+    assert "reward" in health.unsound_after(4)
+    assert health.unsound_after(12) is not None

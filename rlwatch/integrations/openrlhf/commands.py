@@ -15,6 +15,8 @@ ADAPTIVE = "the KL controller is adaptive (algo.kl.target): it would set the coe
 CANNOT = {
     "reset-reference": "OpenRLHF's reference lives in Ray actors that only load weights from a directory; save a "
     "checkpoint and start again with it as actor.model_name_or_path: it is then policy and reference",
+    "rollback": "the weights live in the DeepSpeed engines of OpenRLHF's policy actors, which rlwatch cannot write; "
+    "start again with --ckpt.load_enable",
     "lower-lr": "OpenRLHF's learning rate lives in the DeepSpeed engines of its policy actors, which take no orders",
 }
 """What is refused, and why."""

@@ -22,7 +22,7 @@ from rlwatch.integrations.crash import cause_of, reason_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import begin_together, place_here
-from rlwatch.integrations.snapshots import Snapshots, checked
+from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, checked
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch import compat
 from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
@@ -253,6 +253,11 @@ class Steering(RecordingBase):
         self.seam.attempt("record", self.steps.deliver)
         self.seam.attempt("commands", self._commands.obey)
 
+    @property
+    def snapshots(self) -> SnapshotKeeper | None:
+        """Keeper of the snapshots; None where ``snapshots=`` was not given."""
+        return self._commands.snapshots
+
     def _newest(self) -> Mapping[str, float]:
         """Metrics of the last step, for a command that says what was before it: that may wait for the device."""
         self.steps.deliver(wait=True)
@@ -362,8 +367,11 @@ class Watcher(Steering):
         Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
     snapshots
         Whether to keep snapshots of ``model``, ``optimizer``, ``scheduler`` and ``scaler``: True, False, or how often
-        and at what price (:class:`~rlwatch.integrations.snapshots.Snapshots`). :meth:`obey` takes them, the first
-        at its first call.
+        and at what price (:class:`~rlwatch.integrations.snapshots.Snapshots`). The first is taken now, the others by
+        :meth:`obey`.
+    on_rollback
+        Called in :meth:`obey` with the step whose state was put back by the command ``rollback``: drop rollouts that
+        wait to be trained on, and send the weights to the rollout engine.
     run
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
     link
@@ -405,6 +413,7 @@ class Watcher(Steering):
         rows: Callable[..., tuple[Any, ...]] | None = None,
         strict: bool = False,
         snapshots: bool | Snapshots = False,
+        on_rollback: Callable[[int], Any] | None = None,
         run: Run | None = None,
         link: str | None = None,
         **init_arguments: Any,
@@ -424,8 +433,9 @@ class Watcher(Steering):
             temperature=compat.positive("temperature", temperature) or 1.0,
         )
         means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef, scaler)
+        means.on_rollback = on_rollback
         wanted = Snapshots.of(snapshots)
-        checked(wanted, means.holdings)
+        checked(wanted, means.holdings, place_here().get("world_size", 1))
         generation = GenerationReader(ends)
         keep, decode = KeepCompletions.of(completions), compat.decoder_of(tokenizer) if text else None
         alone = place_here().get("world_size", 1) == 1

@@ -17,6 +17,7 @@ from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import Holdings
 from rlwatch.integrations.snapshots import Snapshots, keeper_of
 from rlwatch.integrations.weights import REF, unwrapped
@@ -44,6 +45,7 @@ class Means:
     heeds_stop: bool = False
     """Whether the loop ever asked if it should stop."""
     stopped: bool = False
+    on_rollback: Callable[[int], Any] | None = None
 
     def read_kl_coef(self) -> float | None:
         """The coefficient of the KL term as the loop has it."""
@@ -78,6 +80,13 @@ class Means:
             raise RLWatchError("Watcher was made without model=, so there is nothing to take a snapshot of")
         optimizers = [] if self.optimizer is None else [self.optimizer]
         return Holdings(self.model, optimizers, [] if self.scheduler is None else [self.scheduler], self.scaler)
+
+    def rolled_back(self, step: int) -> str:
+        """Let the loop drop what it sampled with the weights that were undone; returns words for the answer."""
+        if self.on_rollback is None:
+            return ""
+        self.on_rollback(step)
+        return "the loop was notified"
 
     def paced(self) -> Paced:
         """Optimizer and scheduler, which set the learning rate."""
@@ -137,15 +146,18 @@ class CommandController:
         self._step = step
         self._reference = KeptReference(means.anchored, seam, self._writes)
         self._settings = KeptSettings(coefficient, seam, self._writes)
+        self.snapshots = keeper_of(snapshots, means.holdings, seam)
         handlers: list[CommandHandler] = [
             ResetReference(means.anchored, seam, self._reset_done),
             SaveCheckpoint(means.save_now, means.kept, seam),
             LowerLR(means.paced, seam),
             coefficient,
             Stop(means.stop),
+            Rollback(self.snapshots, RollbackMeans(step, means.paced, means.rolled_back)),
         ]
         self._controller = Controller(seam, handlers, RunRanks(seam), latest)
-        self.snapshots = keeper_of(snapshots, means.holdings, seam)
+        if self.snapshots is not None:
+            seam.attempt("snapshot", self.snapshots.begin, step())
 
     def obey(self) -> None:
         """Carry out what waits, at the step that has ended; then take a snapshot, if one is due."""
@@ -162,6 +174,8 @@ class CommandController:
         """The loop has read ``checkpoint``: take up what was kept with it."""
         self._reference.restore(checkpoint, self._controller, self._step())
         self._settings.restore(checkpoint, self._controller, self._step())
+        if self.snapshots is not None:
+            self._seam.attempt("snapshot", self.snapshots.begin, self._step())
 
     def _reset_done(self, command: Command, report: Mapping[str, JSON]) -> None:
         self._reference.reset_done(command, report, self._step())

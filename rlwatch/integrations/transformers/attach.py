@@ -76,7 +76,7 @@ def watch(
     """
     refuse_twice(trainer)
     chosen, wanted = Level.of(level), Snapshots.of(snapshots)
-    checked(wanted, partial(holdings, trainer))
+    checked(wanted, partial(holdings, trainer), trainer.args.world_size)
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
     steps = tap(trainer, scalars.seam, chosen, wanted)

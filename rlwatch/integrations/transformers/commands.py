@@ -12,6 +12,7 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
 from rlwatch.integrations.learning_rate import LowerLR, Paced
 from rlwatch.integrations.ranks import Ranks, RunRanks
+from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import INSTEAD, Holdings
 from rlwatch.integrations.snapshots import SnapshotKeeper
 from rlwatch.integrations.transformers.compat import sharding_engine
@@ -56,18 +57,17 @@ class LoopControl:
         self.loop = TrainerLoop()
         self._seam = seam
         self._snapshots = snapshots
-        self._controller = Controller(seam, self.loop.handlers(seam), ranks or RunRanks(seam), latest)
+        rollback = Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced))
+        self._controller = Controller(seam, [rollback, *self.loop.handlers(seam)], ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
         """Take the first snapshot: these commands keep nothing in checkpoints."""
-        self._look(step)
+        if self._snapshots is not None:
+            self._seam.attempt("snapshot", self._snapshots.begin, step)
 
     def obey(self, step: int) -> None:
         """Every step's end is safe."""
         self._controller.obey(step)
-        self._look(step)
-
-    def _look(self, step: int) -> None:
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.look, step)
 
@@ -96,6 +96,10 @@ class TrainerLoop:
     def handlers(self, seam: ErrorBoundary) -> list[CommandHandler]:
         """``save-checkpoint``, ``lower-lr`` and ``stop``."""
         return [SaveCheckpoint(self.save, self.kept, seam), LowerLR(self.paced, seam), Stop(self.stop)]
+
+    def step(self) -> int:
+        """Return the step that has ended."""
+        return int(self.state.global_step)
 
     def paced(self) -> Paced:
         """The optimizer and its schedule."""
@@ -137,16 +141,8 @@ def holdings(trainer: Any) -> Holdings:
     Raises ``RLWatchError`` with the reason where an engine keeps them in a way that rlwatch cannot copy.
     """
     engine = sharding_engine(trainer)
-    if engine is not None and not fsdp2(trainer):
-        raise RLWatchError(
-            f"weights and optimizer are sharded by {engine} (snapshots work with FSDP2); {INSTEAD} (`save_steps`)"
-        )
+    if engine is not None:
+        raise RLWatchError(f"weights and optimizer are sharded by {engine}; {INSTEAD} (`save_steps`)")
     optimizers = [] if trainer.optimizer is None else [trainer.optimizer]
     schedulers = [] if trainer.lr_scheduler is None else [trainer.lr_scheduler]
     return Holdings(trainer.model, optimizers, schedulers, getattr(trainer.accelerator, "scaler", None))
-
-
-def fsdp2(trainer: Any) -> bool:
-    """Return whether accelerate shards the model by FSDP2."""
-    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
-    return getattr(plugin, "fsdp_version", None) == 2

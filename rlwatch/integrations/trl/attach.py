@@ -85,7 +85,7 @@ def watch(
     refuse_twice(trainer)
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
     wish, kept = wished(localise, chosen, trainer), Snapshots.of(snapshots)
-    checked(kept, partial(holdings, trainer))
+    checked(kept, partial(holdings, trainer), trainer.args.world_size)
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
     steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, kept, text=text))

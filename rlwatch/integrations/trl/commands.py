@@ -12,13 +12,16 @@ from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SetKLCoef
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.reference import Anchored, ResetReference
+from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshots import SnapshotKeeper
 from rlwatch.integrations.transformers.checkpoints import ResumedFrom
-from rlwatch.integrations.transformers.commands import TrainerLoop, fsdp2
+from rlwatch.integrations.transformers.commands import TrainerLoop
 from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 
+TO_SAMPLE_ANEW: Mapping[str, Any] = {"_buffered_inputs": None, "_last_loaded_step": -1}
+"""Attributes of TRL's trainers, and the values with which it samples, and sends weights to vLLM, at the next step."""
 NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
 NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"
 
@@ -50,6 +53,7 @@ class Control:
         handlers: list[CommandHandler] = [
             ResetReference(lambda: anchored(trainer), seam, self._reset_done),
             coefficient,
+            Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced, lambda _step: drop_rollouts(trainer))),
             *self.loop.handlers(seam),
         ]
         self._controller = Controller(seam, handlers, ranks, latest)
@@ -58,7 +62,8 @@ class Control:
         """Carry out what waits, if ``step`` ended at a boundary."""
         if self.at_boundary():
             self._controller.obey(step)
-            self._look(step)
+            if self._snapshots is not None:
+                self._seam.attempt("snapshot", self._snapshots.look, step)
 
     def begin(self, step: int) -> None:
         """Training begins at ``step``; if it resumes from a checkpoint, take up what is kept there."""
@@ -66,11 +71,8 @@ class Control:
         if checkpoint is not None:
             self.kept.restore(checkpoint, self._controller, step)
             self._settings.restore(checkpoint, self._controller, step)
-        self._look(step)
-
-    def _look(self, step: int) -> None:
         if self._snapshots is not None:
-            self._seam.attempt("snapshot", self._snapshots.look, step)
+            self._seam.attempt("snapshot", self._snapshots.begin, step)
 
     def saved(self, step: int) -> None:
         """The trainer has written the checkpoint of ``step``: keep with it what it leaves out."""
@@ -94,11 +96,27 @@ class Control:
 def anchored(trainer: Any) -> Anchored:
     """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
     engine = sharding_engine(trainer)
-    if engine is not None and not fsdp2(trainer):
+    if engine is not None and not _fsdp2(trainer):
         raise RLWatchError(f"weights are sharded by {engine}, where a reset is not supported (it is with FSDP2)")
     if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
         raise RLWatchError(NO_KL_TERM)
     return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
+
+
+def _fsdp2(trainer: Any) -> bool:
+    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
+    return getattr(plugin, "fsdp_version", None) == 2
+
+
+def drop_rollouts(trainer: Any) -> str:
+    """Let the trainer sample anew, with the weights that are there now; returns words for the answer.
+
+    It forgets the rollouts that it buffers, and the step at which vLLM was given weights.
+    """
+    for name, value in TO_SAMPLE_ANEW.items():
+        if hasattr(trainer, name):
+            setattr(trainer, name, value)
+    return "vLLM loads the weights again before it samples" if getattr(trainer, "use_vllm", False) else ""
 
 
 def kl_coef(trainer: Any) -> float:

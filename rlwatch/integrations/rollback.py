@@ -1,0 +1,110 @@
+"""``rollback``: a snapshot's weights and optimizer are put back while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK
+from rlwatch.error_boundary import Reported
+from rlwatch.errors import RLWatchError
+from rlwatch.integrations.learning_rate import Paced
+from rlwatch.integrations.snapshot_state import StateCopy
+from rlwatch.integrations.snapshots import Snapshot, SnapshotKeeper
+from rlwatch.integrations.weights import fingerprint
+from rlwatch.records import JSON, Command
+
+NO_SNAPSHOTS = (
+    "no snapshots are kept: give snapshots=True to watch() or Watcher() at the next start; of this run, a checkpoint "
+    "from before the failure can be resumed"
+)
+UNDONE = "undone by a roll-back"
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackMeans:
+    """Access of a roll-back to the trainer.
+
+    Attributes
+    ----------
+    step
+        The step that has ended.
+    paced
+        Optimizers and schedulers: a learning rate that a command lowered stays lowered.
+    drop
+        Drops rollouts that wait to be trained on, and lets the rollout engine load the weights again. Returns words for
+        the answer, "" where there was nothing to drop.
+    """
+
+    step: Callable[[], int]
+    paced: Callable[[], Paced]
+    drop: Callable[[int], str] = lambda _step: ""
+
+
+class Rollback:
+    """Handles ``rollback`` with ``{"to": "last-good" or a step}``.
+
+    Weights, optimizer, schedule and loss scale become what they were, bit for bit; what was there is kept as the
+    snapshot of the present step, so that ``rollback --to`` that step undoes it. The reference, the KL coefficient and
+    the step counter of the trainer stay, and so do the random generators: the same samples would fail in the same way.
+    Nothing changes unless everything can.
+    """
+
+    kind: str = ROLLBACK
+
+    def __init__(self, keeper: SnapshotKeeper | None, means: RollbackMeans) -> None:
+        self._keeper = keeper
+        self._means = means
+        self._restored: tuple[int, int] | None = None
+
+    def check(self, command: Command) -> None:
+        """Raise ``RLWatchError`` with the reason to refuse: there is no such snapshot, or it does not fit."""
+        keeper = self._kept()
+        keeper.fits(self._chosen(keeper, command))
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Put it back; returns what was done."""
+        keeper, step = self._kept(), self._means.step()
+        snapshot = self._chosen(keeper, command)
+        kept = keeper.fits(snapshot)
+        before = keeper.now(step)
+        pace = self._means.paced()
+        scale, until = pace.scale, pace.until
+        keeper.put_back(kept, before.state(), generators=False)
+        with Reported(lambda _error: keeper.put_back(before.state(), before.state(), generators=False)):
+            pace.rescale(scale, until)
+            dropped = self._means.drop(snapshot.step)
+        before.good, before.why_not = False, UNDONE
+        keeper.rolled_back(snapshot, before)
+        self._restored = (step, snapshot.step)
+        return self._report(snapshot, kept, step, dropped)
+
+    def _kept(self) -> SnapshotKeeper:
+        if self._keeper is None:
+            raise RLWatchError(NO_SNAPSHOTS)
+        return self._keeper
+
+    def _chosen(self, keeper: SnapshotKeeper, command: Command) -> Snapshot:
+        to = COMMAND_KINDS[self.kind].read(command.args)["to"]
+        snapshot, step = keeper.find(str(to)), self._means.step()
+        if self._restored == (step, snapshot.step):
+            raise RLWatchError(f"the state of step {snapshot.step} was put back at this very step")
+        if snapshot.step == step and snapshot.why_not != UNDONE:
+            raise RLWatchError(f"the state is that of step {step} already")
+        return snapshot
+
+    @staticmethod
+    def _report(snapshot: Snapshot, kept: StateCopy, step: int, dropped: str) -> Mapping[str, JSON]:
+        weights = [tensor for name, tensor in kept.tensors.items() if name.startswith("model/")]
+        known = "good" if snapshot.good else snapshot.why_not
+        summary = f"weights and optimizer are those after step {snapshot.step} ({known}); undone: steps " + (
+            f"{snapshot.step + 1} to {step}; `rollback --to {step}` takes this back{dropped and f'; {dropped}'}"
+        )
+        return {
+            "to_step": snapshot.step,
+            "from_step": step,
+            "good": snapshot.good,
+            "tensors": len(weights),
+            "fingerprint": fingerprint(weights),
+            "summary": summary,
+        }
