@@ -65,6 +65,24 @@ def test_nothing_is_said_to_be_broken_where_the_task_is_solved(curves, every):
     assert {made.name: worst(made(), rows) for made in ALL if worst(made(), rows) not in (None, "info")} == {}
 
 
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_policy_that_keeps_what_it_learnt_and_learns_no_more_is_not_broken(every):
+    """The reward stands at .75, the most it can be or where it is stuck. There is nothing to roll back."""
+    curves = {
+        "reward/mean": climbing(0.17, 0.75, 3, 36),
+        "reward/zero_std_frac": climbing(0.0, 0.95, 10, 45),
+        "policy/entropy": climbing(2.7, 0.07, 0, 45),
+        "optim/grad_norm": climbing(0.5, 0.0, 5, 45),
+    }
+    stuck = exact(curves, length=200 // every, every=every)
+    lost = exact(curves | {"reward/mean": then(0.75, 0.1, 60)}, length=200 // every, every=every)
+
+    assert worst(NoSignal(), stuck) == "warning"
+    assert worst(EntropyCollapse(), stuck) in (None, "info")
+    assert worst(JointEvidence(), stuck) in (None, "info")
+    assert worst(NoSignal(), lost) == "critical"
+
+
 def test_answers_that_came_to_be_cut_are_no_solution_however_the_reward_rose():
     """From a penalty to nothing: all answers are the limit, and none says anything."""
     curves = {

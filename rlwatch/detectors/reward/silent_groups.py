@@ -145,7 +145,8 @@ class NoSignal(BaseDetector):
     """Share of samples without gradient near one, with the gradient norm as witness.
 
     Groups also agree when the task is solved. That is ``info`` while the reward is above its
-    start or at its maximum and the policy has not degenerated, and rows in which it is so date no loss of signal.
+    start or at its maximum and the policy has not degenerated, and rows in which it is so date no loss of signal. A
+    policy without entropy that keeps the reward it rose to has stopped learning, and nothing is broken: a warning.
     """
 
     name: ClassVar[str] = "no_signal"
@@ -191,8 +192,10 @@ class NoSignal(BaseDetector):
         self._counted = self._counted or "reward/zero_std_frac" in step.metrics or "adv/max" in step.metrics
         if not self._mute.lasted(3, 5):
             return []
-        if self._unsolved.lasted(8, 15) and (
-            (self._counted and not self._context.has_learning_signal) or self._witnessed()
+        if (
+            self._unsolved.lasted(8, 15)
+            and not self._paid()
+            and ((self._counted and not self._context.has_learning_signal) or self._witnessed())
         ):
             return [self._finding(step, Severity.CRITICAL)]
         return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
@@ -217,6 +220,11 @@ class NoSignal(BaseDetector):
             # Cut from the first row on, the task may be solved within the limit; who never rose may be saying nothing.
             return reward.risen() and not self._context.newly_truncated
         return reward.risen() or reward.stands(SOLVED)
+
+    def _paid(self) -> bool:
+        """Return whether the reward rose and stays, by answers that are not cut more than at first."""
+        reward = self._context.reward
+        return reward.risen() and not reward.fallen(0.1) and not self._context.newly_truncated
 
     def _degenerate(self) -> bool:
         now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()
