@@ -22,7 +22,7 @@ def test_metrics_part_at_the_planted_steps_and_in_their_order(seed):
     assert 205 <= found["reward/mean"] <= 215
 
 
-@pytest.mark.parametrize("steps", [25, 80, 250])
+@pytest.mark.parametrize("steps", [25, 80, pytest.param(250, marks=pytest.mark.thorough)])
 def test_sound_twins_do_not_part(steps):
     """Ten metrics each, noise of ten kinds: in 95 of 100 pairs chance explains every one."""
     pairs = [parted(records(sound(steps, seed)), records(sound(steps, 1000 + seed))) for seed in range(100)]

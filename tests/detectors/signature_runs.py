@@ -244,10 +244,11 @@ def _judged(number: int) -> dict[str, int]:
 def table() -> str:
     """The table, as the page has it."""
     head = "| published by | signature | reported as | run made here | said |\n|---|---|---|---|---|\n"
-    return head + "".join(map(_row, SIGNATURES))
+    return head + "".join(map(table_row, SIGNATURES))
 
 
-def _row(signature: Signature) -> str:
+def table_row(signature: Signature) -> str:
+    """The row of one signature."""
     said, kind = "nothing", "-"
     if signature.kind:
         kind = f"`{signature.kind}` ({entry(signature.kind).family})"

@@ -7,14 +7,36 @@ import pytest
 from rlwatch.detectors.base import DetectorSet
 from rlwatch.detectors.registry import REGISTRY, default_detectors
 from rlwatch.ports import Detector
-from rlwatch.testing.detector_contract import DetectorContract, broken_run, outputs, whole_run
+from rlwatch.testing.detector_contract import EVENT_KINDS, DetectorContract, broken_run, outputs, whole_run
 from rlwatch.testing.small_batches import FAILURES, small_run
+
+HEALTHY = [(seed, every) for seed in range(4) for every in (1, 5, 10)]
+QUICK_HEALTHY = [(0, 1), (1, 5), (2, 10), (3, 5)]
+"""Every seed and every cadence; the other pairs are for ``make thorough``."""
+QUICK_EVENTS = ("reference_reset", "reference_not_restored", "resume", "unheard-of")
+"""Those that detectors treat differently, and one that they do not know."""
+
+
+def cases(every, quick):
+    """All as parameters of a test; those that are not ``quick`` are for ``make thorough``."""
+    marked = [(one, [] if one in quick else [pytest.mark.thorough]) for one in every]
+    return [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=marks) for one, marks in marked]
 
 
 class TestRegisteredDetectors(DetectorContract):
     @pytest.fixture(params=REGISTRY, ids=lambda detector: detector.name)
     def make(self, request):
         return request.param
+
+    @pytest.mark.parametrize(("seed", "every"), cases(HEALTHY, QUICK_HEALTHY))
+    def test_is_silent_on_a_healthy_run(self, make, seed, every):
+        """As the contract has it for all pairs."""
+        super().test_is_silent_on_a_healthy_run(make, seed, every)
+
+    @pytest.mark.parametrize("kind", cases(EVENT_KINDS, QUICK_EVENTS))
+    def test_any_event_is_accepted(self, make, kind):
+        """As the contract has it for all kinds."""
+        super().test_any_event_is_accepted(make, kind)
 
     def test_speaks_when_everything_breaks(self, make):
         """The run used for causality and determinism really makes it speak (else those prove nothing)."""

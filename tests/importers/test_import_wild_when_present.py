@@ -43,7 +43,9 @@ MOST_UNREAD = 0.03
 """Share of the files in which a reward may stand and not be read."""
 
 
-@pytest.mark.parametrize("folder", ["wild", "real_runs", "real_runs_2", "real_runs_3"])
+@pytest.mark.parametrize(
+    "folder", ["wild", "real_runs", pytest.param("real_runs_2", marks=pytest.mark.thorough), "real_runs_3"]
+)
 def test_every_public_log_is_read_or_refused_for_the_reason_that_is_expected_when_present(folder):
     """No line of the list is out of date, either."""
     home = SHARED / folder
