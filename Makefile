@@ -141,6 +141,7 @@ bench-forecast: $(VENV)/.dev
 docs-reference: $(VENV)/.dev
 	$(BIN)/python -m rlwatch.catalogue
 	$(BIN)/python docs/reference.py
+	$(BIN)/python benchmarks/detector_pictures.py --words
 
 # The pictures of README.md and docs/: the terminal and the dashboard, by the real command on the sample logs.
 pictures: $(VENV)/.dev browser

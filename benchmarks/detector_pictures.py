@@ -1,5 +1,7 @@
 """Write docs/detectors.md and its pictures: ``python benchmarks/detector_pictures.py``, in a clone's root.
 
+With ``--words`` only descriptions and limits are written anew, in seconds: the pictures stay as they are.
+
 Each detector has tests in ``tests/detectors``: synthetic runs in which it must fire, and near ones in which it must
 not. They are run here, every row that a detector takes is written down, and of each kind one run of either sort is
 drawn: the metric that it names, where it began and where it was said. What a detector goes by is its own docstring, and
@@ -8,6 +10,7 @@ its limits are the constants of its module.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import inspect
@@ -225,8 +228,8 @@ def prose(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in plain.split("\n\n"))
 
 
-def section(kind: FindingKind, detector: type, found: tuple[Played, Played | None, str] | None) -> str:
-    """One kind of finding."""
+def words(kind: FindingKind, detector: type) -> str:
+    """What the page says of one kind above its picture: title, description, source and limits."""
     parts = [f"### {kind.title}: `{kind.name}`\n", prose(inspect.getdoc(detector) or ""), ""]
     if kind.source:
         parts += [f"Source: {kind.source}.", ""]
@@ -236,8 +239,17 @@ def section(kind: FindingKind, detector: type, found: tuple[Played, Played | Non
     ]
     if rows:
         parts += ["| limit | default | meaning |", "|---|---|---|", *rows, ""]
+    return "\n".join(parts)
+
+
+UNDRAWN = "No synthetic run of its tests is of a length that can be drawn."
+
+
+def section(kind: FindingKind, detector: type, found: tuple[Played, Played | None, str] | None) -> str:
+    """One kind of finding."""
+    parts = [words(kind, detector)]
     if found is None:
-        return "\n".join([*parts, "No synthetic run of its tests is of a length that can be drawn.\n"])
+        return "\n".join([*parts, f"{UNDRAWN}\n"])
     fired, silent, metric = found
     (PICTURES / f"{kind.name}.svg").write_text(picture(kind.name, fired, silent, metric))
     parts += [f"![{kind.name}: found on the left, silent on the right](pictures/detectors/{kind.name}.svg)", ""]
@@ -259,18 +271,36 @@ made to show a shape, not how often a detector is right. The name of the test is
 """
 
 
+def of_kind() -> dict[str, type]:
+    """The detector of each kind that has one."""
+    return {kind: type(detector) for detector in default_detectors() for kind in detector.kinds}
+
+
 def page(runs: dict[type, list[Played]]) -> str:
     """The whole page; kinds in the order of their families."""
-    of_kind = {kind: type(detector) for detector in default_detectors() for kind in detector.kinds}
+    detectors = of_kind()
     parts = [HEAD]
     for family in Family:
-        known = [kind for kind in kinds().values() if kind.family == family.value and kind.name in of_kind]
+        known = [kind for kind in kinds().values() if kind.family == family.value and kind.name in detectors]
         if known:
             parts.append(f"## {family.value}\n")
             parts += [
-                section(kind, of_kind[kind.name], chosen(kind, runs.get(of_kind[kind.name], []))) for kind in known
+                section(kind, detectors[kind.name], chosen(kind, runs.get(detectors[kind.name], []))) for kind in known
             ]
     return "\n".join(parts)
+
+
+def reworded(text: str) -> str:
+    """The page with the words of its sections written anew; a kind that has no section yet is refused."""
+    for name, detector in of_kind().items():
+        section_of = re.compile(
+            rf"^### [^\n]*: `{name}`\n.*?(?=^!\[{name}: |^{re.escape(UNDRAWN)})", re.DOTALL | re.MULTILINE
+        )
+        found = section_of.search(text)
+        if not found:
+            raise SystemExit(f"{PAGE.name} has no section of {name}: run this without --words, which draws its runs")
+        text = f"{text[: found.start()]}{words(kinds()[name], detector)}\n{text[found.end() :]}"
+    return text
 
 
 def unused(names: Iterable[str]) -> None:
@@ -281,6 +311,11 @@ def unused(names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--words", action="store_true", help="write descriptions and limits anew, and no pictures")
+    if parser.parse_args().words:
+        PAGE.write_text(reworded(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        sys.exit()
     PICTURES.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(recorded()))
     unused(kinds())
