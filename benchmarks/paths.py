@@ -1,17 +1,20 @@
 """How many modules of rlwatch one must open to follow one thing.
 
     python benchmarks/paths.py              # the five paths, a number each; --list names the modules
+    python benchmarks/paths.py --page       # the same, written into the table of docs/architecture.md
 
 Five things are followed through a live run, in every thread, by a profiler: a value into the store and out again, a
 finding, a command, a NaN to its webhook, a gradient spike to its culprits. A module counts if one of its functions is
-called between the moment the thing enters and the moment it can be read; all detectors together count as one. What is
-set up before (imports, `init`) does not count.
+called between the moment the thing enters and the moment it can be read and the run has come to rest: what else runs
+meanwhile would count or not by the load of the machine. All detectors together count as one. What is set up before
+(imports, `init`) does not count, nor does the look at the machine, which goes by the clock and not by rows.
 """
 
 import argparse
 import copy
 import http.server
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -20,7 +23,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
 DEADLINE_S = 120.0
+REST_S = 3.0
+"""Without a module that is new to the path, after which the run has come to rest: threads look every second."""
 WARM_UP = 60
 """Rows before a path is followed: detectors know their baseline, the forecaster is loaded."""
 
@@ -47,11 +53,19 @@ class Followed:
         self.on = True
         try:
             yield self.modules
+            self._rest()
         finally:
             self.on = False
             self.modules.difference_update(detectors := {name for name in self.modules if is_detector(name)})
             if detectors:
                 self.modules.add("rlwatch.detectors: a detector")
+
+    def _rest(self) -> None:
+        known, since = len(self.modules), time.monotonic()
+        while time.monotonic() - since < REST_S:
+            time.sleep(0.2)
+            if len(self.modules) != known:
+                known, since = len(self.modules), time.monotonic()
 
 
 def is_detector(module: str) -> bool:
@@ -243,19 +257,33 @@ PATHS = {
 }
 
 
+def written(text: str, counts: dict[str, int]) -> str:
+    """The page with these numbers in the last column of its table."""
+    for name, count in counts.items():
+        text, rows = re.subn(rf"^(\| {re.escape(name)} \|.*\|) \d+ \|$", rf"\1 {count} |", text, flags=re.MULTILINE)
+        if rows != 1:
+            raise SystemExit(f"{PAGE.name} has {rows} rows of {name!r}, not one")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="name the modules of each path")
     parser.add_argument("--only", choices=sorted(PATHS), help="follow one thing alone")
+    parser.add_argument("--page", action="store_true", help=f"write the numbers into docs/{PAGE.name}")
     args = parser.parse_args()
-    followed = Followed()
+    os.environ["RLWATCH_SYSTEM"] = "0"
+    followed, counts = Followed(), dict[str, int]()
     with tempfile.TemporaryDirectory() as directory:
         for name, follow in PATHS.items():
             if args.only in (None, name):
                 modules = follow(followed, str(Path(directory) / "runs"))
+                counts[name] = len(modules)
                 print(f"{name:26} {len(modules):3} modules", flush=True)
                 if args.list:
                     print("".join(f"    {module}\n" for module in sorted(modules)), end="")
+    if args.page:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), counts), encoding="utf-8")
 
 
 if __name__ == "__main__":
