@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 import streamlit as st
 
 from rlwatch.clock import Clock
-from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, Choice, Number, SnapshotChoice, cancel, request
+from rlwatch.control.commands import (
+    COMMAND_KINDS,
+    ROLLBACK,
+    UNDO_LAST,
+    Choice,
+    Number,
+    SnapshotChoice,
+    cancel,
+    request,
+)
 from rlwatch.control.liveness import dead_since, silent_for
 from rlwatch.control.policy import COLLAPSE_KINDS
 from rlwatch.errors import RLWatchError
@@ -73,6 +82,15 @@ _FORMS = (
         suggested={"scale": 0.3},
     ),
     CommandForm(
+        "raise-lr",
+        "Raise learning rate…",
+        "Raise the learning rate",
+        "From the next boundary on the learning rate is a **multiple of what the schedule says**: after a rollback "
+        "and quiet steps, back to 1.",
+        labels={"scale": "Multiple of the schedule"},
+        suggested={"scale": 1.0},
+    ),
+    CommandForm(
         "set-kl-coef",
         "KL coefficient…",
         "Change the KL coefficient",
@@ -88,6 +106,75 @@ _FORMS = (
         "The reference, the KL coefficient and a lowered learning rate stay.",
         typed=True,
         labels={"to": "Step of the snapshot (empty: the last good one)"},
+    ),
+    CommandForm(
+        "set-clip",
+        "Clip range…",
+        "Change the clip range",
+        "From the next batch on importance ratios are clipped to **1 - low** to **1 + high**.",
+        labels={"low": "Low", "high": "High (empty: the same as low)"},
+        suggested={"low": 0.2},
+    ),
+    CommandForm(
+        "set-grad-clip",
+        "Gradient clipping…",
+        "Change the gradient clipping",
+        "From the next step on gradients are clipped to **this norm**.",
+        labels={"value": "Largest norm"},
+        suggested={"value": 1.0},
+    ),
+    CommandForm(
+        "set-entropy-coef",
+        "Entropy bonus…",
+        "Change the entropy bonus",
+        "From the next batch on the entropy bonus has **this weight**.",
+        labels={"value": "Entropy coefficient"},
+        suggested={"value": 0.0},
+    ),
+    CommandForm(
+        "set-is-correction",
+        "Importance correction…",
+        "Change the correction of importance ratios",
+        "From the next batch on the ratios of trainer to rollout engine are corrected **in this way**.",
+        labels={"mode": "Correction", "cap": "Largest ratio (empty: as it is)"},
+        values={
+            "token_truncate": "truncated by token (TIS)",
+            "token_mask": "masked by token",
+            "sequence_truncate": "truncated by sequence",
+            "sequence_mask": "masked by sequence (MIS)",
+            "off": "off: not corrected",
+        },
+    ),
+    CommandForm(
+        "sync-weights",
+        "Sync weights…",
+        "Send the weights to the rollout engine",
+        "Before the next batch the rollout engine **loads the weights again**.",
+    ),
+    CommandForm(
+        "hold",
+        "Hold updates…",
+        "Hold the weights while batches are sampled",
+        "From the next boundary on batches are sampled and **nothing is updated**. The rewards show if the fault lies "
+        "in the policy or outside. Updates go on by themselves afterwards.",
+        labels={"batches": "Batches"},
+        suggested={"batches": 3},
+    ),
+    CommandForm(
+        "skip-step",
+        "Skip updates…",
+        "Leave updates out",
+        "The next updates are **left out**: their gradients are dropped, and weights and optimizer stay as they are.",
+        labels={"steps": "Updates", "when": "Which"},
+        values={"always": "every one", "nonfinite": "those whose gradient is NaN or infinite"},
+        suggested={"steps": 1},
+    ),
+    CommandForm(
+        UNDO_LAST,
+        "Undo last command…",
+        "Undo the last command",
+        "The last command **is taken back**, if it can be: a setting, a learning rate, a rollback. "
+        "A reset of the reference, a checkpoint and a stop cannot be.",
     ),
     CommandForm(
         "pause",
@@ -134,6 +221,7 @@ REFUSED = {
     RESET: "a reset now would make the collapsing policy the anchor, and will be refused unless forced",
     "save-checkpoint": "where the trainer keeps only the newest checkpoints, a save may delete the last good one and "
     "will be refused unless forced",
+    "raise-lr": "a higher rate would speed the collapse up, and will be refused unless forced",
     "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
 }
 """Consequence of a firing collapse for each command that may be vetoed."""
@@ -357,6 +445,10 @@ def _arguments(form: CommandForm) -> dict[str, JSON]:
 def _number(form: CommandForm, name: str, argument: Number, label: str, key: str) -> float | None:
     default = argument.default if isinstance(argument.default, float) else form.suggested.get(name)
     high = argument.high if argument.high < 1e6 else None
+    if argument.whole:
+        whole = None if default is None else int(default)
+        least, most = int(argument.low), None if high is None else int(high)
+        return st.number_input(label, min_value=least, max_value=most, value=whole, step=1, key=key)
     return st.number_input(label, min_value=argument.low, max_value=high, value=default, format="%g", key=key)
 
 

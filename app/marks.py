@@ -26,6 +26,10 @@ COMMAND_SHAPES = {
     "pause": "‖",
     "save-checkpoint": "⤓",
     "rollback": "↶",
+    "raise-lr": "↑",
+    "hold": "=",
+    "skip-step": "≠",
+    "undo": "↶",
     "stop": "✕",
 }
 """Commands worth a mark: they bend the curves, or tell why these stand still."""

@@ -26,7 +26,15 @@ HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 VOID_ELEMENTS = ("meta", "br", "line", "polyline", "circle")
 _AGES = ((1.0, "s", 60.0), (60.0, "min", 3600.0), (3600.0, "h", 86400.0), (86400.0, "d", math.inf))
 """Seconds in a unit, its name, and the seconds that are one of the next."""
-_COMMANDS = {"lower-lr": "lower learning rate", "set-kl-coef": "set KL coefficient"}
+_COMMANDS = {
+    "lower-lr": "lower learning rate",
+    "raise-lr": "raise learning rate",
+    "set-kl-coef": "set KL coefficient",
+    "set-clip": "set clip range",
+    "set-grad-clip": "set gradient clipping",
+    "set-entropy-coef": "set entropy coefficient",
+    "set-is-correction": "set importance correction",
+}
 """Commands whose names leave something out; kinds of findings have their words from the catalogue."""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
-from typing import Annotated
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 
@@ -15,10 +16,21 @@ from rlwatch.analysis.lookup import find_run
 from rlwatch.cli.console import STATUS_STYLES, print_json, say, warn
 from rlwatch.cli.options import FormatOption, OutputFormat, StoreOption, examples, opened
 from rlwatch.clock import Clock, SystemClock
+from rlwatch.control.commands import (
+    COMMAND_KINDS,
+    REQUIRED,
+    Argument,
+    Choice,
+    CommandKind,
+    Number,
+    SnapshotChoice,
+    Step,
+    request,
+)
 from rlwatch.errors import ConfigError, StoreBusyError
 from rlwatch.ports import CommandStore, Store
 from rlwatch.records import JSON, Command, CommandStatus, RunInfo, RunState
-from rlwatch.wording import duration, step
+from rlwatch.wording import cell, duration, step
 
 EPILOG = examples(
     "rlwatch command math-7b-s3 reset-reference --why 'KL saturated since 4 000'",
@@ -28,6 +40,9 @@ EPILOG = examples(
     "rlwatch command math-7b-s3 set-kl-coef --value 0.01",
     "rlwatch command math-7b-s3 rollback --wait 120",
     "rlwatch command math-7b-s3 rollback --to 480",
+    "rlwatch command math-7b-s3 hold --batches 3 --wait 600",
+    "rlwatch command math-7b-s3 skip-step --when nonfinite --steps 50",
+    "rlwatch command math-7b-s3 undo",
     "rlwatch command math-7b-s3 pause --minutes 30",
     "rlwatch command math-7b-s3 resume",
     "rlwatch command math-7b-s3 stop --no-save",
@@ -48,90 +63,63 @@ CANCEL_S = 5.0
 """Seconds that a cancellation waits for the trainer that holds the command; it looks once a second."""
 
 
-class CommandName(StrEnum):
-    """Commands a trainer may understand; see :mod:`rlwatch.control.commands`."""
-
-    RESET_REFERENCE = "reset-reference"
-    SAVE_CHECKPOINT = "save-checkpoint"
-    LOWER_LR = "lower-lr"
-    SET_KL_COEF = "set-kl-coef"
-    ROLLBACK = "rollback"
-    PAUSE = "pause"
-    RESUME = "resume"
-    STOP = "stop"
+# Options of the kinds' arguments: one for each name, made from what the kinds say.
 
 
-class Optimizer(StrEnum):
-    """Fate of the optimizer's state when the reference is reset."""
-
-    CLEAR = "clear"
-    KEEP = "keep"
-
-
-def _of(kind: CommandName) -> str:
-    return f"For {kind.value}"
+def _options() -> list[Parameter]:
+    """Return a parameter of :func:`command` for each argument of any kind, with its option."""
+    takers: dict[str, list[CommandKind]] = {}
+    for kind in COMMAND_KINDS.values():
+        for name in kind.args:
+            takers.setdefault(name, []).append(kind)
+    return [_option(name, kinds) for name, kinds in takers.items()]
 
 
-OptimizerOption = Annotated[
-    Optimizer | None,
-    typer.Option(
-        "--optimizer",
-        help="Optimizer state: cleared (ProRL v1) or kept (ProRL v2).",
-        show_default="clear",
-        rich_help_panel=_of(CommandName.RESET_REFERENCE),
-    ),
-]
-ScaleOption = Annotated[
-    float | None,
-    typer.Option(
-        "--scale",
-        metavar="FRACTION",
-        help="Fraction of the scheduled learning rate, above 0; 1 restores the schedule.",
-        rich_help_panel=_of(CommandName.LOWER_LR),
-    ),
-]
-UntilOption = Annotated[
-    int | None,
-    typer.Option(
-        "--until",
-        metavar="STEP",
-        help="Step at which the schedule takes over again.",
-        show_default="never",
-        rich_help_panel=_of(CommandName.LOWER_LR),
-    ),
-]
-ValueOption = Annotated[
-    float | None,
-    typer.Option("--value", help="The new coefficient, at least 0.", rich_help_panel=_of(CommandName.SET_KL_COEF)),
-]
-ToOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="STEP",
-        help="Step of the snapshot, or last-good.",
-        show_default="last-good",
-        rich_help_panel=_of(CommandName.ROLLBACK),
-    ),
-]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes",
-        help="Longest pause in minutes, at most 1440.",
-        show_default="60",
-        rich_help_panel=_of(CommandName.PAUSE),
-    ),
-]
-SaveOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--save/--no-save",
-        help="Save a checkpoint first.",
-        show_default="save",
-        rich_help_panel=_of(CommandName.STOP),
-    ),
-]
+def _option(name: str, kinds: Sequence[CommandKind]) -> Parameter:
+    arguments = [kind.args[name] for kind in kinds]
+    first, defaults = arguments[0], {_shown(argument) for argument in arguments}
+    meanings = dict.fromkeys(f"{argument.meaning} ({argument.allowed})" for argument in arguments)
+    flag = isinstance(first, Choice) and first.values == ("yes", "no")
+    made = typer.Option(
+        f"--{name}/--no-{name}" if flag else f"--{name}",
+        metavar=None if flag else METAVARS.get(type(first), "VALUE"),
+        help=_sentence("; or ".join(meanings)),
+        show_default=defaults.pop() if len(defaults) == 1 else False,
+        rich_help_panel=f"For {', '.join(kind.name for kind in kinds)}",
+    )
+    taken = bool if flag else TYPES.get(type(first), str)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[taken | None, made])
+
+
+METAVARS = {Choice: "NAME", Number: "NUMBER", Step: "STEP", SnapshotChoice: "STEP"}
+TYPES: Mapping[type, type] = {Number: float, Step: int}
+
+
+def _shown(argument: Argument) -> str | bool:
+    """Return the default as the help shows it; False where there is none."""
+    return False if argument.default in (REQUIRED, None) else str(cell(argument.default))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _read(args: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the options that were given as arguments; the kind's own check says which it takes."""
+    return {name: _plain(value) for name, value in args.items() if value is not None}
+
+
+def _plain(value: JSON) -> JSON:
+    """Return a flag as its word and a whole number as an integer."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _kinds_in_words() -> str:
+    return "\n\n    ".join(f"{kind.name}: {kind.meaning}." for kind in COMMAND_KINDS.values())
 
 
 def command(
@@ -141,7 +129,7 @@ def command(
         typer.Argument(
             metavar="KIND",
             help="Command to run at the next safe boundary; see above.",
-            autocompletion=lambda: list(CommandName),
+            autocompletion=lambda: list(COMMAND_KINDS),
         ),
     ] = None,
     *,
@@ -153,13 +141,6 @@ def command(
             help="Instead of KIND: cancel the command with this id (or unique prefix), unless it has started.",
         ),
     ] = None,
-    optimizer: OptimizerOption = None,
-    scale: ScaleOption = None,
-    until: UntilOption = None,
-    value: ValueOption = None,
-    to: ToOption = None,
-    minutes: MinutesOption = None,
-    save: SaveOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An argument of a plugin's command; VALUE is JSON or text."),
@@ -174,6 +155,7 @@ def command(
     ] = 0,
     store: StoreOption = None,
     output: FormatOption = OutputFormat.TEXT,
+    **args: Any,
 ) -> None:
     """Send a command to a live run, or cancel one.
 
@@ -181,35 +163,17 @@ def command(
     4: it expired, 5: no answer within --wait (the command stays queued), 6: cancelled by a user. With --cancel 0:
     cancelled, 1: too late, already answered, 5: the trainer has not answered yet.
 
-    reset-reference: the policy becomes its own reference; KL starts again from 0.
-
-    save-checkpoint: the trainer saves a checkpoint, as on its own schedule.
-
-    lower-lr: the learning rate becomes a fraction of the schedule's value.
-
-    set-kl-coef: the weight of the KL term (beta).
-
-    rollback: weights and optimizer become those of a snapshot, where the trainer keeps them (snapshots=True).
-
-    pause, resume: training waits at a safe boundary, and continues.
-
-    stop: training ends cleanly.
     """
-    from rlwatch.control.commands import request
-
     clock = SystemClock()
     if (kind is None) == (cancel is None):
         raise ConfigError("give either KIND or --cancel ID")
-    saved = None if save is None else ("yes" if save else "no")
-    snapshot = int(to) if to is not None and to.isdecimal() else to
-    args = _given(optimizer=optimizer, scale=scale, until=until, value=value, to=snapshot, minutes=minutes, save=saved)
-    args |= _set(settings or ())
+    wanted = _read(args) | _set(settings or ())
     with opened(store) as target:
         info = find_run(target, run)
         if kind is None:
             sent = _cancelled(target, info.run_id, str(cancel), why)
         else:
-            sent = request(target, info.run_id, kind, args=args, why=why, force=force, expires_s=expires)
+            sent = request(target, info.run_id, kind, args=wanted, why=why, force=force, expires_s=expires)
         warn_if_not_live(info, clock.now())
         settled = wait_until_settled(target, sent, clock, time.sleep, max(wait, CANCEL_S) if kind is None else wait)
     if output is OutputFormat.JSON:
@@ -217,6 +181,13 @@ def command(
     else:
         _report(settled)
     raise typer.Exit(_code(settled, waited=kind is None or wait > 0, wanted=kind is not None))
+
+
+_takes = inspect.signature(command, eval_str=True)
+command.__signature__ = _takes.replace(  # type: ignore[attr-defined]
+    parameters=[*[p for p in _takes.parameters.values() if p.kind is not Parameter.VAR_KEYWORD], *_options()]
+)
+command.__doc__ = f"{command.__doc__}\n    {_kinds_in_words()}\n    "
 
 
 def _cancelled(store: Store, run_id: str, beginning: str, why: str) -> Command:
@@ -266,15 +237,6 @@ def _set(settings: Sequence[str]) -> dict[str, JSON]:
         except ValueError:
             read[name] = value
     return read
-
-
-def _given(**options: JSON) -> dict[str, JSON]:
-    """The options that were given; which of them the kind takes, its own check will say."""
-    return {
-        name: str(value) if isinstance(value, Optimizer) else value
-        for name, value in options.items()
-        if value is not None
-    }
 
 
 def _report(command: Command) -> None:

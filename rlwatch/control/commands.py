@@ -22,6 +22,8 @@ from rlwatch.wording import meant
 
 ROLLBACK = "rollback"
 """The command that puts a snapshot back."""
+UNDO_LAST = "undo"
+"""The command that takes the last one back."""
 LAST_GOOD = "last-good"
 """The newest snapshot that is known to be good."""
 REQUIRED: Any = object()
@@ -52,7 +54,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number from ``low`` (or above it) to ``high``, in ``unit``."""
+    """A finite number from ``low`` (or above it) to ``high``, in ``unit``; ``whole``: an integer.
+
+    With the default None it may be left out.
+    """
 
     meaning: str
     low: float = 0.0
@@ -60,17 +65,25 @@ class Number:
     above: bool = False
     default: JSON = REQUIRED
     unit: str = ""
+    whole: bool = False
 
     @property
     def allowed(self) -> str:
         """In words."""
         low = f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         high = "" if math.isinf(self.high) else f" and at most {self.high:g}"
-        return f"a number {low}{high}{' ' * bool(self.unit)}{self.unit}"
+        what = "an integer" if self.whole else "a number"
+        return f"{what} {low}{high}{' ' * bool(self.unit)}{self.unit}{' or none' * (self.default is None)}"
 
     def fits(self, value: JSON) -> bool:
         """True if ``value`` is allowed. Truth values, NaN, infinities and what no float holds are no numbers here."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        if value is None:
+            return self.default is None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int if self.whole else int | float)
+            or not abs(value) <= sys.float_info.max
+        ):
             return False
         return value <= self.high and (value > self.low if self.above else value >= self.low)
 
@@ -154,6 +167,12 @@ _ALL_KINDS = (
         },
     ),
     CommandKind(
+        "raise-lr",
+        "the learning rate becomes a multiple of what the schedule says, also one above 1",
+        {"scale": Number("multiple of the scheduled learning rate", high=10.0, above=True)},
+        vetoed=True,
+    ),
+    CommandKind(
         "set-kl-coef",
         "the coefficient of the KL term (beta) becomes this value",
         {"value": Number("the new coefficient")},
@@ -164,6 +183,50 @@ _ALL_KINDS = (
         "weights and optimizer become those of a snapshot; training goes on from there",
         {"to": SnapshotChoice("the snapshot: the last one known to be good, or the one of a step")},
     ),
+    CommandKind(
+        "set-clip",
+        "the importance ratio is clipped to this range from the next batch on",
+        {
+            "low": Number("distance below 1 at which ratios are clipped", high=1.0, above=True),
+            "high": Number("distance above 1; none: the same as below", above=True, default=None),
+        },
+    ),
+    CommandKind(
+        "set-grad-clip",
+        "gradients are clipped to this norm",
+        {"value": Number("the largest norm", above=True)},
+    ),
+    CommandKind(
+        "set-entropy-coef",
+        "the coefficient of the entropy bonus becomes this value",
+        {"value": Number("the new coefficient")},
+    ),
+    CommandKind(
+        "set-is-correction",
+        "the ratios of trainer to rollout engine are truncated or masked in this way",
+        {
+            "mode": Choice(
+                ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"),
+                "truncated (TIS) or masked (MIS), by token or by sequence; off: not corrected",
+            ),
+            "cap": Number("the largest ratio; none: as it is", low=1.0, default=None),
+        },
+    ),
+    CommandKind("sync-weights", "the rollout engine is sent the weights again before the next batch is sampled"),
+    CommandKind(
+        "hold",
+        "nothing is updated while batches are sampled: their reward shows if the fault lies in the policy or outside",
+        {"batches": Number("batches to sample; 0 ends a hold", high=1000, default=3, unit="batches", whole=True)},
+    ),
+    CommandKind(
+        "skip-step",
+        "the next updates are left out: their gradients are dropped, and weights and optimizer stay as they are",
+        {
+            "steps": Number("updates it lasts; 0 ends it", high=1e6, default=1, unit="updates", whole=True),
+            "when": Choice(("always", "nonfinite"), "every one, or those whose gradient is NaN or infinite"),
+        },
+    ),
+    CommandKind(UNDO_LAST, "the last command is taken back, if it can be: a setting, a held batch, a rollback"),
     CommandKind(
         "pause",
         "training waits at the next safe boundary",

@@ -95,6 +95,15 @@ def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool =
     )
 
 
+def veto_raise_lr(health: RunHealth, *, force: bool = False) -> str | None:
+    """The reason not to raise the learning rate now, or None if it may be."""
+    if force or not health.collapsing:
+        return None
+    return f"refused: {describe(health.collapsing)}; a higher learning rate would speed the collapse up. " + (
+        "Send the command again with force if that is meant."
+    )
+
+
 def describe(signs: Sequence[Finding | Alert]) -> str:
     """They in a few words: ``entropy_collapse since step 120``."""
     return ", ".join(f"{f.kind} since step {f.onset_step}" for f in signs)

@@ -1,7 +1,7 @@
 """Commands that outlive the process: kept in checkpoints, taken up again on a resume.
 
 Trainers rebuild their reference from the model's name when they start, and save none: without :class:`KeptReference` a
-resumed run would silently be anchored to the old reference again. The KL coefficient is kept by :class:`KeptSettings`.
+resumed run would silently be anchored to the old reference again. Settings are kept by :class:`KeptSettings`.
 (A lowered learning rate needs no keeping: its scale lies in the optimizer's state, which trainers save.)
 
 A reference lies inside a checkpoint as ``rlwatch_reference/reference.safetensors`` and ``reference.json``, written
@@ -14,20 +14,20 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.error_boundary import ErrorBoundary
-from rlwatch.errors import RLWatchError
+from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.commands import Controller, Result, SetKLCoef
 from rlwatch.integrations.reference import Anchored
 from rlwatch.integrations.weights import (
@@ -39,6 +39,7 @@ from rlwatch.integrations.weights import (
     unwrapped,
     whole,
 )
+from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 from rlwatch.tensors.megatron import cut
 
@@ -403,61 +404,73 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# A KL coefficient that outlives the process: trainers start with the one of their configuration.
+# Settings that outlive the process: trainers start with those of their configuration.
 
 SETTINGS_FILE = "rlwatch_control.json"
 
 
-class KeptSettings:
-    """Writes the KL coefficient that was set into checkpoints, and sets it again on a resume. One on every rank."""
+class KeptHandler(CommandHandler, Protocol):
+    """A handler that changes a setting: ``kept`` are the arguments of what was set last, None where nothing was."""
 
-    def __init__(self, handler: SetKLCoef, seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
-        self._handler = handler
+    kept: Mapping[str, JSON] | None
+
+
+class KeptSettings:
+    """Writes the settings that commands changed into checkpoints, and sets them on a resume. One on every rank."""
+
+    def __init__(self, handlers: Sequence[KeptHandler], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
+        self._handlers = {handler.kind: handler for handler in handlers}
         self._seam = seam
         self._writes = writes
 
     def save(self, checkpoint: Path) -> None:
-        """Into ``checkpoint``, which has just been written; if it was never set, what an earlier attempt left goes."""
+        """Into ``checkpoint``, which has just been written; if none was set, what an earlier attempt left goes."""
         if not self._writes():
             return
-        if self._handler.value is None:
+        kept = {kind: dict(handler.kept) for kind, handler in self._handlers.items() if handler.kept is not None}
+        if not kept:
             with contextlib.suppress(OSError):
                 (checkpoint / SETTINGS_FILE).unlink(missing_ok=True)
             return
         draft = checkpoint / f".{SETTINGS_FILE}-{os.getpid()}"
         try:
-            draft.write_text(json.dumps({"format": 1, "kl_coef": self._handler.value}), encoding="utf-8")
+            draft.write_text(json.dumps({"format": 2, "settings": kept}), encoding="utf-8")
             draft.replace(checkpoint / SETTINGS_FILE)
         except OSError as error:
-            logger.warning("rlwatch could not keep the KL coefficient in %s (training goes on): %s", checkpoint, error)
+            logger.warning("rlwatch could not keep %s in %s (training goes on): %s", _names(kept), checkpoint, error)
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
         """Set what ``checkpoint`` keeps. Every rank calls it; what rank 0 reads counts."""
-        value = _read_kl_coef(checkpoint / SETTINGS_FILE)
-        command = None if value is None else _kl_coef_command(value, checkpoint)
-        result = controller.order(self._handler, command, step)
-        if result is None or command is None:
-            return
-        if result.report is None:
-            logger.warning("rlwatch could not set the KL coefficient %s keeps: %s", checkpoint, result.refusal)
-        elif self._seam.run is not None:
-            body: Mapping[str, JSON] = {"command": command.kind, "args": dict(command.args), "report": result.report}
-            self._seam.run.event("command", step, **body, by="rlwatch", why=command.why, id=command.command_id)
+        kept = _read_settings(checkpoint / SETTINGS_FILE)
+        for kind, handler in self._handlers.items():
+            command = None if kind not in kept else _settings_command(kind, kept[kind], checkpoint)
+            result = controller.order(handler, command, step)
+            if result is None or command is None:
+                continue
+            if result.report is None:
+                logger.warning("rlwatch could not %s as %s keeps it: %s", kind, checkpoint, result.refusal)
+            elif self._seam.run is not None:
+                body: Mapping[str, JSON] = {"command": kind, "args": dict(command.args), "report": result.report}
+                self._seam.run.event("command", step, **body, by="rlwatch", why=command.why, id=command.command_id)
 
 
-def _kl_coef_command(value: float, checkpoint: Path) -> Command:
+def _names(kept: Iterable[str]) -> str:
+    return ", ".join(kind.removeprefix("set-") for kind in kept)
+
+
+def _settings_command(kind: str, args: Mapping[str, JSON], checkpoint: Path) -> Command:
     why = f"it was set before {checkpoint.name} was saved"
-    args = {"value": value}
-    return Command(uuid.uuid4().hex[:16], "", SetKLCoef.kind, args, force=True, requested_by="rlwatch", why=why)
+    return Command(uuid.uuid4().hex[:16], "", kind, args, force=True, requested_by="rlwatch", why=why)
 
 
-def _read_kl_coef(path: Path) -> float | None:
-    """The coefficient; None, with a warning, where the file cannot be read, and silently where there is none."""
+def _read_settings(path: Path) -> dict[str, Mapping[str, JSON]]:
+    """The settings by kind; none, with a warning, where the file cannot be read, and silently where there is none."""
     try:
-        value = float(json.loads(path.read_text(encoding="utf-8"))["kl_coef"])
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kept = {SetKLCoef.kind: {"value": found["kl_coef"]}} if found["format"] == 1 else found["settings"]
+        return {kind: COMMAND_KINDS[kind].read(args) for kind, args in kept.items() if kind in COMMAND_KINDS}
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        logger.warning("rlwatch cannot read %s (training goes on with the configured KL coefficient): %s", path, error)
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        logger.warning("rlwatch cannot read %s (training goes on with the configured settings): %s", path, error)
+        return {}

@@ -12,12 +12,12 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.commands import COMMAND_KINDS, handlers_of_plugins
+from rlwatch.control.commands import COMMAND_KINDS, UNDO_LAST, handlers_of_plugins
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
 from rlwatch.error_boundary import ErrorBoundary, call_or, described, say
@@ -94,7 +94,8 @@ class Controller:
         self._ranks = ranks or OneRank()
         self._latest = latest
         self._hold = hold or PauseState()
-        always: list[CommandHandler] = [PauseCommand(self._hold), Resume(self._hold)]
+        self._undo = UndoLast(self._handler)
+        always: list[CommandHandler] = [PauseCommand(self._hold), Resume(self._hold), self._undo]
         self._handlers = {handler.kind: handler for handler in (*_of_plugins(), *always, *handlers)}
         self._timed = [handler for handler in self._handlers.values() if isinstance(handler, Timed)]
 
@@ -200,7 +201,13 @@ class Controller:
             pending.begun = True
         result = self._tried(command, handler)
         refusal = self._ranks.agree(result.refusal)
-        return result if refusal is None else Result(refusal=refusal, begun=True)
+        if refusal is not None:
+            return Result(refusal=refusal, begun=True)
+        self._undo.done(command, result.report or {})
+        return result
+
+    def _handler(self, kind: str) -> CommandHandler | None:
+        return self._handlers.get(kind)
 
     def _tried(self, command: Command, work: Work) -> Result:
         """Outcome of ``work`` on the command. Its own failures end at the seam."""
@@ -355,6 +362,70 @@ def time_is_up() -> Command:
     return Command(uuid.uuid4().hex[:16], "", "resume", requested_by="rlwatch", why="the pause reached its time limit")
 
 
+# Taking the last command back.
+
+UNDO_MINUTES = 60.0
+"""Time for which a command can be taken back."""
+PASSING = frozenset({"pause", "resume", "save-checkpoint", "sync-weights"})
+"""Commands that leave nothing to take back, and hide no earlier one."""
+
+
+class UndoLast:
+    """Handles ``undo``: gives the last command's handler the command that takes it back.
+
+    A handler says in its report how that is done: ``undo``, with ``kind`` and ``args`` of a command. What was taken
+    back is not taken back again.
+    """
+
+    kind: str = UNDO_LAST
+
+    def __init__(self, handler: Callable[[str], CommandHandler | None], clock: Clock | None = None) -> None:
+        self._handler = handler
+        self._clock = clock or SystemClock()
+        self._last: Command | None = None
+        self._back: Command | None = None
+        self._at = 0.0
+
+    def done(self, command: Command, report: Mapping[str, JSON]) -> None:
+        """Remember a command that was carried out, and what takes it back."""
+        if command.kind in PASSING:
+            return
+        self._last, self._back, self._at = command, None, self._clock.monotonic()
+        back = report.get("undo")
+        if command.kind == self.kind or not isinstance(back, Mapping):
+            return
+        args = back.get("args")
+        self._back = replace(
+            command,
+            command_id=f"{command.command_id}-undo",
+            kind=str(back["kind"]),
+            args=args if isinstance(args, Mapping) else {},
+            force=True,
+        )
+
+    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
+        """Refuse where there is nothing to take back."""
+        handler, back = self._found()
+        handler.check(back)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
+        """Take it back; returns what its handler reports, and ``undid``, the kind that was taken back."""
+        handler, back = self._found()
+        undid = "" if self._last is None else self._last.kind
+        report = {name: value for name, value in handler(back).items() if name != "undo"}
+        return {**report, "undid": undid, "summary": f"{undid} taken back: {report.get('summary', 'done')}"}
+
+    def _found(self) -> tuple[CommandHandler, Command]:
+        if self._last is None:
+            raise RLWatchError("there is nothing to undo: no command was carried out")
+        handler = None if self._back is None else self._handler(self._back.kind)
+        if handler is None or self._back is None:
+            raise RLWatchError(f"the last command, {self._last.kind}, cannot be taken back")
+        if self._clock.monotonic() > self._at + 60.0 * UNDO_MINUTES:
+            raise RLWatchError(f"the last command, {self._last.kind}, is more than {UNDO_MINUTES:g} minutes old")
+        return handler, self._back
+
+
 # Ending a training before its last step, in good order.
 
 
@@ -430,7 +501,7 @@ class SetKLCoef:
     seam
         Where the run's health is asked, for the veto during a collapse.
 
-    ``value`` is what was set last; None while the trainer's own configuration holds.
+    ``kept`` is what was set last; None while the trainer's own configuration holds.
     """
 
     kind: str = "set-kl-coef"
@@ -439,7 +510,7 @@ class SetKLCoef:
         self._read = read
         self._write = write
         self._seam = seam
-        self.value: float | None = None
+        self.kept: Mapping[str, JSON] | None = None
 
     def check(self, command: Command) -> None:
         """Refuse where there is no coefficient, or where lowering it would loosen the anchor of a collapse."""
@@ -452,5 +523,6 @@ class SetKLCoef:
         """Set it; returns the value before and after."""
         new, old = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read()
         self._write(new)
-        self.value = new
-        return {"before": old, "after": new, "summary": f"KL coefficient {old:g} -> {new:g}"}
+        self.kept = {"value": new}
+        summary, undo = f"KL coefficient {old:g} -> {new:g}", {"kind": self.kind, "args": {"value": old}}
+        return {"before": old, "after": new, "summary": summary, "undo": undo}

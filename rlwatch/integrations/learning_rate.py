@@ -7,7 +7,7 @@ import math
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.control.policy import veto_raise_lr
 from rlwatch.error_boundary import Contained, ErrorBoundary, Reported
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
@@ -92,18 +93,28 @@ class LowerLR:
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Scale; returns the rates before and after."""
-        args, paced = COMMAND_KINDS[self.kind].read(command.args), self._find()
-        before, scale = self._rate(paced), float(args["scale"])
-        paced.rescale(scale, int(args["until"] or 0))
+        args = COMMAND_KINDS[self.kind].read(command.args)
+        until = args["until"]
+        return self.rescaled(float(args["scale"]), until if isinstance(until, int) else None)
+
+    def rescaled(self, scale: float, until: int | None) -> Mapping[str, JSON]:
+        """Make the rate this multiple of the schedule's; returns the rates before and after."""
+        paced = self._find()
+        before, scale_before, until_before = self._rate(paced), paced.scale, paced.until
+        paced.rescale(scale, until or 0)
         self._follow(paced)
         lasts = f" until step {paced.until}" if paced.until else ""
         summary = f"learning rate {before:.3g} -> {self._rate(paced):.3g}, {scale:g} of the schedule{lasts}"
+        back: dict[str, JSON] = {"scale": scale_before}
+        if scale_before <= 1.0:
+            back["until"] = until_before or None
         return {
             "before": before,
             "after": self._rate(paced),
             "scale": scale,
-            "until": args["until"],
+            "until": until,
             "summary": summary,
+            "undo": {"kind": self.kind if scale_before <= 1.0 else RaiseLR.kind, "args": back},
         }
 
     def due(self, step: int) -> Command | None:
@@ -131,6 +142,29 @@ class LowerLR:
         """The first group's rate, as the next step will use it."""
         rate = float(paced.groups[0]["lr"])
         return rate if paced.scheduled else rate * paced.scale
+
+
+class RaiseLR:
+    """Handles ``raise-lr`` with ``{"scale": 0 < s <= 10}``: the multiple that ``lower-lr`` set, up to one above 1."""
+
+    kind: str = "raise-lr"
+
+    def __init__(self, lower: LowerLR, seam: ErrorBoundary) -> None:
+        self._lower = lower
+        self._seam = seam
+
+    def check(self, command: Command) -> None:
+        """Refuse where the rate cannot be changed, and during a collapse unless forced."""
+        scale = COMMAND_KINDS[self.kind].read(command.args)["scale"]
+        self._lower.check(replace(command, args={"scale": min(float(scale), 1.0)}))
+        run = self._seam.run
+        veto = None if run is None else veto_raise_lr(run.health(), force=command.force)
+        if veto is not None:
+            raise RLWatchError(veto)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Scale; returns the rates before and after."""
+        return self._lower.rescaled(float(COMMAND_KINDS[self.kind].read(command.args)["scale"]), None)
 
 
 # Scaling what a learning-rate schedule computes, in the quantities it computes it from.

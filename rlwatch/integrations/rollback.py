@@ -107,4 +107,5 @@ class Rollback:
             "tensors": len(weights),
             "fingerprint": fingerprint(weights),
             "summary": summary,
+            "undo": {"kind": ROLLBACK, "args": {"to": step}},
         }

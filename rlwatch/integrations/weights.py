@@ -72,12 +72,12 @@ def inner_scheduler(scheduler: Any) -> Any:
 
 def local(tensor: Tensor) -> Tensor:
     """The shard of this rank; the tensor itself if it is not sharded. Shares its memory."""
-    return tensor.to_local() if _sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor, gathered from all ranks, all of which must call this; itself if it is not sharded."""
-    return whole_tensors([tensor])[0] if _sharded(tensor) else tensor
+    return whole_tensors([tensor])[0] if sharded(tensor) else tensor
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
@@ -85,9 +85,9 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
     Equal shardings copy shard by shard. Otherwise the ranks exchange what they need, so all must call this.
     """
-    if not _sharded(target):
+    if not sharded(target):
         target.copy_(whole(source))
-    elif not _sharded(source):
+    elif not sharded(source):
         local(target).copy_(local(_like(source, target)))
     else:
         same = source.device_mesh == target.device_mesh and source.placements == target.placements  # type: ignore[attr-defined]
@@ -110,7 +110,8 @@ def _like(source: Tensor, target: Any) -> Tensor:
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
 
 
-def _sharded(tensor: Tensor) -> bool:
+def sharded(tensor: Tensor) -> bool:
+    """Return whether the tensor is cut over ranks (FSDP2)."""
     return hasattr(tensor, "full_tensor") and hasattr(tensor, "to_local")
 
 

@@ -424,10 +424,12 @@ class Undone(NamedTuple):
 
 def undone_by(event: Event) -> Undone | None:
     """Return what ``event`` undid, if it is a roll-back that was carried out."""
-    if event.kind != COMMAND or event.body.get("command") != ROLLBACK or event.step is None:
-        return None
     report = event.body.get("report")
-    to = report.get("to_step") if isinstance(report, Mapping) else None
+    if event.kind != COMMAND or event.step is None or not isinstance(report, Mapping):
+        return None
+    if ROLLBACK not in (event.body.get("command"), report.get("undid")):
+        return None
+    to = report.get("to_step")
     return Undone(event.attempt, event.step, to) if isinstance(to, int) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from cli_helpers import Invoke, record_run, strict
 
 from rlwatch.cli import command as module
-from rlwatch.cli.command import ANSWERS, UNANSWERED, CommandName
+from rlwatch.cli.command import ANSWERS, UNANSWERED
 from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.records import CommandStatus
 from rlwatch.store.url import open_store
@@ -59,6 +60,14 @@ def test_options_travel_with_the_command(runs: Path, invoke: Invoke) -> None:
         (("lower-lr", "--scale", "0.3"), {"scale": 0.3, "until": None}),
         (("lower-lr", "--scale", "1", "--until", "5200"), {"scale": 1.0, "until": 5200}),
         (("set-kl-coef", "--value", "0"), {"value": 0.0}),
+        (("rollback",), {"to": "last-good"}),
+        (("rollback", "--to", "480"), {"to": 480}),
+        (("rollback", "--to", "last-good"), {"to": "last-good"}),
+        (("set-clip", "--low", "0.1"), {"low": 0.1, "high": None}),
+        (("set-is-correction", "--mode", "off"), {"mode": "off", "cap": None}),
+        (("hold", "--batches", "4"), {"batches": 4}),
+        (("skip-step", "--when", "nonfinite"), {"steps": 1, "when": "nonfinite"}),
+        (("undo",), {}),
         (("pause",), {"minutes": 60.0}),
         (("pause", "--minutes", "0.5"), {"minutes": 0.5}),
         (("resume",), {}),
@@ -77,15 +86,20 @@ def test_every_kind_has_its_options(words: tuple[str, ...], args: object, runs: 
 
 def test_the_kinds_are_those_of_the_house() -> None:
     """The command line offers them all."""
-    assert [kind.value for kind in CommandName] == list(COMMAND_KINDS)
+    takes = inspect.signature(module.command).parameters
+
+    assert all(name in takes for kind in COMMAND_KINDS.values() for name in kind.args)
+    assert all(f"{kind}: " in (module.command.__doc__ or "") for kind in COMMAND_KINDS)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("lower-lr",), "lower-lr needs scale: a number above 0 and at most 1"),
-        (("lower-lr", "--scale", "2"), "lower-lr scale=2.0 is not a number above 0 and at most 1"),
+        (("lower-lr", "--scale", "2"), "lower-lr scale=2 is not a number above 0 and at most 1"),
         (("set-kl-coef", "--value", "nan"), "set-kl-coef value=nan is not a number of at least 0"),
+        (("hold", "--batches", "2.5"), "hold batches=2.5 is not an integer of at least 0 and at most 1000 batches"),
+        (("rollback", "--to", "yesterday"), "rollback to='yesterday' is not last-good or the step of a snapshot"),
         (("resume", "--minutes", "3"), "resume has no argument 'minutes'; it takes none"),
         (("pause", "--optimizer", "keep"), "pause has no argument 'optimizer'; it takes: minutes"),
     ],

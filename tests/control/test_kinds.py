@@ -11,7 +11,25 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import RunInfo
 from rlwatch.store.url import open_store
 
-NAMES = ("reset-reference", "save-checkpoint", "lower-lr", "set-kl-coef", "rollback", "pause", "resume", "stop")
+NAMES = (
+    "reset-reference",
+    "save-checkpoint",
+    "lower-lr",
+    "raise-lr",
+    "set-kl-coef",
+    "rollback",
+    "set-clip",
+    "set-grad-clip",
+    "set-entropy-coef",
+    "set-is-correction",
+    "sync-weights",
+    "hold",
+    "skip-step",
+    "undo",
+    "pause",
+    "resume",
+    "stop",
+)
 
 
 @pytest.fixture
@@ -57,8 +75,9 @@ def test_arguments_are_kept_and_defaults_filled_in(store, kind, given_args, args
         (
             "reset",
             {},
-            "unknown command 'reset'; known: lower-lr, pause, reset-reference, resume, rollback, save-checkpoint, "
-            "set-kl-coef, stop",
+            "unknown command 'reset'; known: hold, lower-lr, pause, raise-lr, reset-reference, resume, rollback, "
+            "save-checkpoint, set-clip, set-entropy-coef, set-grad-clip, set-is-correction, set-kl-coef, skip-step, "
+            "stop, sync-weights, undo",
         ),
         ("reset-reference", {"lr": "0"}, "reset-reference has no argument 'lr'; it takes: optimizer"),
         ("reset-reference", {"optimizer": "drop"}, "reset-reference optimizer='drop' is not one of clear, keep"),
@@ -108,7 +127,10 @@ anything = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.te
 
 
 @given(
-    st.dictionaries(st.sampled_from(["optimizer", "scale", "until", "value", "minutes", "to", "save", "x"]), anything)
+    st.dictionaries(
+        st.sampled_from(["optimizer", "scale", "until", "value", "minutes", "to", "low", "batches", "save", "x"]),
+        anything,
+    )
 )
 def test_whatever_is_given_is_accepted_whole_or_refused_with_a_config_error(args):
     """Nothing else is raised, and nothing that is not allowed passes."""
@@ -145,5 +167,6 @@ def test_what_may_be_vetoed_is_marked():
         "reset-reference",
         "save-checkpoint",
         "set-kl-coef",
+        "raise-lr",
     }
     assert command_kind("pause") is COMMAND_KINDS["pause"]

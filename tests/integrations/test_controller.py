@@ -145,7 +145,7 @@ def test_what_no_handler_can_do_is_rejected_with_what_can_be_done():
     ((_, status, _, reason),) = run.results
     assert status == "rejected"
     assert "'explode'" in reason
-    assert "pause, resume, wave" in reason
+    assert "pause, resume, undo, wave" in reason
     assert run.events == []
 
 

@@ -38,7 +38,12 @@ def test_the_kl_coefficient_becomes_the_value():
     handler.check(asked)
     assert box == {"beta": 0.1}
 
-    assert handler(asked) == {"before": 0.1, "after": 0.0, "summary": "KL coefficient 0.1 -> 0"}
+    assert handler(asked) == {
+        "before": 0.1,
+        "after": 0.0,
+        "summary": "KL coefficient 0.1 -> 0",
+        "undo": {"kind": "set-kl-coef", "args": {"value": 0.1}},
+    }
     assert box == {"beta": 0.0}
 
 
@@ -121,7 +126,8 @@ def test_a_trainers_loop_raises_the_trainers_own_flags():
 def test_a_trainers_loop_offers_what_the_callback_interface_allows():
     """Three commands; a scheduler that is not there is not one."""
     loop, _ = looked()
-    assert [handler.kind for handler in loop.handlers(seam())] == ["save-checkpoint", "lower-lr", "stop"]
+    kinds = [handler.kind for handler in loop.handlers(seam(), dict)]
+    assert kinds == ["save-checkpoint", "lower-lr", "raise-lr", "hold", "skip-step", "stop"]
     assert not loop.paced().scheduled
     assert loop.kept() is None
     with pytest.raises(RLWatchError, match="not begun"):

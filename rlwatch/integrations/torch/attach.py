@@ -26,7 +26,7 @@ from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, checked
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch import compat
 from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
-from rlwatch.integrations.torch.commands import CommandController, Means
+from rlwatch.integrations.torch.commands import Adjustable, CommandController, Means, settings_of
 from rlwatch.integrations.torch.localise import LoopCall
 from rlwatch.integrations.torch.taps import Collector, Refused, StepCounter
 from rlwatch.recorder.intake import step_index
@@ -372,6 +372,12 @@ class Watcher(Steering):
     on_rollback
         Called in :meth:`obey` with the step whose state was put back by the command ``rollback``: drop rollouts that
         wait to be trained on, and send the weights to the rollout engine.
+    sync_weights
+        Sends the weights to the rollout engine: for ``sync-weights``.
+    adjustable
+        Settings of the loop that commands may change: ``set-clip``, ``set-grad-clip``, ``set-entropy-coef`` or
+        ``set-is-correction`` -> ``(read, write)``. ``read()`` returns the values by the command's argument names, or
+        the value where it has one; ``write(**values)`` sets them.
     run
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
     link
@@ -414,13 +420,17 @@ class Watcher(Steering):
         strict: bool = False,
         snapshots: bool | Snapshots = False,
         on_rollback: Callable[[int], Any] | None = None,
+        sync_weights: Callable[[], Any] | None = None,
+        adjustable: Mapping[str, Adjustable] | None = None,
         run: Run | None = None,
         link: str | None = None,
         **init_arguments: Any,
     ) -> None:
         compat.check_models(model, ref_model)
         compat.check_optimizer(optimizer)
-        compat.check_callables(save=save, set_kl_coef=set_kl_coef, rows=rows)
+        compat.check_callables(
+            save=save, set_kl_coef=set_kl_coef, rows=rows, on_rollback=on_rollback, sync_weights=sync_weights
+        )
         compat.check_run(run, init_arguments)
         chosen = Level.of(level)
         ends = compat.eos_of(eos, tokenizer)
@@ -433,7 +443,7 @@ class Watcher(Steering):
             temperature=compat.positive("temperature", temperature) or 1.0,
         )
         means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef, scaler)
-        means.on_rollback = on_rollback
+        means.on_rollback, means.sync_weights, means.settings = on_rollback, sync_weights, settings_of(adjustable or {})
         wanted = Snapshots.of(snapshots)
         checked(wanted, means.holdings, place_here().get("world_size", 1))
         generation = GenerationReader(ends)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from rlwatch.error_boundary import ErrorBoundary
-from rlwatch.errors import RLWatchError
+from rlwatch.errors import ConfigError, RLWatchError
+from rlwatch.integrations.adjusting import ADJUSTABLE, Adjust, Setting, SyncWeights, Values
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
+from rlwatch.integrations.held_updates import Hold, SkipStep
 from rlwatch.integrations.knobs import rates
-from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced
+from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
@@ -46,6 +49,9 @@ class Means:
     """Whether the loop ever asked if it should stop."""
     stopped: bool = False
     on_rollback: Callable[[int], Any] | None = None
+    sync_weights: Callable[[], Any] | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """The loop's own settings, by the command that changes each."""
 
     def read_kl_coef(self) -> float | None:
         """The coefficient of the KL term as the loop has it."""
@@ -78,8 +84,18 @@ class Means:
         """Return what a snapshot is made of."""
         if self.model is None:
             raise RLWatchError("Watcher was made without model=, so there is nothing to take a snapshot of")
-        optimizers = [] if self.optimizer is None else [self.optimizer]
-        return Holdings(self.model, optimizers, [] if self.scheduler is None else [self.scheduler], self.scaler)
+        return Holdings(self.model, self.optimizers(), [] if self.scheduler is None else [self.scheduler], self.scaler)
+
+    def synced(self) -> str:
+        """Let the loop send its weights to the rollout engine; returns words for the answer."""
+        if self.sync_weights is None:
+            raise RLWatchError("Watcher was made without sync_weights=, so it does not know how to send the weights")
+        self.sync_weights()
+        return "the loop has sent the weights"
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizer, if there is one."""
+        return [] if self.optimizer is None else [self.optimizer]
 
     def rolled_back(self, step: int) -> str:
         """Let the loop drop what it sampled with the weights that were undone; returns words for the answer."""
@@ -91,7 +107,7 @@ class Means:
     def paced(self) -> Paced:
         """Optimizer and scheduler, which set the learning rate."""
         schedulers = [] if self.scheduler is None else [self.scheduler]
-        return Paced([] if self.optimizer is None else [self.optimizer], schedulers)
+        return Paced(self.optimizers(), schedulers)
 
     def kept(self) -> int | None:
         """All checkpoints, as far as is known here."""
@@ -127,6 +143,31 @@ class Means:
         return f"{saved}the loop ends here"
 
 
+Adjustable = tuple[Callable[[], Any], Callable[..., Any]]
+"""A loop's functions that read a setting and write it."""
+
+
+def settings_of(adjustable: Mapping[str, Adjustable]) -> dict[str, Setting]:
+    """Return the loop's settings by command. Raises ``ConfigError`` for an unknown command, and for no functions."""
+    found = {}
+    for kind, functions in adjustable.items():
+        if kind not in ADJUSTABLE:
+            raise ConfigError(f"adjustable: {kind!r} is no setting; known: {', '.join(ADJUSTABLE)}")
+        if not (isinstance(functions, tuple) and len(functions) == 2 and all(map(callable, functions))):
+            raise ConfigError(f"adjustable[{kind!r}] must be (read, write), two functions, got {functions!r}")
+        found[kind] = Setting(partial(_values, functions[0]), partial(_set, functions[1]))
+    return found
+
+
+def _values(read: Callable[[], Any]) -> Values:
+    value = read()
+    return value if isinstance(value, Mapping) else {"value": float(value)}
+
+
+def _set(write: Callable[..., Any], values: Values) -> None:
+    write(**values)
+
+
 # The handlers, and what of them outlives the process.
 
 
@@ -145,13 +186,20 @@ class CommandController:
         self._seam = seam
         self._step = step
         self._reference = KeptReference(means.anchored, seam, self._writes)
-        self._settings = KeptSettings(coefficient, seam, self._writes)
+        adjusts = [Adjust(kind, setting) for kind, setting in means.settings.items()]
+        self._settings = KeptSettings([coefficient, *adjusts], seam, self._writes)
+        lower = LowerLR(means.paced, seam)
         self.snapshots = keeper_of(snapshots, means.holdings, seam)
         handlers: list[CommandHandler] = [
             ResetReference(means.anchored, seam, self._reset_done),
             SaveCheckpoint(means.save_now, means.kept, seam),
-            LowerLR(means.paced, seam),
+            lower,
+            RaiseLR(lower, seam),
             coefficient,
+            *adjusts,
+            SyncWeights(means.synced),
+            Hold(means.optimizers, seam, step, latest),
+            SkipStep(means.optimizers, seam),
             Stop(means.stop),
             Rollback(self.snapshots, RollbackMeans(step, means.paced, means.rolled_back)),
         ]

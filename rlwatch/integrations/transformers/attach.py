@@ -308,6 +308,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget what an earlier attempt left half-measured; take up what a checkpoint kept."""
         self.taps.discard()
+        self._control.loop.look(args, state, control, kwargs)
         self._control.begin(state.global_step)
 
     @override

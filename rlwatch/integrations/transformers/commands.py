@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations.adjusting import Adjust, Setting, Values
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, Stop
-from rlwatch.integrations.learning_rate import LowerLR, Paced
+from rlwatch.integrations.held_updates import Hold, SkipStep
+from rlwatch.integrations.learning_rate import LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import Ranks, RunRanks
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import INSTEAD, Holdings
@@ -58,7 +60,8 @@ class LoopControl:
         self._seam = seam
         self._snapshots = snapshots
         rollback = Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced))
-        self._controller = Controller(seam, [rollback, *self.loop.handlers(seam)], ranks or RunRanks(seam), latest)
+        handlers: list[CommandHandler] = [rollback, self.loop.clipping(), *self.loop.handlers(seam, latest)]
+        self._controller = Controller(seam, handlers, ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
         """Take the first snapshot: these commands keep nothing in checkpoints."""
@@ -93,9 +96,37 @@ class TrainerLoop:
         self.args, self.state, self.control = args, state, control
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
 
-    def handlers(self, seam: ErrorBoundary) -> list[CommandHandler]:
-        """``save-checkpoint``, ``lower-lr`` and ``stop``."""
-        return [SaveCheckpoint(self.save, self.kept, seam), LowerLR(self.paced, seam), Stop(self.stop)]
+    def handlers(self, seam: ErrorBoundary, latest: Latest) -> list[CommandHandler]:
+        """``save-checkpoint``, ``lower-lr``, ``raise-lr``, ``hold``, ``skip-step`` and ``stop``."""
+        lower = LowerLR(self.paced, seam)
+        return [
+            SaveCheckpoint(self.save, self.kept, seam),
+            lower,
+            RaiseLR(lower, seam),
+            Hold(self.optimizers, seam, self.step, latest),
+            SkipStep(self.optimizers, seam),
+            Stop(self.stop),
+        ]
+
+    def clipping(self) -> Adjust:
+        """Handle ``set-grad-clip``."""
+        return Adjust("set-grad-clip", Setting(self.grad_clip, self.set_grad_clip))
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizer, if training has begun."""
+        return [] if self.optimizer is None else [self.optimizer]
+
+    def grad_clip(self) -> Values:
+        """Return the norm that gradients are clipped to; 0 where they are not."""
+        if self.args is None:
+            raise RLWatchError("training has not begun")
+        if getattr(self.args, "deepspeed", None):
+            raise RLWatchError("DeepSpeed clips gradients by a setting of its own, which it read at its start")
+        return {"value": float(self.args.max_grad_norm or 0.0)}
+
+    def set_grad_clip(self, values: Values) -> None:
+        """Change it: the trainer reads it at every step."""
+        self.args.max_grad_norm = values["value"]
 
     def step(self) -> int:
         """Return the step that has ended."""
@@ -103,8 +134,7 @@ class TrainerLoop:
 
     def paced(self) -> Paced:
         """The optimizer and its schedule."""
-        optimizers = [] if self.optimizer is None else [self.optimizer]
-        return Paced(optimizers, [] if self.scheduler is None else [self.scheduler])
+        return Paced(self.optimizers(), [] if self.scheduler is None else [self.scheduler])
 
     def kept(self) -> int | None:
         """Number of checkpoints the trainer keeps; None for all."""

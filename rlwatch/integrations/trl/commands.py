@@ -8,6 +8,7 @@ from typing import Any
 
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
+from rlwatch.integrations.adjusting import Adjust, Setting, SyncWeights, Values
 from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SetKLCoef
 from rlwatch.integrations.ranks import Ranks
@@ -22,6 +23,8 @@ from rlwatch.records import JSON, Command
 
 TO_SAMPLE_ANEW: Mapping[str, Any] = {"_buffered_inputs": None, "_last_loaded_step": -1}
 """Attributes of TRL's trainers, and the values with which it samples, and sends weights to vLLM, at the next step."""
+OFF = "off"
+"""Mode of the importance-sampling correction in which nothing is corrected."""
 NO_KL_TERM = "there is no reference: beta is 0, so the loss has no KL term"
 NO_REFERENCE = "beta was 0 when the trainer was made, so no reference was loaded and there is no KL to weigh"
 
@@ -48,13 +51,17 @@ class Control:
         self.kept = KeptReference(lambda: anchored(trainer), seam, self._writes)
         self._trainer = trainer
         coefficient = SetKLCoef(lambda: kl_coef(trainer), lambda value: set_kl_coef(trainer, value), seam)
-        self._settings = KeptSettings(coefficient, seam, self._writes)
+        adjusts = [Adjust(kind, setting) for kind, setting in settings_of(trainer).items()]
+        adjusts.append(self.loop.clipping())
+        self._settings = KeptSettings([coefficient, *adjusts], seam, self._writes)
         self._resumed = ResumedFrom(trainer, seam)
         handlers: list[CommandHandler] = [
             ResetReference(lambda: anchored(trainer), seam, self._reset_done),
             coefficient,
             Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced, lambda _step: drop_rollouts(trainer))),
-            *self.loop.handlers(seam),
+            *adjusts,
+            SyncWeights(lambda: synced(trainer)),
+            *self.loop.handlers(seam, latest),
         ]
         self._controller = Controller(seam, handlers, ranks, latest)
 
@@ -132,3 +139,70 @@ def set_kl_coef(trainer: Any, value: float) -> None:
     fused = getattr(trainer, "liger_grpo_loss", None)
     if fused is not None:
         fused.beta = value
+
+
+def synced(trainer: Any) -> str:
+    """Let the trainer send its weights to vLLM before it samples. Raises ``RLWatchError`` without an engine."""
+    if not getattr(trainer, "use_vllm", False):
+        raise RLWatchError("there is no rollout engine: this trainer samples with the model that it trains")
+    return drop_rollouts(trainer)
+
+
+# Settings that TRL reads for every batch.
+
+
+def settings_of(trainer: Any) -> dict[str, Setting]:
+    """Return what can be changed while ``trainer`` runs, by the command that does."""
+    return {
+        "set-clip": Setting(lambda: clip_range(trainer), lambda values: set_clip_range(trainer, values)),
+        "set-entropy-coef": Setting(lambda: entropy_coef(trainer), lambda values: set_entropy_coef(trainer, values)),
+        "set-is-correction": Setting(lambda: correction(trainer), lambda values: set_correction(trainer, values)),
+    }
+
+
+def clip_range(trainer: Any) -> Values:
+    """Return the distances from 1 at which importance ratios are clipped."""
+    return {"low": float(trainer.epsilon_low), "high": float(trainer.epsilon_high)}
+
+
+def set_clip_range(trainer: Any, values: Values) -> None:
+    """Change them, in the fused loss too, which keeps a copy."""
+    low = values["low"]
+    high = low if values["high"] is None else values["high"]
+    fused = getattr(trainer, "liger_grpo_loss", None)
+    for holder in (trainer, fused):
+        if holder is not None:
+            holder.epsilon_low, holder.epsilon_high = low, high
+
+
+def entropy_coef(trainer: Any) -> Values:
+    """Return the coefficient of the entropy bonus. Raises ``RLWatchError`` where the loss has none."""
+    if getattr(trainer, "use_adaptive_entropy", False):
+        raise RLWatchError("the coefficient is adaptive (use_adaptive_entropy): the trainer would set it again")
+    if not getattr(trainer, "_entropy_bonus_enabled", False):
+        raise RLWatchError("the loss has no entropy bonus: entropy_coef was 0 when the trainer was made")
+    return {"value": float(trainer.entropy_coef)}
+
+
+def set_entropy_coef(trainer: Any, values: Values) -> None:
+    """Change it."""
+    trainer.entropy_coef = values["value"]
+
+
+def correction(trainer: Any) -> Values:
+    """Return how ratios of trainer to vLLM are corrected. Raises ``RLWatchError`` where there is no such engine."""
+    if not getattr(trainer, "use_vllm", False):
+        raise RLWatchError("there is no rollout engine to correct for: the trainer samples with the model it trains")
+    if not hasattr(trainer, "vllm_importance_sampling_mode"):
+        raise RLWatchError(f"{type(trainer).__name__} has no correction of importance ratios")
+    mode = trainer.vllm_importance_sampling_mode if trainer.vllm_importance_sampling_correction else OFF
+    return {"mode": mode, "cap": trainer.vllm_importance_sampling_clip_max}
+
+
+def set_correction(trainer: Any, values: Values) -> None:
+    """Change it for the next batch."""
+    trainer.vllm_importance_sampling_correction = values["mode"] != OFF
+    if values["mode"] != OFF:
+        trainer.vllm_importance_sampling_mode = values["mode"]
+    if values["cap"] is not None:
+        trainer.vllm_importance_sampling_clip_max = values["cap"]

@@ -143,7 +143,7 @@ class VerlDriver:
         self.checkpoints = Checkpoints(trainer, workers, self.seam)
         coefficient = Coefficient(trainer, workers)
         set_kl = SetKLCoef(coefficient.read, coefficient.write, self.seam)
-        self._kept = KeptSettings(set_kl, self.seam, lambda: True)
+        self._kept = KeptSettings([set_kl], self.seam, lambda: True)
         commands = [*handlers(trainer, workers, self.checkpoints, self.seam), set_kl]
         self.controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
 

@@ -1,0 +1,89 @@
+"""Commands that change a setting of the trainer: ``set-clip``, ``set-entropy-coef`` and the like; ``sync-weights``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlwatch.control.commands import COMMAND_KINDS
+from rlwatch.errors import RLWatchError
+from rlwatch.records import JSON, Command
+from rlwatch.wording import cell
+
+Values = Mapping[str, JSON]
+"""Arguments of a command and their values."""
+ADJUSTABLE = ("set-clip", "set-grad-clip", "set-entropy-coef", "set-is-correction")
+"""Commands that change a setting and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the trainer.
+
+    Attributes
+    ----------
+    read
+        Returns the values now, by the names of the command's arguments. Raises ``RLWatchError`` with the reason why
+        they cannot be changed.
+    write
+        Sets them; what the trainer computes from then on uses them. An argument that was left out is None.
+    """
+
+    read: Callable[[], Values]
+    write: Callable[[Values], None]
+
+
+class Adjust:
+    """Handles one of :data:`ADJUSTABLE`."""
+
+    def __init__(self, kind: str, setting: Setting) -> None:
+        self.kind = kind
+        self._setting = setting
+        self.kept: Values | None = None
+        """The values that were set last; None while the trainer's own configuration holds."""
+
+    def check(self, command: Command) -> None:
+        """Refuse where the trainer has no such setting, or does not read it while it runs."""
+        COMMAND_KINDS[self.kind].read(command.args)
+        self._setting.read()
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Set it; returns the values before and after."""
+        args, before = COMMAND_KINDS[self.kind].read(command.args), self._setting.read()
+        self._setting.write(args)
+        after = self._setting.read()
+        self.kept = dict(after)
+        changed = [name for name in after if after[name] != before.get(name)]
+        words = ", ".join(f"{name} {cell(before.get(name))} -> {cell(after[name])}" for name in changed)
+        return {
+            "before": dict(before),
+            "after": dict(after),
+            "summary": words or "it was so already",
+            "undo": {"kind": self.kind, "args": dict(before)},
+        }
+
+
+class SyncWeights:
+    """Handles ``sync-weights``: ``sync`` sends them, or lets the trainer do so; returns words for the answer."""
+
+    kind: str = "sync-weights"
+
+    def __init__(self, sync: Callable[[], str]) -> None:
+        self._sync = sync
+
+    def check(self, command: Command) -> None:
+        """Read the arguments."""
+        COMMAND_KINDS[self.kind].read(command.args)
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
+        """Send them."""
+        return {"summary": self._sync()}
+
+
+def unchangeable(reason: str) -> Setting:
+    """Return a setting that cannot be changed, for ``reason``."""
+
+    def refuse() -> Values:
+        raise RLWatchError(reason)
+
+    return Setting(refuse, lambda _values: None)

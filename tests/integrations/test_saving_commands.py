@@ -1,0 +1,324 @@
+"""Commands that save a run in a live training: hold, skip-step, the settings, raise-lr, sync-weights, undo."""
+
+import math
+
+import pytest
+import torch
+from test_rollback import EVERY, answers, equal, moments, weights
+from test_trl_control import After, results
+from tiny_loop import CLIP, FakeRun, train
+from tiny_trl import FakeRun as TrlRun
+from tiny_trl import make_trainer
+
+import rlwatch
+from rlwatch.control.policy import RunHealth
+from rlwatch.errors import ConfigError
+from rlwatch.integrations.commands import UNDO_MINUTES, UndoLast
+from rlwatch.integrations.trl import watch
+from rlwatch.records import Command, Finding, JudgedRow, Severity
+
+pytestmark = pytest.mark.torch
+
+
+def sent(at, *, steps=6, run=None, spoil=None, **kwargs):
+    """Train a loop with commands before the step after ``at``; the state after each boundary, and the run."""
+    run, states, made = run or FakeRun(), {}, []
+
+    def make(policy, optimizer, reference):
+        watcher = rlwatch.Watcher(policy, optimizer, ref_model=reference, clip=CLIP, run=run, **kwargs)
+        made.extend((policy, optimizer, watcher))
+        obey = watcher.obey
+
+        def looked():
+            obey()
+            states[watcher.steps.last] = weights(policy), moments(optimizer)
+
+        watcher.obey = looked
+        if spoil is not None:
+            spoil(policy, watcher)
+        return watcher
+
+    def before(step, _watcher):
+        for number, (kind, args) in enumerate(at.get(step, ())):
+            run.queue.append(Command(f"{step}.{number}", "r", kind, args, requested_by="ann@lab"))
+
+    train(make, steps=steps, before_step=before)
+    return run, states
+
+
+# Hold and skip.
+
+
+def test_a_held_batch_is_sampled_and_changes_neither_weights_nor_optimizer():
+    """Two batches after step 2; the reward of each is in the answer's event, and the third updates again."""
+    run, states = sent({2: [("hold", {"batches": 2})]})
+
+    assert equal(states[2][0], states[3][0])
+    assert equal(states[2][0], states[4][0])
+    assert equal(states[2][1], states[4][1])
+    assert not equal(states[4][0], states[5][0])
+    begun, ended = [event for event in run.events if event.kind == "command"]
+    assert (begun.step, ended.step, ended.body["by"]) == (2, 4, "rlwatch")
+    assert ended.body["report"]["batches"] == 2
+    assert ended.body["report"]["rewards"] == [run.steps[3]["reward/mean"], run.steps[4]["reward/mean"]]
+
+
+def test_a_hold_ends_when_it_is_told_to_or_taken_back():
+    """``hold --batches 0`` and ``undo`` are the same; with nothing held the first is refused."""
+    for end in (("hold", {"batches": 0}), ("undo", {})):
+        run, states = sent({2: [("hold", {"batches": 100})], 3: [end]})
+
+        assert equal(states[2][0], states[3][0])
+        assert not equal(states[3][0], states[4][0])
+        assert [status for status, _ in answers(run)] == ["done", "done"]
+    run, _ = sent({2: [("hold", {"batches": 0})]})
+
+    assert answers(run) == [("rejected", "no batch is held")]
+
+
+def test_an_update_is_skipped_and_the_next_is_not():
+    """By default one; weight decay, which Adam applies without a gradient's help, is skipped with it."""
+    run, states = sent({2: [("skip-step", {})]})
+
+    assert equal(states[2][0], states[3][0])
+    assert equal(states[2][1], states[3][1])
+    assert not equal(states[3][0], states[4][0])
+    assert run.events[-1].body["report"]["summary"] == "1 of 1 update were left out; updates go on"
+
+
+def test_updates_that_are_not_finite_are_skipped_and_the_others_are_made():
+    """A NaN in a gradient before step 4 would have broken every weight."""
+
+    def nan_at_4(policy, watcher):
+        gradients = watcher.gradients
+
+        def spoiled():
+            if watcher.steps.last == 3:
+                policy.head.weight.grad[0, 0] = math.nan
+            gradients()
+
+        watcher.gradients = spoiled
+
+    run, states = sent({2: [("skip-step", {"when": "nonfinite", "steps": 3})]}, spoil=nan_at_4)
+    assert not equal(states[2][0], states[3][0])
+    assert equal(states[3][0], states[4][0])
+    assert not equal(states[4][0], states[5][0])
+    assert all(bool(tensor.isfinite().all()) for tensor in states[5][0].values())
+    assert "1 of 3 updates were left out" in run.events[-1].body["report"]["summary"]
+
+
+def test_without_an_optimizer_nothing_can_be_held():
+    """The reason is the answer."""
+    run = FakeRun()
+    watcher = rlwatch.Watcher(run=run)
+    for kind in ("hold", "skip-step", "raise-lr", "sync-weights"):
+        run.queue.append(Command(kind, "r", kind, {"scale": 1.0} if kind == "raise-lr" else {}))
+    watcher.obey()
+
+    assert [status for status, _ in answers(run)] == ["rejected"] * 4
+    assert "there is no optimizer" in answers(run)[0][1]
+    assert "without sync_weights=" in answers(run)[3][1]
+
+
+# Settings.
+
+
+def test_a_loops_own_settings_are_changed_and_taken_back():
+    """A number, and one of two arguments; sync calls the loop."""
+    box, synced = {"entropy": 0.01, "low": 0.2, "high": 0.28}, []
+    adjustable = {
+        "set-entropy-coef": (lambda: box["entropy"], lambda value: box.update(entropy=value)),
+        "set-clip": (
+            lambda: {"low": box["low"], "high": box["high"]},
+            lambda low, high: box.update(low=low, high=low if high is None else high),
+        ),
+    }
+    at = {
+        1: [("set-entropy-coef", {"value": 0.0}), ("set-clip", {"low": 0.1}), ("sync-weights", {})],
+        2: [("undo", {})],
+        3: [("undo", {})],
+    }
+    run, _ = sent(at, adjustable=adjustable, sync_weights=lambda: synced.append(1))
+
+    assert box == {"entropy": 0.0, "low": 0.2, "high": 0.28}
+    assert synced == [1]
+    assert [status for status, _ in answers(run)] == ["done"] * 4 + ["rejected"]
+    assert answers(run)[1][1] == "low 0.2 -> 0.1, high 0.28 -> 0.1"
+    assert answers(run)[3][1] == "set-clip taken back: low 0.1 -> 0.2, high 0.1 -> 0.28"
+    assert answers(run)[4][1] == "the last command, undo, cannot be taken back"
+
+
+@pytest.mark.parametrize(
+    ("adjustable", "why"),
+    [({"set-speed": (float, float)}, "set-speed"), ({"set-clip": float}, "two functions")],
+)
+def test_settings_that_are_none_are_refused_at_set_up(adjustable, why):
+    """Loud and early."""
+    with pytest.raises(ConfigError, match=why):
+        rlwatch.Watcher(run=FakeRun(), adjustable=adjustable)
+
+
+def test_a_rate_is_raised_and_taken_back_but_not_in_a_collapse():
+    """To twice the schedule's, and back to the tenth it had; the veto can be forced."""
+    run = FakeRun()
+    sent({1: [("lower-lr", {"scale": 0.1})], 2: [("raise-lr", {"scale": 2.0})], 3: [("undo", {})]}, run=run)
+    collapsing = FakeRun()
+    collapsing.findings = (Finding("d", "entropy_collapse", Severity.CRITICAL, 1, 1, ""),)
+    sent({1: [("raise-lr", {"scale": 2.0})]}, run=collapsing)
+
+    assert [status for status, _ in answers(run)] == ["done"] * 3
+    assert "2 of the schedule" in answers(run)[1][1]
+    assert "0.1 of the schedule" in answers(run)[2][1]
+    assert answers(collapsing)[0][0] == "rejected"
+    assert "would speed the collapse up" in answers(collapsing)[0][1]
+
+
+def test_a_rollback_is_taken_back_by_undo():
+    """The state of before, to the bit."""
+    run, states = sent({3: [("rollback", {"to": 1})], 4: [("undo", {})]}, snapshots=EVERY)
+    _, plain = sent({})
+
+    assert [status for status, _ in answers(run)] == ["done", "done"]
+    assert equal(states[3][0], plain[1][0])
+    assert equal(states[4][0], plain[3][0])
+    assert run.events[-1].body["report"]["undid"] == "rollback"
+
+
+def test_undo_has_its_time_and_what_leaves_nothing_behind_hides_nothing():
+    """An hour; a reset cannot be taken back, a checkpoint in between does not matter."""
+
+    class Now:
+        seconds = 0.0
+
+        def monotonic(self):
+            return self.seconds
+
+    class Echo:
+        kind = "set-kl-coef"
+
+        def check(self, command):
+            pass
+
+        def __call__(self, command):
+            return {"summary": str(command.args["value"])}
+
+    clock = Now()
+    undo, wish = UndoLast(lambda kind: Echo() if kind == "set-kl-coef" else None, clock), Command("u", "r", "undo")
+    changed = Command("a", "r", "set-kl-coef", {"value": 2})
+
+    with pytest.raises(rlwatch.RLWatchError, match="nothing to undo"):
+        undo.check(wish)
+    undo.done(changed, {"undo": {"kind": "set-kl-coef", "args": {"value": 1}}})
+    undo.done(Command("b", "r", "save-checkpoint"), {})
+    assert undo(wish)["summary"] == "set-kl-coef taken back: 1"
+    clock.seconds = 60 * UNDO_MINUTES + 1
+    with pytest.raises(rlwatch.RLWatchError, match="more than 60 minutes old"):
+        undo.check(wish)
+    undo.done(Command("c", "r", "reset-reference"), {})
+    with pytest.raises(rlwatch.RLWatchError, match="reset-reference, cannot be taken back"):
+        undo.check(wish)
+
+
+# TRL.
+
+
+class Sound(TrlRun):
+    """A run whose rows are all judged sound."""
+
+    def health(self):
+        return RunHealth(rows=tuple(JudgedRow(step, "") for step in range(60)))
+
+
+def told(tmp_path, at, **config):
+    """Train with commands at the end of steps; the trainer, the run, the weights after each step."""
+    trainer, run, states = make_trainer(tmp_path, **{"max_steps": 5, **config}), Sound(), {}
+
+    def send(step):
+        run.queue += [Command(f"{step}.{n}", "r1", kind, args) for n, (kind, args) in enumerate(at[step])]
+
+    trainer.add_callback(After({step: lambda step=step: send(step) for step in at}))
+    watch(trainer, run=run)
+    trainer.add_callback(After({n: lambda n=n: states.update({n: weights(trainer.model)}) for n in range(1, 6)}))
+    trainer.train()
+    return trainer, run, states
+
+
+def test_trl_holds_and_goes_on(tmp_path):
+    """Two batches are sampled and nothing is updated; the trainer counts its steps as ever."""
+    trainer, run, states = told(tmp_path, {2: [("hold", {"batches": 2})]})
+
+    assert equal(states[2], states[4])
+    assert not equal(states[4], states[5])
+    assert trainer.state.global_step == 5
+    assert len(run.events[-1].body["report"]["rewards"]) == 2
+
+
+def test_trls_settings_change_while_it_runs(tmp_path):
+    """Clip range, entropy bonus, gradient clipping: TRL reads them for each batch."""
+    at = {
+        2: [
+            ("set-clip", {"low": 0.05, "high": 0.1}),
+            ("set-entropy-coef", {"value": 0.5}),
+            ("set-grad-clip", {"value": 0.001}),
+        ]
+    }
+    trainer, run, states = told(tmp_path / "a", at, entropy_coef=0.01, max_grad_norm=1.0)
+    _, _, plain = told(tmp_path / "b", {}, entropy_coef=0.01, max_grad_norm=1.0)
+
+    assert [result[1] for result in results(run)] == ["done"] * 3
+    assert (trainer.epsilon_low, trainer.epsilon_high, trainer.entropy_coef) == (0.05, 0.1, 0.5)
+    assert trainer.args.max_grad_norm == 0.001
+    assert equal(states[2], plain[2])
+    assert not equal(states[3], plain[3])
+
+
+def test_what_trl_does_not_read_or_have_is_refused(tmp_path):
+    """No bonus was made at the start, there is no engine, there are no snapshots."""
+    at = {
+        2: [
+            ("set-entropy-coef", {"value": 0.5}),
+            ("set-is-correction", {"mode": "off"}),
+            ("sync-weights", {}),
+            ("rollback", {}),
+        ]
+    }
+    _, run, _ = told(tmp_path, at)
+
+    assert [result[1] for result in results(run)] == ["rejected"] * 4
+    reasons = [result[3] for result in results(run)]
+    assert "no entropy bonus" in reasons[0]
+    assert "no rollout engine" in reasons[1]
+    assert "no rollout engine" in reasons[2]
+    assert "snapshots=True" in reasons[3]
+
+
+def test_settings_survive_a_resume(tmp_path):
+    """They are in the checkpoint, and set again before the first step that follows."""
+    config = {"save_steps": 3, "save_strategy": "steps", "max_steps": 4}
+    told(tmp_path, {2: [("set-clip", {"low": 0.05, "high": 0.1}), ("set-grad-clip", {"value": 0.5})]}, **config)
+    trainer, run = make_trainer(tmp_path, **config), Sound()
+    watch(trainer, run=run)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
+
+    assert (trainer.epsilon_low, trainer.epsilon_high) == (0.05, 0.1)
+    assert trainer.args.max_grad_norm == 0.5
+    restored = [event.body["command"] for event in run.events if event.kind == "command"]
+    assert sorted(restored) == ["set-clip", "set-grad-clip"]
+
+
+def test_float_tensors_of_a_float16_scaler_do_not_matter():
+    """A gradient that is dropped inside the optimizer's step was already looked at by the scaler."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    run = FakeRun()
+    watcher = rlwatch.Watcher(model, optimizer, run=run)
+    run.queue.append(Command("a", "r", "skip-step", {}))
+    watcher.obey()
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    before = weights(model)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+    assert equal(before, weights(model))
+    assert optimizer.state_dict()["state"] == {}
