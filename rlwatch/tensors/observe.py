@@ -15,6 +15,7 @@ from rlwatch.tensors.advantages import observe_advantages
 from rlwatch.tensors.covariance import observe_covariance, observe_top_covariance
 from rlwatch.tensors.degeneration import observe_degeneration
 from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
+from rlwatch.tensors.gap_shape import observe_gap_shape
 from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratio_quantiles, observe_ratios
 from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
 from rlwatch.tensors.lengths import observe_length_tail, observe_lengths
@@ -48,6 +49,7 @@ FULL: tuple[Observer, ...] = (
     observe_ratio_quantiles,
     observe_kl_quantiles,
     observe_mismatch_detail,
+    observe_gap_shape,
     observe_displacement,
     observe_length_tail,
     observe_degeneration,

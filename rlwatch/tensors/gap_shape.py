@@ -1,0 +1,190 @@
+"""The shape of the gap between rollout engine and trainer, which differs from cause to cause.
+
+How large the gap is says :mod:`rlwatch.tensors.mismatch`. With d = log trainer - log rollout of a sampled token:
+
+* Sampling that cuts the distribution (top-p, top-k, min-p) and is renormalised makes d = log(kept mass) <= 0 wherever
+  anything was cut. So nothing of the gap lies above 0, and the mean weight, 1 for any engine that can sample all that
+  the trainer holds possible, is the kept mass.
+* A temperature T of the engine, relative to the trainer's, makes log rollout = log p / T - log sum p^(1/T). To first
+  order d = (1 - 1/T) (log p + H) with the entropy H of the trainer at that token: one number explains all of d.
+* Rounding makes d a noise on both sides of 0, as large as the token's probability leaves room (1 - p), wherever it is.
+* An error that adds up, as in a state that every token reads and writes, makes d grow along the response.
+* Old weights make d grow with the versions between sampling and learning. Within one version they look like rounding.
+
+An infinite gap has no shape: where one is scored the sums are infinite or NaN, and so is what is read off them. All is
+of sums that add up over micro-batches and ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from rlwatch.tensors.masked import indicator, keep, masked_count, widen
+from rlwatch.tensors.mergeable import Mean, ShareStat, Stat, Stats
+from rlwatch.tensors.mismatch import LogProbGap
+from rlwatch.tensors.spread import Correlation, Slope
+from rlwatch.tensors.tokens import TokenBatch
+
+__all__ = ["observe_gap_shape", "place_stats", "side_stats", "temperature_stats", "version_stats"]
+
+
+# Sides: how much of the gap lies above 0, where a truncated distribution has nothing.
+
+
+def side_stats(gap: LogProbGap) -> Stats:
+    """Sides of the gap over the scored tokens.
+
+    ``below_frac``: share of tokens with d <= 0, those of equal log-probs included. ``above_share``: sum of d where it
+    is above 0 over the sum of |d|, in [0, 1]; about .5 of a noise, 0 of a truncated distribution, absent where there is
+    no gap at all. The second counts a token by its gap, so that rounding hides nothing. The kept mass is
+    ``mismatch/weight_mean``.
+    """
+    return {
+        "mismatch/below_frac": Mean.of(indicator(gap.d <= 0, gap.d), gap.scored),
+        "mismatch/above_share": ShareStat.of(gap.d.clamp(min=0.0), gap.d.abs(), gap.scored),
+    }
+
+
+# Temperature: a line through 0 on what the trainer would have expected.
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughOrigin(Stat):
+    """Base: sums of squares and products of pairs (x, y) for the line y = b x; absent, settled, where x or y is all 0.
+
+    Sums are float64 where the device has it.
+    """
+
+    xx: Tensor
+    yy: Tensor
+    xy: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
+        """Measure the pairs of ``x`` and ``y`` (one shape) inside ``mask``."""
+        dtype = torch.float32 if x.device.type == "mps" else torch.float64
+        x, y = (keep(z, mask, 0.0).to(dtype) for z in (x, y))
+        return cls(masked_count(mask, x), x.square().sum(), y.square().sum(), (x * y).sum())
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.xx + other.xx, self.yy + other.yy, self.xy + other.xy)
+
+    @override
+    def settle(self) -> Self:
+        return replace(self, count=torch.where((self.xx == 0) | (self.yy == 0), 0.0, self.count))
+
+
+class Temperature(ThroughOrigin):
+    """T of y = (1 - 1/T) x, > 0; infinite where even a uniform engine would not explain the line."""
+
+    @override
+    def value(self) -> Tensor:
+        return 1 / (1 - self.xy / self.xx).clamp(min=0.0)
+
+
+class Explained(ThroughOrigin):
+    """Share of the sum of squares of y that the line explains, in [0, 1]."""
+
+    @override
+    def value(self) -> Tensor:
+        # Divided one by one: the product of two tiny sums would be 0.
+        return (self.xy / self.xx * (self.xy / self.yy)).clamp(0.0, 1.0)
+
+
+def temperature_stats(gap: LogProbGap, entropy: Tensor | None = None) -> Stats:
+    """The engine's temperature relative to the trainer's, as far as one explains the gap.
+
+    ``logp_slope``: slope of d on the mean of both log-probs, 0 where their spreads are equal, above 0 where the engine
+    is the flatter one; ``logp_corr``: Pearson's correlation of the two, in [-1, 1]. Neither needs an entropy, but
+    sure and unsure places are mixed in them. With ``entropy`` (B, T) nats of the trainer: ``engine_temperature`` > 0,
+    1 where they agree, to first order, and ``temperature_share``, the share of the squared gap that it explains, in
+    [0, 1].
+    """
+    # On the mean of both, not on the trainer's: a noise in one of them alone would give a slope on that one.
+    slope = Slope.of((gap.trainer + gap.rollout) / 2, gap.d, gap.scored)
+    moments = (slope.count, slope.mean_x, slope.mean_y, slope.xx, slope.yy, slope.xy)
+    stats: Stats = {"mismatch/logp_slope": slope, "mismatch/logp_corr": Correlation(*moments)}
+    if entropy is None:
+        return stats
+    surprise = gap.trainer + widen(entropy)
+    return stats | {
+        "mismatch/engine_temperature": Temperature.of(surprise, gap.d, gap.scored),
+        "mismatch/temperature_share": Explained.of(surprise, gap.d, gap.scored),
+    }
+
+
+# Place: does the gap grow along a response, beyond what sure and unsure tokens make of it?
+
+
+@dataclass(frozen=True, slots=True)
+class LateOverEarly(Stat):
+    """Size over room of late things, divided by size over room of early ones; >= 0.
+
+    Absent, settled, where one side has no size or no room.
+    """
+
+    early: Tensor
+    early_room: Tensor
+    late: Tensor
+    late_room: Tensor
+
+    @classmethod
+    def of(cls, size: Tensor, room: Tensor, late: Tensor, mask: Tensor) -> Self:
+        """Measure ``size`` and ``room`` (one shape, >= 0) inside ``mask``, which ``late`` (bool) divides."""
+        on = mask.bool()
+        sums = [keep(x, side, 0.0).sum() for side in (on & ~late, on & late) for x in (size, room)]
+        return cls(masked_count(mask, size), *sums)
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(
+            self.count + other.count,
+            self.early + other.early,
+            self.early_room + other.early_room,
+            self.late + other.late,
+            self.late_room + other.late_room,
+        )
+
+    @override
+    def settle(self) -> Self:
+        sums = (self.early, self.early_room, self.late, self.late_room)
+        empty = torch.stack([total == 0 for total in sums]).any()
+        return replace(self, count=torch.where(empty, 0.0, self.count))
+
+    @override
+    def value(self) -> Tensor:
+        return self.late / self.late_room / (self.early / self.early_room)
+
+
+def place_stats(gap: LogProbGap) -> Stats:
+    """``late_ratio``: |d| over 1 - p (p the trainer's probability) in the second half of each response's scored tokens
+    over the same in the first half; >= 0, 1 where the place does not matter, > 1 where the gap grows.
+
+    A noise of the logits is as large as the token leaves room, so that it is 1 also where responses end surer than they
+    begin. Absent where the tokens of one half are all certain or without a gap.
+    """
+    late = 2 * gap.scored.cumsum(-1) > gap.scored.sum(-1, keepdim=True)
+    return {"mismatch/late_ratio": LateOverEarly.of(gap.d.abs(), -torch.expm1(gap.trainer), late, gap.scored)}
+
+
+def version_stats(gap: LogProbGap, staleness: Tensor) -> Stats:
+    """``absdiff_per_version``: slope of |d| on ``staleness`` (B,), policy versions between sampling and learning.
+
+    In nats per token and version; absent where all responses are of one age.
+    """
+    return {"mismatch/absdiff_per_version": Slope.of(widen(staleness).unsqueeze(-1), gap.d.abs(), gap.scored)}
+
+
+def observe_gap_shape(batch: TokenBatch) -> Stats:
+    """Statistics that differ between the causes of a mismatch, where the engine reported log-probs."""
+    if batch.rollout_logp is None:
+        return {}
+    gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
+    stats = {**side_stats(gap), **temperature_stats(gap, batch.entropy), **place_stats(gap)}
+    return stats if batch.staleness is None else stats | version_stats(gap, batch.staleness)
