@@ -12,6 +12,15 @@ from rlwatch.store.sqlite.filestore import FileStore
 from rlwatch.store.url import open_store
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A store of 103 runs, which is only read."""
+    where = tmp_path_factory.mktemp("many")
+    for i in range(103):
+        write_run(where, f"run-{i:03}", name=f"seed{i}", steps=20)
+    return where
+
+
 def rows(page):
     return [cells(row) for row in tables(page)["runs"]["rows"]]
 
@@ -131,10 +140,9 @@ def test_finished_and_crashed_runs_say_so(store_dir):
     assert rows(page)[0][8].startswith("RuntimeError: boom")
 
 
-def test_what_has_nothing_new_is_not_read_again(store_dir, monkeypatch):
+def test_what_has_nothing_new_is_not_read_again(many, monkeypatch):
     """A hundred runs are drawn anew every few seconds: their series come out of the cache."""
-    for i in range(100):
-        write_run(store_dir, f"run-{i:03}", name=f"seed{i}", steps=20)
+    monkeypatch.setenv("RLWATCH_STORE", str(many))
     asked = []
 
     def counted(name, read):
@@ -225,10 +233,9 @@ def test_groups_are_folded_into_mean_and_band_and_unfold(store_dir):
     ]  # fmt: skip
 
 
-def test_a_thousand_runs_are_shown_bit_by_bit(store_dir):
+def test_a_thousand_runs_are_shown_bit_by_bit(many, monkeypatch):
     """The first hundred, and the rest on demand: nobody reads a thousand rows."""
-    for place in range(103):
-        write_run(store_dir, f"r{place:03}", steps=2)
+    monkeypatch.setenv("RLWATCH_STORE", str(many))
     page = runs_page()
     assert len(rows(page)) == 100
     page.button(key="more-rows").click().run()

@@ -15,7 +15,7 @@ PAGES = (
     "/", "/run?run=ill", "/run?run=well&axis=time&smooth=EMA+0.9", "/compare?runs=ill&runs=well", "/tokens?run=ill",
     "/rollouts?run=ill", "/alerts", "/rules", "/forecasts",
 )  # fmt: skip
-SIZES = {"wide": (1500, 1000), "phone": (390, 844)}
+SIZES = {"wide": {"width": 1500, "height": 1000}, "phone": {"width": 390, "height": 844}}
 UNSEEN = """() => {
   let node = document.activeElement;
   while (node?.shadowRoot?.activeElement) node = node.shadowRoot.activeElement;
@@ -36,21 +36,30 @@ STOPS = 30
 def opened(page, address):
     """The page, once it is drawn."""
     page.goto(address)
+    drawn(page)
+
+
+def drawn(page):
+    """Wait until all of it is there, in its size."""
     expect(page.locator(".rl-who")).to_be_visible()
-    if any(name in address for name in ("/run?", "/compare", "/tokens")):
+    if any(name in page.url for name in ("/run?", "/compare", "/tokens")):
         expect(page.locator(".u-over").first).to_be_visible()
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_any_page(shared_app, page, filled, scheme):
-    """Contrast, names and structure, wide and on a phone, in both themes."""
+@pytest.mark.parametrize(("scheme", "begins"), [("light", "wide"), ("dark", "phone")])
+def test_axe_finds_nothing_on_any_page(shared_app, page, filled, scheme, begins):
+    """Contrast, names and structure, wide and on a phone, in both themes; a page opened in one size changes to the other."""
     page.emulate_media(color_scheme=scheme)
+    sizes = sorted(SIZES, key=lambda size: size != begins)
     found = {}
-    for size, (width, height) in SIZES.items():
-        page.set_viewport_size({"width": width, "height": height})
-        for address in PAGES:
-            opened(page, f"{shared_app}{address}")
+    for address in PAGES:
+        page.set_viewport_size(SIZES[begins])
+        opened(page, f"{shared_app}{address}")
+        for size in sizes:
+            page.set_viewport_size(SIZES[size])
+            drawn(page)
             for wrong in Axe().run(page).response["violations"]:
                 found[f"{size} {address}: {wrong['help']}"] = [node["html"][:200] for node in wrong["nodes"][:3]]
     assert found == {}
