@@ -40,6 +40,8 @@ _EVAL = "eval_"
 _STEP_NAMED = frozenset(_STEP_FIELDS)
 _CODE = re.compile(r"(?:\breturn|[=(,\[])\s*\{?\s*$")
 """What stands before a dict in source code."""
+NEAR = 80
+"""Characters before a dict in which that is looked for: a line may hold a thousand dicts."""
 LEAST_ROWS = 3
 """Different rows after which dicts are taken for a trainer's that tell neither step nor epoch."""
 LONGEST_ROW = 100_000
@@ -113,7 +115,7 @@ class TrlConsoleParser(LineParser):
         """The trainer's bars and rows in ``text``, left to right."""
         found: list[Bar | DictRow] = [bar for bar in bars(text) if bar.may_count_steps] if "%|" in text else []
         if ("'" in text or '"' in text) and ":" in text and not _OPENRLHF.search(text):
-            rows = (row for row in dict_rows(text) if not _CODE.search(text, 0, row.start))
+            rows = (row for row in dict_rows(text) if not _CODE.search(text[max(row.start - NEAR, 0) : row.start]))
             found += [row for row in rows if _is_trainers(row.items)]
             found.sort(key=lambda thing: thing.start)
         return found
