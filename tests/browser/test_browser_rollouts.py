@@ -25,10 +25,10 @@ def spiked(step):
     return [one.event(), culprits, response]
 
 
-def test_from_a_spike_to_the_rollout_it_was_in_and_back(app, page, store_url):
+def test_from_a_spike_to_the_rollout_it_was_in_and_back(shared_app, page, shared_store):
     """One press each way; culprits are marked in the text, and text is text. The page fixture fails on any dialog."""
-    write_rollouts(store_url, more=spiked(61), hostile=True, long=130_000)
-    page.goto(f"{app}/tokens?run=run-1")
+    write_rollouts(shared_store, run_id="spiked", more=spiked(61), hostile=True, long=130_000)
+    page.goto(f"{shared_app}/tokens?run=spiked")
     page.get_by_role("button", name="Rollouts", exact=True).click()
     expect(page).to_have_url(re.compile(r"rollouts.*from=61"))
     rows = page.locator("tr.opens", has_text="culprit: token ratio")
@@ -39,7 +39,7 @@ def test_from_a_spike_to_the_rollout_it_was_in_and_back(app, page, store_url):
     page.reload()
     expect(page.locator("mark", has_text="answer").first).to_be_visible()
 
-    page.goto(f"{app}/rollouts?run=run-1&rollout=1.61.0.0")
+    page.goto(f"{shared_app}/rollouts?run=spiked&rollout=1.61.0.0")
     expect(page.locator(".rl-text").filter(has_text="<script>alert(1)</script>").first).to_be_visible()
     assert page.locator("img[src='x']").count() == 0
 
@@ -52,10 +52,10 @@ def above(locator):
     return locator.evaluate("node => node.getBoundingClientRect().y + window.scrollY")
 
 
-def test_a_step_beside_another_and_a_link_that_restores_it(app, page, store_url):
+def test_a_step_beside_another_and_a_link_that_restores_it(shared_app, page, shared_store):
     """The prompts of both, what changed first, the answers beside each other; and on a telephone below each other."""
-    write_rollouts(store_url)
-    page.goto(f"{app}/rollouts?run=run-1&at=1&beside=51&live=false")
+    write_rollouts(shared_store, run_id="beside")
+    page.goto(f"{shared_app}/rollouts?run=beside&at=1&beside=51&live=false")
     changed = page.locator("tr.opens", has_text="reward positive → 0")
     expect(changed).to_have_count(2)
     page.locator("tr.opens", has_text="Sort 3, 1, 2.").last.click()
@@ -79,10 +79,10 @@ def said_all(page, messages):
     return sent
 
 
-def test_an_answer_of_32_000_tokens_is_folded_and_opens(app, page, store_url, messages):
+def test_an_answer_of_32_000_tokens_is_folded_and_opens(shared_app, page, shared_store, messages):
     """130 000 characters: the list stays small, the end is seen, and opening asks the server for nothing."""
-    write_rollouts(store_url, long=130_000)
-    page.goto(f"{app}/rollouts?run=run-1&only=odd&live=false")
+    write_rollouts(shared_store, run_id="folded", long=130_000)
+    page.goto(f"{shared_app}/rollouts?run=folded&only=odd&live=false")
     fold = page.locator("details.rl-fold").first
     expect(fold.locator("summary")).to_contain_text("more characters")
     expect(page.locator(".rl-text", has_text="The answer is 3, 2, 1.").first).to_be_visible()

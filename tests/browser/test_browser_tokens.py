@@ -16,17 +16,17 @@ def culprit_rows(page):
     return page.locator("tr.opens", has_text="micro-batch")
 
 
-def test_a_token_and_its_row_choose_each_other(app, page, store_url):
+def test_a_token_and_its_row_choose_each_other(shared_app, page, shared_store):
     """By click on either; the address keeps the choice, hovering shows the numbers, a reload changes nothing."""
-    write_spikes(store_url, [Spiked(15), Spiked(20, words=HOSTILE, length=120, blamed=12)])
-    page.goto(f"{app}/run?run=run-1")
+    write_spikes(shared_store, run_id="chosen", spiked=[Spiked(15), Spiked(20, words=HOSTILE, length=120, blamed=12)])
+    page.goto(f"{shared_app}/run?run=chosen")
     page.get_by_role("button", name="Tokens", exact=True).click()
     expect(page.locator(".rl-step")).to_contain_text("Step 20")
     expect(page.locator(".token.chosen")).to_have_count(1)
     check_text_is_text(page)
 
     culprit_rows(page).nth(1).click()
-    expect(page).to_have_url(re.compile(r"run=run-1.*step=20.*token=0\.1\.3\.\d+"))
+    expect(page).to_have_url(re.compile(r"run=chosen.*step=20.*token=0\.1\.3\.\d+"))
     expect(page.locator(".token.chosen")).to_have_attribute("data-key", page.url.split("token=")[1])
 
     last = page.locator(".token.culprit").last
@@ -57,26 +57,28 @@ def check_text_is_text(page):
 
 
 @pytest.mark.thorough
-def test_a_huge_response_is_drawn_in_part_and_keeps_still_while_the_run_goes_on(app, page, store_url, messages):
+def test_a_huge_response_is_drawn_in_part_and_keeps_still_while_the_run_goes_on(
+    shared_app, page, shared_store, messages
+):
     """16 384 tokens; new steps arrive, and neither the place nor the choice is lost."""
-    write_spikes(store_url, [Spiked(20, length=16384, blamed=8)])
-    page.goto(f"{app}/tokens?run=run-1")
+    write_spikes(shared_store, run_id="huge", spiked=[Spiked(20, length=16384, blamed=8)])
+    page.goto(f"{shared_app}/tokens?run=huge")
     expect(page.locator(".token.chosen")).to_be_visible()
     assert page.locator(".token").count() < 2_500
     assert max(messages) < 1_500_000
     page.locator(".rlwatch-response .text").evaluate("text => text.scrollTop = 40")
 
-    write_spikes(store_url, [Spiked(38, attempt=2)], steps=40)
+    write_spikes(shared_store, run_id="huge", spiked=[Spiked(38, attempt=2)], steps=40)
 
     expect(page.locator("tr.opens", has_text="38").first).to_be_visible()
     expect(page.locator(".rl-step")).to_contain_text("Step 20")
     assert page.locator(".rlwatch-response .text").evaluate("text => text.scrollTop") == 40
 
 
-def test_quantiles_over_the_steps_are_drawn_and_told_on_hovering(app, page, store_url):
+def test_quantiles_over_the_steps_are_drawn_and_told_on_hovering(shared_app, page, shared_store):
     """A band for each quantity; on a telephone below each other."""
-    write_run(store_url, metrics=spreading)
-    page.goto(f"{app}/tokens?run=run-1")
+    write_run(shared_store, "quantiles", metrics=spreading)
+    page.goto(f"{shared_app}/tokens?run=quantiles")
     charts = page.locator("canvas")
     expect(charts.first).to_be_visible()
     box = charts.first.bounding_box()
@@ -87,10 +89,10 @@ def test_quantiles_over_the_steps_are_drawn_and_told_on_hovering(app, page, stor
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_distributions_of_a_live_run_are_maps_that_tell_their_quantiles_and_shares(app, page, store_url):
+def test_distributions_of_a_live_run_are_maps_that_tell_their_quantiles_and_shares(shared_app, page, shared_store):
     """Hovering tells a step's quantiles and how many tokens lie there; a new step joins; a hole says nothing."""
-    write_run(store_url, events=[counted(step) for step in (*range(1, 20), *range(28, 31))])
-    page.goto(f"{app}/tokens?run=run-1")
+    write_run(shared_store, "mapped", events=[counted(step) for step in (*range(1, 20), *range(28, 31))])
+    page.goto(f"{shared_app}/tokens?run=mapped")
     chart = page.locator(".panel", has_text="entropy").locator(".u-over")
     expect(chart).to_be_visible()
 
@@ -106,7 +108,7 @@ def test_distributions_of_a_live_run_are_maps_that_tell_their_quantiles_and_shar
     point(0.8)
     expect(tip).not_to_contain_text("percentile")
 
-    write_run(store_url, steps=40, events=[counted(step, attempt=2) for step in range(31, 41)])
+    write_run(shared_store, "mapped", steps=40, events=[counted(step, attempt=2) for step in range(31, 41)])
     point(0.95)
     expect(tip).to_contain_text("step 3")
     expect(tip).to_contain_text("median")
