@@ -609,6 +609,13 @@ def _with_footprint(cause: Cause, suspect: Suspect) -> Cause:
     return replace(cause, evidence=tuple(sorted((*cause.evidence, row), key=lambda e: e.step)))
 
 
+def _titled(knob: catalogue.Knob, words: str, *, stated: bool) -> str:
+    """Return the title of a cause; what happened to others, not to the knob itself, stands in brackets."""
+    if knob.outside:
+        return f"{knob.title} ({words})"
+    return f"{knob.title}: {words}" if stated else f"{knob.title} {words}"
+
+
 def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cause | None:
     """The cause that a suspect is; None where nothing bad followed.
 
@@ -622,12 +629,13 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
     words = turn.words(trouble.first)
     root = Sign(knob.name, turn.step, turn.step, Severity.INFO, words)
     actions, withheld = treatment(root, [root, *effects], given.found, given.source, undo=not knob.outside)
-    rows = [Evidence(t.step, f"{knob.title} {t.words(trouble.first)}", knob.name) for t in suspect.turns[:MOST_TURNS]]
+    found = [(t.step, t.words(trouble.first)) for t in suspect.turns[:MOST_TURNS]]
+    rows = [Evidence(at, told if knob.outside else f"{knob.title} {told}", knob.name) for at, told in found]
     rows += [*map(_evidence, effects), *happenings(given.events, [root, *effects])]
     sure, why = _judged(suspect, effects, trouble)
     return Cause(
         kind=knob.name,
-        title=f"{knob.title}: {words}" if turn.says else f"{knob.title} {words}",
+        title=_titled(knob, words, stated=bool(turn.says)),
         onset_step=min(turn.step, *(sign.onset_step for sign in effects)),
         sure=sure,
         why=why,

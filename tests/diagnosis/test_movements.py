@@ -51,7 +51,7 @@ def test_a_reward_that_falls_while_the_policy_stands_still_is_looked_for_outside
 
     cause = told.causes[0]
     assert (cause.knob, cause.onset_step, cause.sure) == ("environment", 100, Confidence.PLAUSIBLE)
-    assert cause.title.startswith("Reward fell, policy did not move: reward 0.599 to 0.02")
+    assert cause.title.startswith("Fault outside the policy (reward 0.599 to 0.02")
     assert "KL to the reference, entropy, gradient norm, response length" in cause.why
     assert [action.id for action in cause.actions][:2] == ["check-verifier", "read-completions"]
     assert told.nature is Nature.CAUSE
