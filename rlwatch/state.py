@@ -305,13 +305,15 @@ def next_action(diagnosis: Diagnosis) -> Action | None:
 
 def _names_more(cause: Cause, verdict: Verdict) -> bool:
     """Return whether the cause says more than what broke: it is no finding that the headline names already."""
+    if cause.separated:
+        return True
     broke = entry(cause.kind).happened if cause.kind != cause.knob else ""
     return not broke or broke not in verdict.brief
 
 
 def _cause_words(cause: Cause) -> str:
-    """Return the title without what is in brackets, as part of a sentence."""
-    title = cause.title.split(" (", 1)[0]
+    """Return the title without what is in brackets, as part of a sentence; of a mismatch the cause that it has."""
+    title = (cause.mismatch if cause.separated else cause.title).split(" (", 1)[0]
     return _lowered(one_line(title, 60))
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from rlwatch import catalogue
 from rlwatch.diagnosis.actions import RESET, Action, advice
+from rlwatch.diagnosis.mismatch_causes import ENGINE, FIRST_ACTIONS, MismatchCause, cause_of, wanted
 from rlwatch.diagnosis.movements import guesses
 from rlwatch.diagnosis.signs import Chain, Sign, chains, on_branch, signs, starts_of
 from rlwatch.diagnosis.suspects import SOME, Suspect, Trouble, event_turns, knob_of, suspects, trouble_of
@@ -83,7 +84,8 @@ class Cause:
     ``kind`` is that of the first sign, or the name of the knob that was turned; ``knob`` the knob, or the one that a
     mechanism is usually of ("": nothing speaks of one); ``onset_step`` is never later than that of an effect;
     ``summary`` the chain in one sentence; ``why`` the reasons for ``sure``; ``symptoms`` the kinds that followed;
-    ``withheld`` says which advice was left out, and why; ``nature`` is never ``unknown``.
+    ``withheld`` says which advice was left out, and why; ``nature`` is never ``unknown``. ``mismatch``: the cause of a
+    mismatch of trainer and rollout engine that the shape of the gap shows, ``not separable``, or "" of anything else.
     """
 
     kind: str
@@ -98,6 +100,12 @@ class Cause:
     withheld: str = ""
     knob: str = ""
     nature: Nature = Nature.CAUSE
+    mismatch: str = ""
+
+    @property
+    def separated(self) -> bool:
+        """True of a mismatch whose own cause is named."""
+        return self.mismatch not in ("", MismatchCause.UNCLEAR)
 
     def to_dict(self) -> dict[str, JSON]:
         """Plain values."""
@@ -114,6 +122,7 @@ class Cause:
             "evidence": [evidence.to_dict() for evidence in self.evidence],
             "actions": [action.to_dict() for action in self.actions],
             "withheld": self.withheld,
+            "mismatch": self.mismatch,
         }
 
 
@@ -415,6 +424,7 @@ def diagnose(
     if trouble is not None:
         turned += guesses(turned, found, trouble.first, slack, measured)
     causes = with_knobs(_causes(given), turned, given)
+    causes = tuple(_with_mismatch(cause, turned, given, row_steps, measured) for cause in causes)
     enough = any(cause.sure is not Confidence.WEAK for cause in causes)
     until = max(f.step for f in held) if at is None else at
     return Diagnosis(causes, enough, "" if enough else lacking(causes, measured), until)
@@ -614,6 +624,50 @@ def _titled(knob: catalogue.Knob, words: str, *, stated: bool) -> str:
     if knob.outside:
         return f"{knob.title} ({words})"
     return f"{knob.title}: {words}" if stated else f"{knob.title} {words}"
+
+
+MISMATCH = catalogue.entry("mismatch_growth").cause
+"""Title of the causes that have a cause of their own: :class:`MismatchCause`."""
+
+
+def _with_mismatch(
+    cause: Cause, turned: Sequence[KnobChange], given: Circumstances, row_steps: int, measured: Collection[str] | None
+) -> Cause:
+    """The cause as it is; of a mismatch with the cause that the shape of the gap shows, and what to do about that.
+
+    A knob of the engine that was seen to be turned is a better answer, and stays as it is.
+    """
+    turned_engine = {turn.told for turn in turned if turn.knob == ENGINE} - {ChangeSource.MEASURED}
+    inferred = cause.kind == ENGINE and turned_engine <= {ChangeSource.INFERRED}
+    if cause.title != MISMATCH and not inferred:
+        return cause
+    turn = cause_of(turned, cause.onset_step, given.slack, row_steps)
+    if turn is None and measured is None:
+        return cause
+    if turn is None or turn.name == MismatchCause.UNCLEAR:
+        text = f"why they differ is not separable with what is logged: log {wanted(measured)}"
+        row = Evidence(cause.onset_step, text, ENGINE)
+        return replace(
+            cause, why=f"{cause.why}; {text}", evidence=_in_order(cause, row), mismatch=MismatchCause.UNCLEAR.value
+        )
+    row = Evidence(turn.step, f"{turn.name} from step {turn.step}: {turn.says}", ENGINE)
+    known = advice(ENGINE, given.source)
+    own = {action.id: action for action in (*(known.actions if known is not None else ()), *cause.actions)}
+    ahead = [own[id_] for id_ in FIRST_ACTIONS[MismatchCause(turn.name)] if id_ in own]
+    undo = [action for action in cause.actions[: len(UNDO)] if action.id in UNDO]
+    first = [*undo, *(action for action in ahead if action not in undo)]
+    return replace(
+        cause,
+        title=f"{cause.title}: {turn.name}",
+        why=f"{cause.why}; {turn.says}",
+        evidence=_in_order(cause, row),
+        actions=(*first, *(action for action in cause.actions if action not in first)),
+        mismatch=turn.name,
+    )
+
+
+def _in_order(cause: Cause, row: Evidence) -> tuple[Evidence, ...]:
+    return tuple(sorted((*cause.evidence, row), key=lambda e: e.step))
 
 
 def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cause | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlwatch import catalogue
+from rlwatch.diagnosis.mismatch_causes import GAP_METRICS, GapTracker
 from rlwatch.diagnosis.movements import MEASURED, Movements
 from rlwatch.diagnosis.turns import ChangeSource, KnobChange, Knobs
 from rlwatch.wording import number
@@ -244,12 +245,15 @@ class Footprints:
 
 
 class KnobTracker:
-    """All that a run's rows tell of its knobs, taken in order: those it logs, footprints of others, and what moved."""
+    """All that a run's rows tell of its knobs, taken in order: those it logs, footprints of others, what moved, and the
+    shape of the gap between trainer and rollout engine.
+    """
 
     def __init__(self) -> None:
         self._knobs = Knobs()
         self._footprints = Footprints()
         self._movements = Movements()
+        self._gap = GapTracker()
         self.first_step: int | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -258,11 +262,12 @@ class KnobTracker:
         self._knobs.update(step, metrics)
         self._movements.update(step, metrics)
         self._footprints.update(step, metrics)
+        self._gap.update(step, metrics)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Knobs that were turned so far, and what moved by itself, in order of step."""
-        found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns)
+        """Knobs that were turned so far, what moved by itself, and causes of a mismatch, in order of step."""
+        found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns, *self._gap.turns)
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob)))
 
 
@@ -270,8 +275,9 @@ TRACKED = frozenset(
     {
         "adv/min", "adv/max", "adv/std", "adv/mean", "reward/zero_std_frac", "reward/mean", "reward/std", "reward/min",
         "reward/max", "val/score", "loss/raw", "loss/policy", "policy/kl_ref", "policy/kl_ref_k3", "ratio/min",
-        "ratio/max", "mismatch/logp_absdiff", "policy/entropy",
+        "ratio/max", "policy/entropy",
         *MEASURED,
+        *GAP_METRICS,
         *(metric for knob in catalogue.knobs().values() for metric in knob.metrics),
     }
 )  # fmt: skip

@@ -57,6 +57,10 @@ OVER, OVER_STEPS = 0.3, 30
 """What the weight is multiplied by where the knob was back at its place so many steps before the first sign."""
 
 
+NO_KNOBS = (ChangeSource.MOVED, ChangeSource.MEASURED)
+"""Of what moved by itself, and of the shape of a gap, nobody turned a knob."""
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A knob, its turns (the weightiest first), and what they weigh."""
@@ -116,7 +120,7 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
 def suspects(turns: Sequence[KnobChange], trouble: Trouble) -> list[Suspect]:
     """Knobs that were turned, the weightiest first."""
     weighed: dict[str, list[tuple[float, KnobChange]]] = defaultdict(list)
-    for turn in _own([turn for turn in turns if turn.told is not ChangeSource.MOVED], trouble):
+    for turn in _own([turn for turn in turns if turn.told not in NO_KNOBS], trouble):
         weighed[turn.knob].append((weight_of(turn, trouble), turn))
     made = []
     for name, pairs in weighed.items():

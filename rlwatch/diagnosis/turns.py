@@ -19,7 +19,7 @@ from rlwatch.wording import number
 class ChangeSource(StrEnum):
     """Ways by which a change is known: ``logged`` by the trainer, in its ``config``, by a ``command``, or ``inferred``
     from numbers that only this knob can move at once. What ``moved`` by itself is no knob, and a ``standing`` value was
-    not turned: it is large from the start.
+    not turned: it is large from the start. ``measured`` is the cause of a mismatch that its shape shows.
     """
 
     LOGGED = "logged"
@@ -28,6 +28,7 @@ class ChangeSource(StrEnum):
     INFERRED = "inferred"
     MOVED = "moved"
     STANDING = "standing"
+    MEASURED = "measured"
 
 
 Place = tuple[int, float]

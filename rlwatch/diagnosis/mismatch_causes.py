@@ -1,0 +1,333 @@
+"""Causes of a mismatch between trainer and rollout engine, by the shape of the gap and by what it does over the steps.
+
+``rlwatch/tensors/gap_shape.py`` measures the shape in each batch and derives what each cause makes of it. Truncated
+sampling, a temperature and an error that adds up along a response have shapes of their own. Rounding and old weights
+have the same one, a noise on both sides: only time tells them apart. Old weights make a gap that grows with their age
+and falls at each sync; rounding is there before the first update, and stays. Where neither shows, no cause is named,
+and what would have to be logged is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice, pairwise
+
+from rlwatch.diagnosis.turns import ChangeSource, KnobChange
+from rlwatch.wording import number
+
+ENGINE = "rollout_engine"
+"""Knob of ``knobs.toml`` that these are of."""
+GAP, WEIGHT = "mismatch/logp_absdiff", "mismatch/weight_mean"
+ABOVE, LATE = "mismatch/above_share", "mismatch/late_ratio"
+TEMPERATURE, EXPLAINED = "mismatch/engine_temperature", "mismatch/temperature_share"
+SLOPE, ALIGNED = "mismatch/logp_slope", "mismatch/logp_corr"
+PER_VERSION, AGE, SYNC = "mismatch/absdiff_per_version", "staleness/mean", "engine/weight_sync"
+GAP_METRICS = frozenset({GAP, WEIGHT, ABOVE, LATE, TEMPERATURE, EXPLAINED, SLOPE, ALIGNED, PER_VERSION, AGE, SYNC})
+"""Canonical metrics that :class:`GapTracker` reads."""
+
+
+class MismatchCause(StrEnum):
+    """Cause of a mismatch, or ``unclear`` where what is logged does not separate the rest."""
+
+    TRUNCATED = "truncated sampling"
+    TEMPERATURE = "temperature"
+    STALE = "stale or partial weights"
+    ALONG = "error along the response (KV cache, positions)"
+    PRECISION = "precision (dtype, kernels, quantisation)"
+    UNCLEAR = "not separable"
+
+
+FIRST_ACTIONS: Mapping[MismatchCause, tuple[str, ...]] = {
+    MismatchCause.TRUNCATED: ("lower-temperature",),
+    MismatchCause.TEMPERATURE: ("lower-temperature",),
+    MismatchCause.STALE: ("repair-sync",),
+    MismatchCause.ALONG: ("fp32-head", "fp16"),
+    MismatchCause.PRECISION: ("fp32-head", "fp16"),
+}
+"""Actions of ``actions.toml`` that come first where the cause is known."""
+
+LEAST = 0.01
+"""Mean |d| in nats a token from which a gap has a cause to be looked for; bf16 samplers show 0.0014 to 0.008."""
+NEWEST, LASTING = 5, 3
+"""Rows whose medians are judged, and rows in which a cause must stand before it counts."""
+HISTORY = 40
+"""Rows over which the gap is held against age and steps."""
+ONE_SIDED = 0.1
+"""Share of the gap above 0 up to which it lies on one side. Exactly 0 of truncation; .34 to .5 of everything else."""
+KEPT = 0.5
+"""Of 1 - exp(-|d|), what the mean weight must lack at least: an engine that can sample everything has a mean of 1."""
+ONE_TEMPERATURE, LIKE_TEMPERATURE, ANOTHER = 0.8, 0.75, 0.02
+"""Share of the squared gap that a temperature explains; |correlation| without an entropy; |log T| of another one."""
+GROWS = 1.25
+"""Late over early from which the gap grows along responses."""
+WITH_AGE, FEWEST = 0.8, 10
+"""Correlation of gap and age over the rows, and how many rows it takes."""
+OF_AGE = 0.5
+"""Share of the gap that must vanish at age 0."""
+FALL, TEETH, TOOTH, RISING = 0.6, 3, 2, 0.7
+"""Factor of a fall from row to row, falls that make a saw, rows between two, and share of the others that must rise."""
+RAMP, AWAY, RAMP_ROWS, RAMP_RISING = 3.0, 2.5, 8, 0.7
+"""Factors of a steady rise over the run's first rows and over its own first row, its rows, and its rank correlation
+with the step."""
+STEP_UP, HALFWAY = 0.5, 0.45
+"""Share of the rise that its first row may have, and that half of its rows must have: .5 where it grows by as much in
+each step, .39 or less where by a factor."""
+STEADY = 2.0
+"""Factor within which a gap has stayed the same."""
+FRESH = 0.5
+"""Versions up to which samples count as sampled by the newest weights."""
+MOST_SEGMENTS = 16
+TINY = 1e-12
+"""Sum of squares below which nothing varies."""
+LARGEST = 1e6
+"""Of any of these metrics; beyond, something is broken, and has no shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A cause and the numbers that show it, in words."""
+
+    cause: MismatchCause
+    says: str
+
+
+@dataclass(slots=True)
+class GapTracker:
+    """Follows the gap row by row; which cause stood from when to when. Memory is bounded."""
+
+    rows: deque[tuple[int, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    newest: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    base: list[float] = field(default_factory=list)
+    segments: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=MOST_SEGMENTS))
+    synced: int | None = None
+    always_synced: bool = True
+    candidate: tuple[MismatchCause, int, int] | None = None
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take a row of canonical names; one without a gap is left out, as is what is no number or far too large."""
+        known = {name: value for name in GAP_METRICS if abs(value := metrics.get(name, math.nan)) <= LARGEST}
+        gap = known.get(GAP, -1.0)
+        if known.get(SYNC, 0.0) > 0:
+            self.synced = step
+        if gap < 0:
+            return
+        self.always_synced = self.always_synced and self.synced == step
+        if self.synced is not None:
+            known["since"] = float(step - self.synced)
+        self.rows.append((step, known))
+        self.newest.append(gap)
+        if len(self.base) < NEWEST:
+            self.base.append(gap)
+        self._note(step, self.judged())
+
+    def _note(self, step: int, verdict: Verdict | None) -> None:
+        """Begin a segment once a cause has stood for a few rows, and let the newest go on."""
+        if verdict is None:
+            self.candidate = None
+            return
+        cause = verdict.cause
+        first, rows = (step, 0) if self.candidate is None or self.candidate[0] is not cause else self.candidate[1:]
+        self.candidate = (cause, first, rows + 1)
+        if rows + 1 < LASTING:
+            return
+        told, path = ChangeSource.MEASURED, ((first, 1.0),)
+        segment = KnobChange(ENGINE, cause.value, first, 0.0, path, told, until=step, says=verdict.says)
+        if self.segments and (self.segments[-1].name, self.segments[-1].step) == (segment.name, first):
+            self.segments[-1] = segment
+        else:
+            self.segments.append(segment)
+
+    @property
+    def turns(self) -> tuple[KnobChange, ...]:
+        """Causes as they stood, each from ``step`` to ``until``."""
+        return tuple(self.segments)
+
+    # What the newest rows show.
+
+    def judged(self) -> Verdict | None:
+        """The cause that the rows so far show; None where there is hardly a gap."""
+        if len(self.newest) < LASTING or max(self.newest) < LEAST:
+            return None
+        last = [row for _, row in islice(reversed(self.rows), NEWEST)]
+        now = {name: middle([row[name] for row in last if name in row]) for name in {n for row in last for n in row}}
+        teeth = self._teeth()
+        if now[GAP] < LEAST and not teeth:
+            return None
+        return (
+            truncated(now)
+            or self._aged(now, teeth)
+            or temperature(now)
+            or self._ramp()
+            or along(now)
+            or self._rounded(now)
+            or Verdict(MismatchCause.UNCLEAR, "")
+        )
+
+    def _aged(self, now: Mapping[str, float], teeth: int) -> Verdict | None:
+        """Old weights, by their age or by the falls at each sync."""
+        per, age = now.get(PER_VERSION), now.get(AGE, 0.0)
+        if per is not None and age > 0 and per * age >= OF_AGE * now[GAP]:
+            share = min(per * age / now[GAP], 1.0)
+            return _stale(f"|d| grows by {number(per, 3)} nats a policy version within a batch, {share:.0%} of the gap")
+        for name, words in ((AGE, "policy versions since sampling"), ("since", "steps since the last weight sync")):
+            if name == AGE or not self.always_synced:
+                found = self._with(name, words)
+                if found is not None:
+                    return found
+        falls = f"|d| rose from row to row and fell by {1 - FALL:.0%} or more {teeth} times"
+        return _stale(falls) if teeth else None
+
+    def _with(self, name: str, words: str) -> Verdict | None:
+        pairs = [(row[name], row[GAP]) for _, row in self.rows if name in row]
+        if len(pairs) < FEWEST:
+            return None
+        mean_age, mean_gap = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
+        aa = sum((age - mean_age) ** 2 for age, _ in pairs)
+        gg = sum((gap - mean_gap) ** 2 for _, gap in pairs)
+        ag = sum((age - mean_age) * (gap - mean_gap) for age, gap in pairs)
+        if aa < TINY or gg < TINY or ag < WITH_AGE * math.sqrt(aa * gg) or ag / aa * mean_age < OF_AGE * mean_gap:
+            return None
+        r, slope = ag / math.sqrt(aa * gg), ag / aa
+        return _stale(f"|d| follows the {words} (correlation {r:.2f}, {number(slope, 3)} nats each)")
+
+    def _teeth(self) -> int:
+        """Falls of a saw: several, each from a gap that counts and after rows that rose; 0 where the gap is none."""
+        gaps = [row[GAP] for _, row in self.rows]
+        falls = [place for place in range(1, len(gaps)) if gaps[place] <= FALL * gaps[place - 1] >= FALL * LEAST]
+        if len(falls) < TEETH or any(later - place < TOOTH for place, later in pairwise(falls)):
+            return 0
+        first = max(1, 2 * falls[0] - falls[1])  # as long before the first fall as there are rows to the second
+        moves = [gaps[place] > gaps[place - 1] for place in range(first, len(gaps)) if place not in falls]
+        return len(falls) if sum(moves) >= RISING * len(moves) else 0
+
+    def _ramp(self) -> Verdict | None:
+        """Weights that do not arrive: from the level of the first rows steadily up, no jump and not exponentially."""
+        if len(self.base) < NEWEST:
+            return None
+        low = middle(self.base)
+        places = [(step, row[GAP]) for step, row in self.rows]
+        quiet = [place for place, (_, gap) in enumerate(places) if gap <= 1.5 * low]
+        if not quiet:
+            return None
+        rise = places[quiet[-1] + 1 :]
+        if len(rise) < RAMP_ROWS:
+            return None
+        top = middle([gap for _, gap in rise[-LASTING:]])
+        begun = rise[0][1]
+        if top < max(RAMP * low, AWAY * begun) or begun - low > STEP_UP * (top - low):
+            return None
+        half = middle([gap for _, gap in rise[len(rise) // 2 - 1 : len(rise) // 2 + 2]])
+        if half - begun < HALFWAY * (top - begun) or rank_correlation([gap for _, gap in rise]) < RAMP_RISING:
+            return None
+        return _stale(
+            f"|d| has grown with the steps since step {rise[0][0]}, from {number(low, 3)} to {number(top, 3)} nats, "
+            "neither at once nor exponentially, and never fell back"
+        )
+
+    def _rounded(self, now: Mapping[str, float]) -> Verdict | None:
+        """Rounding: a noise on both sides that weights cannot have made, because it was there before they changed."""
+        above, explained, late = now.get(ABOVE), now.get(EXPLAINED, 0.0), now.get(LATE, 1.0)
+        if above is None or above < 2 * ONE_SIDED or explained > 1 - ONE_TEMPERATURE or late < 1 / GROWS:
+            return None
+        gaps = [row[GAP] for _, row in self.rows]
+        shape = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
+        lower = [place for place, gap in enumerate(gaps) if gap < now[GAP] / STEADY]
+        if self.base[0] >= now[GAP] / STEADY and not lower and max(gaps) <= STEADY * now[GAP]:
+            return Verdict(MismatchCause.PRECISION, f"{shape}; it was there in the run's first row, and stayed")
+        since = lower[-1] + 1 if lower else 0
+        lasted = len(gaps) - since >= NEWEST
+        at_once = lasted and (since == 0 or gaps[since - 1] <= gaps[since] / STEADY)
+        if now.get(AGE, math.inf) <= FRESH and at_once:
+            return Verdict(MismatchCause.PRECISION, f"{shape}; it came at once, and samples are of the newest weights")
+        return None
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median, the upper one of two."""
+    return sorted(values)[len(values) // 2]
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's correlation of two values or more with their place, in [-1, 1]; equal ones rank by place.
+
+    >>> rank_correlation([1.0, 2.0, 5.0]), rank_correlation([3.0, 2.0, 1.0])
+    (1.0, -1.0)
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    off = sum((rank - place) ** 2 for rank, place in enumerate(order))
+    return 1 - 6 * off / (len(values) * (len(values) ** 2 - 1))
+
+
+def _stale(says: str) -> Verdict:
+    return Verdict(MismatchCause.STALE, says)
+
+
+def truncated(now: Mapping[str, float]) -> Verdict | None:
+    """All of the gap on one side, and a mean weight below 1 by as much: what is cut is never sampled."""
+    above, weight = now.get(ABOVE), now.get(WEIGHT)
+    if above is None or weight is None or above > ONE_SIDED or 1 - weight < KEPT * -math.expm1(-now[GAP]):
+        return None
+    says = f"{above:.1%} of the gap lies above 0, and the mean weight is {number(weight, 3)}, the mass that is kept"
+    return Verdict(MismatchCause.TRUNCATED, says)
+
+
+def temperature(now: Mapping[str, float]) -> Verdict | None:
+    """One number explains the gap of all tokens; without an entropy only that the engine is flatter, or sharper."""
+    share, value = now.get(EXPLAINED), now.get(TEMPERATURE)
+    if share is not None and value is not None and value > 0:
+        if share < ONE_TEMPERATURE or abs(math.log(value)) < ANOTHER:
+            return None
+        says = f"a temperature of {number(value, 3)} times the trainer's explains {share:.0%} of the squared gap"
+        return Verdict(MismatchCause.TEMPERATURE, says)
+    aligned, slope = now.get(ALIGNED), now.get(SLOPE, 0.0)
+    if aligned is None or abs(aligned) < LIKE_TEMPERATURE:
+        return None
+    how = "flatter" if slope > 0 else "sharper"
+    says = (
+        f"the engine is the {how} one: d goes with the log-prob (correlation {aligned:.2f}, slope {number(slope, 3)})"
+    )
+    return Verdict(MismatchCause.TEMPERATURE, says)
+
+
+def along(now: Mapping[str, float]) -> Verdict | None:
+    """A gap that grows along responses."""
+    late = now.get(LATE)
+    if late is None or late < GROWS:
+        return None
+    says = f"the gap of the second half of responses is {number(late, 3)} times that of the first at equal probability"
+    return Verdict(MismatchCause.ALONG, says)
+
+
+# The one cause for a failure, of those that stood around its onset.
+
+AROUND, ROWS_AROUND = 60, 12
+"""Steps and rows after the onset of a mismatch in which its cause is looked for: a lost policy has other shapes."""
+
+
+def cause_of(turns: Iterable[KnobChange], onset: int, slack: int, row_steps: int = 1) -> KnobChange | None:
+    """The cause that stood longest around ``onset``, a named one before an unclear one; None where none did."""
+    low, high = onset - slack, onset + max(AROUND, ROWS_AROUND * row_steps)
+    found: dict[tuple[bool, str], tuple[int, KnobChange]] = {}
+    for turn in turns:
+        until = turn.step if turn.until is None else turn.until
+        stood = min(until, high) - max(turn.step, low)
+        if turn.told is ChangeSource.MEASURED and stood >= 0:
+            key = (turn.name != MismatchCause.UNCLEAR.value, turn.name)
+            before, first = found.get(key, (0, turn))
+            found[key] = (before + stood, first)
+    if not found:
+        return None
+    return max(found.items(), key=lambda item: (item[0][0], item[1][0], -item[1][1].step))[1][1]
+
+
+def wanted(measured: Collection[str] | None) -> str:
+    """Words for what would have to be logged to name the cause of a mismatch, beside what is (None: not known)."""
+    if measured is None or ABOVE not in measured:
+        return 'log-probs of single tokens from trainer and engine (`level="full"`)'
+    if AGE not in measured and SYNC not in measured:
+        return "`staleness/mean`, or `engine/weight_sync` at the steps of a weight sync"
+    return "a digest of the engine's weights at each sync"
