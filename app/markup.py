@@ -16,6 +16,8 @@ STYLE = """<style>
 .rl-who a { color: inherit; }
 @media (max-width: 640px) { .rl-who { right: 1.5rem; } .rl-who span { max-width: 7rem; } }
 @media (max-width: 640px) { .st-key-search { flex: 1 0 100% !important; } }
+/* a menu opens above or below its button, and one of the two has nearly half of the screen */
+[data-testid="stMenuButtonBody"] { max-height: 45vh; overflow-y: auto; }
 .rl-store { text-align: right; font-size: .75rem; opacity: .75; overflow-wrap: anywhere; }
 .rl-name { font-size: 1.5rem; font-weight: 600; line-height: 1.3; overflow-wrap: anywhere; }
 .rl-project { font-weight: 400; opacity: .75; }

@@ -107,8 +107,7 @@ OVERLAYS = {
 def test_axe_finds_nothing_in_what_opens_above_a_page(shared_app, page, filled, scheme, size):
     """Dialogs of commands, incidents and edits, what hangs below buttons, an open drawer, a rule that is tried."""
     page.emulate_media(color_scheme=scheme)
-    width, height = SIZES[size]
-    page.set_viewport_size({"width": width, "height": height})
+    page.set_viewport_size(SIZES[size])
     found = {}
     for name, (draw, what) in OVERLAYS.items():
         overlay = draw(page, shared_app, what)
@@ -122,6 +121,18 @@ def test_axe_finds_nothing_in_what_opens_above_a_page(shared_app, page, filled, 
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_role("button", name="Undo")).to_have_count(0)
     assert found == {}
+
+
+def test_every_command_of_the_menu_can_be_pressed_on_a_low_screen(shared_app, page, shared_store):
+    """There are many: the list is no longer than what lies above or below its button, and scrolls."""
+    write(shared_store, "low", steps=range(1, 31))
+    page.set_viewport_size({"width": 1280, "height": 720})
+    opened(page, f"{shared_app}/run?run=low&live=false")
+    page.get_by_role("button", name="Commands", exact=True).click()
+    entries = page.get_by_role("menuitem")
+    expect(entries.nth(10)).to_be_attached()
+    for entry in entries.all():
+        entry.click(trial=True, timeout=10_000)
 
 
 def test_a_command_takes_three_taps_and_its_confirmation_on_a_phone(shared_app, joined, shared_store):
