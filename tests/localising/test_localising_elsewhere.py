@@ -5,6 +5,7 @@ Tensors of that device only pretend to be elsewhere: see ``elsewhere.py``. On a 
 """
 
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -17,11 +18,17 @@ from rlwatch.clipping import SkipOnSpike
 pytestmark = pytest.mark.torch
 
 
+@cache
+def on_the_cpu(plant, entropy_bonus):
+    """What is found where all tensors are on the CPU: each once for the tests that compare with it."""
+    return train("cpu", plant, entropy_bonus=entropy_bonus)
+
+
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("entropy_bonus", [0.0, 0.01])
 def test_the_same_tokens_are_named_with_the_same_words(plant, entropy_bonus):
     """Of every step: culprits, causes, shares and what the event says; NaN is traced to where it came from."""
-    expected = train("cpu", plant, entropy_bonus=entropy_bonus)
+    expected = on_the_cpu(plant, entropy_bonus)
     with elsewhere():
         found = train("meta", plant, entropy_bonus=entropy_bonus, move=moved_there)
 
@@ -32,7 +39,7 @@ def test_the_same_tokens_are_named_with_the_same_words(plant, entropy_bonus):
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_default_device_of_the_loop_is_not_ours(plant):
     """Tables on the CPU are made there, whatever ``torch.set_default_device`` says while the gradient is looked at."""
-    expected = train("cpu", plant, entropy_bonus=0.01)
+    expected = on_the_cpu(plant, 0.01)
     found = train("cpu", plant, entropy_bonus=0.01, around=lambda: torch.device("meta"))
 
     assert_same_runs(found, expected)

@@ -100,13 +100,20 @@ def test_the_planted_token_is_the_worst_culprit():
     assert batch.columns["ratio"][0] > 100
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """The run without a loss scale."""
+    run = FakeRun()
+    train(lambda p, o: watched(p, o, run))
+    return run
+
+
 @pytest.mark.parametrize("unscale", [False, True], ids=["scaled gradients", "unscaled gradients"])
-def test_a_loss_scale_does_not_show(unscale):
+def test_a_loss_scale_does_not_show(plain, unscale):
     """Coefficients carry it, gradients perhaps no longer: the contributions sum up to the norm all the same."""
-    run, plain = FakeRun(), FakeRun()
+    run = FakeRun()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     train(lambda p, o: watched(p, o, run, scaler=scaler), scaler=scaler, unscale=unscale)
-    train(lambda p, o: watched(p, o, plain))
 
     for event, expected in zip(localised(run), localised(plain), strict=True):
         assert event.body["complete"], event.body
