@@ -32,7 +32,9 @@ from rlwatch.tensors.tokens import TokenBatch
 
 STEPS, FAULT = 44, 20
 """Steps of a run, and the step at which a fault begins that is not there from the start."""
-RESPONSES, PROMPT, LONGEST = 24, 24, 48
+RESPONSES = 24
+SHORT, LONG = (24, 48), (8, 120)
+"""Tokens of a prompt and of the longest response; the model was trained on 128 in all."""
 RATE = 4e-5
 MODEL: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -101,10 +103,12 @@ def warped(logp: Tensor, engine: Engine) -> Tensor:
 
 
 @torch.no_grad()
-def sampled(model: LlamaForCausalLM, prompts: Tensor, engine: Engine, g: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Ids and the engine's log-probs, (B, LONGEST)."""
+def sampled(
+    model: LlamaForCausalLM, prompts: Tensor, longest: int, engine: Engine, g: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Ids and the engine's log-probs, (B, ``longest``)."""
     cache, now, ids, logps = DynamicCache(), prompts, [], []
-    for _ in range(LONGEST):
+    for _ in range(longest):
         logits = model(now, past_key_values=cache, use_cache=True).logits[:, -1].float()
         for layer in cache.layers:
             for name in ("keys", "values"):
@@ -121,8 +125,8 @@ def sampled(model: LlamaForCausalLM, prompts: Tensor, engine: Engine, g: torch.G
 
 
 def scored(model: LlamaForCausalLM, prompts: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The trainer's log-probs and entropy, (B, LONGEST)."""
-    logits = model(torch.cat([prompts, ids], 1), logits_to_keep=LONGEST + 1).logits[:, :-1].float()
+    """The trainer's log-probs and entropy, of the shape of ``ids``."""
+    logits = model(torch.cat([prompts, ids], 1), logits_to_keep=ids.shape[1] + 1).logits[:, :-1].float()
     logp = logits.log_softmax(-1)
     return logp.gather(2, ids.unsqueeze(2)).squeeze(2), -(logp.exp() * logp).sum(-1).detach()
 
@@ -149,25 +153,27 @@ class Plant:
     entropy: bool = True
     age: bool = False
     seed: int = 0
+    size: tuple[int, int] = SHORT
 
 
 def run_of(plant: Plant, model: LlamaForCausalLM, data: Tensor) -> list[dict[str, float]]:
     policy = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE)
     g = torch.Generator().manual_seed(plant.seed)
-    policies, rows = [], []
+    (prompt, longest), policies, rows = plant.size, [], []
     for step in range(STEPS):
         engine = plant.engine if step >= plant.start else Engine()
         policies.append({name: x.detach().clone() for name, x in policy.state_dict().items()})
-        starts = torch.randint(0, len(data) - PROMPT, (RESPONSES,), generator=g)
-        prompts = torch.stack([data[i : i + PROMPT] for i in starts])
+        starts = torch.randint(0, len(data) - prompt, (RESPONSES,), generator=g)
+        prompts = torch.stack([data[i : i + prompt] for i in starts])
         ages = torch.arange(RESPONSES) * (engine.ages + 1) // RESPONSES
         ages = ages + engine.lag
-        parts = [_engine_batch(policies, engine, step, age, prompts[ages == age], g) for age in ages.unique().tolist()]
+        groups = [(age, prompts[ages == age]) for age in sorted(set(ages.tolist()))]
+        parts = [_engine_batch(policies, engine, step, age, own, longest, g) for age, own in groups]
         ids, rollout = (torch.cat(each) for each in zip(*parts, strict=True))
         logp, entropy = scored(policy, prompts, ids)
-        lengths = torch.randint(LONGEST // 3, LONGEST + 1, (RESPONSES, 1), generator=g)
-        mask = torch.arange(LONGEST) < lengths
+        lengths = torch.randint(longest // 3, longest + 1, (RESPONSES, 1), generator=g)
+        mask = torch.arange(longest) < lengths
         behind = step % engine.every if engine.every <= STEPS else step - FAULT
         batch = TokenBatch(
             logp=logp.detach(), mask=mask, entropy=entropy if plant.entropy else None, rollout_logp=rollout,
@@ -192,6 +198,7 @@ def _engine_batch(
     step: int,
     age: int,
     prompts: Tensor,
+    longest: int,
     g: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     config = MODEL | {"rope_theta": 10_000.0 * engine.theta}
@@ -201,7 +208,7 @@ def _engine_batch(
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.data = rounded(weight.data, engine.weights)
-    return sampled(model.to(torch.bfloat16).float().eval(), prompts, engine, g)
+    return sampled(model.to(torch.bfloat16).float().eval(), prompts, longest, engine, g)
 
 
 C = MismatchCause
@@ -219,6 +226,19 @@ FIRST = [
 ]
 
 
+FIRST_LONG = [
+    Plant("long, cache rounded anew", C.ALONG, Engine(again=0.03), start=0, seed=20, size=LONG),
+    Plant("long, positions off by a factor", C.ALONG, Engine(theta=1.3), start=0, seed=21, size=LONG),
+    Plant("long, weights of 5 bits", C.PRECISION, Engine(weights=15), start=0, seed=22, size=LONG),
+]
+HELD_OUT_LONG = [
+    Plant("long, cache rounded anew, twice as much", C.ALONG, Engine(again=0.06), start=0, seed=23, size=LONG),
+    Plant("long, cache rounded anew, later", C.ALONG, Engine(again=0.04), age=True, seed=24, size=LONG),
+    Plant("long, positions off the other way", C.ALONG, Engine(theta=0.6), start=0, seed=25, size=LONG),
+    Plant("long, weights of 6 bits", C.PRECISION, Engine(weights=31), start=0, seed=26, size=LONG),
+    Plant("long, weights of 5 bits, age logged", C.PRECISION, Engine(weights=15), age=True, seed=27, size=LONG),
+    Plant("long, weights stay old", C.STALE, Engine(every=STEPS + 1), seed=28, size=LONG),
+]
 HELD_OUT = [
     Plant("top_p .9", C.TRUNCATED, Engine(top_p=0.9), start=0, seed=1),
     Plant("min_p .1", C.TRUNCATED, Engine(min_p=0.1), seed=2),
@@ -240,6 +260,9 @@ HELD_OUT = [
 ]
 
 
+SETS = {"first": FIRST, "held-out": HELD_OUT, "first-long": FIRST_LONG, "held-out-long": HELD_OUT_LONG}
+
+
 def main(which: str, folder: Path) -> None:
     data, kept = text(), folder / "model.pt"
     if kept.exists():
@@ -249,7 +272,7 @@ def main(which: str, folder: Path) -> None:
         model = pretrained(data)
         torch.save(model.state_dict(), kept)
     counts: dict[str, Counter[str]] = {"named by the diagnosis": Counter(), "by the rows alone": Counter()}
-    for plant in FIRST if which == "first" else HELD_OUT:
+    for plant in SETS[which]:
         log = folder / f"{plant.name}.jsonl"
         if not log.exists():
             log.write_text("".join(json.dumps(row) + "\n" for row in run_of(plant, model, data)))

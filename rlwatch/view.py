@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlwatch.detectors.base import NotRun, not_run
 from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import (
+    AROUND,
     TRACKED,
     Action,
     Cause,
@@ -324,7 +325,7 @@ def diagnosis_of(
         row_steps=row_steps(sorted({s for own in reached.values() for s in own})),
         measured=frozenset(metrics),
         starts=starts_of_attempts(reached),
-        turns=() if knobs is None else knobs.turns(starts_of_attempts(reached), source, _until(findings, at)),
+        turns=() if knobs is None else knobs.turns(starts_of_attempts(reached), source, _until(findings, at), at),
     )
 
 
@@ -350,13 +351,19 @@ class KnobRows:
     rows: Mapping[tuple[int, int], Mapping[str, float]]
     configs: Mapping[int, Mapping[str, JSON]] = field(default_factory=dict)
 
-    def turns(self, starts: Mapping[int, int], source: str, until: int) -> list[KnobChange]:
-        """Knobs that were turned on the branch that counts, up to the step ``until``."""
-        tracker = KnobTracker()
-        for attempt, step_ in sorted(place for place in self.rows if place[1] <= until)[-MOST_ROWS:]:
+    def turns(self, starts: Mapping[int, int], source: str, until: int, at: int | None = None) -> list[KnobChange]:
+        """Knobs that were turned on the branch that counts, up to the step ``until``, and causes of a mismatch.
+
+        A mismatch may show its cause only after the last finding, so that its rows are read on, but not beyond ``at``.
+        """
+        tracker, last = KnobTracker(), until + AROUND if at is None else min(at, until + AROUND)
+        for attempt, step_ in sorted(place for place in self.rows if place[1] <= last)[-MOST_ROWS:]:
             if all(step_ < start for other, start in starts.items() if other > attempt):
-                row = dict(sorted(self.rows[attempt, step_].items()))
-                tracker.update(step_, canonicalise(row, source)[0])
+                row = canonicalise(dict(sorted(self.rows[attempt, step_].items())), source)[0]
+                if step_ <= until:
+                    tracker.update(step_, row)
+                else:
+                    tracker.follow_gap(step_, row)
         return [*tracker.turns, *config_turns(self.configs, starts)]
 
 

@@ -264,6 +264,10 @@ class KnobTracker:
         self._footprints.update(step, metrics)
         self._gap.update(step, metrics)
 
+    def follow_gap(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take a row from after the last finding: no knob that it shows caused one, but a mismatch goes on."""
+        self._gap.update(step, metrics)
+
     @property
     def turns(self) -> tuple[KnobChange, ...]:
         """Knobs that were turned so far, what moved by itself, and causes of a mismatch, in order of step."""

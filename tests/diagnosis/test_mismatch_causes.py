@@ -11,6 +11,7 @@ from rlwatch.diagnosis.mismatch_causes import GAP_METRICS, GapTracker, MismatchC
 from rlwatch.state import explained, headline_of, verdict_of
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.view import KnobRows, diagnosis_of
 
 pytestmark = pytest.mark.torch
 D = torch.float64
@@ -243,6 +244,20 @@ def test_the_advice_for_a_named_cause_comes_first_after_undoing():
     assert cut_first[:3] == ["roll-back", "lower-lr", "lower-temperature"]
     assert old_first[:3] == ["roll-back", "lower-lr", "repair-sync"]
     assert len(set(cut_first)) == len(cut_first)
+
+
+def test_the_rows_after_the_last_finding_still_tell_the_cause_and_none_after_the_step_asked_for():
+    """A warning at the first tooth of a saw: its falls come later."""
+    rows = run(lambda step: old((step - ONSET) % 4) if step > ONSET else SOUND)
+    warned = [found("mismatch_growth", ONSET, delay=4)]
+    logged = KnobRows({(1, step): row for step, row in enumerate(rows)})
+
+    def cause(at=None):
+        told = diagnosis_of(warned, {1: range(ROWS)}, metrics=rows[0], knobs=logged, at=at)
+        return told.causes[0].mismatch
+
+    assert cause() == MismatchCause.STALE
+    assert cause(at=ONSET + 6) == "not separable"
 
 
 def test_the_headline_says_the_cause_that_the_mismatch_has():

@@ -7,13 +7,14 @@ import torch
 
 
 class FakeVLLM:
-    def __init__(self, trainer, *, noise=0.0, unscored=False, surprise=0.0):
+    def __init__(self, trainer, *, noise=0.0, unscored=False, surprise=0.0, temperature=1.0, top_k=None):
         from tiny_trl import fresh_model
 
         state = torch.get_rng_state()
         self.model = fresh_model().eval()
         torch.set_rng_state(state)
         self.trainer, self.noise, self.unscored, self.surprise = trainer, noise, unscored, surprise
+        self.temperature, self.top_k = temperature, top_k
         self.generator = torch.Generator().manual_seed(7)
         self.limit = trainer.max_completion_length
 
@@ -31,7 +32,7 @@ class FakeVLLM:
     def _complete(self, ids):
         new, logps = [], []
         for _ in range(self.limit):
-            logp = self.model(input_ids=torch.tensor([ids + new])).logits[0, -1].log_softmax(-1)
+            logp = self._warped(self.model(input_ids=torch.tensor([ids + new])).logits[0, -1])
             token = int(torch.multinomial(logp.exp(), 1, generator=self.generator))
             new.append(token)
             first = len(new) == 1  # the first token may come without a log-prob, or with a wrong one
@@ -39,6 +40,12 @@ class FakeVLLM:
             if token == 2:
                 break
         return new, logps
+
+    def _warped(self, logits):
+        logits = logits / self.temperature
+        if self.top_k is not None:
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], -torch.inf)
+        return logits.log_softmax(-1)
 
 
 def install(trainer, **kwargs):

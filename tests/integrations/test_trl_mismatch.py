@@ -11,7 +11,7 @@ NO_CAP = 1e6
 def steps(watched, mode, cap, floor=None, **engine):
     """(our taps, TRL's row) of each step, sampled by an engine of slightly other weights."""
     _, run = watched(
-        before=lambda trainer: install(trainer, noise=0.02, **engine),
+        before=lambda trainer: install(trainer, **{"noise": 0.02} | engine),
         max_steps=2,
         vllm_importance_sampling_mode=mode,
         vllm_importance_sampling_clip_max=cap,
@@ -108,6 +108,21 @@ def test_without_a_correction_the_raw_mismatch_is_all_there_is(watched):
         assert tap["mismatch/logp_absdiff"] > 0.01
         assert not any(name.startswith("mismatch/is_") for name in tap)
         assert not any(name.startswith("sampling/") for name in run.rows()[step])
+
+
+def test_an_engine_that_truncates_has_all_of_the_gap_on_one_side(watched):
+    """Through TRL's own generation and log-probs: nothing above 0, and a mean weight that is the mass kept."""
+    for tap, _ in steps(watched, "token_truncate", NO_CAP, top_k=4, noise=0.0):
+        assert tap["mismatch/below_frac"] == 1.0
+        assert tap["mismatch/above_share"] == 0.0
+        assert tap["mismatch/weight_mean"] < 0.95
+
+
+def test_the_temperature_of_an_engine_is_measured(watched):
+    """Through TRL's own generation, log-probs and entropy."""
+    for tap, _ in steps(watched, "token_truncate", NO_CAP, temperature=0.9, noise=0.0):
+        assert tap["mismatch/engine_temperature"] == pytest.approx(0.9, rel=0.02)
+        assert tap["mismatch/temperature_share"] > 0.9
 
 
 @pytest.mark.parametrize(
