@@ -78,7 +78,8 @@ _FORMS = (
         "Lower the learning rate",
         "From the next boundary on the learning rate is a **fraction of what the schedule says**. A second command "
         "replaces the first; a fraction of 1 gives the rate back to the schedule.",
-        labels={"scale": "Fraction of the schedule", "until": "Until step (empty: no end)"},
+        labels={"scale": "Fraction of the schedule", "until": "Until step (empty: no end)", "freeze": "Schedule"},
+        values={"no": "goes on", "yes": "frozen: the rate stays"},
         suggested={"scale": 0.3},
     ),
     CommandForm(

@@ -191,7 +191,11 @@ def settings() -> str:
     def worded(prefix: str) -> dict[str, str]:
         return {key.removeprefix(f"{prefix}."): words for key, words in KEYS.items() if key.startswith(f"{prefix}.")}
 
-    wanted = ("rules", "grouping", "quiet_hours", "inhibit", "actions", "notify", "store", "retention", "dashboard")
+    from rlwatch.control.rescue import RescuePolicy
+
+    wanted = (
+        "rules", "grouping", "quiet_hours", "inhibit", "actions", "rescue", "notify", "store", "retention", "dashboard"
+    )  # fmt: skip
     switches = ("default_rules", "forecast")
     if set(schema.FileTable.model_fields) != {*wanted, *switches, "map"}:
         raise SystemExit(f"rlwatch.toml has other tables than {wanted}: describe them in docs/reference.py")
@@ -202,6 +206,7 @@ def settings() -> str:
         keys("[[inhibit]]", schema.InhibitTable, worded("inhibit")),
         keys("[notify.NAME]", schema.NotifyTable, worded("notify")),
         keys("[[actions]]", schema.ActionTable, described(inspect.getdoc(PermittedAction) or "")),
+        keys("[[rescue]]", schema.RescueTable, described(inspect.getdoc(RescuePolicy) or "")),
         keys("[store]", schema.PlaceTable, worded("store")),
         keys("[retention]", schema.RetentionTable, worded("retention")),
         keys("[dashboard]", schema.PlaceTable, worded("dashboard")),

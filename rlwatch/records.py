@@ -311,10 +311,17 @@ class CompletionBatch:
 
 
 class JudgedRow(NamedTuple):
-    """A row that was judged, and why the run was not sound there; "" where it was."""
+    """A row that was judged, and why the run was not sound there; "" where it was.
+
+    ``level``: median reward of the last rows, ``spread``: noise of a row's reward, in the reward's unit; ``entropy``:
+    over its first, a ratio. None where they are not logged.
+    """
 
     step: int
     why_not: str
+    level: float | None = None
+    spread: float = 0.0
+    entropy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,9 @@ class ChannelConfig:
 class Config:
     """The configuration that applies.
 
-    ``warnings``: sentences about what is allowed but cannot be meant; ``actions``: as in the file; ``refused``: what a
-    file that came with the data says and may not, in one sentence, else ""; ``retention``: kind -> seconds;
+    ``warnings``: sentences about what is allowed but cannot be meant; ``actions``, ``rescue``: as in the file;
+    ``refused``: what a file that came with the data says and may not, in one sentence, else ""; ``retention``: kind ->
+    seconds;
     ``map``: role -> names of metrics in logs that have it.
     """
 
@@ -75,6 +76,7 @@ class Config:
     path: Path | None = None
     warnings: tuple[str, ...] = ()
     actions: tuple[Mapping[str, JSON], ...] = ()
+    rescue: tuple[Mapping[str, JSON], ...] = ()
     refused: str = ""
     retention: Mapping[str, float] = field(default_factory=dict)
     map: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -188,6 +190,7 @@ def _read(file: Path) -> Config:
         path=file,
         warnings=tuple(f"{file}: {problem}" for problem in problems),
         actions=parsed.actions,
+        rescue=parsed.rescue,
         retention=parsed.retention,
         map=parsed.map,
     )
@@ -260,6 +263,7 @@ def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
     """Tables of the file besides rules."""
     tables = [f"[notify.{name}]" for name, _, _ in parsed.channels]
     tables += ["[[actions]]"] if parsed.actions else []
+    tables += ["[[rescue]]"] if parsed.rescue else []
     tables += [
         f"[{name}]"
         for name in ("store", "dashboard", "retention", "grouping", "quiet_hours", "inhibit", "map")
@@ -414,13 +418,24 @@ ACTIONS = """
 # dry_run = true
 """
 
+RESCUE = """
+# Save a run without asking anybody: hold, probe, roll back, remove the cause, go on. It needs watch(snapshots=True).
+# [[rescue]]
+# probe = 2             # batches that judge weights
+# scale = 0.1           # of the learning rate after a fall of the reward; mild_scale = 0.3 after a mismatch
+# cooldown_steps = 30
+# quiet_steps = 50      # after which the rate is raised again
+# most = 2              # rescues; the alert after them restores and stops
+# dry_run = true
+"""
+
 
 def default_toml() -> str:
     """The file's text. Loading it gives the default rules."""
     usual = AlertingConfig()
     parts = [QUIET.format(by=_toml_text(usual.grouping.by.value), wait_s=_toml_text(usual.grouping.wait_s))]
     parts += [_toml_table("inhibit", inhibition, _LIKE) for inhibition in usual.inhibitions]
-    return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)]) + ACTIONS
+    return HEAD + "\n".join([*parts, *(rule_toml(rule) for rule in usual.rules)]) + ACTIONS + RESCUE
 
 
 def rule_toml(rule: Rule, *, whole: bool = False) -> str:

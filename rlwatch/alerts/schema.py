@@ -130,6 +130,20 @@ class ActionTable(_Table):
     dry_run: bool = True
 
 
+class RescueTable(_Table):
+    """``[[rescue]]``: the fields of :class:`rlwatch.control.rescue.RescuePolicy`, which checks their values."""
+
+    name: str = "rescue"
+    kinds: list[str] | None = None
+    probe: int = 2
+    scale: float = Field(default=0.1, strict=False)
+    mild_scale: float = Field(default=0.3, strict=False)
+    cooldown_steps: int = 30
+    quiet_steps: int = 50
+    most: int = 2
+    dry_run: bool = True
+
+
 class RetentionTable(_Table):
     """``[retention]``: how long what is kept, as in ``tokens = "30d"``; of what is not named, for ever."""
 
@@ -153,6 +167,7 @@ class FileTable(_Table):
     quiet_hours: list[QuietHoursTable] = []
     inhibit: list[InhibitTable] | None = None
     actions: list[ActionTable] = []
+    rescue: list[RescueTable] = Field(default=[], max_length=1)
     notify: dict[str, NotifyTable] = {}
     store: PlaceTable | None = None
     retention: RetentionTable = RetentionTable()
@@ -171,6 +186,7 @@ class Parsed:
     store_url: str | None
     dashboard_url: str
     actions: tuple[Mapping[str, JSON], ...] = ()
+    rescue: tuple[Mapping[str, JSON], ...] = ()
     retention: Mapping[str, float] = field(default_factory=dict)
     map: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -209,6 +225,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
         table.store.url if table.store else None,
         table.dashboard.url if table.dashboard else "",
         tuple(_tuples(action) for action in table.actions),
+        tuple({key: value for key, value in _tuples(one).items() if value is not None} for one in table.rescue),
         table.retention.model_dump(exclude_none=True),
         {role: [names] if isinstance(names, str) else names for role, names in table.map.items()},
     )
@@ -264,6 +281,7 @@ def _hint(place: tuple[int | str, ...]) -> str:
         "rules": RuleTable,
         "notify": NotifyTable,
         "actions": ActionTable,
+        "rescue": RescueTable,
         "grouping": GroupingTable,
         "quiet_hours": QuietHoursTable,
         "inhibit": InhibitTable,

@@ -79,7 +79,7 @@ def _option(name: str, kinds: Sequence[CommandKind]) -> Parameter:
     arguments = [kind.args[name] for kind in kinds]
     first, defaults = arguments[0], {_shown(argument) for argument in arguments}
     meanings = dict.fromkeys(f"{argument.meaning} ({argument.allowed})" for argument in arguments)
-    flag = isinstance(first, Choice) and first.values == ("yes", "no")
+    flag = isinstance(first, Choice) and set(first.values) == {"yes", "no"}
     made = typer.Option(
         f"--{name}/--no-{name}" if flag else f"--{name}",
         metavar=None if flag else METAVARS.get(type(first), "VALUE"),

@@ -28,6 +28,7 @@ from rlwatch.records import Severity
 from rlwatch.wording import step
 
 if TYPE_CHECKING:
+    from rlwatch.alerts.config import Config
     from rlwatch.alerts.rules import AlertingConfig, Rule
     from rlwatch.cli.rehearsal import Rehearsal, RehearsalEntry
     from rlwatch.control.policy import PermittedAction
@@ -103,7 +104,7 @@ def _check_file(file: Path | None) -> None:
     print_table(
         ("rule", "about", "from", ">for", ">keep", "tells", "then"), [_cells(rule) for rule in config.policy.rules]
     )
-    for line in (*_policy_lines(config.policy), *map(_action_line, actions_of(config))):
+    for line in (*_policy_lines(config.policy), *map(_action_line, actions_of(config)), *_rescue_lines(config)):
         say(line)
     say(f"channels: {', '.join(f'{channel.name} ({channel.kind})' for channel in config.channels)}")
     named = {name for rule in config.rules for name in (*rule.channels, *rule.escalate_to)}
@@ -115,6 +116,16 @@ def _check_file(file: Path | None) -> None:
         say(f"warning: {warning}", style="yellow")
     if warnings:
         raise typer.Exit(1)
+
+
+def _rescue_lines(config: Config) -> list[str]:
+    from rlwatch.run.alerting import rescue_of
+
+    policy = rescue_of(config)
+    if policy is None:
+        return []
+    mode = "tried out only (dry_run)" if policy.dry_run else f"at most {policy.most} times"
+    return [f"rescue {policy.name!r}: rolls back and removes the cause of a collapse, {mode}"]
 
 
 def _try_on(
@@ -188,7 +199,11 @@ def _policy_lines(policy: AlertingConfig) -> Iterator[str]:
 
 
 def _action_line(action: PermittedAction) -> str:
-    args = "".join(f" {name}={value}" for name, value in action.args.items() if value is not None)
+    from rlwatch.control.commands import command_kind
+
+    takes = command_kind(action.do).args
+    given = {name: value for name, value in action.args.items() if value != takes[name].default}
+    args = "".join(f" {name}={value}" for name, value in given.items())
     often = f"at most {action.most} in a run, {action.cooldown_steps} steps apart"
     return (
         f"action {action.name!r}: {'tries out' if action.dry_run else 'asks for'} {action.do}{args} upon "

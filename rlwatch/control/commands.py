@@ -164,6 +164,7 @@ _ALL_KINDS = (
         {
             "scale": Number("fraction of the scheduled learning rate", high=1.0, above=True),
             "until": Step("the step from which the schedule rules again"),
+            "freeze": Choice(("no", "yes"), "whether the rate stays what it is then, though the schedule goes on"),
         },
     ),
     CommandKind(
@@ -216,7 +217,7 @@ _ALL_KINDS = (
     CommandKind(
         "hold",
         "nothing is updated while batches are sampled: their reward shows if the fault lies in the policy or outside",
-        {"batches": Number("batches to sample; 0 ends a hold", high=1000, default=3, unit="batches", whole=True)},
+        {"batches": Number("batches to sample; 0 ends a hold", high=1e6, default=3, unit="batches", whole=True)},
     ),
     CommandKind(
         "skip-step",

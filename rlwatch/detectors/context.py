@@ -320,6 +320,10 @@ class RewardWatch:
             self._rose[errors] = rose
         return rose
 
+    def visible(self) -> bool:
+        """True if the level is clearly above nothing: from a penalty to nothing is no pay."""
+        return self.now is not None and self.now > VISIBLE * self._range
+
     def pays(self, since: int) -> bool:
         """True if what began at ``since`` is paid for: it is clearly above where it stood before, and has not fallen.
 
@@ -327,7 +331,7 @@ class RewardWatch:
         on: a level is remembered once it was asked for.
         """
         now, before = self.now, self._level_before(since)
-        if now is None or before is None or now <= VISIBLE * self._range or self.fallen():
+        if now is None or before is None or not self.visible() or self.fallen():
             return False
         return self._counts(now - before, 0.1, before, LIKELY)
 

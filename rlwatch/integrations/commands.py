@@ -14,23 +14,28 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.commands import COMMAND_KINDS, UNDO_LAST, handlers_of_plugins
+from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, UNDO_LAST, handlers_of_plugins
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
+from rlwatch.control.rescue import RESCUE_EVENT, RescueCourse
 from rlwatch.error_boundary import ErrorBoundary, call_or, described, say
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.ranks import OneRank, Ranks
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
 
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
 FAILED = "it failed inside the trainer; see the training log"
 UNSHARED = "it could not be passed to all ranks: one of them does not answer"
 STOPPED = "training was interrupted before it could be carried out"
 BROKEN_OFF = "training was interrupted while it was being carried out"
 RESET = "reset-reference"
+REWARD = "reward/mean"
 KL = "policy/kl_ref_k3"
 """To the reference, nats per token; what a reset makes 0."""
 ENDS_A_PAUSE = ("resume", "stop")
@@ -98,6 +103,7 @@ class Controller:
         always: list[CommandHandler] = [PauseCommand(self._hold), Resume(self._hold), self._undo]
         self._handlers = {handler.kind: handler for handler in (*_of_plugins(), *always, *handlers)}
         self._timed = [handler for handler in self._handlers.values() if isinstance(handler, Timed)]
+        self._course: RescueCourse | None = None
 
     def obey(self, step: int) -> None:
         """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
@@ -161,7 +167,31 @@ class Controller:
         for handler in self._timed:
             command = self._seam.attempt("commands that are due", handler.due, step)
             due += [] if command is None else [command]
-        return due
+        command = self._seam.attempt("rescue", self._rescue, step)
+        return due if command is None else [*due, command]
+
+    def _rescue(self, step: int) -> Command | None:
+        """Return the command by which the permitted policy goes on with a rescue, if it does. Of rank 0 alone."""
+        run = self._seam.run
+        policy = None if run is None else getattr(run, "rescue", None)
+        if run is None or policy is None or self._ranks.rank:
+            return None
+        if self._course is None:
+            good = getattr(self._handlers.get(ROLLBACK), "last_good", lambda: None)
+            self._course = RescueCourse(policy, good)
+        course = self._course
+        reward = self._latest().get(REWARD) if course.measures else None
+        command = course.next(step, run.health(), reward)
+        self._ledger(run, course)
+        return command
+
+    @staticmethod
+    def _ledger(run: Run, course: RescueCourse) -> None:
+        while course.notes:
+            note = course.notes.popleft()
+            outcome = "dry run" if course.policy.dry_run else "acts"
+            body = {"policy": course.policy.name, "stage": note.stage.value, "why": note.why, "outcome": outcome}
+            run.event(RESCUE_EVENT, note.step, **body, evidence=dict(note.evidence))
 
     def _held(self) -> bool:
         """True while training waits: every rank holds, and none waits for one that is gone."""
@@ -173,6 +203,8 @@ class Controller:
         """Check on every rank, then act on every rank; rank 0 records and answers."""
         before = {} if self._measured else dict(self._latest())
         result = self._result(command, self._handlers.get(command.kind), pending)
+        if self._course is not None and command.requested_by == self._course.policy.by:
+            self._course.answered(command, None if result.report is not None else result.refusal or FAILED)
         if result.report is not None:
             self._record(command, step, result.report, before)
         if pending is None:

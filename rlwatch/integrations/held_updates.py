@@ -25,6 +25,8 @@ from rlwatch.wording import number, plural
 REWARD = "reward/mean"
 NO_OPTIMIZER = "there is no optimizer whose step could be left out"
 NONFINITE = "nonfinite"
+FEW = 3
+"""Rewards at the beginning and at the end of a hold that its answer names; the event holds all."""
 
 
 class GradientDrop:
@@ -135,7 +137,9 @@ class Hold:
         self._drop.end()
         seen, rewards = self._seen, list(self._rewards)
         self._batches = 0
-        told = f"; reward {', '.join(map(number, rewards))}" if rewards else "; no reward was measured"
+        shown = [number(one) for one in rewards]
+        shown = [*shown[:FEW], "...", *shown[-FEW:]] if len(shown) > 2 * FEW else shown
+        told = f"; reward {', '.join(shown)}" if rewards else "; no reward was measured"
         summary = f"updates go on after {plural(seen, 'held batch', 'held batches')}{told}"
         return {"batches": seen, "rewards": list[JSON](rewards), "summary": summary}
 

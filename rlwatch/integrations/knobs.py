@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlwatch.integrations.learning_rate import FIXED
 from rlwatch.integrations.weights import inner_optimizer
 from rlwatch.records import JSON
 
@@ -28,7 +29,7 @@ def rates(optimizer: Any) -> dict[str, float]:
     A rate that is a tensor on a device is left out: reading it would wait for the device.
     """
     groups = [] if optimizer is None else list(inner_optimizer(optimizer).param_groups)
-    held = [group.get("lr") for group in groups]
+    held = [group.get(FIXED, group.get("lr")) for group in groups]
     known = [float(rate) for rate in held if rate is not None and not _on_device(rate)]
     if not known or len(known) < len(held):
         return {}

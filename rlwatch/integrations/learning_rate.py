@@ -21,8 +21,20 @@ from rlwatch.errors import RLWatchError
 from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
 from rlwatch.records import JSON, Command
 
-SCALE, UNTIL = "rlwatch_lr_scale", "rlwatch_lr_until"
-"""Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good."""
+SCALE, UNTIL, FIXED = "rlwatch_lr_scale", "rlwatch_lr_until", "rlwatch_lr_fixed"
+"""Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good.
+
+``fixed``: the rate of every step while the schedule is frozen, absent where it is not.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Commands' part in the learning rate: scale, limit, and the fixed rate of each group."""
+
+    scale: float
+    until: int
+    fixed: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +64,38 @@ class Paced:
         """True if a scheduler sets the rate."""
         return any(scheduler is not None for scheduler in self.schedulers)
 
-    def rescale(self, scale: float, until: int) -> None:
-        """Make the rate this fraction of the schedule's, whatever fraction it is now, until a step (0: for good)."""
+    @property
+    def frozen(self) -> bool:
+        """True while every step is taken with a fixed rate."""
+        return any(FIXED in group for group in self.groups)
+
+    @property
+    def pace(self) -> Pace:
+        """The commands' part in the rate now."""
+        return Pace(self.scale, self.until, tuple(group.get(FIXED) for group in self.groups))
+
+    def resume(self, pace: Pace) -> None:
+        """Give the rate the part that commands had in it at another time."""
+        self.rescale(pace.scale, pace.until)
+        for group, fixed in zip(self.groups, pace.fixed, strict=False):
+            if fixed is not None:
+                group[FIXED] = fixed
+
+    def rescale(self, scale: float, until: int, *, freeze: bool = False) -> None:
+        """Make the rate this fraction of the schedule's, whatever fraction it is now, until a step (0: for good).
+
+        ``freeze``: of the schedule's rate now, or of the rate at which it is frozen already.
+        """
         factor = scale / self.scale if self.groups else 1.0
         if self.scheduled and factor != 1.0:
             scale_groups(self.groups, factor)
             for scheduler in self.schedulers:
                 scale_scheduler(scheduler, factor)
         for group in self.groups:
+            fixed = group.pop(FIXED, None)
+            if freeze:
+                now = float(group["lr"]) * (1.0 if self.scheduled else scale)
+                group[FIXED] = now if fixed is None else fixed * factor
             if group.get(SCALE, 1.0) != scale or group.get(UNTIL, 0) != until:
                 group[SCALE], group[UNTIL] = scale, until
 
@@ -95,19 +131,22 @@ class LowerLR:
         """Scale; returns the rates before and after."""
         args = COMMAND_KINDS[self.kind].read(command.args)
         until = args["until"]
-        return self.rescaled(float(args["scale"]), until if isinstance(until, int) else None)
+        until = until if isinstance(until, int) else None
+        return self.rescaled(float(args["scale"]), until, freeze=args["freeze"] == "yes")
 
-    def rescaled(self, scale: float, until: int | None) -> Mapping[str, JSON]:
+    def rescaled(self, scale: float, until: int | None, *, freeze: bool = False) -> Mapping[str, JSON]:
         """Make the rate this multiple of the schedule's; returns the rates before and after."""
         paced = self._find()
-        before, scale_before, until_before = self._rate(paced), paced.scale, paced.until
-        paced.rescale(scale, until or 0)
+        before, old, was_frozen = self._rate(paced), paced.pace, paced.frozen
+        paced.rescale(scale, until or 0, freeze=freeze)
         self._follow(paced)
         lasts = f" until step {paced.until}" if paced.until else ""
+        lasts += ", frozen" if freeze else ""
         summary = f"learning rate {before:.3g} -> {self._rate(paced):.3g}, {scale:g} of the schedule{lasts}"
+        scale_before = old.scale
         back: dict[str, JSON] = {"scale": scale_before}
         if scale_before <= 1.0:
-            back["until"] = until_before or None
+            back |= {"until": old.until or None, "freeze": "yes" if was_frozen else "no"}
         return {
             "before": before,
             "after": self._rate(paced),
@@ -132,16 +171,15 @@ class LowerLR:
         """Scale around every step, where no scheduler is; a checkpoint may have brought a scale along."""
         inner = [inner_optimizer(optimizer) for optimizer in paced.optimizers]
         followed = [hook.optimizer for hook in self._stepwise] == inner
-        if paced.scheduled or followed or paced.scale == 1.0:
+        if followed or (not paced.frozen and (paced.scheduled or paced.scale == 1.0)):
             return
         for hook in self._stepwise:
             hook.remove()
-        self._stepwise = [StepScale(optimizer, SCALE, self._seam) for optimizer in inner]
+        self._stepwise = [StepScale(optimizer, self._seam, scheduled=paced.scheduled) for optimizer in inner]
 
     def _rate(self, paced: Paced) -> float:
         """The first group's rate, as the next step will use it."""
-        rate = float(paced.groups[0]["lr"])
-        return rate if paced.scheduled else rate * paced.scale
+        return float(stepped(paced.groups[0], scheduled=paced.scheduled))
 
 
 class RaiseLR:
@@ -247,16 +285,23 @@ def _rates(scheduler: Any, factor: float) -> list[float]:
 # A learning rate scaled around every step of an optimizer, for loops that set it by hand.
 
 
+def stepped(group: Mapping[str, Any], *, scheduled: bool) -> Any:
+    """Return the rate with which the optimizer steps: the fixed one, or what the loop or its schedule says, scaled."""
+    if FIXED in group:
+        return group[FIXED]
+    return group["lr"] if scheduled else group["lr"] * group.get(SCALE, 1.0)
+
+
 class StepScale:
-    """Multiplies each group's ``lr`` by ``group[key]`` while the optimizer steps, and puts it back afterwards.
+    """Gives each group the rate that commands want while the optimizer steps, and puts its own back afterwards.
 
     Whoever sets or reads the rate between steps never notices. Where it cannot be scaled, the step is taken with the
     loop's own rate, and the failure ends at ``seam``.
     """
 
-    def __init__(self, optimizer: Optimizer, key: str, seam: ErrorBoundary) -> None:
+    def __init__(self, optimizer: Optimizer, seam: ErrorBoundary, *, scheduled: bool) -> None:
         self.optimizer = optimizer
-        self._key = key
+        self._scheduled = scheduled
         self._set: list[tuple[dict[str, Any], Any]] = []
         before = optimizer.register_step_pre_hook(seam.hook("learning rate", lambda *_: self._scale()))
         after = optimizer.register_step_post_hook(seam.hook("learning rate of before", lambda *_: self._restore()))
@@ -272,10 +317,9 @@ class StepScale:
         self._restore()  # a step that raised never came to its end
         with Reported(lambda _: self._restore()):  # all groups or none
             for group in self.optimizer.param_groups:
-                scale = group.get(self._key, 1.0)
-                if scale != 1.0:
+                if FIXED in group or (not self._scheduled and group.get(SCALE, 1.0) != 1.0):
                     self._set.append((group, group["lr"]))
-                    group["lr"] = group["lr"] * scale
+                    group["lr"] = stepped(group, scheduled=self._scheduled)
 
     def _restore(self) -> None:
         while self._set:

@@ -57,6 +57,10 @@ class Rollback:
         self._means = means
         self._restored: tuple[int, int] | None = None
 
+    def last_good(self) -> int | None:
+        """Return the step of the newest snapshot that is known to be good; None if there is none."""
+        return None if self._keeper is None else self._keeper.newest_good()
+
     def check(self, command: Command) -> None:
         """Raise ``RLWatchError`` with the reason to refuse: there is no such snapshot, or it does not fit."""
         keeper = self._kept()
@@ -68,11 +72,11 @@ class Rollback:
         snapshot = self._chosen(keeper, command)
         kept = keeper.fits(snapshot)
         before = keeper.now(step)
-        pace = self._means.paced()
-        scale, until = pace.scale, pace.until
+        paced = self._means.paced()
+        pace = paced.pace
         keeper.put_back(kept, before.state(), generators=False)
         with Reported(lambda _error: keeper.put_back(before.state(), before.state(), generators=False)):
-            pace.rescale(scale, until)
+            paced.resume(pace)
             dropped = self._means.drop(snapshot.step)
         before.good, before.why_not = False, UNDONE
         keeper.rolled_back(snapshot, before)

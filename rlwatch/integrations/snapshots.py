@@ -214,6 +214,11 @@ class SnapshotKeeper:
         self._last = None
         self.look(step)
 
+    def newest_good(self) -> int | None:
+        """Return the step of the newest snapshot that is known to be good by now; None if there is none."""
+        self._judge()
+        return None if self.last_good is None else self.last_good.step
+
     def look(self, step: int) -> None:
         """Judge what can be judged, and take a snapshot if one is due, at a safe boundary after ``step``."""
         if self._last is not None and step < self._last[0]:

@@ -328,6 +328,8 @@ class Monitor:
                 self._judged(step)
         finally:
             self.remember(own | {name: getattr(self, name) for name in _JUDGING})
+            if undone is not None:
+                self._episodes.forget_after(undone.to)
 
     def _record(self, record: StepRecord) -> MonitorOutcome:
         return joined(map(self._judged, self._gathered(record)))

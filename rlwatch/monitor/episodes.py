@@ -329,6 +329,10 @@ class Episodes:
         self._rows: deque[Row] = deque(maxlen=REMEMBERED_ROWS)
         self._reasons: dict[str, str] = {}
 
+    def forget_after(self, step: int) -> None:
+        """Forget the rows after ``step``, which were undone: they are no level to come back to."""
+        self._rows = deque((row for row in self._rows if row[0] <= step), maxlen=REMEMBERED_ROWS)
+
     def arrival(self, holding: Sequence[Finding]) -> list[Finding]:
         """Findings of a record that just arrived; begins or raises episodes, ends none."""
         return [told for finding in holding for told in self._raised(finding)]

@@ -46,7 +46,10 @@ class Soundness:
         """Take the next closed step, and what holds at it."""
         why_not = self._why_not(step, holding)
         if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
-            self.rows.append(JudgedRow(step.step, why_not))
+            rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)
+            level = median(rewards) if rewards else None
+            ratio = entropy / self._entropy if entropy is not None and self._entropy else None
+            self.rows.append(JudgedRow(step.step, why_not, level, noise_of(rewards), ratio))
 
     def _why_not(self, step: ClosedStep, holding: Sequence[Finding]) -> str:
         reasons = [self._reward(step), self._exploration(step), self._engine(step)]  # each remembers the row

@@ -18,6 +18,7 @@ from rlwatch.alerts.rules import AlertingConfig, Rule, inhibitors
 from rlwatch.clock import Clock
 from rlwatch.control.commands import request
 from rlwatch.control.policy import ActionHistory, PermittedAction, action_key, action_refusal
+from rlwatch.control.rescue import RescuePolicy
 from rlwatch.errors import ConfigError, RLWatchError, StoreBusyError, StoreError
 from rlwatch.ports import CommandStore, Notifier, Store
 from rlwatch.records import Alert, AlertState, RunInfo, Silence
@@ -43,6 +44,7 @@ class Alerting:
     notifiers: Mapping[str, Notifier] = field(default_factory=dict)
     dashboard_url: str = ""
     actions: tuple[PermittedAction, ...] = ()
+    rescue: RescuePolicy | None = None
     map: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -98,7 +100,12 @@ def alerting_for(
         _say_once(said)
     policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
     return Alerting(
-        policy, build_notifiers(config, console=False), config.dashboard_url, actions_of(config), config.map
+        policy,
+        build_notifiers(config, console=False),
+        config.dashboard_url,
+        actions_of(config),
+        rescue_of(config),
+        config.map,
     )
 
 
@@ -106,6 +113,14 @@ def _say_once(said: str) -> None:
     if said and said not in _logged_once:
         _logged_once.add(said)
         logger.warning("%s", said)
+
+
+def rescue_of(config: Config) -> RescuePolicy | None:
+    """Rescue that the file permits without asking. Raises ``ConfigError`` naming the file and what is wrong."""
+    try:
+        return next((RescuePolicy(**table) for table in config.rescue), None)
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: {error}") from None
 
 
 def actions_of(config: Config) -> tuple[PermittedAction, ...]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rlwatch.control.mailbox import Mailbox, PendingCommand
 from rlwatch.control.policy import RunHealth
+from rlwatch.control.rescue import RescuePolicy
 from rlwatch.error_boundary import call_or, copied, described, say, seconds, sheltered, shown, suppress_errors, words
 from rlwatch.errors import FirstStepError
 from rlwatch.ports import PendingRecord
@@ -150,6 +151,8 @@ class Run:
         self._ended = self._forked = False
         self._logs = False
         """Whether :meth:`log` was called."""
+        self.rescue: RescuePolicy | None = None
+        """Permission to save the run without asking a person; None where no file gives it."""
         self._listeners: list[Callable[[MonitorOutcome], None]] = []
         self._machine: MachineThread | None = None
         self._undecided: Callable[[bool | None, int | None], None] | None = None

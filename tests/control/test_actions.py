@@ -34,7 +34,7 @@ def test_an_action_only_tries_itself_out_unless_told_otherwise():
 def test_arguments_are_those_of_the_command():
     """With their defaults."""
     assert action().args == {"optimizer": "clear"}
-    assert action(do="lower-lr", args={"scale": 0.3}).args == {"scale": 0.3, "until": None}
+    assert action(do="lower-lr", args={"scale": 0.3}).args == {"scale": 0.3, "until": None, "freeze": "no"}
 
 
 @pytest.mark.parametrize(

@@ -878,7 +878,7 @@ def test_a_learning_rate_that_cannot_be_lowered_is_the_loops_own(monkeypatch, un
 
     def prepare(optimizer, _):
         optimizer.param_groups[0][SCALE] = Unscalable()
-        StepScale(optimizer, SCALE, seam)
+        StepScale(optimizer, seam, scheduled=False)
 
     assert same(train(prepare=prepare)[0], unwatched)
     assert seam.errors == LIMIT

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 import rlwatch
 from rlwatch import error_boundary as seam
-from rlwatch.integrations.learning_rate import StepScale
+from rlwatch.integrations.learning_rate import SCALE, StepScale
 from rlwatch.integrations.transformers import RLWatchCallback, watch
 from rlwatch.store.url import open_store
 
@@ -153,8 +153,8 @@ def test_a_copied_optimizer_whose_rates_are_scaled_steps():
     """By its own rates."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    rates = StepScale(optimizer, "scale", seam.ErrorBoundary())
-    optimizer.param_groups[0]["scale"] = 0.5
+    rates = StepScale(optimizer, seam.ErrorBoundary(), scheduled=False)
+    optimizer.param_groups[0][SCALE] = 0.5
     twin = copy.deepcopy(optimizer)
     (own,) = twin.param_groups[0]["params"]
     own.grad = torch.ones(1)

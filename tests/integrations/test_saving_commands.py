@@ -12,10 +12,11 @@ from tiny_trl import make_trainer
 
 import rlwatch
 from rlwatch.control.policy import RunHealth
+from rlwatch.control.rescue import RescuePolicy
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.commands import UNDO_MINUTES, UndoLast
 from rlwatch.integrations.trl import watch
-from rlwatch.records import Command, Finding, JudgedRow, Severity
+from rlwatch.records import Alert, AlertState, Command, Finding, JudgedRow, Severity
 
 pytestmark = pytest.mark.torch
 
@@ -322,3 +323,69 @@ def test_float_tensors_of_a_float16_scaler_do_not_matter():
 
     assert equal(before, weights(model))
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_a_frozen_rate_stays_though_the_schedule_rises(tmp_path):
+    """A tenth of the rate of step 2, at every later step; the weights are those of a constant rate."""
+    config = {"lr_scheduler_type": "linear", "warmup_steps": 100, "learning_rate": 1e-2}
+    trainer, run, _ = told(tmp_path / "a", {2: [("lower-lr", {"scale": 0.1, "freeze": "yes"})]}, **config)
+    plain, _, _ = told(tmp_path / "b", {2: [("lower-lr", {"scale": 0.1})]}, **config)
+    taps = {step: row["optim/lr"] for step, row in run.logged if "optim/lr" in row and "learning_rate" not in row}
+
+    assert results(run)[0][1] == "done"
+    assert taps[4] == taps[5] == pytest.approx(0.1 * 1e-2 * 2 / 100)
+    assert trainer.optimizer.param_groups[0]["lr"] > taps[5]  # the schedule has gone on
+    assert not equal(weights(trainer.model), weights(plain.model))
+
+
+def test_a_frozen_rate_outlives_a_rollback_and_ends_with_the_next_command():
+    """The cause is not put back with the weights."""
+    at = {
+        1: [("lower-lr", {"scale": 0.5, "freeze": "yes"})],
+        2: [("rollback", {"to": 0})],
+        3: [("lower-lr", {"scale": 1.0})],
+    }
+    run, _ = sent(at, snapshots=EVERY)
+    rates = {step: row["optim/lr"] for step, row in run.steps.items() if "optim/lr" in row}
+
+    assert [status for status, _ in answers(run)] == ["done"] * 3
+    assert rates[3] == pytest.approx(rates[1] / 2)
+    assert rates[4] == pytest.approx(rates[1])
+
+
+# A rescue, through the controller of a live loop.
+
+
+class Collapsing(FakeRun):
+    """Its reward falls after step 4, and every snapshot up to step 2 is good; ``outside``: whatever the weights."""
+
+    rescue = RescuePolicy(dry_run=False, probe=1)
+
+    def health(self):
+        step = max(self.steps, default=0)
+        rows = [
+            JudgedRow(s, "" if s <= 4 else "the reward fell", 0.9 if s <= 4 else 0.0, 0.01) for s in range(step + 1)
+        ]
+        known = [JudgedRow(s, "", 0.9) for s in range(11)] if step < 4 else rows
+        alert = Alert("a", "r", "rule", "reward_drop", Severity.CRITICAL, AlertState.FIRING, 5, 5, "it fell")
+        return RunHealth(alerts=(alert,) if step >= 5 else (), rows=tuple(known))
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_permitted_policy_holds_restores_and_stays_where_the_reward_does_not_come_back(dry):
+    """The rewards of this loop are far from the .9 of before: the fault is outside. Each act is an event, with its why."""
+    run = Collapsing()
+    run.rescue = RescuePolicy(dry_run=dry, probe=1)
+    _, states = sent({}, run=run, steps=9, snapshots=EVERY)
+    acts = [(e.step, e.body["command"], e.body["by"]) for e in run.events if e.kind == "command"]
+    ledger = [e.body for e in run.events if e.kind == "rescue"]
+
+    if dry:
+        assert acts == []
+        assert [entry["outcome"] for entry in ledger] == ["dry run"]
+        assert not equal(states[7][0], states[8][0])
+        return
+    assert acts == [(5, "hold", "policy:rescue"), (6, "rollback", "policy:rescue")]
+    assert equal(states[7][0], states[8][0])
+    assert ledger[-1]["stage"].startswith("held")
+    assert "a person is needed" in ledger[-1]["why"]

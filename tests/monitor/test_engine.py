@@ -230,6 +230,17 @@ def test_a_second_failure_after_a_roll_back_is_found_again():
     assert [finding for finding in monitor.active if finding.severity is Severity.CRITICAL]
 
 
+def test_a_fall_after_a_roll_back_is_over_when_the_level_of_before_the_undone_rows_is_back():
+    """The undone rows, at 0, are not what it came from."""
+    items = broken_and_rolled_back(0.0, length=75)
+    back = [
+        {"reward": 0.6 + 0.01 * (step % 3), "entropy": 1.0, "kl": 0.01, "grad_norm": 1.0} for step in range(75, 130)
+    ]
+    monitor, _ = judged([*items, *(StepRecord(75 + n, row, seq=300 + n) for n, row in enumerate(back))])
+
+    assert [(f.kind, f.severity) for f in monitor.active if f.severity is not Severity.INFO] == []
+
+
 def test_what_could_not_run_says_why():
     """And stops saying so once it could."""
     monitor, _ = watcher()

@@ -11,7 +11,7 @@ from rlwatch.alerts.engine import DecisionReason
 from rlwatch.control.policy import PermittedAction
 from rlwatch.errors import ConfigError, ControlUnavailableError, StoreBusyError
 from rlwatch.records import Alert, AlertState, CommandStatus, RunInfo, Severity
-from rlwatch.run.alerting import ACTION_EVENT, Acting, actions_of
+from rlwatch.run.alerting import ACTION_EVENT, Acting, actions_of, rescue_of
 from rlwatch.store.url import open_store
 
 
@@ -210,11 +210,38 @@ def test_two_permissions_of_one_name_are_refused(tmp_path):
         rlwatch.init(store=tmp_path / "runs", config_file=written(tmp_path, CONFIG * 2))
 
 
+def test_a_rescue_is_permitted_by_the_owners_file_alone(tmp_path):
+    """Tried out by default; a file in a store permits none; one that is out of range is named."""
+    permitted = rescue_of(load_config(written(tmp_path, "[[rescue]]\nprobe = 3\nscale = 1\n")))
+    store = tmp_path / "store"
+    store.mkdir()
+    written(store, "[[rescue]]\ndry_run = false\n")
+    foreign = load_config(store_root=store, env={})
+
+    assert (permitted.probe, permitted.scale, permitted.dry_run) == (3, 1, True)
+    assert rescue_of(foreign) is None
+    assert "[[rescue]]" in foreign.refused
+    with pytest.raises(ConfigError, match=r"rlwatch.toml.*scale must be above 0"):
+        rescue_of(load_config(written(tmp_path, "[[rescue]]\nscale = 0.0\n")))
+    with pytest.raises(ConfigError, match="rescue"):
+        load_config(written(tmp_path, "[[rescue]]\n[[rescue]]\n"))
+
+
+def test_a_live_run_knows_its_permission(tmp_path):
+    """From the file that it was given; without one there is none."""
+    file = written(tmp_path, "[[rescue]]\nmost = 1\n")
+    with rlwatch.init(store=tmp_path / "a", config_file=file) as run:
+        assert run.rescue.most == 1
+    with rlwatch.init(store=tmp_path / "b", config_file=written(tmp_path, "")) as run:
+        assert run.rescue is None
+
+
 def test_without_the_file_nothing_is_permitted(tmp_path):
     """And with the file that `rlwatch rules init` writes neither: all of it is commented out."""
     config = load_config(written(tmp_path, default_toml()))
 
     assert actions_of(config) == ()
+    assert rescue_of(config) is None
     assert actions_of(load_config(store_root=tmp_path / "nowhere", env={})) == ()
     uncommented = default_toml() + "".join(
         line.removeprefix("# ") + "\n" for line in ACTIONS.split("# [[actions]]")[1].splitlines() if "=" in line

@@ -222,9 +222,9 @@ class NoSignal(BaseDetector):
         return reward.risen() or reward.stands(SOLVED)
 
     def _paid(self) -> bool:
-        """Return whether the reward rose and stays, by answers that are not cut more than at first."""
+        """Return whether the reward rose to more than nothing, and stays."""
         reward = self._context.reward
-        return reward.risen() and not reward.fallen(0.1) and not self._context.newly_truncated
+        return reward.risen() and reward.visible() and not reward.fallen(0.1)
 
     def _degenerate(self) -> bool:
         now, first, level = self._entropy.get(), self._entropy_base.first, self._entropy_base.get()

@@ -17,7 +17,7 @@ from rlwatch.integrations.checkpoints import KeptReference, KeptSettings
 from rlwatch.integrations.commands import Controller, SaveCheckpoint, SetKLCoef, Stop
 from rlwatch.integrations.held_updates import Hold, SkipStep
 from rlwatch.integrations.knobs import rates
-from rlwatch.integrations.learning_rate import SCALE, LowerLR, Paced, RaiseLR
+from rlwatch.integrations.learning_rate import FIXED, SCALE, LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
@@ -62,11 +62,12 @@ class Means:
         several.
         """
         groups = [] if self.optimizer is None else list(self.optimizer.param_groups)
-        rate = groups[0].get("lr") if groups else None
+        rate = groups[0].get(FIXED, groups[0].get("lr")) if groups else None
         if rate is None:
             return {}
         # lowered by a command: with a scheduler the rate itself is, without one every step takes a share of it
-        lowered = 1.0 if self.scheduler is not None else groups[0].get(SCALE, 1.0)
+        itself = self.scheduler is not None or FIXED in groups[0]
+        lowered = 1.0 if itself else groups[0].get(SCALE, 1.0)
         first = rate.detach() * lowered if isinstance(rate, Tensor) else float(rate) * lowered
         known = rates(self.optimizer)
         return {"optim/lr": first} | ({"optim/lr_max": known["optim/lr_max"] * lowered} if len(known) > 1 else {})

@@ -1,0 +1,252 @@
+"""The policy that saves a run, as a state machine: what it does at each boundary, and what it never does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlwatch.control.policy import RunHealth
+from rlwatch.control.rescue import HELD, RescueCourse, RescuePolicy, Stage
+from rlwatch.errors import ConfigError
+from rlwatch.records import Alert, AlertState, JudgedRow, Severity
+
+GOOD = 0.7
+
+
+def alarm(kind="reward_drop"):
+    return Alert("a", "run", "rule", kind, Severity.CRITICAL, AlertState.FIRING, 95, 99, "it broke")
+
+
+def health(*, kind="reward_drop", fires=True, sound=False, entropy=1.0, step=100):
+    rows = [JudgedRow(s, "", GOOD, 0.02, 1.0) for s in range(90, 95)]
+    rows += [
+        JudgedRow(s, "" if sound else "the reward fell", GOOD if sound else 0.1, 0.02, entropy) for s in (99, step)
+    ]
+    return RunHealth(alerts=(alarm(kind),) if fires else (), rows=tuple(rows))
+
+
+class Trainer:
+    """A trainer that does what it is told: its reward is good while its weights and its world are."""
+
+    def __init__(
+        self, course, *, broken=True, outside=False, recovers_at=None, refuses=(), kind="reward_drop", entropy=1.0
+    ):
+        self.course, self.broken, self.outside, self.recovers_at = course, broken, outside, recovers_at
+        self.refuses, self.kind, self.entropy = refuses, kind, entropy
+        self.done, self.held, self.stopped, self.step = [], False, False, 100
+
+    def run(self, boundaries):
+        for _ in range(boundaries):
+            self.boundary()
+        return self
+
+    def boundary(self):
+        if self.recovers_at is not None and self.step >= self.recovers_at:
+            self.outside = False
+        bad = self.broken or self.outside
+        seen = health(kind=self.kind, fires=bad, sound=not bad, entropy=self.entropy, step=self.step)
+        command = self.course.next(self.step, seen, 0.1 if bad else GOOD)
+        if command is not None:
+            refusal = "no" if command.kind in self.refuses else None
+            self.done.append((self.step, command.kind, dict(command.args), refusal))
+            if refusal is None:
+                self.act(command)
+            self.course.answered(command, refusal)
+        self.step += 1
+
+    def act(self, command):
+        if command.kind == "hold":
+            self.held = command.args["batches"] > 0
+        if command.kind == "rollback":
+            self.broken = False
+        if command.kind == "stop":
+            self.stopped = True
+
+    @property
+    def kinds(self):
+        return [kind for _, kind, _, _ in self.done]
+
+
+def course(good=90, **policy):
+    return RescueCourse(RescuePolicy(**{"dry_run": False, **policy}), lambda: good)
+
+
+def test_broken_weights_are_restored_and_the_cause_removed():
+    """Probe, roll back, probe, lower the rate with its schedule frozen, let go: nothing is updated in between."""
+    trainer = Trainer(course()).run(12)
+
+    assert trainer.done == [
+        (100, "hold", {"batches": HELD}, None),
+        (102, "rollback", {"to": "last-good"}, None),
+        (104, "lower-lr", {"scale": 0.1, "freeze": "yes"}, None),
+        (105, "hold", {"batches": 0}, None),
+    ]
+    assert not trainer.held
+    assert trainer.course.stage is Stage.WATCHING
+
+
+def test_a_false_alarm_costs_two_batches_and_changes_nothing():
+    """The current weights earn what they earned before."""
+    made = course()
+    trainer = Trainer(made, broken=False)
+    first = made.next(100, health(), None)
+    trainer.done.append((100, first.kind, dict(first.args), None))
+    trainer.step = 101
+    trainer.run(10)
+
+    assert trainer.kinds == ["hold", "hold"]
+    assert any("false alarm" in note.why for note in made.notes)
+
+
+def test_a_fault_outside_is_held_until_the_reward_is_back_and_then_goes_on_at_the_full_rate():
+    """Good weights earn nothing: verifier, data or engine. No rate is lowered."""
+    made = course()
+    trainer = Trainer(made, outside=True, recovers_at=120).run(15)
+    held = trainer.held
+    trainer.run(15)
+
+    assert held
+    assert trainer.kinds == ["hold", "rollback", "hold"]
+    assert not trainer.held
+    assert trainer.done[-1][0] == 121
+    assert any("a person is needed" in note.why for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "entropy", "mended"),
+    [
+        ("reward_drop", 1.0, ["lower-lr"]),
+        ("reward_drop", 1.4, ["lower-lr", "set-entropy-coef"]),
+        ("entropy_explosion", 1.0, ["lower-lr", "set-entropy-coef"]),
+        ("mismatch_growth", 1.0, ["lower-lr", "set-is-correction", "sync-weights"]),
+    ],
+)
+def test_the_cause_is_removed_by_the_kind_of_the_alert(kind, entropy, mended):
+    """An exploded entropy: the bonus; a mismatch: mask and sync; the rate in any case, milder for those two."""
+    trainer = Trainer(course(), kind=kind, entropy=entropy).run(15)
+    scale = next(args["scale"] for _, name, args, _ in trainer.done if name == "lower-lr")
+
+    assert trainer.kinds == ["hold", "rollback", *mended, "hold"]
+    assert scale == (0.1 if mended == ["lower-lr"] else 0.3)
+
+
+def test_a_mismatch_under_a_good_reward_is_mended_without_going_back():
+    """Nothing is undone where nothing is lost."""
+    made = course()
+    trainer = Trainer(made, broken=False, kind="mismatch_growth")
+    made.next(100, health(kind="mismatch_growth"), None)
+    trainer.step = 101
+    trainer.run(10)
+
+    assert trainer.kinds == ["lower-lr", "set-is-correction", "sync-weights", "hold"]
+
+
+def test_what_is_refused_does_not_end_the_rescue():
+    """A trainer without an entropy bonus; one without snapshots; one that cannot hold."""
+    bonus = Trainer(course(), entropy=1.4, refuses=("set-entropy-coef",)).run(15)
+    nothing = Trainer(course(good=None)).run(15)
+    unholdable = Trainer(course(), refuses=("hold",)).run(15)
+
+    assert bonus.kinds == ["hold", "rollback", "lower-lr", "set-entropy-coef", "hold"]
+    assert not bonus.held
+    assert nothing.kinds == ["hold", "lower-lr", "hold"]
+    assert "rollback" not in unholdable.kinds
+    assert "lower-lr" not in unholdable.kinds
+
+
+def test_after_quiet_steps_the_rate_is_raised_again():
+    """A tenth, then three tenths, nine tenths, all of it, and its schedule again."""
+    trainer = Trainer(course(quiet_steps=50)).run(300)
+    rates = [(args["scale"], args["freeze"]) for _, kind, args, _ in trainer.done if kind == "lower-lr"]
+
+    assert [round(scale, 3) for scale, _ in rates] == [0.1, 0.3, 0.9, 1.0]
+    assert [freeze for _, freeze in rates] == ["yes", "yes", "yes", "no"]
+
+
+def test_false_alarms_never_stop_a_run_and_are_not_probed_again():
+    """A sound run whose alert goes on firing loses two batches, and no more."""
+    made = course(cooldown_steps=5)
+    held = []
+    for step in range(100, 300):
+        seen = RunHealth((), (alarm(),), None, (JudgedRow(90, "", GOOD, 0.02), JudgedRow(step, "odd", GOOD, 0.02)))
+        command = made.next(step, seen, GOOD)
+        if command is not None:
+            held.append((step, command.kind))
+            made.answered(command, None)
+
+    assert held == [(100, "hold"), (102, "hold")]
+
+
+def test_a_failure_after_two_rescues_restores_and_stops():
+    """It cannot be saved; nothing follows."""
+    made = course(cooldown_steps=5)
+    trainer = Trainer(made)
+    for _ in range(3):
+        trainer.broken = True
+        trainer.run(20)
+
+    assert trainer.kinds.count("rollback") == 3
+    assert trainer.kinds[-2:] == ["rollback", "stop"]
+    assert trainer.stopped
+    assert made.stage is Stage.ENDED
+    assert trainer.run(20).kinds[-1] == "stop"
+
+
+def test_a_dry_run_only_writes_down_what_it_would_do():
+    """Once in each cool-down."""
+    made = course(dry_run=True, cooldown_steps=30)
+    trainer = Trainer(made).run(70)
+
+    assert trainer.done == []
+    assert [note.step for note in made.notes] == [100, 130, 160]
+
+
+def test_where_no_reward_is_measured_nothing_waits_for_ever():
+    """The restored weights cannot be judged: the cause is removed and updates go on."""
+    made = course()
+    done = []
+    for step in range(100, 125):
+        command = made.next(step, health(step=step), None)
+        if command is not None:
+            done.append(command.kind)
+            made.answered(command, None)
+
+    assert done == ["hold", "rollback", "lower-lr", "hold"]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from([None, 0.0, 0.1, 0.69, 0.9])), max_size=120),
+    st.sets(st.sampled_from(["hold", "rollback", "lower-lr", "set-entropy-coef"])),
+    st.sampled_from(["reward_drop", "mismatch_growth", "entropy_explosion"]),
+)
+def test_whatever_comes_a_rollback_happens_only_while_updates_are_held(rows, refuses, kind):
+    """And no more rescues begin than are permitted, and each command is one that exists."""
+    made, held, begun = course(cooldown_steps=3), False, 0
+    for step, (fires, sound, reward) in enumerate(rows, 100):
+        command = made.next(step, health(kind=kind, fires=fires, sound=sound, step=step), reward)
+        if command is None:
+            continue
+        refusal = "no" if command.kind in refuses else None
+        if command.kind == "rollback" and made.stage is not Stage.ENDED:
+            assert held
+        if command.kind == "hold" and command.args["batches"]:
+            begun += 1
+        if command.kind == "hold" and refusal is None:
+            held = bool(command.args["batches"])
+        made.answered(command, refusal)
+
+    assert begun <= 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"probe": 0}, "probe"),
+        ({"scale": 0.0}, "scale"),
+        ({"kinds": ("kl_drift",)}, "no collapse"),
+        ({"most": True}, "most"),
+    ],
+)
+def test_a_policy_out_of_range_is_refused(wrong, why):
+    """By its name."""
+    with pytest.raises(ConfigError, match=why):
+        RescuePolicy(**wrong)
