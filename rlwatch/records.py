@@ -313,8 +313,8 @@ class CompletionBatch:
 class JudgedRow(NamedTuple):
     """A row that was judged, and why the run was not sound there; "" where it was.
 
-    ``level``: median reward of the last rows, ``spread``: noise of a row's reward, in the reward's unit; ``entropy``:
-    over its first, a ratio. None where they are not logged.
+    In the reward's unit, ``level`` is the median of the last rows, ``spread`` the noise of a row, ``reward`` the row's;
+    ``entropy``: over its first, a ratio. None where they are not logged.
     """
 
     step: int
@@ -322,6 +322,7 @@ class JudgedRow(NamedTuple):
     level: float | None = None
     spread: float = 0.0
     entropy: float | None = None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from rlwatch.cli import (
     plugins,
     replay,
     report,
+    rescue,
     rules,
     runs,
     scan,
@@ -60,6 +61,7 @@ app.command("report", epilog=report.EPILOG)(report.report)
 app.add_typer(export.group, name="export")
 app.add_typer(alerts.group, name="alerts")
 app.command("command", epilog=command.EPILOG)(command.command)
+app.add_typer(rescue.group, name="rescue")
 app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.command("names", epilog=names.EPILOG)(names.names)
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)

@@ -178,6 +178,11 @@ class RescueCourse:
         self._refused = ""
 
     @property
+    def level(self) -> float | None:
+        """Median reward before the newest alarm; None where none is known."""
+        return self._level
+
+    @property
     def measures(self) -> bool:
         """True while the reward of each batch is wanted."""
         return self.stage in (Stage.PROBING, Stage.RESTORED, Stage.OUTSIDE)

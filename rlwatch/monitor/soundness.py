@@ -49,7 +49,7 @@ class Soundness:
             rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)
             level = median(rewards) if rewards else None
             ratio = entropy / self._entropy if entropy is not None and self._entropy else None
-            self.rows.append(JudgedRow(step.step, why_not, level, noise_of(rewards), ratio))
+            self.rows.append(JudgedRow(step.step, why_not, level, noise_of(rewards), ratio, step.metrics.get(REWARD)))
 
     def _why_not(self, step: ClosedStep, holding: Sequence[Finding]) -> str:
         reasons = [self._reward(step), self._exploration(step), self._engine(step)]  # each remembers the row

@@ -1,0 +1,104 @@
+"""A rescue rehearsed on a recorded run: what the policy would have done first, and what the run did instead.
+
+A recording is not the run that the policy would have made. Up to the rollback the rehearsal is faithful but for one
+thing: the rows of the probe went on being trained. What restored weights would have earned is not known; what became of
+the run without them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rlwatch.control.commands import ROLLBACK
+from rlwatch.control.policy import RunHealth
+from rlwatch.control.rescue import NEAR, RescueCourse, RescuePolicy
+from rlwatch.monitor.engine import Monitor
+from rlwatch.records import JSON, Event, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedAct:
+    """A command that the policy would have sent at the boundary after ``step``, and why."""
+
+    step: int
+    do: str
+    args: dict[str, JSON]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RescueRehearsal:
+    """Acts of a policy on a recorded run.
+
+    Attributes
+    ----------
+    acts
+        Commands, in order, up to the first that would have changed the run; empty where nothing would have begun.
+    restored
+        Step of the snapshot that would have been restored; None where nothing was.
+    level, ended
+        Median reward before, and of the last rows of the recording, in the reward's unit; None where unknown.
+    steps_after, hours_after
+        Steps and hours of the recording after the decision.
+    """
+
+    acts: tuple[RehearsedAct, ...] = ()
+    restored: int | None = None
+    level: float | None = None
+    ended: float | None = None
+    steps_after: int = 0
+    hours_after: float = 0.0
+
+    @property
+    def wasted(self) -> bool | None:
+        """True where the recording ended clearly below the level before; None where that is not known."""
+        if self.level is None or self.ended is None:
+            return None
+        return self.ended < self.level - (1.0 - NEAR) * abs(self.level)
+
+
+def rehearse_rescue(
+    items: Iterable[StepRecord | Event], monitor: Monitor, policy: RescuePolicy, *, every: int = 10
+) -> RescueRehearsal:
+    """Return what ``policy`` would have done to a run whose ``items`` are given in order.
+
+    Snapshots are assumed every ``every`` steps. It ends with the first act that would have changed the run.
+    """
+    taken = [0]
+
+    def last_good() -> int | None:
+        health = _health(monitor)
+        return next((step for step in reversed(taken) if health.unsound_after(step) == ""), None)
+
+    course = RescueCourse(replace(policy, dry_run=False), last_good)
+    acts: list[RehearsedAct] = []
+    decided: StepRecord | None = None
+    last: StepRecord | None = None
+    restored: int | None = None
+    for item in items:
+        monitor.observe(item)
+        if isinstance(item, Event):
+            continue
+        last = item
+        if decided is not None or not monitor.judged_rows:
+            continue
+        row = monitor.judged_rows[-1]
+        if row.step >= taken[-1] + every:
+            taken.append(row.step)
+        command = course.next(row.step, _health(monitor), row.reward)
+        if command is None:
+            continue
+        acts.append(RehearsedAct(row.step, command.kind, dict(command.args), command.why))
+        if command.kind != "hold":
+            decided, restored = item, last_good() if command.kind == ROLLBACK else None
+    monitor.close()
+    ended = monitor.judged_rows[-1].level if monitor.judged_rows else None
+    if decided is None or last is None:
+        return RescueRehearsal(tuple(acts), None, course.level, ended)
+    hours = max(last.ts - decided.ts, 0.0) / 3600.0
+    return RescueRehearsal(tuple(acts), restored, course.level, ended, last.step - decided.step, hours)
+
+
+def _health(monitor: Monitor) -> RunHealth:
+    return RunHealth(monitor.active, monitor.firing, None, monitor.judged_rows)
