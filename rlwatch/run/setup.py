@@ -331,7 +331,7 @@ class Assembly:
         from rlwatch.run.alerting import OwnLog
 
         run.listen(OwnLog(self.alerting.policy, run.info, self.store.silences))
-        run.rescue = self.alerting.rescue
+        run.rescue = run.rescue or self.alerting.rescue
         if self.alerting.actions:
             from rlwatch.run.alerting import Acting
 

@@ -1,0 +1,319 @@
+"""Runs saved by ``[[rescue]]``, in pairs: the same run with the same seed unguarded, and with the policy.
+
+    python benchmarks/rescue.py run --seeds 100-101 --jobs 2 --out build/rescue.jsonl
+    python benchmarks/rescue.py report build/rescue.jsonl
+
+Runs are tiny GRPO policies trained by TRL (the trainer of ``benchmarks/forecast``); a run of 200 steps takes half a
+minute. Both arms are watched with snapshots, so that they are the same to the bit until the policy acts. What counts is
+the accuracy on 256 held-out problems, sampled from the policy's own weights at temperature 1: the mean of the last two
+of the evaluations that are made every ten steps. An interrupted benchmark goes on where it was.
+
+*saved*: the policy keeps at least .7 of what the healthy run of the same setting has over the unguarded one. *halt*:
+the accuracy of the last good snapshot at the first alarm, which is what stopping there would have kept. *resumed*: the
+policy ends above halt by two standard errors. A reward whose sign flips cannot be learnt from, so it is *preserved* or
+not, apart. *harm*: accuracy lost in runs without a fault, and with harmless ones.
+
+The kinds of faults in ``HELD_OUT`` were chosen before the policy had been run on any of these, and it was not changed
+for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import joblib
+from forecast.trl_setting import Fault, Setting
+
+BASE = Setting(steps=200, lr=3e-4, batch=128, generations=8, beta=0.01)
+ENGINE = replace(BASE, engine="bfloat16")
+SLOW_JUDGE_S = 20.0
+"""Seconds after which a row that is not judged is no longer waited for."""
+KNOWN = {
+    "lr ramp": replace(BASE, faults=(Fault("learning rate", 60, 40.0, ramp=60),)),
+    "lr constant": replace(BASE, lr=3e-3),
+    "lr spike": replace(BASE, faults=(Fault("learning rate", 100, 200.0, end=102),)),
+    "off-policy": replace(BASE, num_iterations=8, lr=5e-4, epsilon=1000.0),
+    "engine noise": replace(ENGINE, faults=(Fault("engine noise", 60, 1.0, ramp=100),)),
+    "stale engine": replace(ENGINE, lr=1e-3, faults=(Fault("engine staleness", 50, 16.0),)),
+    "entropy bonus": replace(BASE, lr=5e-4, entropy_coef=0.25),
+}
+"""Faults of which it was known, from measurements by others, what saves a run (see docs/diagnosis.md)."""
+HELD_OUT = {
+    "positive advantages": replace(BASE, lr=1e-3, faults=(Fault("positive advantages", 70, 0.8, ramp=40),)),
+    "engine temperature": replace(ENGINE, lr=1e-3, faults=(Fault("engine temperature", 60, 1.0, ramp=60),)),
+    "kl weight": replace(
+        BASE, beta=0.02, faults=(Fault("kl weight", 70, 4.0, ramp=40), Fault("learning rate", 70, 10.0, 40))
+    ),
+    "half gradients": replace(BASE, faults=(Fault("half gradients", 80, 40.0, end=84),)),
+    "random reward": replace(BASE, lr=1e-3, faults=(Fault("random reward", 70, 0.9, ramp=30),)),
+}
+"""Kinds of faults that were listed before the policy was run on them."""
+OUTSIDE = {"reward sign": replace(BASE, faults=(Fault("reward sign", 100),))}
+"""A fault outside the policy, for good: it can be preserved, not saved."""
+HARMLESS = {
+    "no fault": BASE,
+    "no fault, engine": ENGINE,
+    "verifier outage": replace(BASE, faults=(Fault("constant reward", 100, end=108),)),
+    "lr blip": replace(BASE, faults=(Fault("learning rate", 150, 5.0, end=151),)),
+}
+"""Runs that end well by themselves."""
+GROUPS = {"known": KNOWN, "held out": HELD_OUT, "outside": OUTSIDE, "harmless": HARMLESS}
+ARMS = ("unguarded", "policy", "healthy")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: a recipe, a seed, an arm."""
+
+    group: str
+    recipe: str
+    seed: int
+    arm: str
+
+    @property
+    def key(self) -> str:
+        """Name in the file of results."""
+        return f"{self.recipe}/{self.seed}/{self.arm}"
+
+
+def setting_of(task: Task) -> Setting:
+    """Return the setting of the run; a healthy one has no fault, and the base's learning rate, clip and bonus."""
+    setting = replace(GROUPS[task.group][task.recipe], start=task.seed % 3)
+    if task.arm != "healthy":
+        return setting
+    return replace(
+        setting, faults=(), lr=BASE.lr, epsilon=BASE.epsilon, entropy_coef=BASE.entropy_coef, num_iterations=1
+    )
+
+
+# One run.
+
+
+def made(task: Task, starts: Path) -> dict[str, Any]:
+    """Train it and return what came of it."""
+    from forecast.trl_trainer import make_trainer, quiet
+
+    from rlwatch.control.rescue import RescuePolicy
+    from rlwatch.integrations.snapshots import Snapshots
+    from rlwatch.integrations.trl import watch
+    from rlwatch.store.memory import forget
+
+    quiet()
+    starts.mkdir(parents=True, exist_ok=True)
+    setting, begun, end = setting_of(task), time.perf_counter(), "finished"
+    name = f"rescue-{os.getpid()}"
+    with tempfile.TemporaryDirectory() as directory:
+        trainer, truth = make_trainer(setting, task.seed, starts, Path(directory))
+        run = watch(
+            trainer,
+            store=f"memory://{name}",
+            run_id=name,
+            localise=False,
+            forecast=False,
+            sigterm=False,
+            snapshots=Snapshots(every=10, share=1.0),
+        )
+        run.rescue = RescuePolicy(dry_run=task.arm != "policy")
+        pace = paced(run)
+        trainer.callback_handler.callbacks.insert(0, pace)
+        try:
+            trainer.train()
+        except (RuntimeError, ValueError) as error:  # TRL cannot sample from weights that are not finite
+            end = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+        run.finish()
+        heldout = dict(truth.heldout)
+        acts = list(acts_of(f"memory://{name}", name))
+        forget(name)
+    last = [heldout[step] for step in sorted(heldout)[-2:]] if end == "finished" else [0.0]
+    return {
+        "key": task.key,
+        "group": task.group,
+        "recipe": task.recipe,
+        "seed": task.seed,
+        "arm": task.arm,
+        "final": fmean(last) if last else 0.0,
+        "end": end,
+        "steps": int(trainer.state.global_step),
+        "alarm": pace.alarm,
+        "halt": halted(heldout, pace.alarm, acts),
+        "heldout": {str(step): value for step, value in heldout.items()},
+        "acts": acts,
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+
+
+def paced(run: Any) -> Any:
+    """Return a callback that waits, at each step's end, until the rows before it are judged, as a slow run would."""
+    from transformers import TrainerCallback
+
+    class PacedCallback(TrainerCallback):
+        def __init__(self, run: Any) -> None:
+            self.run, self.alarm = run, None
+
+        def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
+            self.run.flush()
+            until = time.monotonic() + SLOW_JUDGE_S
+            while time.monotonic() < until:
+                rows = self.run.health().rows
+                if state.global_step < 3 or (rows and rows[-1].step >= state.global_step - 2):
+                    break
+                time.sleep(0.002)
+            health = self.run.health()
+            if self.alarm is None and self.run.rescue.alarm(health) is not None:
+                self.alarm = int(state.global_step)
+
+    return PacedCallback(run)
+
+
+def acts_of(store: str, run_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the ledger of the run."""
+    import rlwatch
+
+    for event in rlwatch.open_store(store).events(run_id):
+        if event.kind in ("rescue", "command"):
+            body = dict(event.body)
+            yield {"step": event.step, "kind": event.kind} | {
+                name: body[name] for name in ("stage", "command", "args", "why", "evidence") if name in body
+            }
+
+
+def halted(heldout: dict[int, float], alarm: int | None, acts: Sequence[dict[str, Any]]) -> float | None:
+    """Return the held-out accuracy at the last good snapshot at the first alarm; None where none was known.
+
+    Of the evaluation at its step: snapshots and evaluations are both made every ten steps.
+    """
+    first = next((act for act in acts if act["kind"] == "rescue" and "last_good" in act.get("evidence", {})), None)
+    good = None if first is None or alarm is None else first["evidence"]["last_good"]
+    return None if good is None else heldout.get(int(good), next(iter(heldout.values()), None) if good == 0 else None)
+
+
+# All of them.
+
+
+def tasks(seeds: Sequence[int], groups: Iterable[str]) -> list[Task]:
+    """Return the runs, the pairs of a seed beside each other."""
+    return [
+        Task(group, recipe, seed, arm)
+        for seed in seeds
+        for group in groups
+        for recipe in GROUPS[group]
+        for arm in ARMS
+        if not (group == "harmless" and arm == "healthy")
+    ]
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Make the runs that are missing, and append each to the file when it is done."""
+    out: Path = arguments.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = {json.loads(line)["key"] for line in out.read_text().splitlines()} if out.exists() else set()
+    first, _, last = arguments.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    missing = [task for task in tasks(seeds, arguments.groups) if task.key not in done][: arguments.most]
+    sys.stderr.write(f"{len(missing)} runs to be made\n")
+    work = joblib.Parallel(n_jobs=arguments.jobs, return_as="generator_unordered")
+    for found in work(joblib.delayed(made)(task, out.parent / "starts") for task in missing):
+        with out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+        acts = [act["command"] for act in found["acts"] if act["kind"] == "command"]
+        sys.stderr.write(f"{found['key']}: {found['final']:.3f}, alarm {found['alarm']}, {' '.join(acts)}\n")
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Print the table of each group."""
+    runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for line in arguments.file.read_text().splitlines():
+        found = json.loads(line)
+        runs[found["group"], found["recipe"], found["seed"]][found["arm"]] = found
+    for group, recipes in GROUPS.items():
+        lines = [row for recipe in recipes if (row := _row(runs, group, recipe))]
+        if lines:
+            print(f"\n{group}\n| recipe | runs | healthy | unguarded | halt | policy | saved | resumed | alarm |")
+            print("|---|---|---|---|---|---|---|---|---|")
+            print("\n".join(lines))
+
+
+def _row(runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]], group: str, recipe: str) -> str:
+    pairs = [
+        arms for (g, r, _), arms in runs.items() if (g, r) == (group, recipe) and {"unguarded", "policy"} <= set(arms)
+    ]
+    if not pairs:
+        return ""
+    saved = [one for one in (is_saved(arms) for arms in pairs) if one is not None]
+    resumed = [one for one in (is_resumed(arms) for arms in pairs) if one is not None]
+    alarms = ", ".join(str(arms["unguarded"]["alarm"]) for arms in pairs)
+    halts = [arms["unguarded"]["halt"] for arms in pairs if arms["unguarded"]["halt"] is not None]
+    healthy = [arms["healthy"]["final"] for arms in pairs if "healthy" in arms]
+    cells = [
+        recipe,
+        str(len(pairs)),
+        _mean(healthy),
+        _mean([arms["unguarded"]["final"] for arms in pairs]),
+        _mean(halts),
+        _mean([arms["policy"]["final"] for arms in pairs]),
+        f"{sum(saved)}/{len(saved)}" if saved else "-",
+        f"{sum(resumed)}/{len(resumed)}" if resumed else "-",
+        alarms,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def is_saved(arms: dict[str, dict[str, Any]]) -> bool | None:
+    """Return whether the policy kept .7 of the gain; None without a healthy run, or where nothing was lost."""
+    if "healthy" not in arms:
+        return None
+    healthy, lost, kept = (arms[arm]["final"] for arm in ("healthy", "unguarded", "policy"))
+    return None if healthy - lost < 0.05 else (kept - lost) / (healthy - lost) >= 0.7
+
+
+def is_resumed(arms: dict[str, dict[str, Any]]) -> bool | None:
+    """Return whether the policy ended above the last good snapshot by two standard errors of both."""
+    halt, kept = arms["unguarded"]["halt"], arms["policy"]["final"]
+    if halt is None:
+        return None
+    error = math.sqrt(halt * (1 - halt) / 256 + kept * (1 - kept) / 512)
+    return bool(kept > halt + 2 * error)
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f}" if values else "-"
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Runs saved by [[rescue]], in pairs.")
+    ways = parser.add_subparsers(required=True)
+    runs = ways.add_parser("run")
+    runs.add_argument("--seeds", default="100", help="a seed, or a range as 100-103")
+    runs.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
+    runs.add_argument("--jobs", type=int, default=2)
+    runs.add_argument("--most", type=int, default=None, help="runs that are made now")
+    runs.add_argument("--out", type=Path, default=Path("build/rescue.jsonl"))
+    runs.set_defaults(do=run)
+    table = ways.add_parser("report")
+    table.add_argument("file", type=Path)
+    table.set_defaults(do=report)
+    arguments = parser.parse_args()
+    arguments.do(arguments)
+
+
+if __name__ == "__main__":
+    main()
