@@ -14,6 +14,7 @@ from rlwatch.control.commands import (
     COMMAND_KINDS,
     ROLLBACK,
     UNDO_LAST,
+    Argument,
     Choice,
     Number,
     SnapshotChoice,
@@ -370,9 +371,16 @@ def outcome(command: Command, now: float) -> str:
 
 
 def arguments(command: Command) -> str:
-    """Arguments it was sent with, in a few words; those left open are left out."""
-    given = [f"{name} {_worded(value)}" for name, value in command.args.items() if value is not None]
+    """Arguments it was sent with, in a few words; those left open, or to a choice's default, are left out."""
+    kind = COMMAND_KINDS.get(command.kind)
+    usual = {name for name, one in (kind.args if kind else {}).items() if _is_usual(one, command.args.get(name))}
+    shown = {name: value for name, value in command.args.items() if value is not None and name not in usual}
+    given = [f"{name} {_worded(value)}" for name, value in shown.items()]
     return ", ".join([*given, *(["forced"] if command.force else [])])
+
+
+def _is_usual(argument: Argument, value: JSON) -> bool:
+    return isinstance(argument, Choice) and argument.values == ("no", "yes") and value == argument.default
 
 
 def _worded(value: JSON) -> str:

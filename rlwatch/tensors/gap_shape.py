@@ -81,11 +81,16 @@ class ThroughOrigin(Stat):
 
 
 class Temperature(ThroughOrigin):
-    """T of y = (1 - 1/T) x, > 0; infinite where even a uniform engine would not explain the line."""
+    """T of y = (1 - 1/T) x, > 0; absent, settled, where no temperature explains the line: not even a uniform engine."""
+
+    @override
+    def settle(self) -> Self:
+        settled = super().settle()
+        return replace(settled, count=torch.where(self.xy >= self.xx, 0.0, settled.count))
 
     @override
     def value(self) -> Tensor:
-        return 1 / (1 - self.xy / self.xx).clamp(min=0.0)
+        return 1 / (1 - self.xy / self.xx)
 
 
 class Explained(ThroughOrigin):

@@ -37,8 +37,8 @@ def sent(page, store):
     ("kind", "fill", "args"),
     [
         ("save-checkpoint", {}, {}),
-        ("lower-lr", {}, {"scale": 0.3, "until": None}),
-        ("lower-lr", {"arg-scale": 0.1, "arg-until": 400}, {"scale": 0.1, "until": 400}),
+        ("lower-lr", {}, {"scale": 0.3, "until": None, "freeze": "no"}),
+        ("lower-lr", {"arg-scale": 0.1, "arg-until": 400}, {"scale": 0.1, "until": 400, "freeze": "no"}),
         ("set-kl-coef", {"arg-value": 0.02}, {"value": 0.02}),
         ("pause", {}, {"minutes": 60.0}),
         ("pause", {"arg-minutes": 5.0}, {"minutes": 5.0}),
