@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rlwatch.error_boundary import Reported
+from rlwatch.error_boundary import ErrorBoundary, Reported
 from rlwatch.errors import RLWatchError
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations import megatron
@@ -314,7 +314,8 @@ class SideCopier:
     copied. Buffers that are given back are used again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seam: ErrorBoundary | None = None) -> None:
+        self._seam = seam or ErrorBoundary()
         self._spare: list[dict[str, Tensor]] = []
         self._streams: dict[torch.device, Any] = {}
         self._hooked: list[Optimizer] = []
@@ -369,7 +370,7 @@ class SideCopier:
     def _watch(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
             if optimizer not in self._hooked:
-                optimizer.register_step_pre_hook(lambda *_: self._open.hold_back())
+                optimizer.register_step_pre_hook(self._seam.hook("snapshot", lambda *_: self._open.hold_back()))
                 self._hooked.append(optimizer)
 
 

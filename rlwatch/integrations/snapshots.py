@@ -196,7 +196,7 @@ class SnapshotKeeper:
         self._seam = seam
         self._available = available
         self._seconds = seconds
-        self._copier = SideCopier()
+        self._copier = SideCopier(seam)
         self._budget: float | None = None
         self._last: tuple[int, float] | None = None
         self._cost_s = 0.0

@@ -50,10 +50,15 @@ def test_a_solved_task_is_only_information():
     "twist", [{"policy/entropy": ramp(0.3, 1e-4, 60, 110)}, {"len/clipped": lambda s, n: 1.0 if s > 60 else 0.1}]
 )
 def test_a_good_reward_excuses_neither_a_degenerate_policy_nor_endless_answers(twist):
-    """Reward hacking looks healthy on the reward."""
-    rows = run(dead_from(120, ramp(0.3, 1.0, 10, 110, jitter=0.005)) | twist)
+    """Reward hacking looks healthy on the reward: a warning, and critical once the reward is lost.
 
-    assert worst(NoSignal(), rows) is Severity.CRITICAL
+    Critical it is not while the reward that was learnt stays: there would be nothing to go back to.
+    """
+    stays = run(dead_from(120, ramp(0.3, 1.0, 10, 110, jitter=0.005)) | twist)
+    lost = run(dead_from(120, lambda s, n: 1.0 if 40 < s < 130 else 0.3) | twist)
+
+    assert worst(NoSignal(), stays) is Severity.WARNING
+    assert worst(NoSignal(), lost) is Severity.CRITICAL
 
 
 def test_one_group_a_row_is_thin_evidence():

@@ -1301,6 +1301,7 @@ THREADS = {
     "rlwatch/notify/mail.py": "of one message: what it raises is what became of it",
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
     "rlwatch/text.py": "of one report: what it raises is taken with it",
+    "rlwatch/integrations/snapshots.py": "ErrorBoundary.guard_background, and a full disk is said",
     "rlwatch/integrations/step_tally.py": "ErrorBoundary.guard_background, which both who submit go through",
 }
 """Where threads of ours are made, and what holds what is raised in them."""
