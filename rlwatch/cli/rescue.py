@@ -144,7 +144,9 @@ def _value(value: JSON) -> str:
 
 
 group = typer.Typer(
-    help="Rescues by a permitted policy: rehearse one on a record, list what one did.", no_args_is_help=True
+    help="Rescues by a permitted policy: rehearse one on a recorded run, list what one did.",
+    no_args_is_help=True,
+    epilog=examples("rlwatch rescue rehearse math-7b-s3", "rlwatch rescue ledger math-7b-s3"),
 )
 group.command("rehearse", epilog=REHEARSE_EPILOG)(rehearse)
 group.command("ledger", epilog=LEDGER_EPILOG)(ledger)

@@ -42,6 +42,7 @@ COMMANDS = (
     "doctor",
     "rules",
     "report",
+    "rescue",
     "forecast",
     "db",
     "token",
