@@ -83,6 +83,7 @@ def test_a_post_mortem_is_one_file_with_the_cause(shared_app, page, swept):
     page.goto(f"{shared_app}/run?run=sweep-3")
     expect(page.locator(".rl-verdict")).to_contain_text("Collapsed at step 220")
     page.get_by_text("Causes and actions").click()
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
     with page.expect_download() as saved:
         page.get_by_role("button", name="Report").click()
     report = saved.value.path().read_text(encoding="utf-8")
