@@ -43,7 +43,7 @@ class RunHealth:
     rows: tuple[JudgedRow, ...] = ()
 
     def unsound_after(self, step: int) -> str | None:
-        """Return the reason that the weights after ``step`` are not good, "" if they are, None while too few rows tell.
+        """Return the reason that the weights after ``step`` are not good, "" if they are, None if too few are judged.
 
         The row of a step shows the weights before its update, and a fall hides among the rows of a median: so the
         row up to ``step`` and :data:`ROWS_AFTER` later ones have to be sound.

@@ -2,7 +2,7 @@
 
 The course of a rescue is a state machine over the run's boundaries. It is causal and deterministic: what it decides
 depends on what was measured and answered so far, never on time. At each boundary it gives at most one command, which
-goes the way of every command: all ranks vote, and the event says who and why.
+goes the way of every command: all ranks vote, no veto is forced, and the event names the policy and its reason.
 
 1. An alert fires. Updates are held while batches are sampled with the **current** weights. If their reward is not worse
    than before, it was a false alarm and training goes on; or, where the engine or the entropy is at fault, the cause is
@@ -160,7 +160,7 @@ class RescueCourse:
         self.policy = policy
         self.stage = Stage.WATCHING
         self.notes: deque[Note] = deque()
-        """Entries of the ledger that nobody has taken yet."""
+        """Entries of the ledger that are not taken yet."""
         self._last_good = last_good
         self._rescues = 0
         self._dismissed: dict[str, float] = {}
@@ -175,7 +175,6 @@ class RescueCourse:
         self._entropy: float | None = None
         self._moves: deque[Move] = deque()
         self._step: int | None = None
-        self._refused = ""
 
     @property
     def level(self) -> float | None:
@@ -199,9 +198,7 @@ class RescueCourse:
         move = self._move(step, health)
         if move is None:
             return None
-        return Command(
-            uuid.uuid4().hex[:16], "", move.do, move.args, force=True, requested_by=self.policy.by, why=move.why
-        )
+        return Command(uuid.uuid4().hex[:16], "", move.do, move.args, requested_by=self.policy.by, why=move.why)
 
     def answered(self, command: Command, refusal: str | None) -> None:
         """Learn what became of the command that :meth:`next` returned; of one that was refused the reason."""

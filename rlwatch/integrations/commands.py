@@ -405,7 +405,7 @@ PASSING = frozenset({"pause", "resume", "save-checkpoint", "sync-weights"})
 class UndoLast:
     """Handles ``undo``: gives the last command's handler the command that takes it back.
 
-    A handler says in its report how that is done: ``undo``, with ``kind`` and ``args`` of a command. What was taken
+    A handler reports how that is done: ``undo``, with ``kind`` and ``args`` of a command. What was taken
     back is not taken back again.
     """
 

@@ -71,7 +71,7 @@ def steppable(optimizers: Sequence[Any]) -> list[Optimizer]:
 class Hold:
     """Handles ``hold`` with ``{"batches": n}``; 0 ends it.
 
-    A batch is what is sampled between two boundaries. At its end the answer's event says what the reward of each was:
+    A batch is what is sampled between two boundaries. At its end the answer's event holds the reward of each:
     if it comes back with restored weights, the fault was in the policy; if not, it lies outside.
 
     Parameters

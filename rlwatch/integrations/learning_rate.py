@@ -286,7 +286,7 @@ def _rates(scheduler: Any, factor: float) -> list[float]:
 
 
 def stepped(group: Mapping[str, Any], *, scheduled: bool) -> Any:
-    """Return the rate with which the optimizer steps: the fixed one, or what the loop or its schedule says, scaled."""
+    """Return the rate with which the optimizer steps: the fixed one, or the loop's or its schedule's, scaled."""
     if FIXED in group:
         return group[FIXED]
     return group["lr"] if scheduled else group["lr"] * group.get(SCALE, 1.0)
