@@ -292,14 +292,20 @@ class Hub:
         return self._resting_until is not None
 
     def linked(self) -> Mapping[int, Peer]:
-        """The ranks that can be told something."""
+        """The ranks that can be told something. One that has been welcomed is among them: it may come to a boundary
+        before the hub's thread has noted its connection, and would be taken for missing.
+        """
+        with self._door:
+            return self._reachable()
+
+    def _reachable(self) -> dict[int, Peer]:
         return {rank: peer for rank, peer in list(self.peers.items()) if peer.reachable}
 
     def ordered(self) -> tuple[Mapping[int, Peer], int]:
         """One order more is given: who is to be told, and its number; whoever comes later learns that it is over."""
         with self._door:
             self._orders += 1
-            return self.linked(), self._orders
+            return self._reachable(), self._orders
 
     def open_up(self, deadline_s: float = 5.0) -> bool:
         """Listen for other machines, too: one of the run's ranks is there. Whether it does after ``deadline_s``."""

@@ -3,13 +3,16 @@
 import itertools
 import json
 import logging
+import socket
+import threading
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linked_ranks import at, ranks, together, until
+from linked_ranks import Other, at, ranks, together, until
 
+from rlwatch.link.hub import Hub
 from rlwatch.link.spoke import UNDECIDED
 from rlwatch.link.wire import Frame, FrameKind, read_ballot
 
@@ -51,6 +54,29 @@ def test_all_agree_or_all_refuse_with_the_same_words():
         assert round_of(world, 1, None) == [(b"x", None)] * 4
         assert round_of(world, 2, None, of={2: ["no reference"]}) == [(b"x", "rank 2: no reference")] * 4
         assert round_of(world, 3, None) == [(b"x", None)] * 4
+
+
+def test_a_rank_that_has_been_welcomed_is_linked(monkeypatch):
+    """It may come to a boundary before rank 0's thread has noted the connection, and must not be taken for missing."""
+
+    send = socket.socket.send
+
+    def send_and_rest(self, *args):
+        sent = send(self, *args)
+        if threading.current_thread().name == "rlwatch-hub":
+            time.sleep(0.3)
+        return sent
+
+    monkeypatch.setattr(socket.socket, "send", send_and_rest, raising=False)
+    hub = Hub(2)
+    hub.start()
+    one = Other(1, hub.address)
+    try:
+        assert one.spoke.settled(20.0)
+        assert list(hub.linked()) == [1]
+    finally:
+        one.spoke.close(1.0)
+        hub.close()
 
 
 def test_what_rank_0_refuses_itself_keeps_nobody():

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -126,19 +127,29 @@ class Program:
         return self.returncode
 
     def communicate(self, timeout: float = LIMIT_S) -> tuple[str, str]:
-        from concurrent.futures import ThreadPoolExecutor
-
+        """As ``Popen.communicate``; a child of the program that hangs and holds its pipes keeps nobody."""
         if self.stdin:
             self.stdin.close()
-        with ThreadPoolExecutor(2) as pool:
-            said = [pool.submit(stream.read) if stream else None for stream in (self.stdout, self.stderr)]
-            try:
-                self.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                raise
-            out, err = ("" if one is None else one.result() for one in said)
-        return out, err
+        said = ["", ""]
+
+        def read(number: int, stream: IO[str]) -> None:
+            said[number] = stream.read()
+
+        readers = [
+            threading.Thread(target=read, args=(number, stream), daemon=True)
+            for number, stream in enumerate((self.stdout, self.stderr))
+            if stream
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        for reader in readers:
+            reader.join(timeout)
+        return said[0], said[1]
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

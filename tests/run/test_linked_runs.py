@@ -152,15 +152,16 @@ def test_commands_reach_every_rank_as_they_are(pair):
     command = Command("c1", "r", "set-kl-coef", {"value": 0.25, "why not": None}, True, requested_by="ann", why="KL")
 
     def on(run, asked):
-        ranks = RunRanks(ErrorBoundary(run))
+        ranks, end = RunRanks(ErrorBoundary(run)), time.monotonic() + 60.0
         while not ranks.meets(5, wanted=bool(asked), staying=True):
+            assert time.monotonic() < end, "the ranks never met"
             time.sleep(0.001)
         heard = ranks.share(asked)
         return heard, ranks.agree("no" if ranks.rank == 1 else None)
 
     with ThreadPoolExecutor(2) as pool:
         results = [pool.submit(on, first, [command]), pool.submit(on, other, [])]
-        answers = [result.result(20) for result in results]
+        answers = [result.result(90) for result in results]
 
     assert answers == [([command], "rank 1: no")] * 2
     assert answers[1][0][0].status is CommandStatus.QUEUED

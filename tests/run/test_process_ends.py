@@ -109,7 +109,7 @@ def test_a_forked_child_is_inert_and_the_parent_goes_on(tmp_path):
         print("AGAIN", other.info.attempt, flush=True)
     """.replace("run_store", repr(str(tmp_path)))
     process = child(tmp_path, body)
-    out, _ = process.communicate(timeout=600)
+    out, _ = process.communicate(timeout=300)
 
     assert process.returncode == 0
     assert out.strip() == "AGAIN 2"
@@ -128,7 +128,7 @@ def test_a_run_that_ends_in_good_order_on_a_full_disk_says_what_is_lost_and_is_n
         {end}
     """
     process = child(tmp_path, body, stderr=subprocess.PIPE)
-    _, said = process.communicate(timeout=600)
+    _, said = process.communicate(timeout=300)
     state, reason, _ = end_of(tmp_path)
 
     assert process.returncode == int("raise" in end)
@@ -186,7 +186,7 @@ def test_what_a_forked_child_logs_is_said_to_be_lost_once_and_counted(tmp_path):
         print("ALL", flush=True)
     """
     process = child(tmp_path, body)
-    out, _ = process.communicate(timeout=600)
+    out, _ = process.communicate(timeout=300)
 
     assert (process.returncode, out.strip()) == (0, "ALL")
 
@@ -211,7 +211,7 @@ def test_the_exit_has_a_deadline(tmp_path):
         print(run.finish(deadline_s=0.5), flush=True)
         os._exit(0)
     """
-    out, _ = child(tmp_path, body).communicate(timeout=600)
+    out, _ = child(tmp_path, body).communicate(timeout=300)
 
     assert out.strip() == "False"
 

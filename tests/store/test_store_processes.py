@@ -69,6 +69,32 @@ os.read(0, 1)
 os._exit(0)
 """
 
+_FORK_IN_THE_MIDST = """
+import signal, sqlite3, threading
+store = open_store(sys.argv[2])
+writer = store.open_run(RunInfo("run"))
+busy = {"on": True}
+def write():
+    step = 0
+    while busy["on"]:
+        step += 1
+        writer.write(records(step))
+thread = threading.Thread(target=write)
+thread.start()
+for number in range(int(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        sqlite3.connect(":memory:").close()
+        os._exit(0)
+    if status := os.waitpid(child, 0)[1]:
+        break
+busy["on"] = False
+thread.join()
+writer.close()
+print(number, status, len(store.records("run")) > number, flush=True)
+"""
+
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_writer_loses_no_acknowledged_step(tmp_path: Path, child, seed: int):
@@ -184,6 +210,14 @@ def test_a_forked_child_does_not_keep_the_run_and_does_no_harm_by_ending(tmp_pat
     assert (tmp_path / "run" / "run.db").stat().st_size == size
     assert [record.step for record in store.records("run")] == [1, 2, *range(3, 400)]
     assert sqlite3.connect(tmp_path / "run" / "run.db").execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_child_forked_while_a_thread_is_inside_sqlite_can_use_sqlite(tmp_path: Path, child):
+    """The writer's thread may be taking memory for a row just then; a data loader's worker has a cache of its own."""
+    process = child(_FORK_IN_THE_MIDST, 200, tmp_path)
+    out, err = process.communicate(timeout=120)
+
+    assert out == "199 0 True\n", err
 
 
 def test_an_outbox_seen_empty_is_looked_at_again_when_it_changes(tmp_path: Path, monkeypatch):

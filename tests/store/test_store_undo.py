@@ -44,7 +44,7 @@ class Remembering(sqlite3.Connection):
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[Remembering]:
     """The connections made from now on."""
     usual = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: usual(*a, factory=Remembering, **k))
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: usual(*a, **k | {"factory": Remembering}))
     Remembering.opened = []
     return Remembering.opened
 

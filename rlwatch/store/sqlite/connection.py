@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rlwatch.errors import StoreBusyError, StoreCorruptError, StoreError, StoreFullError
-from rlwatch.store.sqlite import schema
+from rlwatch.store.sqlite import forking, schema
 from rlwatch.store.sqlite.layout import RunFiles, files_in, is_there, require_plain, size_of, touch_private
 from rlwatch.store.sqlite.schema import Migration, check_readable, migrate, version_of
 
@@ -185,7 +185,7 @@ def connected(
     """A connection to a plain file of plain tables, whoever made it; ``cut_short``: also where its end is missing."""
     require_plain(path)
     with contextlib.ExitStack() as undo:
-        db = sqlite3.connect(
+        db = forking.connect(
             uri(path, f"mode={mode}"),
             uri=True,
             timeout=timeout_s,
@@ -205,7 +205,7 @@ def connected(
 def _snapshot(path: Path, options: str) -> sqlite3.Connection:
     require_plain(path)
     with contextlib.ExitStack() as undo:
-        db = sqlite3.connect(uri(path, options), uri=True, timeout=_READER_WAIT_S, isolation_level=None)
+        db = forking.connect(uri(path, options), uri=True, timeout=_READER_WAIT_S, isolation_level=None)
         undo.enter_context(contextlib.closing(db))
         db.execute("PRAGMA trusted_schema = OFF")  # run directories travel: the file may be a stranger's
         db.execute("BEGIN")

@@ -38,7 +38,7 @@ from rlwatch.records import (
     RunState,
     Silence,
 )
-from rlwatch.store.sqlite import connection, layout, runrow
+from rlwatch.store.sqlite import connection, forking, layout, runrow
 from rlwatch.store.sqlite.connection import Opened, explained, open_immutable, open_reader
 from rlwatch.store.sqlite.curating import NoCuration
 from rlwatch.store.sqlite.filecommands import FileCommands
@@ -378,7 +378,7 @@ def publish(db: sqlite3.Connection, local: RunFiles, shared: RunFiles) -> None:
     """Put a snapshot of ``db`` into the shared directory. Readers see the old file or the new one, never half."""
     made = local.directory / ".run.db.snapshot"
     touch_private(made)
-    with explained(str(made)), closing(sqlite3.connect(made, isolation_level=None)) as copy:
+    with explained(str(made)), closing(forking.connect(made, isolation_level=None)) as copy:
         db.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")  # the copy says "log" in its header until told otherwise
     put_in_place(made, shared.run)

@@ -18,7 +18,7 @@ from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreF
 from rlwatch.ports import Item, Progress, Storable
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.records import RunInfo, RunState
-from rlwatch.store.sqlite import runrow, schema
+from rlwatch.store.sqlite import forking, runrow, schema
 from rlwatch.store.sqlite.blocks import Blocks
 from rlwatch.store.sqlite.connection import explained, open_writer
 from rlwatch.store.sqlite.journal import (
@@ -381,7 +381,7 @@ def _create(
         for leftover in (files.unborn, Path(f"{files.unborn}-journal")):
             leftover.unlink(missing_ok=True)
     touch_private(files.unborn)
-    with explained(str(files.unborn)), closing(sqlite3.connect(files.unborn, isolation_level=None)) as db:
+    with explained(str(files.unborn)), closing(forking.connect(files.unborn, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         migrate(db, schema.RUN_TABLES, str(files.unborn))
         begun = fill(db)
