@@ -260,7 +260,8 @@ def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
     if len(kept) == len(diagnosis.causes):
         return replace(diagnosis, causes=kept)
     enough = bool(kept) and kept[0].sure is not Confidence.WEAK
-    why_not = "" if enough else "no cause is known: nothing that was found began before the failure"
+    lacks = "what began before it is only a hint" if kept else "nothing that was found began before the failure"
+    why_not = "" if enough else f"no cause is known: {lacks}"
     return replace(diagnosis, causes=kept, enough=enough, why_not=why_not)
 
 
@@ -288,7 +289,7 @@ def headline_of(verdict: Verdict, diagnosis: Diagnosis) -> str:
     cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
     if cause is None:
         return f"{text}."
-    named = cause.nature is Nature.CAUSE and _names_more(cause, verdict)
+    named = cause.nature is Nature.CAUSE and cause.sure is not Confidence.WEAK and _names_more(cause, verdict)
     parts = [f"cause: {_cause_words(cause)}"] if named else []
     parts += [_lowered(cause.actions[0].name)] if cause.actions else []
     for part in parts:

@@ -7,7 +7,7 @@ import pytest
 from rlwatch.detectors.base import DetectorSet
 from rlwatch.detectors.registry import REGISTRY, default_detectors
 from rlwatch.ports import Detector
-from rlwatch.testing.detector_contract import EVENT_KINDS, DetectorContract, broken_run, outputs, whole_run
+from rlwatch.testing.detector_contract import EVENT_KINDS, DetectorContract, broken_run, broken_runs, outputs, whole_run
 from rlwatch.testing.small_batches import FAILURES, small_run
 
 HEALTHY = [(seed, every) for seed in range(4) for every in (1, 5, 10)]
@@ -39,8 +39,8 @@ class TestRegisteredDetectors(DetectorContract):
         super().test_any_event_is_accepted(make, kind)
 
     def test_speaks_when_everything_breaks(self, make):
-        """The run used for causality and determinism really makes it speak (else those prove nothing)."""
-        assert any(outputs(make(), broken_run()))
+        """The runs used for causality and determinism really make it speak (else those prove nothing)."""
+        assert any(any(outputs(make(), run)) for run in broken_runs())
 
 
 def test_each_run_gets_its_own_detectors():
@@ -53,6 +53,7 @@ def test_each_run_gets_its_own_detectors():
 
 TOLD_ALIKE = {
     "broken": broken_run(),
+    "broken at once": broken_run(at=3),
     "sound": whole_run(3, 300, 5),
     **{failure or "sound small": small_run(7, failure=failure, every=1).rows for failure in ("", *FAILURES)},
 }
