@@ -483,7 +483,7 @@ def _state(evidence: VerdictEvidence) -> tuple[State, int | None]:
     critical = [span for span in hard if span.now is Severity.CRITICAL]
     if any(span.entry.mute and span.now is span.entry.severity and evidence.early(span.onset) for span in hard):
         return State.NOT_LEARNING, None
-    collapsed = [span.onset for span in critical if span.entry.collapse]
+    collapsed = [span.onset for span in critical if span.entry.collapse and not span.entry.outside]
     if collapsed:
         return State.COLLAPSED, min(collapsed)
     if critical:

@@ -40,6 +40,7 @@ class FindingKind:
     critical_when: str = ""
     rule: str = "other"
     collapse: bool = False
+    outside: bool = False
     mute: bool = False
     symptom: bool = False
     mechanism: bool = False

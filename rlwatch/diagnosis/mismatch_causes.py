@@ -162,7 +162,7 @@ class GapTracker:
             truncated(now)
             or self._aged(now, teeth)
             or temperature(now)
-            or self._ramp()
+            or self._ramp(now)
             or self._along()
             or self._rounded(now)
             or Verdict(MismatchCause.UNCLEAR, "")
@@ -205,9 +205,12 @@ class GapTracker:
         moves = [gaps[place] > gaps[place - 1] for place in range(first, len(gaps)) if place not in falls]
         return len(falls) if sum(moves) >= RISING * len(moves) else 0
 
-    def _ramp(self) -> Verdict | None:
-        """Weights that do not arrive: from the level of the first rows steadily up, no jump and not exponentially."""
-        if len(self.base) < NEWEST:
+    def _ramp(self, now: Mapping[str, float]) -> Verdict | None:
+        """Weights that do not arrive: from the level of the first rows steadily up, no jump and not exponentially.
+
+        Other faults come slowly, too. Without the shape of the gap none of them is ruled out.
+        """
+        if len(self.base) < NEWEST or ABOVE not in now:
             return None
         low = middle(self.base)
         places = [(step, row[GAP]) for step, row in self.rows]

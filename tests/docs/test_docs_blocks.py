@@ -27,6 +27,8 @@ from typer.testing import CliRunner
 
 import rlwatch
 from rlwatch.cli.app import app
+from rlwatch.state import State
+from rlwatch.view import stored_verdict
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -238,20 +240,30 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 """What the Python of a page takes for granted, besides ``rlwatch``."""
 
+SOUND = (State.HEALTHY, State.NOT_JUDGED)
+"""What is said of a run that a page makes; one of a few rows is not judged."""
+
 PYTHON = sorted({block.page for block in EVERY if block.language == "python"})
 
 
 @pytest.mark.parametrize("page", PYTHON)
 def test_its_python_runs(page: str, workplace: Path, monkeypatch: pytest.MonkeyPatch):
-    """In order, each with the names of those before it; of what is left out, imports and keywords."""
+    """In order, each with the names of those before it; of what is left out, imports and keywords.
+
+    A run that a page makes is sound, and said to be.
+    """
     monkeypatch.setenv("RLWATCH_STORE", "memory://first-hour")
     monkeypatch.chdir(workplace)
     names: dict[str, Any] = {"rlwatch": rlwatch, **GIVEN.get(page, {})}
+    before = {info.run_id for info in rlwatch.open_store("memory://first-hour").runs()}
     for block in [block for block in EVERY if block.page == page and block.language == "python"]:
         if block.why_left(block.text):
             keywords_are_known(block)
         else:
             exec(compile(block.text, f"{page}:{block.line}", "exec"), names)
+    store = rlwatch.open_store("memory://first-hour")
+    said = {info.run_id: stored_verdict(store, info) for info in store.runs() if info.run_id not in before}
+    assert {name: verdict.text for name, verdict in said.items() if verdict.state not in SOUND} == {}
 
 
 def keywords_are_known(block: Block) -> None:
