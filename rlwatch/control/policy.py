@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ROWS_AFTER = 8
 """Rows after a snapshot that must be sound before it counts as good: those of which a fall fills the median."""
+ROWS_KEPT = 256
+"""Newest judged rows that a live run keeps."""
 COLLAPSE_KINDS = collapse_kinds()
 """Kinds of finding that, while critical, mean the policy is not fit to become a reference: the catalogue says which."""
 
@@ -46,12 +48,14 @@ class RunHealth:
         """Return the reason that the weights after ``step`` are not good, "" if they are, None if too few are judged.
 
         The row of a step shows the weights before its update, and a fall hides among the rows of a median: so the
-        row up to ``step`` and :data:`ROWS_AFTER` later ones have to be sound.
+        row up to ``step`` and :data:`ROWS_AFTER` later ones have to be sound. The first row says all of the weights
+        that the run began with: no update had broken them.
         """
+        wanted = ROWS_AFTER if step > 0 else 1
         before = [row for row in self.rows if row.step <= step][-1:]
-        after = [row for row in self.rows if row.step > step][:ROWS_AFTER]
+        after = [row for row in self.rows if row.step > step][:wanted]
         reason = next((row.why_not for row in (*before, *after) if row.why_not), "")
-        return reason or ("" if len(after) == ROWS_AFTER else None)
+        return reason or ("" if len(after) == wanted else None)
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:

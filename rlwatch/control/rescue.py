@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlwatch.control.commands import LAST_GOOD, ROLLBACK
-from rlwatch.control.policy import COLLAPSE_KINDS, REQUESTED_BY, RunHealth
+from rlwatch.control.policy import COLLAPSE_KINDS, REQUESTED_BY, ROWS_KEPT, RunHealth
 from rlwatch.errors import ConfigError
-from rlwatch.records import JSON, Alert, Command, Severity
+from rlwatch.records import JSON, Alert, Command, JudgedRow, Severity
 from rlwatch.wording import number
 
 RESCUE_EVENT = "rescue"
@@ -169,6 +169,7 @@ class RescueCourse:
         self._changed_at = 0
         self._alarm: Alert | None = None
         self._level: float | None = None
+        self._good: int | None = None
         self._spread = 0.0
         self._probes: list[float] = []
         self._sampled = 0
@@ -238,9 +239,9 @@ class RescueCourse:
         if alarm is None or not unsound or step < self._cool_until or self._is_dismissed(alarm, health):
             return self._raised(step, health)
         self._alarm, self._probes, self._sampled = alarm, [], 0
-        good = self._last_good()
         before = [row for row in health.rows if row.level is not None and not row.why_not]
-        at = [row for row in before if good is not None and row.step <= good] or before
+        good = self._good = self._worth_restoring(health, before)
+        at = [row for row in before if good is not None and row.step <= good] or before[: 1 if good == 0 else None]
         self._level = at[-1].level if at else None
         self._spread = at[-1].spread if at else 0.0
         self._entropy = health.rows[-1].entropy
@@ -270,7 +271,7 @@ class RescueCourse:
         if back:
             self._mend("in place, as the reward has not fallen")
             return self._popped(step)
-        if self._last_good() is None:
+        if self._good is None:
             self._mend("in place, as no snapshot is known to be good")
             return self._popped(step)
         self.stage, self._probes, self._sampled = Stage.RESTORED, [], 0
@@ -293,6 +294,15 @@ class RescueCourse:
             "data or engine); updates stay held, and a person is needed",
         )
         return None
+
+    def _worth_restoring(self, health: RunHealth, sound: Sequence[JudgedRow]) -> int | None:
+        """Return the step of the last good snapshot; None for the weights of the beginning once the run has gained."""
+        good = self._last_good()
+        levels = [row.level for row in sound if row.level is not None]
+        if good != 0:
+            return good
+        gained = not levels or max(levels) > levels[0] + (1.0 - NEAR) * abs(levels[0])
+        return None if gained or len(health.rows) >= ROWS_KEPT else 0  # then the first rows are no longer there
 
     def _is_dismissed(self, alarm: Alert, health: RunHealth) -> bool:
         """Return whether the alert was found to be false, and the reward has not fallen since."""

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from rlwatch.control.policy import ROWS_AFTER
+from rlwatch.control.policy import ROWS_AFTER, ROWS_KEPT
 from rlwatch.detectors.context import noise_of
 from rlwatch.records import ClosedStep, Finding, JudgedRow
 from rlwatch.state import SERIOUS, End, Ending, verdict_of
@@ -28,7 +28,6 @@ LEAST_ENTROPY, MOST_ENTROPY = 0.25, 1.6
 """Limits of entropy, as fractions of the first row's."""
 MOST_MISMATCH = 0.05
 """Limit of the mismatch k3 in nats a token."""
-REMEMBERED = 256
 
 
 class Soundness:
@@ -39,7 +38,7 @@ class Soundness:
         self._mismatches: deque[float] = deque(maxlen=MISMATCH_ROWS)
         self._best: float | None = None
         self._entropy: float | None = None
-        self.rows: deque[JudgedRow] = deque(maxlen=REMEMBERED)
+        self.rows: deque[JudgedRow] = deque(maxlen=ROWS_KEPT)
         """The newest rows, judged."""
 
     def update(self, step: ClosedStep, holding: Sequence[Finding]) -> None:

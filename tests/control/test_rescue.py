@@ -84,6 +84,26 @@ def test_broken_weights_are_restored_and_the_cause_removed():
     assert trainer.course.stage is Stage.WATCHING
 
 
+@pytest.mark.parametrize(("gained", "restored"), [(False, ["hold", "rollback"]), (True, ["hold", "lower-lr"])])
+def test_the_weights_of_the_beginning_are_restored_only_where_the_run_has_gained_nothing_since(gained, restored):
+    """Of a run that its first updates broke, the first row says what is to come back; else all it has learnt would go."""
+    rows = [JudgedRow(1, "", GOOD, 0.0, 1.0)]
+    rows += [
+        JudgedRow(step, "" if gained else "the reward fell", 1.4 * GOOD if gained else 0.2, 0.02, 1.0)
+        for step in range(2, 8)
+    ]
+    rows += [JudgedRow(8, "the reward fell", 0.2, 0.02, 1.0)]
+    made, kinds = course(good=0), []
+    for step in range(8, 12):
+        command = made.next(step, RunHealth(alerts=(alarm("first_updates"),), rows=tuple(rows)), 0.2)
+        if command is not None:
+            kinds.append(command.kind)
+            made.answered(command, None)
+
+    assert kinds[:2] == restored
+    assert made.level == (1.4 * GOOD if gained else GOOD)
+
+
 def test_a_false_alarm_costs_two_batches_and_changes_nothing():
     """The current weights earn what they earned before."""
     made = course()

@@ -86,13 +86,19 @@ def test_weights_and_optimizer_are_those_of_the_step_bit_for_bit(to):
 
 
 def test_the_last_good_one_is_taken_and_none_where_none_is_known():
-    """Rows up to 10 are judged and sound: with eight rows after it the snapshot of step 2 is the newest good one."""
+    """Rows up to 10 are judged and sound: with eight rows after it the snapshot of step 2 is the newest good one.
+
+    Before that it is that of the beginning, which no update has broken.
+    """
     _, run, states = looped({3: {}}, run=Judged(up_to=10))
-    _, unknown, _ = looped({3: {}}, run=Judged(up_to=3))
+    _, early, begun = looped({3: {}}, run=Judged(up_to=3))
+    _, unknown, _ = looped({3: {}}, run=Judged(up_to=0))
 
     assert equal(states[2][0][0], states[3][0][0])
     assert answers(run)[0][0] == "done"
     assert "after step 2 (good)" in answers(run)[0][1]
+    assert equal(begun[0][0][0], begun[3][0][0])
+    assert "after step 0 (good)" in answers(early)[0][1]
     assert answers(unknown)[0][0] == "rejected"
     assert "no snapshot is known to be good; kept: 0 (not judged), 1 (not judged)" in answers(unknown)[0][1]
 

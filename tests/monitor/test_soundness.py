@@ -78,6 +78,7 @@ def test_the_health_of_a_live_run_tells_its_judged_rows(tmp_path):
         health = run.health()
 
     assert [row.step for row in health.rows] == list(range(1, 12))
+    assert health.unsound_after(0) == ""
     assert health.unsound_after(1) == ""
     assert "reward" in health.unsound_after(4)
     assert health.unsound_after(12) is not None
