@@ -77,6 +77,14 @@ OPEN_REWARD: tuple[Metric, ...] = (
     Metric("reward/part/", Family.REWARD, "", "mean of one part of the reward (format, answer...), by its name", aggregator="sequence mean", aliases=(
         same("rewards/*/mean"), same("rewards/*"), same("gdpo/*/mean", "verl"), same("*_reward", "openrlhf"), same("self_distillation/rewards/*", "trl"),
         same("reward/evaluate_response/avg_*_reward", "torchforge"), same("env/all/format", "tinker"), same("env/all/correct", "tinker"))),
+    fraction("verifier/errors/", Family.REWARD, "checks of one reward function that raised: its calls, or those counted inside it by count_errors", aggregator="check fraction"),
+    fraction("verifier/timeouts/", Family.REWARD, "checks of one reward function that raised a timeout", aggregator="check fraction"),
+    fraction("verifier/absent/", Family.REWARD, "answers that one reward function gave no reward: None or NaN", aggregator="sequence fraction"),
+    fraction("verifier/constant/", Family.REWARD, "calls of one reward function in which every answer of the batch got the same reward", aggregator="call fraction"),
+    fraction("verifier/full_on_error/", Family.REWARD, "full marks of one reward function given in spite of an exception in the check, where count_errors tells of which answer",
+             aggregator="sequence fraction"),
+    Metric("verifier/seconds/", Family.REWARD, "s", "time of one call of a reward function", 0.0, aggregator="call mean"),
+    Metric("verifier/seconds_max/", Family.REWARD, "s", "longest call of a reward function", 0.0, aggregator="maximum"),
 )
 
 # Exploration: entropy and diversity of the policy.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from typing_extensions import override
 
-from rlwatch.error_boundary import ErrorBoundary, copied, say, shown
+from rlwatch.error_boundary import ErrorBoundary, Tapped, copied, say, shown
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations.completions import KeepCompletions
@@ -29,6 +29,7 @@ from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Sam
 from rlwatch.integrations.torch.commands import Adjustable, CommandController, Means, settings_of
 from rlwatch.integrations.torch.localise import LoopCall
 from rlwatch.integrations.torch.taps import Collector, Refused, StepCounter
+from rlwatch.integrations.verifiers import is_async
 from rlwatch.recorder.intake import step_index
 from rlwatch.records import RunState
 from rlwatch.run import Run, init
@@ -459,6 +460,7 @@ class Watcher(Steering):
         if run is None:
             recording.introduce()
         self._rows = rows
+        self._verifier_names: set[str] = set()
         super().__init__(
             means, recording, owned=run is None, level=chosen, strict=strict, decode=decode, snapshots=wanted
         )
@@ -535,6 +537,33 @@ class Watcher(Steering):
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**(inputs | {"advantages": None}))  # those of the loss are asked for, by micro-batch
         self._look("rollouts", self.collector.rollouts, inputs)
+
+    def verifier(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """``function``, a reward function or verifier, measured by ``name`` whenever the loop calls it.
+
+        It gets the same arguments and gives the same result, or raises the same exception. Recorded of each step are
+        the shares of calls that raised or timed out, of answers without a reward (None or NaN) and of calls that gave
+        every answer the same, and the seconds of a call. A result that is a list, tuple, array or tensor on the CPU is
+        one reward for each answer; of anything else only errors and time are known. Exceptions that the function
+        catches itself are counted where its check is decorated with
+        :func:`rlwatch.integrations.verifiers.count_errors`.
+
+        Raises
+        ------
+        ConfigError
+            If ``function`` cannot be called, or ``name`` is empty or given twice.
+
+        >>> import torch
+        >>> watcher = Watcher(store="memory://verifier-doctest")
+        >>> exact = watcher.verifier("exact", lambda answers: [float(a == "42") for a in answers])
+        >>> exact(["42", "41"])
+        [1.0, 0.0]
+        >>> watcher.finish()
+        """
+        compat.check_verifier(name, function, self._verifier_names)
+        self._verifier_names.add(name)
+        measured = self.collector.verifiers.metered(name, function)
+        return measured if is_async(function) else Tapped(function, measured)  # which can be copied and pickled
 
     def observe(
         self,
@@ -670,7 +699,7 @@ def _of_nothing(of: type[Watcher], run: Run) -> Watcher:
     """A watcher for a run that is inert itself; made without the constructor, which links ranks."""
     watcher, means = of.__new__(of), Means()
     Steering.__init__(watcher, means, run, owned=False, level=Level.SCALARS, strict=False)
-    vars(watcher).update(_rows=None, _localiser=None)
+    vars(watcher).update(_rows=None, _localiser=None, _verifier_names=set())
     reads = (Level.SCALARS, LossSettings(), means, GenerationReader(()), Samples(run, measure=False))
     watcher.collector = Collector(watcher.steps, *reads)
     return watcher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -43,6 +43,16 @@ def check_callables(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not callable(value):
             raise ConfigError(f"{name} must be a function, got {value!r}")
+
+
+def check_verifier(name: Any, function: Any, known: Collection[str]) -> None:
+    """Raises ``ConfigError`` for a name that is no text or is taken, or for what cannot be called."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"verifier: name must be a text that names the function, got {name!r}")
+    if name in known:
+        raise ConfigError(f"verifier: {name!r} names two functions; give each its own name")
+    if not callable(function):
+        raise ConfigError(f"verifier {name!r}: function must be a function, got {function!r}")
 
 
 def check_run(run: Any, init_arguments: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
 from rlwatch.integrations.torch.batch import NO_DATA, BatchReader, GenerationReader, LossSettings, Samples
 from rlwatch.integrations.torch.commands import Means
 from rlwatch.integrations.torch.localise import LoopCall, LossPasses
+from rlwatch.integrations.verifiers import TAP, VerifierMeter
 from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
@@ -180,8 +181,10 @@ class Collector:
     localiser: Localiser | None = None
     _rates: Mapping[str, float | Tensor] | None = field(default=None, init=False)
     _loss_passes: LossPasses = field(init=False)
+    verifiers: VerifierMeter = field(init=False)
 
     def __post_init__(self) -> None:
+        self.verifiers = VerifierMeter(self.steps.seam)
         self._loss_passes = LossPasses(RecordedPasses() if self.localiser is None else self.localiser.passes)
         if self.localiser is not None:
             self.localiser.rewards = self._loss_passes.origin.identify
@@ -242,6 +245,9 @@ class Collector:
         self.steps.seam.attempt("localisation", self._localise)
         return {}
 
+    def _count_verifiers(self) -> None:
+        self.steps.tally.add_stats(self.verifiers.take())
+
     def _localise(self) -> None:
         """The gradient is complete and not used yet."""
         model, localiser = self.means.model, self.localiser
@@ -255,6 +261,7 @@ class Collector:
         """Seal the step."""
         self._begin()
         broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
+        self.steps.seam.attempt(TAP, self._count_verifiers)
         refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
         if step is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.error_boundary import ErrorBoundary
+from rlwatch.error_boundary import ErrorBoundary, Tapped
 from rlwatch.integrations.knobs import TrainerSettings, attributes
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
@@ -25,6 +25,8 @@ from rlwatch.integrations.trl.batch import (
     token_batch,
 )
 from rlwatch.integrations.trl.localise import TrainerLocalising
+from rlwatch.integrations.trl.verifiers import RewardFunctions
+from rlwatch.integrations.verifiers import TAP
 from rlwatch.records import JSON
 
 NUMBERS = {
@@ -66,6 +68,7 @@ class TrlTaps(TrainerTaps):
         self._forward: tuple[Tensor, Tensor | None] | None = None
         self._passes = GenerationPasses(full=level.includes(Level.FULL))
         self._settings = TrainerSettings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
+        self._reward_functions = RewardFunctions(trainer, seam)
 
     def attach(self) -> None:
         """Put the closures in place."""
@@ -73,11 +76,30 @@ class TrlTaps(TrainerTaps):
             self._localising.attach(lambda: self.live)
         self.wrap("_get_per_token_logps_and_entropies", self._after_forward)
         self.wrap("_compute_loss", self._after_loss)
+        self._meter_rewards()
         self.wrap("_calculate_rewards", self._after_rewards)
         if hasattr(self.trainer, "_generate"):
             self.wrap("_generate", self._after_sampling)
         self.wrap("_generate_and_score_completions", self._after_generation)
         self.tap_gradients()
+
+    def _meter_rewards(self) -> None:
+        """Measure reward functions while the trainer calls them; what they did is counted also where one raises."""
+        original = self.trainer._calculate_rewards  # noqa: SLF001
+
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            if not self.live:
+                return original(*args, **kwargs)
+            with self._reward_functions.metered():
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._seam.attempt(TAP, self._count_rewards)
+
+        self.trainer._calculate_rewards = Tapped(original, metered)  # noqa: SLF001
+
+    def _count_rewards(self) -> None:
+        self.tally.add_stats(self._reward_functions.meter.take())
 
     @override
     def take(self) -> StepTally:
