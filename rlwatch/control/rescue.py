@@ -34,6 +34,8 @@ from rlwatch.wording import number
 
 RESCUE_EVENT = "rescue"
 """Kind of the events of a rescue: the ledger of what was done, why, and what was measured before and after."""
+FIRST_UPDATES = "first_updates"
+"""Kind of a failure that the run's own rate was too high for from the start."""
 NEAR = 0.85
 """Fraction of the level before that a reward must reach to count as back."""
 REMEMBERED = 64
@@ -165,7 +167,7 @@ class RescueCourse:
         self._rescues = 0
         self._dismissed: dict[str, float] = {}
         self._cool_until = -1
-        self._scale = 1.0
+        self._scale = self._ceiling = 1.0
         self._changed_at = 0
         self._alarm: Alert | None = None
         self._level: float | None = None
@@ -313,9 +315,9 @@ class RescueCourse:
     def _raised(self, step: int, health: RunHealth) -> Move | None:
         """Return the command that raises the learning rate again, after quiet steps."""
         quiet = step - self._changed_at >= self.policy.quiet_steps and self.policy.alarm(health) is None
-        if self._scale >= 1.0 or not quiet:
+        if self._scale >= self._ceiling or not quiet:
             return None
-        self._scale, self._changed_at = min(1.0, self._scale * RAISE), step
+        self._scale, self._changed_at = min(self._ceiling, self._scale * RAISE), step
         self._note(step, f"{self.policy.quiet_steps} quiet steps: the learning rate becomes {self._scale:g} of its own")
         args = {"scale": self._scale, "freeze": "yes" if self._scale < 1.0 else "no"}
         return Move("lower-lr", args, f"{self.policy.quiet_steps} quiet steps")
@@ -328,6 +330,8 @@ class RescueCourse:
         exploding = kind in EXPLODING_KINDS or (self._entropy or 0.0) > MANY_NATS
         mild = exploding or kind in MISMATCH_KINDS
         scale = self.policy.mild_scale if mild else self.policy.scale
+        if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: it is not gone back to
+            self._ceiling = self._scale / RAISE
         self._scale *= scale
         moves = [Move("lower-lr", {"scale": self._scale, "freeze": "yes"}, why)]
         if exploding:

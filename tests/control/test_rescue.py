@@ -104,6 +104,17 @@ def test_the_weights_of_the_beginning_are_restored_only_where_the_run_has_gained
     assert made.level == (1.4 * GOOD if gained else GOOD)
 
 
+@pytest.mark.parametrize(("kind", "highest"), [("first_updates", 1 / 3), ("reward_drop", 1.0)])
+def test_a_rate_that_was_too_high_from_the_start_is_not_gone_back_to(kind, highest):
+    """It rises to a third of it; after another failure to the whole."""
+    trainer = Trainer(course(), kind=kind).run(300)
+    scales = [args["scale"] for _, command, args, _ in trainer.done if command == "lower-lr"]
+
+    assert scales[0] == 0.1
+    assert scales == sorted(scales)
+    assert scales[-1] == pytest.approx(highest)
+
+
 def test_a_false_alarm_costs_two_batches_and_changes_nothing():
     """The current weights earn what they earned before."""
     made = course()
