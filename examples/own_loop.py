@@ -119,7 +119,8 @@ def main() -> None:
                 person = ask_for_a_reset(watcher.run.info.run_id, args.store)
     if person is not None:
         print(person.stdout.read().strip())
-    print(f"reward {watcher.latest['reward/mean']:.2f}, KL to the reference {watcher.latest['policy/kl_ref_k3']:.4f}")
+    kl = watcher.latest.get("policy/kl_ref_k3", float("nan"))  # not measured at level="scalars"
+    print(f"reward {watcher.latest['reward/mean']:.2f}, KL to the reference {kl:.4f}")
     for what, why in watcher.unavailable.items():
         print(f"not measured: {what} ({why})")
     print(f"recorded {watcher.run.info.run_id}")

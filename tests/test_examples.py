@@ -96,3 +96,25 @@ def test_an_example_is_said_to_be_healthy(name, played):
     assert [alert.message for alert in store.alerts(stored.run_id)] == []
     assert stored_diagnosis(store, stored).causes == ()
     assert verdict.state is (State.NOT_JUDGED if name in NOT_JUDGED else State.HEALTHY), verdict.text
+
+
+AT_A_LEVEL = """
+import functools, runpy, sys, rlwatch
+rlwatch.Watcher = functools.partial(rlwatch.Watcher, level=sys.argv.pop(1))
+runpy.run_path(sys.argv[0] if len(sys.argv) < 2 else sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("level", ["scalars", "tokens", "gradients"])
+def test_a_sound_loop_is_said_to_be_healthy_at_every_level(level, tmp_path):
+    """The same loop, however little is measured; at ``full`` it is an example above."""
+    out = run_program(AT_A_LEVEL, level, EXAMPLES / "own_loop.py", "--steps", "60", "--store", tmp_path, cwd=tmp_path)
+    assert out.returncode == 0, out.stderr[-2000:]
+    store = open_store(str(tmp_path))
+    (stored,) = store.runs()
+    verdict = stored_verdict(store, stored)
+
+    assert verdict.state is State.HEALTHY, verdict.text
+    assert [f.message for f in store.findings(stored.run_id) if f.severity is not Severity.INFO] == []
+    assert stored_diagnosis(store, stored).causes == ()

@@ -41,6 +41,27 @@ def test_short_blind_and_broken_logs(rows, state):
     assert said[-1].verdict.state is (state or State.NOT_JUDGED)
 
 
+def without_a_fault(name):
+    """Whether the corpus has no fault in a run of this name: recipes that have none, and the twins of TRL's."""
+    plain = ("plain", "cosine", "epochs", "minibatches", "small_lr", "engine_int8", "trl_plain", "trl_rloo")
+    return name.startswith(plain) or (name.startswith("trl_") and name.endswith("-twin"))
+
+
+def test_sound_trainings_are_said_to_be_healthy_and_nothing_more():
+    """At every row, and at the end: no alarm, no cause."""
+    told = {
+        log.run.name: list(sentences.told_of(log.records, log.source))
+        for log in runs.named(runs.CORPUS)
+        if without_a_fault(log.run.name)
+    }
+
+    assert len(told) >= 20
+    assert {name: said[-1].headline for name, said in told.items()} == dict.fromkeys(
+        told, "Healthy: no failure was found."
+    )
+    assert [name for name, said in told.items() if any(each.alarmed or each.cause for each in said)] == []
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [runs.CORPUS, "real_runs", "real_runs_2", "wild"])
 def test_nor_does_any_of_the_corpus_and_of_all_public_runs(name):
