@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from real_model.plan import Fault
-from real_model.score import Scored, scored
+from real_model.plan import Fault, Run
+from real_model.score import Scored, name_of, replayed, scored
 
 RUNS, SERIES = "runs.json", "series.parquet"
 
@@ -42,12 +42,44 @@ fault. `python benchmarks/real_model page` writes every figure of this page, fro
 """
 
 
+NOW = """## The same series, judged by the detectors of today
+
+The tables above are of the day of the runs. These are the stored series of the same runs, replayed by
+`rlwatch.scan`. They were in view when detectors were changed since, so they show what is said now and prove nothing.
+Localisation is not replayed.
+"""
+
+
 def write(results: Path, page: Path, keep: Path | None) -> None:
     """Read the runs in ``results``: result files, or the two files that ``keep`` wrote."""
     read, cost = load(results)
     if keep is not None:
         kept(results, read, cost, keep)
-    page.write_text(text([scored(one) for one in read], read, cost))
+    runs = [scored(one) for one in read]
+    words = text(runs, read, cost)
+    stored = (results if keep is None else keep) / SERIES
+    if stored.exists():
+        words += "\n" + "\n".join(of_today(runs, {name_of(one["run"]): one["run"] for one in read}, stored)) + "\n"
+    page.write_text(words)
+
+
+def of_today(runs: Sequence[Scored], told_by: Mapping[str, Mapping[str, Any]], stored: Path) -> list[str]:
+    said = replayed(stored)
+    rows = [NOW, "| run | alarm | critical | headline |", "|---|---|---|---|"]
+    loud = []
+    for run in in_order(runs):
+        now = said[Run(**{**told_by[run.name], "fault": run.fault}).name]
+        begins = 0 if run.fault is Fault.NONE else run.begins
+        alarm, critical = (None if step is None else step - begins for step in (now.warned, now.critical))
+        loud += [run.name] if run.fault is Fault.NONE and now.warned is not None else []
+        rows.append(f"| {run.name} | {told(alarm)} | {told(critical)} | {clean(now.headline)} |")
+    healthy = sum(run.fault is Fault.NONE for run in runs)
+    return [*rows, "", f"Alarms on {len(loud)} of {healthy} healthy runs."]
+
+
+def in_order(runs: Sequence[Scored]) -> list[Scored]:
+    order = list(Fault)
+    return sorted(runs, key=lambda run: (order.index(run.fault), run.task, run.name))
 
 
 def load(results: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -73,8 +105,7 @@ def kept(results: Path, read: Sequence[Any], cost: Any, keep: Path) -> None:
 
 
 def text(runs: Sequence[Scored], read: Sequence[Any], cost: Any) -> str:
-    order = list(Fault)
-    runs = sorted(runs, key=lambda run: (order.index(run.fault), run.task, run.name))
+    runs = in_order(runs)
     faulty, healthy = [r for r in runs if r.fault is not Fault.NONE], [r for r in runs if r.fault is Fault.NONE]
     size = read[0]["size"] if read else {"answers": 0, "longest": 0, "begins": 0}
     many = f"{size['answers']} answers of at most {size['longest']} tokens a step, in groups of {size.get('group', 8)}."

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from real_model.plan import CAUSES, Fault
+
+from rlwatch.records import Severity, StepRecord
+from rlwatch.scanner import scan
 
 LOUD = ("warning", "critical")
 BEFORE, MEAN = 10, 5
@@ -76,6 +82,31 @@ def scored(result: Mapping[str, Any]) -> Scored:
         right_cause=None if cause is None or not faulty else bool({cause["knob"], cause["kind"]} & set(CAUSES[fault])),
         tokens=tokens(result),
     )
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What is said today of a stored series; steps of the first alarm and of the first critical one."""
+
+    headline: str
+    warned: int | None
+    critical: int | None
+
+
+def replayed(stored: Path) -> dict[str, Replayed]:
+    """Run -> what :func:`rlwatch.scan` says of its series in the file of all."""
+    rows: dict[str, dict[int, dict[str, float]]] = defaultdict(dict)
+    for row in pq.read_table(stored).to_pylist():
+        run, step = row.pop("run"), row.pop("step")
+        rows[run][step] = {name: value for name, value in row.items() if value is not None}
+    found = {}
+    for name, steps in rows.items():
+        report = scan([StepRecord(step, steps[step]) for step in sorted(steps)], source="trl/grpo")
+        loud = [one for one in report.findings if one.severity is not Severity.INFO and not one.stage.better]
+        critical = [one.step for one in loud if one.severity is Severity.CRITICAL]
+        warned = min((one.step for one in loud), default=None)
+        found[name] = Replayed(report.view.headline, warned, min(critical, default=None))
+    return found
 
 
 def name_of(run: Mapping[str, Any]) -> str:
