@@ -227,7 +227,9 @@ _ALL_KINDS = (
             "when": Choice(("always", "nonfinite"), "every one, or those whose gradient is NaN or infinite"),
         },
     ),
-    CommandKind(UNDO_LAST, "the last command is taken back, if it can be: a setting, a held batch, a rollback"),
+    CommandKind(
+        UNDO_LAST, "the last command is taken back, if it can be: a setting, a held batch, a rollback", vetoed=True
+    ),
     CommandKind(
         "pause",
         "training waits at the next safe boundary",

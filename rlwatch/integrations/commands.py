@@ -432,17 +432,17 @@ class UndoLast:
             command_id=f"{command.command_id}-undo",
             kind=str(back["kind"]),
             args=args if isinstance(args, Mapping) else {},
-            force=True,
         )
 
-    def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Refuse where there is nothing to take back."""
+    def check(self, command: Command) -> None:
+        """Refuse where there is nothing to take back, or where a veto forbids what that would do."""
         handler, back = self._found()
-        handler.check(back)
+        handler.check(replace(back, force=command.force))
 
-    def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
         """Take it back; returns what its handler reports, and ``undid``, the kind that was taken back."""
-        handler, back = self._found()
+        handler, found = self._found()
+        back = replace(found, force=command.force)
         undid = "" if self._last is None else self._last.kind
         report = {name: value for name, value in handler(back).items() if name != "undo"}
         return {**report, "undid": undid, "summary": f"{undid} taken back: {report.get('summary', 'done')}"}

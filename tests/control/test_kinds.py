@@ -168,5 +168,6 @@ def test_what_may_be_vetoed_is_marked():
         "save-checkpoint",
         "set-kl-coef",
         "raise-lr",
+        "undo",
     }
     assert command_kind("pause") is COMMAND_KINDS["pause"]

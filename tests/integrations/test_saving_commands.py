@@ -40,8 +40,8 @@ def sent(at, *, steps=6, run=None, spoil=None, **kwargs):
         return watcher
 
     def before(step, _watcher):
-        for number, (kind, args) in enumerate(at.get(step, ())):
-            run.queue.append(Command(f"{step}.{number}", "r", kind, args, requested_by="ann@lab"))
+        for number, (kind, args, *force) in enumerate(at.get(step, ())):
+            run.queue.append(Command(f"{step}.{number}", "r", kind, args, bool(force), requested_by="ann@lab"))
 
     train(make, steps=steps, before_step=before)
     return run, states
@@ -172,6 +172,18 @@ def test_a_rate_is_raised_and_taken_back_but_not_in_a_collapse():
     assert "0.1 of the schedule" in answers(run)[2][1]
     assert answers(collapsing)[0][0] == "rejected"
     assert "would speed the collapse up" in answers(collapsing)[0][1]
+
+
+def test_undo_asks_the_vetoes_of_what_it_does():
+    """A KL coefficient that was raised is not lowered again in a collapse, unless forced."""
+    run = FakeRun()
+    run.findings = (Finding("d", "entropy_collapse", Severity.CRITICAL, 1, 1, ""),)
+    box, raised = {"beta": 0.1}, ("set-kl-coef", {"value": 0.5})
+    of_the_loop = {"kl_coef": lambda: box["beta"], "set_kl_coef": lambda value: box.update(beta=value)}
+    sent({1: [raised], 2: [("undo", {})], 3: [("undo", {}, True)]}, run=run, **of_the_loop)
+
+    assert [status for status, _ in answers(run)] == ["done", "rejected", "done"]
+    assert "collapse" in answers(run)[1][1]
 
 
 def test_a_rollback_is_taken_back_by_undo():
