@@ -128,7 +128,7 @@ def columns_seen(columns: Mapping[str, Column], rows: Iterable[Mapping[str, Any]
 
 LEFT_OUT_OF_RUNS = (
     "config", "state", "state_reason", "heartbeat_at", "last_ts", "host", "pid", "curation", "edited_at", "edited_by",
-    "logged_name", "logged_tags",
+    "logged_name", "logged_tags", "stage", "stage_since",
 )  # fmt: skip
 """Fields of a run and its curation that its row has in another form, or not at all; any other one is in it."""
 RUNS: Mapping[str, Column] = columns_of(

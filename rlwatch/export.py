@@ -16,7 +16,7 @@ from rlwatch import codec
 from rlwatch.columns import Column
 from rlwatch.errors import MissingExtraError
 from rlwatch.ports import Store
-from rlwatch.records import CULPRITS, JSON, LOCALISED, RunInfo, SpikeBatch
+from rlwatch.records import CULPRITS, JSON, LOCALISED, STAGES, STALLED, Event, RunInfo, SpikeBatch
 from rlwatch.wording import one_line
 
 if TYPE_CHECKING:
@@ -322,3 +322,113 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
+
+
+# The stages of a run as a trace: the JSON of Chrome's Trace Event Format, which Perfetto reads as well.
+
+_STEPS = 0
+"""Number of the track of steps of a rank; its stages are on the tracks after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Begin and end in microseconds since the trace began."""
+
+    name: str
+    begin: int
+    end: int
+    args: Mapping[str, JSON]
+
+    def event(self, category: str, rank: int, track: int) -> dict[str, JSON]:
+        return {
+            "name": self.name,
+            "cat": category,
+            "ph": "X",
+            "ts": self.begin,
+            "dur": self.end - self.begin,
+            "pid": rank,
+            "tid": track,
+            "args": dict(self.args),
+        }
+
+
+def trace_of(store: Store, run: RunInfo) -> dict[str, JSON]:
+    """The stages of ``run`` as a trace, ready for JSON: a process for each rank, with a track of steps and of stages.
+
+    Times are microseconds since the first stage began, which ``otherData`` has in Unix seconds. Stages that ran at the
+    same time, on several threads, are on tracks of their own. A stall is an instant with its words and stack.
+    """
+    batches = store.spikes(run.run_id, reason=STAGES)
+    stalls = [event for event in store.events(run.run_id) if event.kind == STALLED]
+    begins = [float(begin) for batch in batches for begin in batch.columns["begin"]]
+    zero = min([*begins, *(event.ts for event in stalls)], default=run.created_at)
+    ranks = {batch.rank for batch in batches} | {_rank_of(event) for event in stalls}
+    events: list[dict[str, JSON]] = []
+    for rank in sorted(ranks):
+        events += _tracks(rank, [batch for batch in batches if batch.rank == rank], zero)
+    for event in stalls:
+        events.append(
+            {
+                "name": STALLED,
+                "cat": STALLED,
+                "ph": "i",
+                "s": "p",
+                "ts": max(0, round((event.ts - zero) * 1e6)),
+                "pid": _rank_of(event),
+                "tid": _STEPS,
+                "args": dict(event.body),
+            }
+        )
+    other = {"run": run.run_id, "name": run.name, "began": zero}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _rank_of(event: Event) -> int:
+    rank = event.body.get("rank")
+    return rank if isinstance(rank, int) else 0
+
+
+def _tracks(rank: int, batches: Sequence[SpikeBatch], zero: float) -> list[dict[str, JSON]]:
+    steps, stages = [], []
+    for batch in batches:
+        args: dict[str, JSON] = {"step": batch.step, "attempt": batch.attempt}
+        columns = (batch.columns[name] for name in ("stage", "begin", "seconds"))
+        slices = [
+            _Slice(str(stage), _micro(float(begin), zero), _micro(float(begin) + float(seconds), zero), args)
+            for stage, begin, seconds in zip(*columns, strict=True)
+        ]
+        stages += slices
+        begin, end = min(one.begin for one in slices), max(one.end for one in slices)
+        steps.append(_Slice(f"step {batch.step}", begin, end, args))
+    laid = [("step", _STEPS, one) for one in steps] + [("stage", lane, one) for lane, one in _lanes(stages)]
+    names = {_STEPS: "steps", **{lane: "stages" if lane == 1 else f"stages {lane}" for _, lane, _ in laid if lane}}
+    heads = [_head("process_name", rank, _STEPS, name=f"rank {rank}")]
+    heads += [_head("process_sort_index", rank, _STEPS, sort_index=rank)]
+    heads += [_head("thread_name", rank, track, name=name) for track, name in sorted(names.items())]
+    return heads + [one.event(category, rank, track) for category, track, one in laid]
+
+
+def _micro(seconds: float, zero: float) -> int:
+    return max(0, round((seconds - zero) * 1e6))
+
+
+def _head(kind: str, rank: int, track: int, **args: JSON) -> dict[str, JSON]:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": track, "args": args}
+
+
+def _lanes(slices: Sequence[_Slice]) -> list[tuple[int, _Slice]]:
+    """Each with the number of its track, from 1: slices of one track do not overlap, as the format demands."""
+    ends: list[int] = []
+    laid = []
+    for one in sorted(slices, key=lambda one: (one.begin, one.end)):
+        lane = next((number for number, end in enumerate(ends) if one.begin >= end), len(ends))
+        ends[lane : lane + 1] = [one.end]
+        laid.append((lane + 1, one))
+    return laid
+
+
+def write_trace(store: Store, run: RunInfo, file: Path) -> int:
+    """Write :func:`trace_of` to ``file``; returns the number of slices. Raises ``OSError``."""
+    trace = trace_of(store, run)
+    file.write_text(json.dumps(trace, separators=(",", ":"), default=codec.nearest), encoding="utf-8")
+    return sum(event["ph"] == "X" for event in trace["traceEvents"])

@@ -227,8 +227,8 @@ class RunWriter(Protocol):
         """
         ...
 
-    def heartbeat(self, now: float) -> None:
-        """Say that the writer lives."""
+    def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
+        """Say that the writer lives, and which ``stage`` its process is in, ``since`` when (Unix seconds)."""
         ...
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
@@ -346,7 +346,7 @@ class RunReader(Protocol):
     ) -> list[SpikeBatch]:
         """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said.
 
-        Distributions (reason :data:`rlwatch.records.DISTRIBUTIONS`) only where their reason is said.
+        Those of :data:`rlwatch.records.APART` only where their reason is said.
         """
         ...
 

@@ -157,6 +157,8 @@ class RunInfo:
     ``source`` names the trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a loop of one's own) and decides
     how ambiguous metric names are read. ``attempt`` counts process starts, from 1. A store's readers give ``name`` and
     ``tags`` as people edited them, and what else people said under ``curation``; writers know the trainer's alone.
+    ``stage`` is what its process did at the last heartbeat (``sampling``, ``reward``...; empty: not known), and
+    ``stage_since`` when that began (Unix seconds).
     """
 
     run_id: str
@@ -175,6 +177,8 @@ class RunInfo:
     host: str = ""
     pid: int | None = None
     curation: Curation = Curation()
+    stage: str = ""
+    stage_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +252,14 @@ ORIGIN = "origin"
 """Setting under which a run keeps where it comes from; one of the trainer's own of that name is left alone."""
 FORECAST_SWITCH = "forecast"
 """Entry of :data:`ORIGIN`: False where the run was begun with ``forecast=False``."""
+STAGES = "stages"
+"""The same, of the stages of the step: columns ``stage`` (str), ``begin`` (Unix seconds) and ``seconds`` (float64)."""
+APART = (DISTRIBUTIONS, STAGES)
+"""Reasons of batches that are read only where their reason is said: they hold no tokens."""
+STALLED = "stalled"
+"""Kind of an event: the process lives and makes no progress; its stage and the stacks of its threads."""
+STALL_OVER = "stall_over"
+"""Kind of an event: a process that had stalled goes on."""
 SHED = "shed"
 """Kind of an event: what was given up while the store took nothing and the room for it was nearly spent."""
 COMMAND = "command"

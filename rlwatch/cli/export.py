@@ -15,7 +15,7 @@ from rlwatch.cli import serving_metrics
 from rlwatch.cli.console import progress_bar, say
 from rlwatch.cli.options import StoreOption, examples, opened, require_directory
 from rlwatch.errors import ConfigError
-from rlwatch.export import TABLES, write_csv, write_jsonl, write_parquet
+from rlwatch.export import TABLES, write_csv, write_jsonl, write_parquet, write_trace
 from rlwatch.wording import plural
 
 if TYPE_CHECKING:
@@ -70,6 +70,34 @@ def _write(kind: str, run: str, file: Path, store: str | None, *, force: bool) -
         except OSError as error:
             raise ConfigError(f"{file} could not be written: {error}") from error
     say(f"{number} rows written to {file}")
+
+
+TRACE_EPILOG = examples(
+    "rlwatch export trace math-7b-s3 -o trace.json",
+    "rlwatch export trace math-7b-s3 -o trace.json --force",
+)
+
+
+@group.command("trace", epilog=TRACE_EPILOG)
+def trace(
+    run: RunArgument,
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Output file, *.json.")],
+    store: StoreOption = None,
+    force: ForceOption = False,
+) -> None:
+    """Write a timeline of the stages of each step, a process for each rank: for ui.perfetto.dev or chrome://tracing."""
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists; --force writes over it")
+    require_directory(output)
+    with opened(store) as source:
+        try:
+            slices = write_trace(source, find_run(source, run), output)
+        except OSError as error:
+            raise ConfigError(f"{output} could not be written: {error}") from error
+    if not slices:
+        say("no stages recorded: watch(trainer), run.stage() and Watcher.stage() record them", style="yellow")
+    say(f"{plural(slices, 'slice')} written to {output}; open it at https://ui.perfetto.dev")
 
 
 # The same run in another tracker.

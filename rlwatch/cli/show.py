@@ -34,6 +34,7 @@ from rlwatch.cli.view_text import (
     print_headline,
     print_not_judged,
 )
+from rlwatch.control.liveness import stack_of, stage_words, stalls_now
 from rlwatch.ports import Store
 from rlwatch.records import (
     CULPRITS,
@@ -44,6 +45,7 @@ from rlwatch.records import (
     Event,
     Finding,
     RunInfo,
+    RunState,
     SpikeBatch,
 )
 from rlwatch.redaction import recordable
@@ -109,6 +111,9 @@ def show(
                 "tags": info.tags,
                 "host": info.host,
                 "pid": info.pid,
+                "stage": info.stage,
+                "stage_since": info.stage_since,
+                "stalls": [event.body for event in stalls_now(info, view.events)],
                 "findings": view.findings,
                 "recoveries": view.recoveries,
                 "layers": layers,
@@ -120,6 +125,7 @@ def show(
         )
         return
     _print_head(info, row)
+    _print_stalls(info, view.events)
     _print_layers(layers)
     for line in view.shed:
         say(line, style="yellow")
@@ -172,6 +178,7 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
         "started": started,
         "last seen": f"{duration(row['age_s'])} ago" if row["age_s"] is not None else "-",
         "where": where,
+        "stage": stage_words(run, time.time()) if run.state is RunState.RUNNING else "",
         "end reason": run.state_reason,
         "tags": ", ".join(run.tags),
         "notes": one_line(run.curation.notes, 400),
@@ -186,6 +193,14 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
     shown = [f"{label} {number(value)}" for label, value in key_values(values).items() if value is not None]
     if shown:
         say(f"  {'last':<10} {'  '.join(shown)}")
+
+
+def _print_stalls(run: RunInfo, events: Sequence[Event]) -> None:
+    """Stage that each rank hangs in, and the innermost frames of its training thread."""
+    for stall in stalls_now(run, events):
+        say(f"  {'stalled':<10} {one_line(str(stall.body.get('says', '')), 400)}", style="red")
+        for frame in stack_of(stall):
+            say(f"  {'':<10}   {one_line(frame, 200)}", style="dim")
 
 
 def _print_layers(row: Row | None) -> None:

@@ -14,6 +14,7 @@ VARIABLES: Mapping[str, str] = {
     "RLWATCH_JOURNAL_MB": "most megabytes of a run that wait while its store takes nothing, 1 or more; default 256",
     "RLWATCH_SHARED_STORE": "`1`: nodes share the store's directory without locks to rely on (NFS), if unseen",
     "RLWATCH_SYSTEM": "`off` or `0`: do not measure the machine beside a run",
+    "RLWATCH_STALL_S": "seconds without a step or a change of stage after which a process stores its stacks; 108",
     "RLWATCH_ENGINES": "addresses of rollout engines' metrics that rank 0 reads beside a run, with commas between them",
     "RLWATCH_STATE_DIR": "where logins and marks of processes are kept; default `~/.local/state/rlwatch`",
     "RLWATCH_PLUGINS": "`off` leaves all plug-ins out",

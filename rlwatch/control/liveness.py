@@ -19,7 +19,8 @@ from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.errors import ControlUnavailableError
 from rlwatch.metrics import canonicalise
 from rlwatch.ports import Store
-from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
+from rlwatch.records import STALL_OVER, STALLED, Command, CommandStatus, Event, RunInfo, RunState, StepRecord
+from rlwatch.wording import duration
 
 _PAUSING = frozenset({"pause", "resume", "stop"})
 """Commands that begin or end a pause."""
@@ -95,7 +96,8 @@ class LivenessSigns:
     """Signs of life of a run: its pace, the pause it is in, and seconds of silence (None: it is not silent).
 
     ``reports``: its process gives signs of life, steps or not. ``dead_since``: when it gave the last one (Unix
-    seconds), if it should and does not; None else.
+    seconds), if it should and does not; None else. ``stalls``: where its ranks hang, the one that hung first before
+    the others; empty while it is not silent, and where its process does not say.
     """
 
     pace: Pace
@@ -103,6 +105,7 @@ class LivenessSigns:
     silent_s: float | None = None
     reports: bool = False
     dead_since: float | None = None
+    stalls: Sequence[Event] = ()
 
 
 def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
@@ -176,8 +179,57 @@ def sign_of(store: Store, run: RunInfo, now: float) -> LivenessSigns:
     if run.state is not RunState.RUNNING:
         return LivenessSigns(pace)
     silence = silent_for(run, pace, now)
-    pause = None
+    pause: Pause | None = None
+    stalls: tuple[Event, ...] = ()
     if silence is not None:
+        stalls = stalls_of(store.events(run.run_id, after_seq=pace.seq), run.attempt)
         with suppress(ControlUnavailableError):  # a store without commands has no pauses
             pause = pause_of(run, store.commands(run.run_id), now)
-    return LivenessSigns(pace, pause, None if pause else silence, alive, None if pause else dead_since(run, now))
+    dead = None if pause else dead_since(run, now)
+    return LivenessSigns(pace, pause, None if pause else silence, alive, dead, () if pause else stalls)
+
+
+def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
+    """The stalls among ``events`` that are not over: the last one of each rank, in the order in which they began."""
+    found: dict[int, Event] = {}
+    for event in events:
+        rank = event.body.get("rank", 0)
+        if event.attempt != attempt or not isinstance(rank, int):
+            continue
+        if event.kind == STALLED:
+            found[rank] = event
+        elif event.kind == STALL_OVER:
+            found.pop(rank, None)
+    return tuple(sorted(found.values(), key=_since))
+
+
+def stalls_now(run: RunInfo, events: Sequence[Event]) -> tuple[Event, ...]:
+    """The stalls of ``run`` that no later row has ended; none of a run that has ended."""
+    if run.state is not RunState.RUNNING:
+        return ()
+    return stalls_of([event for event in events if event.ts > (run.last_ts or 0.0)], run.attempt)
+
+
+def stack_of(stall: Event, most: int = 12) -> list[str]:
+    """The innermost ``most`` frames of the thread that trains, outermost first."""
+    threads = stall.body.get("threads")
+    first = threads[0] if isinstance(threads, list) and threads else {}
+    stack = first.get("stack") if isinstance(first, dict) else None
+    return [str(line) for line in stack[-most:]] if isinstance(stack, list) else []
+
+
+def _since(event: Event) -> float:
+    since = event.body.get("since")
+    return float(since) if isinstance(since, int | float) else event.ts
+
+
+def stage_words(run: RunInfo, now: float) -> str:
+    """The stage that ``run`` was in at its last heartbeat, and for how long; empty where it said none.
+
+    >>> stage_words(RunInfo("r", stage="reward", stage_since=10.0, heartbeat_at=80.0), now=50.0).replace("\u202f", " ")
+    'in stage reward for 40 s'
+    """
+    if not run.stage:
+        return ""
+    lasts = "" if run.stage_since is None else f" for {duration(max(0.0, now - run.stage_since))}"
+    return f"in stage {run.stage}{lasts}"

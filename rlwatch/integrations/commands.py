@@ -24,8 +24,10 @@ from rlwatch.control.rescue import RESCUE_EVENT, RescueCourse
 from rlwatch.error_boundary import ErrorBoundary, call_or, described, say
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.ranks import OneRank, Ranks
+from rlwatch.integrations.stages import clock_of
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
+from rlwatch.run.stages import PAUSED, StageClock
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -120,7 +122,8 @@ class Controller:
                     due = []  # what could not be done is due at the next boundary, too
                 if not self._held():
                     return
-                self._hold.wait()
+                with (clock_of(self._seam.run) or StageClock()).stage(PAUSED):
+                    self._hold.wait()
         finally:
             self._ranks.leave()
 

@@ -10,7 +10,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from math import prod
 from operator import itemgetter
@@ -21,7 +21,9 @@ import torch
 
 from rlwatch.distributions import batch_of
 from rlwatch.error_boundary import ErrorBoundary, raised_by
+from rlwatch.integrations.stages import clock_of
 from rlwatch.records import FAR_OUT, JSON, NON_FINITE, SpikeBatch
+from rlwatch.run.stages import Span, batch_of_spans, seconds_of
 from rlwatch.tensors.histogram import observe_distributions, taken_apart
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
@@ -61,11 +63,12 @@ class StepTally:
     time is that of their launch, however little they do.
     """
 
-    __slots__ = ("_measure", "_pool", "_spikes", "_stats", "numbers", "rows")
+    __slots__ = ("_measure", "_pool", "_spikes", "_stats", "numbers", "rows", "stages")
 
     def __init__(self, stats: Stats | None = None) -> None:
         self.numbers: dict[str, list[float]] = {}
         self.rows = 0
+        self.stages: list[Span] = []
         self._stats: Stats = {} if stats is None else stats
         self._spikes: SpikeTable | None = None
         self._pool: list[tuple[TokenBatch, frozenset[str]]] = []
@@ -151,6 +154,14 @@ class StepTally:
         """A number the CPU already knows; several of one step are averaged."""
         self.numbers.setdefault(name, []).append(float(value))
 
+    def end_stages(self, step: int, run: Run | None) -> None:
+        """The stages of ``step`` are over: the time in each is a metric, and when they were goes with them."""
+        clock = clock_of(run)
+        if clock is not None:
+            self.stages = clock.end_step(step)
+            for name, seconds in seconds_of(self.stages).items():
+                self.add_number(name, seconds)
+
     def seal(self, step: int, *, shared: bool = False) -> SealedStep:
         """End the collection: everything starts its way to the CPU in one copy.
 
@@ -158,7 +169,7 @@ class StepTally:
         """
         with torch.no_grad():
             if shared:
-                return SharedStep.of(step, self.stats, self.spikes, _averages(self.numbers))
+                return SharedStep.of(step, self.stats, self.spikes, _averages(self.numbers), self.stages)
             stats, histograms = taken_apart(self.stats)
             settled = [stat.settle() for stat in stats.values()]
             values = [stat.value() for stat in settled]
@@ -167,7 +178,9 @@ class StepTally:
             columns = () if self.spikes is None else self.spikes.names
             bins = [one.bins for one in histograms.values()]
             transfer = Transfer([*values, *counts, *table, *bins])
-            return WholeStep(step, list(stats), _averages(self.numbers), columns, tuple(histograms), transfer)
+            return WholeStep(
+                step, list(stats), _averages(self.numbers), columns, tuple(histograms), transfer, self.stages
+            )
 
 
 def _size(batch: TokenBatch) -> int:
@@ -209,6 +222,7 @@ class WholeStep:
     columns: tuple[str, ...]
     quantities: tuple[str, ...]
     transfer: Transfer
+    stages: Sequence[Span] = ()
 
     def ready(self) -> bool:
         """True if :meth:`deliver` would not wait."""
@@ -225,7 +239,7 @@ class WholeStep:
         run.log(measured, step=self.step)
         spikes = None if table is None else self._spikes(table, decode)
         distributions = batch_of(self.step, dict(zip(self.quantities, rest, strict=True)))
-        for batch in (spikes, distributions):
+        for batch in (spikes, distributions, batch_of_spans(self.step, self.stages)):
             if batch is not None:
                 run.log_spikes(batch)
         return measured
@@ -254,6 +268,7 @@ class RankPayload:
     columns: tuple[str, ...] = ()
     rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
     texts: tuple[str, ...] = ()
+    stages: Sequence[Span] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,15 +285,24 @@ class SharedStep:
     numbers: Mapping[str, float]
     transfer: Transfer
     texts: list[str] = field(default_factory=list)
+    stages: Sequence[Span] = ()
 
     @classmethod
-    def of(cls, step: int, stats: Stats, spikes: SpikeTable | None, numbers: Mapping[str, float]) -> SharedStep:
+    def of(
+        cls,
+        step: int,
+        stats: Stats,
+        spikes: SpikeTable | None,
+        numbers: Mapping[str, float],
+        stages: Sequence[Span] = (),
+    ) -> SharedStep:
         """Everything starts its way to the CPU in one copy."""
         layout, tensors = pack(stats)
         if spikes is not None:
             tensors.append(spikes.rows)
         types = tuple(_TYPES.get(tensor.dtype, "f8") for tensor in tensors)
-        return cls(step, layout, types, () if spikes is None else spikes.names, numbers, Transfer(tensors))
+        columns = () if spikes is None else spikes.names
+        return cls(step, layout, types, columns, numbers, Transfer(tensors), stages=stages)
 
     def ready(self) -> bool:
         """True if it can be read without waiting for the device."""
@@ -296,7 +320,7 @@ class SharedStep:
         arrays = [a.astype(kind) for a, kind in zip(self.transfer.read(), self.types, strict=True)]
         shapes = [list(array.shape) for array in arrays]
         head = {"layout": self.layout, "types": self.types, "shapes": shapes, "columns": self.columns}
-        text = json.dumps({**head, "texts": self.texts}).encode()
+        text = json.dumps({**head, "texts": self.texts, "stages": self.stages}).encode()
         return b"".join([_HEAD.pack(len(text)), text, *map(_bytes_of, arrays)])
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
@@ -306,10 +330,13 @@ class SharedStep:
         for share in shares.values():
             stats = merge_ranks(stats, share.stats)
         spikes = _spikes_of_ranks(self.step, shares) + _distributions(self.step, stats)
+        timed = [batch_of_spans(self.step, share.stages, rank) for rank, share in shares.items()]
+        spikes += [batch for batch in timed if batch is not None]
         return {**read_stats(stats), **self.numbers}, spikes
 
     def _own(self) -> RankPayload:
-        return _share(self.layout, self.transfer.read(), self.columns, tuple(self.texts))
+        own = _share(self.layout, self.transfer.read(), self.columns, tuple(self.texts))
+        return replace(own, stages=self.stages)
 
 
 def decoded_share(data: bytes) -> RankPayload:
@@ -318,7 +345,8 @@ def decoded_share(data: bytes) -> RankPayload:
     at = _HEAD.size + length
     head: dict[str, Any] = json.loads(data[_HEAD.size : at])
     arrays = list(_arrays(data, at, zip(head["types"], head["shapes"], strict=True)))
-    return _share(head["layout"], arrays, tuple(head["columns"]), tuple(head["texts"]))
+    share = _share(head["layout"], arrays, tuple(head["columns"]), tuple(head["texts"]))
+    return replace(share, stages=[Span(*span) for span in head.get("stages", ())])
 
 
 def read_stats(stats: Stats) -> dict[str, float]:

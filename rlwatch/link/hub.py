@@ -10,6 +10,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -226,6 +227,10 @@ class PendingConnection:
     peer: Peer | None = None
 
 
+MOST_NOTES = 256
+"""Notes of other ranks that may wait; of more the oldest go."""
+
+
 class Hub:
     """Listens from :meth:`start` to :meth:`close`. The training thread never waits for it.
 
@@ -250,6 +255,8 @@ class Hub:
         self.place = place or ListenAddress()
         self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
+        self.notes: deque[tuple[int, bytes]] = deque(maxlen=MOST_NOTES)
+        """What ranks told of themselves and nobody has taken: rank and body."""
         self.lap = 0
         self._orders = 0
         self._door = threading.Lock()
@@ -445,6 +452,8 @@ class Hub:
             self.inbox.put(peer.rank, frame.moment, frame.body)
         elif frame.kind is FrameKind.END:
             peer.gone = True
+        elif frame.kind is FrameKind.NOTE:
+            self.notes.append((peer.rank, frame.body))
         else:
             peer.receive(frame)
 

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlwatch.error_boundary import call_or, described, say, sheltered
 from rlwatch.errors import RLWatchError
@@ -70,6 +70,8 @@ class WorkerClient:
         Called with the lap rank 0 is in, whenever a connection is made.
     hope_s
         A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on.
+    notes
+        Called many times a second: what this rank has to tell of itself now. While there is no link it is not sent.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class WorkerClient:
         joined: Callable[[int], None] = lambda _: None,
         *,
         hope_s: float = HOPE_S,
+        notes: Callable[[], Sequence[bytes]] = tuple,
     ) -> None:
         self._hope_s = hope_s
+        self._notes = notes
         self.member = WorkerMember()
         self._rank = rank
         self._find = find
@@ -150,6 +154,7 @@ class WorkerClient:
                 ended_at = time.monotonic()
             if self._steps is None and not self._over:
                 self._seek(hurry=stopping)
+            self._send_notes()
             if self._steps is not None:
                 self._send_all()
             elif self._over:
@@ -215,6 +220,15 @@ class WorkerClient:
         while self._steps is not None and (waiting := self._take()):
             for moment, encode in waiting:
                 self._send(moment, encode)
+
+    def _send_notes(self) -> None:
+        notes: Sequence[bytes] = call_or(self._notes, lambda _error: ())
+        for body in notes:
+            try:
+                if self._steps is not None:
+                    send_all(self._steps, Frame(FrameKind.NOTE, body=body).packed(), SEND_S)
+            except (OSError, FrameError) as error:
+                self._lose(str(error))
 
     def _send(self, moment: StepKey, encode: Callable[[], bytes]) -> None:
         """Send a step; one that cannot be sent is counted and dropped."""

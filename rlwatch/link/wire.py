@@ -94,6 +94,7 @@ class FrameKind(IntEnum):
     VERDICT = 12  # rank 0's last word on a command
     OVER = 13  # rank 0 asks nothing more in this round
     END = 14  # the sender leaves in good order
+    NOTE = 15  # a rank has something to tell of itself, whatever its training thread does
 
 
 _KINDS = frozenset(map(int, FrameKind))

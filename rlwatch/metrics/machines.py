@@ -28,6 +28,7 @@ MACHINE: tuple[Metric, ...] = (
 OPEN_MACHINE: tuple[Metric, ...] = (
     Metric("system/gpu/", Family.SYSTEM, "", "of the GPU of that number: `/util` and `/memory` (shares), `/memory_used` (GiB), `/temperature` (°C), `/power` (W), `/throttled` (share of looks at which heat or the power supply held its clock back), `/power_capped` (at which its power limit did)", aggregator=_SAMPLES),
     Metric("system/rank/", Family.SYSTEM, "", "of another rank, by its number: what is measured of rank 0 without it, as `system/rank/3/gpu/0/util`", aggregator=_SAMPLES),
+    Metric("time/stage/", Family.SYSTEM, "s", "time in one stage of a step, without the stages within it: `sampling`, `reward`, `logprobs`, `update`, `weight_sync`, `checkpoint`, `evaluation`, or a word of the loop's own", 0.0),
     Metric("time/rank/", Family.SYSTEM, "s", "time that one rank took for its own part of a step, before it waited for the others", 0.0),
 )
 

@@ -16,15 +16,21 @@ from rlwatch.alerts.dispatch import Dispatcher
 from rlwatch.alerts.engine import alert_id
 from rlwatch.alerts.rules import CRASHED, HEARTBEAT_KINDS, SILENT, AlertingConfig, Rule
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.liveness import LivenessSigns, sign_of
+from rlwatch.control.liveness import LivenessSigns, sign_of, stack_of, stage_words
 from rlwatch.error_boundary import described, run_forever, say, sheltered
 from rlwatch.errors import RLWatchError, StoreError
 from rlwatch.monitor.judge import judge_rest
 from rlwatch.ports import Store
-from rlwatch.records import JSON, Alert, AlertState, RunInfo, RunState, Severity
+from rlwatch.records import JSON, Alert, AlertState, Event, RunInfo, RunState, Severity
 
 RECENT_S = 24 * 3600.0
 """A run that was silent for longer when somebody first looks is history, not news."""
+
+
+STALLS_SAID = 4
+"""Ranks that hang which an alert names."""
+FRAMES_SENT = 12
+"""Frames of each that go with it."""
 
 
 def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
@@ -104,9 +110,12 @@ def _silence_words(run: RunInfo, sign: LivenessSigns, now: float) -> str:
     usual = "" if sign.pace.step_s is None else f" (usually {duration(sign.pace.step_s)})"
     silence = f"no step for {duration(sign.silent_s or 0.0)}{usual}"
     if sign.reports:
-        return f"{silence}; its process lives: it hangs, or does something that takes long"
+        where = "; ".join(str(event.body.get("says", "")) for event in sign.stalls[:STALLS_SAID])
+        where = where or stage_words(run, now) or "it hangs, or does something that takes long"
+        return f"{silence}; its process lives: {where}"
     last = max(run.heartbeat_at or 0.0, run.last_ts or 0.0, run.created_at)
-    return f"{silence}, and no sign of its process for {duration(now - last)}: it was killed, or its machine is gone"
+    ended = f"it was killed, or its machine is gone{f'; it was in stage {run.stage}' if run.stage else ''}"
+    return f"{silence}, and no sign of its process for {duration(now - last)}: {ended}"
 
 
 def _evidence(run: RunInfo, sign: LivenessSigns) -> dict[str, JSON]:
@@ -118,8 +127,17 @@ def _evidence(run: RunInfo, sign: LivenessSigns) -> dict[str, JSON]:
         "heartbeat_at": run.heartbeat_at,
         "host": run.host or None,
         "pid": run.pid,
+        "stage": run.stage or None,
+        "stage_since": run.stage_since,
+        "stalls": [_stall(event) for event in sign.stalls[:STALLS_SAID]] or None,
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _stall(event: Event) -> dict[str, JSON]:
+    """Of a stall what a message has room for: the training thread's innermost frames; the event has all."""
+    kept = {name: event.body.get(name) for name in ("rank", "stage", "since", "what")}
+    return {**kept, "stack": list[JSON](stack_of(event, FRAMES_SENT))}
 
 
 def duration(seconds: float) -> str:

@@ -471,6 +471,8 @@ class Writer:
 # The sink that writes a run's batches to its store, and waits out a full disk.
 
 HEARTBEAT_S = 5.0
+LASTS_S = 1.0
+"""A stage that has lasted so long is written at once, in seconds, so that it is known if the process is killed."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 5.0
 """Pauses between two tries to write to a store that refuses, in seconds: each is twice the last, less up to three
 tenths, so that trainers that were refused together do not all come back together."""
@@ -483,10 +485,20 @@ class StoreSink:
     less often while the store refuses.
 
     A batch is written whole or not at all. When the backlog is full the newest items are dropped and
-    counted as ``dropped``; so is an item that no store can hold, whatever came with it.
+    counted as ``dropped``; so is an item that no store can hold, whatever came with it. ``stage`` gives what the
+    process does, and since when (Unix seconds): it goes with the heartbeat, at once where it lasts for a second.
     """
 
-    def __init__(self, writer: RunWriter, counters: Counters, clock: Clock, max_backlog: int = 10_000) -> None:
+    def __init__(
+        self,
+        writer: RunWriter,
+        counters: Counters,
+        clock: Clock,
+        max_backlog: int = 10_000,
+        stage: Callable[[], tuple[str, float | None]] = lambda: ("", None),
+    ) -> None:
+        self._stage = stage
+        self._said: tuple[str, float | None] = ("", None)
         self._writer = writer
         self._counters = counters
         self._clock = clock
@@ -547,10 +559,11 @@ class StoreSink:
         """Try the backlog again; note how far the run is judged; say now and then that the writer lives."""
         if self._backlog or self._journaled or self._judged is not None:
             self._drain_if_due()
-        now = self._clock.monotonic()
-        if now >= self._heartbeat_due:
-            self._heartbeat_due = now + HEARTBEAT_S
-            self._writer.heartbeat(self._clock.now())
+        now, (stage, since) = self._clock.monotonic(), self._stage()
+        lasts = (stage, since) != self._said and since is not None and time.time() - since >= LASTS_S
+        if now >= self._heartbeat_due or lasts:
+            self._heartbeat_due, self._said = now + HEARTBEAT_S, (stage, since)
+            self._writer.heartbeat(self._clock.now(), stage, since)
 
     def close(self) -> None:
         """One last try; what still cannot be written, and is not in the journal, is dropped and counted."""

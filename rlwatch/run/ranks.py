@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rlwatch import codec
 from rlwatch.error_boundary import described, say, sheltered
@@ -17,9 +19,11 @@ from rlwatch.link.wire import LOOPBACK, HubAddress, LinkError, ListenAddress, St
 from rlwatch.ports import Meeting, PendingRecord
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import FULL, Awaited, BoundedQueue
-from rlwatch.records import Command
+from rlwatch.records import STALL_OVER, STALLED, Command
+from rlwatch.redaction import plain
 from rlwatch.run.machine import WithMachines, packed
 from rlwatch.run.run import Run, watch_over
+from rlwatch.run.stages import StageClock, StallWatch
 
 logger = logging.getLogger("rlwatch")
 ADDRESS, FAR = "address", "far"
@@ -59,7 +63,10 @@ def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float =
     if run.rank == 0:
         _host(run, meeting, place)
     else:
-        run.link(OtherRank(run.rank, _finder(meeting), run.counters, hope_s=hope_s, found=run.machine_found))
+        other = OtherRank(
+            run.rank, _finder(meeting), run.counters, hope_s=hope_s, found=run.machine_found, stages=run.stages
+        )
+        run.link(other)
         watch_over(run, sigterm=False)
 
 
@@ -76,7 +83,8 @@ def _host(run: Run, meeting: Meeting, place: ListenAddress) -> None:
     hub.start()
     meeting.put(ADDRESS, hub.address.to_text())
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(run.world_size)
-    return run.link(FirstRank(hub, run.offer, run.has_commands, None if alone or place.host else _lookout(meeting)))
+    seek = None if alone or place.host else _lookout(meeting)
+    return run.link(FirstRank(hub, run.offer, run.has_commands, seek, run.tell_stall))
 
 
 def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
@@ -119,7 +127,8 @@ SEEK_S = (0.05, 1.0)
 
 class FirstRank:
     """Rank 0, over its hub. A thread of its own looks whether commands are ``wanted``, to call all ranks together, and
-    does ``seek`` until every rank is linked, or it says to stop.
+    does ``seek`` until every rank is linked, or it says to stop. ``told`` is called with the kind, the step and the
+    body of each event that another rank has of itself.
     """
 
     live = True
@@ -130,7 +139,9 @@ class FirstRank:
         offer: Callable[[Awaited], object],
         wanted: Callable[[], bool],
         seek: Callable[[Hub], bool] | None = None,
+        told: Callable[[str, int | None, Mapping[str, Any]], object] = lambda *_: None,
     ) -> None:
+        self._told = told
         self.hub = hub
         self._offer = offer
         self._wanted = wanted
@@ -199,6 +210,8 @@ class FirstRank:
             time.sleep(LOOKOUT_S)
 
     def _look(self) -> None:
+        while self.hub.notes:
+            self._hear(*self.hub.notes.popleft())
         if self._wanted():
             self.chair.call()
         if self._seek is not None and time.monotonic() >= self._seek_at:
@@ -207,6 +220,15 @@ class FirstRank:
             self._seek_at = time.monotonic() + self._pause_s
             self._pause_s = min(2.0 * self._pause_s, SEEK_S[1])
 
+    def _hear(self, rank: int, note: bytes) -> None:
+        try:
+            kind, step, body = json.loads(note)
+            heard = {**body, "rank": rank}
+        except (ValueError, TypeError, RecursionError):
+            return
+        if kind in (STALLED, STALL_OVER):
+            self._told(kind, step if isinstance(step, int) else None, heard)
+
     def _blind(self, error: BaseException) -> None:
         say(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
         self._seek = None
@@ -214,7 +236,7 @@ class FirstRank:
 
 class OtherRank:
     """Any other rank, over its spoke. ``find`` says where rank 0 is, once it is known; ``found``, called on the thread
-    that sends, what is new of this rank's machine.
+    that sends, what is new of this rank's machine. ``stages`` are those of this process: rank 0 hears where it stalls.
     """
 
     def __init__(
@@ -225,7 +247,10 @@ class OtherRank:
         *,
         hope_s: float = HOPE_S,
         found: Callable[[], Mapping[str, float]] = dict,
+        stages: StageClock | None = None,
     ) -> None:
+        self._notes: deque[bytes] = deque(maxlen=QUEUE_SIZE)
+        self._watch = StallWatch(stages or StageClock(), rank, self._note)
         self._counters = counters
         self._found = found
         self._queue: BoundedQueue[tuple[StepKey, Callable[[], bytes]]] = BoundedQueue(QUEUE_SIZE)
@@ -237,9 +262,19 @@ class OtherRank:
             lambda n: counters.add("dropped", n),
             self._measured.join,
             hope_s=hope_s,
+            notes=self._taken_notes,
         )
         self.latest: dict[str, float] = {}
         self.spoke.start()
+
+    def _note(self, kind: str, step: int | None, body: Mapping[str, Any]) -> None:
+        self._notes.append(json.dumps([kind, step, plain(body)]).encode())
+
+    def _taken_notes(self) -> list[bytes]:
+        self._watch.look()
+        notes = list(self._notes)
+        self._notes.clear()
+        return notes
 
     @property
     def live(self) -> bool:

@@ -34,6 +34,7 @@ from rlwatch.run.engines import VARIABLE, Engines, addresses
 from rlwatch.run.machine import machine_thread, wanted
 from rlwatch.run.origin import origin
 from rlwatch.run.run import Run, RunEngine, watch_over
+from rlwatch.run.stages import StallSink, StallWatch
 from rlwatch.store.url import open_store
 
 if TYPE_CHECKING:
@@ -271,11 +272,11 @@ class Assembly:
         run = into or Run(info, self.counters, world_size=self.world_size)
         run.info = info
         delivery = self.alerting.start(self.store, lambda _error: self.counters.add("errors"))
-        storing = StoreSink(run_writer, self.counters, self.clock)
+        storing = StoreSink(run_writer, self.counters, self.clock, stage=run.stages.now)
         judge = JudgeThread(run_writer.last_seq, lambda problem: self.counters.warn("errors", problem))
         writer = Writer(
             intake,
-            [storing, mailbox],
+            [storing, mailbox, StallSink(StallWatch(run.stages, 0, run.tell_stall))],
             self.counters,
             judge=judge,
             attempt=info.attempt,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlwatch.errors import StoreError
 from rlwatch.ports import Store
-from rlwatch.records import DISTRIBUTIONS, StepRecord
+from rlwatch.records import DISTRIBUTIONS, STAGES, StepRecord
 
 PAGE, NAMES = 5000, 25
 """Rows of the stream, and metrics, that are read at once."""
@@ -82,6 +82,7 @@ def check_run(store: Store, run_id: str) -> Checked:
         "settings": lambda: (store.run(run_id), store.configs(run_id)),
         "localised tokens": lambda: (store.spikes(run_id), store.top_spikes(run_id)),
         "token distributions": lambda: store.spikes(run_id, reason=DISTRIBUTIONS),
+        "stages": lambda: store.spikes(run_id, reason=STAGES),
         "completions": lambda: store.completions(run_id),
         "findings": lambda: (store.findings(run_id), store.recoveries(run_id), store.judged(run_id)),
         "forecasts": lambda: (store.forecasts(run_id), store.forecast_answers(run_id)),

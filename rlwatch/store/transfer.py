@@ -17,12 +17,22 @@ from typing import Any
 
 from rlwatch.errors import RunLockedError, RunNotFoundError, StoreError
 from rlwatch.ports import Progress, RunWriter, Storable, Store
-from rlwatch.records import DISTRIBUTIONS, CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
+from rlwatch.records import (
+    APART,
+    DISTRIBUTIONS,
+    STAGES,
+    CompletionBatch,
+    Event,
+    RunInfo,
+    RunState,
+    SpikeBatch,
+    StepRecord,
+)
 
 AT_ONCE = 1000
 """Rows of a write."""
 _FAR = 1 << 62
-_MADE_ANEW = ("heartbeat_at", "curation")
+_MADE_ANEW = ("heartbeat_at", "curation", "stage", "stage_since")
 """Fields of a run that a copy may have otherwise: a resume moves the first; edits are compared by themselves."""
 
 
@@ -144,7 +154,7 @@ def _rest(trail: _Trail, target: Store, writer: RunWriter) -> None:
     items: list[Storable] = [each for each in source.forecasts(run_id) if each.seq > (had[-1].seq if had else 0)]
     items += source.findings(run_id)[len(target.findings(run_id)) :]
     items += source.recoveries(run_id)[len(target.recoveries(run_id)) :]
-    for reason in (None, DISTRIBUTIONS):
+    for reason in (None, *APART):
         items += _batches(source.spikes(run_id, reason=reason))[len(target.spikes(run_id, reason=reason)) :]
     items += _batches(source.completions(run_id))[len(target.completions(run_id)) :]
     for at in range(0, len(items), AT_ONCE):
@@ -153,7 +163,7 @@ def _rest(trail: _Trail, target: Store, writer: RunWriter) -> None:
         writer.write([], Progress(judged=trail.judged))
     run = trail.run
     if run.state is RunState.RUNNING:
-        writer.heartbeat(run.heartbeat_at or 0.0)
+        writer.heartbeat(run.heartbeat_at or 0.0, run.stage, run.stage_since)
     else:
         writer.finish(run.state, run.state_reason, run.heartbeat_at or 0.0)
 
@@ -200,6 +210,7 @@ def contents(store: Store, run_id: str, upto: int = _FAR) -> dict[str, tuple[int
         "forecasts": store.forecasts(run_id),
         "spikes": store.spikes(run_id),
         "distributions": store.spikes(run_id, reason=DISTRIBUTIONS),
+        "stages": store.spikes(run_id, reason=STAGES),
         "completions": store.completions(run_id),
         "commands": store.commands(run_id),
         "alerts": _by(store.alerts(run_id), "alert_id"),

@@ -43,7 +43,7 @@ class Away:
             raise StoreError("the server is away")
         self.writer.write(items, progress)
 
-    def heartbeat(self, now):
+    def heartbeat(self, now, stage="", since=None):
         """Nobody would hear it."""
 
 

@@ -28,7 +28,7 @@ class PickyWriter:
         self.room -= len(items)
         self.steps += [item.step for item in items]
 
-    def heartbeat(self, now):
+    def heartbeat(self, now, stage="", since=None):
         self.beats.append(now)
 
 

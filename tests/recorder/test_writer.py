@@ -202,7 +202,7 @@ class FullDisk:
             raise StoreFullError("the disk is full")
         self.items.extend(items)
 
-    def heartbeat(self, now):
+    def heartbeat(self, now, stage="", since=None):
         self.beats += 1
 
 

@@ -117,6 +117,30 @@ def test_a_linked_rank_measures_without_recording(pair):
     assert (other.rank, other.active, other.linked, other.measures) == (1, False, True, True)
 
 
+def test_a_rank_that_hangs_is_named_with_its_stage_and_its_stack(tmp_path, pair, monkeypatch):
+    """Rank 0 goes on; the other one tells it from the thread that sends, and that it goes on again."""
+    monkeypatch.setenv("RLWATCH_STALL_S", "0.5")
+    first, other = pair
+
+    def events(kind):
+        return [event for event in open_store(tmp_path).events("r") if event.kind == kind]
+
+    with other.stages.stage("reward"):
+        end = time.monotonic() + 60.0
+        while not events("stalled") and time.monotonic() < end:
+            with first.stages.stage("update"):
+                time.sleep(0.05)
+    [stall] = events("stalled")
+    while not events("stall_over") and time.monotonic() < end:
+        other.stages.end_step(1)
+        time.sleep(0.05)
+
+    assert (stall.body["rank"], stall.body["stage"], stall.body["what"]) == (1, "reward", "starved")
+    assert stall.body["says"].startswith("rank 1 is in stage reward since ")
+    assert "test_a_rank_that_hangs_is_named_with_its_stage_and_its_stack" in str(stall.body["threads"][0]["stack"])
+    assert [event.body["rank"] for event in events("stall_over")] == [1]
+
+
 def test_steps_are_recorded_whole_and_before_what_was_logged_after_them(tmp_path, pair):
     """The log row of a step follows its statistics."""
     first, other = pair

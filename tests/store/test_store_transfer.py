@@ -100,6 +100,7 @@ def test_a_copy_is_the_same_wherever_it_lies_and_back_again(
         "forecasts": 14,
         "spikes": 2,
         "distributions": 2,
+        "stages": 0,
         "completions": 2,
         "commands": 2,
         "alerts": 1,

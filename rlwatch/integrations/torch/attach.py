@@ -23,6 +23,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import begin_together, place_here
 from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, checked
+from rlwatch.integrations.stages import clock_of
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch import compat
 from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
@@ -33,6 +34,7 @@ from rlwatch.integrations.verifiers import is_async
 from rlwatch.recorder.intake import step_index
 from rlwatch.records import RunState
 from rlwatch.run import Run, init
+from rlwatch.run.stages import Stage, StageClock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -263,6 +265,20 @@ class Steering(RecordingBase):
         """Metrics of the last step, for a command that says what was before it: that may wait for the device."""
         self.steps.deliver(wait=True)
         return self.latest
+
+    def stage(self, name: str) -> Stage:
+        """Context manager around a stage of a step: the time in it is recorded, and that it runs now.
+
+        ``name`` is one of ``sampling``, ``reward``, ``logprobs``, ``update``, ``weight_sync``, ``checkpoint`` and
+        ``evaluation``, or a word of your own. Stages may nest: the inner one counts. It takes a few microseconds and
+        raises nothing. :meth:`Watcher.step` ends the step, and with it the time of its stages.
+
+        >>> import torch
+        >>> with Watcher(torch.nn.Linear(2, 2), store="memory://stages-doctest") as watcher:
+        ...     with watcher.stage("update"):
+        ...         watcher.step(1, loss=0.3)
+        """
+        return (clock_of(self.run) or StageClock()).stage(name)
 
     @property
     def should_stop(self) -> bool:

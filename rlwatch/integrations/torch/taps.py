@@ -97,6 +97,7 @@ class StepCounter:
             self.tally.add_number("time/step", now - self._begun)
         self._begun, self.last = now, step
         tally, self.tally = self.tally, StepTally()
+        tally.end_stages(step, self.seam.run)
         self.seam.attempt("tokens", tally.measure)
         self._sealed.append(tally.seal(step, shared=self._linked))
 

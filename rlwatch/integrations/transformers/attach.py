@@ -21,6 +21,7 @@ from rlwatch.integrations.knobs import rates
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.ranks import begin_together
 from rlwatch.integrations.snapshots import Snapshots, checked, keeper_of
+from rlwatch.integrations.stages import StepStages, tap_stages
 from rlwatch.integrations.step_tally import Decode, SealedStep, StepTally
 from rlwatch.integrations.transformers.commands import Latest, LoopControl, StepEndCommands, holdings
 from rlwatch.integrations.transformers.compat import LOSS, init_arguments, unclippable
@@ -80,6 +81,7 @@ def watch(
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
     steps = tap(trainer, scalars.seam, chosen, wanted)
+    tap_stages(trainer, scalars.seam)
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
@@ -164,6 +166,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._linked = False
         self._watched = False
         self._rates: dict[str, float] = {}
+        self._stages = StepStages(self.seam)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of one that has not begun begins for itself, as in each trial of a search; another does nothing."""
@@ -203,6 +206,31 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
 
     @override
     @guarded
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The update begins; what is a stage of its own within it counts for itself."""
+        self._stages.begin("update")
+
+    @override
+    @guarded
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The update is over."""
+        self._stages.end()
+        self._stages.step_ended(state.global_step)
+
+    @override
+    @guarded
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An evaluation runs."""
+        self._stages.evaluates()
+
+    @override
+    @guarded
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """It is over."""
+        self._stages.end()
+
+    @override
+    @guarded
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -226,6 +254,8 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
                 row = without_overflow(row)
             if "learning_rate" in row:
                 row |= self._rates
+            if "loss" in row:
+                row |= self._stages.taken(self.run, state.global_step)
             self.run.log(row, step=state.global_step)
 
     @override
@@ -359,6 +389,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         """End the current tally as that of ``step``."""
         tally, run = self.taps.take(), self.seam.run
         if run is not None and run.measures:
+            tally.end_stages(step, run)
             self.seam.attempt("tokens", tally.measure)
             self._sealed.append(tally.seal(step, shared=run.linked))
 

@@ -16,6 +16,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise, localiser_of
 from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, checked, keeper_of
+from rlwatch.integrations.stages import tap_stages
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.transformers.attach import RLWatchCallback, StepCallback, refuse_twice, report_crashes, tap
 from rlwatch.integrations.transformers.commands import holdings
@@ -89,6 +90,7 @@ def watch(
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
     steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, kept, text=text))
+    tap_stages(trainer, scalars.seam)
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rlwatch.ports import Bulk
-from rlwatch.records import DISTRIBUTIONS
+from rlwatch.records import APART
 from rlwatch.store.clickhouse.engine import ClickHouseClient, tables
 from rlwatch.store.clickhouse.shipment import ClickHouseShipment
 from rlwatch.store.clickhouse.wire import RowStream, literal
@@ -144,7 +144,8 @@ class ClickHouse:
     ) -> Iterable[Row]:
         """Batches by step."""
         which = _batches_of(db, run_id, "spikes")
-        which += f" AND reason != {literal(DISTRIBUTIONS)}" if reason is None else f" AND reason = {literal(reason)}"
+        apart = ", ".join(map(literal, APART))
+        which += f" AND reason NOT IN ({apart})" if reason is None else f" AND reason = {literal(reason)}"
         which += "" if step is None else f" AND step = {int(step)}"
         answer = self._batches("spike", "step, attempt, rank, ts, reason, v", which, last)
         while answer:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlwatch.errors import StoreCorruptError
 from rlwatch.ports import Bulk
-from rlwatch.records import DISTRIBUTIONS
+from rlwatch.records import APART
 from rlwatch.store.postgres.carrier import RowRange, SeriesPart
 from rlwatch.store.postgres.connection import Connection, Row
 from rlwatch.store.postgres.series import chunked_parts, read_columns
@@ -77,10 +77,10 @@ class Tables:
         """Batches by step."""
         return db.execute(
             """SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch WHERE run_id = %(run)s
-               AND (reason = %(reason)s OR (%(reason)s::text IS NULL AND reason <> %(apart)s))
+               AND (reason = %(reason)s OR (%(reason)s::text IS NULL AND reason <> ALL(%(apart)s)))
                AND (%(step)s::bigint IS NULL OR step = %(step)s) ORDER BY id DESC LIMIT %(last)s) AS newest
                ORDER BY step, id""",
-            {"run": run_id, "reason": reason, "step": step, "last": last, "apart": DISTRIBUTIONS},
+            {"run": run_id, "reason": reason, "step": step, "last": last, "apart": list(APART)},
             binary=True,
         ).fetchall()
 

@@ -15,6 +15,7 @@ from rlwatch.errors import StoreError
 from rlwatch.ports import Journal as JournalPort
 from rlwatch.ports import Progress, Storable
 from rlwatch.records import Finding, RunInfo, RunState
+from rlwatch.store.fields import RUN
 from rlwatch.store.postgres import runrow, spool
 from rlwatch.store.postgres.carrier import Shipment
 from rlwatch.store.postgres.connection import Connection
@@ -177,12 +178,17 @@ class PostgresWriter:
             self._ended = "written by another process by now"
             raise StoreError(f"run {self.run.run_id!r} is {self._ended}: this one was cut off, and may not go on")
 
-    def heartbeat(self, now: float) -> None:
-        """Say that the writer lives."""
+    def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
+        """Say that the writer lives, and in which stage."""
         if self._pid == os.getpid():
             db = self._connected()
+            moved = replace(self.run, stage=stage, stage_since=since)
             with explained(self._server.address):
-                self._own_row(db, "heartbeat_at = %s", (now,))
+                if moved == self.run:
+                    return self._own_row(db, "heartbeat_at = %s", (now,))
+                self._own_row(db, "heartbeat_at = %s, extra = %s", (now, plain(RUN.rest_text(moved))))
+            self.run = moved
+        return None
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
         """Record how the run ended. Afterwards only ``close`` is left."""

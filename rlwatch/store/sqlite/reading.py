@@ -17,7 +17,7 @@ from rlwatch import codec
 from rlwatch.errors import StoreError
 from rlwatch.ports import Checkpoint, Series
 from rlwatch.records import (
-    DISTRIBUTIONS,
+    APART,
     FAR_OUT,
     JSON,
     NON_FINITE,
@@ -199,14 +199,14 @@ def read_spikes(
 ) -> list[SpikeBatch]:
     """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all.
 
-    Distributions are read where their reason is said alone.
+    Those that hold no tokens are read where their reason is said alone.
     """
     most = -1 if last is None else last
     rows = db.execute(
         "SELECT step, v, reason, ts, attempt, rank FROM (SELECT * FROM spike_batch "
-        "WHERE (reason = ?2 OR (?2 IS NULL AND reason <> ?4)) AND (?3 IS NULL OR step = ?3) "
+        "WHERE (reason = ?2 OR (?2 IS NULL AND reason NOT IN (?4, ?5))) AND (?3 IS NULL OR step = ?3) "
         "ORDER BY id DESC LIMIT ?1) ORDER BY step, id",
-        (most, reason, step, DISTRIBUTIONS),
+        (most, reason, step, *APART),
     )
     return [spikes_of(at, blob, why, _moment(ts), attempt, rank) for at, blob, why, ts, attempt, rank in rows]
 

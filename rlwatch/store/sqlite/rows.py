@@ -15,7 +15,7 @@ from rlwatch.error_boundary import call_or, described, shown
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Storable
 from rlwatch.records import (
-    DISTRIBUTIONS,
+    APART,
     JSON,
     RESPONSES,
     CompletionBatch,
@@ -287,7 +287,7 @@ class Batch:
     def _add_spikes(self, spikes: SpikeBatch) -> None:
         step, attempt, rank = whole(spikes.step), whole(spikes.attempt), whole(spikes.rank)
         rows, blob = pack_batch(spikes)
-        most = 0 if spikes.reason in (RESPONSES, DISTRIBUTIONS) else TOP_ROWS
+        most = 0 if spikes.reason in (RESPONSES, *APART) else TOP_ROWS
         tops: list[_Row] = [(score, step, attempt, rank, dumps(row)) for score, row in worst_rows(spikes.columns, most)]
         self._spikes.append(((step, attempt, rank, float(spikes.ts), plain(spikes.reason), rows, blob), tops))
 

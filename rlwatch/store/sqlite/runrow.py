@@ -59,9 +59,15 @@ def configs(db: sqlite3.Connection) -> dict[int, Mapping[str, JSON]]:
     return {attempt: loads(config) for attempt, config in db.execute("SELECT attempt, config FROM attempt")}
 
 
-def beat(db: sqlite3.Connection, now: float) -> None:
-    """Note that the writer lives."""
+def beat(db: sqlite3.Connection, run: RunInfo, now: float, stage: str, since: float | None) -> RunInfo:
+    """Note that the writer of ``run`` lives, and where it is in another stage than before; the run as it is now."""
     db.execute("UPDATE run SET heartbeat_at = ?", (now,))
+    if (stage, since) == (run.stage, run.stage_since):
+        return run
+    moved = replace(run, stage=stage, stage_since=since)
+    with transaction(db):
+        merge_extra(db, RUN, {_ONE: moved})
+    return moved
 
 
 def end(db: sqlite3.Connection, state: RunState, reason: str, now: float) -> None:
@@ -95,6 +101,8 @@ def resumed(old: RunInfo, new: RunInfo, last_attempt: int) -> RunInfo:
         tags=new.tags or old.tags,
         host=new.host,
         pid=new.pid,
+        stage="",
+        stage_since=None,
     )
     return codec.enriched(begun, RUN.rest(new))
 

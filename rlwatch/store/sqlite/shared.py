@@ -333,9 +333,9 @@ class SharedWriter(FileWriter):
         self._shared_lock = lock
         self._publish(now)
 
-    def heartbeat(self, now: float) -> None:
-        """Say that the writer lives; publish if the last snapshot is old."""
-        super().heartbeat(now)
+    def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
+        """Say that the writer lives, and in which stage; publish if the last snapshot is old."""
+        super().heartbeat(now, stage, since)
         if self._mine() and now - self._published_at >= PUBLISH_S:
             self._publish(now)
 

@@ -109,10 +109,10 @@ class Appender:
         if progress.checkpoint is not None:
             runrow.keep_checkpoint(db, progress.checkpoint)
 
-    def heartbeat(self, now: float) -> None:
-        """Say that the writer lives."""
+    def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
+        """Say that the writer lives, and in which stage."""
         with self._guard, explained(self._where):
-            runrow.beat(self._usable(), now)
+            self.run = runrow.beat(self._usable(), self.run, now, stage, since)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
         """Record how the run ended. Afterwards only ``close`` is left."""
@@ -172,12 +172,12 @@ class FileWriter(Appender):
         if progress is not None and progress.journaled and self._journal is not None:
             self._journal.stored(self._journal.mark.after(progress.journaled))
 
-    def heartbeat(self, now: float) -> None:
-        """Say that the writer lives. Raises ``StoreError`` where the run's file is gone."""
+    def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
+        """Say that the writer lives, and in which stage. Raises ``StoreError`` where the run's file is gone."""
         if self._mine():
             if not self._in_place():
                 raise StoreError(f"{self._where} was removed or replaced: what is recorded from here on is lost")
-            super().heartbeat(now)
+            super().heartbeat(now, stage, since)
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
         """Record how the run ended; one plain file is left that opens read-only anywhere.

@@ -1,0 +1,103 @@
+"""Stages of a trainer: its methods that are one, wrapped on the instance, and an update from callback to callback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlwatch.error_boundary import ErrorBoundary, Tapped
+from rlwatch.run.stages import Opened, StageClock, batch_of_spans, seconds_of
+
+if TYPE_CHECKING:
+    from rlwatch.run import Run
+
+METHODS = {
+    "_generate_and_score_completions": "sampling",
+    "_calculate_rewards": "reward",
+    "_get_per_token_logps_and_entropies": "logprobs",
+    "_move_model_to_vllm": "weight_sync",
+    "_save_checkpoint": "checkpoint",
+    "evaluate": "evaluation",
+}
+"""Method of a ``Trainer``, or of TRL's -> the stage it is."""
+WITHIN = {"logprobs": "sampling"}
+"""Stage -> the one that it is a part of alone: the update computes log-probs, too, and that is the update."""
+VLLM = {"sync_weights": "weight_sync"}
+"""The same for TRL's client of vLLM."""
+
+
+def clock_of(run: Run | None) -> StageClock | None:
+    """The clock of a run; None where there is no run, or somebody else's object in its place."""
+    clock = getattr(run, "stages", None)
+    return clock if isinstance(clock, StageClock) else None
+
+
+def tap_stages(trainer: Any, seam: ErrorBoundary) -> None:
+    """Time the methods of ``trainer`` that are stages, as far as it has them."""
+    for owner, methods in ((trainer, METHODS), (getattr(trainer, "vllm_generation", None), VLLM)):
+        for method, stage in methods.items():
+            if callable(getattr(owner, method, None)):
+                _tap(owner, method, stage, seam)
+    clock = clock_of(seam.run)
+    if clock is not None:
+        clock.tapped = True
+
+
+def _tap(owner: Any, method: str, stage: str, seam: ErrorBoundary) -> None:
+    original, within = getattr(owner, method), WITHIN.get(stage)
+
+    def tapped(*args: Any, **kwargs: Any) -> Any:
+        clock = clock_of(seam.run)
+        if clock is None or (within is not None and not clock.within(within)):
+            return original(*args, **kwargs)
+        with clock.stage(stage):
+            return original(*args, **kwargs)
+
+    setattr(owner, method, Tapped(original, tapped))
+
+
+class StepStages:
+    """Stages that a trainer's callbacks show: the update from the beginning of a step to its end, and evaluations."""
+
+    def __init__(self, seam: ErrorBoundary) -> None:
+        self._seam = seam
+        self._open: Opened | None = None
+        self._steps = 0
+
+    def begin(self, stage: str) -> None:
+        """Enter ``stage``; one that nobody left is left."""
+        clock = clock_of(self._seam.run)
+        if clock is not None:
+            clock.leave(self._open)
+            self._open = clock.enter(stage)
+
+    def end(self) -> None:
+        """Leave it."""
+        clock, opened = clock_of(self._seam.run), self._open
+        self._open = None
+        if clock is not None:
+            clock.leave(opened)
+
+    def evaluates(self) -> None:
+        """An evaluation goes on, of a trainer whose methods are not timed."""
+        clock = clock_of(self._seam.run)
+        if clock is not None and not clock.tapped and self._open is None:
+            self.begin("evaluation")
+
+    def step_ended(self, step: int) -> None:
+        """A step ended, of which this callback alone may know."""
+        clock = clock_of(self._seam.run)
+        if clock is not None:
+            self._steps += 1
+            clock.ended(step)
+
+    def taken(self, run: Run, step: int) -> Mapping[str, float]:
+        """Seconds of each stage a step, since the last log, where nobody else records them."""
+        clock, steps = clock_of(run), max(1, self._steps)
+        if clock is None or clock.tapped:
+            return {}
+        self._steps, spans = 0, clock.take()
+        batch = batch_of_spans(step, spans)
+        if batch is not None:
+            run.log_spikes(batch)
+        return {name: seconds / steps for name, seconds in seconds_of(spans).items()}

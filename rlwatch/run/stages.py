@@ -1,0 +1,406 @@
+"""Stages of a training step: which one runs, since when, how long each took; and what a process that stalls is doing.
+
+The training thread enters and leaves stages, which takes about a microsecond and never raises. Another thread of ours
+looks: it goes on while training hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import PurePath
+from statistics import median
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, Self
+
+from rlwatch.control.liveness import FACTOR, FLOOR_S, LONGEST_FACTOR, TAIL, UNKNOWN_S
+from rlwatch.error_boundary import call_or
+from rlwatch.ports import Item
+from rlwatch.records import STAGES, STALL_OVER, STALLED, SpikeBatch
+
+PAUSED = "paused"
+"""Stage of a trainer that waits because a person paused it: that is no stall."""
+WAITS = {"sampling": "responses", "reward": "rewards", "environment": "the environment"}
+"""Stage in which the update waits for others -> what it waits for."""
+MOST_SPANS = 256
+"""Spans that are kept of a step; time beyond them still counts."""
+JOINED_S = 0.005
+"""Two spans of one stage with less than this between them are one, in seconds."""
+VARIABLE = "RLWATCH_STALL_S"
+"""Seconds without a step or a change of stage after which a process stores its stacks, at least."""
+EARLIER = 0.9
+"""Share of the patience of an alert after which stacks are stored: they are there when it is written."""
+LOOK_S = 1.0
+"""Seconds between two looks at a quiet process."""
+MOST_FRAMES, MOST_FRAMES_ELSEWHERE, MOST_THREADS = 40, 12, 24
+"""Frames of the training thread and of each other one, and threads, in a record of a stall."""
+
+
+class Span(NamedTuple):
+    """A stretch of time in a stage: Unix seconds at which it began, and how long it took, in seconds."""
+
+    stage: str
+    begin: float
+    seconds: float
+
+
+class Opened:
+    """A stage that is entered and not left."""
+
+    __slots__ = ("begin", "name", "resumed")
+
+    def __init__(self, name: str, now: float) -> None:
+        self.name, self.begin, self.resumed = name, now, now
+
+
+def _nothing(_error: Exception) -> None:
+    """In place of what failed: training goes on."""
+
+
+class Stage:
+    """Context manager of one stage: ``with run.stage("sampling"):``."""
+
+    __slots__ = ("_clock", "_name", "_open")
+
+    def __init__(self, clock: StageClock, name: str) -> None:
+        self._clock, self._name = clock, name
+        self._open: Opened | None = None
+
+    def __enter__(self) -> Self:
+        self._open = self._clock.enter(self._name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clock.leave(self._open)
+
+
+class StageClock:
+    """Times the stages of a process. A stage within another stops the time of the outer one.
+
+    >>> clock = StageClock()
+    >>> with clock.stage("sampling"), clock.stage("reward"):
+    ...     clock.running()[0].stage
+    'reward'
+    >>> sorted({span.stage for span in clock.take()})
+    ['reward', 'sampling']
+    """
+
+    def __init__(self) -> None:
+        self._base = time.time() - time.perf_counter()
+        self._open: dict[int, list[Opened]] = {}
+        self._spans: list[Span] = []
+        self._beyond: dict[str, float] = {}
+        self._moved = time.perf_counter()
+        self._step: int | None = None
+        self._gaps: deque[float] = deque(maxlen=TAIL)
+        self._stepped = 0.0
+        self.used = False
+        """Whether any stage was ever entered, or any step ended."""
+        self.tapped = False
+        """Whether the methods of a trainer are timed, and whoever ends its steps takes the spans."""
+        self.by_rows = False
+        """Whether the spans go with the rows of ``run.log``: nobody else ends steps."""
+
+    def stage(self, name: str) -> Stage:
+        """Context manager that is in the stage ``name``."""
+        return Stage(self, name)
+
+    def enter(self, name: str) -> Opened | None:
+        """Enter a stage on this thread; None where that failed."""
+        return call_or(partial(self._enter, name), _nothing)
+
+    def _enter(self, name: str) -> Opened:
+        now = time.perf_counter()
+        self._moved, self.used = now, True
+        stack = self._open.setdefault(threading.get_ident(), [])
+        if stack:
+            self._close(stack[-1], now)
+        opened = Opened(str(name), now)
+        stack.append(opened)
+        return opened
+
+    def within(self, name: str) -> bool:
+        """True where this thread's innermost stage is ``name``."""
+        stack = self._open.get(threading.get_ident())
+        return bool(stack) and stack[-1].name == name  # type: ignore[index]
+
+    def leave(self, opened: Opened | None) -> None:
+        """Leave the stage again, and those entered within it that nobody left."""
+        call_or(partial(self._leave, opened), _nothing)
+
+    def _leave(self, opened: Opened | None) -> None:
+        now, ident = time.perf_counter(), threading.get_ident()
+        stack = self._open.get(ident)
+        if opened is None or not stack or opened not in stack:
+            return
+        self._moved = now
+        self._close(stack[-1], now)
+        del stack[stack.index(opened) :]
+        if stack:
+            stack[-1].resumed = now
+        else:
+            del self._open[ident]
+
+    def _close(self, opened: Opened, now: float) -> None:
+        begin, took = self._base + opened.resumed, now - opened.resumed
+        last = self._spans[-1] if self._spans else None
+        if last is not None and last.stage == opened.name and 0.0 <= begin - last.begin - last.seconds < JOINED_S:
+            self._spans[-1] = Span(last.stage, last.begin, begin + took - last.begin)
+        elif len(self._spans) < MOST_SPANS:
+            self._spans.append(Span(opened.name, begin, took))
+        else:
+            self._beyond[opened.name] = self._beyond.get(opened.name, 0.0) + took
+
+    def take(self) -> list[Span]:
+        """Spans since the last call. An open stage is cut in two; what there was no room for is one span at the end."""
+        now = time.perf_counter()
+        for stack in list(self._open.values()):
+            if stack:
+                self._close(stack[-1], now)
+                stack[-1].resumed = now
+        spans, self._spans = self._spans, []
+        beyond, self._beyond = self._beyond, {}
+        return spans + [Span(name, self._base + now - took, took) for name, took in beyond.items()]
+
+    def end_step(self, step: int) -> list[Span]:
+        """The step ended: its spans. It never raises."""
+        self.ended(step)
+        return call_or(self.take, _nothing) or []
+
+    def ended(self, step: int) -> None:
+        """Note that ``step`` is done, for the pace of the run."""
+        now = time.perf_counter()
+        self._moved = now
+        if step == self._step:
+            return
+        if self.used and self._step is not None:
+            self._gaps.append(now - self._stepped)
+        self._step, self._stepped, self.used = step, now, True
+
+    @property
+    def step(self) -> int | None:
+        """The last step that ended."""
+        return self._step
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the last step ended or the stage changed."""
+        return time.perf_counter() - self._moved
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds of quiet that are no stall, as :mod:`rlwatch.control.liveness` has it for rows."""
+        floor = _floor()
+        gaps = list(self._gaps)
+        if not gaps:
+            return EARLIER * (UNKNOWN_S if floor is None else floor)
+        least = FLOOR_S if floor is None else floor
+        return EARLIER * max(least, FACTOR * median(gaps), LONGEST_FACTOR * max(gaps))
+
+    def running(self) -> list[Span]:
+        """Open stages of the thread that trains, innermost first, with the seconds since each began."""
+        now = time.perf_counter()
+        _, stack = self._training()
+        return [Span(one.name, self._base + one.begin, now - one.begin) for one in reversed(stack)]
+
+    def now(self) -> tuple[str, float | None]:
+        """The innermost stage, and when it began (Unix seconds); empty and None where there is none."""
+        stages = self.running()
+        return (stages[0].stage, stages[0].begin) if stages else ("", None)
+
+    def thread(self) -> int:
+        """The thread that trains: the main one, unless another is in a stage and the main one is in none."""
+        return self._training()[0]
+
+    def _training(self) -> tuple[int, list[Opened]]:
+        main = threading.main_thread().ident or 0
+        stacks = {ident: list(stack) for ident, stack in list(self._open.items()) if stack}
+        if not stacks or main in stacks:
+            return main, stacks.get(main, [])
+        return max(stacks.items(), key=lambda item: item[1][-1].begin)
+
+
+def _floor() -> float | None:
+    try:
+        return max(0.0, float(os.environ[VARIABLE]))
+    except (KeyError, ValueError):
+        return None
+
+
+def seconds_of(spans: Sequence[Span]) -> dict[str, float]:
+    """Metric -> seconds of each stage.
+
+    >>> seconds_of([Span("reward", 0.0, 1.0), Span("update", 1.0, 2.0), Span("reward", 3.0, 0.5)])
+    {'time/stage/reward': 1.5, 'time/stage/update': 2.0}
+    """
+    found: dict[str, float] = {}
+    for span in spans:
+        name = f"time/stage/{span.stage}"
+        found[name] = found.get(name, 0.0) + span.seconds
+    return found
+
+
+def batch_of_spans(step: int, spans: Sequence[Span], rank: int = 0) -> SpikeBatch | None:
+    """The spans as a record; None where there are none."""
+    if not spans:
+        return None
+    import numpy as np  # loaded by now wherever a stage was entered; `import rlwatch` does without
+
+    columns: dict[str, np.ndarray | Sequence[str]] = {
+        "stage": [span.stage for span in spans],
+        "begin": np.array([span.begin for span in spans], np.float64),
+        "seconds": np.array([span.seconds for span in spans], np.float64),
+    }
+    return SpikeBatch(step, columns, STAGES, rank=rank)
+
+
+# A stall: the process is alive, and neither a step ends nor the stage changes.
+
+
+class StallWatch:
+    """Looks whether a process stalls, on a thread that does not train, and gives each stall once.
+
+    Parameters
+    ----------
+    clock
+        Of the process.
+    rank
+        Of the process.
+    told
+        Called with the kind of the event, the last step, and the body.
+    """
+
+    def __init__(self, clock: StageClock, rank: int, told: Callable[[str, int | None, dict[str, Any]], object]) -> None:
+        self._clock, self._rank, self._told = clock, rank, told
+        self._look_at = 0.0
+        self._seen: tuple[int, ...] = ()
+        self._moves = False
+        self._since: float | None = None
+
+    def look(self) -> None:
+        """Look, once a second at most. May raise."""
+        now = time.perf_counter()
+        if now < self._look_at:
+            return
+        clock = self._clock
+        patience, quiet = clock.patience_s, clock.quiet_s
+        self._look_at = now + min(LOOK_S, patience / 8)
+        stages = clock.running()
+        if not clock.used or quiet < patience / 2 or any(one.stage == PAUSED for one in stages):
+            self._over(now)
+            self._seen = ()
+            return
+        seen = _position(sys._current_frames().get(clock.thread()))  # noqa: SLF001  (the public way to other threads)
+        self._moves = bool(self._seen) and (self._moves or seen != self._seen)
+        self._seen = seen
+        if quiet >= patience and self._since is None:
+            self._since = now - quiet
+            self._told(STALLED, clock.step, stall(stages, quiet, self._rank, clock.thread(), moves=self._moves))
+
+    def _over(self, now: float) -> None:
+        if self._since is not None:
+            took, self._since = now - self._since, None
+            self._told(STALL_OVER, self._clock.step, {"rank": self._rank, "seconds": round(took, 1)})
+
+
+class StallSink:
+    """The watch as a sink of the writer thread, which looks between two batches."""
+
+    def __init__(self, watch: StallWatch) -> None:
+        self._watch = watch
+
+    def write(self, batch: Sequence[Item]) -> None:
+        """Nothing: rows are no sign of it."""
+
+    def tick(self) -> None:
+        """Look."""
+        self._watch.look()
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def stall(stages: Sequence[Span], quiet_s: float, rank: int, thread: int, *, moves: bool) -> dict[str, Any]:
+    """Record of a stall: stage and since when, the kind of stall, and the stacks of all threads.
+
+    Parameters
+    ----------
+    stages
+        Open stages, innermost first.
+    quiet_s
+        Seconds since the last sign of progress.
+    rank, thread
+        Of the process, and its thread that trains.
+    moves
+        Whether the stack of that thread changed while it was quiet.
+    """
+    name = stages[0].stage if stages else ""
+    since = stages[0].begin if stages else time.time() - quiet_s
+    stacks = stacks_of_threads(thread)
+    place = stacks[0]["stack"][-1] if stacks and stacks[0]["stack"] else ""
+    what = "starved" if name in WAITS else "slow" if moves else "wedged"
+    return {
+        "stage": name,
+        "within": [one.stage for one in stages[1:]],
+        "since": round(since, 3),
+        "quiet_s": round(quiet_s, 1),
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "what": what,
+        "says": _sentence(what, name, rank, since, place),
+        "threads": stacks,
+    }
+
+
+def _sentence(what: str, name: str, rank: int, since: float, place: str) -> str:
+    at = f" since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
+    where = f"rank {rank} is in stage {name}" if name else f"rank {rank} is between stages"
+    why = {
+        "starved": f"starved: it waits for {WAITS.get(name, name)}, and none arrive",
+        "wedged": "wedged: its Python stack does not change",
+        "slow": "slow: its Python stack still changes",
+    }[what]
+    return f"{where}{at}, {why}{f'; at {place}' if place else ''}"
+
+
+def stacks_of_threads(first: int) -> list[dict[str, Any]]:
+    """Name and stack of each thread but ours, that of ident ``first`` before the others; frames outermost first."""
+    frames = sys._current_frames()  # noqa: SLF001
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident in sorted(frames, key=lambda one: one != first):
+        name = names.get(ident, f"thread {ident}")
+        if ident != first and name.startswith("rlwatch-"):
+            continue
+        most = MOST_FRAMES if ident == first else MOST_FRAMES_ELSEWHERE
+        found.append({"name": name, "stack": _stack(frames[ident], most)})
+    return found[:MOST_THREADS]
+
+
+def _stack(frame: FrameType | None, most: int) -> list[str]:
+    lines: list[str] = []
+    while frame is not None and len(lines) < most:
+        code = frame.f_code
+        lines.append(f"{code.co_name} ({'/'.join(PurePath(code.co_filename).parts[-3:])}:{frame.f_lineno})")
+        frame = frame.f_back
+    if frame is not None:
+        lines.append("...")
+    return lines[::-1]
+
+
+def _position(frame: FrameType | None) -> tuple[int, ...]:
+    """Place of a thread in its code, to the instruction."""
+    found: list[int] = []
+    while frame is not None:
+        found += [id(frame.f_code), frame.f_lasti]
+        frame = frame.f_back
+    return tuple(found)
