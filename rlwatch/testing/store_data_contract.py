@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rlwatch.errors import RunNotFoundError, StoreError
 from rlwatch.ports import Storable, Store
 from rlwatch.records import (
+    APART,
     CULPRITS,
-    DISTRIBUTIONS,
     FAR_OUT,
     NON_FINITE,
     RESPONSES,
@@ -288,16 +288,17 @@ class ReadingContract(StoreHooks):
         assert [row["contribution"] for row in store.top_spikes("run")] == [9.0]
         assert len(store.spikes("run", reason=RESPONSES)[0]) == 2
 
-    def test_distributions_are_read_where_they_are_asked_for(self, store: Store) -> None:
+    @pytest.mark.parametrize("reason", APART)
+    def test_batches_without_tokens_are_read_where_they_are_asked_for(self, store: Store, reason: str) -> None:
         """There is one a step: whoever reads tokens does not meet them, and they hold no worst rows."""
         columns: dict[str, Any] = {"quantity": np.array([2]), "bin": np.array([500]), "count": np.array([7])}
-        counted = [SpikeBatch(step, columns, DISTRIBUTIONS) for step in (1, 2)]
+        counted = [SpikeBatch(step, columns, reason) for step in (1, 2)]
         fill(store, [counted[0], SpikeBatch(1, {"logp": np.zeros(1)}, "odd"), counted[1]])
 
         assert [batch.reason for batch in store.spikes("run", last=1)] == ["odd"]
         assert [batch.reason for batch in store.spikes("run", step=1)] == ["odd"]
-        assert [batch.step for batch in store.spikes("run", reason=DISTRIBUTIONS)] == [1, 2]
-        assert [batch.step for batch in store.spikes("run", reason=DISTRIBUTIONS, last=1)] == [2]
+        assert [batch.step for batch in store.spikes("run", reason=reason)] == [1, 2]
+        assert [batch.step for batch in store.spikes("run", reason=reason, last=1)] == [2]
         assert len(store.top_spikes("run")) == 1
 
     @pytest.mark.parametrize("reason", [FAR_OUT, NON_FINITE])

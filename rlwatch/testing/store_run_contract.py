@@ -172,6 +172,21 @@ class RunContract(StoreHooks):
         assert self.reopen(store).run("run").heartbeat_at == 78.5
         writer.close()
 
+    def test_heartbeats_show_the_stage_that_the_next_attempt_does_not_have(self, store: Store) -> None:
+        """The newest one, until a heartbeat has none."""
+        writer = store.open_run(RunInfo("run"))
+        seen = []
+        for beat in ((77.0, "sampling", 70.0), (78.5, "reward", 78.0), (79.0,), (80.0, "update", 79.5)):
+            writer.heartbeat(*beat)
+            run = self.reopen(store).run("run")
+            seen.append((run.heartbeat_at, run.stage, run.stage_since))
+        writer.close()
+        store.open_run(RunInfo("run")).close()
+        run = self.reopen(store).run("run")
+
+        assert seen == [(77.0, "sampling", 70.0), (78.5, "reward", 78.0), (79.0, "", None), (80.0, "update", 79.5)]
+        assert (run.attempt, run.stage, run.stage_since) == (2, "", None)
+
     @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.CRASHED])
     def test_finish_records_how_it_ended(self, store: Store, state: RunState) -> None:
         """State, reason and time; the writer's own view too."""

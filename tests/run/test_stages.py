@@ -184,9 +184,17 @@ def waits(told):
 
 
 def spins(told):
+    """Threads change at calls and at the ends of loops: in a process that works these are many places."""
     end = time.monotonic() + DEADLINE_S
+
+    def at(depth):
+        for _ in range(20_000):
+            pass
+        if depth:
+            at(depth - 1)
+
     while not told and time.monotonic() < end:
-        sum(range(100))
+        at(50)
 
 
 @pytest.mark.parametrize(

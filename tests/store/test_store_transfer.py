@@ -13,6 +13,7 @@ from rlwatch.errors import RunLockedError, StoreError
 from rlwatch.ports import Progress
 from rlwatch.records import (
     DISTRIBUTIONS,
+    STAGES,
     Acknowledgement,
     AuditEntry,
     Command,
@@ -55,6 +56,7 @@ def recorded(store, run_id: str = "run") -> None:
         tokens = {"logp": np.array(odd, dtype=np.float32), "text": ["é\x00"] * 5}
         writer.write([SpikeBatch(first, tokens, "far-out tokens", 2.0, attempt)])
         writer.write([SpikeBatch(first, {"count": np.array([attempt])}, DISTRIBUTIONS, 2.0, attempt)])
+        writer.write([SpikeBatch(first, {"stage": ["reward"], "begin": np.array([1e9])}, STAGES, 2.0, attempt)])
         writer.write([CompletionBatch(first, {"text": ["a", "b"], "reward": np.array([1.0, math.nan])}, 2.0, attempt)])
         if attempt == 2:
             writer.finish(RunState.CRASHED, "NaN", 9.0)
@@ -100,7 +102,7 @@ def test_a_copy_is_the_same_wherever_it_lies_and_back_again(
         "forecasts": 14,
         "spikes": 2,
         "distributions": 2,
-        "stages": 0,
+        "stages": 2,
         "completions": 2,
         "commands": 2,
         "alerts": 1,
