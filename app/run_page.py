@@ -27,6 +27,7 @@ from . import (
     run_board,
     run_forecast,
     run_history,
+    run_stages,
 )
 from . import format as fmt
 from .health import StatusWord, ending_words, firing_clauses, judge, last_alarm_words, pause_of
@@ -144,6 +145,7 @@ def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -
         _fact("step", fmt.step(run.last_step)),
         _fact("", f"{fmt.duration(step_s)}/step" if step_s is not None else ""),
         _fact("last step", fmt.age(run.last_ts, now) if run.last_ts else ""),
+        _fact("stage", run_stages.stage_fact(run, now)),
         _fact("attempt", str(run.attempt)),
         _fact("started", fmt.age(run.created_at, now)),
         _fact("source", fmt.shorten(run.source, 40)),
@@ -216,6 +218,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     paused = pause_of(run, asked, time.time()) is not None
     commands.dialog_if_open(run)
     _part(show_head, every, run.run_id)
+    _part(run_stages.show_stall, every, run.run_id)
     _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
     _part(rollouts_page.show_newest, every, run.run_id)
     beside = _controls(run)
@@ -225,6 +228,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
             _drawer(run, every, asked, paused=paused)
     with charts_at:
         _part(run_board.show_charts, every, run.run_id, go_to_tokens)
+    _part(run_stages.show_timeline, every, run.run_id)
     for name, panel in usable("rlwatch.panels").items():
         _part(show_panel, every, name, panel, run.run_id)
     st.session_state[CONTROLS_SHOW] = _shown(run, alerts, paused=paused)

@@ -34,17 +34,27 @@ def clock_of(run: Run | None) -> StageClock | None:
 
 def tap_stages(trainer: Any, seam: ErrorBoundary) -> None:
     """Time the methods of ``trainer`` that are stages, as far as it has them."""
-    for owner, methods in ((trainer, METHODS), (getattr(trainer, "vllm_generation", None), VLLM)):
-        for method, stage in methods.items():
-            if callable(getattr(owner, method, None)):
-                _tap(owner, method, stage, seam)
+    tap_methods(trainer, METHODS, seam, WITHIN)
+    tap_methods(getattr(trainer, "vllm_generation", None), VLLM, seam)
     clock = clock_of(seam.run)
     if clock is not None:
         clock.tapped = True
 
 
-def _tap(owner: Any, method: str, stage: str, seam: ErrorBoundary) -> None:
-    original, within = getattr(owner, method), WITHIN.get(stage)
+_NOWHERE: Mapping[str, str] = {}
+
+
+def tap_methods(
+    owner: object, methods: Mapping[str, str], seam: ErrorBoundary, within: Mapping[str, str] = _NOWHERE
+) -> None:
+    """Time those of ``methods`` that ``owner`` has: method -> stage; ``within``: stage -> the only one around it."""
+    for method, stage in methods.items():
+        if callable(getattr(owner, method, None)):
+            _tap(owner, method, stage, seam, within.get(stage))
+
+
+def _tap(owner: object, method: str, stage: str, seam: ErrorBoundary, within: str | None) -> None:
+    original = getattr(owner, method)
 
     def tapped(*args: Any, **kwargs: Any) -> Any:
         clock = clock_of(seam.run)

@@ -290,7 +290,7 @@ class Run:
             return
         row = metrics if engine.renamed is None else engine.renamed(metrics)
         at = step_index(step)
-        if self.stages.by_rows and at != self.stages.step:
+        if self.stages.by_rows and self.stages.begins(at):
             spans = self.stages.end_step(at)
             row = {**seconds_of(spans), **row}
             self._put_spans(at, spans)

@@ -179,11 +179,15 @@ class StageClock:
         """Note that ``step`` is done, for the pace of the run."""
         now = time.perf_counter()
         self._moved = now
-        if step == self._step:
+        if not self.begins(step):
             return
         if self.used and self._step is not None:
             self._gaps.append(now - self._stepped)
         self._step, self._stepped, self.used = step, now, True
+
+    def begins(self, step: int) -> bool:
+        """True of a step after the last one that ended."""
+        return self._step is None or step > self._step
 
     @property
     def step(self) -> int | None:

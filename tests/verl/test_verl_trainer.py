@@ -20,10 +20,11 @@ import rlwatch
 from rlwatch.control.mailbox import PendingCommand
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.checkpoints import read_facts
+from rlwatch.integrations.stages import tap_methods
 from rlwatch.integrations.verl import attach as hooks
 from rlwatch.integrations.verl import heartbeat
 from rlwatch.integrations.verl.compat import missing_parts
-from rlwatch.records import Command, RunState
+from rlwatch.records import STAGES, Command, RunState
 from rlwatch.store.url import open_store
 
 
@@ -196,6 +197,28 @@ def test_workers_without_rlwatch_cost_the_taps_only(make, caplog):
     assert driver_of(trainer).run.active
     assert heartbeat.current.error.startswith("workers: "), "the doctor hears of it too"
     trainer.on_step_end()
+
+
+def test_the_stages_of_the_driver_are_timed(make):
+    """What verl's trainer calls in a step, to the row that ends it."""
+    trainer = make()
+    driver = started(trainer)
+    seen = []
+    trainer._update_actor = lambda batch, metrics: seen.append(driver.run.stages.now()[0])
+    tap_methods(trainer, {"_update_actor": "update"}, driver.seam)
+    for step in (1, 2):
+        trainer.step_to(step)
+        trainer._update_actor(None, {})
+        trainer.on_step_end()
+        trainer._save_checkpoint()
+        driver.run.log({"actor/loss": 0.5}, step=step)
+    driver.run.flush()
+    store = open_store(trainer.config.trainer.rlwatch["store"])
+    found = {batch.step: list(batch.columns["stage"]) for batch in store.spikes(driver.run.info.run_id, reason=STAGES)}
+
+    assert seen == ["update", "update"]
+    assert found == {1: ["update", "weight_sync", "checkpoint"], 2: ["update", "weight_sync", "checkpoint"]}
+    assert "time/stage/weight_sync" in store.metric_names(driver.run.info.run_id)
 
 
 def test_a_reset_at_a_step_is_in_the_checkpoints_from_then_on(make):

@@ -25,6 +25,7 @@ from rlwatch.error_boundary import Contained, ErrorBoundary, Reported, guarded
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.compat import lacking
 from rlwatch.integrations.crash import record_crash
+from rlwatch.integrations.stages import tap_methods
 from rlwatch.integrations.verl.compat import (
     REFUSED,
     TRACKING,
@@ -279,8 +280,25 @@ def watched_fit(original: Method) -> Method:
     return fit
 
 
+STAGES = {
+    "_compute_reward_colocate": "reward",
+    "_compute_old_log_prob": "logprobs",
+    "_compute_ref_log_prob": "logprobs",
+    "_compute_values": "logprobs",
+    "_update_critic": "update",
+    "_update_actor": "update",
+    "_save_checkpoint": "checkpoint",
+    "_validate": "evaluation",
+}
+"""Method of the trainer -> the stage it is; the driver waits in it for the workers."""
+
+
 def tap_steps(trainer: Any, driver: VerlDriver) -> None:
     """Subclasses override these methods without calling ``super``, so the instance is changed."""
+    driver.run.stages.by_rows = True
+    tap_methods(trainer, STAGES, driver.seam)
+    tap_methods(getattr(trainer, "replay_buffer", None), {"sample": "sampling"}, driver.seam)
+    tap_methods(getattr(trainer, "checkpoint_manager", None), {"update_weights": "weight_sync"}, driver.seam)
     _hook(trainer, "on_step_end", driver, before=driver.obey)
     _hook(trainer, "_save_checkpoint", driver, after=lambda *_args, **_kwargs: driver.saved())
     _hook(trainer, "_compute_metrics", driver, after=lambda batch, *_args, **_kwargs: driver.measure(batch))

@@ -1,0 +1,95 @@
+"""Stages of a run: the one it hangs in, with the stack of its training thread, and bars of the newest steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from rlwatch.control.liveness import stack_of, stage_words, stalls_now
+from rlwatch.records import STAGES, RunInfo, RunState, SpikeBatch
+from rlwatch.wording import duration
+
+from . import format as fmt
+from . import queries
+from .markup import Markup, el, joined
+
+STEPS = 12
+"""Steps drawn, the newest."""
+BATCHES = 64
+"""Batches read for them: several ranks have one each."""
+COLOURS = {
+    "sampling": "#0072B2",
+    "reward": "#E69F00",
+    "logprobs": "#56B4E9",
+    "update": "#009E73",
+    "weight_sync": "#CC79A7",
+    "checkpoint": "#D55E00",
+    "evaluation": "#8A8A8A",
+}
+OTHER = "#B8A000"
+"""Colour of a stage that the loop named."""
+
+
+def show_stall(run_id: str) -> None:
+    """The sentence and the stack of each rank that hangs; nothing while none does."""
+    run = queries.run(run_id)
+    stalls = stalls_now(run, queries.events(run_id))
+    if not stalls:
+        return
+    st.html(joined(*(stall_line(str(stall.body.get("says", ""))) for stall in stalls)))
+    with st.expander("Stacks", key="stacks"):
+        for stall in stalls:
+            st.code("\n".join(stack_of(stall, 40)), language=None, wrap_lines=True)
+
+
+def stall_line(text: str) -> Markup:
+    """``Stalled  rank 0 is in stage reward since...``."""
+    return el("div", el("span", "Stalled", cls="label"), fmt.shorten(text, 400), cls="rl-why")
+
+
+def stage_fact(run: RunInfo, now: float) -> str:
+    """``reward for 3 min``, of a run that has not ended."""
+    return stage_words(run, now).removeprefix("in stage ") if run.state is RunState.RUNNING else ""
+
+
+def show_timeline(run_id: str) -> None:
+    """A bar for each of the newest steps and each rank, of stages in their order; nothing where none was recorded."""
+    batches = queries.store().spikes(run_id, last=BATCHES, reason=STAGES)
+    newest = sorted({(batch.attempt, batch.step) for batch in batches})[-STEPS:]
+    shown = [batch for batch in batches if (batch.attempt, batch.step) in set(newest)]
+    if shown:
+        with st.expander("Stages of the newest steps", key="stages"):
+            st.html(joined(timeline(shown)))
+
+
+def timeline(batches: Sequence[SpikeBatch]) -> Markup:
+    """Legend, then a row for each step and rank, newest first; the longest one is as wide as there is room."""
+    rows = [(batch, [float(s) for s in batch.columns["seconds"]]) for batch in reversed(batches)]
+    longest = max(sum(seconds) for _, seconds in rows) or 1.0
+    names = dict.fromkeys(str(name) for batch, _ in rows for name in batch.columns["stage"])
+    ranks = {batch.rank for batch in batches}
+    legend = el("div", *(_entry(name) for name in sorted(names, key=_order)), cls="rl-legend")
+    return joined(legend, *(_row(batch, seconds, longest, ranked=len(ranks) > 1) for batch, seconds in rows))
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (list(COLOURS).index(name) if name in COLOURS else len(COLOURS), name)
+
+
+def _entry(name: str) -> Markup:
+    return el("span", el("span", style=f"background:{COLOURS.get(name, OTHER)}", cls="swatch"), fmt.shorten(name, 40))
+
+
+def _row(batch: SpikeBatch, seconds: Sequence[float], longest: float, *, ranked: bool) -> Markup:
+    rank = f" · rank {batch.rank}" if ranked else ""
+    label = el("div", f"step {fmt.step(batch.step)}{rank} · {duration(sum(seconds))}", cls="rl-quiet")
+    parts = [
+        el(
+            "span",
+            title=f"{fmt.shorten(str(name), 40)} {duration(took)}",
+            style=f"background:{COLOURS.get(str(name), OTHER)};width:{100.0 * took / longest:.2f}%",
+        )
+        for name, took in zip(batch.columns["stage"], seconds, strict=True)
+    ]
+    return joined(label, el("div", *parts, cls="rl-layers"))
