@@ -492,10 +492,12 @@ def _cause(case: CauseCase, given: Circumstances) -> Cause:
     sure, why = case.judged()
     root = case.chain.root
     shown = _shown(case)
-    actions, withheld = treatment(root, shown, given.found, given.source)
+    mechanism = root.entry.mechanism
+    knob = catalogue.knobs().get(knob_of(root.kind)) if mechanism else None
+    inside = knob is None or not knob.outside
+    actions, withheld = treatment(root, shown, given.found, given.source, undo=inside)
     about = happenings(given.events, shown)
     rows = sorted([*map(_evidence, shown), *about], key=lambda e: (e.step, e.severity is not None, e.kind))
-    mechanism = root.entry.mechanism
     return Cause(
         kind=root.kind,
         title=root.entry.cause if mechanism else f"{_capital(root.entry.happened)}; {UNEXPLAINED}",
@@ -507,7 +509,7 @@ def _cause(case: CauseCase, given: Circumstances) -> Cause:
         symptoms=tuple(dict.fromkeys(sign.kind for sign in case.chain.effects)),
         actions=actions,
         withheld=withheld,
-        knob=knob_of(root.kind) if mechanism else "",
+        knob="" if knob is None else knob.name,
         nature=Nature.CAUSE if mechanism else Nature.SYMPTOM,
     )
 

@@ -85,6 +85,9 @@ OPEN_REWARD: tuple[Metric, ...] = (
              aggregator="sequence fraction"),
     Metric("verifier/seconds/", Family.REWARD, "s", "time of one call of a reward function", 0.0, aggregator="call mean"),
     Metric("verifier/seconds_max/", Family.REWARD, "s", "longest call of a reward function", 0.0, aggregator="maximum"),
+    Metric("verifier/canary_right/", Family.REWARD, "", "score of an answer that is known to be right, by function and canary", aggregator="one answer"),
+    Metric("verifier/canary_wrong/", Family.REWARD, "", "score of an answer that is known to be wrong, by function and canary", aggregator="one answer"),
+    fraction("verifier/canary_failed/", Family.REWARD, "canaries of one reward function that could not be scored: it raised, gave no finite reward, or took too long", aggregator="canary fraction"),
 )
 
 # Exploration: entropy and diversity of the policy.

@@ -166,6 +166,9 @@ ROLLOUTS_BROKEN = {
     "text/looping_frac": 100.0,
     "text/repetition": 6.0,
     "reward/part/answer": 0.1,
+    "verifier/absent/answer": 3.0,
+    "verifier/seconds/answer": 30.0,
+    "verifier/canary_wrong/judge/two": 20.0,
     "len/tail_ratio": 8.0,
     "len/budget_used": 0.3,
     "partial/frac": 10.0,
@@ -227,6 +230,17 @@ def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -
     return {
         "reward/part/format": min(1.0 - 0.7 * math.exp(-30.0 * progress) + noise.gauss(-0.01, 0.01), 1.0),
         "reward/part/answer": min(max(answer, 0.0), 1.0),
+    }
+
+
+def verifier_metrics(noise: random.Random) -> dict[str, float]:
+    """A verifier of one task in two, whose canaries a model judges: never quite the same."""
+    return {
+        "verifier/absent/answer": min(max(0.5 + noise.gauss(0.0, 0.1), 0.0), 1.0),
+        "verifier/errors/answer": min(abs(noise.gauss(0.0, 0.05)), 1.0),
+        "verifier/seconds/answer": 0.5 * math.exp(noise.gauss(0.0, 0.5)),
+        "verifier/canary_right/judge/one": 0.9 + noise.gauss(0.0, 0.02),
+        "verifier/canary_wrong/judge/two": 0.1 + noise.gauss(0.0, 0.02),
     }
 
 
@@ -319,8 +333,8 @@ def healthy_run(
     """A whole run, logged every ``every`` steps as the mean over them, the way trainers do.
 
     With ``layers``, gradient norms of so many layers are among its metrics, with ``taps`` those of
-    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics`` and
-    ``machine_metrics``; the others are the same without.
+    :func:`tapped_metrics`, ``rollout_metrics``, ``engine_metrics``, ``critic_metrics``, ``part_metrics``,
+    ``machine_metrics`` and ``verifier_metrics``; the others are the same without.
     """
     return list(_rows(seed, length, every, layers, taps))
 
@@ -328,8 +342,8 @@ def healthy_run(
 @lru_cache(maxsize=24)
 def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[ClosedStep, ...]:
     """The same few runs serve many tests, and making one takes longer than judging it."""
-    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine = (
-        random.Random(seed + i) for i in range(8)
+    noise, of_layers, of_taps, of_rollouts, of_engine, of_critic, of_parts, of_machine, of_verifier = (
+        random.Random(seed + i) for i in range(9)
     )
     steps = [healthy_metrics(step, length, noise) for step in range(1, length + 1)]
     for step in steps if layers else ():
@@ -341,6 +355,7 @@ def _rows(seed: int, length: int, every: int, layers: int, taps: bool) -> tuple[
         step.update(rollout_metrics(step, of_rollouts))
         step.update(part_metrics(at / length, step, of_parts))
         step.update(machine_metrics(at, of_machine))
+        step.update(verifier_metrics(of_verifier))
     chunks = [steps[i : i + every] for i in range(0, length - every + 1, every)]
     return tuple(
         ClosedStep(step=(i + 1) * every, metrics=mean_metrics(chunk), seq=i + 1, ts=1000.0 + 60.0 * i)

@@ -1,0 +1,121 @@
+"""A reward function that fails, gives no reward or takes far longer than at the run's beginning."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from rlwatch.detectors.base import BaseDetector, finite, members, rounded
+from rlwatch.records import ClosedStep, Finding, Severity
+from rlwatch.stats import Hold
+from rlwatch.wording import number
+
+ERRORS, TIMEOUTS, ABSENT = "verifier/errors/", "verifier/timeouts/", "verifier/absent/"
+ON_ERROR, CANARY_FAILED = "verifier/full_on_error/", "verifier/canary_failed/"
+SECONDS = "verifier/seconds/"
+SHARES = {
+    ERRORS: "a share of {} of its checks raises",
+    TIMEOUTS: "a share of {} of its checks times out",
+    ABSENT: "a share of {} of the answers gets no reward",
+    ON_ERROR: "a share of {} of its full marks is given in spite of an exception",
+    CANARY_FAILED: "a share of {} of its canaries cannot be scored",
+}
+"""Open families of shares, and the words for a level."""
+PREFIXES = (*SHARES, SECONDS)
+SERIES = 64
+"""Series followed at most."""
+FIRST = 10
+"""Rows that make the baseline, the highest of them."""
+RISEN = 0.2
+"""Share by which a share must exceed that."""
+ROWS = 5
+"""Rows it must last."""
+SLOWER, LEAST_S = 10.0, 1.0
+"""Multiple of the longest of the first rows, and seconds, from which a call is slow."""
+
+
+class VerifierSeries:
+    """One share, or one latency in seconds, against its first rows."""
+
+    def __init__(self, *, seconds: bool) -> None:
+        self.base = -math.inf
+        self.last = 0.0
+        self.risen = Hold(forgive=1)
+        self._rows = 0
+        self._seconds = seconds
+
+    def update(self, step: int, value: float) -> None:
+        """Take the next finite value, at least 0."""
+        self.last = value
+        if self._rows < FIRST:
+            self._rows += 1
+            self.base = max(self.base, value)
+            self.risen.update(step, False)  # it learns how many steps a row stands for
+            return
+        far = value > max(SLOWER * self.base, LEAST_S) if self._seconds else value > self.base + RISEN
+        self.risen.update(step, far)
+
+    @property
+    def lasted(self) -> bool:
+        """True once it has been far above its first rows for long enough."""
+        return self.risen.lasted(ROWS)
+
+
+class VerifierHealth(BaseDetector):
+    """Errors, timeouts, absent rewards, canaries without a score and full marks on an exception; seconds of a call.
+
+    A share has risen if it exceeds the highest of its first ten rows by .2, for five rows: a warning. A call is slow if
+    it takes ten times as long as the longest of the first ten rows, and more than a second, for five rows: info. What a
+    function gives no reward from the start (another task's) is its baseline.
+    """
+
+    name: ClassVar[str] = "verifier_health"
+    reads: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[tuple[str, ...], ...]] = tuple((prefix,) for prefix in PREFIXES)
+    families: ClassVar[tuple[str, ...]] = PREFIXES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._series: dict[str, VerifierSeries] = {}
+
+    def measured(self, step: ClosedStep) -> bool:
+        """True if the row holds one of the series."""
+        return any(finite(step, name) is not None for prefix in PREFIXES for name in members(step, prefix))
+
+    def judge(self, step: ClosedStep) -> list[Finding]:
+        """Take the row, and report what has risen, the failing first."""
+        for prefix in PREFIXES:
+            for name in members(step, prefix):
+                value = finite(step, name)
+                if value is None or value < 0.0:
+                    continue
+                if name in self._series or len(self._series) < SERIES:
+                    self._series.setdefault(name, VerifierSeries(seconds=prefix == SECONDS)).update(step.step, value)
+        risen = {name: one for name, one in self._series.items() if one.lasted}
+        failing = {name: one for name, one in risen.items() if not name.startswith(SECONDS)}
+        slow = {name: one for name, one in risen.items() if name.startswith(SECONDS)}
+        return [*self._reported(step, "verifier_failing", failing), *self._reported(step, "verifier_slow", slow)]
+
+    def _reported(self, step: ClosedStep, kind: str, risen: dict[str, VerifierSeries]) -> list[Finding]:
+        if not risen:
+            return []
+        name = min(risen, key=lambda one: (risen[one].risen.since or 0, PREFIXES.index(_prefix(one)), one))
+        one, prefix = risen[name], _prefix(name)
+        says = SHARES[prefix].format(number(one.last)) if prefix in SHARES else f"a call takes {number(one.last)} s"
+        severity = Severity.WARNING if prefix in SHARES else Severity.INFO
+        return [
+            self.finding(
+                step,
+                kind,
+                severity,
+                f"{name.removeprefix(prefix)}: {says}, at most {number(one.base)} in the first {FIRST} rows",
+                onset=one.risen.since,
+                metric=name,
+                baseline=one.base,
+                evidence=rounded({other: each.last for other, each in risen.items()}),
+            )
+        ]
+
+
+def _prefix(name: str) -> str:
+    return next(prefix for prefix in PREFIXES if name.startswith(prefix))
