@@ -40,6 +40,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import joblib
+from detection.score import wilson
 from forecast.trl_setting import Fault, Setting
 
 BASE = Setting(steps=200, lr=3e-4, batch=128, generations=8, beta=0.01)
@@ -198,11 +199,11 @@ def acts_of(store: str, run_id: str) -> Iterator[dict[str, Any]]:
 def halted(heldout: dict[int, float], alarm: int | None, acts: Sequence[dict[str, Any]]) -> float | None:
     """Return the held-out accuracy at the last good snapshot at the first alarm; None where none was known.
 
-    Of the evaluation at its step: snapshots and evaluations are both made every ten steps.
+    Of the evaluation at its step: snapshots and evaluations are both made every ten steps, but none before the first.
     """
     first = next((act for act in acts if act["kind"] == "rescue" and "last_good" in act.get("evidence", {})), None)
     good = None if first is None or alarm is None else first["evidence"]["last_good"]
-    return None if good is None else heldout.get(int(good), next(iter(heldout.values()), None) if good == 0 else None)
+    return None if good is None else heldout.get(int(good))
 
 
 # All of them.
@@ -245,17 +246,64 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Print the table of each group."""
+    """Print the tables, or write them to a page."""
+    text = page(arguments.file)
+    if arguments.page is None:
+        print(text)
+    else:
+        arguments.page.write_text(text)
+
+
+WORDS = """# Runs saved by a policy
+
+`[[rescue]]` ([control](control.md#saving-a-run-without-a-person)) in pairs of runs with the same seed: unguarded, and
+with the policy. Written by `python benchmarks/rescue.py report {file} --page docs/rescue.md` from runs of
+`python benchmarks/rescue.py run --seeds {seeds}`.
+
+* **Runs**: GRPO by TRL on tiny policies (75,000 parameters, 200 steps), watched with snapshots every ten steps. The two
+  of a pair are the same to the bit until the policy acts. Accuracy is that of 256 held-out problems, the mean of the last two
+  evaluations. A run that ends in an error has accuracy 0.
+* **Halt**: the accuracy of the last good snapshot at the first alarm, which is what stopping there would have kept.
+* **Saved**: the policy keeps at least .7 of what the healthy run of the same seed has over the unguarded one. A pair in
+  which the fault cost less than .05 counts as neither.
+* **Resumed**: the policy ends above halt by two standard errors.
+* **Held out**: these kinds of faults were listed and committed before the policy was run on any of them. The policy was
+  mended with runs of the seeds 100 and 101 in view.
+
+"""
+
+
+def page(file: Path) -> str:
+    """Return the page of the results in ``file``."""
     runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = defaultdict(dict)
-    for line in arguments.file.read_text().splitlines():
+    for line in file.read_text().splitlines():
         found = json.loads(line)
         runs[found["group"], found["recipe"], found["seed"]][found["arm"]] = found
+    seeds = sorted({seed for _, _, seed in runs})
+    text = [WORDS.format(file=file.as_posix(), seeds=f"{seeds[0]}-{seeds[-1]}")]
     for group, recipes in GROUPS.items():
         lines = [row for recipe in recipes if (row := _row(runs, group, recipe))]
         if lines:
-            print(f"\n{group}\n| recipe | runs | healthy | unguarded | halt | policy | saved | resumed | alarm |")
-            print("|---|---|---|---|---|---|---|---|---|")
-            print("\n".join(lines))
+            text += [f"## {group.capitalize()}\n", _sum(runs, group), ""]
+            text += ["| recipe | runs | healthy | unguarded | halt | policy | saved | resumed | first alarm at |"]
+            text += ["|---|---|---|---|---|---|---|---|---|", *lines, ""]
+    return "\n".join(text)
+
+
+def _sum(runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]], group: str) -> str:
+    """Return what became of all pairs of a group, in one sentence."""
+    pairs = [arms for (of, _, _), arms in runs.items() if of == group and {"unguarded", "policy"} <= set(arms)]
+    if group in ("harmless", "outside"):
+        lost = [arms["unguarded"]["final"] - arms["policy"]["final"] for arms in pairs]
+        acted = sum(bool(arms["policy"]["acts"]) for arms in pairs)
+        cost = f"it cost {fmean(lost):.3f} on average, {max(lost):.3f} at most"
+        return f"The policy acted in {acted} of {len(pairs)}; {cost}."
+    saved, resumed = ([one for arms in pairs if (one := is_so(arms)) is not None] for is_so in (is_saved, is_resumed))
+    low, high = wilson(sum(saved), len(saved))
+    return (
+        f"Saved {sum(saved)} of {len(saved)} [{low:.2f}-{high:.2f}], resumed {sum(resumed)} of {len(resumed)}; "
+        f"{sum(arms['unguarded']['alarm'] is None for arms in pairs)} of {len(pairs)} had no alarm."
+    )
 
 
 def _row(runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]], group: str, recipe: str) -> str:
@@ -317,6 +365,7 @@ def main() -> None:
     runs.set_defaults(do=run)
     table = ways.add_parser("report")
     table.add_argument("file", type=Path)
+    table.add_argument("--page", type=Path, default=None, help="write the tables here")
     table.set_defaults(do=report)
     arguments = parser.parse_args()
     arguments.do(arguments)
