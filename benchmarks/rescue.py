@@ -261,8 +261,8 @@ with the policy. Written by `python benchmarks/rescue.py report {file} --page do
 `python benchmarks/rescue.py run --seeds {seeds}`.
 
 * **Runs**: GRPO by TRL on tiny policies (75,000 parameters, 200 steps), watched with snapshots every ten steps. The two
-  of a pair are the same to the bit until the policy acts. Accuracy is that of 256 held-out problems, the mean of the last two
-  evaluations. A run that ends in an error has accuracy 0.
+  of a pair are the same to the bit until the policy acts. Accuracy is that of 256 held-out problems, the mean of the
+  last two evaluations. A run that ends in an error has accuracy 0.
 * **Halt**: the accuracy of the last good snapshot at the first alarm, which is what stopping there would have kept.
 * **Saved**: the policy keeps at least .7 of what the healthy run of the same seed has over the unguarded one. A pair in
   which the fault cost less than .05 counts as neither.
