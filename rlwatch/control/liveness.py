@@ -189,8 +189,15 @@ def sign_of(store: Store, run: RunInfo, now: float) -> LivenessSigns:
     return LivenessSigns(pace, pause, None if pause else silence, alive, dead, () if pause else stalls)
 
 
+WAITING = "waiting"
+"""Kind of a stall: the rank waits for the others, of which one may be the cause."""
+
+
 def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
-    """The stalls among ``events`` that are not over: the last one of each rank, in the order in which they began."""
+    """The stalls among ``events`` that are not over: the last one of each rank, in the order in which they began.
+
+    Ranks that wait for others in a collective come after those that do not.
+    """
     found: dict[int, Event] = {}
     for event in events:
         rank = event.body.get("rank", 0)
@@ -200,7 +207,7 @@ def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
             found[rank] = event
         elif event.kind == STALL_OVER:
             found.pop(rank, None)
-    return tuple(sorted(found.values(), key=_since))
+    return tuple(sorted(found.values(), key=lambda event: (event.body.get("what") == WAITING, _since(event))))
 
 
 def stalls_now(run: RunInfo, events: Sequence[Event]) -> tuple[Event, ...]:

@@ -19,7 +19,7 @@ from statistics import median
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from rlwatch.control.liveness import FACTOR, FLOOR_S, LONGEST_FACTOR, TAIL, UNKNOWN_S
+from rlwatch.control.liveness import FACTOR, FLOOR_S, LONGEST_FACTOR, TAIL, UNKNOWN_S, WAITING
 from rlwatch.error_boundary import call_or
 from rlwatch.ports import Item
 from rlwatch.records import STAGES, STALL_OVER, STALLED, SpikeBatch
@@ -32,6 +32,8 @@ MOST_SPANS = 256
 """Spans that are kept of a step; time beyond them still counts."""
 JOINED_S = 0.005
 """Two spans of one stage with less than this between them are one, in seconds."""
+COLLECTIVES, COLLECTIVE_FRAMES = "torch/distributed/", 6
+"""Part of a file's path, and the innermost frames among which it says that a rank waits for the others."""
 VARIABLE = "RLWATCH_STALL_S"
 """Seconds without a step or a change of stage after which a process stores its stacks, at least."""
 EARLIER = 0.9
@@ -351,6 +353,8 @@ def stall(stages: Sequence[Span], quiet_s: float, rank: int, thread: int, *, mov
     stacks = stacks_of_threads(thread)
     place = stacks[0]["stack"][-1] if stacks and stacks[0]["stack"] else ""
     what = "starved" if name in WAITS else "slow" if moves else "wedged"
+    if stacks and any(COLLECTIVES in line for line in stacks[0]["stack"][-COLLECTIVE_FRAMES:]):
+        what = WAITING
     return {
         "stage": name,
         "within": [one.stage for one in stages[1:]],
@@ -372,6 +376,7 @@ def _sentence(what: str, name: str, rank: int, since: float, place: str) -> str:
         "starved": f"starved: it waits for {WAITS.get(name, name)}, and none arrive",
         "wedged": "wedged: its Python stack does not change",
         "slow": "slow: its Python stack still changes",
+        WAITING: "waiting for the other ranks in a collective",
     }[what]
     return f"{where}{at}, {why}{f'; at {place}' if place else ''}"
 

@@ -31,8 +31,12 @@ def stages_of(store, run_id):
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_each_step_has_its_stages_in_order(tmp_path, kind):
-    """Sampling, then rewards and log-probs within it, then the update; checkpoint and evaluation where they come."""
+def test_each_step_has_its_stages_in_order(tmp_path, kind, monkeypatch):
+    """Sampling, then rewards and log-probs within it, then the update; checkpoint and evaluation where they come.
+
+    And a healthy run does not stall, however short the patience.
+    """
+    monkeypatch.setenv("RLWATCH_STALL_S", "20")
     trainer = make_trainer(
         tmp_path, kind=kind, beta=0.1, eval_rows=8, eval_strategy="steps", eval_steps=2, save_strategy="steps",
         save_steps=2,

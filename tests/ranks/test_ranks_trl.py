@@ -4,7 +4,9 @@ import pytest
 from several import recorded, several
 
 import rlwatch
-from rlwatch.records import CommandStatus
+from rlwatch.control.liveness import stack_of, stalls_of
+from rlwatch.export import trace_of
+from rlwatch.records import STAGES, STALLED, CommandStatus
 
 pytestmark = pytest.mark.torch
 STEPS = [1, 2, 3, 4, 5, 6]
@@ -73,3 +75,28 @@ def test_the_reference_is_reset_on_both_ranks_at_the_same_generation_boundary(tr
     assert event.body["exact"]
     assert event.body["kl_before"] is not None
     assert recorded(folder / "store", "reset")[BOUNDARY + 1]["policy/kl_ref_k3"] < 1e-6
+
+
+def test_each_rank_has_a_track_of_its_stages(trained):
+    """What rank 1 did comes with its share of the step."""
+    store = rlwatch.open_store(trained[0] / "store")
+    found = {(batch.rank, batch.step) for batch in store.spikes("watched", reason=STAGES)}
+    trace = trace_of(store, store.run("watched"))
+    tracks = {(event["pid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"}
+
+    assert found == {(rank, step) for rank in (0, 1) for step in STEPS}
+    assert {(rank, stage) for rank in (0, 1) for stage in ("sampling", "reward", "logprobs", "update")} <= tracks
+
+
+def test_the_rank_whose_reward_function_hangs_is_named_before_the_one_that_waits_for_it(tmp_path):
+    """With the stacks of both, in the store that rank 0 writes."""
+    ranks = several("trl_training:hangs", 2, tmp_path)
+    events = rlwatch.open_store(tmp_path / "store").events("hangs")
+    first = {event.body["rank"]: event for event in reversed(events) if event.kind == STALLED}
+    cause, waits = stalls_of(list(first.values()), 1)
+
+    assert [rank["steps"] for rank in ranks] == [6, 6]
+    assert (cause.body["rank"], cause.body["stage"], cause.body["what"]) == (1, "reward", "starved")
+    assert any(line.startswith("judge_that_waits (") for line in stack_of(cause))
+    assert (waits.body["rank"], waits.body["what"]) == (0, "waiting")
+    assert waits.body["says"].startswith("rank 0 is in stage ")

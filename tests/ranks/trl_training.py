@@ -1,7 +1,9 @@
 """Scenarios on a real GRPO trainer of TRL, under DDP."""
 
 import hashlib
+import os
 import random
+import time
 
 import numpy as np
 import tiny_trl
@@ -10,8 +12,10 @@ import torch._dynamo  # see training.py
 from tallying import ask_all
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
+import rlwatch
 from rlwatch.control import mailbox
 from rlwatch.integrations.trl import watch
+from rlwatch.records import STALLED
 
 CONFIG = {
     "beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2, "max_steps": 6, "per_device_train_batch_size": 4,
@@ -106,3 +110,29 @@ def grpo(rank, ranks, folder):
         "watched": train(rank, ranks, folder, "watched", watched=True),
         "reset": train(rank, ranks, folder, "reset", watched=True, ask=True),
     }
+
+
+def hangs(rank, ranks, folder):
+    """Rank 1's reward function does not return before both ranks are known to hang."""
+    tiny_trl.model_on_disk(folder / f"policy{rank}")
+    os.environ["RLWATCH_STALL_S"] = "1"
+    calls = []
+
+    def judge_that_waits(completions, **kwargs):
+        calls.append(len(completions))
+        end = time.monotonic() + 120.0
+        while rank == 1 and len(calls) == 2 and time.monotonic() < end:
+            events = rlwatch.open_store(folder / "store").events("hangs")
+            if {event.body["rank"] for event in events if event.kind == STALLED} == {0, 1}:
+                break
+            time.sleep(0.2)
+        return tiny_trl.digits(completions)
+
+    policy = Qwen2ForCausalLM.from_pretrained(folder / f"policy{rank}")
+    trainer = tiny_trl.make_trainer(folder / f"hangs{rank}", model=policy, reward=judge_that_waits, **CONFIG)
+    try:
+        watch(trainer, store=folder / "store", run_id="hangs", sigterm=False)
+        trainer.train()
+    finally:
+        del os.environ["RLWATCH_STALL_S"]
+    return {"steps": trainer.state.global_step}
