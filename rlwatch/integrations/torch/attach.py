@@ -17,6 +17,7 @@ from typing_extensions import override
 from rlwatch.error_boundary import ErrorBoundary, Tapped, copied, say, shown
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import RandomState
+from rlwatch.integrations.canaries import Canaries, Canary, CanaryScorer
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.crash import cause_of, reason_of
 from rlwatch.integrations.level import Level
@@ -554,7 +555,9 @@ class Watcher(Steering):
         self._given(**(inputs | {"advantages": None}))  # those of the loss are asked for, by micro-batch
         self._look("rollouts", self.collector.rollouts, inputs)
 
-    def verifier(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+    def verifier(
+        self, name: str, function: Callable[P, R], *, canaries: Sequence[Canary] | Canaries | None = None
+    ) -> Callable[P, R]:
         """``function``, a reward function or verifier, measured by ``name`` whenever the loop calls it.
 
         It gets the same arguments and gives the same result, or raises the same exception. Recorded of each step are
@@ -564,10 +567,14 @@ class Watcher(Steering):
         catches itself are counted where its check is decorated with
         :func:`rlwatch.integrations.verifiers.count_errors`.
 
+        ``canaries`` are calls whose answer is known to be right or wrong
+        (:class:`~rlwatch.integrations.canaries.Canary`): ``function`` is called with each now, and in :meth:`step`
+        every ten steps, on a thread of its own. It returns one reward for it, or a list of one.
+
         Raises
         ------
         ConfigError
-            If ``function`` cannot be called, or ``name`` is empty or given twice.
+            If ``function`` cannot be called, or ``name`` is empty or given twice; if it cannot score a canary.
 
         >>> import torch
         >>> watcher = Watcher(store="memory://verifier-doctest")
@@ -577,6 +584,10 @@ class Watcher(Steering):
         >>> watcher.finish()
         """
         compat.check_verifier(name, function, self._verifier_names)
+        wish = Canaries.of(canaries)
+        if wish is not None:
+            score = {name: lambda canary: function(*canary.given, **canary.columns)}
+            self.collector.canaries.append(CanaryScorer(wish, score))
         self._verifier_names.add(name)
         measured = self.collector.verifiers.metered(name, function)
         return measured if is_async(function) else Tapped(function, measured)  # which can be copied and pickled

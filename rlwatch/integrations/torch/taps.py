@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlwatch.error_boundary import ErrorBoundary, raised_by, shown
 from rlwatch.gradloc.passes import RandomState, RecordedPasses
+from rlwatch.integrations.canaries import CanaryScorer
 from rlwatch.integrations.compat import vocab_size_of
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localiser, Spike, scale_of
@@ -183,6 +184,7 @@ class Collector:
     _rates: Mapping[str, float | Tensor] | None = field(default=None, init=False)
     _loss_passes: LossPasses = field(init=False)
     verifiers: VerifierMeter = field(init=False)
+    canaries: list[CanaryScorer] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.verifiers = VerifierMeter(self.steps.seam)
@@ -246,6 +248,13 @@ class Collector:
         self.steps.seam.attempt("localisation", self._localise)
         return {}
 
+    def _score_canaries(self, step: int) -> None:
+        """On the process whose run records; the others go on."""
+        run = self.steps.seam.run
+        for canaries in self.canaries if run is not None and run.rank == 0 else ():
+            for name, value in canaries.numbers(step).items():
+                self.steps.tally.add_number(name, value)
+
     def _count_verifiers(self) -> None:
         self.steps.tally.add_stats(self.verifiers.take())
 
@@ -270,6 +279,7 @@ class Collector:
                 number = step_index(step)
             except ValueError as wrong:
                 refused["step"] = str(wrong)
+        self.steps.seam.attempt("canaries", self._score_canaries, number)
         self._rates = None
         self._loss_passes.forget()
         self.steps.seal(number)

@@ -16,9 +16,10 @@ try:
 except ImportError as error:
     raise MissingExtraError(error.name or "transformers", "trl", "the TRL integration") from error
 
+from rlwatch.integrations.canaries import Canaries, Canary
 from rlwatch.integrations.transformers.attach import RLWatchCallback
 from rlwatch.integrations.transformers.layer_clipping import clip_layers
 from rlwatch.integrations.trl.attach import watch
 
-__all__ = ["RLWatchCallback", "clip_layers", "watch"]
+__all__ = ["Canaries", "Canary", "RLWatchCallback", "clip_layers", "watch"]
 del _torch, _transformers

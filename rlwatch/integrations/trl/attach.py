@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from rlwatch.error_boundary import ErrorBoundary
+from rlwatch.errors import ConfigError
+from rlwatch.integrations.canaries import Canaries, Canary, CanaryScorer
 from rlwatch.integrations.completions import KeepCompletions
 from rlwatch.integrations.knobs import SETTING
 from rlwatch.integrations.level import Level
@@ -25,6 +28,8 @@ from rlwatch.integrations.trl.commands import Control
 from rlwatch.integrations.trl.compat import obstacle
 from rlwatch.integrations.trl.localise import wished
 from rlwatch.integrations.trl.taps import TrlTaps
+from rlwatch.integrations.trl.verifiers import canary_scores
+from rlwatch.integrations.trl.verifiers import checked as checked_canaries
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -42,6 +47,7 @@ def watch(
     completions: bool | KeepCompletions = False,
     localise: bool | Localise | None = None,
     snapshots: bool | Snapshots = False,
+    canaries: Sequence[Canary] | Canaries | None = None,
     **init_kwargs: Any,
 ) -> Run:
     """Watch a TRL trainer and return the run it records.
@@ -72,6 +78,10 @@ def watch(
     snapshots
         Whether to keep snapshots of the trained weights and the optimizer: True, False, or how often and at what price
         (:class:`~rlwatch.integrations.snapshots.Snapshots`).
+    canaries
+        Answers that are known to be right or wrong, which the trainer's reward functions score now and then, outside
+        the batch: a list of :class:`~rlwatch.integrations.canaries.Canary`, or how often too
+        (:class:`~rlwatch.integrations.canaries.Canaries`). Each is scored once now.
     init_kwargs
         Arguments of :func:`rlwatch.init`; source, configuration, output directory and rank come from the trainer unless
         given.
@@ -87,22 +97,35 @@ def watch(
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
     wish, kept = wished(localise, chosen, trainer), Snapshots.of(snapshots)
     checked(kept, partial(holdings, trainer), trainer.args.world_size)
+    scorer = _scorer(trainer, chosen, Canaries.of(canaries))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
-    steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, kept, text=text))
+    steps = _steps(trainer, scalars.seam, chosen, Wishes(keep, wish, kept, scorer, text=text))
     tap_stages(trainer, scalars.seam)
     trainer.add_callback(scalars)
     report_crashes(trainer, scalars, steps)
     return recording
 
 
+def _scorer(trainer: Any, level: Level, wish: Canaries | None) -> CanaryScorer | None:
+    """Of the process that records; where rewards cannot be tapped, canaries are an error of set-up."""
+    if wish is None:
+        return None
+    checked_canaries(wish)
+    reason = obstacle(trainer) if level.includes(Level.TOKENS) else 'they need at least level="tokens"'
+    if reason is not None:
+        raise ConfigError(f"canaries: {reason}")
+    return CanaryScorer(wish, canary_scores(trainer)) if trainer.args.process_index == 0 else None
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """A user's wishes beyond numbers: completions as text, spikes localised, snapshots, the text of extreme tokens."""
+    """A user's wishes beyond numbers: text of completions and extreme tokens, spikes localised, snapshots, canaries."""
 
     keep: KeepCompletions | None
     localise: Localise | None
     snapshots: Snapshots | None
+    canaries: CanaryScorer | None
     text: bool
 
 
@@ -124,7 +147,7 @@ def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> Rol
     )
     decode = _decoder(trainer.processing_class) if wishes.text else None
     localiser = localiser_of(seam, wishes.localise, decode)
-    taps = TrlTaps(trainer, seam, level, sampled, localiser)
+    taps = TrlTaps(trainer, seam, level, sampled, localiser, canaries=wishes.canaries)
     if level.includes(Level.TOKENS):
         taps.attach()
     keeper = keeper_of(wishes.snapshots, partial(holdings, trainer), seam)

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlwatch.error_boundary import ErrorBoundary, Tapped
+from rlwatch.integrations.canaries import CanaryScorer
 from rlwatch.integrations.knobs import TrainerSettings, attributes
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localiser
@@ -51,6 +52,7 @@ class TrlTaps(TrainerTaps):
     """Reads a GRPO or RLOO trainer while it trains, as closely as ``level``, into the tally of the current step.
 
     ``sampled`` is offered every generation, for its text; ``localiser`` every loss pass, and the step's gradient.
+    ``canaries`` are scored after the rewards of a batch.
     """
 
     def __init__(
@@ -60,8 +62,11 @@ class TrlTaps(TrainerTaps):
         level: Level = Level.FULL,
         sampled: Sampled | None = None,
         localiser: Localiser | None = None,
+        *,
+        canaries: CanaryScorer | None = None,
     ) -> None:
         super().__init__(trainer, seam, level)
+        self._canaries = canaries
         self._localising = None if localiser is None else TrainerLocalising(trainer, seam, localiser)
         self._generations = Generations(trainer, full=level.includes(Level.FULL))
         self.sampled = sampled or Sampled()
@@ -92,14 +97,24 @@ class TrlTaps(TrainerTaps):
                 return original(*args, **kwargs)
             with self._reward_functions.metered():
                 try:
-                    return original(*args, **kwargs)
+                    result = original(*args, **kwargs)
                 finally:
                     self._seam.attempt(TAP, self._count_rewards)
+            self._seam.attempt("canaries", self._score_canaries)
+            return result
 
         self.trainer._calculate_rewards = Tapped(original, metered)  # noqa: SLF001
 
     def _count_rewards(self) -> None:
         self.tally.add_stats(self._reward_functions.meter.take())
+
+    def _score_canaries(self) -> None:
+        """Between the rewards of a batch and its updates: nothing else calls the functions then."""
+        canaries = self._canaries
+        for name, value in (
+            {} if canaries is None else canaries.numbers(int(self.trainer.state.global_step) + 1).items()
+        ):
+            self.tally.add_number(name, value)
 
     @override
     def take(self) -> StepTally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from rlwatch.error_boundary import ErrorBoundary
+from rlwatch.error_boundary import ErrorBoundary, call_or
+from rlwatch.errors import ConfigError
+from rlwatch.integrations.canaries import Canaries, Canary
+from rlwatch.integrations.trl.batch import as_text
 from rlwatch.integrations.verifiers import TAP, VerifierMeter
 
 
@@ -63,3 +68,52 @@ def numbered(names: Sequence[str]) -> list[str]:
         seen[name] += 1
         unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return unique
+
+
+def canary_scores(trainer: Any) -> dict[str, Callable[[Canary], Any]]:
+    """Each reward function of the trainer, called as TRL calls it, with one answer.
+
+    Raises ``ConfigError`` where there are only reward models.
+    """
+    named = zip(numbered(trainer.reward_func_names), range(len(trainer.reward_funcs)), strict=True)
+    found = {name: _score(trainer, at) for name, at in named if not isinstance(trainer.reward_funcs[at], nn.Module)}
+    if not found:
+        raise ConfigError("canaries: this trainer has reward models only; leave canaries out")
+    return found
+
+
+def _score(trainer: Any, at: int) -> Callable[[Canary], Any]:
+    ids: dict[int, list[int]] = {}  # made at set-up, when nobody else uses the tokenizer
+
+    def score(canary: Canary) -> Any:
+        prompt, completion = canary.given
+        if id(canary) not in ids:
+            ids[id(canary)] = call_or(lambda: ids_of(trainer, completion), lambda _error: [])
+        given: dict[str, Any] = {name: [value] for name, value in canary.columns.items()}
+        given |= {"prompts": [prompt], "completions": [completion], "completion_ids": [list(ids[id(canary)])]}
+        given |= {name: _nothing for name, method in LOGS.items() if hasattr(trainer, method)}
+        result = trainer.reward_funcs[at](**given, trainer_state=trainer.state)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    return score
+
+
+LOGS = {"log_extra": "_log_completion_extra", "log_metric": "_log_metric"}
+"""Arguments with which a reward function logs, and the methods of a TRL that gives them."""
+
+
+def ids_of(trainer: Any, completion: Any) -> list[int]:
+    """Token ids of a completion."""
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    return list(tokenizer(as_text(completion), add_special_tokens=False)["input_ids"])
+
+
+def checked(wish: Canaries | None) -> None:
+    """Raise ``ConfigError`` for a canary that is no prompt and completion."""
+    for name, canary in wish.named() if wish is not None else ():
+        if len(canary.given) != 2:
+            raise ConfigError(f"canary {name!r}: give prompt and completion, got {canary!r}")
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """In the place of a function that logs: canaries are no completions of the run."""
