@@ -6,7 +6,7 @@ import json
 import unicodedata
 from collections.abc import Mapping
 
-from rlwatch.records import JSON, Event
+from rlwatch.records import JSON, STALLED, Event
 from rlwatch.wording import NOTHING, THIN, age, chance, duration, number, percent, plural, step, words
 
 __all__ = [
@@ -44,6 +44,8 @@ def evidence_line(body: Mapping[str, JSON], limit: int = 400) -> str:
 def event_words(event: Event) -> tuple[str, str]:
     """Name of an event and the words to it: of a command its result, by whom and why; else the entries."""
     report = event.body.get("report")
+    if event.kind == STALLED:
+        return words(event.kind), shorten(str(event.body.get("says", "")), 400)
     if event.kind != "command" or not isinstance(report, Mapping):
         return words(event.kind), evidence_line(event.body)
     summary = report.get("summary") or evidence_line(report)

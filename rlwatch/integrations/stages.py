@@ -36,9 +36,6 @@ def tap_stages(trainer: Any, seam: ErrorBoundary) -> None:
     """Time the methods of ``trainer`` that are stages, as far as it has them."""
     tap_methods(trainer, METHODS, seam, WITHIN)
     tap_methods(getattr(trainer, "vllm_generation", None), VLLM, seam)
-    clock = clock_of(seam.run)
-    if clock is not None:
-        clock.tapped = True
 
 
 _NOWHERE: Mapping[str, str] = {}

@@ -158,6 +158,7 @@ class StepTally:
         """The stages of ``step`` are over: the time in each is a metric, and when they were goes with them."""
         clock = clock_of(run)
         if clock is not None:
+            clock.tapped = True
             self.stages = clock.end_step(step)
             for name, seconds in seconds_of(self.stages).items():
                 self.add_number(name, seconds)

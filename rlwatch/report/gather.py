@@ -15,7 +15,19 @@ from rlwatch.detectors.registry import registered
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.metrics import resolve, unit_of
 from rlwatch.ports import Series, Store
-from rlwatch.records import JSON, LOCALISED, SHED, Alert, Command, Event, Finding, RunInfo, Severity, SpikeBatch
+from rlwatch.records import (
+    JSON,
+    LOCALISED,
+    SHED,
+    STALLED,
+    Alert,
+    Command,
+    Event,
+    Finding,
+    RunInfo,
+    Severity,
+    SpikeBatch,
+)
 from rlwatch.redaction import recordable
 from rlwatch.rollouts import Row, best_and_worst, completion_rows, flags, reward_parts
 from rlwatch.view import shed_lines, view_of_run
@@ -277,6 +289,8 @@ def _happened(event: Event) -> TimelineEntry | None:
         return TimelineEntry(event.step, f"gradient localised: {message}") if message else None
     if event.kind == SHED:
         return TimelineEntry(event.step, shed_lines([event])[0])
+    if event.kind == STALLED:
+        return TimelineEntry(event.step, f"stalled: {event.body.get('says', '')}", "warning")
     if event.kind == "exception":
         return TimelineEntry(event.step, f"training ended: {event.body.get('error', 'an exception')}", "critical")
     return TimelineEntry(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None

@@ -38,6 +38,8 @@ VARIABLE = "RLWATCH_STALL_S"
 """Seconds without a step or a change of stage after which a process stores its stacks, at least."""
 EARLIER = 0.9
 """Share of the patience of an alert after which stacks are stored: they are there when it is written."""
+LEAST_LOOKS = 4
+"""Looks at a quiet thread after which it is said whether its stack changes."""
 LOOK_S = 1.0
 """Seconds between two looks at a quiet process."""
 MOST_FRAMES, MOST_FRAMES_ELSEWHERE, MOST_THREADS = 40, 12, 24
@@ -107,7 +109,7 @@ class StageClock:
         self.used = False
         """Whether any stage was ever entered, or any step ended."""
         self.tapped = False
-        """Whether the methods of a trainer are timed, and whoever ends its steps takes the spans."""
+        """Whether whoever ends the steps of a trainer takes the spans, so that they do not go with its log."""
         self.by_rows = False
         """Whether the spans go with the rows of ``run.log``: nobody else ends steps."""
 
@@ -197,9 +199,9 @@ class StageClock:
         return self._step
 
     @property
-    def quiet_s(self) -> float:
-        """Seconds since the last step ended or the stage changed."""
-        return time.perf_counter() - self._moved
+    def progress(self) -> float:
+        """Time at which the last step ended or the stage changed, on ``time.perf_counter``."""
+        return self._moved
 
     @property
     def patience_s(self) -> float:
@@ -287,7 +289,9 @@ class StallWatch:
     def __init__(self, clock: StageClock, rank: int, told: Callable[[str, int | None, dict[str, Any]], object]) -> None:
         self._clock, self._rank, self._told = clock, rank, told
         self._look_at = 0.0
+        self._progress = 0.0
         self._seen: tuple[int, ...] = ()
+        self._looks = 0
         self._moves = False
         self._since: float | None = None
 
@@ -297,18 +301,19 @@ class StallWatch:
         if now < self._look_at:
             return
         clock = self._clock
-        patience, quiet = clock.patience_s, clock.quiet_s
+        patience, progress, stages = clock.patience_s, clock.progress, clock.running()
+        quiet = time.perf_counter() - progress
         self._look_at = now + min(LOOK_S, patience / 8)
-        stages = clock.running()
-        if not clock.used or quiet < patience / 2 or any(one.stage == PAUSED for one in stages):
+        if progress != self._progress or any(one.stage == PAUSED for one in stages):
             self._over(now)
-            self._seen = ()
+            self._progress, self._seen, self._looks, self._moves = progress, (), 0, False
+        if not clock.used or quiet < patience / 2 or any(one.stage == PAUSED for one in stages):
             return
         seen = _position(sys._current_frames().get(clock.thread()))  # noqa: SLF001  (the public way to other threads)
-        self._moves = bool(self._seen) and (self._moves or seen != self._seen)
-        self._seen = seen
-        if quiet >= patience and self._since is None:
-            self._since = now - quiet
+        self._moves = self._moves or (self._looks > 0 and seen != self._seen)
+        self._seen, self._looks = seen, self._looks + 1
+        if quiet >= patience and self._looks >= LEAST_LOOKS and self._since is None:
+            self._since = progress
             self._told(STALLED, clock.step, stall(stages, quiet, self._rank, clock.thread(), moves=self._moves))
 
     def _over(self, now: float) -> None:

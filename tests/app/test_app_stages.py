@@ -47,6 +47,7 @@ def test_a_run_that_hangs_shows_its_stage_and_its_stack(store_dir):
     assert "rank 0 is in stage reward" in html(page)
     assert "<script>alert" not in html(page)
     assert "reward for 1" in html(page)
+    assert "MainThread" not in html(page)
     assert "judge_that_never_answers (judge.py:31)" in "".join(code.value for code in page.code)
 
 

@@ -287,6 +287,28 @@ def test_a_loop_that_hangs_in_its_update_is_named_by_whoever_looks_after_the_sto
     assert alert.evidence["stalls"][0]["stack"][-1].startswith("backward_that_hangs (")
 
 
+SECRET = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zB9dF1hJ3k"
+HIDES = f"""
+import time, rlwatch
+run = rlwatch.init(run_id="hides")
+run.log({{"loss": 0.5}}, step=1)
+work = {{"time": time}}
+exec(compile("def waits():\\n    print('hangs', flush=True)\\n    time.sleep(3600)", "/tmp/{SECRET}/loop.py", "exec"), work)
+with run.stage("update"):
+    work["waits"]()
+"""
+
+
+def test_a_secret_in_the_path_of_a_file_is_not_in_the_stack(tmp_path):
+    """As in every event."""
+    with Program(HIDES, having="rlwatch", env=environment(tmp_path), stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == "hangs\n"
+        _, stall = stall_in(tmp_path)
+
+    assert stack_of(stall)[-1].startswith("waits (")
+    assert SECRET not in str(stall.body)
+
+
 KILLED = """
 import time, rlwatch
 run = rlwatch.init(run_id="killed")
