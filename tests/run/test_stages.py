@@ -269,7 +269,7 @@ for step in range(1, 9):
 
 
 def test_a_loop_that_hangs_in_its_update_is_named_by_whoever_looks_after_the_store(tmp_path):
-    """In the alert, with the stack; and by `rlwatch show`."""
+    """In the alert, with the stack."""
     with Program(LOOP, having="rlwatch", env=environment(tmp_path), stdout=subprocess.PIPE) as program:
         assert program.stdout.readline() == "hangs\n"
         store, stall = stall_in(tmp_path)
