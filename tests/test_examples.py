@@ -17,11 +17,12 @@ ARGUMENTS = {
     "scalars.py": ["--steps", "200"],
     "tee_wandb.py": ["--steps", "60"],
     "transformers_trainer.py": ["--steps", "5"],
+    "trl_canaries.py": ["--steps", "24"],
     "trl_grpo.py": ["--steps", "3"],
     "trl_peft.py": ["--steps", "4"],
 }
-COLLAPSES = {"tee_wandb.py"}
-"""Those that collapse on purpose."""
+COLLAPSES = {"tee_wandb.py", "trl_canaries.py"}
+"""Those that fail on purpose."""
 NOT_JUDGED = {"transformers_trainer.py", "trl_grpo.py", "trl_peft.py"}
 """Those that log no reward, or are played for a few steps only."""
 
@@ -81,6 +82,20 @@ def test_what_the_mirrored_training_collapsed_of_is_told_to_wandb(played):
 
     assert (stored.project, stored.name) == ("examples", "collapse")
     assert "entropy_collapse" in {alert.kind for alert in store.alerts(stored.run_id) if alert.state == "firing"}
+
+
+@pytest.mark.torch
+def test_the_verifier_that_crashed_to_full_marks_is_named_as_the_cause(played):
+    """By the canary that it gave away, from the step at which its sandbox died."""
+    out, store = played("trl_canaries.py")
+    (stored,) = store.runs()
+    (changed,) = [found for found in store.findings(stored.run_id) if found.kind == "verifier_changed"]
+    first = stored_diagnosis(store, stored).causes[0]
+
+    assert (changed.severity, changed.metric) == (Severity.CRITICAL, "verifier/canary_wrong/sandboxed/wrong1")
+    assert 13 <= changed.onset_step <= 15
+    assert (first.kind, first.knob) == ("verifier_changed", "environment")
+    assert f"found: {changed.message}" in out.stdout
 
 
 @pytest.mark.torch

@@ -26,9 +26,10 @@ from rlwatch.integrations.verifiers import values_of
 RIGHT, WRONG, FAILED = "verifier/canary_right/", "verifier/canary_wrong/", "verifier/canary_failed/"
 FIRST_S = 60.0
 """Longest that the first scoring of one canary may take, at set-up."""
-REST, NOTHING_S = 50.0, 0.1
-"""So many times as long as training waited for a scoring, none is begun, so that at most 2 % of the time goes to them;
-but a wait of less than ``NOTHING_S`` seconds is none."""
+SHARE, CREDIT_S = 0.02, 1.0
+"""Of the time since set-up that training may have waited for scorings, besides ``CREDIT_S`` seconds: beyond that none
+begins, until the share is kept again.
+"""
 MOST = 64
 """Canaries at most, over all functions."""
 
@@ -177,7 +178,8 @@ class CanaryScorer:
     def __init__(self, wish: Canaries, functions: Mapping[str, Score]) -> None:
         self._wish = wish
         self._last: int | None = None
-        self._rest_until = -math.inf
+        self._begun = time.monotonic()
+        self._waited_s = 0.0
         self._late: _Scoring | None = None
         with streams_kept():
             tried = [_Case(f, n, canary, score) for f, score in functions.items() for n, canary in wish.named()]
@@ -194,7 +196,7 @@ class CanaryScorer:
         every = 1 if self._changed else self._wish.every
         if self._last is not None and 0 <= step - self._last < every:
             return {}
-        if time.monotonic() < self._rest_until:
+        if self._waited_s > CREDIT_S + SHARE * (time.monotonic() - self._begun):
             return {}
         self._last = step
         late = self._late
@@ -204,8 +206,7 @@ class CanaryScorer:
         with streams_kept():
             begun = time.monotonic()
             results = self._scored()
-            ended = time.monotonic()
-            self._rest_until = ended + REST * (ended - begun) if ended - begun > NOTHING_S else ended
+            self._waited_s += time.monotonic() - begun
         return self._metrics(results)
 
     def _scored(self) -> dict[str, float | None]:

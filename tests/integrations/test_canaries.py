@@ -153,19 +153,19 @@ def test_a_function_that_sets_an_alarm_is_called_on_the_main_thread():
 
 
 def test_a_function_that_takes_long_is_asked_less_often():
-    """At most a fiftieth of the time is waited for it."""
+    """A second and a fiftieth of the time are waited for it at most."""
     calls = []
 
     def verify(answer):
         calls.append(answer)
-        threading.Event().wait(0.15)
+        threading.Event().wait(0.3)
         return answer
 
     asked = scorer(verify)
     for step in range(1, 20):
         asked.numbers(step)
 
-    assert len(calls) == 2
+    assert 2 <= len(calls) <= 6
 
 
 @pytest.mark.parametrize(
