@@ -238,5 +238,7 @@ def stage_words(run: RunInfo, now: float) -> str:
     """
     if not run.stage:
         return ""
-    lasts = "" if run.stage_since is None else f" for {duration(max(0.0, now - run.stage_since))}"
-    return f"in stage {run.stage}{lasts}"
+    dead = dead_since(run, now)
+    end, when = (now, "") if dead is None else (dead, ", at its last sign of life")
+    lasts = "" if run.stage_since is None else f" for {duration(max(0.0, end - run.stage_since))}"
+    return f"in stage {run.stage}{lasts}{when}"

@@ -404,11 +404,21 @@ def _stack(frame: FrameType | None, most: int) -> list[str]:
     lines: list[str] = []
     while frame is not None and len(lines) < most:
         code = frame.f_code
-        lines.append(f"{code.co_name} ({'/'.join(PurePath(code.co_filename).parts[-3:])}:{frame.f_lineno})")
+        lines.append(f"{code.co_name} ({_short(code.co_filename)}:{frame.f_lineno})")
         frame = frame.f_back
     if frame is not None:
         lines.append("...")
     return lines[::-1]
+
+
+def _short(path: str) -> str:
+    """The last three parts of a path.
+
+    >>> _short("/tmp/a.py"), _short("/home/ann/math/rewards/judge.py")
+    ('/tmp/a.py', 'math/rewards/judge.py')
+    """
+    parts = PurePath(path).parts
+    return path if len(parts) <= 3 else "/".join(parts[-3:])
 
 
 def _position(frame: FrameType | None) -> tuple[int, ...]:

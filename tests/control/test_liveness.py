@@ -27,6 +27,7 @@ from rlwatch.control.liveness import (
     reports,
     sign_of,
     silent_for,
+    stage_words,
 )
 from rlwatch.records import Command, CommandStatus, RunInfo, RunState, StepRecord
 from rlwatch.store.url import open_store
@@ -248,3 +249,12 @@ def test_a_process_of_this_machine_that_is_gone_is_dead_after_three_heartbeats(s
 
     assert dead_since(run, NOW) == (NOW - silent if dead else None)
     assert dead_since(replace(run, state=RunState.FINISHED), NOW) is None
+
+
+def test_the_stage_of_a_dead_process_lasted_until_its_last_sign_of_life():
+    """Not until now."""
+    run = RunInfo("r", stage="reward", stage_since=NOW - 700.0, heartbeat_at=NOW - 660.0)
+
+    assert stage_words(run, NOW).replace("\u202f", " ") == "in stage reward for 40 s, at its last sign of life"
+    assert stage_words(replace(run, heartbeat_at=NOW - 1.0), NOW).startswith("in stage reward for 1")
+    assert stage_words(replace(run, stage=""), NOW) == ""
