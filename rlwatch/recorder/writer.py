@@ -24,7 +24,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlwatch.clock import Clock
 from rlwatch.error_boundary import described, raised_by, sheltered
@@ -383,8 +383,7 @@ class Writer:
             self._intake.spilling = len(left) == most
         for number, item in left:
             self._reread.add(number)
-            if self._guard(self._stamp, item, batch):
-                numbers.append(number)
+            self._guard_take(self._stamp, item, batch, number, numbers)
 
     def _spilled(self, now: Sequence[int], most: int) -> list[tuple[int, Item]]:
         """The next of them. Its files are read for many rounds at once: each reading begins with their first row."""
@@ -416,12 +415,28 @@ class Writer:
         number = queued.number if isinstance(queued, QueuedCall | Numbered) else 0
         if number and number in self._reread:
             return
-        if not self._guard(self._take, queued, batch):
+        if not self._guard_take(self._take, queued, batch, number, numbers):
             self._counters.add("dropped")
             if isinstance(queued, QueuedCall | Awaited):
                 self._counters.lose(queued.step)
-        elif number:
-            numbers.append(number)
+
+    def _guard_take(
+        self,
+        take: Callable[[Any, list[Item]], object],
+        what: object,
+        batch: list[Item],
+        number: int,
+        numbers: list[int],
+    ) -> bool:
+        """Have ``what`` put at the end of ``batch`` and its number noted, or neither, also where memory runs out: a row
+        whose number is missing would come once more, from the journal.
+        """
+        before, noted = len(batch), len(numbers)
+        taken = self._guard(numbers.append, number) if number else True
+        if taken and self._guard(take, what, batch):
+            return True
+        del batch[before:], numbers[noted:]
+        return False
 
     def _take(self, queued: Queued, batch: list[Item]) -> None:
         if isinstance(queued, Awaited):
@@ -538,8 +553,8 @@ class StoreSink:
         They are noted once the batch is kept here: what got lost before that is still in the journal.
         """
         room = self.room
-        self._backlog.extend(batch[:room])
-        self._journaled.extend(numbers)
+        backlog, journaled = [*self._backlog, *batch[:room]], [*self._journaled, *numbers]
+        self._backlog, self._journaled = backlog, journaled  # both or, where memory runs out, none
         if len(batch) > room:
             self._counters.warn("dropped", "the store cannot be written; records are dropped", len(batch) - room)
             self._count_lost(batch[room:])
@@ -651,10 +666,10 @@ class StoreSink:
 
     def _drain(self) -> None:
         while True:
-            waiting, progress = self._backlog, self._progress()
+            waiting, progress, none_left = self._backlog, self._progress(), list[Storable]()
             error = raised_by(self._writer.write, *((waiting,) if progress is None else (waiting, progress)))
             if error is None:
-                self._backlog = []
+                self._backlog = none_left  # made before: what is stored must not wait any more
                 self._pause_s = FIRST_RETRY_S
                 return self._settled(progress)
             at = None

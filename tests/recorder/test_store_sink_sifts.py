@@ -19,7 +19,7 @@ class PickyWriter:
     def __init__(self, room=1000):
         self.run, self.last_seq, self.room, self.steps, self.beats, self.calls = RunInfo("r"), 0, room, [], [], 0
 
-    def write(self, items):
+    def write(self, items, progress=None):
         self.calls += 1
         if any(item.step < 0 for item in items):
             raise UnstorableError("cannot store StepRecord of step -1")
@@ -49,6 +49,23 @@ def test_only_the_unstorable_items_of_a_batch_are_lost():
 
     assert writer.steps == [1, 2, 3, 4]
     assert (counters["dropped"], counters["errors"]) == (2, 0)
+
+
+class NoMemory(list):
+    """Numbers for which there is no memory."""
+
+    def __iter__(self):
+        raise MemoryError
+
+
+def test_a_batch_is_taken_with_its_numbers_or_not_at_all():
+    """Else the journal would give its rows once more."""
+    writer, _, _, sink = made()
+    with pytest.raises(MemoryError):
+        sink.write(records(1), NoMemory([1]))
+    sink.write(records(1), [1])
+
+    assert writer.steps == [1]
 
 
 def test_a_disk_that_fills_up_while_sifting_keeps_the_rest():

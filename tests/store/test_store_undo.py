@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.errors import RunLockedError, StoreCorruptError, StoreError, StoreFullError, StoreVersionError
+from rlwatch.records import RunInfo, StepRecord
 from rlwatch.store.sqlite import schema
 from rlwatch.store.sqlite.connection import open_reader, open_writer
 from rlwatch.store.sqlite.layout import RunFiles, touch_private
 from rlwatch.store.sqlite.ownership import RunLock
 from rlwatch.store.sqlite.schema import Migration, transaction
 from rlwatch.store.sqlite.shared import put_in_place
+from rlwatch.store.url import open_store
 
 
 class Interrupted(BaseException):
@@ -234,3 +236,35 @@ def test_a_copy_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: P
     put_in_place(source, target)
     assert target.read_bytes() == b"new"
     assert target.stat().st_mode & 0o777 == 0o600
+
+
+class OutOfMemory(sqlite3.Connection):
+    """Has no memory left just after a commit, when it is told so."""
+
+    now = False
+
+    def execute(self, sql: str, *rest: object) -> sqlite3.Cursor:
+        done = super().execute(sql, *rest)  # type: ignore[arg-type]
+        if sql == "COMMIT" and OutOfMemory.now:
+            OutOfMemory.now = False
+            raise MemoryError
+        return done
+
+
+def test_what_was_stored_before_memory_ran_out_is_not_stored_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller cannot know, and gives it again."""
+    usual = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: usual(*a, **k | {"factory": OutOfMemory}))
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    rows = [StepRecord(step, {"a": float(step)}) for step in range(4)]
+    writer.write(rows[:1])
+    OutOfMemory.now = True
+    with pytest.raises(MemoryError):
+        writer.write(rows[1:3])
+    writer.write(rows[1:])
+    writer.close()
+
+    assert [(row.step, row.metrics["a"]) for row in store.records("run")] == [(step, float(step)) for step in range(4)]

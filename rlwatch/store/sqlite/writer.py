@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import is_
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,25 +71,51 @@ class Appender:
         self._guard = guard or nullcontext()
         self._ended = ""
         with explained(where):
-            self.last_seq = runrow.last_seq(db)
-            self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
-            self._blocks = Blocks(db)
+            self._read(db)
+
+    def _read(self, db: sqlite3.Connection) -> None:
+        """Learn what the file holds. ``_unsure``: items of a write of which it is not known whether it was stored."""
+        self._unsure: Sequence[Storable] = ()
+        self._stale = True
+        self.last_seq = runrow.last_seq(db)
+        self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
+        self._blocks = Blocks(db)
+        self._stale = False
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
-        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``."""
+        """Store all of ``items`` or none. Raises ``StoreFullError``, ``UnstorableError``, ``StoreError``.
+
+        Where memory runs out it may fail after all was stored: the same items, given again, are then not stored twice.
+        """
         db = self._usable()
+        if self._stale:
+            items = self._not_stored(db, items)
         batch = Batch(self.last_seq, self._sets)
         for item in items:
             batch.add(item)
-        with self._guard, explained(self._where), transaction(db):
-            batch.insert(db)
-            self._blocks.forget_late(db, batch.forecast_seqs)
-            if progress is not None:
-                self._go_on(db, progress)
-        self._sets.update(batch.new_sets)
-        self.last_seq = batch.last_seq
-        self._blocks.add(batch.rows)
-        self._tidy(db)
+        with self._guard, explained(self._where):
+            self._unsure, self._stale = items, True
+            with transaction(db):
+                batch.insert(db)
+                self._blocks.forget_late(db, batch.forecast_seqs)
+                if progress is not None:
+                    self._go_on(db, progress)
+        self._unsure, self.last_seq = (), batch.last_seq
+        with suppress(MemoryError):  # what is known of the file is then read again
+            self._sets.update(batch.new_sets)
+            self._blocks.add(batch.rows)
+            self._tidy(db)
+            self._stale = False
+
+    def _not_stored(self, db: sqlite3.Connection, items: Sequence[Storable]) -> Sequence[Storable]:
+        """Return ``items`` without those of the last write, if that failed only after they had been stored."""
+        before, unsure = self.last_seq, self._unsure
+        with self._guard, explained(self._where):
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            self._read(db)
+        same = len(unsure) <= len(items) and all(map(is_, unsure, items))
+        return items[len(unsure) :] if self.last_seq > before and same else items
 
     def _tidy(self, db: sqlite3.Connection) -> None:
         """Make blocks of what waits for it. That there is no room for them now does not concern what was written."""
@@ -168,9 +195,14 @@ class FileWriter(Appender):
             raise StoreError(f"run {self.run.run_id!r} is written by process {self._pid}, which forked this one")
         if not self._in_place():
             raise StoreError(f"{self._where} was removed or replaced while the run goes on: nothing more can be stored")
+        if progress is None or not progress.journaled or self._journal is None:
+            return super().write(items, progress)
+        mark = self._journal.mark.after(progress.journaled)
         super().write(items, progress)
-        if progress is not None and progress.journaled and self._journal is not None:
-            self._journal.stored(self._journal.mark.after(progress.journaled))
+        self._journal.mark = mark
+        with suppress(MemoryError):  # it is stored: the files can be tidied another time
+            self._journal.tend()
+        return None
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
         """Say that the writer lives, and in which stage. Raises ``StoreError`` where the run's file is gone."""
