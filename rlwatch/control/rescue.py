@@ -11,6 +11,8 @@ goes the way of every command: all ranks vote, no veto is forced, and the event 
 3. If their reward is back, the fault lies in the optimisation: the cause is removed by the kind of the alert, and
    updates go on. If it is not, the fault lies outside (reward, verifier, data, engine): updates stay held until the
    reward is back, and a person is needed.
+   So it does, without a restore, while a known answer is scored differently (``verifier_changed``): then no reward
+   judges weights.
 4. After quiet steps the learning rate is raised again. A failure after ``most`` rescues restores and stops.
 
 Measured by others on toy runs: 16 of 16 saved on fresh seeds (docs/diagnosis.md); a rollback without removing the cause
@@ -29,7 +31,7 @@ from enum import StrEnum
 from rlwatch.control.commands import LAST_GOOD, ROLLBACK
 from rlwatch.control.policy import COLLAPSE_KINDS, REQUESTED_BY, ROWS_KEPT, RunHealth
 from rlwatch.errors import ConfigError
-from rlwatch.records import JSON, Alert, Command, JudgedRow, Severity
+from rlwatch.records import JSON, Alert, Command, Finding, JudgedRow, Severity
 from rlwatch.wording import number
 
 RESCUE_EVENT = "rescue"
@@ -42,6 +44,8 @@ REMEMBERED = 64
 HELD = 1_000_000
 """Batches for which updates are held at most."""
 MISMATCH_KINDS = frozenset({"mismatch_growth"})
+VERIFIER_KINDS = frozenset({"verifier_changed"})
+"""Kinds that, while critical, make the reward no measure of weights: the fault lies outside, whatever it says."""
 EXPLODING_KINDS = frozenset({"entropy_explosion"})
 UNREWARDED = 2
 """Batches without a reward after which none is waited for."""
@@ -175,6 +179,7 @@ class RescueCourse:
         self._spread = 0.0
         self._probes: list[float] = []
         self._sampled = 0
+        self._verifier = False
         self._entropy: float | None = None
         self._moves: deque[Move] = deque()
         self._step: int | None = None
@@ -220,6 +225,8 @@ class RescueCourse:
             return self._popped(step)
         if self.stage is Stage.WATCHING:
             return self._watched(step, health)
+        if self.measures and self._verifier_speaks(step, health):
+            return None
         if self.stage is Stage.PROBING and self._probed:
             return self._current_judged(step)
         if self.stage is Stage.RESTORED and self._probed:
@@ -306,6 +313,24 @@ class RescueCourse:
         gained = not levels or max(levels) > levels[0] + (1.0 - NEAR) * abs(levels[0])
         return None if gained or len(health.rows) >= ROWS_KEPT else 0  # then the first rows are no longer there
 
+    def _verifier_speaks(self, step: int, health: RunHealth) -> bool:
+        """Hold updates while the verifier is known to have changed; once it is mended, judge the weights anew."""
+        changed = _verifier_changed(health)
+        if changed and self.stage is not Stage.OUTSIDE:
+            self.stage = Stage.OUTSIDE
+            self._note(
+                step,
+                "the verifier scores known answers differently, so the reward cannot judge weights: the fault lies "
+                "outside the policy; updates stay held, and a person is needed",
+            )
+        elif not changed and self._verifier:
+            self.stage = Stage.PROBING
+            self._note(step, "the verifier scores known answers as before: are the current weights worse?")
+        if changed or self._verifier:
+            self._probes, self._sampled = [], 0  # what it measured so far is worth nothing
+        self._verifier, spoke = changed, changed or self._verifier
+        return spoke
+
     def _is_dismissed(self, alarm: Alert, health: RunHealth) -> bool:
         """Return whether the alert was found to be false, and the reward has not fallen since."""
         level = self._dismissed.get(alarm.alert_id)
@@ -368,6 +393,11 @@ class RescueCourse:
 
     def _note(self, step: int, why: str, evidence: Mapping[str, JSON] | None = None) -> None:
         self.notes.append(Note(step, self.stage, why, evidence or {}))
+
+
+def _verifier_changed(health: RunHealth) -> bool:
+    signs: tuple[Finding | Alert, ...] = (*health.findings, *health.alerts)
+    return any(sign.kind in VERIFIER_KINDS and sign.severity is Severity.CRITICAL for sign in signs)
 
 
 def _numbers(values: Sequence[float]) -> str:

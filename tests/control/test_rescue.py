@@ -84,6 +84,38 @@ def test_broken_weights_are_restored_and_the_cause_removed():
     assert trainer.course.stage is Stage.WATCHING
 
 
+def test_a_verifier_that_changed_holds_updates_whatever_reward_it_gives_and_nothing_is_restored():
+    """Full marks for everything are no false alarm; once it is mended, rewards judge the weights."""
+    made, kinds = course(), []
+    broken = Alert("v", "run", "rule", "verifier_changed", Severity.CRITICAL, AlertState.FIRING, 95, 99, "it changed")
+    for step in range(100, 130):
+        mended = step >= 120
+        alerts = () if mended else (alarm("no_signal"), broken)
+        seen = RunHealth(alerts=alerts, rows=health(step=step, sound=mended).rows)
+        command = made.next(step, seen, GOOD if mended else 1.0)
+        if command is not None:
+            kinds.append((step, command.kind, command.args["batches"]))
+            made.answered(command, None)
+
+    assert kinds == [(100, "hold", HELD), (122, "hold", 0)]
+    assert made.stage is Stage.WATCHING
+    assert "the verifier scores known answers differently" in " ".join(note.why for note in made.notes)
+
+
+def test_weights_that_a_broken_verifier_has_harmed_are_restored_once_it_is_mended():
+    """The rewards of the mended one are low with them."""
+    made, kinds = course(), []
+    broken = Alert("v", "run", "rule", "verifier_changed", Severity.CRITICAL, AlertState.FIRING, 95, 99, "it changed")
+    for step in range(100, 130):
+        alerts = (alarm("no_signal"), *((broken,) if step < 110 else ()))
+        command = made.next(step, RunHealth(alerts=alerts, rows=health(step=step).rows), 1.0 if step < 110 else 0.1)
+        if command is not None:
+            kinds.append((step, command.kind))
+            made.answered(command, None)
+
+    assert kinds == [(100, "hold"), (112, "rollback")]
+
+
 @pytest.mark.parametrize(("gained", "restored"), [(False, ["hold", "rollback"]), (True, ["hold", "lower-lr"])])
 def test_the_weights_of_the_beginning_are_restored_only_where_the_run_has_gained_nothing_since(gained, restored):
     """Of a run that its first updates broke, the first row says what is to come back; else all it has learnt would go."""
