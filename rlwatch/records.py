@@ -238,6 +238,8 @@ def _beginning(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: A
     return {}
 
 
+GROUP_TAG = "group:"
+"""A tag that begins so says which group of seeds a run is in: of one configuration, but for the seed."""
 FAR_OUT = "far-out tokens"
 """Reason of a spike batch: tokens of an ordinary step that are beyond a limit, worst first."""
 NON_FINITE = "non-finite tokens"

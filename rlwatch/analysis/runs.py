@@ -26,7 +26,17 @@ from rlwatch.analysis.lookup import find_run
 from rlwatch.analysis.rows import Row, describe, key_values, last_metrics
 from rlwatch.analysis.sending import Progress, Sent, Story, story_of, to_mlflow, to_tensorboard, to_wandb
 from rlwatch.columns import ALERTS, EVENTS, FINDINGS, RUNS, Column, columns_seen
-from rlwatch.compare import ABSENT, Axis, compare, config_diff, subject_of_run
+from rlwatch.compare import (
+    ABSENT,
+    Axis,
+    SeedGroup,
+    compare,
+    compare_groups,
+    config_diff,
+    group_of,
+    runs_of_group,
+    subject_of_run,
+)
 from rlwatch.curation.search import matching as matching_runs
 from rlwatch.distributions import QUANTITIES, Distributions, distributions
 from rlwatch.errors import ConfigError
@@ -163,6 +173,47 @@ class Runs(Sequence["StoredRun"]):
         rows = self.rows(project, search=search)
         return data_frame(arrow_table(rows, _columns_of_runs(rows)))
 
+    def compare(self, left: str, right: str, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
+        """Compare two groups of seeds: metrics that differ, and from where on (:data:`SEEDS`).
+
+        A group is what its runs were given by ``rlwatch.init(group=)`` or a tag ``group:NAME``, or their name without
+        the seed. ``frame.attrs["answer"]`` says it in a sentence, ``frame.attrs["found"]`` has the bands of every
+        metric, for charts (:class:`rlwatch.compare.GroupComparison`). Raises ``ConfigError`` where there is no such
+        group, a group has one run, or nothing is common to all.
+
+        >>> import math
+        >>> for arm, more in (("old", 0.0), ("new", 0.3)):
+        ...     for seed in range(1, 5):
+        ...         with rlwatch.init(name=f"{arm}-{seed}", group=arm, store="memory://arms", forecast=False) as run:
+        ...             for step in range(60):
+        ...                 run.log({"reward": 0.4 + 0.05 * math.sin(seed * step) + more * (step >= 30)}, step=step)
+        >>> rlwatch.open("memory://arms").compare("old", "new")[["metric", "answer", "since", "until"]]
+                metric   answer  since  until
+        0  reward/mean  differs   29.0   <NA>
+        """
+        known = self.store.runs()
+        one, other = (
+            SeedGroup(name, tuple(subject_of_run(self.store, run) for run in runs_of_group(known, name)))
+            for name in (left, right)
+        )
+        found = compare_groups(one, other, Axis(by))
+        rows = [
+            {
+                "metric": name,
+                "answer": metric.answer.value,
+                "since": metric.since,
+                "until": metric.until,
+                "p": metric.p,
+                "p_of_all": found.p_of_all[name],
+                "left": metric.bands[0].last,
+                "right": metric.bands[1].last,
+            }
+            for name, metric in found.metrics.items()
+        ]
+        frame = data_frame(arrow_table(rows, SEEDS))
+        frame.attrs["answer"], frame.attrs["found"] = found.answer, found
+        return frame
+
     @property
     def unreadable(self) -> Mapping[str, str]:
         """Run id -> why it cannot be read."""
@@ -250,6 +301,18 @@ PARTINGS: Mapping[str, Column] = {
     "times": Column("float", "the difference as a multiple of what separated them before"),
     "together": Column("float", "place before; missing where they were apart from the first rows on"),
     "until": Column("float", "place at which they came together again; missing where they did not"),
+}
+SEEDS: Mapping[str, Column] = {
+    "metric": Column("str", "canonical name"),
+    "answer": Column("str", "differs, no difference found, or too few seeds"),
+    "since": Column(
+        "float", "place from which the groups differ: a step, tokens or seconds; missing where they do not"
+    ),
+    "until": Column("float", "last place of it; missing where they differ to the end"),
+    "p": Column("float", "chance of so large a difference anywhere on the curve, if the groups were alike"),
+    "p_of_all": Column("float", "the same, corrected for the number of metrics"),
+    "left": Column("float", "median of the seeds of the first group at the last place"),
+    "right": Column("float", "median of the second"),
 }
 SETTINGS: Mapping[str, Column] = {
     "option": Column("str", "dotted name"),
@@ -491,6 +554,16 @@ class StoredRun:
         frame = self._frame([asdict(one) for one in found.partings], PARTINGS)
         frame.attrs["answer"] = found.answer
         return frame
+
+    def compare(self, other: StoredRun, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
+        """The seeds of this run's group against those of ``other``'s (:meth:`Runs.compare`), both in this store.
+
+        >>> runs["seed-2"].compare(runs["seed-3"])
+        Traceback (most recent call last):
+        ...
+        rlwatch.errors.ConfigError: two groups are needed, got 'seed' twice
+        """
+        return Runs(self.store).compare(group_of(self.info), group_of(other.info), by=by)
 
     def config_diff(self, other: StoredRun) -> pd.DataFrame:
         """Settings in which this run and ``other`` differ (:data:`SETTINGS`), secrets blacked out.

@@ -1,4 +1,7 @@
-"""``rlwatch diff A B``: which metric of two runs diverged first, by which evidence, and where their settings differ."""
+"""``rlwatch diff A B``: which metric of two runs diverged first, by which evidence, and where their settings differ.
+
+With ``--group A --group B``: in which metrics two groups of seeds differ, from which step on, by more than seeds do.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,18 @@ from rlwatch.records import JSON
 from rlwatch.wording import cell, number, one_line
 
 if TYPE_CHECKING:
-    from rlwatch.compare import Axis, ComparedRun, Comparison, Setting
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rlwatch.compare import Axis, Band, ComparedRun, Comparison, GroupComparison, SeedGroup, Setting
     from rlwatch.importers.naming import Naming
 
 EPILOG = examples(
     "rlwatch diff math-7b-s3 math-7b-s1",
     "rlwatch diff crashed.log sound.log --by tokens",
     "rlwatch diff seeds.csv --format json | jq '.comparisons[].partings[0]'",
+    "rlwatch diff --group math-7b --group math-7b-low-kl",
+    "rlwatch diff --group 'runs/a-*.jsonl' --group 'runs/b-*.jsonl'",
 )
 LONGEST_VALUE = 60
 SHOWN = 12
@@ -40,14 +48,23 @@ SHOWN = 12
 
 def diff(
     subjects: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RUN|LOG...",
             help="Runs of the store (id, name, or the beginning of either), or logs as for rlwatch scan; a log of "
             "several runs stands for all of them. The first is compared with each of the others.",
         ),
-    ],
+    ] = None,
     *,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar="NAME|LOGS",
+            help="Group of seeds, given twice: runs of the store by rlwatch.init(group=), a tag group:NAME, or their "
+            "name without the seed; or logs, by a pattern as 'a-*.jsonl'.",
+        ),
+    ] = None,
     by: Annotated[str, typer.Option("--by", metavar="step|tokens|time", help="Align rows by this axis.")] = "step",
     store: StoreOption = None,
     read_as: ReadAsOption = None,
@@ -57,12 +74,21 @@ def diff(
 ) -> None:
     """Find the first metric and step at which a run diverged from others, with evidence, and compare their settings.
 
-    Noise is the distance between the runs before. Exit code 0: no divergence, 1: a metric diverged, 2: the runs
-    cannot be compared.
+    Noise is the distance between the runs before. With --group twice, noise is how seeds of one configuration differ,
+    by a permutation test. Exit code 0: no divergence, 1: a metric diverged, 2: the runs cannot be compared, or the
+    seeds are too few.
     """
     from rlwatch.compare import compare, config_diff
 
     axis = _axis(by)
+    if groups:
+        if subjects or len(groups) != 2:
+            got = f"{len(groups)} of them and {len(subjects or ())} runs"
+            raise ConfigError(f"--group is given twice, and no runs besides, got {got}")
+        diff_groups([_group(name, store, read_as, source, naming_of(mapped)) for name in groups], axis, output)
+        return
+    if not subjects:
+        raise ConfigError("name two runs or logs, or two groups with --group NAME --group NAME")
     runs = _subjects(subjects, store, read_as, source, naming_of(mapped))
     if len(runs) < 2:
         raise ConfigError(f"two runs are needed, got {len(runs)}: {', '.join(subjects)}")
@@ -123,6 +149,36 @@ def _of_store(name: str, url: str | None) -> ComparedRun:
         return held(store, find_run(store, name))
 
 
+def _group(name: str, url: str | None, read_as: str | None, source: str, naming: Naming) -> SeedGroup:
+    """Runs of the store under this name, or those of the logs that it is a pattern of."""
+    from rlwatch.compare import SeedGroup, held, runs_of_group
+
+    here = Path(Path(name).anchor)
+    pattern = str(Path(name).relative_to(here))
+    logs = [log for log in sorted(here.glob(pattern)) if log.is_file()] if pattern != "." else []
+    if logs:
+        return SeedGroup(
+            name, tuple(_told_apart([run for log in logs for run in _of_log(log, read_as, source, naming)]))
+        )
+    with opened(url) as store:
+        return SeedGroup(name, tuple(_told_apart([held(store, run) for run in runs_of_group(store.runs(), name)])))
+
+
+def diff_groups(groups: list[SeedGroup], axis: Axis, output: OutputFormat) -> None:
+    """Compare two groups of seeds and print what was found. Raises ``typer.Exit`` with the code, unless it is 0."""
+    from rlwatch.compare import compare_groups
+
+    found = compare_groups(groups[0], groups[1], axis)
+    if output is OutputFormat.JSON:
+        print_json(group_document(found))
+    else:
+        print_groups(found)
+    if found.too_few:
+        raise typer.Exit(2)
+    if found.differing:
+        raise typer.Exit(1)
+
+
 def _told_apart(runs: list[ComparedRun]) -> list[ComparedRun]:
     """Runs of one name are numbered."""
     from dataclasses import replace
@@ -181,6 +237,101 @@ def document(names: list[str], comparisons: list[Comparison], differing: list[Se
             for setting in differing
         ],
     }
+
+
+def group_document(found: GroupComparison) -> dict[str, JSON]:
+    """All of it as plain values. Curves of the bands are lists along ``places``; no value is null."""
+    sides = ("left", found.left), ("right", found.right)
+    return {
+        "groups": {
+            side: {
+                "name": group.name,
+                "runs": [run.name for run in group.runs],
+                "settings_that_differ": [setting.name for setting in group.mixed],
+            }
+            for side, group in sides
+        },
+        "by": found.axis.value,
+        "answer": found.answer,
+        "metrics": [
+            {
+                "metric": name,
+                "answer": one.answer.value,
+                "p": one.p,
+                "p_of_all": found.p_of_all[name],
+                "smallest_p": one.smallest_p,
+                "since": one.since,
+                "until": one.until,
+                "statistic": finite_or_none(one.statistic),
+                "exact": one.exact,
+                "not_finite": one.not_finite,
+                "seeds_needed": {"each": one.needed[0], "in_smaller": one.needed[1]},
+                "places": one.places.tolist(),
+                "bands": {
+                    side: {
+                        "median": _listed(band.median),
+                        "low": _listed(band.low),
+                        "high": _listed(band.high),
+                        "mean": _listed(band.mean),
+                        "std": _listed(band.std),
+                        "seeds": band.seeds.tolist(),
+                    }
+                    for side, band in zip(("left", "right"), one.bands, strict=True)
+                },
+            }
+            for name, one in found.metrics.items()
+        ],
+        "left_out": list(found.left_out),
+    }
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no infinity."""
+    from math import isfinite
+
+    return value if isfinite(value) else None
+
+
+def _listed(values: NDArray[np.float64]) -> list[float | None]:
+    return [finite_or_none(value) for value in values.tolist()]
+
+
+def print_groups(found: GroupComparison) -> None:
+    """The answer first, then every metric with its bands at the end, then what makes the comparison doubtful."""
+    left, right = found.left, found.right
+    say(f"{left.name} ({len(left.runs)} runs) vs {right.name} ({len(right.runs)} runs)", style="bold")
+    say(f"  {found.answer}", style="bold red" if found.differing else "")
+    end = max(one.places[-1] for one in found.metrics.values())
+    rows = [
+        (
+            name,
+            one.answer.value,
+            "" if one.since is None else found.axis.place(one.since),
+            "" if one.until is None else found.axis.place(one.until),
+            number(one.p, 2),
+            number(found.p_of_all[name], 2),
+            *(_at_the_end(band) for band in one.bands),
+        )
+        for name, one in found.metrics.items()
+    ]
+    columns = "metric", "answer", "from", "until", ">p", ">p of all", f">{left.name}", f">{right.name}"
+    print_table(columns, rows)
+    say(f"last columns: median (least to largest) of the seeds, up to {found.axis.place(end)}", style="dim")
+    for group in (left, right):
+        if group.mixed:
+            names = ", ".join(setting.name for setting in group.mixed[:SHOWN])
+            say(f"runs of {group.name} are not of one configuration: {names} differ", style="yellow")
+    broken = [name for name, one in found.metrics.items() if one.not_finite]
+    for what, some in (("not finite in some rows, left out there", broken), ("no step in common", found.left_out)):
+        if some:
+            more = len(some) - SHOWN
+            say(f"{what}: {', '.join(some[:SHOWN])}" + (f" and {more} more" if more > 0 else ""), style="dim")
+
+
+def _at_the_end(band: Band) -> str:
+    """Median and range of the seeds at the last place that has any."""
+    at = int(band.seeds.nonzero()[0][-1])
+    return f"{number(band.median[at])} ({number(band.low[at])} to {number(band.high[at])})"
 
 
 def print_comparison(one: Comparison) -> None:

@@ -1,20 +1,18 @@
 """Comparing runs: which metric diverged first, and by which evidence; the settings in which they differ.
 
 One run, usually the one that crashed, is held against each of the others. Metrics are read under their canonical names,
-so that runs of different trainers can be compared, and only the branch that counts is looked at.
+so that runs of different trainers can be compared, and only the branch that counts is looked at. Seeds of one
+configuration form a group, and two groups are compared by a permutation test (:mod:`~rlwatch.compare.noise`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 
 from rlwatch.compare.alignment import (
     READ_AT_ONCE,
-    TOKENS,
     Axis,
     ComparedRun,
     Ruler,
@@ -27,31 +25,48 @@ from rlwatch.compare.alignment import (
     subject_of_run,
 )
 from rlwatch.compare.configs import ABSENT, Absent, Setting, config_diff, settings
+from rlwatch.compare.groups import (
+    GroupComparison,
+    SeedGroup,
+    compare_groups,
+    group_of,
+    runs_of_group,
+)
+from rlwatch.compare.noise import Answer, Band, SeedComparison, compare_seeds
 from rlwatch.compare.parting import FEWEST, MetricSeries, Parting, first_parted, paired, parting
-from rlwatch.metrics import BESIDE_LEARNING, LAYER_PREFIX, Family, family_of, metric_of, unjudged
+from rlwatch.compare.sides import Side, judged_metrics
 from rlwatch.wording import plural
 
 __all__ = [
     "ABSENT",
     "Absent",
+    "Answer",
     "Axis",
+    "Band",
     "ComparedRun",
     "Comparison",
+    "GroupComparison",
     "MetricSeries",
     "Parting",
     "Ruler",
+    "SeedComparison",
+    "SeedGroup",
     "Setting",
     "Side",
     "attempt_starts",
     "compare",
+    "compare_groups",
+    "compare_seeds",
     "config_diff",
     "counts",
+    "group_of",
     "held",
     "judged_metrics",
     "paired",
     "parting",
     "rows_that_count",
     "ruler",
+    "runs_of_group",
     "settings",
     "subject_of_records",
     "subject_of_run",
@@ -126,17 +141,6 @@ class Comparison:
         return f"{one.metric} at {self.axis.place(one.at)}" if one.dated else f"{one.metric}, not dated"
 
 
-def judged_metrics(subject: ComparedRun) -> list[str]:
-    """Metrics of a run that tell of its learning: neither clocks, counters and machines nor single layers."""
-    return sorted(name for name in subject.names if _tells(name))
-
-
-def _tells(metric: str) -> bool:
-    if metric_of(metric) is not None:
-        return metric != TOKENS and family_of(metric) not in (Family.SYSTEM, Family.ENGINE)
-    return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in BESIDE_LEARNING
-
-
 def compare(left: ComparedRun, right: ComparedRun, axis: Axis = Axis.STEP) -> Comparison:
     """Hold one run against another, row by row along ``axis``."""
     mine, yours = judged_metrics(left), judged_metrics(right)
@@ -177,29 +181,3 @@ def compare(left: ComparedRun, right: ComparedRun, axis: Axis = Axis.STEP) -> Co
         end=max(ends, default=None),
         rows=most,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A run laid along an axis; ``ruler`` is None where it does not tell what the axis needs."""
-
-    subject: ComparedRun
-    starts: Mapping[int, int]
-    ruler: Ruler | None
-
-    @classmethod
-    def of(cls, subject: ComparedRun, axis: Axis) -> Self:
-        """Read how far the run came, and its ruler."""
-        rows = subject.moments()
-        starts = attempt_starts([rows])
-        last = int(rows.steps.max()) if len(rows.steps) else 0
-        return cls(subject, starts, ruler(subject, axis, last, starts) if len(rows.steps) else None)
-
-    def rows(self, metrics: Sequence[str]) -> dict[str, MetricSeries]:
-        """Rows that count by place; of a metric that the run does not have there are none."""
-        if self.ruler is None:
-            return {}
-        return {
-            name: self.ruler.laid(rows_that_count(series, self.starts))
-            for name, series in self.subject.series(metrics).items()
-        }

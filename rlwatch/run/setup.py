@@ -27,7 +27,7 @@ from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake
 from rlwatch.recorder.judge_thread import JudgeThread
 from rlwatch.recorder.writer import StoreSink, Writer
-from rlwatch.records import FORECAST_SWITCH, JSON, ORIGIN, RunInfo, RunState
+from rlwatch.records import FORECAST_SWITCH, GROUP_TAG, JSON, ORIGIN, RunInfo, RunState
 from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
 from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.engines import VARIABLE, Engines, addresses
@@ -56,6 +56,7 @@ def init(
     config: object = None,
     source: str = "",
     tags: Sequence[str] | str | None = (),
+    group: str | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     config_file: str | os.PathLike[str] | None = None,
     webhook_url: str | None = None,
@@ -76,6 +77,9 @@ def init(
     project, name, tags, config
         What people will know the run by. ``config``: a dict, a namespace, a dataclass, OmegaConf; secrets in any of
         them are blacked out (:mod:`rlwatch.redaction`).
+    group
+        Seeds of one configuration share it: ``rlwatch diff --group A --group B`` compares two. Kept as the tag
+        ``group:NAME``, which ``rlwatch edit`` can change.
     run_id, resume, output_dir
         Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in
         ``output_dir/rlwatch.json``, else a new one. ``resume="never"`` always makes a new one, ``"must"``
@@ -133,7 +137,8 @@ def init(
     )
     assembly = Assembly(place, alerting, detectors, queue_size, world_size)
     chosen = choose_run_id(run_id, output_dir, project, resume)
-    info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=tags, forecast=alerting.policy.forecast)
+    kept = _with_group(tags, group)
+    info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=kept, forecast=alerting.policy.forecast)
     opening = Opening(assembly, info, output_dir)
     earlier = None if run_id or resume != "auto" else _earlier(place, chosen, output_dir)
     if earlier is None:
@@ -215,6 +220,15 @@ def _of_this_process(info: RunInfo, *, config: object, tags: object, forecast: b
         host=socket.gethostname(),
         pid=os.getpid(),
     )
+
+
+def _with_group(tags: object, group: str | None) -> tuple[str, ...]:
+    """The tags, and that of the group. Raises ``ConfigError`` for a group without a name."""
+    if group is None:
+        return tags_of(tags)
+    if not isinstance(group, str) or not group.strip():
+        raise ConfigError(f"group must be a text, as in group='math-7b', got {group!r}")
+    return (*tags_of(tags), GROUP_TAG + group.strip())
 
 
 def opened(store: str | os.PathLike[str] | Store | None) -> Store:

@@ -308,3 +308,29 @@ def test_distributions_are_rows_of_quantiles(store: Path) -> None:
     assert len(run.distributions()) == 2
     with pytest.raises(ConfigError, match=r"there is no quantity 'entrpy' of tokens; .*entropy"):
         run.distributions("entrpy")
+
+
+def test_two_groups_of_seeds_are_held_against_each_other(tmp_path: Path) -> None:
+    """By the group that a run was begun with; a group without a name is an error at once."""
+    for arm in ("cool", "hot"):
+        for seed in range(1, 5):
+            name = f"{arm}{seed}"
+            with rlwatch.init(
+                name=name, group=f" {arm} ", store=tmp_path / "runs", tags="paper", forecast=False
+            ) as run:
+                for step in range(60):
+                    more = 0.3 if arm == "hot" and step >= 30 else 0.0
+                    run.log({"reward": 0.4 + more + 0.05 * math.sin(seed * step)}, step=step)
+    runs = rlwatch.open(tmp_path / "runs")
+    found = runs["cool1"].compare(runs["hot2"])
+
+    assert runs["hot2"].info.tags == ("paper", "group:hot")
+    assert found["metric"].to_list() == ["reward/mean"]
+    assert found["answer"].to_list() == ["differs"]
+    assert found["since"][0] == pytest.approx(30, abs=3)
+    assert found.attrs["answer"].startswith("1 of 1 metric differs, first reward/mean from step ")
+    assert len(found.attrs["found"].metrics["reward/mean"].bands[0].median) == 60
+    with pytest.raises(rlwatch.errors.ConfigError, match="no group 'warm'; there are"):
+        runs.compare("hot", "warm")
+    with pytest.raises(rlwatch.errors.ConfigError, match="group must be a text"):
+        rlwatch.init(group="", store=tmp_path / "runs")

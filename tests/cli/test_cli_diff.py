@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli_helpers import Invoke, strict
 from twins import collapsed, records, sound
@@ -101,3 +102,83 @@ def test_time_is_an_axis_too(invoke: Invoke, twins: Path):
 
     assert answer["by"] == "time"
     assert answer["comparisons"][0]["partings"][0]["at"] == pytest.approx(170 * 30, abs=150)
+
+
+@pytest.fixture
+def arms(tmp_path: Path) -> Path:
+    """Four seeds of two arms, by name; the second one's reward falls. Two seeds of a third, by tag; one run alone."""
+    for arm, first in (("base", 0), ("hot", 10)):
+        for seed in range(4):
+            metrics = sound(200, first + seed)
+            if arm == "hot":
+                metrics["reward"] = metrics["reward"] - 0.3 * (np.arange(200) >= 120)
+            put(tmp_path / "store", f"{arm}-s{seed}", metrics, {"seed": seed, "lr": 3e-6 if arm == "hot" else 1e-6})
+    store = open_store(str(tmp_path / "store"))
+    for seed in range(2):
+        writer = store.open_run(RunInfo(f"r{seed}", source="trl/grpo", tags=("group:few",), config={"lr": seed}))
+        writer.write(records(sound(200, 20 + seed)))
+        writer.close()
+    store.close()
+    put(tmp_path / "store", "alone", sound(200, 30), {})
+    return tmp_path / "store"
+
+
+def test_two_groups_of_seeds_differ_from_a_step_on(invoke: Invoke, arms: Path):
+    """The metric that was changed, its step and p; the bands at the end; exit code 1."""
+    result = invoke("diff", "--group", "base", "--group", "hot", "--store", arms)
+    told = invoke("diff", "--group", "base", "--group", "hot", "--store", arms, "--format", "json")
+    answer = strict(told.stdout)
+    found = {one["metric"]: one for one in answer["metrics"]}
+
+    assert result.exit_code == told.exit_code == 1
+    assert result.stdout.startswith("base (4 runs) vs hot (4 runs)")
+    assert answer["answer"] in " ".join(result.stdout.split())
+    assert found["reward/mean"]["answer"] == "differs"
+    assert found["reward/mean"]["since"] == pytest.approx(120, abs=24)
+    assert found["reward/mean"]["p"] == pytest.approx(2 / 70)
+    assert found["policy/entropy"]["answer"] == "no difference found"
+    assert answer["groups"]["left"]["settings_that_differ"] == []
+    for side in ("left", "right"):
+        assert len(found["reward/mean"]["bands"][side]["median"]) == len(found["reward/mean"]["places"])
+
+
+def test_few_seeds_are_told_as_such_and_settings_that_are_mixed(invoke: Invoke, arms: Path):
+    """Exit code 2: nothing can be said, which is no "no"."""
+    result = invoke("diff", "--group", "base", "--group", "few", "--store", arms)
+
+    assert result.exit_code == 2
+    assert "Too few seeds: with 4 against 2" in result.stdout
+    assert "runs of few are not of one configuration: lr differ" in result.stdout
+
+
+def test_logs_by_a_pattern_are_a_group(invoke: Invoke, tmp_path: Path):
+    """No store is needed."""
+    for arm in "ab":
+        for seed in range(4):
+            write(tmp_path / f"{arm}-{seed}.jsonl", sound(60, seed + 10 * (arm == "b")))
+
+    result = invoke("diff", "--group", tmp_path / "a-*.jsonl", "--group", tmp_path / "b-*.jsonl", "--format", "json")
+
+    assert strict(result.stdout)["groups"]["right"]["runs"] == ["b-0", "b-1", "b-2", "b-3"]
+    assert not (tmp_path / "rlwatch-runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--group", "base", "--group", "warm"], "no group 'warm'; there are"),
+        (["--group", "base", "--group", "alone"], "group 'alone' has one run, alone"),
+        (["--group", "base"], "--group is given twice, and no runs besides"),
+        (["alone", "--group", "base", "--group", "hot"], "--group is given twice, and no runs besides"),
+        (["--group", "base", "--group", "base"], "two groups are needed, got 'base' twice"),
+        (["--group", "base", "--group", "hot", "--by", "tokens"], "did not record tokens"),
+        ([], "name two runs or logs, or two groups"),
+    ],
+)
+def test_groups_that_cannot_be_compared_are_one_line(invoke: Invoke, arms: Path, arguments: list[str], says: str):
+    """And exit code 2."""
+    result = invoke("diff", *arguments, "--store", arms)
+
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

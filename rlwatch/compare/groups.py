@@ -1,0 +1,164 @@
+"""Groups of runs: seeds of one configuration, by a tag, a setting or the name; and two groups compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlwatch.compare.alignment import READ_AT_ONCE, Axis, ComparedRun
+from rlwatch.compare.configs import Setting, config_diff
+from rlwatch.compare.noise import ALPHA, Answer, SeedComparison, compare_seeds, corrected
+from rlwatch.compare.sides import Side, judged_metrics
+from rlwatch.errors import ConfigError
+from rlwatch.records import GROUP_TAG, ORIGIN, RunInfo
+from rlwatch.wording import nearest, number, plural
+
+MOST_LISTED = 5
+_SEED = re.compile(r"(?:[-_ ./](?:seed|s)[-_ =]?)?\d+$")
+_OF_A_SEED = re.compile(r"(?:^|[._])(?:seed|data_seed|run_name|output_dir|logging_dir)$")
+
+
+def group_of(run: RunInfo) -> str:
+    """The group of a run: its tag ``group:NAME``, else its setting ``group``, else its name without the seed.
+
+    >>> group_of(RunInfo("r1", name="math-7b-s3")), group_of(RunInfo("r2", name="x-1", tags=("group:A",)))
+    ('math-7b', 'A')
+    """
+    for tag in run.tags:
+        if tag.startswith(GROUP_TAG) and tag != GROUP_TAG:
+            return tag.removeprefix(GROUP_TAG)
+    given = run.config.get("group")
+    if isinstance(given, str) and given:
+        return given
+    name = run.name or run.run_id
+    return _SEED.sub("", name).rstrip("-_ ./") or name
+
+
+def runs_of_group(runs: Sequence[RunInfo], name: str) -> list[RunInfo]:
+    """The runs of a group, newest first as they came. Raises ``ConfigError`` if there are none, or only one."""
+    members: dict[str, list[RunInfo]] = {}
+    for run in runs:
+        members.setdefault(group_of(run), []).append(run)
+    found = members.get(name, [])
+    if len(found) > 1:
+        return found
+    if found:
+        raise ConfigError(f"group {name!r} has one run, {found[0].run_id}; a group of seeds needs two")
+    several = [group for group, of in members.items() if len(of) > 1]
+    close = nearest(name, several, MOST_LISTED, 0.5) or several[:MOST_LISTED]
+    hint = f"there are {', '.join(close)}" if close else "no group of this store has two runs"
+    raise ConfigError(f"no group {name!r}; {hint}; rlwatch.init(group=...) or a tag {GROUP_TAG}NAME makes one")
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Runs of one configuration under a name."""
+
+    name: str
+    runs: tuple[ComparedRun, ...]
+
+    @property
+    def mixed(self) -> list[Setting]:
+        """Settings, besides the seed and where things are written, in which its runs are not alike."""
+        return [
+            setting
+            for setting in config_diff([run.config for run in self.runs])
+            if not _OF_A_SEED.search(setting.name) and not setting.name.startswith((f"{ORIGIN}.", "group"))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupComparison:
+    """Two groups of seeds, metric by metric.
+
+    ``metrics``: by canonical name, those that differ first, from the earliest on; ``p_of_all``: their p, corrected for
+    the number of metrics. ``left_out``: those that have no place with a finite value of every run.
+    """
+
+    left: SeedGroup
+    right: SeedGroup
+    axis: Axis
+    metrics: Mapping[str, SeedComparison]
+    p_of_all: Mapping[str, float]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def too_few(self) -> bool:
+        """True if no metric could have been found to differ, with so few seeds."""
+        return all(one.answer is Answer.TOO_FEW for one in self.metrics.values())
+
+    @property
+    def differing(self) -> list[str]:
+        """Metrics that differ, from the earliest on."""
+        return [name for name, one in self.metrics.items() if one.answer is Answer.DIFFERS]
+
+    @property
+    def answer(self) -> str:
+        """All of it in one or two sentences."""
+        sizes = len(self.left.runs), len(self.right.runs)
+        count, any_one = plural(len(self.metrics), "metric"), next(iter(self.metrics.values()))
+        if self.too_few:
+            each, alone = any_one.needed
+            fewer = self.left.name if sizes[0] <= sizes[1] else self.right.name
+            more = "" if alone is None or sizes[0] == sizes[1] else f", or {alone} in {fewer} alone"
+            return (
+                f"Too few seeds: with {sizes[0]} against {sizes[1]}, p cannot be below "
+                f"{number(any_one.smallest_p, 2)}; {each} in each group are needed{more}."
+            )
+        differing = self.differing
+        if not differing:
+            return f"None of {count} differs by more than seeds do (p > {ALPHA})."
+        first = differing[0]
+        one = self.metrics[first]
+        since = "" if one.since is None else f" from {self.axis.place(one.since)}"
+        sure = sum(self.p_of_all[name] <= ALPHA for name in differing)
+        return (
+            f"{len(differing)} of {count} {'differs' if len(differing) == 1 else 'differ'}, first {first}{since} "
+            f"(p = {number(one.p, 2)}). By chance about {number(ALPHA * len(self.metrics), 2)} would; "
+            f"{sure} still {'does' if sure == 1 else 'do'} with p corrected for all metrics."
+        )
+
+
+def compare_groups(left: SeedGroup, right: SeedGroup, axis: Axis = Axis.STEP) -> GroupComparison:
+    """Hold two groups of seeds against each other along ``axis``, in every metric that all their runs have.
+
+    Raises
+    ------
+    ConfigError
+        If both are one group, a group has fewer than two runs, no metric or no step is common to all runs, or a run
+        did not record what ``axis`` needs.
+    """
+    if left.name == right.name:
+        raise ConfigError(f"two groups are needed, got {left.name!r} twice")
+    for group in (left, right):
+        if len(group.runs) < 2:
+            raise ConfigError(f"group {group.name!r} has {plural(len(group.runs), 'run')}; a group of seeds needs two")
+    runs = [*left.runs, *right.runs]
+    own = [set(judged_metrics(run)) for run in runs]
+    names = sorted(set.intersection(*own))
+    if not names:
+        raise ConfigError(f"no metric is common to all runs of {left.name} and {right.name}")
+    sides = [Side.of(run, axis) for run in runs]
+    lacking = [side.subject.name for side in sides if side.ruler is None]
+    if lacking:
+        raise ConfigError(f"{' and '.join(lacking)} did not record {axis.value}")
+    found: dict[str, SeedComparison] = {}
+    for some in (names[i : i + READ_AT_ONCE] for i in range(0, len(names), READ_AT_ONCE)):
+        rows = [side.rows(some) for side in sides]
+        for name in some:
+            series = [one[name] for one in rows]
+            found[name] = compare_seeds(series[: len(left.runs)], series[len(left.runs) :])
+    told = {name: one for name, one in found.items() if len(one.places)}
+    if not told:
+        raise ConfigError(f"no {axis.value} is common to all runs of {left.name} and {right.name}")
+    ordered = sorted(told, key=lambda name: (told[name].since is None, told[name].since or 0.0, told[name].p, name))
+    together = dict(zip(told, corrected(list(told.values())), strict=True))
+    return GroupComparison(
+        left,
+        right,
+        axis,
+        {name: told[name] for name in ordered},
+        {name: together[name] for name in ordered},
+        tuple(name for name in names if name not in told),
+    )
