@@ -25,6 +25,8 @@ METHODS = (
     "resumed",
     "state_dict",
     "load_state_dict",
+    "verifier",
+    "stage",
 )
 
 
