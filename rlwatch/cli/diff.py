@@ -155,7 +155,10 @@ def _group(name: str, url: str | None, read_as: str | None, source: str, naming:
 
     here = Path(Path(name).anchor)
     pattern = str(Path(name).relative_to(here))
-    logs = [log for log in sorted(here.glob(pattern)) if log.is_file()] if pattern != "." else []
+    try:
+        logs = [log for log in sorted(here.glob(pattern)) if log.is_file()] if pattern != "." else []
+    except (ValueError, OSError):  # no pattern of files: a name can be anything
+        logs = []
     if logs:
         return SeedGroup(
             name, tuple(_told_apart([run for log in logs for run in _of_log(log, read_as, source, naming)]))
@@ -282,6 +285,7 @@ def group_document(found: GroupComparison) -> dict[str, JSON]:
             for name, one in found.metrics.items()
         ],
         "left_out": list(found.left_out),
+        "ends_early": dict(found.early),
     }
 
 
@@ -321,6 +325,9 @@ def print_groups(found: GroupComparison) -> None:
         if group.mixed:
             names = ", ".join(setting.name for setting in group.mixed[:SHOWN])
             say(f"runs of {group.name} are not of one configuration: {names} differ", style="yellow")
+    if found.early:
+        which = ", ".join(f"{name} at {found.axis.place(end)}" for name, end in found.early.items())
+        say(f"ends early, and no row after it is compared: {which}", style="yellow")
     broken = [name for name, one in found.metrics.items() if one.not_finite]
     for what, some in (("not finite in some rows, left out there", broken), ("no step in common", found.left_out)):
         if some:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlwatch.compare.alignment import READ_AT_ONCE, Axis, ComparedRun
 from rlwatch.compare.configs import Setting, config_diff
@@ -15,6 +15,8 @@ from rlwatch.records import GROUP_TAG, ORIGIN, RunInfo
 from rlwatch.wording import nearest, number, plural
 
 MOST_LISTED = 5
+EARLY = 0.8
+"""Share of the longest run below which another one is said to end early."""
 _SEED = re.compile(r"(?:[-_ ./](?:seed|s)[-_ =]?)?\d+$")
 _OF_A_SEED = re.compile(r"(?:^|[._])(?:seed|data_seed|run_name|output_dir|logging_dir)$")
 
@@ -36,11 +38,21 @@ def group_of(run: RunInfo) -> str:
 
 
 def runs_of_group(runs: Sequence[RunInfo], name: str) -> list[RunInfo]:
-    """The runs of a group, newest first as they came. Raises ``ConfigError`` if there are none, or only one."""
+    """The runs of a group, newest first as they came; deleted ones are left out.
+
+    ``PROJECT/NAME`` asks for those of a project. Raises ``ConfigError`` if there are none, only one, or a name alone
+    fits groups of several projects.
+    """
     members: dict[str, list[RunInfo]] = {}
     for run in runs:
-        members.setdefault(group_of(run), []).append(run)
-    found = members.get(name, [])
+        if not run.curation.deleted:
+            members.setdefault(group_of(run), []).append(run)
+    project, _, rest = name.partition("/")
+    found = members.get(name, []) or [run for run in members.get(rest, []) if run.project == project]
+    projects = list(dict.fromkeys(run.project for run in found))
+    if len(projects) > 1:
+        offered = ", ".join(f"{one}/{name}" for one in projects[:MOST_LISTED])
+        raise ConfigError(f"group {name!r} is in {len(projects)} projects; give one of {offered}")
     if len(found) > 1:
         return found
     if found:
@@ -74,6 +86,7 @@ class GroupComparison:
 
     ``metrics``: by canonical name, those that differ first, from the earliest on; ``p_of_all``: their p, corrected for
     the number of metrics. ``left_out``: those that have no place with a finite value of every run.
+    ``early``: last place of each run that ends before :data:`EARLY` of the longest, after which nothing is compared.
     """
 
     left: SeedGroup
@@ -82,6 +95,7 @@ class GroupComparison:
     metrics: Mapping[str, SeedComparison]
     p_of_all: Mapping[str, float]
     left_out: tuple[str, ...] = ()
+    early: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def too_few(self) -> bool:
@@ -144,10 +158,12 @@ def compare_groups(left: SeedGroup, right: SeedGroup, axis: Axis = Axis.STEP) ->
     if lacking:
         raise ConfigError(f"{' and '.join(lacking)} did not record {axis.value}")
     found: dict[str, SeedComparison] = {}
+    ends = dict.fromkeys(range(len(runs)), 0.0)
     for some in (names[i : i + READ_AT_ONCE] for i in range(0, len(names), READ_AT_ONCE)):
         rows = [side.rows(some) for side in sides]
         for name in some:
             series = [one[name] for one in rows]
+            ends = {i: max([ends[i], *one.x[-1:].tolist()]) for i, one in enumerate(series)}
             found[name] = compare_seeds(series[: len(left.runs)], series[len(left.runs) :])
     told = {name: one for name, one in found.items() if len(one.places)}
     if not told:
@@ -161,4 +177,5 @@ def compare_groups(left: SeedGroup, right: SeedGroup, axis: Axis = Axis.STEP) ->
         {name: told[name] for name in ordered},
         {name: together[name] for name in ordered},
         tuple(name for name in names if name not in told),
+        {runs[i].name: end for i, end in ends.items() if end < EARLY * max(ends.values())},
     )

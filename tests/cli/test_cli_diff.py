@@ -151,6 +151,15 @@ def test_few_seeds_are_told_as_such_and_settings_that_are_mixed(invoke: Invoke, 
     assert "runs of few are not of one configuration: lr differ" in result.stdout
 
 
+def test_a_seed_that_ends_early_is_named(invoke: Invoke, arms: Path):
+    """Nothing after it is compared."""
+    put(arms, "base-s9", {name: values[:40] for name, values in sound(200, 40).items()}, {})
+    arguments = ("diff", "--group", "base", "--group", "hot", "--store", arms)
+
+    assert "ends early, and no row after it is compared: base-s9 at step 39" in invoke(*arguments).stdout
+    assert strict(invoke(*arguments, "--format", "json").stdout)["ends_early"] == {"base-s9": 39.0}
+
+
 def test_logs_by_a_pattern_are_a_group(invoke: Invoke, tmp_path: Path):
     """No store is needed."""
     for arm in "ab":
@@ -168,6 +177,8 @@ def test_logs_by_a_pattern_are_a_group(invoke: Invoke, tmp_path: Path):
     [
         (["--group", "base", "--group", "warm"], "no group 'warm'; there are"),
         (["--group", "base", "--group", "alone"], "group 'alone' has one run, alone"),
+        (["--group", "base", "--group", "a**b"], "no group 'a**b'"),
+        (["--group", "base", "--group", "x" * 400], "no group 'xxx"),
         (["--group", "base"], "--group is given twice, and no runs besides"),
         (["alone", "--group", "base", "--group", "hot"], "--group is given twice, and no runs besides"),
         (["--group", "base", "--group", "base"], "two groups are needed, got 'base' twice"),

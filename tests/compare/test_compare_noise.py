@@ -1,6 +1,7 @@
 """Groups of seeds: p by brute force, false positives of twins, the date of a planted parting, and what must not matter."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -12,7 +13,7 @@ from twins import records, sound, subject
 from rlwatch.compare import Answer, MetricSeries, SeedGroup, compare_groups, compare_seeds, group_of, runs_of_group
 from rlwatch.compare.noise import ALPHA, differences, labellings, needed, smallest_p
 from rlwatch.errors import ConfigError
-from rlwatch.records import RunInfo
+from rlwatch.records import Curation, RunInfo
 
 STEPS = 200
 
@@ -326,3 +327,14 @@ def test_a_group_is_found_by_name_and_the_near_ones_are_offered():
         runs_of_group(runs, "alone")
     with pytest.raises(ConfigError, match="no group of this store has two runs"):
         runs_of_group(runs[2:], "nobody")
+
+
+def test_a_group_is_of_one_project_and_of_runs_that_are_not_deleted():
+    """A name in several projects is asked for with one of them."""
+    runs = [RunInfo(f"{project}{i}", project, f"arm-{i}") for project in ("math", "code") for i in range(3)]
+    runs[0] = replace(runs[0], curation=Curation(deleted_at=1.0))
+
+    with pytest.raises(ConfigError, match="'arm' is in 2 projects; give one of math/arm, code/arm"):
+        runs_of_group(runs, "arm")
+    assert [run.run_id for run in runs_of_group(runs, "math/arm")] == ["math1", "math2"]
+    assert len(runs_of_group(runs, "code/arm")) == 3
