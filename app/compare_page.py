@@ -15,15 +15,19 @@ from rlwatch.compare import (
     Comparison,
     MetricSeries,
     Ruler,
+    SeedGroup,
     Setting,
     compare,
+    compare_groups,
     config_diff,
+    group_of,
     judged_metrics,
     rows_that_count,
     ruler,
     subject_of_run,
 )
 from rlwatch.compare.alignment import names_of
+from rlwatch.errors import ConfigError
 from rlwatch.metrics import TABLE, unit_of
 from rlwatch.records import RunInfo, RunState
 from rlwatch.wording import cell
@@ -43,6 +47,7 @@ BUCKETS = 150
 """Two points a bucket, of each run in each panel."""
 CHOSEN = "compared-runs"
 NOT_GROUPED, BY_PROJECT, BY_NAME_STEM, BY_TAGS = "each run", "project", "name without its last number", "tags"
+BY_SEEDS = "seeds of one configuration"
 GRAIN = {Axis.TIME: 1000.0}
 """Places are whole numbers: steps, tokens, milliseconds, so that quick steps stay apart."""
 UNITS = {Axis.STEP: 1.0, Axis.TOKENS: 1e6, Axis.TIME: 3600e3, Axis.CRASH: 1.0}
@@ -93,7 +98,7 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     axis = Axis(left.selectbox("Align by", [axis.value for axis in AXES], key="by", bind="query-params"))
     grouped = right.selectbox(
         "Group by",
-        [NOT_GROUPED, BY_PROJECT, BY_NAME_STEM, BY_TAGS, *(setting.name for setting in differing)],
+        [NOT_GROUPED, BY_SEEDS, BY_PROJECT, BY_NAME_STEM, BY_TAGS, *(setting.name for setting in differing)],
         key="group",
         bind="query-params",
     )
@@ -101,7 +106,13 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     comparisons = [_comparison(store_url(), version(runs[0]), version(other), pairing) for other in runs[1:]]
     show_parted(comparisons)
     metrics = _metrics(runs, comparisons)
-    groups = [(one.name, tuple(run.run_id for run in one.runs)) for one in groups_of(runs, grouped, differing)]
+    drawn = groups_of(runs, grouped, differing)
+    groups = [(one.name, tuple(run.run_id for run in one.runs)) for one in drawn]
+    if len(drawn) == 2 and all(len(one.runs) > 1 for one in drawn):
+        told = _noise_or_not(
+            store_url(), tuple((one.name, tuple(version(run) for run in one.runs)) for one in drawn), pairing
+        )
+        st.html(joined(el("div", "Noise or not", cls="rl-family"), el("div", told, cls="rl-why")))
     live = any(run.state is RunState.RUNNING for run in runs)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
         scales.controls()
@@ -119,6 +130,24 @@ def _comparison(url: str, left: Version, right: Version, axis: Axis) -> Comparis
     source = store()
     one, other = (subject_of_run(source, source.run(version[0])) for version in (left, right))
     return compare(one, other, axis)
+
+
+@st.cache_data(show_spinner="Comparing seeds", max_entries=100)
+def _noise_or_not(
+    url: str,  # noqa: ARG001
+    groups: tuple[tuple[str, tuple[Version, ...]], ...],
+    axis: Axis,
+) -> str:
+    """Answer of the seeds of two groups, or the reason why there is none."""
+    source = store()
+    one, other = (
+        SeedGroup(name, tuple(subject_of_run(source, source.run(run_id)) for run_id, *_ in versions))
+        for name, versions in groups
+    )
+    try:
+        return compare_groups(one, other, axis).answer
+    except ConfigError as error:
+        return f"{error}."
 
 
 PARTED_COLUMNS = (
@@ -175,6 +204,7 @@ def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[Setting]) ->
         return [Group(called(run), (run,)) for run in runs]
     setting = next((one for one in differing if one.name == by), None)
     keys: dict[str, Callable[[int], str]] = {
+        BY_SEEDS: lambda place: group_of(runs[place]),
         BY_PROJECT: lambda place: runs[place].project,
         BY_NAME_STEM: lambda place: (runs[place].name or runs[place].run_id).rstrip("0123456789").rstrip("-_ ."),
         BY_TAGS: lambda place: ", ".join(sorted(runs[place].tags)) or "no tags",

@@ -84,8 +84,9 @@ class SeedGroup:
 class GroupComparison:
     """Two groups of seeds, metric by metric.
 
-    ``metrics``: by canonical name, those that differ first, from the earliest on; ``p_of_all``: their p, corrected for
-    the number of metrics. ``left_out``: those that have no place with a finite value of every run.
+    ``metrics``: by canonical name; those that differ come first, ordered by step, and of them first those that still do
+    with corrected p. ``p_of_all``: their p, corrected for the number of metrics. ``left_out``: metrics that have no
+    place with a finite value of every run.
     ``early``: last place of each run that ends before :data:`EARLY` of the longest, after which nothing is compared.
     """
 
@@ -104,7 +105,7 @@ class GroupComparison:
 
     @property
     def differing(self) -> list[str]:
-        """Metrics that differ, from the earliest on."""
+        """Metrics that differ, in the order of ``metrics``."""
         return [name for name, one in self.metrics.items() if one.answer is Answer.DIFFERS]
 
     @property
@@ -168,8 +169,13 @@ def compare_groups(left: SeedGroup, right: SeedGroup, axis: Axis = Axis.STEP) ->
     told = {name: one for name, one in found.items() if len(one.places)}
     if not told:
         raise ConfigError(f"no {axis.value} is common to all runs of {left.name} and {right.name}")
-    ordered = sorted(told, key=lambda name: (told[name].since is None, told[name].since or 0.0, told[name].p, name))
     together = dict(zip(told, corrected(list(told.values())), strict=True))
+
+    def place(name: str) -> tuple[bool, bool, float, float, str]:
+        one = told[name]
+        return one.since is None, together[name] > ALPHA, one.since or 0.0, one.p, name
+
+    ordered = sorted(told, key=place)
     return GroupComparison(
         left,
         right,

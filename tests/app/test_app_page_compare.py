@@ -200,3 +200,20 @@ def test_the_mean_of_a_group_is_that_of_its_smoothed_runs(store_dir):
     rough = [sum(abs(b - a) for a, b in zip(line["y"], line["y"][1:], strict=False)) for line in (raw, smooth)]
     assert rough[1] < rough[0] / 3
     assert len(smooth["low"]) == len(smooth["y"])
+
+
+def test_two_groups_of_seeds_differ_or_are_too_few(store_dir):
+    """The same sentence as in the shell; for other groups there is none."""
+    runs = [f"{arm}-s{seed}" for arm in ("cold", "hot") for seed in range(4)]
+    for place, run_id in enumerate(runs):
+        metrics = sound(60, place)
+        metrics["reward"] = metrics["reward"] + (0.5 if "hot" in run_id else 0.0)
+        write(store_dir, run_id, metrics, name=run_id)
+    grouped = {"group": "seeds of one configuration", "metrics": "reward/mean"}
+    page, few, single = (compare_page(*some, **grouped) for some in (runs, runs[2:6], runs[:2]))
+
+    assert all(no_traceback(one) for one in (page, few, single))
+    assert "Noise or not" in html(page)
+    assert "first reward/mean from step 1 (p = 0.029)" in html(page)
+    assert "Too few seeds: with 2 against 2" in html(few)
+    assert "Noise or not" not in html(single)
