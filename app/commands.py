@@ -225,6 +225,7 @@ REFUSED = {
     "will be refused unless forced",
     "raise-lr": "a higher rate would speed the collapse up, and will be refused unless forced",
     "set-kl-coef": "a lower coefficient would free the collapsing policy, and will be refused unless forced",
+    UNDO_LAST: "what would be refused as a command of its own will be refused here, too, unless forced",
 }
 """Consequence of a firing collapse for each command that may be vetoed."""
 

@@ -24,7 +24,7 @@ from rlwatch.view import RunView, view_of_run
 ROOT = Path(__file__).parents[2]
 LOGS = {
     "entropy-collapse-trl-console.log": "collapsed@88",
-    "mismatch-growth-trl-trainer_state.json": "collapsed@62",
+    "mismatch-growth-trl-trainer_state.json": "collapsed@68",
     "nonfinite-verl.jsonl": "collapsed@132",
     "healthy-verl-console.log": "healthy",
     "names-of-nobody.jsonl": "not judged",

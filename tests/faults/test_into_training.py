@@ -1302,6 +1302,7 @@ THREADS = {
     "rlwatch/notify/http.py": "a timer that closes one request, contained",
     "rlwatch/text.py": "of one report: what it raises is taken with it",
     "rlwatch/integrations/snapshots.py": "ErrorBoundary.guard_background, and a full disk is said",
+    "rlwatch/integrations/canaries.py": "of one scoring: each call of a reward function holds whatever is raised",
     "rlwatch/integrations/step_tally.py": "ErrorBoundary.guard_background, which both who submit go through",
 }
 """Where threads of ours are made, and what holds what is raised in them."""
