@@ -74,12 +74,13 @@ class Appender:
             self._read(db)
 
     def _read(self, db: sqlite3.Connection) -> None:
-        """Learn what the file holds. ``_unsure``: items of a write of which it is not known whether it was stored."""
-        self._unsure: Sequence[Storable] = ()
-        self._stale = True
-        self.last_seq = runrow.last_seq(db)
-        self._sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
-        self._blocks = Blocks(db)
+        """Learn what the file holds, all of it or nothing. ``_unsure``: items of which it is not known whether they are
+        stored; ``_stale``: what is known has to be read again.
+        """
+        last_seq, blocks = runrow.last_seq(db), Blocks(db)
+        sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
+        self.last_seq, self._sets, self._blocks = last_seq, sets, blocks
+        self._unsure: tuple[Storable, ...] = ()
         self._stale = False
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
@@ -93,8 +94,9 @@ class Appender:
         batch = Batch(self.last_seq, self._sets)
         for item in items:
             batch.add(item)
+        given = tuple(items)  # the caller's list may grow until it is given again
         with self._guard, explained(self._where):
-            self._unsure, self._stale = items, True
+            self._unsure, self._stale = given, True
             with transaction(db):
                 batch.insert(db)
                 self._blocks.forget_late(db, batch.forecast_seqs)
