@@ -59,6 +59,7 @@ INSIDE = {"RLWATCH_UI_SETTINGS"}
 CALLS = (
     ("rlwatch.init", "rlwatch/run/setup.py", "init"),
     ("rlwatch.Watcher", "rlwatch/integrations/torch/attach.py", "Watcher"),
+    ("Settings of rlwatch.Watcher", "rlwatch/integrations/torch/compat.py", "WatcherSettings"),
     ("rlwatch.integrations.trl.watch", "rlwatch/integrations/trl/attach.py", "watch"),
 )
 HEAD = "Written by `make docs-reference`; do not edit.\n"
@@ -149,20 +150,35 @@ def described(docstring: str) -> dict[str, str]:
     return found
 
 
+def arguments(node: Any) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
+    """Name, type and default of each argument."""
+    made = (
+        [one for one in node.body if getattr(one, "name", "") == "__init__"]
+        if isinstance(node, ast.ClassDef)
+        else [node]
+    )
+    if not made:
+        yield from ((one.target.id, one.annotation, one.value) for one in node.body if isinstance(one, ast.AnnAssign))
+        return
+    given = made[0].args
+    plain = [one for one in given.args if one.arg != "self"]
+    defaults = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
+    for one, default in (
+        *zip(plain, defaults, strict=True),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ):
+        yield one.arg, one.annotation, default
+
+
 def call(path: str, name: str) -> str:
-    """Arguments of a function, or of what makes a class, with type, default and meaning."""
+    """Arguments of a function, or of what makes a class (of a dataclass its fields), with type, default and meaning."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     (node,) = [one for one in tree.body if getattr(one, "name", "") == name]
     meaning = described(ast.get_docstring(node) or "")  # type: ignore[arg-type]
-    if isinstance(node, ast.ClassDef):
-        (node,) = [one for one in node.body if getattr(one, "name", "") == "__init__"]
-    given = node.args  # type: ignore[union-attr]
-    plain = [one for one in given.args if one.arg != "self"]
-    defaults = [None] * (len(plain) - len(given.defaults)) + list(given.defaults)
     rows = [
-        (f"`{one.arg}`", f"`{cell(ast.unparse(one.annotation))}`" if one.annotation else "",
-         "required" if default is None else f"`{ast.unparse(default)}`", meaning[one.arg])
-        for one, default in (*zip(plain, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True))
+        (f"`{argument}`", f"`{cell(ast.unparse(annotation))}`" if annotation else "",
+         "required" if default is None else f"`{ast.unparse(default)}`", meaning[argument])
+        for argument, annotation, default in arguments(node)
     ]  # fmt: skip
     return table(("argument", "type", "default", "meaning"), rows)
 

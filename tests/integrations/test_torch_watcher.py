@@ -1,5 +1,6 @@
 """The watcher in a real loop: what it records, what it says is missing, and how it ends."""
 
+import inspect
 import logging
 import math
 
@@ -12,6 +13,7 @@ import rlwatch
 from rlwatch.errors import ConfigError
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.torch.attach import SUBJECTS
+from rlwatch.integrations.torch.compat import WatcherSettings
 from rlwatch.metrics import BY_NAME, metric_of
 from rlwatch.metrics.table import OPEN
 from rlwatch.store.url import open_store
@@ -548,3 +550,18 @@ def test_a_state_that_is_none_is_refused(state):
 
     assert run.counters["refused"] == 1
     assert watcher.state_dict()["step"] == 0
+
+
+def test_settings_come_by_name_or_as_one_object_and_a_name_takes_precedence():
+    """Both are the same settings, and ``help()`` lists all of them."""
+    settings = WatcherSettings(clip=0.2, level="tokens", strict=True)
+    watcher = rlwatch.Watcher(run=FakeRun(), settings=settings, level="scalars")
+
+    assert watcher.unavailable == {}
+    watcher.step(1, loss=0.5)
+    assert watcher.unavailable["policy/entropy"] == "level is 'scalars'; this begins with 'tokens'"
+    with pytest.raises(ConfigError, match="rewards"):
+        watcher.rollouts(rewards=object())
+    assert {"clip", "adjustable", "run", "init_arguments"} <= set(inspect.signature(rlwatch.Watcher).parameters)
+    with pytest.raises(ConfigError, match="save must be a function"):
+        WatcherSettings(save="no function")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -28,7 +29,8 @@ from rlwatch.integrations.stages import clock_of
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.integrations.torch import compat
 from rlwatch.integrations.torch.batch import GenerationReader, LossSettings, Samples
-from rlwatch.integrations.torch.commands import Adjustable, CommandController, Means, settings_of
+from rlwatch.integrations.torch.commands import CommandController, Means
+from rlwatch.integrations.torch.compat import WatcherSettings
 from rlwatch.integrations.torch.localise import LoopCall
 from rlwatch.integrations.torch.taps import Collector, Refused, StepCounter
 from rlwatch.integrations.verifiers import is_async
@@ -352,57 +354,17 @@ class Watcher(Steering):
         ``model`` that is named ``ref``.
     scaler
         The ``torch.amp.GradScaler`` of a float16 loop, so that its scale does not show in the gradients.
-    clip, dual_clip, truncation, off_policy_delta
-        Of the loss, so that what it clips is counted: (low, high) of a PPO clip [1 - low, 1 + high], or one
-        number for both; the cap on -r A of dual-clip PPO; the largest weight of truncated importance sampling;
-        the threshold of an off-policy sequence mask, nats per token.
-    kl_coef, set_kl_coef
-        Weight of the KL term, or a function that returns it; a function that sets it, for who asks for that.
-    save
-        Saves a checkpoint and returns where, for who asks for that. With several ranks every rank calls it.
-    temperature
-        Sampling temperature, by which ``logits`` given to :meth:`observe` are divided.
-    eos
-        Id or ids that end a response, so that responses that never end are counted; by default the tokenizer's.
-    tokenizer
-        As Hugging Face's: for ``text``, and to see whether sampled ids survive decoding.
-    text, completions
-        Whether to keep the text of extreme tokens beside their ids, and a few completions now and then (how few:
-        :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
-    level
-        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
-    localise
-        Whether :meth:`gradients` names the tokens responsible when the gradient spikes or is not finite: True, False,
-        or when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs :meth:`forward`, and
-        waits for the device once a step, for the norm. By default in a loop of one process; with several ranks every
-        rank must ask for it. Not of a model that Megatron cuts over ranks or whose gradients it holds.
-    rows
-        How to cut the arguments of :meth:`forward` to some of its sequences, for a spike: called with a list of row
-        numbers and those arguments, it returns a tuple of arguments for these rows only. By default whatever has one
-        row for each sequence is cut (tensors, lists, what mappings and objects hold, what the function closes over).
-        Either way what comes out is compared with what the sequence gave among the others.
-    strict
-        Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
-    snapshots
-        Whether to keep snapshots of ``model``, ``optimizer``, ``scheduler`` and ``scaler``: True, False, or how often
-        and at what price (:class:`~rlwatch.integrations.snapshots.Snapshots`). The first is taken now, the others by
-        :meth:`obey`.
-    on_rollback
-        Called in :meth:`obey` with the step whose state was put back by the command ``rollback``: drop rollouts that
-        wait to be trained on, and send the weights to the rollout engine.
-    sync_weights
-        Sends the weights to the rollout engine: for ``sync-weights``.
-    adjustable
-        Settings of the loop that commands may change: ``set-clip``, ``set-grad-clip``, ``set-entropy-coef`` or
-        ``set-is-correction`` -> ``(read, write)``. ``read()`` returns the values by the command's argument names, or
-        the value where it has one; ``write(**values)`` sets them.
     run
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
     link
         With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
         :func:`rlwatch.run.ranks.join` says.
-    init_arguments
-        Arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``, ``store``...
+    settings
+        How the loop is watched; by default every setting has its default.
+    arguments
+        Fields of :class:`~rlwatch.integrations.torch.compat.WatcherSettings`, each instead of what ``settings`` has, as
+        ``clip=0.2``; and arguments of :func:`rlwatch.init` for the run made here: ``project``, ``name``, ``config``,
+        ``store``...
 
     Raises
     ------
@@ -420,72 +382,34 @@ class Watcher(Steering):
         scheduler: Any = None,
         ref_model: nn.Module | None = None,
         scaler: Any = None,
-        clip: float | tuple[float, float] | None = None,
-        dual_clip: float | None = None,
-        truncation: float | None = None,
-        off_policy_delta: float | None = None,
-        kl_coef: float | Callable[[], float] | None = None,
-        set_kl_coef: Callable[[float], Any] | None = None,
-        save: Callable[[], Any] | None = None,
-        temperature: float = 1.0,
-        eos: int | Sequence[int] = (),
-        tokenizer: Any = None,
-        text: bool = False,
-        completions: bool | KeepCompletions = False,
-        level: str = Level.FULL,
-        localise: bool | Localise | None = None,
-        rows: Callable[..., tuple[Any, ...]] | None = None,
-        strict: bool = False,
-        snapshots: bool | Snapshots = False,
-        on_rollback: Callable[[int], Any] | None = None,
-        sync_weights: Callable[[], Any] | None = None,
-        adjustable: Mapping[str, Adjustable] | None = None,
         run: Run | None = None,
         link: str | None = None,
-        **init_arguments: Any,
+        settings: WatcherSettings | None = None,
+        **arguments: Any,
     ) -> None:
         compat.check_models(model, ref_model)
         compat.check_optimizer(optimizer)
-        compat.check_callables(
-            save=save, set_kl_coef=set_kl_coef, rows=rows, on_rollback=on_rollback, sync_weights=sync_weights
-        )
+        wanted, init_arguments = compat.divided(settings, arguments)
         compat.check_run(run, init_arguments)
-        chosen = Level.of(level)
-        ends = compat.eos_of(eos, tokenizer)
-        settings = LossSettings(
-            clip=compat.clip_of(clip),
-            dual_clip=compat.positive("dual_clip", dual_clip),
-            truncation=compat.positive("truncation", truncation),
-            off_policy_delta=compat.positive("off_policy_delta", off_policy_delta),
-            eos=ends,
-            temperature=compat.positive("temperature", temperature) or 1.0,
-        )
-        means = Means(model, ref_model, optimizer, scheduler, save, kl_coef, set_kl_coef, scaler)
-        means.on_rollback, means.sync_weights, means.settings = on_rollback, sync_weights, settings_of(adjustable or {})
-        wanted = Snapshots.of(snapshots)
-        checked(wanted, means.holdings, place_here().get("world_size", 1))
-        generation = GenerationReader(ends)
-        keep, decode = KeepCompletions.of(completions), compat.decoder_of(tokenizer) if text else None
-        alone = place_here().get("world_size", 1) == 1
-        wish = Localise.of(alone and not compat.hides_gradients(model) if localise is None else localise)
-        if wish is not None and compat.hides_gradients(model):
-            raise ConfigError(f"localise: {compat.HIDDEN}; leave it out")
-        if wish is not None and wish.keep_inputs is not None:
-            raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
-        begin = {**place_here(), **init_arguments}
-        recording = begin_together(lambda: init(**begin) if run is None else run, link=link)
-        if run is None:
-            recording.introduce()
-        self._rows = rows
+        means = wanted.commanded(Means(model, ref_model, optimizer, scheduler, scaler=scaler))
+        keep_states = Snapshots.of(wanted.snapshots)
+        checked(keep_states, means.holdings, place_here().get("world_size", 1))
+        localise = _localise_of(wanted.localise, model)
+        keep_texts, level, loss = KeepCompletions.of(wanted.completions), Level.of(wanted.level), wanted.loss()
+        decode = compat.decoder_of(wanted.tokenizer) if wanted.text else None
+        recording = _recording(run, init_arguments, link)
+        self._rows = wanted.rows
         self._verifier_names: set[str] = set()
         super().__init__(
-            means, recording, owned=run is None, level=chosen, strict=strict, decode=decode, snapshots=wanted
+            means, recording, owned=run is None, level=level, strict=wanted.strict, decode=decode, snapshots=keep_states
         )
-        self._given(clip=clip, optimizer=optimizer)
-        samples = Samples(recording, keep=keep, measure=chosen.includes(Level.FULL), tokenizer=tokenizer)
-        localiser = localiser_of(self.seam, wish, decode)
-        self._localiser = localiser
-        self.collector = Collector(self.steps, chosen, settings, means, generation, samples, scaler, localiser)
+        self._given(clip=wanted.clip, optimizer=optimizer)
+        measure = level.includes(Level.FULL)
+        samples = Samples(recording, keep=keep_texts, measure=measure, tokenizer=wanted.tokenizer)
+        self._localiser = localiser_of(self.seam, localise, decode)
+        self.collector = Collector(
+            self.steps, level, loss, means, GenerationReader(loss.eos), samples, scaler, self._localiser
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy passes on what it is given to compute, and does nothing else."""
@@ -720,6 +644,41 @@ class Watcher(Steering):
     @property
     def _live(self) -> bool:
         return self.run.measures
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature with every setting by name, for ``help()`` and notebooks."""
+    own = list(inspect.signature(Watcher.__init__).parameters.values())[1:-1]
+    settings = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in fields(WatcherSettings)
+    ]
+    rest = inspect.Parameter("init_arguments", inspect.Parameter.VAR_KEYWORD, annotation=Any)
+    return inspect.Signature([*own, *settings, rest])
+
+
+Watcher.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _localise_of(wish: bool | Localise | None, model: nn.Module | None) -> Localise | None:
+    """Return when to localise, where it is possible: by default in one process. Raises ``ConfigError``."""
+    hidden = compat.hides_gradients(model)
+    alone = place_here().get("world_size", 1) == 1
+    wanted = Localise.of(alone and not hidden if wish is None else wish)
+    if wanted is not None and hidden:
+        raise ConfigError(f"localise: {compat.HIDDEN}; leave it out")
+    if wanted is not None and wanted.keep_inputs is not None:
+        raise ConfigError("localise: keep_inputs needs a trainer whose inputs are known, TRL; leave it out here")
+    return wanted
+
+
+def _recording(run: Run | None, init_arguments: Mapping[str, Any], link: str | None) -> Run:
+    """Return the run to record into, linked with the other ranks; one that was made here introduces itself."""
+    begin = {**place_here(), **init_arguments}
+    recording = begin_together(lambda: init(**begin) if run is None else run, link=link)
+    if run is None:
+        recording.introduce()
+    return recording
 
 
 def _of_nothing(of: type[Watcher], run: Run) -> Watcher:

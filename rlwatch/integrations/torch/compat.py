@@ -1,15 +1,147 @@
-"""Arguments of a :class:`~rlwatch.integrations.torch.attach.Watcher`, checked before training begins."""
+"""Settings of a :class:`~rlwatch.integrations.torch.attach.Watcher`, checked before training begins."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
 
 from rlwatch.errors import ConfigError
+from rlwatch.integrations.completions import KeepCompletions
+from rlwatch.integrations.level import Level
+from rlwatch.integrations.localising import Localise
+from rlwatch.integrations.snapshots import Snapshots
 from rlwatch.integrations.step_tally import Decode
-from rlwatch.tensors.megatron import divided
+from rlwatch.integrations.torch.batch import LossSettings
+from rlwatch.integrations.torch.commands import Adjustable, Means, settings_of
+from rlwatch.tensors import megatron
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatcherSettings:
+    """How a loop of one's own is watched: settings that :class:`rlwatch.Watcher` takes by name, or as one object.
+
+    >>> WatcherSettings(clip=0.2, eos=2).loss().clip
+    (0.2, 0.2)
+
+    Parameters
+    ----------
+    clip, dual_clip, truncation, off_policy_delta
+        Of the loss, so that what it clips is counted: (low, high) of a PPO clip [1 - low, 1 + high], or one
+        number for both; the cap on -r A of dual-clip PPO; the largest weight of truncated importance sampling;
+        the threshold of an off-policy sequence mask, nats per token.
+    kl_coef, set_kl_coef
+        Weight of the KL term, or a function that returns it; a function that sets it, for the command ``set-kl-coef``.
+    save
+        Saves a checkpoint and returns where, for the command ``save-checkpoint``. Every rank calls it.
+    temperature
+        Sampling temperature, by which ``logits`` given to ``Watcher.observe`` are divided.
+    eos
+        Id or ids that end a response, so that responses that never end are counted; by default the tokenizer's.
+    tokenizer
+        As Hugging Face's: for ``text``, and to see whether sampled ids survive decoding.
+    text, completions
+        Whether to keep the text of extreme tokens beside their ids, and a few completions now and then (how few:
+        :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
+    level
+        ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
+    localise
+        Whether ``Watcher.gradients`` names the tokens responsible when the gradient spikes or is not finite: True,
+        False, or when and how closely (:class:`~rlwatch.integrations.localising.Localise`). It needs
+        ``Watcher.forward``, and waits for the device once a step, for the norm. By default in a loop of one process;
+        with several ranks every rank must ask for it. Not of a model that Megatron cuts over ranks or whose gradients
+        it holds.
+    rows
+        How to cut the arguments of ``Watcher.forward`` to some of its sequences, for a spike: called with a list of row
+        numbers and those arguments, it returns a tuple of arguments for these rows only. By default whatever has one
+        row for each sequence is cut (tensors, lists, what mappings and objects hold, what the function closes over).
+        Either way what comes out is compared with what the sequence gave among the others.
+    strict
+        Raise ``ConfigError`` where an input does not fit: to try a loop out, not to train.
+    snapshots
+        Whether to keep snapshots of ``model``, ``optimizer``, ``scheduler`` and ``scaler``: True, False, or how often
+        and at what price (:class:`~rlwatch.integrations.snapshots.Snapshots`). The first is taken now, the others by
+        ``Watcher.obey``.
+    on_rollback
+        Called in ``Watcher.obey`` with the step whose state was put back by the command ``rollback``: drop rollouts
+        that wait to be trained on, and send the weights to the rollout engine.
+    sync_weights
+        Sends the weights to the rollout engine: for ``sync-weights``.
+    adjustable
+        Settings of the loop that commands may change: ``set-clip``, ``set-grad-clip``, ``set-entropy-coef`` or
+        ``set-is-correction`` -> ``(read, write)``. ``read()`` returns the values by the command's argument names, or
+        the value where it has one; ``write(**values)`` sets them.
+
+    Raises
+    ------
+    ConfigError
+        If a function cannot be called.
+    """
+
+    clip: float | tuple[float, float] | None = None
+    dual_clip: float | None = None
+    truncation: float | None = None
+    off_policy_delta: float | None = None
+    kl_coef: float | Callable[[], float] | None = None
+    set_kl_coef: Callable[[float], Any] | None = None
+    save: Callable[[], Any] | None = None
+    temperature: float = 1.0
+    eos: int | Sequence[int] = ()
+    tokenizer: Any = None
+    text: bool = False
+    completions: bool | KeepCompletions = False
+    level: str = Level.FULL
+    localise: bool | Localise | None = None
+    rows: Callable[..., tuple[Any, ...]] | None = None
+    strict: bool = False
+    snapshots: bool | Snapshots = False
+    on_rollback: Callable[[int], Any] | None = None
+    sync_weights: Callable[[], Any] | None = None
+    adjustable: Mapping[str, Adjustable] | None = None
+
+    def __post_init__(self) -> None:
+        check_callables(
+            save=self.save,
+            set_kl_coef=self.set_kl_coef,
+            rows=self.rows,
+            on_rollback=self.on_rollback,
+            sync_weights=self.sync_weights,
+        )
+
+    def loss(self) -> LossSettings:
+        """Return the settings of the loss. Raises ``ConfigError``."""
+        return LossSettings(
+            clip=clip_of(self.clip),
+            dual_clip=positive("dual_clip", self.dual_clip),
+            truncation=positive("truncation", self.truncation),
+            off_policy_delta=positive("off_policy_delta", self.off_policy_delta),
+            eos=eos_of(self.eos, self.tokenizer),
+            temperature=positive("temperature", self.temperature) or 1.0,
+        )
+
+    def commanded(self, means: Means) -> Means:
+        """Return ``means`` with the loop's own functions for commands. Raises ``ConfigError``."""
+        return replace(
+            means,
+            save=self.save,
+            kl_coef=self.kl_coef,
+            set_kl_coef=self.set_kl_coef,
+            on_rollback=self.on_rollback,
+            sync_weights=self.sync_weights,
+            settings=settings_of(self.adjustable or {}),
+        )
+
+
+NAMES = frozenset(each.name for each in fields(WatcherSettings))
+
+
+def divided(settings: WatcherSettings | None, arguments: Mapping[str, Any]) -> tuple[WatcherSettings, dict[str, Any]]:
+    """Return the settings, with those that ``arguments`` give by name, and the arguments that are none."""
+    own = {name: value for name, value in arguments.items() if name in NAMES}
+    others = {name: value for name, value in arguments.items() if name not in NAMES}
+    return replace(settings or WatcherSettings(), **own), others
 
 
 def check_models(model: Any, ref_model: Any) -> None:
@@ -29,7 +161,7 @@ HIDDEN = (
 
 def hides_gradients(model: nn.Module | None) -> bool:
     """True if spikes of its gradient cannot be localised: it is Megatron's."""
-    return model is not None and divided(model)
+    return model is not None and megatron.divided(model)
 
 
 def check_optimizer(optimizer: Any) -> None:
