@@ -21,7 +21,7 @@ from rlwatch.tensors import megatron
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatcherSettings:
-    """How a loop of one's own is watched: settings that :class:`rlwatch.Watcher` takes by name, or as one object.
+    """Settings of a loop of one's own, which :class:`rlwatch.Watcher` takes by name or as this one object.
 
     >>> WatcherSettings(clip=0.2, eos=2).loss().clip
     (0.2, 0.2)
