@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from preloaded import run_program
 
@@ -13,15 +14,18 @@ from rlwatch.view import stored_diagnosis, stored_verdict
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ARGUMENTS = {
     "layer_clip.py": ["--steps", "60"],
+    "nan_at_padding.py": ["--steps", "30"],
     "own_loop.py": ["--steps", "30", "--reset-at", "10"],
     "scalars.py": ["--steps", "200"],
+    "stale_weights.py": ["--steps", "60"],
     "tee_wandb.py": ["--steps", "60"],
+    "top_p_bias.py": ["--steps", "50"],
     "transformers_trainer.py": ["--steps", "5"],
     "trl_canaries.py": ["--steps", "24"],
     "trl_grpo.py": ["--steps", "3"],
     "trl_peft.py": ["--steps", "4"],
 }
-COLLAPSES = {"tee_wandb.py", "trl_canaries.py"}
+COLLAPSES = {"nan_at_padding.py", "stale_weights.py", "tee_wandb.py", "top_p_bias.py", "trl_canaries.py"}
 """Those that fail on purpose."""
 NOT_JUDGED = {"transformers_trainer.py", "trl_grpo.py", "trl_peft.py"}
 """Those that log no reward, or are played for a few steps only."""
@@ -96,6 +100,36 @@ def test_the_verifier_that_crashed_to_full_marks_is_named_as_the_cause(played):
     assert 13 <= changed.onset_step <= 15
     assert (first.kind, first.knob) == ("verifier_changed", "environment")
     assert f"found: {changed.message}" in out.stdout
+
+
+@pytest.mark.torch
+def test_infinite_padding_is_named_as_the_source_of_a_nan_gradient(played):
+    """In the step in which it begins, while the loss stays finite."""
+    out, store = played("nan_at_padding.py")
+    (stored,) = store.runs()
+    (found,) = [found for found in store.findings(stored.run_id) if found.severity is Severity.CRITICAL]
+    loss = store.series(stored.run_id, ["loss/raw"])["loss/raw"]
+
+    assert (found.kind, found.onset_step) == ("nonfinite", 16)
+    assert "only padding is not finite: old_logp at slot" in found.message
+    assert (len(loss.values), np.isfinite(loss.values).all()) == (30, True)
+    assert f"found: {found.message}" in out.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "cause", "since"),
+    [("top_p_bias.py", "truncated sampling", 26), ("stale_weights.py", "stale or partial weights", 31)],
+)
+def test_the_cause_of_a_mismatch_is_named(name, cause, since, played):
+    """By the shape of the gap, or by how it grows, from the step at which the engine was changed."""
+    out, store = played(name)
+    (stored,) = store.runs()
+    first = stored_diagnosis(store, stored).causes[0]
+
+    assert first.mismatch == cause
+    assert f"{cause} (" in out.stdout
+    assert f"the trainer-engine mismatch grew from step {since}" in out.stdout
 
 
 @pytest.mark.torch

@@ -1,7 +1,8 @@
 """Masked reductions: what lies outside the mask does not exist, what lies inside is never hidden.
 
-A NaN outside the mask (padding) is harmless; a NaN inside makes the result NaN. Half-precision input is
-widened to float32, float64 stays float64. ``mask`` broadcasts against ``x`` and is bool, int or float (0 or 1).
+A NaN outside the mask (padding) changes no result here; a NaN inside makes the result NaN. A loss that masks last is
+another matter: padding can make its gradient NaN. Half-precision input is widened to float32, float64 stays float64.
+``mask`` broadcasts against ``x`` and is bool, int or float (0 or 1).
 A batch of no elements at all is an empty mask.
 No function indexes by a mask, because that makes a GPU wait.
 """
