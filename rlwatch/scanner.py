@@ -26,8 +26,9 @@ from rlwatch.importers.lines import shown
 from rlwatch.importers.naming import naming_of
 from rlwatch.importers.registry import read_data, read_log
 from rlwatch.metrics import canonicalise, known, resolve, shadowed, unjudged, unread
-from rlwatch.monitor.engine import Monitor, MonitorOutcome, joined
+from rlwatch.monitor.engine import Monitor
 from rlwatch.monitor.forecasting import Forecasts
+from rlwatch.monitor.step_judge import MonitorOutcome, joined
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, Alert, Event, Finding, ForecastRecord, Severity, StepRecord
 from rlwatch.state import End, Ending

@@ -15,7 +15,7 @@ from rlwatch.wording import chance, for_terminal, one_line, plural, step
 if TYPE_CHECKING:
     from rlwatch.detectors.base import NotRun
     from rlwatch.forecast import Forecast
-    from rlwatch.monitor.engine import MonitorOutcome
+    from rlwatch.monitor.step_judge import MonitorOutcome
     from rlwatch.records import Alert
     from rlwatch.view import RunView
 

@@ -28,9 +28,10 @@ from rlwatch.importers import ImportedRun, LogTail, Position, Tail, read_log
 from rlwatch.importers.naming import NONE
 from rlwatch.importers.tensorboard_events import trainings_until
 from rlwatch.layers import DerivedLayers
-from rlwatch.monitor.engine import Monitor, MonitorOutcome
+from rlwatch.monitor.engine import Monitor
 from rlwatch.monitor.forecasting import forecaster_for
 from rlwatch.monitor.judge import MonitorSink, SinkProgress, past_of
+from rlwatch.monitor.step_judge import MonitorOutcome
 from rlwatch.ports import Checkpoint, Progress, RunWriter, Store
 from rlwatch.records import AlertState, RunInfo, RunState, Severity, StepRecord
 from rlwatch.run.alerting import Alerting

@@ -2,7 +2,7 @@
 
 A :class:`SnapshotKeeper` looks at every safe boundary. It takes a snapshot when one is due and the budgets of memory
 and time allow it, and calls an older one good once the rows up to it have been judged
-(:mod:`rlwatch.monitor.soundness`).
+(:mod:`rlwatch.monitor.step_judge`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One engine for live runs, tailed logs and replays: records in, findings and alerts out."""
 
 from rlwatch.detectors.base import NotRun
-from rlwatch.monitor.engine import Monitor, MonitorOutcome
+from rlwatch.monitor.engine import Monitor
+from rlwatch.monitor.step_judge import MonitorOutcome
 
 __all__ = ["Monitor", "MonitorOutcome", "NotRun"]

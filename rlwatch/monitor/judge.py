@@ -25,8 +25,9 @@ from rlwatch.control.policy import RunHealth
 from rlwatch.error_boundary import call_or, described
 from rlwatch.errors import StoreBusyError, StoreError
 from rlwatch.monitor import checkpoint
-from rlwatch.monitor.engine import Monitor, MonitorOutcome, joined
+from rlwatch.monitor.engine import Monitor
 from rlwatch.monitor.forecasting import forecaster_for
+from rlwatch.monitor.step_judge import MonitorOutcome, joined
 from rlwatch.ports import Checkpoint, History, Item, Progress, Storable, Store
 from rlwatch.recorder.judge_thread import Interrupted
 from rlwatch.records import (

@@ -26,7 +26,7 @@ from rlwatch.records import Alert, AlertState, RunInfo, Silence
 if TYPE_CHECKING:
     from rlwatch.alerts.dispatch import Dispatcher
     from rlwatch.alerts.outbox import DeliveryThread
-    from rlwatch.monitor.engine import MonitorOutcome
+    from rlwatch.monitor.step_judge import MonitorOutcome
 
 
 logger = logging.getLogger("rlwatch")

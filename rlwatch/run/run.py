@@ -31,7 +31,7 @@ from rlwatch.redaction import clean_name, plain, redacted
 from rlwatch.run.stages import Span, Stage, StageClock, batch_of_spans, seconds_of
 
 if TYPE_CHECKING:
-    from rlwatch.monitor.engine import MonitorOutcome
+    from rlwatch.monitor.step_judge import MonitorOutcome
     from rlwatch.run.machine import MachineThread
 
 

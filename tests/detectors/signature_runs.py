@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from rlwatch.catalogue import entry
-from rlwatch.monitor.engine import Monitor, joined
+from rlwatch.monitor.engine import Monitor
 from rlwatch.monitor.forecasting import NoForecasts
+from rlwatch.monitor.step_judge import joined
 from rlwatch.records import AlertState, StepRecord
 from rlwatch.testing.healthy_runs import healthy_run
 

@@ -19,7 +19,7 @@ from rlwatch.integrations.snapshot_files import read_snapshot, write_snapshot
 from rlwatch.integrations.snapshot_state import Holdings, SideCopier, check_fits, put_back
 from rlwatch.integrations.snapshots import Snapshot, SnapshotKeeper, Snapshots, checked, to_drop
 from rlwatch.integrations.trl import watch
-from rlwatch.monitor.soundness import Soundness
+from rlwatch.monitor.step_judge import Soundness
 from rlwatch.records import ClosedStep, JudgedRow
 
 pytestmark = pytest.mark.torch

@@ -15,7 +15,7 @@ from rlwatch.forecast.forecast import REACHED, forecast_of, record_of
 from rlwatch.forecast.forecast import alarm_message as words
 from rlwatch.forecast.forecaster import MODEL_VARIABLE, Forecaster
 from rlwatch.monitor import Monitor
-from rlwatch.monitor.engine import joined
+from rlwatch.monitor.step_judge import joined
 from rlwatch.records import ClosedStep, Severity, StepRecord
 
 

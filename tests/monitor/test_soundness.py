@@ -5,7 +5,7 @@ import math
 import pytest
 
 import rlwatch
-from rlwatch.monitor.soundness import Soundness
+from rlwatch.monitor.step_judge import Soundness
 from rlwatch.records import ClosedStep, Finding, Severity
 
 

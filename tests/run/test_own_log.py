@@ -8,7 +8,7 @@ import pytest
 from rlwatch.alerts.engine import DecisionReason, Transition
 from rlwatch.alerts.rules import AlertingConfig, default_rules
 from rlwatch.errors import StoreBusyError
-from rlwatch.monitor.engine import MonitorOutcome
+from rlwatch.monitor.step_judge import MonitorOutcome
 from rlwatch.records import Alert, AlertState, RunInfo, Severity, Silence
 from rlwatch.run.alerting import OwnLog
 

@@ -1,0 +1,306 @@
+"""Judging closed steps: what the detectors, the forecaster and the alert rules say of them, in order.
+
+A :class:`StepJudge` has no say in which rows count: the :class:`~rlwatch.monitor.engine.Monitor` gives it those of one
+attempt, or of the branch that goes on after a roll-back. :class:`Soundness` judges which rows are good to return to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rlwatch.alerts.engine import AlertEngine, Transition
+from rlwatch.control.policy import ROWS_AFTER, ROWS_KEPT
+from rlwatch.detectors.base import DetectorSet, NotRun, not_run
+from rlwatch.detectors.context import noise_of
+from rlwatch.diagnosis import Diagnosis, KnobTracker, diagnose, row_steps
+from rlwatch.forecast import Forecast
+from rlwatch.metrics import Family
+from rlwatch.monitor.episodes import Episodes
+from rlwatch.monitor.forecasting import NAME, Forecasting
+from rlwatch.records import LOCALISED, ClosedStep, Event, Finding, ForecastRecord, JudgedRow
+from rlwatch.state import SERIOUS, End, Ending, verdict_of
+from rlwatch.stats import median
+from rlwatch.wording import number
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorOutcome:
+    """Outcome of an item: findings to publish, alert transitions and forecasts, in order.
+
+    ``recoveries``: of findings that were published, that they eased or are over. ``forecasts``: what was said of each
+    step that closed; ``kept`` the same as it is stored.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    transitions: tuple[Transition, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
+    kept: tuple[ForecastRecord, ...] = ()
+    recoveries: tuple[Finding, ...] = ()
+
+    def __add__(self, other: MonitorOutcome) -> MonitorOutcome:
+        return joined((self, other))
+
+
+def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
+    """All of them as one; in time that grows with their number, as adding one after another does not."""
+    parts = tuple(outcomes)
+    return MonitorOutcome(
+        tuple(finding for part in parts for finding in part.findings),
+        tuple(transition for part in parts for transition in part.transitions),
+        tuple(forecast for part in parts for forecast in part.forecasts),
+        tuple(record for part in parts for record in part.kept),
+        tuple(finding for part in parts for finding in part.recoveries),
+    )
+
+
+NOTHING = MonitorOutcome()
+REMEMBERED = 400
+"""Published findings, and events, that a diagnosis looks back on."""
+
+
+class Arrived(NamedTuple):
+    """A record that is judged before its step closes, canonically named, and the step that is open."""
+
+    view: ClosedStep
+    now: int
+
+
+class StepJudge:
+    """Judges the closed steps of one attempt, each once and in order.
+
+    Parameters
+    ----------
+    detectors, forecasting, alerts
+        Fresh, all of them: they remember what they have seen.
+    """
+
+    def __init__(self, detectors: DetectorSet, forecasting: Forecasting, alerts: AlertEngine) -> None:
+        self.detectors = detectors
+        self.forecasting = forecasting
+        self.alerts = alerts
+        self.episodes = Episodes()
+        self.soundness = Soundness()
+        self.lookback = Lookback()
+        self.holding: tuple[Finding, ...] = ()
+        """The findings that hold now."""
+        self._localised = LocalisedSteps()
+
+    def judge(self, view: ClosedStep | Arrived) -> MonitorOutcome:
+        """Judge a closed step, or a record whose step is still open."""
+        return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
+
+    def each_of(self, views: list[ClosedStep | Arrived]) -> Iterator[MonitorOutcome]:
+        """Judge ``views``, which is emptied: their forecasts are made at once."""
+        self.forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
+        yield from map(self.judge, views)
+        views.clear()
+
+    def notice(self, event: Event) -> None:
+        """Take notice of an event."""
+        self._localised.note(event)
+        self.lookback.events.append(event)
+        self.forecasting.notice(event)
+        for detector in self.detectors:
+            detector.notice(event)
+
+    def judge_as(self, other: StepJudge) -> None:
+        """Judge from now on by the rows that ``other`` saw; findings and alerts go on."""
+        self.detectors, self.forecasting, self.soundness = other.detectors, other.forecasting, other.soundness
+
+    def not_run(self) -> list[NotRun]:
+        """Detectors that lacked their metrics so far or broke, and the forecaster if it has said nothing yet."""
+        lacking = not_run(self.detectors, self.lookback.measured)
+        lacking += [NotRun(name, reason) for name, reason in self.detectors.broken.items()]
+        absent = self.forecasting.absent
+        return [*lacking, NotRun(NAME, absent)] if absent else lacking
+
+    def _arrival(self, view: ClosedStep, now: int) -> MonitorOutcome:
+        """Judge a record while the step ``now`` is open."""
+        holding = self._localised.with_culprits([f for detector in self.detectors for f in detector.arrival(view)])
+        if not holding:
+            return NOTHING
+        newest = {(f.detector, f.kind): f for f in (*self.holding, *holding)}
+        self.holding = tuple(newest.values())
+        return MonitorOutcome(
+            self._published(self.episodes.arrival(holding), view)[0],
+            tuple(self.alerts.arrival(view.seq, now, holding, ts=view.ts)),
+        )
+
+    def _step(self, step: ClosedStep) -> MonitorOutcome:
+        self.lookback.add(step)
+        holding = self._localised.with_culprits(self.detectors.update(step))
+        kept = self.forecasting.step(step, self.episodes.standing(holding))
+        forecast = self.forecasting.newest
+        holding += self.forecasting.holding(step, holding)
+        reported, holding = self.episodes.closed(step, holding)
+        self.holding = tuple(holding)
+        self.soundness.update(step, holding)
+        findings, recoveries = self._published(reported, step)
+        return MonitorOutcome(
+            findings,
+            tuple(self.alerts.step(step.seq, step.step, holding, ts=step.ts, back=self.episodes.reason)),
+            () if forecast is None else (forecast,),
+            kept,
+            recoveries,
+        )
+
+    def _published(
+        self, findings: Sequence[Finding], step: ClosedStep
+    ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        """Stamp what is reported: of failures, and of recoveries."""
+        stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
+        failures = tuple(finding for finding in stamped if not finding.stage.better)
+        self.lookback.findings.extend(failures)
+        return failures, tuple(finding for finding in stamped if finding.stage.better)
+
+
+class Lookback:
+    """Newest findings, events and steps of a run, and its settings: evidence of a diagnosis."""
+
+    def __init__(self) -> None:
+        self.findings: deque[Finding] = deque(maxlen=REMEMBERED)
+        """Those that were published."""
+        self.events: deque[Event] = deque(maxlen=REMEMBERED)
+        self.measured: set[str] = set()
+        """Names of all metrics so far."""
+        self._steps: deque[int] = deque(maxlen=REMEMBERED)
+        self._knobs = KnobTracker()
+
+    def add(self, step: ClosedStep) -> None:
+        """Take the next closed step."""
+        self.measured.update(step.metrics)
+        self._steps.append(step.step)
+        self._knobs.update(step.step, step.metrics)
+
+    def diagnosis(self, source: str) -> Diagnosis:
+        """Most likely cause of the findings so far; ``source`` is the trainer."""
+        return diagnose(
+            self.findings,
+            events=self.events,
+            source=source,
+            row_steps=row_steps(self._steps),
+            measured=self.measured,
+            starts={},
+            turns=self._knobs.turns,
+            first_step=self._knobs.first_step,
+        )
+
+
+# The culprits of a localised step, put beside what detectors find in it.
+
+LOCALISED_STEPS = 16
+"""Localised steps that are kept: a step is judged when the next begins."""
+REPEATED = ("message", "why_not", "verdict", "cause", "cures", "count", "method", "gap", "complete", "culprits")
+"""Parts of the event that a finding repeats."""
+
+
+class LocalisedSteps:
+    """Adds the culprits of a step to the findings on its gradient."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=LOCALISED_STEPS)
+
+    def note(self, event: Event) -> None:
+        """Take notice, if it is a localisation."""
+        if event.kind == LOCALISED:
+            self._events.append(event)
+
+    def with_culprits(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings, those on the gradient of a localised step with its culprits."""
+        return [self._with_culprits(finding) for finding in findings]
+
+    def _with_culprits(self, finding: Finding) -> Finding:
+        event = next(
+            (e for e in reversed(self._events) if (e.step, e.attempt) == (finding.step, finding.attempt)), None
+        )
+        if event is None or finding.family != Family.OPTIMISATION.value:
+            return finding
+        why_not = event.body.get("why_not")
+        message_of_event = event.body.get("message") or (f"not localised: {why_not}" if why_not else "")
+        localised = {name: event.body[name] for name in REPEATED if name in event.body}
+        message = f"{finding.message}; {message_of_event}" if message_of_event else finding.message
+        return replace(finding, message=message, evidence={**finding.evidence, "localised": localised})
+
+
+# Soundness of rows.
+
+REWARD, ENTROPY, MISMATCH = "reward/mean", "policy/entropy", "mismatch/k3"
+REWARD_ROWS, MISMATCH_ROWS = ROWS_AFTER, 3
+"""Rows whose median counts."""
+NEAR_BEST = 0.9
+"""Least median reward, as a fraction of the best; a noisy reward may be a row's noise below it."""
+LEAST_ENTROPY, MOST_ENTROPY = 0.25, 1.6
+"""Limits of entropy, as fractions of the first row's."""
+MOST_MISMATCH = 0.05
+"""Limit of the mismatch k3 in nats a token."""
+
+
+class Soundness:
+    """Judges whether a run is sound at a row: the one place that says of a snapshot that it is good to return to.
+
+    Everything is compared with the run's first rows and the best of its own past, the first row included: a run that
+    was broken by its first update must not become its own measure (measured: a baseline of rows that were broken
+    already saved 0 of 2 runs, one from the first row 2 of 2). A row is sound if no failure stands by the run's state
+    machine (:mod:`rlwatch.state`), the median reward is near its best, and entropy and mismatch are usual.
+    """
+
+    def __init__(self) -> None:
+        self._rewards: deque[float] = deque(maxlen=REWARD_ROWS)
+        self._mismatches: deque[float] = deque(maxlen=MISMATCH_ROWS)
+        self._best: float | None = None
+        self._entropy: float | None = None
+        self.rows: deque[JudgedRow] = deque(maxlen=ROWS_KEPT)
+        """The newest rows, judged."""
+
+    def update(self, step: ClosedStep, holding: Sequence[Finding]) -> None:
+        """Take the next closed step, and what holds at it."""
+        why_not = self._why_not(step, holding)
+        if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
+            rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)
+            level = median(rewards) if rewards else None
+            ratio = entropy / self._entropy if entropy is not None and self._entropy else None
+            self.rows.append(JudgedRow(step.step, why_not, level, noise_of(rewards), ratio, step.metrics.get(REWARD)))
+
+    def _why_not(self, step: ClosedStep, holding: Sequence[Finding]) -> str:
+        reasons = [self._reward(step), self._exploration(step), self._engine(step)]  # each remembers the row
+        verdict = verdict_of(holding, {}, ending=Ending(End.GOES_ON)) if holding else None
+        if verdict is not None and verdict.state in SERIOUS:
+            return verdict.brief
+        return next(filter(None, reasons), "")
+
+    def _reward(self, step: ClosedStep) -> str:
+        value = step.metrics.get(REWARD)
+        if value is None:
+            return ""
+        if not math.isfinite(value):
+            return "the reward is not finite"
+        self._rewards.append(value)
+        level = median(list(self._rewards))
+        best = self._best = level if self._best is None else max(self._best, level)
+        least = best - max((1.0 - NEAR_BEST) * abs(best), noise_of(list(self._rewards)))
+        return "" if level >= least else f"the reward is {number(level)}, its best {number(best)}"
+
+    def _exploration(self, step: ClosedStep) -> str:
+        value = step.metrics.get(ENTROPY)
+        if value is None:
+            return ""
+        if not math.isfinite(value):
+            return "the entropy is not finite"
+        first = self._entropy = value if self._entropy is None else self._entropy
+        if LEAST_ENTROPY * first <= value <= MOST_ENTROPY * first:
+            return ""
+        return f"the entropy is {number(value)}, {number(first)} at first"
+
+    def _engine(self, step: ClosedStep) -> str:
+        value = step.metrics.get(MISMATCH)
+        if value is None:
+            return ""
+        if not math.isfinite(value):
+            return "the mismatch is not finite"
+        self._mismatches.append(value)
+        level = median(list(self._mismatches))
+        return "" if level < MOST_MISMATCH else f"the mismatch k3 is {number(level)} nats a token"
