@@ -303,6 +303,20 @@ def may_send(run: RunInfo, kind: str, typed: str) -> bool:
     return run.state is RunState.RUNNING and (not FORMS[kind].typed or " ".join(typed.split()) == confirmation(run))
 
 
+def impossible(run: RunInfo, who: Principal) -> str:
+    """Reason why ``who`` cannot send a command to the run now; empty where they can.
+
+    A collapse is none: it can be forced, and the dialog says so.
+    """
+    if not who.may_command:
+        return layout.LOOK_ONLY
+    if run.state is not RunState.RUNNING:
+        return f"The run has {run.state.value}: no trainer will run the command"
+    if dead_since(run, time.time()) is not None:
+        return "The trainer is dead: no command reaches it until it is restarted"
+    return ""
+
+
 def confirmation(run: RunInfo) -> str:
     """Text to be typed: the name on one line, or the id where there is none one would want to type."""
     name = " ".join(run.name.split())

@@ -45,8 +45,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rlwatch.link.limits import BACKLOG, GREETING_S, Strangers, limited, quiet_log
 
-from . import news, oidc
-from .principal import NAME_HEADER, ROLE_HEADER
+from . import endpoint, news, oidc
+from .principal import NAME_HEADER, ROLE_HEADER, SESSION_END
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = "RLWATCH_UI_SETTINGS"
@@ -372,7 +372,7 @@ class Gate:
         headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in principal.items())]
         inner = {**scope, "headers": headers}
         if scope["type"] == "http":
-            await self._app(inner, receive, send)
+            await self._app({**inner, SESSION_END: session.until}, receive, send)
             return
         try:
             async with asyncio.timeout(session.until - time.time()):
@@ -580,4 +580,8 @@ def serve() -> None:
     protocol = limited(AutoHTTPProtocol, strangers)
     uvicorn.Config = partial(uvicorn.Config, http=protocol, backlog=BACKLOG)  # type: ignore[misc, assignment]  # Streamlit's
     quiet_log()
-    st.App(HERE / "main.py", middleware=[Middleware(Gate, settings=settings, strangers=strangers)]).run(config=options)
+    st.App(
+        HERE / "main.py",
+        routes=endpoint.routes(settings.base_path),
+        middleware=[Middleware(Gate, settings=settings, strangers=strangers)],
+    ).run(config=options)

@@ -9,6 +9,9 @@ from rlwatch.errors import RLWatchError
 NAME_HEADER, ROLE_HEADER = "x-rlwatch-name", "x-rlwatch-role"
 """Headers in which the gate names whoever it let in; from outside they never arrive."""
 
+SESSION_END = "rlwatch.session-end"
+"""Key of a request's scope in which the gate says when the session is over (Unix seconds)."""
+
 
 class NotPermittedError(RLWatchError):
     """Whoever asks may only look."""

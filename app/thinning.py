@@ -6,7 +6,7 @@ steps. Non-finite values are never thinned into nothing: each bucket that holds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,6 +72,29 @@ def thin(steps: Ints, values: Floats, buckets: int) -> ThinnedCurve:
     holes = np.cumsum(~finite)[chosen]
     breaks = np.diff(holes, prepend=holes[:1]) > 0
     return ThinnedCurve(steps[chosen], values[chosen], breaks, bad)
+
+
+def reduced(one: Series, starts: Mapping[int, int], buckets: int) -> Series:
+    """Rows of ``one`` in order of arrival: of each of ``buckets`` ranges of steps the smallest and the largest finite
+    value and the first NaN, +Inf and -Inf, with both ends; rows that a later attempt replaced apart from those that
+    count.
+    """
+    if len(one.steps) <= 2 * buckets + 2:
+        return one
+    kept, found = counts(one, dict(starts)), []
+    for mask in (kept, *(~kept & (one.attempts == attempt) for attempt in sorted(starts))):
+        places = np.flatnonzero(mask)
+        places = places[np.argsort(one.steps[places], kind="stable")]
+        finite = places[np.isfinite(one.values[places])]
+        found.append(finite[_extremes(one.steps[finite], one.values[finite], buckets)])
+        for kind in (np.isnan, np.isposinf, np.isneginf):
+            odd = places[kind(one.values[places])]
+            if len(odd) > buckets:
+                edges = np.linspace(one.steps[odd[0]], one.steps[odd[-1]], buckets + 1)[:-1]
+                odd = odd[np.unique(np.searchsorted(one.steps[odd], edges, side="left"))]
+            found.append(odd)
+    at = np.sort(np.concatenate(found))
+    return Series(one.name, one.steps[at], one.values[at], one.attempts[at], one.seqs[at])
 
 
 def _extremes(steps: Ints, values: Floats, buckets: int) -> Ints:

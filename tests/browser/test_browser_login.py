@@ -44,7 +44,7 @@ def get(url, **headers):
 
 PATHS = ["/", "/run?run=r", "/alerts", "/static/js/x.js", "/_stcore/host-config", "/_stcore/metrics", "/media/x",
          "/_stcore/health/", "/_stcore/health%3Fx", "/_stcore/../run", "//_stcore/health", "/_stcore/agent/openapi.json",
-         "/_stcore/bidi-components/x", "/logout/../run"]  # fmt: skip
+         "/_stcore/bidi-components/x", "/logout/../run", "/api/runs"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -41,6 +41,7 @@ LEFT = {
     # Commands
     ("", "rlwatch ui"): "a server; tests/browser starts it",
     ("docs/dashboard.md", "[auth]"): "another program's settings; tests/browser/test_browser_oidc.py",
+    ("docs/dashboard.md", "curl "): "a server; tests/browser/test_browser_api.py asks one",
     ("", "rlwatch sync"): "needs PostgreSQL; tests/store/test_store_postgres_shipping.py",
     ("", "postgresql://"): "needs PostgreSQL; tests/store starts one where it is installed",
     ("", "clickhouse-client "): "needs ClickHouse; tests/store has its engine",

@@ -1,0 +1,419 @@
+"""The data endpoint: runs, series, states and changes as JSON, for the pages and for anybody's scripts.
+
+Served by the same server behind the same gate as the pages, and read-only. ``openapi.json`` beside this file describes
+every route and is served at ``/api/openapi.json``. NaN, infinities and missing values stay apart: the first two are the
+texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, a value that was not recorded has no place in a series. A whole
+number that a browser would round (beyond 2^53) is a text, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from rlwatch.compare.alignment import names_of
+from rlwatch.control.commands import ROLLBACK
+from rlwatch.errors import RLWatchError, RunNotFoundError
+from rlwatch.notify.payload import json_safe
+from rlwatch.ports import Series
+from rlwatch.records import AlertState, RunInfo, RunState
+from rlwatch.state import explained, headline_of, next_action
+
+from . import commands, news, queries
+from .charts import FARTHEST
+from .fleet import RunEntry, fleet, kl, matching, risk, run_entries, why
+from .health import judge, pause_of
+from .principal import NAME_HEADER, ROLE_HEADER, SESSION_END, Principal
+from .thinning import reduced
+
+Json = dict[str, Any]
+
+OPENAPI = Path(__file__).with_name("openapi.json")
+
+POINTS, MOST_POINTS = 500, 100_000
+MOST_METRICS = 500
+MOST_VALUES = 5_000_000
+"""Most metrics times points of an answer."""
+MOST_ROWS = 10_000
+"""Rows of which an answer has the times without thinning."""
+MOST_STREAMS = 64
+BEAT_S, POLL_S = 15.0, 5.0
+"""Seconds between two signs of life of a stream; between two of its looks where the store tells nothing."""
+GAP_S = 1.0
+"""Shortest time between two events of a stream."""
+
+LONG = 2**63
+
+
+class BadRequestError(RLWatchError):
+    """A parameter that cannot be read."""
+
+
+def answered(body: Mapping[str, Any], status: int = 200) -> Response:
+    """Strict JSON that no cache keeps."""
+    text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    headers = {"cache-control": "no-store"} | ({"retry-after": "5"} if status == 503 else {})
+    return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
+
+
+async def _answer(work: Callable[..., Json], *args: Any) -> Response:
+    """Work in a thread, and an error as its status and words."""
+    try:
+        return answered(await run_in_threadpool(work, *args))
+    except BadRequestError as error:
+        return answered({"error": str(error)}, 400)
+    except RunNotFoundError as error:
+        return answered({"error": str(error)}, 404)
+    except RLWatchError as error:
+        return answered({"error": str(error)}, 503)
+
+
+def principal_of(request: Request) -> Principal:
+    """Name and role that the gate has put into the request."""
+    return Principal(unquote(request.headers.get(NAME_HEADER, "")), request.headers.get(ROLE_HEADER, ""))
+
+
+# Values as JSON.
+
+
+def whole(value: int | None) -> int | str | None:
+    """A whole number, as text where a browser would round it.
+
+    >>> whole(2**53 - 1), whole(2**53)
+    (9007199254740991, '9007199254740992')
+    """
+    return value if value is None or abs(value) <= FARTHEST else str(value)
+
+
+def wholes(values: np.ndarray) -> list[int | str]:
+    """:func:`whole` of each of ``values`` (N,)."""
+    plain: list[int | str] = values.tolist()
+    far = bool(len(values)) and (int(values.max()) > FARTHEST or int(values.min()) < -FARTHEST)
+    return [whole(int(value)) or 0 for value in plain] if far else plain
+
+
+def numbers(values: np.ndarray) -> list[float | str | None]:
+    """``values`` (N,) as JSON; those that are not finite as words."""
+    plain: list[float | str | None] = values.tolist()
+    for at in np.flatnonzero(~np.isfinite(values)).tolist():
+        plain[at] = json_safe(plain[at])
+    return plain
+
+
+# What is asked for.
+
+
+def _whole_of(request: Request, name: str, low: int, high: int) -> int | None:
+    """A whole number of the query, None where it is not said. Raises ``BadRequestError``."""
+    said = request.query_params.get(name)
+    if said is None or said == "":
+        return None
+    bare = said.removeprefix("-")
+    if not (bare.isascii() and bare.isdecimal() and len(bare) < 20 and low <= int(said) <= high):
+        raise BadRequestError(f"{name}={said[:40]!r} is not a whole number from {low} to {high}")
+    return int(said)
+
+
+def _flag_of(request: Request, name: str) -> bool:
+    said = request.query_params.get(name, "false")
+    if said not in {"true", "false"}:
+        raise BadRequestError(f"{name}={said[:40]!r} is neither true nor false")
+    return said == "true"
+
+
+# /api/openapi.json and /api/runs
+
+
+async def described(request: Request) -> Response:
+    """The description of all routes, for the address at which this dashboard is."""
+    text = json.loads(OPENAPI.read_text(encoding="utf-8"))
+    base = request.scope["path"].removesuffix("/api/openapi.json")
+    return answered({**text, "servers": [{"url": base or "/"}]})
+
+
+async def listed(request: Request) -> Response:
+    """All runs in the order of the list: who needs a person first."""
+    return await _answer(_listed, request)
+
+
+def _listed(request: Request) -> Json:
+    deleted, archived = _flag_of(request, "deleted"), _flag_of(request, "archived")
+    limit = _whole_of(request, "limit", 0, 1_000_000)
+    every, now = fleet(deleted=deleted), time.time()
+    entries = [one for one in run_entries(every, now) if archived or deleted or not one.run.curation.archived]
+    found = matching(entries, text=request.query_params.get("search", ""))
+    return {
+        "now": now,
+        "total": len(entries),
+        "matching": len(found),
+        "runs": [run_json(entry) for entry in (found if limit is None else found[:limit])],
+        "unreadable": dict(every.unreadable),
+    }
+
+
+def run_json(entry: RunEntry) -> Json:
+    """One run of the list."""
+    run, verdict, forecast = entry.run, entry.vitals.verdict, entry.vitals.forecast
+    values = entry.vitals.values
+    return {
+        **identity(run),
+        "state": verdict.name,
+        "brief": verdict.brief,
+        "status": entry.health.word.value,
+        "since": whole(entry.health.since),
+        "why": why(entry),
+        "needs_attention": entry.health.needs_you,
+        "ended": entry.health.ended,
+        "last": {
+            "reward": json_safe(values.get("reward/mean")),
+            "entropy": json_safe(values.get("policy/entropy")),
+            "kl": json_safe(kl(entry.vitals)),
+            "grad_norm": json_safe(values.get("optim/grad_norm")),
+        },
+        "risk": json_safe(risk(entry)),
+        "alarm": bool(forecast is not None and forecast.alarm),
+    }
+
+
+def identity(run: RunInfo) -> Json:
+    """Names of a run, and its progress."""
+    return {
+        "run_id": run.run_id,
+        "project": run.project,
+        "name": run.name,
+        "source": run.source,
+        "host": run.host,
+        "tags": list(run.tags),
+        "notes": run.curation.notes,
+        "archived": run.curation.archived,
+        "attempt": run.attempt,
+        "live": run.state is RunState.RUNNING,
+        "created_at": run.created_at or None,
+        "last_step": whole(run.last_step),
+        "last_ts": run.last_ts,
+        "heartbeat_at": run.heartbeat_at,
+    }
+
+
+# /api/runs/ID/series
+
+
+async def series(request: Request) -> Response:
+    """Metrics of a run: whole, of a range of steps, thinned, or only what is new."""
+    return await _answer(_series, request)
+
+
+def _series(request: Request) -> Json:
+    wanted = list(dict.fromkeys(request.query_params.getlist("metrics")))
+    if len(wanted) > MOST_METRICS:
+        raise BadRequestError(f"{len(wanted)} metrics are asked for at once: at most {MOST_METRICS}")
+    low, high = (_whole_of(request, name, -LONG, LONG - 1) for name in ("from", "to"))
+    if low is not None and high is not None and low > high:
+        raise BadRequestError(f"from={low} lies behind to={high}")
+    points = _whole_of(request, "points", 1, MOST_POINTS) or POINTS
+    after = _whole_of(request, "after", 0, LONG - 1) or 0
+    if len(wanted) * points > MOST_VALUES:
+        raise BadRequestError(f"{len(wanted)} metrics of {points} points are too many: at most {MOST_VALUES} values")
+    source = queries.store()
+    run_id = request.path_params["run_id"]
+    with source.at_once(run_id):
+        run = source.run(run_id)
+        if not wanted:
+            return _named(run)
+        steps = (
+            None
+            if low is None and high is None
+            else (-LONG if low is None else low, LONG - 1 if high is None else high)
+        )
+        recorded = _recorded(run, wanted)
+        read = source.series(run_id, sorted(set(recorded.values())), after_seq=after, steps=steps, points=points)
+        newest = max((int(one.seqs.max(initial=0)) for one in read.values()), default=0)
+        starts = queries.outline(run).starts
+        read = {name: reduced(one, starts, points) for name, one in read.items()}
+        times = Times(run, after) if _flag_of(request, "times") else None
+    return {
+        "run_id": run_id,
+        "attempt": run.attempt,
+        "live": run.state is RunState.RUNNING,
+        "last_step": whole(run.last_step),
+        "starts": {str(attempt): whole(first) for attempt, first in starts.items()},
+        **columns(recorded, read, times),
+        "next": whole(newest or after),
+    }
+
+
+def _named(run: RunInfo) -> Json:
+    """Every metric of the run, where none is asked for: its name, and its canonical one."""
+    by_source = {source: name for name, source in names_of(queries.metric_names(run), run.source).items()}
+    known = [{"name": name, "canonical": by_source.get(name, name)} for name in queries.metric_names(run)]
+    return {"run_id": run.run_id, "metrics": known}
+
+
+def _recorded(run: RunInfo, wanted: Sequence[str]) -> dict[str, str]:
+    """Asked name -> the name it is recorded under; one may ask by either, and what is neither has no rows."""
+    names = queries.metric_names(run)
+    recorded, canonical = set(names), names_of(names, run.source)
+    return {name: name if name in recorded else canonical.get(name, name) for name in wanted}
+
+
+class Times:
+    """Unix seconds of a run's rows, by their place in the stream; of few new rows only those are read."""
+
+    def __init__(self, run: RunInfo, after: int) -> None:
+        if after:
+            rows = queries.store().records(run.run_id, after_seq=after, limit=MOST_ROWS)
+            self._seqs = np.array([row.seq for row in rows], dtype=np.int64)
+            self._times = np.array([row.ts or math.nan for row in rows], dtype=np.float64)
+        else:
+            moments = queries.store().moments(run.run_id)
+            self._seqs, self._times = moments.seqs, moments.values
+
+    def of(self, seqs: np.ndarray) -> list[float | None]:
+        """Those of ``seqs`` (N,); None where a row has none."""
+        if not len(self._seqs):
+            return [None] * len(seqs)
+        at = np.minimum(np.searchsorted(self._seqs, seqs), len(self._seqs) - 1)
+        found = np.where(self._seqs[at] == seqs, self._times[at], math.nan)
+        return [None if math.isnan(value) else round(value, 3) for value in found.tolist()]
+
+
+def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Times | None) -> Json:
+    """Series by the names asked for. Those with the same rows share an entry of ``rows``."""
+    rows: list[Json] = []
+    known: dict[bytes, int] = {}
+    found: Json = {}
+    for asked, name in recorded.items():
+        one = read[name]
+        key = one.seqs.tobytes() + one.steps.tobytes()
+        if key not in known:
+            known[key] = len(rows)
+            own: Json = {"steps": wholes(one.steps), "attempts": one.attempts.tolist()}
+            rows.append(own if times is None else {**own, "times": times.of(one.seqs)})
+        found[asked] = {"recorded": name, "rows": known[key], "values": numbers(one.values)}
+    return {"rows": rows, "series": found}
+
+
+# /api/runs/ID/state
+
+
+async def state(request: Request) -> Response:
+    """State, headline, cause and what may be done, of one run."""
+    return await _answer(_state, request.path_params["run_id"], principal_of(request))
+
+
+def _state(run_id: str, who: Principal) -> Json:
+    source = queries.store()
+    with source.at_once(run_id):
+        return state_json(source.run(run_id), who)
+
+
+def state_json(run: RunInfo, who: Principal) -> Json:
+    """State and headline are the engine's, word by word."""
+    now, vitals = time.time(), queries.vitals(run)
+    asked, alerts = queries.commands(run.run_id), queries.alerts(run.run_id)
+    pause = pause_of(run, asked, now)
+    verdict = queries.verdict(run)
+    diagnosis = explained(queries.diagnosis(run), verdict)
+    health = judge(run, verdict, now, vitals.pace, pause)
+    cause = diagnosis.causes[0] if diagnosis.enough and diagnosis.causes else None
+    action, reason = next_action(diagnosis), commands.impossible(run, who)
+    forecast = vitals.forecast
+    return {
+        **identity(run),
+        "now": now,
+        "verdict": verdict.to_dict(),
+        "headline": headline_of(verdict, diagnosis),
+        "status": health.word.value,
+        "why": health.why,
+        "since": whole(health.since),
+        "needs_attention": health.needs_you,
+        "ended": health.ended,
+        "step_s": vitals.step_s,
+        "cause": None
+        if cause is None
+        else {
+            "kind": cause.kind,
+            "title": cause.title,
+            "confidence": cause.sure.words,
+            "onset_step": whole(cause.onset_step),
+        },
+        "next_action": None if action is None else {"id": action.id, "name": action.name},
+        "forecast": None
+        if forecast is None
+        else {"p20": json_safe(forecast.p20), "p50": json_safe(forecast.p50), "p100": json_safe(forecast.p100),
+              "alarm": forecast.alarm, "absent": forecast.absent},
+        "firing": [
+            {
+                "alert_id": alert.alert_id,
+                "kind": alert.kind,
+                "severity": alert.severity.value,
+                "onset_step": whole(alert.onset_step),
+            }
+            for alert in alerts
+            if alert.state is AlertState.FIRING
+        ],
+        "commands": [
+            {"kind": kind, "possible": not reason, "why_not": reason}
+            for kind in (*(("resume",) if pause is not None else ()), commands.RESET, ROLLBACK)
+        ],
+    }  # fmt: skip
+
+
+# /api/events
+
+
+async def events(request: Request) -> Response:
+    """Server-sent events: one whenever the run, or any of the store, has changed."""
+    if _Streams.open >= MOST_STREAMS:
+        return answered({"error": f"{MOST_STREAMS} streams are open already: try again later"}, 503)
+    runs = frozenset(filter(None, request.query_params.getlist("run")))
+    until = float(request.scope.get(SESSION_END, math.inf))
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(told_of(runs, until), headers=headers, media_type="text/event-stream")
+
+
+class _Streams:
+    """Streams that are open."""
+
+    open = 0
+
+
+async def told_of(runs: frozenset[str], until: float) -> AsyncIterator[str]:
+    """Events of ``runs`` (none: of all) until the end of the session (Unix seconds)."""
+    _Streams.open += 1
+    try:
+        with news.HUB.listening() as listener:
+            listener.runs = runs
+            yield f"retry: {int(1000 * POLL_S)}\n\n" + _event(runs)
+            beat_at = time.monotonic() + BEAT_S
+            while time.time() < until:
+                wait_s = POLL_S if news.HUB.deaf else BEAT_S
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(listener.woken.wait(), min(wait_s, max(0.0, until - time.time())))
+                told = listener.woken.is_set() or news.HUB.deaf
+                listener.woken.clear()
+                if told:
+                    yield _event(runs)
+                    await asyncio.sleep(GAP_S)
+                elif time.monotonic() >= beat_at:
+                    yield ": still here\n\n"
+                beat_at = time.monotonic() + BEAT_S
+            yield "event: over\ndata: {}\n\n"
+    finally:
+        _Streams.open -= 1
+
+
+def _event(runs: frozenset[str]) -> str:
+    return f"event: changed\ndata: {json.dumps({'runs': sorted(runs), 'at': round(time.time(), 3)})}\n\n"
