@@ -94,6 +94,92 @@ OUTCOMES_AT_ONCE = 256
 """Outcomes that are put down together: a relived history has one for each of its rows."""
 
 
+class AlertQueue:
+    """Alerts on their way to the store, in order: those that it cannot take are kept, and put down later.
+
+    Parameters
+    ----------
+    dispatcher
+        Takes alerts and writes what is due of them to the outbox.
+    wake
+        Called when messages were queued.
+    looks
+        Whether alerts of the run may be open though none came through here.
+    """
+
+    def __init__(
+        self, run_id: str, dispatcher: Dispatcher, wake: Callable[[], None] | None, clock: Clock, *, looks: bool
+    ) -> None:
+        self.holding = False
+        """Whether alerts are kept back until :meth:`release`."""
+        self._run_id = run_id
+        self._dispatcher = dispatcher
+        self._wake = wake
+        self._clock = clock
+        self._steps: deque[list[Alert]] = deque()
+        self._alerted = looks
+        self._look_at = 0.0
+        self._refused = False
+
+    @property
+    def empty(self) -> bool:
+        """True once all are written."""
+        return not self._steps
+
+    def add(self, alerts: list[Alert]) -> None:
+        """Take the alerts of one step."""
+        self._steps.append(alerts)
+
+    def waiting_ids(self) -> set[str]:
+        """Ids of those that are not written yet."""
+        return {alert.alert_id for alerts in self._steps for alert in alerts}
+
+    def release(self) -> None:
+        """Put down what was found while ``holding``."""
+        self.holding = False
+        self.put_down()
+
+    def put_down(self) -> None:
+        """Write them step by step, so that what fired and was over within a batch is reported as it happened."""
+        written = 0
+        try:
+            while self._steps and not self.holding:
+                self._alerted = True
+                written += len(self._dispatcher.publish(self._run_id, self._steps[0]))
+                self._steps.popleft()
+            self._refused = False
+        except StoreError as error:
+            self._later(error)
+        if written and self._wake is not None:
+            self._wake()
+
+    def look_if_due(self, *, firing: bool) -> None:
+        """Now and then, publish what time alone has made due; ``firing``: whether an alert fires now."""
+        waiting = self._alerted and not self.holding and (firing or self._dispatcher.decision.held_back)
+        if waiting and self._clock.monotonic() >= self._look_at:
+            self._look_at = self._clock.monotonic() + LOOK_S
+            self._look()
+
+    def close(self) -> None:
+        """Publish what waited for others: nothing more comes."""
+        if self._alerted and not self.holding:
+            self._look(final=True)
+
+    def _look(self, *, final: bool = False) -> None:
+        """Publish what time has made due; what the store refuses is written at the next look, or by a watchman."""
+        try:
+            if self._dispatcher.publish(self._run_id, final=final) and self._wake is not None:
+                self._wake()
+        except StoreError as error:
+            self._later(error)
+
+    def _later(self, error: StoreError) -> None:
+        """A busy store is nothing to speak of; a full or broken one is, once."""
+        if not isinstance(error, StoreBusyError) and not self._refused:
+            self._refused = True
+            logger.warning("alerts cannot be written now and are kept, in order, until they can: %s", error)
+
+
 class MonitorSink:
     """Feeds the Monitor, stores findings and forecasts, hands alerts to the dispatcher, and publishes the run's health.
 
@@ -139,29 +225,21 @@ class MonitorSink:
         self._monitor = monitor
         self.seq = 0
         """Of the last item that was taken, whatever came of it."""
-        self.holding = False
-        """Whether alerts are kept back until :meth:`release`."""
         self._run = run
         self._store = store
-        self._dispatcher = dispatcher
         self._keep_found = keep
         self._publish = publish
         self._announce = announce
-        self._wake = wake
-        self._clock = clock or SystemClock()
         self._enough = enough
-        self._steps: deque[list[Alert]] = deque()
         self._relives = amends or self._run.attempt > 1
-        self._alerted = self._relives
-        self._look_at = 0.0
+        self.alerts = AlertQueue(run.run_id, dispatcher, wake, clock or SystemClock(), looks=self._relives)
         self._stored: StoredFindings | None = None
         self._abandoned_retired = amends or self._run.attempt == 1
-        self._refused = False
 
     @property
     def settled(self) -> bool:
         """True once everything that was found is written."""
-        return not self._steps
+        return self.alerts.empty
 
     def write(self, batch: Sequence[Item]) -> None:
         """Judge the batch. Raises ``Interrupted``."""
@@ -196,57 +274,20 @@ class MonitorSink:
                 if self._enough():
                     raise Interrupted
 
-    def release(self) -> None:
-        """Put down what was found while ``holding``."""
-        self.holding = False
-        self._put_down()
-
     def tick(self) -> None:
         """Put down alerts that are still waiting; now and then, look what time alone has made due."""
-        self._put_down()
-        waiting = self._alerted and not self.holding and (self._monitor.firing or self._dispatcher.decision.held_back)
-        if waiting and self._clock.monotonic() >= self._look_at:
-            self._look_at = self._clock.monotonic() + LOOK_S
-            self._look()
+        self.alerts.put_down()
+        self.alerts.look_if_due(firing=bool(self._monitor.firing))
 
     def end_attempt(self) -> None:
         """Judge the last step of an attempt that is over."""
         self._keep(self._monitor.close())
-        self._put_down()
+        self.alerts.put_down()
 
     def close(self) -> None:
         """Judge the last step and put down what it brought; nothing waits for others any more."""
         self.end_attempt()
-        if self._alerted and not self.holding:
-            self._look(final=True)
-
-    def _put_down(self) -> None:
-        """Step by step, so that what fired and was over within a batch is told as it happened."""
-        written = 0
-        try:
-            while self._steps and not self.holding:
-                self._alerted = True
-                written += len(self._dispatcher.publish(self._run.run_id, self._steps[0]))
-                self._steps.popleft()
-            self._refused = False
-        except StoreError as error:
-            self._later(error)
-        if written and self._wake is not None:
-            self._wake()
-
-    def _look(self, *, final: bool = False) -> None:
-        """Publish what time has made due; what the store refuses is written at the next look, or by a watchman."""
-        try:
-            if self._dispatcher.publish(self._run.run_id, final=final) and self._wake is not None:
-                self._wake()
-        except StoreError as error:
-            self._later(error)
-
-    def _later(self, error: StoreError) -> None:
-        """A busy store is nothing to speak of; a full or broken one is, once."""
-        if not isinstance(error, StoreBusyError) and not self._refused:
-            self._refused = True
-            logger.warning("alerts cannot be written now and are kept, in order, until they can: %s", error)
+        self.alerts.close()
 
     def _keep(self, outcome: MonitorOutcome) -> None:
         if self._relives:
@@ -254,7 +295,7 @@ class MonitorSink:
                 self._stored = StoredFindings(self._store, self._run.run_id)
             outcome = self._stored.without_stored(outcome)
         for _, transitions in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
-            self._steps.append([transition.alert for transition in transitions])
+            self.alerts.add([transition.alert for transition in transitions])
         found = [*outcome.findings, *outcome.recoveries]
         if found or outcome.kept:
             self._keep_found([*found, *outcome.kept])
@@ -266,7 +307,7 @@ class MonitorSink:
         gone is over at its first new step.
         """
         ts, step = batch[-1].ts, max((item.step for item in batch if isinstance(item, StepRecord)), default=None)
-        known = self._monitor.open_alerts() | {alert.alert_id for alerts in self._steps for alert in alerts}
+        known = self._monitor.open_alerts() | self.alerts.waiting_ids()
         rules = {rule.name: rule for rule in self._monitor.rules}
         return [
             Transition(
@@ -335,7 +376,7 @@ def judge_rest(
         history=past_of(store, run_id, lambda: monitor),
     )
     sink = MonitorSink(monitor, run, store, dispatcher=dispatcher, keep=found.extend, announce=announce, amends=True)
-    sink.holding = True
+    sink.alerts.holding = True
     judging = SinkProgress(monitor, sink, store, run_id, judged=lambda *_: None)
     judging.begin(last)
     while judging.stored():
@@ -346,7 +387,7 @@ def judge_rest(
         return False
     with closing(writer):
         writer.write(found)
-        sink.release()
+        sink.alerts.release()
         if not sink.settled:
             return False  # the next look judges, and finds, the same again
         writer.write([], Progress(judged=judging.seq))
