@@ -1,4 +1,4 @@
-"""Common ground of all detectors: one reading a row, findings that carry on over rows without a reading."""
+"""Base of all detectors: one reading a row, findings that persist over rows without a reading."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 
 CARRY_ROWS = 10
-"""Rows without a reading over which a finding is taken to hold still (metrics logged every few rows)."""
+"""Rows without a reading over which findings persist, for metrics that are logged every few rows."""
 
 
 class BaseDetector(ABC):
-    """Implements the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
+    """Implement the :class:`~rlwatch.ports.Detector` protocol around :meth:`judge`.
 
-    ``reads`` are the metrics of which at least one must be measured (and finite) for a row to be judged.
-    A row without is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows. ``family`` and ``kinds`` come
-    from the catalogue's entries; a detector that has none there declares its own.
+    ``reads`` lists metrics of which at least one must be measured and finite for a row to be judged. A row without a
+    reading leaves the findings as they are, for at most ``CARRY_ROWS`` rows. ``family`` and ``kinds`` come from the
+    entries of the catalogue; a detector without an entry declares them itself.
     """
 
     name: ClassVar[str]
@@ -34,9 +34,9 @@ class BaseDetector(ABC):
     requires: ClassVar[tuple[tuple[str, ...], ...]]
     reads: ClassVar[tuple[str, ...]]
     shares: ClassVar[tuple[str, ...]] = ()
-    """Attributes fed with every row in :meth:`listen` and nothing else: one does for all detectors of a run."""
+    """Attributes that :meth:`listen` feeds with every row, and nothing else: the detectors of a run share them."""
     families: ClassVar[tuple[str, ...]] = ()
-    """Where :meth:`measured` is a detector's own: how the names begin without one of which it is False."""
+    """Prefixes of metric names: without one of them in the row, an overridden :meth:`measured` returns False."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -50,23 +50,24 @@ class BaseDetector(ABC):
         self._taken: ClosedStep | None = None
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Hold what ``common`` has of each type of :attr:`shares`. To be called before any row."""
+        """Replace each attribute in :attr:`shares` by the object of its type in ``common``; call it before any row."""
         for name in self.shares:
             own = getattr(self, name)
             setattr(self, name, common.get(type(own), own))
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Take the next closed step; return what holds now. Given again (another detector asked), it holds the same."""
+        """Take the next closed step and return the findings that hold. A step given again returns the same findings."""
         if step is not self._taken:
-            self.hear(step, listening=True, measured=self.measured)
+            self.take(step, listening=True, measured=self.measured)
         return list(self._held)
 
-    def hear(
+    def take(
         self, step: ClosedStep, *, listening: bool, measured: bool | Callable[[ClosedStep], bool]
     ) -> list[Finding]:
-        """Take a closed step of which some things are known already; what holds now, which is not to be changed.
+        """Take a closed step whose metrics :class:`DetectorSet` has looked up; return the findings, not to be modified.
 
-        ``listening``: whether there is something to listen to; ``measured``: whether it holds a reading.
+        ``listening``: whether the row has metrics for :meth:`listen`. ``measured``: whether it has a reading, or the
+        function that decides it.
         """
         if step is self._taken:
             return self._held
@@ -84,19 +85,19 @@ class BaseDetector(ABC):
         return self._held
 
     def arrival(self, step: ClosedStep) -> list[Finding]:  # noqa: ARG002  (the protocol's signature)
-        """Nothing: only non-finite values are judged before their step closes."""
+        """Return nothing: only non-finite values are judged before their step closes."""
         return []
 
     def notice(self, event: Event) -> None:  # noqa: B027  (most have nothing to learn)
-        """Nothing to learn from an event, unless a detector says otherwise."""
+        """Ignore the event; a detector that learns from events overrides this."""
 
     def listen(self, step: ClosedStep) -> None:
-        """Take notice of corroborating metrics, on every row: by default, of those that :attr:`shares` follow."""
+        """Take corroborating metrics from every row: by default, feed the attributes in :attr:`shares`."""
         for name in self.shares:
             getattr(self, name).update(step)
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if the row holds a reading."""
+        """Return whether the row holds a reading."""
         return finite(step, *self.reads) is not None
 
     @abstractmethod
@@ -120,7 +121,7 @@ class BaseDetector(ABC):
         baseline: float | None = None,
         evidence: Mapping[str, JSON] | None = None,
     ) -> Finding:
-        """A well-formed finding at ``step``: onset never later than it, score finite or None."""
+        """Return a well-formed finding at ``step``: the onset is not later than it, the score is finite or None."""
         return Finding(
             detector=self.name,
             kind=kind,
@@ -139,7 +140,7 @@ class BaseDetector(ABC):
 
 
 class _Way(Enum):
-    """Ways to deal with a row of certain names, of one detector."""
+    """Ways in which a detector processes a row with certain metric names."""
 
     NOTHING = "nothing, but for what it holds"
     JUDGE = "judge it: it holds a reading"
@@ -149,10 +150,10 @@ class _Way(Enum):
 
 
 class DetectorSet:
-    """The detectors of one run, of which a row is given to those that it concerns.
+    """The detectors of one run; each row goes to those that read one of its metrics.
 
-    One that raises is said, named in ``broken`` with the reason, and left out from there on: its state is unknown. The
-    others go on.
+    A detector that raises is logged, recorded in ``broken`` with the reason, and removed, because its state is unknown.
+    The others continue.
     """
 
     def __init__(self, detectors: Iterable[Detector]) -> None:
@@ -160,7 +161,7 @@ class DetectorSet:
         self._types = tuple(map(type, self._detectors))
         self.broken: dict[str, str] = {}
         self._known: tuple[dict[str, tuple[str, ...]], tuple[_Way, ...]] | None = None
-        """Ways of the newest row of numbers alone, which those of the next row mostly are."""
+        """Beginning of the newest row, and the ways for it: the next row mostly has the same names."""
         own = [detector for detector in self._detectors if isinstance(detector, BaseDetector)]
         self._common = list({id(part): part for one in own for part in map(one.__getattribute__, one.shares)}.values())
 
@@ -168,7 +169,7 @@ class DetectorSet:
         return iter(self._detectors)
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Give a closed step to each; what holds now, in their order."""
+        """Give a closed step to each detector; return the findings that hold, in the order of the detectors."""
         for part in self._common:
             part.update(step)
         found: list[Finding] = []
@@ -186,7 +187,7 @@ class DetectorSet:
         return self._known[1]
 
     def _given(self, each: Iterator[tuple[Detector, _Way]], step: ClosedStep, found: list[Finding]) -> bool:
-        """Give the step to one after the other; False where one raised, so that those after it are still to come."""
+        """Give the step to one detector after another; return False where one raised, so that the rest is still due."""
         at = [*self._detectors[:1]]
         with Contained(lambda error: self._leave_out(at[0], step, error)):
             self._give(each, step, found, at)
@@ -213,12 +214,12 @@ class DetectorSet:
             elif way is ask:
                 found += detector.update(step)
             else:
-                found += detector.hear(step, listening=way is not judge, measured=way is not listen)  # type: ignore[attr-defined]
+                found += detector.take(step, listening=way is not judge, measured=way is not listen)  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)
 def _ways(types: tuple[type, ...], numbers: tuple[str, ...], names: tuple[str, ...]) -> tuple[_Way, ...]:
-    """Of each, for a row with these names, of which some are numbers: rows of a run nearly all name the same."""
+    """Return the way of each detector for a row with these names, cached: rows of a run mostly have the same names."""
     there, finite_there = set(names), set(numbers)
     return tuple(_way(detector, finite_there, there) for detector in types)
 
@@ -241,7 +242,7 @@ def _way(detector: type, numbers: set[str], names: set[str]) -> _Way:
 
 
 def finite(step: ClosedStep, *names: str) -> float | None:
-    """The first of ``names`` measured with a finite value at ``step``."""
+    """Return the first finite value among ``names`` at ``step``; None without one."""
     get = step.numbers.get
     for name in names:
         value = get(name)
@@ -251,7 +252,7 @@ def finite(step: ClosedStep, *names: str) -> float | None:
 
 
 def members(step: ClosedStep, family: str) -> tuple[str, ...]:
-    """Names of the row's metrics that begin with ``family``, in their order; rows of a run nearly all name the same."""
+    """Return the row's metric names that begin with ``family``, in order, cached over rows with the same names."""
     found = step.beginning.get(family)
     if found is None:
         found = step.beginning[family] = tuple(name for name in step.metrics if name.startswith(family))
@@ -259,20 +260,20 @@ def members(step: ClosedStep, family: str) -> tuple[str, ...]:
 
 
 def rounded(values: Mapping[str, float | int | None]) -> dict[str, JSON]:
-    """Evidence: finite numbers at six significant digits; what is not known is left out."""
+    """Return the finite values rounded to six significant digits, as evidence; others are left out."""
     return {k: float(f"{v:.6g}") for k, v in values.items() if v is not None and math.isfinite(v)}
 
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """A part that could not do its work, and why."""
+    """A part that could not run, and the reason."""
 
     name: str
     reason: str
 
 
 def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str]) -> list[NotRun]:
-    """The detectors that lack their metrics, of which ``seen`` were logged under their canonical names."""
+    """Return the detectors that lack metrics. ``seen``: canonical names of the logged ones."""
     return [
         NotRun(detector.name, f"needs {alternatives(detector.requires)}, which this run has not logged")
         for detector in detectors
@@ -281,15 +282,15 @@ def not_run(detectors: Iterable[Detector | type[Detector]], seen: Collection[str
 
 
 def lacks_metrics(detector: Detector | type[Detector], seen: Collection[str]) -> bool:
-    """True if no way to feed the detector was logged."""
+    """Return whether none of the detector's alternative inputs was logged."""
     return not any(all(_was_seen(name, seen) for name in needed) for needed in detector.requires)
 
 
 def alternatives(requires: Sequence[Sequence[str]]) -> str:
-    """Ways to feed a detector, in words."""
+    """Return the alternative inputs of a detector, in words."""
     return " or ".join(" + ".join(needed) for needed in requires)
 
 
 def _was_seen(needed: str, seen: Collection[str]) -> bool:
-    """A name that ends in a slash stands for any metric of that open family."""
+    """Return whether the metric was logged; a name that ends in a slash means any metric of that open family."""
     return needed in seen or (needed.endswith("/") and any(name.startswith(needed) for name in seen))

@@ -1,4 +1,4 @@
-"""Context of a metric: the reward, its noise and changes, and what else a detector asks before it believes its own."""
+"""Context of a metric: the reward with its noise and changes, and other metrics that confirm a detector's finding."""
 
 from __future__ import annotations
 
@@ -17,52 +17,48 @@ MEDIAN_ERROR = 1.2533
 NORMAL_80 = 1.2816
 """80 % of the absolute values of a normal variable lie below this many standard deviations."""
 SURE = 5.0
-"""Standard errors that make a fall: the best level is a maximum over many windows, so 3 would be few."""
+"""Standard errors that make a fall: the best level is a maximum over many windows, so 3 would be too few."""
 LIKELY = 4.0
 """Standard errors that make a rise over the start, which is no maximum."""
 VISIBLE = 0.1
-"""Share of the range the reward has covered below which a change is nothing."""
+"""Share of the reward's range so far below which a change is ignored."""
 TAKE_OFF, TAKE_OFF_ROWS = 1.0 / 3.0, 25
-"""Share of its range that the reward gains within so many rows when a run finds out what is rewarded."""
+"""Share of its range that the reward gains within that many rows when a run discovers what is rewarded."""
 NOTHING = 1e-7
-"""Gradient norm that is none."""
+"""Gradient norm that counts as zero."""
 LUCK = 1.5
-"""Standard deviations taken off the first row, which is a level by itself."""
+"""Standard deviations subtracted from the first row, which is a level by itself."""
 HELD_ROWS = 6
-"""Rows in whose median a level was held, however far apart: of three rows of small batches two are often lucky."""
+"""Rows in whose median a level was held, at any distance: two of three rows of small batches are often lucky."""
 CHANCE = 0.01
-"""Share of the usual spread of answers below which their mean has not moved: that of 10,000 wanders as much."""
-
+"""Share of the usual spread of answers below which their mean has not moved: the mean of 10,000 varies as much."""
 LUCKY = 0.02
-"""Chance from which so many low rows are what comes after a few lucky ones, not a fall."""
-
+"""Probability from which that many low rows follow a few lucky ones by chance, and are no fall."""
 LEVEL_STEPS = 15
 """Steps of a level, with three rows at least."""
 LEAST_BEFORE, LEAST_LEVELS = 6, 4
-"""Rows before the last level, and levels, from which the noise of each is known."""
+"""Rows before the last level, and number of levels, from which the noise of each is known."""
 WANDERS = 3.0
-"""Standard deviations of levels that share no row beyond which a change is not the data's difficulty."""
-
+"""Standard deviations of levels that share no row beyond which a change is not due to the difficulty of the data."""
 SOLVED = 0.7
 """Mean reward on the common 0..1 scale from which agreeing groups mean a solved task. Where three quarters of the
 samples agree and the mean is 0.7 or more, at least 0.45 of all samples are right ones in agreeing groups, so most that
 agree are right. Runs that begin at 0.85 with nine in ten agreeing go on learning."""
 FULL = 0.9
-"""The same from which hardly anything is left to gain: of agreeing groups nearly all are right, however they answer."""
-
+"""The same where hardly anything is left to gain: nearly all agreeing groups are right, however they answer."""
 RECENT_ROWS = 60
 """Rows of the reward that are remembered one by one."""
 BEGINNINGS = 16
-"""Beginnings before which a level is remembered."""
+"""Starting points of which the level before is stored."""
 UNLIKE = 1.2
-"""Times the deepest fall that the run has come back from, beyond which a fall is another one."""
+"""Times the deepest fall from which the run has recovered, beyond which a fall is a new one."""
 
 
 class AnswerCount:
-    """Number of answers behind a reward that is a share of right ones, told by its grain: 3/8 and 5/8 come of eight."""
+    """Number of answers behind a reward that is a share of right ones, by its granularity: 3/8 and 5/8 mean eight."""
 
     MOST, LEAST = 64, 4
-    """Answers beyond which a row stands for many, and different rewards that show a grain."""
+    """Answers beyond which a row counts as many, and number of different rewards that show a granularity."""
 
     def __init__(self) -> None:
         self._seen: list[float] = []
@@ -85,15 +81,15 @@ class AnswerCount:
 
     @property
     def error(self) -> float:
-        """Standard error of a row of so few answers that are right or wrong; 0 of many or unknown ones."""
+        """Return the standard error of a row of so few right or wrong answers; 0 for many or an unknown number."""
         return 0.5 / math.sqrt(self._count) if len(self._seen) >= self.LEAST and self._count <= self.MOST else 0.0
 
 
 class RewardWatch:
-    """Level now against the level at the start and the best so far; noise from first differences.
+    """Level of the reward now against its level at the start and its best so far; noise from first differences.
 
-    The first row, before any update, counts as a level (less ``LUCK``): a run that breaks inside its
-    warm-up has then fallen from how it began. ``noise`` is the standard deviation of one row.
+    The first row, before any update, counts as a level (less ``LUCK``): a run that breaks inside its warm-up has then
+    fallen from how it began. ``noise`` is the standard deviation of one row.
     """
 
     def __init__(self) -> None:
@@ -110,16 +106,16 @@ class RewardWatch:
         self._rose: dict[float, bool] = {}
         self._best: float | None = None
         self._fell: dict[tuple[float, float], bool] = {}
-        """Answers as of the last row: many detectors ask the same."""
+        """Cached results for the last row: several detectors need the same."""
         self._before: dict[int, float] = {}
-        """Step -> the level before it, of what began then and goes on."""
+        """Step -> level before it, for changes that began then and persist."""
         self._deepest = self._survived = 0.0
         self._answers = AnswerCount()
         self._spread = Window(rows=60, steps=10**9, least=1)
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of ``reward/mean``; of a row given again (detectors share it) nothing more."""
+        """Take ``reward/mean``; a row given again (detectors share this object) is ignored."""
         if step is self._taken:
             return
         self._taken = step
@@ -131,7 +127,7 @@ class RewardWatch:
             self.take(step.step, value)
 
     def take(self, step: int, value: float) -> None:
-        """Take a finite value of the reward, or of any score read like one."""
+        """Take a finite value of the reward, or of another score."""
         last = self._recent.last
         if last is not None and step <= last:
             self._deepest = self._survived = 0.0
@@ -159,7 +155,7 @@ class RewardWatch:
         self._remember_fall(level)
 
     def _remember_fall(self, level: float) -> None:
-        """Remember the deepest fall that came half of the way back: the data do that, and will again."""
+        """Store the deepest fall that recovered half of the way: data cause such falls, and will again."""
         best = self.best
         fall = 0.0 if best is None else max(best - level, 0.0)
         self._deepest = max(self._deepest, fall)
@@ -168,9 +164,9 @@ class RewardWatch:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one row, of those before the last level; computed once a row, when asked for.
+        """Return the standard deviation of one row, from rows before the last level; computed on demand, once a row.
 
-        Of all rows where those before never moved: a reward that has just begun to tells nothing of its noise.
+        All rows are used where those before never moved: a reward that has just begun to move shows no noise yet.
         """
         if self._noise is None:
             values = self._recent.values
@@ -181,15 +177,15 @@ class RewardWatch:
 
     @property
     def error(self) -> float:
-        """Standard error of a share of the answers of a row; 0 where they are many or their number does not show."""
+        """Return the standard error of a share of the answers of a row; 0 where their number is large or unknown."""
         return self._answers.error
 
     @property
     def wander(self) -> float:
-        """Standard deviation of a level: data of changing difficulty move neighbouring rows together.
+        """Return the standard deviation of a level: data of changing difficulty move neighbouring rows together.
 
-        From the changes between levels that share no row, around their median: a trend is no noise. Without the newest,
-        which may be a fall; 0 until there are enough of them.
+        Computed from the changes between levels that share no row, around their median, because a trend is no noise.
+        The newest is left out, as it may be a fall. 0 until there are enough.
         """
         if self._wander is None:
             before = self._levels.values[:-1]
@@ -204,13 +200,13 @@ class RewardWatch:
 
     @property
     def above(self) -> bool:
-        """True if it is above where it started, however little."""
+        """Return whether the level is above its start, by any amount."""
         now, start = self.now, self.start
         return now is not None and start is not None and now > start
 
     @property
     def still(self) -> bool:
-        """True if the last rows are all the same."""
+        """Return whether the last rows are all equal."""
         return self.now is not None and self._window.spread <= 1e-6 * max(1.0, abs(self.now))
 
     @property
@@ -230,11 +226,11 @@ class RewardWatch:
         if start is None or self._first is None:
             return None
         level = start if self._top is None else max(start, self._top)
-        # The noise only lowers the first row, so most rows need not know it.
+        # The noise only lowers the first row, so most rows need not compute it.
         return level if self._first <= level else max(level, self._first - LUCK * self.noise)
 
     def _counts(self, change: float, share: float, of: float, errors: float) -> bool:
-        """True of a change that counts: more than a share, visible on the reward's own range, and beyond noise."""
+        """Return whether a change counts: more than a share, visible on the reward's own range, and beyond noise."""
         if change <= max(share * abs(of), VISIBLE * self._range, CHANCE * (self._spread.get() or 0.0)):
             return False
         window = self._window
@@ -242,9 +238,9 @@ class RewardWatch:
         return change > errors * error and change > WANDERS * self.wander
 
     def fallen(self, share: float = 0.25, errors: float = SURE) -> bool:
-        """True once it has lost ``share`` of its best level, by more than ``errors`` standard errors.
+        """Return whether it has lost ``share`` of its best level, by more than ``errors`` standard errors.
 
-        And by more than in any fall it has come back from.
+        The loss must also exceed any fall from which the run has recovered.
         """
         fell = self._fell.get((share, errors))
         if fell is None:
@@ -260,14 +256,14 @@ class RewardWatch:
         return counts and chance_of_low(self._recent.values, best, now) <= LUCKY
 
     def low(self, value: float, share: float = 0.25) -> bool:
-        """True of a row below the best level by ``share`` of it and by two deviations: dates a fall."""
+        """Return whether a row is below the best level by ``share`` of it and by two deviations; this dates a fall."""
         best = self.best
         if best is None or best - value <= max(share * abs(best), VISIBLE * self._range):
             return False
         return best - value > 2.0 * self.noise
 
     def plunged(self, newest: Sequence[float], share: float) -> bool:
-        """True if the newest rows, few as they are, lost ``share`` of the best level, beyond what noise explains."""
+        """Return whether the few newest rows lost ``share`` of the best level, beyond what noise explains."""
         best, start = self.best, self.start
         if best is None or start is None or not self.low(newest[-1], share):
             return False
@@ -276,18 +272,18 @@ class RewardWatch:
         return lost > max(share * of, CHANCE * (self._spread.get() or 0.0), SURE * error, WANDERS * self.wander)
 
     def right(self, value: float, *, cut: bool = False) -> bool:
-        """True of a row whose groups agree because they are right, as far as its mean tells.
+        """Return whether the groups of a row agree because they are right, judged by the mean reward.
 
-        It is near the best level, and that is of a solved task, or one the run rose to. ``cut``: its answers are, and
-        only a rise says that they are answers.
+        The mean is then near the best level, which is that of a solved task, or one that the run rose to. ``cut``: the
+        answers are cut, so that only a rise shows that they are answers.
         """
         if self.low(value):
             return False
         rose = self.start is not None and value > self.start and self.risen()
         return rose or (SOLVED <= value <= 1.0 and not cut)
 
-    def stands(self, at: float) -> bool:
-        """True if the level is at least ``at`` on the common 0..1 scale and has not fallen."""
+    def holds(self, at: float) -> bool:
+        """Return whether the level is at least ``at`` on the common 0..1 scale and has not fallen."""
         now = self.now
         return now is not None and at <= now <= 1.0 and not self.fallen()
 
@@ -296,14 +292,13 @@ class RewardWatch:
         return self._high - self._low
 
     def near_full(self) -> bool:
-        """True near the top of the common 0..1 scale: with hardly anything left to gain, or risen to a solved task."""
-        return self.stands(FULL) or (self.stands(SOLVED) and self.risen())
+        """Return whether it is near the top of the common 0..1 scale, or has risen to a solved task."""
+        return self.holds(FULL) or (self.holds(SOLVED) and self.risen())
 
     def taking_off(self) -> bool:
-        """True if it gained a third of all the range it has covered within the last 25 rows, by more than noise.
+        """Return whether it gained a third of its whole range within the last 25 rows, by more than noise.
 
-        What else the run showed before, its gradients above all, is then no measure of what comes: groups that all
-        failed taught nothing.
+        Metrics from before, gradients above all, are then no baseline: groups that all failed had no gradient.
         """
         now, values = self.now, self._recent.values
         if now is None or len(values) < TAKE_OFF_ROWS + 10:
@@ -312,7 +307,7 @@ class RewardWatch:
         return gained > TAKE_OFF * self._range and self._counts(gained, 0.0, 0.0, LIKELY)
 
     def risen(self, errors: float = LIKELY) -> bool:
-        """True if it is clearly above where it started, by more than ``errors`` standard errors."""
+        """Return whether it is clearly above its start, by more than ``errors`` standard errors."""
         rose = self._rose.get(errors)
         if rose is None:
             now, start = self.now, self.start
@@ -321,14 +316,14 @@ class RewardWatch:
         return rose
 
     def visible(self) -> bool:
-        """True if the level is clearly above nothing: from a penalty to nothing is no pay."""
+        """Return whether the level is clearly above zero: a rise from a penalty to zero does not count as reward."""
         return self.now is not None and self.now > VISIBLE * self._range
 
     def pays(self, since: int) -> bool:
-        """True if what began at ``since`` is paid for: it is clearly above where it stood before, and has not fallen.
+        """Return whether the reward paid for a change since step ``since``: it is clearly higher, and has not fallen.
 
-        From a penalty to nothing is no pay: who says nothing any more is not punished. To be asked from the first rows
-        on: a level is remembered once it was asked for.
+        A rise from a penalty to zero does not count: an empty answer is not punished. Call it from the first rows of
+        the change on, because the level before is stored at the first call.
         """
         now, before = self.now, self._level_before(since)
         if now is None or before is None or not self.visible() or self.fallen():
@@ -336,7 +331,7 @@ class RewardWatch:
         return self._counts(now - before, 0.1, before, LIKELY)
 
     def _level_before(self, since: int) -> float | None:
-        """Level of ten rows, ``TAKE_OFF_ROWS`` before ``since``: a metric passes its limit in the midst of its rise."""
+        """Return the level of ten rows, ``TAKE_OFF_ROWS`` before ``since``: a metric passes its limit while rising."""
         known = self._before.get(since)
         if known is not None or self.start is None:
             return known
@@ -354,7 +349,7 @@ class RewardWatch:
         return known
 
     def in_words(self) -> str:
-        """``" while reward fell from 0.58 to 0.01"``, or nothing if unknown."""
+        """Return ``" while reward fell from 0.58 to 0.01"``, or an empty string if unknown."""
         now, best, start = self.now, self.best, self.start
         if now is None or best is None or start is None:
             return ""
@@ -365,13 +360,14 @@ class RewardWatch:
 
 
 def noise_of(values: list[float]) -> float:
-    """Standard deviation of one row, from the 80th percentile of jumps: rewards and shares are often discrete."""
+    """Return the standard deviation of one row, from the 80th percentile of jumps: rewards are often discrete."""
     return _of_jumps(_jumps(values))
 
 
 def uneven_noise_of(values: list[float]) -> float:
-    """The same where most rows say little and some a lot, as of one prompt a step: from the quadratic mean of all jumps
-    but the largest tenth, if that is more. Of jumps that are all alike both are the same.
+    """Return the same where most rows carry little information and some a lot, as with one prompt a step.
+
+    It is the quadratic mean of all jumps except the largest tenth, if that is larger. For equal jumps both agree.
     """
     jumps = _jumps(values)
     kept = jumps[: len(jumps) - max(len(jumps) // 10, 1)] or jumps
@@ -380,7 +376,7 @@ def uneven_noise_of(values: list[float]) -> float:
 
 
 def _jumps(values: list[float]) -> list[float]:
-    """Sizes of the changes from row to row, in ascending order."""
+    """Return the absolute changes from row to row, in ascending order."""
     return sorted(map(abs, map(sub, values[1:], values)))
 
 
@@ -389,30 +385,31 @@ def _of_jumps(jumps: list[float]) -> float:
 
 
 def chance_of_low(values: Sequence[float], best: float, now: float) -> float:
-    """Chance of as many low rows as came last, up to the last low one, if they are as frequent as they were before.
+    """Return the probability of the number of low rows at the end, if their frequency is that of the rows before.
 
-    Before: since the first row that was not low. Low is below the middle of ``best`` and ``now``. Of one prompt a step
-    most rows earn nothing and a few a lot: three or four lucky ones look like a level, and what the run always did like
-    its end. While a level is held few rows are low, so that after it two or three are more than chance.
+    The rows before begin with the first row that was not low. A row is low below the middle of ``best`` and ``now``.
+    With one prompt a step most rows earn nothing and a few a lot: three or four lucky ones look like a level, and the
+    usual rows like its end. While a level is held few rows are low, so two or three low ones after it are more than
+    chance.
     """
     middle = (best + now) / 2.0
     low = [value < middle for value in values]
     while low and not low[-1]:
         low.pop()
     high = [i for i, each in enumerate(low) if not each]
-    # Since the last row that was not low; or since the one before it, which then is the one that was lucky.
+    # Since the last row that was not low; or since the one before it, if that last one was lucky.
     return min((_as_low(low[high[0] : last + 1], low[last + 1 :]) for last in high[-2:]), default=0.0)
 
 
 def _as_low(before: Sequence[bool], last: Sequence[bool]) -> float:
-    # One low row is no fall after few rows; after six that were all high it is nothing that the level had in it.
+    # After few rows one low row is no fall; after six that were all high it was no part of the level.
     few = len(before) < HELD_ROWS
     share = (sum(before) + 0.5) / (len(before) + 1.0) if few else sum(before) / len(before)
     return binomial_tail(sum(last), len(last), share)
 
 
 def binomial_tail(least: int, of: int, share: float) -> float:
-    """Probability of at least ``least`` of ``of`` independent events of probability ``share``.
+    """Return the probability of at least ``least`` of ``of`` independent events of probability ``share``.
 
     >>> binomial_tail(2, 2, 0.5), binomial_tail(0, 2, 0.5)
     (0.25, 1.0)
@@ -426,7 +423,7 @@ def binomial_tail(least: int, of: int, share: float) -> float:
 class Change:
     """Median of the last rows against the median of the first.
 
-    Noise is that of one row, from first differences: a trend is no noise.
+    Noise is the standard deviation of one row, from first differences, because a trend is no noise.
     """
 
     def __init__(self, rows: int = 15, steps: int = 30) -> None:
@@ -448,24 +445,24 @@ class Change:
 
     @property
     def start(self) -> float | None:
-        """Median of the first rows; None until all of them are known."""
+        """Return the median of the first rows; None until all of them are known."""
         return self._base.get() if self._base.done else None
 
     @property
     def gain(self) -> float:
-        """Distance above its start (negative: below); 0 if unknown."""
+        """Return the distance above the start (negative: below); 0 if unknown."""
         now, start = self.now, self.start
         return 0.0 if now is None or start is None else now - start
 
     @property
     def share(self) -> float:
-        """Of its start; 1 if unknown, or where it began at nothing."""
+        """Return the level over its start; 1 if unknown, or where it began at zero."""
         now, start = self.now, self.start
         return 1.0 if now is None or start is None or start <= 0.0 else now / start
 
     @property
     def moved(self) -> bool:
-        """True if the distance from its start is more than noise explains."""
+        """Return whether the distance from the start is more than noise explains."""
         return abs(self.gain) > self._error
 
     @property
@@ -474,7 +471,7 @@ class Change:
 
 
 class Peak(Change):
-    """The same against the best such median since, too."""
+    """Adds the best such median since the start."""
 
     def __init__(self, rows: int = 15, steps: int = 30) -> None:
         super().__init__(rows, steps)
@@ -489,45 +486,45 @@ class Peak(Change):
 
     @property
     def best(self) -> float | None:
-        """Highest level since the start."""
+        """Return the highest level since the start."""
         start = self.start
         return None if start is None else start if self._best is None else max(start, self._best)
 
     @property
     def fallen(self) -> float:
-        """Distance below its best; 0 if unknown."""
+        """Return the distance below the best; 0 if unknown."""
         now, best = self.now, self.best
         return 0.0 if now is None or best is None else max(best - now, 0.0)
 
     @property
     def dropped(self) -> bool:
-        """True if the distance below its best is more than noise explains."""
+        """Return whether the distance below the best is more than noise explains."""
         return self.fallen > self._error
 
 
-# What else the run says: the metrics a detector asks before it believes its own.
+# Other metrics that confirm or rule out a detector's finding.
 
 DETERMINISTIC = 1e-3
-"""Share of log V below which a language model is as good as deterministic."""
+"""Share of log V below which a language model is practically deterministic."""
 CUT = 0.95
-"""Share of responses cut at the length limit that is nearly all."""
+"""Share of responses cut at the length limit that counts as nearly all."""
 STIFF = 0.1
-"""Range of the mean rewards of the last rows, over that of the first rows, below which every batch ends the same."""
+"""Range of the mean rewards of the last rows, over that of the first rows, below which all batches end the same."""
 AGREE = 1e-6
 """Spread of rewards, relative to their size, below which a group agrees."""
 
 
 def kept_by_layer_clip(step: ClosedStep) -> float:
-    """Factor that layer-wise clipping left of the layer it scaled down most; 1 where it did not, or is not there."""
+    """Return the factor that layer-wise clipping left of the layer it scaled down most; 1 without such clipping."""
     get = step.numbers.get
     scale, clipped = get("optim/clip_scale_min"), get("optim/layers_clipped")
     return 1.0 if scale is None or not clipped else min(max(scale, 0.0), 1.0)
 
 
 def silent_share(step: ClosedStep) -> float | None:
-    """Share of samples without gradient at this row, by the best measure there is; None if there is none.
+    """Return the share of samples without gradient in this row, by the best measure logged; None without one.
 
-    The trainer's own count, else whether the reward did not vary at all, else whether all advantages
+    It is the trainer's own count, otherwise whether the reward did not vary at all, otherwise whether all advantages
     were zero.
     """
     get = step.numbers.get
@@ -564,7 +561,7 @@ class RunContext:
         self._taken: ClosedStep | None = None
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of a row; of one given again nothing more."""
+        """Take a row; a row given again is ignored."""
         if step is self._taken:
             return
         self._taken = step
@@ -594,12 +591,12 @@ class RunContext:
 
     @property
     def silent(self) -> float | None:
-        """Mean share of samples without gradient over the last rows."""
+        """Return the mean share of samples without gradient over the last rows."""
         return self._silent.mean
 
     @property
     def has_learning_signal(self) -> bool:
-        """True if in one of six rows, or more, half of the groups differ: little is learned from, but something."""
+        """Return whether half of the groups differ in at least one of six rows: a weak signal, but some."""
         return 6 * sum(share < 0.5 for share in self._silent.values) >= len(self._silent) > 0
 
     @property
@@ -609,9 +606,9 @@ class RunContext:
 
     @property
     def grad_ratio(self) -> float | None:
-        """Median norm of the last rows over the upper quartile of the first; None if unknown.
+        """Return the median norm of the last rows over the upper quartile of the first; None if unknown.
 
-        Without rows in which all groups agree and it is 0 by construction: those are no witnesses.
+        Rows in which all groups agree are left out: their gradient is 0 by construction.
         """
         now, then = self._pushed.get(), self._pushed_base.upper()
         if now is None or then is None:
@@ -620,27 +617,27 @@ class RunContext:
 
     @property
     def truncated(self) -> bool:
-        """True if nearly all responses are cut at the length limit."""
+        """Return whether nearly all responses are cut at the length limit."""
         clipped = self._clipped.get()
         return clipped is not None and clipped >= CUT
 
     @property
     def newly_truncated(self) -> bool:
-        """True if they are, and were not when the run began."""
+        """Return whether they are now, and were not when the run began."""
         return self.truncated and (self._clipped_base.first or 0.0) < CUT
 
     @property
     def stiff(self) -> bool:
-        """True if batches, which used to differ, all earn about the same: between the deciles, as values repeat."""
+        """Return whether batches, which used to differ, all earn about the same, between the deciles."""
         now, low, high = self._means, self._means_base.upper(0.1), self._means_base.upper(0.9)
         if len(now) < now.least or low is None or high is None or not self._means_base.done:
             return False
         return quantile(now.values, 0.9) - quantile(now.values, 0.1) < STIFF * (high - low)
 
     def mute(self) -> bool:
-        """True if hardly any sample brings a gradient: by count, or by count and one witness.
+        """Return whether hardly any sample has a gradient: by count, or by a lower count and one more metric.
 
-        The gradient norm is the witness; where none is logged, that every batch ends the same.
+        That metric is the gradient norm; where none is logged, that all batches earn the same.
         """
         share, ratio = self.silent, self.grad_ratio
         if share is None:

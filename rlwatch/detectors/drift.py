@@ -1,8 +1,8 @@
 """Slow drift: several families of metrics far from where the run began, and no reward to show for it.
 
-Whoever compares with a past that moves along follows a drift and calls it usual. The run's first rows do not move. One
-family far from them says little: lengths settle, entropy is spent on reward, a KL term is chosen loose. Two of them
-while the reward stands where it began are a policy that wanders.
+A detector with a moving baseline follows a drift and treats it as normal, so this one compares with the first rows of
+the run. A single distant family is weak evidence: lengths settle, entropy is spent on reward, a KL term is chosen
+loose. Two distant families without a gain of reward mean that the policy wanders.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_ROWS, LAST_ROWS = 5, 3
 SETTLED_ROWS, SETTLED_STEPS = 8, 10
 """Rows and steps at the start in which much settles: before them nothing has drifted."""
 NOISE_ROWS = 30
-"""Last rows that tell the noise of one."""
+"""Newest rows from which the noise of one row is estimated."""
 BEYOND = 1.5
 """Deviations of a single row by which a level must be beyond its limit's half: small batches reach any factor."""
 FAMILIES = 2
@@ -33,9 +33,9 @@ FAMILIES = 2
 ROWS, SURE_ROWS, SURE_STEPS = 2, 4, 8
 """Rows for which they must be for a warning; rows and steps for critical."""
 FINE = 4
-"""Steps between two rows from which one is enough for a warning: it stands for many steps already."""
+"""Steps between two rows from which one row is enough for a warning: it already covers many steps."""
 PAID = 1.5
-"""Deviations of one row by which the reward must stand above its start to be a gain at all."""
+"""Deviations of one row by which the reward must exceed its start to count as a gain."""
 TINY = 1e-8
 
 
@@ -51,8 +51,9 @@ def _share(value: float) -> float:
 class DriftMetric:
     """A metric that rises as a policy drifts.
 
-    ``far``: distance from the start, after ``scale``, that is far. ``least``: the level in the metric's own unit below
-    which it is harmless. ``floor``: what a start below it counts as, since multiples of next to nothing are many.
+    ``far``: distance from the start, after ``scale``, that counts as far. ``least``: level in the metric's own unit
+    below which the metric is harmless. ``floor``: lower bound on the start, because any level is a large multiple of a
+    tiny one.
     """
 
     metric: str
@@ -77,7 +78,7 @@ SIGNS = (
 
 
 class DriftCourse:
-    """One sign over a run: where it began, where it is, and since when it has been half of the way out."""
+    """One metric over a run: its start, its level, and the step since which it has been half of the way out."""
 
     def __init__(self, sign: DriftMetric) -> None:
         self.sign = sign
@@ -85,7 +86,7 @@ class DriftCourse:
         self._rows: deque[float] = deque(maxlen=NOISE_ROWS)
         self._out = Hold(forgive=2)
         self.start: float | None = None
-        """In the metric's own unit; None until it is known."""
+        """In the metric's own unit; None until known."""
 
     def update(self, step: int, value: float) -> None:
         """Take the next finite value."""
@@ -104,12 +105,12 @@ class DriftCourse:
 
     @property
     def now(self) -> float:
-        """Its level, on the scale of the sign."""
+        """Return the level, on the scale of the metric."""
         return median(list(self._rows)[-LAST_ROWS:])
 
     @property
     def far(self) -> float:
-        """Distance from the start over what is far; 0 where it is not known or harmless, or chance."""
+        """Return the distance from the start over ``far``; 0 where it is unknown, harmless or chance."""
         if self.start is None or self._out.rows < LAST_ROWS - 1:
             return 0.0
         now, sign = self.now, self.sign
@@ -121,11 +122,11 @@ class DriftCourse:
 
     @property
     def since(self) -> int | None:
-        """First of the rows that have been half of the way out."""
+        """Return the first of the latest rows that are half of the way out."""
         return self._out.since
 
     def words(self) -> str:
-        """Name, start and level."""
+        """Return name, start and level, for a message."""
         now = math.exp(self.now) if self.sign.scale is _log else self.now
         return f"{self.sign.metric} from {number(self.start)} to {number(now)}"
 
@@ -133,7 +134,7 @@ class DriftCourse:
 class SlowDrift(BaseDetector):
     """Two families far from the run's first rows while the reward has gained nothing.
 
-    Critical once it has lasted, unless the reward is as good as full or unknown: then nothing says that it costs.
+    Critical once it has lasted, unless the reward is nearly full or unknown: then there is no evidence of a loss.
     """
 
     name: ClassVar[str] = "slow_drift"
@@ -152,7 +153,7 @@ class SlowDrift(BaseDetector):
         self._rows = 0
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge all signs of a row together."""
+        """Judge all metrics of a row together."""
         self._start = step.step if self._start is None else min(self._start, step.step)
         gap = 1 if self._last is None else step.step - self._last
         self._rows, self._last = self._rows + 1, step.step
@@ -166,7 +167,7 @@ class SlowDrift(BaseDetector):
             hold.update(step.step, len(far) >= FAMILIES and not self._paid)
         if not far or self._drifts.rows < (1 if gap >= FINE else ROWS):
             return []
-        known = self._reward.now is not None and not self._reward.stands(FULL)
+        known = self._reward.now is not None and not self._reward.holds(FULL)
         sure = known and self._lasts.lasted(SURE_ROWS, SURE_STEPS)
         return [self._finding(step, list(far.values()), Severity.CRITICAL if sure else Severity.WARNING)]
 
@@ -174,7 +175,7 @@ class SlowDrift(BaseDetector):
         return self._rows > SETTLED_ROWS and self._start is not None and step - self._start >= SETTLED_STEPS
 
     def _far(self) -> dict[str, DriftCourse]:
-        """The farthest course of each family that is far out, the farthest first."""
+        """Return the farthest metric of each family that is far out, the farthest first."""
         out: dict[str, tuple[float, DriftCourse]] = {}
         for course in self._courses.values():
             far = course.far
@@ -185,7 +186,7 @@ class SlowDrift(BaseDetector):
 
     @property
     def _paid(self) -> bool:
-        """True if the reward stands above its start by more than nothing."""
+        """Return whether the reward is above its start by more than noise."""
         reward = self._reward
         if reward.now is None or reward.start is None:
             return False
@@ -202,12 +203,12 @@ class SlowDrift(BaseDetector):
 
     def _finding(self, step: ClosedStep, far: list[DriftCourse], severity: Severity) -> Finding:
         reward, heaviest = self._reward, far[0]
-        said = "; ".join(course.words() for course in far)
+        metrics = "; ".join(course.words() for course in far)
         return self.finding(
             step,
             "slow_drift",
             severity,
-            f"far from the first rows: {said}{reward.in_words()}",
+            f"far from the first rows: {metrics}{reward.in_words()}",
             onset=self._onset(far),
             metric=heaviest.sign.metric,
             score=heaviest.far,

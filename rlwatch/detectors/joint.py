@@ -1,12 +1,12 @@
-"""Joint evidence: metrics of several families that leave the run's own past in the same rows.
+"""Joint evidence: metrics of several families leave the run's own past in the same rows.
 
-One metric that wanders says little: data differ in difficulty, batches are small, spikes pass. A reward that falls in
-the very rows in which the entropy doubles or every answer is cut is a failure within two rows. Each witness is the
-deviation of one metric in one direction, in units of what moves it by chance in this run. Speed comes from agreement
-between families, caution from solitude.
+One moving metric is weak evidence: data differ in difficulty, batches are small, spikes pass. If the reward falls in
+the rows in which the entropy doubles or every answer is cut, the run has failed, and two rows show it. Each indicator
+measures the deviation of one metric in one direction, in units of the metric's chance variation in this run. Agreement
+between families makes the detector fast; a single family needs strong evidence.
 
-The limits were chosen on :mod:`rlwatch.testing.small_batches` with public runs in view (docs/detection.md says which):
-on those its figures are in-sample.
+The limits were chosen on :mod:`rlwatch.testing.small_batches` and on public runs, which docs/detection.md lists.
+Figures on those runs are in-sample.
 """
 
 from __future__ import annotations
@@ -28,57 +28,58 @@ from rlwatch.stats import Hold, median, ordered_quantile, quantile
 from rlwatch.wording import number
 
 REFERENCE_STEPS, REFERENCE_ROWS, FEWEST_ROWS = 60, 12, 3
-"""A witness is compared with the rows of so many steps before the last two: with so many rows at least where the log is
-coarse. With fewer than so few nothing is judged."""
+"""Steps of the reference window, which ends before the last two rows; its fewest rows where the log is coarse; and the
+number of reference rows below which nothing is judged."""
 LAST = 2
-"""Rows that must agree: the milder of them counts, so that one odd row is nothing."""
+"""Rows that must agree: the milder of them counts, so that one odd row has no effect."""
 NORMAL_95 = 1.645
 """Standard deviations between the median and the 95th percentile of a normal variable."""
 MANY = 8
-"""Earlier deviations from which the run's own tell what chance does."""
+"""Number of earlier deviations from which the run's chance variation is estimated."""
 DELAY = 2
-"""Rows after which a deviation counts as chance: by then it would have shown to be the beginning of a failure."""
+"""Rows after which a deviation counts as chance: the beginning of a failure shows within them."""
 UNPRECEDENTED = 2.25
-"""Deviations of a kind that the run has seen and survived count no more than this."""
+"""Upper bound on the evidence of a deviation that the run has had before and survived."""
 SILENCE, UNIT, MOST = 1.5, 1.5, 3.0
 """Evidence of z deviations: (z - SILENCE) / UNIT, between 0 and MOST."""
 HALF_LIFE = 5
 """Steps in which evidence that is not renewed halves."""
 ACCEPTED_ROWS = 12
-"""Rows beyond which a deviation is the run's own new normal to what comes after."""
+"""Rows after which a lasting deviation becomes part of the run's reference."""
 FINE = 4
-"""Steps between two rows below which two evaluations must agree: further apart, a row is many steps already."""
+"""Steps between two rows below which two evaluations must agree; rows further apart already cover many steps."""
 ONE_PROMPT_ROWS, SINGLE_ROWS = 8, 4
-"""Rows that tell that each is of one prompt, and how many must agree then."""
+"""Rows after which a run is known to log one prompt a row, and the number of rows that must then agree."""
 SOME = 0.2
-"""Evidence below which a witness has no part in what is raised."""
-WITNESS = 0.6
-"""Evidence from which a family counts as a witness."""
+"""Evidence below which an indicator does not keep an alarm raised."""
+SIGNIFICANT = 0.6
+"""Evidence from which a family counts."""
 CRITICAL, WARNING = 2.2, 2.0
-"""Joint evidence from which it is critical, or a warning, if what stands beside the heaviest witness makes one too."""
+"""Joint evidence of a critical finding and of a warning. Without its heaviest part it must still be significant."""
 REWARD_WEIGHT = 1.5
-"""The reward is what the run is for: its fall weighs more than any one sign of how it falls."""
+"""Weight of a falling reward: it is what the run optimises, so it counts more than any single symptom."""
 GONE, PARTLY = 0.9, 0.5
-"""Hard data cost small batches a part of the reward again and again: a fall by less than so much of it counts half."""
+"""Hard data repeatedly cost small batches a part of the reward. A fall by less than the first share counts by the
+second factor."""
 DEPTH = 0.5
-"""Part of all the reward's range that a fall must measure to say all by itself."""
+"""Share of the reward's whole range that a fall must cover to be sufficient evidence by itself."""
 WELL = 0.5
-"""What counts of all else while the reward stands at its best: much moves in a run that learns."""
+"""Factor on all other evidence while the reward is at its best: many metrics move in a run that learns."""
 
 
 def log(value: float) -> float:
-    """Logarithm of the size, from 1e-8 up: factors count, not differences."""
+    """Return the logarithm of the magnitude, at least that of 1e-8: factors count, not differences."""
     return math.log(max(abs(value), 1e-8))
 
 
 def logit(share: float) -> float:
-    """Log odds of a share between 0.3 % and 99.7 %: beyond, small counts rule."""
+    """Return the log odds of a share, clamped to 0.3 % and 99.7 %: beyond these, small counts dominate."""
     kept = min(max(share, 0.003), 0.997)
     return math.log(kept / (1.0 - kept))
 
 
 def same(value: float) -> float:
-    """As it is: for shares of answers, of which a third more is a third more at any level."""
+    """Return the value itself: a third more answers means the same at any level."""
     return value
 
 
@@ -86,9 +87,9 @@ def same(value: float) -> float:
 class Indicator:
     """A metric and the direction in which it leaves its past in a failure.
 
-    ``effect``: the deviation worth a weak witness, after ``scale``. ``least`` and ``most``: bounds in the metric's own
-    unit without which the move is harmless. ``cap``: the most it can weigh. ``alone``: a level that no sound run comes
-    to from far below it, whatever else it shows.
+    ``effect``: the deviation, after ``scale``, that is weak evidence. ``least`` and ``most``: bounds in the metric's
+    own unit outside which the move is harmless. ``cap``: the largest evidence it can give. ``alone``: a level that no
+    sound run reaches from far below it, which is sufficient evidence by itself.
     """
 
     metric: str
@@ -108,10 +109,10 @@ class Indicator:
 
 
 SIGNAL = "signal"
-"""Groups that agree: what becomes of a reward that falls to nothing, and so no second witness beside it."""
+"""Family of groups whose rewards agree. A reward that falls to zero causes it, so it does not confirm such a fall."""
 LENGTH, CUT = "length", "cut"
 
-WITNESSES = (
+INDICATORS = (
     Indicator("policy/entropy", Family.EXPLORATION.value, True, math.log(1.8), least=0.1, alone=1.5),
     Indicator("policy/entropy", Family.EXPLORATION.value, False, math.log(2.5), most=0.2),
     Indicator("len/mean", Family.ROLLOUTS.value, False, math.log(2.2)),
@@ -136,7 +137,7 @@ WITNESSES = (
     Indicator("reward/zero_std_frac", SIGNAL, True, 0.4, same, least=0.6, cap=1.0),
 )
 NUMBERS = ("reward/mean", "policy/entropy", "optim/grad_norm", "loss/policy")
-"""Metrics whose being NaN or infinite is a witness."""
+"""Metrics of which NaN or infinity is evidence."""
 
 
 def evidence(deviations: float, most: float = MOST) -> float:
@@ -149,28 +150,29 @@ def evidence(deviations: float, most: float = MOST) -> float:
 
 
 def noise(values: Sequence[float]) -> float:
-    """Standard deviation of one row from the jumps between neighbours; wider where there are few rows to tell."""
+    """Return the standard deviation of one row, from jumps between neighbours; larger where few rows are known."""
     jumps = list(map(abs, map(sub, values[1:], values)))
     return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) * (1.0 + 2.0 / len(values)) if jumps else 0.0
 
 
 class Earlier:
-    """Deviations of the rows so far, without those of a failure that is suspected: what chance does in this run.
+    """Deviations of the rows so far: the chance variation of this run, without rows of a suspected failure.
 
-    They hold whatever moves the metric together with its neighbours: data of changing difficulty, small batches, waves.
+    It includes whatever moves the metric together with its neighbours: data of changing difficulty, small batches.
     """
 
     def __init__(self, most: int) -> None:
         self._kept: deque[float] = deque(maxlen=most)
         self._ordered: list[float] | None = None
-        """The same in order; None until it is asked for, and again where it has not been for a row."""
-        self._asked = False
+        """The same in ascending order; None until :meth:`scale` needs it, and again after a row without a use."""
+        self._order_used = False
         self._pending: deque[float] = deque()
         self._away = 0
 
     def take(self, deviation: float, *, far: bool, accepted: int) -> None:
-        """Remember one, a few rows later; those that led into an excursion, and its own, only once it has lasted
-        ``accepted`` rows.
+        """Store a deviation after :data:`DELAY` rows.
+
+        Deviations of an excursion, and of the rows that led into it, are stored only once it lasts ``accepted`` rows.
         """
         self._away = self._away + 1 if far else 0
         if far and self._away <= accepted:
@@ -180,38 +182,38 @@ class Earlier:
         if len(self._pending) <= DELAY:
             return
         deviation, kept = self._pending.popleft(), self._kept
-        if self._asked and self._ordered is not None:
+        if self._order_used and self._ordered is not None:
             if len(kept) == kept.maxlen:
                 del self._ordered[bisect_left(self._ordered, kept[0])]
             insort(self._ordered, deviation)
         else:
             self._ordered = None
-        self._asked = False
+        self._order_used = False
         kept.append(deviation)
 
     @property
     def many(self) -> bool:
-        """True once they tell what chance does."""
+        """Return whether there are enough deviations to estimate chance variation."""
         return len(self._kept) >= MANY
 
     def scale(self) -> tuple[float, float, float]:
-        """Usual deviation (0 at least), standard deviation of the upper half, and the largest one."""
+        """Return the usual deviation (at least 0), the standard deviation of the upper half, and the largest one."""
         if self._ordered is None:
             self._ordered = sorted(self._kept)
-        ordered, self._asked = self._ordered, True
+        ordered, self._order_used = self._ordered, True
         usual = max(ordered_quantile(ordered, 0.5), 0.0)
         return usual, max(ordered_quantile(ordered, 0.95) - usual, 0.0) / NORMAL_95, ordered[-1]
 
 
 class Watch:
-    """One witness over the rows of a run."""
+    """One indicator over the rows of a run."""
 
-    def __init__(self, witness: Indicator) -> None:
-        self.witness, self.metric = witness, witness.metric
-        self._sign = 1.0 if witness.up else -1.0
-        self._half = witness.effect / 2.0
+    def __init__(self, indicator: Indicator) -> None:
+        self.indicator, self.metric = indicator, indicator.metric
+        self._sign = 1.0 if indicator.up else -1.0
+        self._half = indicator.effect / 2.0
         self.known = False
-        """True once it was measured."""
+        """True once the metric was measured."""
         self._rows: deque[tuple[int, float, float]] = deque(maxlen=48)
         self._ordered: list[float] = []
         self._earlier = Earlier(80)
@@ -219,20 +221,21 @@ class Watch:
         self._spike = 0.0
         self._blank = 0
         self.weight = 0.0
-        """Evidence now."""
+        """Evidence of the last row."""
         self.level = 0.0
-        """Median of the reference rows, on the scale and in the direction of the witness."""
+        """Median of the reference rows, on the scale and in the direction of the indicator."""
         self.deviation = 0.0
-        """Distance of the milder of the last rows from it."""
+        """Distance of the milder of the last rows from :attr:`level`."""
         self.alone = False
-        """True at a level that says all."""
+        """True at a level that is sufficient evidence by itself."""
         self.beyond = False
-        """True if the last row it was measured in is beyond half the effect."""
+        """True if the last measured row is beyond half the effect."""
 
     def update(self, step: int, value: float | None, fade: float, error: float) -> None:
-        """Take a row; None where it was not measured.
+        """Take a row; None where the metric was not measured.
 
-        ``fade``: of evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if not known.
+        ``fade``: factor on evidence that is not renewed. ``error``: standard error of a share of the answers; 0 if
+        unknown.
         """
         if self.weight or self._spike:
             self._spike *= fade
@@ -244,7 +247,7 @@ class Watch:
                 self.weight = 0.0
             return
         self._blank, self.known = 0, True
-        self._add(step, self._sign * self.witness.scale(value), value)
+        self._add(step, self._sign * self.indicator.scale(value), value)
         if len(self._rows) >= FEWEST_ROWS + LAST:
             self._judge(error)
 
@@ -263,7 +266,7 @@ class Watch:
             del ordered[bisect_left(ordered, rows.popleft()[1])]
 
     def _judge(self, error: float) -> None:
-        rows, witness = self._rows, self.witness
+        rows, indicator = self._rows, self.indicator
         (_, now, value), (_, before, value_before) = rows[-1], rows[-2]
         self.level = level = ordered_quantile(self._ordered, 0.5)
         self.deviation = deviation = min(now, before) - level
@@ -275,7 +278,7 @@ class Watch:
             return
         usual, spread, largest = self._scale()
         near = noise(self._sound())
-        unit = max(witness.effect / 3.0, near, spread, error if witness.scale is same else 0.0)
+        unit = max(indicator.effect / 3.0, near, spread, error if indicator.scale is same else 0.0)
         z = (deviation - usual) / unit
         if self._earlier.many and deviation <= largest:
             z = min(z, UNPRECEDENTED)
@@ -283,8 +286,8 @@ class Watch:
             z = 0.0
         if self._matters(value, value):
             self._spike = max(self._spike, min(evidence((now - level - usual) / unit / 2.0), 1.0))
-        self.weight = min(max(evidence(z), self._spike, self.weight), witness.cap)
-        self.alone = z >= SILENCE + MOST * UNIT and min(value, value_before) >= witness.alone
+        self.weight = min(max(evidence(z), self._spike, self.weight), indicator.cap)
+        self.alone = z >= SILENCE + MOST * UNIT and min(value, value_before) >= indicator.alone
         self._earlier.take(deviation, far=z >= 2.0 * UNIT, accepted=ACCEPTED_ROWS)
 
     def _scale(self) -> tuple[float, float, float]:
@@ -295,25 +298,25 @@ class Watch:
         return 0.0, max(most - self.level, 0.0) / NORMAL_80, math.inf
 
     def _sound(self) -> list[float]:
-        """Reference rows before those that are suspected: a failure's own first row is not what chance does."""
+        """Return the reference rows before the suspected failure, whose own rows are not chance variation."""
         rows, since = self._rows, self._beyond.since
         return [x for step, x, _ in islice(rows, len(rows) - LAST) if since is None or step < since]
 
     def _matters(self, *values: float) -> bool:
-        return min(values) >= self.witness.least and max(values) <= self.witness.most
+        return min(values) >= self.indicator.least and max(values) <= self.indicator.most
 
     @property
     def since(self) -> int | None:
-        """Since when single rows have been beyond half the effect."""
+        """Return the step since which single rows are beyond half the effect."""
         return self._beyond.since
 
     @property
     def newest(self) -> float | None:
-        """The last value, in the metric's own unit."""
+        """Return the last value, in the metric's own unit."""
         return self._rows[-1][2] if self._rows else None
 
     def returned(self, half: float) -> bool:
-        """True if the last rows are back below ``half``, on the scale."""
+        """Return whether the last rows are back below ``half``, on the scale."""
         return (
             not self._rows
             or self._blank > LAST + 1
@@ -338,28 +341,28 @@ class RewardFall:
         self.best: float | None = None
         """Highest median of ten rows or fifteen steps, three rows at least."""
         self.held: float | None = None
-        """Highest median of six rows, or least of three: of three, two are often lucky."""
+        """Highest median of six rows, or the lowest of three: two of three are often lucky."""
         self.weight = 0.0
-        """Evidence now."""
+        """Evidence of the last row."""
         self.certain = 0.0
-        """The same where nothing else speaks: by the level that was held."""
+        """Evidence of the fall without support by other metrics, against :attr:`held`."""
         self.share = 0.0
-        """Of its best level that is lost, over the last two rows."""
+        """Share of the best level that is lost over the last two rows."""
         self.depth = 0.0
-        """The same of all the range it has been seen in."""
+        """The same loss as a share of the reward's whole range."""
         self.known = False
         """True once there is a level to fall from."""
         self._well: bool | None = False
-        """As asked for last; None: not since the row was judged."""
+        """Cached value of :attr:`well`; None where it was not computed for this row."""
         self._close = (0.0, 0.0, 0.0)
-        """Fall over the last two rows, the usual one and the least unit of it: what :attr:`well` is told by."""
+        """Fall over the last two rows, its usual size and its smallest unit: the inputs of :attr:`well`."""
         self._row: float | None = None
-        """Noise of one row; None: not asked for since the row was judged."""
+        """Cached noise of one row; None where it was not computed for this row."""
         self._before: int | None = None
-        """:attr:`since` as the row was judged."""
+        """:attr:`since` when the row was judged."""
 
     def update(self, step: int, value: float | None) -> None:
-        """Take a row; None where it was not measured."""
+        """Take a row; None where the reward was not measured."""
         if value is None:
             return
         rows = self._rows
@@ -391,7 +394,7 @@ class RewardFall:
         self.known = True
 
     def _judge(self, step: int) -> None:
-        """Judge the last rows. Noise of a row is dear: it is asked for only where it decides something."""
+        """Judge the last rows. The noise of a row is expensive, so it is computed only where it changes the result."""
         best, start = self.best or 0.0, self._start or 0.0
         values = [v for _, v in self._rows]
         whole, seen_in = max(abs(best), best - start, 1e-9), self._high - self._low
@@ -408,7 +411,7 @@ class RewardFall:
             least = max(spread, 1e-9)
             if count == LAST:
                 self._close, self._well = (fall, usual, least), None
-            # No unit is smaller than the least one: what is not evidence in these is none.
+            # No unit is smaller than the smallest one, so what is no evidence in these units is none.
             if milder < fall / 2.0 or (fall - usual) / least <= SILENCE:
                 continue
             z = (fall - usual) / self._unit(count, least)
@@ -426,7 +429,7 @@ class RewardFall:
 
     @property
     def row(self) -> float:
-        """Noise of one row, of those before the fall that is suspected."""
+        """Return the noise of one row, from the rows before the suspected fall."""
         if self._row is None:
             self._row = max(noise(self._sound()), self.error)
         return self._row
@@ -436,16 +439,16 @@ class RewardFall:
 
     @property
     def well(self) -> bool:
-        """True while it stands at its best."""
+        """Return whether the reward is at its best."""
         if self._well is None:
             fall, usual, least = self._close
             self._well = fall <= usual + least / 2.0 or fall <= usual + self._unit(LAST, least) / 2.0
         return self._well
 
     def _alone(self, values: Sequence[float]) -> float:
-        """Evidence of the last rows against a level that was held, by noise that allows for rare lucky rows.
+        """Return the evidence of the last rows against the held level, with noise that allows for rare lucky rows.
 
-        What chance does to a share of a known number of answers need not be learnt from rows.
+        The chance variation of a share is known where the number of answers is.
         """
         if self.error > 0.0:
             return MOST
@@ -455,29 +458,29 @@ class RewardFall:
         return evidence((held - now) / max(1.2 * self._unsure() / math.sqrt(LAST), 1e-9))
 
     def _unsure(self) -> float:
-        """Standard deviation of one row that allows for rare lucky ones."""
+        """Return the standard deviation of one row, allowing for rare lucky rows."""
         sound = self._sound()
         return max(uneven_noise_of(sound), noise(sound))
 
     @property
     def error(self) -> float:
-        """Standard error of a share of the answers of a row, as far as their number shows."""
+        """Return the standard error of a share of the answers of a row, as far as their number is known."""
         return self._answers.error
 
     def _sound(self) -> list[float]:
-        """Rows before the fall that is suspected: its own jumps would hide it."""
+        """Return the rows before the suspected fall: its own jumps would hide it."""
         values, since = [v for _, v in self._rows], self._before
         sound = len(values) - LAST if since is None else sum(s < since for s, _ in self._rows)
         return values[: max(min(sound, len(values) - LAST), FEWEST_ROWS)]
 
     @property
     def since(self) -> int | None:
-        """Since when single rows have been that far below the best."""
+        """Return the step since which single rows are that far below the best level."""
         return self._beyond.since
 
     @property
     def now(self) -> float | None:
-        """Mean of the last two rows."""
+        """Return the mean of the last two rows."""
         return (
             None
             if not self._rows
@@ -487,9 +490,9 @@ class RewardFall:
 
 
 class OnePrompt:
-    """Rows that stand for the answers to one prompt each: either all groups of one agree or none does, row after row.
+    """Detect a log in which each row holds the answers to one prompt: all of its groups agree, or none does.
 
-    Then its lengths, cuts and reward are those of that prompt, and the next one's are others.
+    Lengths, cuts and reward are then those of one prompt, and the next row has another.
     """
 
     def __init__(self) -> None:
@@ -506,7 +509,7 @@ class OnePrompt:
 
     @property
     def single(self) -> bool:
-        """True once there were rows of both kinds, and no others."""
+        """Return whether there were rows of both kinds and no others."""
         return (
             self._rows == sum(self._whole.values()) and self._rows >= ONE_PROMPT_ROWS and min(self._whole.values()) > 1
         )
@@ -514,7 +517,7 @@ class OnePrompt:
 
 @dataclass(slots=True)
 class JointAlarm:
-    """Witnesses of a failure, and the way back of each that ends it: half of its deviation."""
+    """A raised alarm: its indicators, and for each the level (half of its deviation) at which it ends."""
 
     onset: int
     since: int
@@ -525,18 +528,18 @@ class JointAlarm:
 
 
 class JointEvidence(BaseDetector):
-    """Failures told by several families at once, or by one that no sound run shows."""
+    """Failures shown by several families at once, or by one indicator at a level that no sound run reaches."""
 
     name: ClassVar[str] = "joint_collapse"
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("reward/mean",),
-        *((name,) for name in dict.fromkeys(witness.metric for witness in WITNESSES)),
+        *((name,) for name in dict.fromkeys(indicator.metric for indicator in INDICATORS)),
     )
-    reads: ClassVar[tuple[str, ...]] = ("reward/mean", *dict.fromkeys(witness.metric for witness in WITNESSES))
+    reads: ClassVar[tuple[str, ...]] = ("reward/mean", *dict.fromkeys(indicator.metric for indicator in INDICATORS))
 
     def __init__(self) -> None:
         super().__init__()
-        self._watches = [Watch(witness) for witness in WITNESSES]
+        self._watches = [Watch(indicator) for indicator in INDICATORS]
         self._reward = RewardFall()
         self._last: int | None = None
         self._before = 0.0
@@ -545,17 +548,17 @@ class JointEvidence(BaseDetector):
         self._broken = 0.0
         self._alarm: JointAlarm | None = None
         self._alone = False
-        """True in a row in which a witness says all."""
+        """True in a row in which one indicator is sufficient evidence."""
         self._gap = 1
         self._prompts = OnePrompt()
         self._scores: deque[float] = deque(maxlen=SINGLE_ROWS - 1)
         self.score = 0.0
-        """Joint evidence of the last row, of the milder of the last two where rows are close; of more where a row is of
-        one prompt and its reward has not fallen.
+        """Joint evidence of the last row; the milder of the last two where rows are close, or of more where each row is
+        of one prompt and the reward has not fallen.
         """
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge all witnesses of a row together."""
+        """Judge all indicators of a row together."""
         self._gap = 1 if self._last is None else max(step.step - self._last, 1)
         self._last = step.step
         numbers = step.numbers
@@ -575,7 +578,7 @@ class JointEvidence(BaseDetector):
         score = self._score(families)
         self._prompts.update(numbers.get("reward/zero_std_frac"))
         self.score = score if self._gap >= FINE else min(score, self._before)
-        if self._prompts.single and self._reward.weight < WITNESS:
+        if self._prompts.single and self._reward.weight < SIGNIFICANT:
             self.score = min(score, *self._scores) if len(self._scores) == SINGLE_ROWS - 1 else 0.0
         self._scores.append(score)
         self._before = score
@@ -583,13 +586,13 @@ class JointEvidence(BaseDetector):
         return [] if self._alarm is None else [self._finding(step, self._alarm, self.score, families)]
 
     def _families(self) -> dict[str, Watch]:
-        """The heaviest witness of each family that says something."""
+        """Return the strongest indicator with evidence in each family."""
         best: dict[str, Watch] = {}
         for watch in self._watches:
             if watch.weight > 0.0:
-                rival = best.get(watch.witness.family)
+                rival = best.get(watch.indicator.family)
                 if rival is None or watch.weight > rival.weight:
-                    best[watch.witness.family] = watch
+                    best[watch.indicator.family] = watch
         return best
 
     def _score(self, families: dict[str, Watch]) -> float:
@@ -598,15 +601,15 @@ class JointEvidence(BaseDetector):
         rest = sum(weights.values()) + self._broken
         score = REWARD_WEIGHT * reward.weight + rest * (WELL if rest and reward.well else 1.0)
         heaviest = max((reward.weight, *(w for family, w in weights.items() if family != SIGNAL), self._broken))
-        beside = reward.weight + rest - heaviest
+        support = reward.weight + rest - heaviest
         if reward.weight < 2.0:
-            beside -= weights.get(SIGNAL, 0.0)
-        if self._says_all():
+            support -= weights.get(SIGNAL, 0.0)
+        if self._conclusive():
             return max(score, 4.0)
-        return score if beside >= WITNESS else min(score, WARNING - 0.1)
+        return score if support >= SIGNIFICANT else min(score, WARNING - 0.1)
 
-    def _says_all(self) -> bool:
-        """A level no sound run comes to, or a reward that is gone for several rows."""
+    def _conclusive(self) -> bool:
+        """Return whether a level that no sound run reaches, or a reward lost for several rows, suffices alone."""
         reward, rows = self._reward, 2 if self._gap >= FINE else 3
         wide = reward.depth >= DEPTH
         self._halved = self._halved + 1 if wide and reward.certain >= 0.9 * MOST and reward.share >= 0.55 else 0
@@ -615,7 +618,7 @@ class JointEvidence(BaseDetector):
         return lost or self._alone
 
     def _follow(self, step: int, score: float) -> None:
-        """Raise the alarm; end it once its witnesses are half of the way back for as long as it took to rise."""
+        """Raise the alarm; end it once its indicators have been half of the way back for as long as it took to rise."""
         severity = Severity.CRITICAL if score >= CRITICAL else Severity.WARNING if score >= WARNING else None
         alarm = self._alarm
         if severity is not None and (alarm is None or severity.rank > alarm.severity.rank) and self._now:
@@ -633,19 +636,19 @@ class JointEvidence(BaseDetector):
 
     @property
     def _now(self) -> bool:
-        """True if this row shows what is suspected: evidence outlasts the rows it is of."""
+        """Return whether this row itself shows the failure: evidence outlasts the rows that it comes from."""
         return bool(self._broken or self._reward.weight or any(w.beyond and w.weight >= SOME for w in self._watches))
 
     def _raised(self, step: int, severity: Severity, before: JointAlarm | None) -> JointAlarm:
-        active = {i: watch for i, watch in enumerate(self._watches) if watch.weight >= WITNESS or watch.alone}
+        active = {i: watch for i, watch in enumerate(self._watches) if watch.weight >= SIGNIFICANT or watch.alone}
         dates = [watch.since for watch in active.values() if watch.since is not None]
-        if self._reward.weight >= WITNESS and self._reward.since is not None:
+        if self._reward.weight >= SIGNIFICANT and self._reward.since is not None:
             dates.append(self._reward.since)
         onset = min([step, *dates])
         half = None
-        if self._reward.weight >= WITNESS and self._reward.best is not None and self._reward.now is not None:
+        if self._reward.weight >= SIGNIFICANT and self._reward.best is not None and self._reward.now is not None:
             half = (self._reward.best + self._reward.now) / 2.0
-        halves = {i: watch.level + max(watch.deviation, watch.witness.effect) / 2.0 for i, watch in active.items()}
+        halves = {i: watch.level + max(watch.deviation, watch.indicator.effect) / 2.0 for i, watch in active.items()}
         return JointAlarm(onset if before is None else min(before.onset, onset), step, severity, halves, half)
 
     def _finding(self, step: ClosedStep, alarm: JointAlarm, score: float, families: dict[str, Watch]) -> Finding:
@@ -653,27 +656,27 @@ class JointEvidence(BaseDetector):
             (watch for watch in families.values() if watch.weight >= 0.2),
             key=lambda watch: -watch.weight,
         )
-        parts = [f"{watch.witness.words} to {number(watch.newest)}" for watch in shown if watch.newest is not None]
+        parts = [f"{watch.indicator.words} to {number(watch.newest)}" for watch in shown if watch.newest is not None]
         reward = self._reward
-        if reward.weight >= WITNESS and reward.best is not None and reward.now is not None:
+        if reward.weight >= SIGNIFICANT and reward.best is not None and reward.now is not None:
             parts.insert(0, f"reward/mean down from {number(reward.best)} to {number(reward.now)}")
-        if self._broken >= WITNESS:
+        if self._broken >= SIGNIFICANT:
             parts.append("non-finite values")
-        said = "; ".join(parts)
+        text = "; ".join(parts)
         if len(parts) > 1:
-            said = f"several metrics broke in the same rows: {said}"
+            text = f"several metrics broke in the same rows: {text}"
         elif parts:
-            said = f"not seen in healthy runs: {said}"
+            text = f"not seen in healthy runs: {text}"
         else:
-            said = f"the change at step {alarm.onset} persists"
-        weights = {f"weight {watch.witness.words}": watch.weight for watch in shown}
+            text = f"the change at step {alarm.onset} persists"
+        weights = {f"weight {watch.indicator.words}": watch.weight for watch in shown}
         return self.finding(
             step,
             "joint_collapse",
             alarm.severity,
-            said,
+            text,
             onset=alarm.onset,
-            metric="reward/mean" if reward.known else shown[0].witness.metric if shown else "",
+            metric="reward/mean" if reward.known else shown[0].indicator.metric if shown else "",
             score=max(score / WARNING, 1.0),
             evidence=rounded({"joint": score, "weight reward/mean down": REWARD_WEIGHT * reward.weight, **weights}),
         )

@@ -1,4 +1,4 @@
-"""The machine under the run: a rank that holds up the others, GPUs held back by heat, memory and disks that run out."""
+"""The machine under the run: a rank that delays the others, GPUs slowed by heat, memory and disks that run out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlwatch.stats import Hold, Window
 from rlwatch.wording import number
 
 FOLLOWED = 1024
-"""Ranks, or GPUs, that are followed at most."""
+"""Ranks or GPUs followed at most."""
 SLOWER = 1.25
-"""Times the median of the ranks: what one gains by more GPUs is lost again to waiting for this one."""
+"""Times the median of the ranks: at this factor, waiting for the slow rank costs what more GPUs gained."""
 SLOW_ROWS = 5
-"""Rows on end of it, for the median of its last twenty rows: lengths of responses differ from rank to rank and step to
-step, a sick machine stays slow."""
+"""Consecutive rows, each on the median of the last twenty: response lengths differ by rank and step, a faulty machine
+stays slow."""
 
 
 class StragglingRank(BaseDetector):
-    """Time of each rank for its own part of a step, over the median of all: one and the same is slower for long."""
+    """Time of each rank for its own part of a step, over the median of all ranks: the same rank is slow for long."""
 
     name: ClassVar[str] = "straggling_rank"
     reads: ClassVar[tuple[str, ...]] = ("time/rank/",)
@@ -36,11 +36,11 @@ class StragglingRank(BaseDetector):
         self._slow: dict[str, Hold] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """True where two ranks or more were timed."""
+        """Return whether two ranks or more were timed."""
         return len(_times(step)) > 1
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each rank against the median of all: of two, the slower against the middle of both."""
+        """Judge each rank against the median of all; of two, the slower one against their mean."""
         times = _times(step)
         usual = median(times.values())
         if usual <= 0.0:
@@ -73,19 +73,19 @@ class StragglingRank(BaseDetector):
 
 
 def _times(step: ClosedStep) -> dict[str, float]:
-    """Seconds by rank, as far as they are times."""
+    """Return seconds by rank, where they are valid times."""
     found = {name.removeprefix("time/rank/"): finite(step, name) for name in members(step, "time/rank/")}
     return {rank: seconds for rank, seconds in found.items() if seconds is not None and 0.0 <= seconds < 1e9}
 
 
 HELD_BACK = 0.5
-"""Share of the looks at which the clock was held back: half the time is no passing peak."""
+"""Share of the samples in which the clock was throttled: half of the time is no passing peak."""
 HELD_ROWS = 5
-"""Rows on end of it."""
+"""Consecutive rows of it."""
 
 
 class GpuThrottled(BaseDetector):
-    """GPUs whose clock heat or the power supply holds back, row after row. Its own power limit is no failure."""
+    """GPUs throttled by heat or by the power supply, row after row. Their own power limit is no failure."""
 
     name: ClassVar[str] = "gpu_throttled"
     reads: ClassVar[tuple[str, ...]] = ("system/gpu/",)
@@ -97,7 +97,7 @@ class GpuThrottled(BaseDetector):
         self._held_back: dict[str, Hold] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """True where a GPU told of its clock."""
+        """Return whether a GPU reported its clock."""
         return bool(_throttled(step))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
@@ -139,7 +139,7 @@ def _throttled(step: ClosedStep) -> dict[str, float]:
 POINTS = 24
 """Readings that a trend is made of."""
 APART_S = 60.0
-"""Seconds between two of them at least: in less than these 24 minutes a leak looks like work."""
+"""Least seconds between two of them: over less than these 24 minutes, normal work looks like a leak."""
 STEADY = 0.3
 """The slowest quarter of the window over the fastest, at least: a jump is no leak."""
 LASTING = 0.75
@@ -147,15 +147,15 @@ LASTING = 0.75
 CLEAR = 4.0
 """The whole fall over the usual deviation within a quarter (a straight line has 12, noise about 1)."""
 HOURS = 12.0
-"""Hours until it is used up from which somebody should know: a night."""
+"""Hours until exhaustion from which the operator should be warned: one night."""
 CONFIRMED = 6
-"""Readings on end that must say so."""
+"""Consecutive readings that must confirm it."""
 MOST = 1e12
-"""What is left beyond this is no reading."""
+"""A free amount beyond this is not a valid reading."""
 
 
 class Depletion:
-    """Forecast of when something is used up: the hours, where what is left has been falling steadily."""
+    """Forecast of when a resource is exhausted: the hours left, where the free amount falls steadily."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)
@@ -164,10 +164,10 @@ class Depletion:
         self.hours: float | None = None
         """Hours until nothing is left, by the last readings; None where they do not fall steadily."""
         self.since: int | None = None
-        """First step of the readings that say so."""
+        """First step of the readings that show it."""
 
     def update(self, step: int, ts: float, left: float) -> None:
-        """Take a reading of the time ``ts`` (seconds; a row without a time tells nothing)."""
+        """Take a reading at time ``ts`` in seconds; a row without a time is ignored."""
         if ts <= 0.0 or not 0.0 <= left <= MOST:
             return
         last = self._points[-1][0] if self._points else -math.inf
@@ -185,7 +185,7 @@ class Depletion:
 
     @property
     def lasted(self) -> bool:
-        """True where it is used up within :data:`HOURS`, as reading after reading says."""
+        """Return whether consecutive readings show exhaustion within :data:`HOURS`."""
         return self.hours is not None and self._hold.lasted(CONFIRMED)
 
     def _forecast(self) -> float | None:
@@ -206,7 +206,7 @@ class Depletion:
 
 
 class _RunsOut(BaseDetector):
-    """Common ground of what runs out: a forecast for each metric, the soonest is reported."""
+    """Base of detectors of exhaustion: one forecast a metric, of which the soonest is reported."""
 
     families: ClassVar[tuple[str, ...]] = ("system/",)
 
@@ -215,15 +215,15 @@ class _RunsOut(BaseDetector):
         self._depletions: dict[str, Depletion] = {}
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """Amounts that are left, by metric."""
+        """Return the free amounts, by metric."""
         raise NotImplementedError
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
-        """The message."""
+        """Return the message."""
         raise NotImplementedError
 
     def measured(self, step: ClosedStep) -> bool:
-        """True where something is known to be left."""
+        """Return whether a free amount is known."""
         return bool(self.left(step))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
@@ -252,18 +252,18 @@ class _RunsOut(BaseDetector):
 
 
 class MemoryLeak(_RunsOut):
-    """Memory of each machine that can still be had: when it is gone, the kernel ends the run."""
+    """Available memory of each machine: once it is exhausted, the kernel kills the run."""
 
     name: ClassVar[str] = "memory_leak"
     reads: ClassVar[tuple[str, ...]] = ("system/memory/free",)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("system/memory/free",), ("system/rank/",))
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """GiB free, by machine."""
+        """Return free GiB, by machine."""
         return _of(step, "/memory/free")
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:
-        """Say where, how long, and how much of it the training process has."""
+        """Return the machine, the time left, and how much of its memory the training process holds."""
         own = finite(step, metric.removesuffix("free") + "process")
         having = "" if own is None else f"; the training process has {number(own)} GiB"
         return f"memory falls steadily: {number(left)} GiB are left, and gone in about {hours}{having} ({metric})"
@@ -281,11 +281,11 @@ class DiskFullAhead(_RunsOut):
     )
 
     def left(self, step: ClosedStep) -> dict[str, float]:
-        """GiB free, by disk."""
+        """Return free GiB, by disk."""
         return {name: left for name, left in _of(step, "/free").items() if "/disk/" in name}
 
     def words(self, step: ClosedStep, metric: str, left: float, hours: str) -> str:  # noqa: ARG002
-        """Say which disk, and how long."""
+        """Return the disk and the time left."""
         disk = metric.removesuffix("/free").rpartition("/")[2]
         return f"the disk of the {disk} fills up: {number(left)} GiB are left, and full in about {hours} ({metric})"
 

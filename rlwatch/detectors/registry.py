@@ -1,6 +1,6 @@
-"""The detectors every run gets: those that the catalogue names, in its order, and those of plugins.
+"""The detectors of every run: those of the catalogue, in its order, and those of plugins.
 
-An entry of the catalogue is enough to have one tested.
+An entry in the catalogue is enough for a detector to be run and tested.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ DOOR = "rlwatch.detectors"
 
 
 def of_plugins() -> tuple[type[Detector], ...]:
-    """Detectors of other people's packages."""
+    """Return the detector classes of installed plugins."""
     return tuple(usable(DOOR, {detector.name for detector in REGISTRY}).values())
 
 
 def registered() -> tuple[type[Detector], ...]:
-    """All detectors that a run gets."""
+    """Return all detector classes that a run gets."""
     return (*REGISTRY, *of_plugins())
 
 
 def default_detectors() -> list[Detector]:
-    """A fresh set of all registered detectors, for one run: what several of them follow is followed once."""
+    """Return new instances of all registered detectors for one run; state that several need is shared."""
     detectors = [detector() for detector in REGISTRY]
     context = RunContext()
     common = {type(part): part for part in (context, context.reward, *detectors)}
@@ -49,12 +49,12 @@ def default_detectors() -> list[Detector]:
 
 
 class GuardedDetector:
-    """A detector of somebody else's: where it raises, or gives what is no finding, it is said once and not asked again.
+    """Wrap a plugin's detector: after an exception or an invalid result it is logged once and disabled.
 
     Parameters
     ----------
     made
-        Its class.
+        Class of the plugin's detector.
     """
 
     def __init__(self, made: type[Detector]) -> None:
@@ -62,23 +62,23 @@ class GuardedDetector:
         self._detector: Detector | None = call_or(made, self._failed)
 
     def update(self, step: ClosedStep) -> list[Finding]:
-        """Its findings."""
-        return self._asked(lambda detector: detector.update(step))
+        """Return the detector's findings for a closed step."""
+        return self._call(lambda detector: detector.update(step))
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Its findings at the moment a record arrives."""
-        return self._asked(lambda detector: detector.arrival(step))
+        """Return the detector's findings when a record arrives."""
+        return self._call(lambda detector: detector.arrival(step))
 
     def notice(self, event: Event) -> None:
-        """Pass the event on."""
+        """Pass the event to the detector."""
 
-        def told(detector: Detector) -> list[Finding]:
+        def notify(detector: Detector) -> list[Finding]:
             detector.notice(event)
             return []
 
-        self._asked(told)
+        self._call(notify)
 
-    def _asked(self, work: Callable[[Detector], list[Finding]]) -> list[Finding]:
+    def _call(self, work: Callable[[Detector], list[Finding]]) -> list[Finding]:
         detector = self._detector
         if detector is None:
             return []
@@ -89,16 +89,16 @@ class GuardedDetector:
         return []
 
     def _failed(self, error: Exception) -> Detector | None:
-        """None, which stands for it from now on."""
-        said = "rlwatch: detector %r of a plugin failed and is not asked again: %s"
-        logger.warning(said, self.name, described(error))
+        """Log the failure; return None, which replaces the detector from now on."""
+        message = "rlwatch: detector %r of a plugin failed and is not asked again: %s"
+        logger.warning(message, self.name, described(error))
         return None
 
 
 def _findings(given: list[Finding]) -> list[Finding]:
-    """Raises ``TypeError`` if it is anything else."""
-    told = list(given)
-    wrong = next((one for one in told if not isinstance(one, Finding)), None)
+    """Return the findings as a list; raise ``TypeError`` for anything else."""
+    findings = list(given)
+    wrong = next((one for one in findings if not isinstance(one, Finding)), None)
     if wrong is not None:
         raise TypeError(f"a detector must return findings, got {type(wrong).__name__}")
-    return told
+    return findings

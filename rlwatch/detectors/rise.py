@@ -15,33 +15,33 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 ASIDE = 10
-"""Rows of a window, beyond which none needs to be put aside."""
+"""Newest rows that are buffered: windows hold no more."""
 MOST = 1e9
 """Odds and weights beyond this are all the same."""
 
 
 def size(value: float) -> float:
-    """As it is, without its sign."""
+    """Return the absolute value."""
     return abs(value)
 
 
 def odds(share: float) -> float:
-    """Of a share in [0, 1], share : rest. A factor on odds means the same at 0.1 % and at 30 %."""
+    """Return the odds of a share in [0, 1]: a factor on odds means the same at 0.1 % and at 30 %."""
     return MOST if share >= 1.0 else min(abs(share) / (1.0 - share), MOST)
 
 
 def spread_of_ess(ess: float) -> float:
-    """1/ESS - 1: chi^2 of the weights an effective sample size (0..1] belongs to."""
+    """Return 1/ESS - 1, the chi^2 of weights with the effective sample size ``ess`` in (0, 1]."""
     return MOST if ess <= 0.0 else min(max(1.0 / ess - 1.0, 0.0), MOST)
 
 
 def log_size(ratio: float) -> float:
-    """|log ratio|, the distance of a ratio from 1 on either side, nats."""
+    """Return |log ratio| in nats, the distance of a ratio from 1 in either direction."""
     return abs(math.log(min(max(abs(ratio), 1.0 / MOST), MOST)))
 
 
 def inverse(value: float) -> float:
-    """1 / |value|: of what is bad when it is small."""
+    """Return 1 / |value|, for quantities that are bad when small."""
     return MOST if abs(value) <= 1.0 / MOST else min(1.0 / abs(value), MOST)
 
 
@@ -49,7 +49,7 @@ def inverse(value: float) -> float:
 class RiseLimit:
     """A bound of a metric: ``floor`` in its own unit, and ``factor`` times how the run began, after ``scale``.
 
-    Values above ``most`` are another quantity under the same name. ``says`` are the words of a finding about it.
+    Values above ``most`` are another quantity under the same name. ``text``: what a finding reports about the metric.
     """
 
     metric: str
@@ -57,14 +57,14 @@ class RiseLimit:
     factor: float
     scale: Callable[[float], float] = size
     most: float = math.inf
-    says: str = ""
+    text: str = ""
 
 
 class Rise:
     """One metric against its limit: the median of its last rows, beyond it for three rows.
 
-    Most rows of most runs are nowhere near: while no row of the window is, and nothing holds, the next ones are only
-    put aside (the newest :data:`ASIDE`, which are all that windows and holds remember) until somebody asks.
+    Most rows of most runs are far below the limit. While no row of the window is near it and no finding holds, rows are
+    only buffered (the newest :data:`ASIDE`, all that the windows keep) and processed when a result is needed.
     """
 
     def __init__(self, limit: RiseLimit) -> None:
@@ -73,22 +73,22 @@ class Rise:
         self._base = Baseline()
         self._now = Window(rows=ASIDE, steps=10)
         self._raw = self._now if limit.scale is size else Window(rows=ASIDE, steps=10)
-        """In the metric's own unit: the same rows as long as the scale leaves them as they are."""
+        """Rows in the metric's own unit; the same window where the scale does not change them."""
         self._row = Hold(forgive=3)
         self.out = Hold(forgive=2)
-        """Of the median of the last rows beyond the limit."""
+        """Rows in which the median of the last rows is beyond the limit."""
         self.known = False
-        """True once it was measured: before that, rows without it are no news."""
+        """True once the metric was measured: before that, rows without it are ignored."""
         self._blank = 0
         self.threshold = math.inf
-        """On the scale: the higher of the floor and ``factor`` times the beginning; infinite before that is known."""
+        """On the scale: the larger of the floor and ``factor`` times the beginning; infinite until that is known."""
         self._aside: deque[tuple[int, float, float]] = deque(maxlen=ASIDE)
         self._calm_below = -math.inf
         """Rows below it, on the scale, change nothing."""
         self._last = -1
 
     def update(self, step: int, value: float | None, floor: float | None = None) -> None:
-        """Take a row; None where it was not measured. ``floor`` replaces the limit's own."""
+        """Take a row; None where the metric was not measured. ``floor`` replaces the floor of the limit."""
         if value is None:
             self._blank += 1
             if self._blank > CARRY_ROWS:
@@ -117,7 +117,7 @@ class Rise:
         self._calm_below = threshold if calm else -math.inf
 
     def _see(self, step: int, value: float, risen: float) -> None:
-        """Put a row into the windows."""
+        """Add a row to the windows."""
         if self._raw is self._now and math.copysign(1.0, value) < 0.0:
             self._raw = self._now.copy()
         self._now.update(step, risen)
@@ -125,7 +125,7 @@ class Rise:
             self._raw.update(step, value)
 
     def _catch_up(self) -> None:
-        """Take the rows that were put aside."""
+        """Process the buffered rows."""
         for step, value, risen in self._aside:
             self._see(step, value, risen)
             self._row.update(step, condition=False)
@@ -134,7 +134,7 @@ class Rise:
 
     @property
     def score(self) -> float:
-        """The level of the last rows over the threshold."""
+        """Return the level of the last rows over the threshold."""
         self._catch_up()
         now = self._now.get()
         return 0.0 if now is None or math.isinf(self.threshold) else now / self.threshold
@@ -152,41 +152,41 @@ class Rise:
 
     @property
     def factor(self) -> float | None:
-        """Times its beginning it is now, on the scale; None where it began at nothing."""
+        """Return the level as a multiple of its beginning, on the scale; None where it began at zero."""
         self._catch_up()
         now, level = self._now.get(), self._base.get()
         return None if now is None or not level else now / level
 
     def evidence(self) -> dict[str, float | int | None]:
-        """The numbers a person needs: level, threshold and beginning (both on the scale), factor."""
+        """Return the numbers behind the finding: level, threshold and beginning (both on the scale), and factor."""
         limit = self.threshold
         return {"level": self.level, "threshold": limit, "start": self.began, "factor": self.factor}
 
     @property
     def lasted(self) -> bool:
-        """True if it has been beyond the limit for three rows."""
+        """Return whether it has been beyond the limit for three rows."""
         return self.out.since is not None and self.out.lasted(3)
 
     @property
     def since(self) -> int | None:
-        """Since when single rows, or else their median, have been beyond it."""
+        """Return the step since which single rows, or otherwise their median, are beyond the limit."""
         return self.out.since if self._row.since is None else self._row.since
 
 
 class FormattedNumber(float):
-    """A number in a message: as :func:`~rlwatch.detectors.base.number` writes it, or as a format says."""
+    """A number in a message: formatted by :func:`~rlwatch.detectors.base.number`, or by a format specification."""
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec) if spec else number(float(self))
 
 
 class RiseDetector(BaseDetector):
-    """Reports, of several metrics that say one thing, the one furthest beyond its limit.
+    """Report the metric furthest beyond its limit, of several that show one failure.
 
-    Data alone make a detector: ``limits`` and ``message``. Its fields: ``{metric}``; ``{level}`` now and ``{start}`` at
-    the beginning (on the limit's scale; as a share where that is odds: ``{start_share}``); ``{says}``, the limit's own
-    words; ``{factor}``, the words of ``factor`` where the level is a known multiple of its start; ``{reward}``, what
-    the reward did, where ``follows_reward``. ``baseline``: the finding's, ``"start"`` for that of the run.
+    A subclass is data: ``limits`` and ``message``. Fields of the message: ``{metric}``; ``{level}`` now and ``{start}``
+    at the beginning (on the limit's scale; as a share where that is odds: ``{start_share}``); ``{text}``, the text of
+    the limit; ``{factor}``, the text of ``factor`` where the level is a known multiple of its start; ``{reward}``, the
+    course of the reward, where ``follows_reward``. ``baseline``: baseline of the finding; ``"start"`` means the run's.
     """
 
     limits: ClassVar[tuple[RiseLimit, ...]]
@@ -195,7 +195,7 @@ class RiseDetector(BaseDetector):
     baseline: ClassVar[float | Literal["start"] | None] = None
     follows_reward: ClassVar[bool] = False
     paid_for: ClassVar[bool] = False
-    """True if it is a remark where the reward rose with it."""
+    """True if the finding is a remark where the reward rose with the metric."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -227,16 +227,16 @@ class RiseDetector(BaseDetector):
         return [self.report(step, max(risen, key=lambda rise: rise.score))] if risen else []
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """The value of a metric at this row; None if there is none to use."""
+        """Return the value of a metric at this row; None if there is no usable one."""
         value = finite(step, limit.metric)
         return None if value is None or value > limit.most else value
 
     def floor(self, limit: RiseLimit) -> float | None:  # noqa: ARG002  (for subclasses)
-        """A floor that depends on the run; None: the limit's own."""
+        """Return a floor that depends on the run; None: use the limit's own."""
         return None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The finding in words and numbers."""
+        """Return the finding."""
         reward = {"reward": self._reward.now} if self.follows_reward else {}
         since = step.step if rise.since is None else rise.since
         return self.finding(
@@ -252,7 +252,7 @@ class RiseDetector(BaseDetector):
         )
 
     def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
-        """Fields of the message."""
+        """Return the fields of the message."""
         start = rise.began or 0.0
         numbers: dict[str, str | FormattedNumber] = {
             "metric": rise.limit.metric,
@@ -262,7 +262,7 @@ class RiseDetector(BaseDetector):
         }
         factor = "" if rise.factor is None else self.factor.format(number(rise.factor))
         reward = self._reward.in_words() if self.follows_reward else ""
-        return {**numbers, "says": rise.limit.says.format(**numbers), "factor": factor, "reward": reward}
+        return {**numbers, "text": rise.limit.text.format(**numbers), "factor": factor, "reward": reward}
 
 
 class SustainedLevel:
@@ -300,7 +300,7 @@ class SustainedLevel:
 
     @property
     def score(self) -> float:
-        """The level of the last rows over the bound."""
+        """Return the level of the last rows over the bound."""
         now = self._now.get()
         return 0.0 if now is None else now / self.bound
 
@@ -311,22 +311,22 @@ class SustainedLevel:
 
     @property
     def lasted(self) -> bool:
-        """True if it has been beyond the bound for long enough."""
+        """Return whether it has been beyond the bound for long enough."""
         return self._hold.lasted(self.rows)
 
     @property
     def since(self) -> int | None:
-        """Since when single rows, or else their median, have been beyond it."""
+        """Return the step since which single rows, or otherwise their median, are beyond the bound."""
         return self._hold.since if self._row.since is None else self._row.since
 
     @property
     def always(self) -> bool:
-        """True if it was so, or nearly so, when the run began: a matter of set-up, not of training."""
+        """Return whether the level was beyond the bound from the start, or nearly: then the set-up is the cause."""
         return self._began >= self.bound / 2.0
 
     @property
     def began_beyond(self) -> bool:
-        """True if it was beyond the bound when the run began."""
+        """Return whether it was beyond the bound when the run began."""
         return self._began >= self.bound
 
     @property

@@ -1,7 +1,8 @@
-"""Detectors that are data: a metric that is near nothing in a healthy run has risen, and that is the failure.
+"""Detectors that are data: a metric that is near zero in a healthy run rises, and the rise itself is the failure.
 
-Each names its metrics with their limits, and the words of the finding; :class:`~rlwatch.detectors.rise.RiseDetector`
-does the rest. A failure that needs more (a witness, another severity) has a file in the room of its family.
+Each lists its metrics with their limits and the text of the finding; :class:`~rlwatch.detectors.rise.RiseDetector` does
+the rest. A failure that needs more (another metric's confirmation, another severity) has its own file in the package of
+its family.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from rlwatch.detectors.rise import MOST, FormattedNumber, Rise, RiseDetector, Ri
 
 
 def log_of_chi2(chi2: float) -> float:
-    """log(1 + chi^2), nats: products of many weights span decades in healthy runs. Sampled, it may be below 0."""
+    """Return log(1 + chi^2) in nats: products of many weights span decades in healthy runs. A sample can be below 0."""
     return math.log1p(min(max(chi2, 0.0), MOST))
 
 
 def log_above_one(weight: float) -> float:
-    """Log of a weight above 1, nats; 0 below."""
+    """Return the log of a weight above 1, in nats; 0 below."""
     return math.log(min(max(weight, 1.0), MOST))
 
 
 def repeated(distinct: float) -> float:
-    """Odds that an n-gram is a repeated one, of the share that is distinct."""
+    """Return the odds that an n-gram is repeated, from the share of distinct ones."""
     return MOST if distinct <= 0.0 else odds(max(1.0 - distinct, 0.0))
 
 
 class MismatchTail(RiseDetector):
     """Effective sample size, chi-squared and second moment of raw weights trainer/rollout, against the start.
 
-    verl computes its effective sample size after truncation, which looks healthy when much is cut: chi-squared and
-    the responses' weights are read beside it. Weights of whole responses vary by decades between healthy runs
+    verl computes its effective sample size after truncation, which looks healthy where much is cut, so chi-squared and
+    the weights of responses are read as well. Weights of whole responses vary by decades between healthy runs
     (sequence KL 7.6 in BF16, 0.3 in FP16: arXiv 2510.26788), so theirs are compared on log scales.
     """
 
@@ -41,37 +42,37 @@ class MismatchTail(RiseDetector):
             0.7,
             4.0,
             spread_of_ess,
-            says="the effective sample size of the tokens' weights is {level} of their number",
+            text="the effective sample size of the tokens' weights is {level} of their number",
         ),
-        RiseLimit("mismatch/chi2", 0.5, 4.0, says="chi-squared of the tokens' weights is {level}"),
-        RiseLimit("mismatch/m2", 0.04, 4.0, says="the mean squared log-weight is {level} nats^2"),
+        RiseLimit("mismatch/chi2", 0.5, 4.0, text="chi-squared of the tokens' weights is {level}"),
+        RiseLimit("mismatch/m2", 0.04, 4.0, text="the mean squared log-weight is {level} nats^2"),
         RiseLimit(
             "mismatch/factor2_frac",
             0.02,
             4.0,
-            says="a share of {level} of the tokens have probabilities more than a factor of 2 apart",
+            text="a share of {level} of the tokens have probabilities more than a factor of 2 apart",
         ),
         RiseLimit(
             "mismatch/seq_ess",
             0.1,
             4.0,
             spread_of_ess,
-            says="the effective sample size of the responses' weights is {level} of their number",
+            text="the effective sample size of the responses' weights is {level} of their number",
         ),
-        RiseLimit("mismatch/seq_chi2", 20.0, 2.0, log_of_chi2, says="chi-squared of the responses' weights is {level}"),
+        RiseLimit("mismatch/seq_chi2", 20.0, 2.0, log_of_chi2, text="chi-squared of the responses' weights is {level}"),
         RiseLimit(
-            "mismatch/seq_weight_max", 20.0, 2.0, log_above_one, says="the largest weight of a response is {level}"
+            "mismatch/seq_weight_max", 20.0, 2.0, log_above_one, text="the largest weight of a response is {level}"
         ),
         RiseLimit(
             "mismatch/seq_rejected",
             0.5,
             2.0,
-            says="a share of {level} of the responses have weights outside the usual bounds",
+            text="a share of {level} of the responses have weights outside the usual bounds",
         ),
     )
     factor = ", {} times its start on the scale it is judged by"
     message = (
-        "{says}{factor}: a small part of what the rollout engine sampled carries the correction for it, or is cut by it"
+        "{text}{factor}: a small part of what the rollout engine sampled carries the correction for it, or is cut by it"
     )
 
 
@@ -127,43 +128,43 @@ class WeightTail(RiseDetector):
             0.5,
             4.0,
             spread_of_ess,
-            says="the effective sample size of the tokens' importance ratios is {level} of their number",
+            text="the effective sample size of the tokens' importance ratios is {level} of their number",
         ),
         RiseLimit(
             "ratio/seq_ess",
             0.5,
             4.0,
             spread_of_ess,
-            says="the effective sample size of the responses' ratios is {level} of their number",
+            text="the effective sample size of the responses' ratios is {level} of their number",
         ),
         RiseLimit(
             "ratio/product_ess",
             0.15,
             4.0,
             spread_of_ess,
-            says="the effective sample size of the products of responses' ratios is {level} of their number",
+            text="the effective sample size of the products of responses' ratios is {level} of their number",
         ),
-        RiseLimit("ratio/chi2", 1.0, 5.0, says="chi-squared of the importance ratios is {level}"),
+        RiseLimit("ratio/chi2", 1.0, 5.0, text="chi-squared of the importance ratios is {level}"),
         RiseLimit(
-            "ratio/m2", 0.04, 4.0, says="the mean squared log-ratio is {level} nats^2 (M2PO holds it below 0.04)"
+            "ratio/m2", 0.04, 4.0, text="the mean squared log-ratio is {level} nats^2 (M2PO holds it below 0.04)"
         ),
         RiseLimit(
             "ratio/p99",
             2.0,
             3.0,
             log_size,
-            says="one token in a hundred is {level} times as likely as when it was sampled, or more",
+            text="one token in a hundred is {level} times as likely as when it was sampled, or more",
         ),
     )
     factor = "; on the scale it is judged by, {} times its start"
-    message = "{says}{factor}: a small part of the batch carries the update"
+    message = "{text}{factor}: a small part of the batch carries the update"
 
 
 class RatioDrift(RiseDetector):
     """The mean ratio away from 1, for good: of responses' geometric means, of whole responses, of tokens.
 
-    The mean of pi / pi_old over samples of pi_old is 1 whatever pi is; what lasts beyond noise says that the samples
-    are not pi_old's, or that a few of them are everything. The geometric mean, which has no such law, drifts with
+    The mean of pi / pi_old over samples of pi_old is 1 whatever pi is. A deviation beyond noise means that the samples
+    are not from pi_old, or that a few of them dominate. The geometric mean is under no such law and drifts with
     the size of an update. All against five times |log ratio| at the start.
     """
 
@@ -180,7 +181,7 @@ class RatioDrift(RiseDetector):
     baseline = 1.0
 
     def fields(self, rise: Rise) -> dict[str, str | FormattedNumber]:
-        """Also the way it drifts."""
+        """Add the direction of the drift."""
         way = "less likely" if (rise.level or 0.0) < 1.0 else "likelier"
         return super().fields(rise) | {"way": way}
 
@@ -190,7 +191,7 @@ class OffPolicyMask(RiseDetector):
 
     No threshold is published, so the run's own beginning counts first. The mask averages over a response: one
     impossible token in a long answer shows in the largest distance only. Some trainers log a count of responses under
-    the name of a share: that says nothing without the batch.
+    the name of a share: without the batch size it cannot be used.
     """
 
     name = "off_policy_mask"
@@ -201,7 +202,7 @@ class OffPolicyMask(RiseDetector):
             4.0,
             odds,
             most=1.0,
-            says="the off-policy mask drops {level:.0%} of the responses, at the start {start_share:.1%}",
+            text="the off-policy mask drops {level:.0%} of the responses, at the start {start_share:.1%}",
         ),
         RiseLimit(
             "offpolicy/masked_neg",
@@ -209,18 +210,18 @@ class OffPolicyMask(RiseDetector):
             4.0,
             odds,
             most=1.0,
-            says="the off-policy mask drops {level:.0%} of the responses of negative advantage, at the start "
+            text="the off-policy mask drops {level:.0%} of the responses of negative advantage, at the start "
             "{start_share:.1%}",
         ),
         RiseLimit(
             "offpolicy/kl_neg_max",
             1.0,
             4.0,
-            says="a response of negative advantage is {level} nats/token from the policy that sampled it, at the start "
+            text="a response of negative advantage is {level} nats/token from the policy that sampled it, at the start "
             "{start}",
         ),
     )
-    message = "{says}: sampling and training policy drift apart (staleness or engine mismatch)"
+    message = "{text}: sampling and training policy drift apart (staleness or engine mismatch)"
 
 
 _VERSIONS = "{metric} is {level} policy versions, at the start {start}"
@@ -231,20 +232,20 @@ class Staleness(RiseDetector):
 
     name = "staleness"
     limits = (
-        RiseLimit("staleness/mean", 3.0, 2.0, says=_VERSIONS),
-        RiseLimit("staleness/worst_mean", 4.0, 2.0, says=_VERSIONS),
-        RiseLimit("staleness/max", 8.0, 2.0, says=_VERSIONS),
-        RiseLimit("staleness/spans_mean", 3.0, 2.0, says=_VERSIONS),
-        RiseLimit("staleness/spans_max", 8.0, 2.0, says=_VERSIONS),
+        RiseLimit("staleness/mean", 3.0, 2.0, text=_VERSIONS),
+        RiseLimit("staleness/worst_mean", 4.0, 2.0, text=_VERSIONS),
+        RiseLimit("staleness/max", 8.0, 2.0, text=_VERSIONS),
+        RiseLimit("staleness/spans_mean", 3.0, 2.0, text=_VERSIONS),
+        RiseLimit("staleness/spans_max", 8.0, 2.0, text=_VERSIONS),
         RiseLimit(
             "staleness/stale_frac",
             0.5,
             4.0,
             odds,
-            says="{level:.0%} of the responses are of an older policy, at the start {start_share:.0%}",
+            text="{level:.0%} of the responses are of an older policy, at the start {start_share:.0%}",
         ),
     )
-    message = "{says}: the trainer runs ahead of the rollouts it learns from"
+    message = "{text}: the trainer runs ahead of the rollouts it learns from"
     baseline = "start"
 
 
@@ -263,27 +264,27 @@ class Repetition(RiseDetector):
             0.1,
             4.0,
             odds,
-            says="responses are caught in loops: share at least half covered by one repeated block",
+            text="responses are caught in loops: share at least half covered by one repeated block",
         ),
         RiseLimit(
             "text/tail_loop",
             0.1,
             4.0,
             odds,
-            says="responses end in a repeated block: share of a response it covers",
+            text="responses end in a repeated block: share of a response it covers",
         ),
-        RiseLimit("text/loop_cover", 0.15, 4.0, odds, says="repeated blocks cover much of a response"),
+        RiseLimit("text/loop_cover", 0.15, 4.0, odds, text="repeated blocks cover much of a response"),
         RiseLimit(
             "text/repetition_frac",
             0.05,
             4.0,
             odds,
-            says="long texts compress more than tenfold at their end: share that does",
+            text="long texts compress more than tenfold at their end: share that does",
         ),
-        RiseLimit("text/repetition", 0.4, 3.0, odds, says="much of a response is repeated 3-grams"),
-        RiseLimit("text/distinct_2", 0.3, 4.0, repeated, says="few 2-grams of a response are distinct"),
-        RiseLimit("text/zlib_ratio", 6.0, 2.0, says="responses compress like loops"),
+        RiseLimit("text/repetition", 0.4, 3.0, odds, text="much of a response is repeated 3-grams"),
+        RiseLimit("text/distinct_2", 0.3, 4.0, repeated, text="few 2-grams of a response are distinct"),
+        RiseLimit("text/zlib_ratio", 6.0, 2.0, text="responses compress like loops"),
     )
-    message = "{says} ({level}){reward}"
+    message = "{text} ({level}){reward}"
     follows_reward = True
     paid_for = True

@@ -1,4 +1,4 @@
-"""A series that stands still: certainly so, noise included, which is more than not having been seen to rise."""
+"""A series that has stopped rising: with certainty, noise included, not merely without a visible rise."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from statistics import fmean
 from rlwatch.stats import Thinned, Window
 
 FEWEST, FIRST = 12, 4
-"""Points since a step that tell whether a series moved, and how many of them are the first."""
+"""Fewest points since a step that show whether a series moved, and how many of them are the first."""
 STILL = 0.1
-"""Of the range of its rows that a series, noise included, cannot have gained where it stands still."""
+"""Share of the range of its rows that a flat series, noise included, cannot have gained."""
 ERRORS = 2.0
-"""Standard errors that noise is given."""
+"""Standard errors that are allowed for noise."""
 ROOM = 0.75
-"""Of what it can reach, below which a series that stands still has much left to gain."""
+"""Share of the reachable maximum below which a flat series has much left to gain."""
 
 
 class SeriesHistory:
-    """A reward or a part of one: its level, its range, and all of its history in a few dozen points."""
+    """A reward or one of its parts: its level, its range, and its history in a few dozen points."""
 
     def __init__(self) -> None:
         self._now = Window(rows=20, steps=20, least=5)
         self._points = Thinned(points=64)
         self.low, self.high = math.inf, -math.inf
         self._course: tuple[int, list[float], list[float]] = (-1, [], [])
-        """The points, and the version of them that these are."""
+        """Version of the points, their steps, and their values."""
         self._of: tuple[int, int, float, float] | None = None
-        """Question that :meth:`gained` was asked last, and"""
+        """Arguments of the last call of :meth:`gained`, and"""
         self._answer = (0.0, 0.0)
-        """its answer: points are few, and rows many."""
+        """its result, cached: points are few, and rows many."""
 
     def update(self, step: int, value: float) -> None:
         """Take the next finite value."""
@@ -40,21 +40,21 @@ class SeriesHistory:
 
     @property
     def level(self) -> float:
-        """Median of the last rows; 0 where there are too few."""
+        """Return the median of the last rows; 0 where there are too few."""
         return self._now.get() or 0.0
 
     @property
     def share(self) -> bool:
-        """True of one that may be a share of the answers."""
+        """Return whether the series may be a share of the answers."""
         return self.low >= 0.0 and self.high <= 1.0
 
     @property
     def room(self) -> bool:
-        """True if it is well below what it can reach: 1 of a share, else the best row there was, if above 0."""
+        """Return whether the level is well below its maximum: 1 for a share, otherwise the best row, if above 0."""
         return self.level < ROOM * (1.0 if self.share else max(self.high, 0.0)) and self.high > 0.0
 
     def climbed(self, least: float) -> float | None:
-        """Step at which it was last halfway between its lowest point and this level; None if they are less apart."""
+        """Return the step at which it last was halfway from its lowest point to this level; None if closer together."""
         _, steps, values = self._known()
         if len(values) < FEWEST or self.level - min(values) < least:
             return None
@@ -62,13 +62,13 @@ class SeriesHistory:
         return max((step for step, value in zip(steps, values, strict=True) if value < half), default=None)
 
     def _known(self) -> tuple[int, list[float], list[float]]:
-        """Version, steps and values of the points, the oldest first."""
+        """Return version, steps and values of the points, oldest first."""
         if self._course[0] != self._points.version:
             self._course = (self._points.version, *self._points.get())
         return self._course
 
     def gained(self, since: float) -> tuple[float, float] | None:
-        """Least and most that it can have gained from step ``since`` on, as shares of its range; None of too few."""
+        """Return bounds on the gain since step ``since``, as shares of the range; None with too few points."""
         version, steps, values = self._known()
         begins = bisect_left(steps, since)
         if len(values) - begins < FEWEST or self.high <= self.low:
@@ -85,16 +85,16 @@ class SeriesHistory:
 
 
 def _change(first: list[float], last: list[float]) -> tuple[float, float]:
-    """Difference of two means, give or take what noise allows."""
+    """Return the bounds of the difference of two means, noise included."""
     noise = ERRORS * math.sqrt(_variance(first) / len(first) + _variance(last) / len(last))
     change = fmean(last) - fmean(first)
     return change - noise, change + noise
 
 
 def _variance(values: list[float]) -> float:
-    """Variance of at least two finite values, correctly rounded as :func:`statistics.variance` has it, and quicker.
+    """Return the variance of at least two finite values, correctly rounded like :func:`statistics.variance`, faster.
 
-    Floats are whole numbers over powers of two: over the largest of these their sums are exact.
+    Floats are integers over powers of two, so over the largest of these powers their sums are exact.
     """
     parts = [value.as_integer_ratio() for value in values]
     over = max(below for _, below in parts)

@@ -14,11 +14,11 @@ from rlwatch.wording import number
 SLOWER = 2.0
 """Times the usual. Machines, prompts and evaluations vary; twice as slow for rows on end doubles the bill."""
 LEAST = 1.0
-"""Seconds a step must take: that of a toy says more of what else its machine does."""
+"""Seconds a step must take: a shorter one reflects the other load of its machine."""
 NOTABLE = 1.25
 """Times the usual from which a step, or the time it takes per token, has become longer at all."""
 FOR_LENGTH = "seconds per step and token"
-"""Followed beside the two metrics: ``time/step`` over ``len/mean``."""
+"""Third series, derived from two metrics: ``time/step`` over ``len/mean``."""
 
 
 class ThroughputDrop(RiseDetector):
@@ -38,7 +38,7 @@ class ThroughputDrop(RiseDetector):
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("time/step",), ("time/throughput",))
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """Times and rates of 0 were not measured."""
+        """Return the value; a time or rate of 0 was not measured."""
         if limit.metric != FOR_LENGTH:
             return finite(step, limit.metric) or None
         seconds, tokens = finite(step, "time/step"), finite(step, "len/mean")
@@ -53,14 +53,14 @@ class ThroughputDrop(RiseDetector):
         return [] if slow is None else [self.report(step, slow)]
 
     def _explained(self, slow: Rise) -> bool:
-        """True if fewer or longer responses are all there is to it."""
+        """Return whether fewer or longer responses explain the slowdown."""
         rate, time, per_token = self._rises
         if slow is rate:
             return time.factor is not None and time.factor < NOTABLE
         return per_token.factor is not None and per_token.factor < NOTABLE
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The slowdown, a remark where lengths explain it."""
+        """Return the slowdown, a remark where lengths explain it."""
         rate, time, per_token = self._rises
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise is rate:
@@ -96,11 +96,11 @@ class ThroughputDrop(RiseDetector):
 # Step counter stalled: steps repeat or go back, or each takes many times the usual.
 
 SLOW = 15.0
-"""Times the usual seconds per step: no evaluation and no long batch does that several rows on end."""
+"""Times the usual seconds per step: no evaluation and no long batch takes that for several rows in a row."""
 SLOW_ROWS = 3
-"""Rows on end of it."""
+"""Consecutive rows of it."""
 REPEATS = 5
-"""Rows on end without a new step, which no resume announced."""
+"""Consecutive rows without a new step that no resume announced."""
 RECORDS, USUAL_RECORDS = "rlwatch/records", "rlwatch/records_usual"
 """Records since the last new step, and the most an earlier step had: the monitor counts them."""
 MANY, FIRST_MANY = 50, 1000
@@ -112,8 +112,8 @@ TIMES = 10.0
 class StalledSteps(BaseDetector):
     """Rows without a new step, and seconds per step (the trainer's, else from the clock of the records).
 
-    A run that sends nothing at all is for whoever watches the store (``run_silent``). A warning, not more: it may be
-    only the counter that is broken.
+    A run that sends nothing at all is reported by the watcher of the store (``run_silent``). Never more than a warning:
+    the counter alone may be broken.
     """
 
     name: ClassVar[str] = "stalled_steps"
@@ -128,7 +128,7 @@ class StalledSteps(BaseDetector):
         self._slow = Hold()
 
     def notice(self, event: Event) -> None:
-        """After a resume steps go back, and time has passed."""
+        """Note a resume: steps go back, and time has passed."""
         if event.kind in ("resume", "rollback"):
             self._before = None
             self._begin()
@@ -138,11 +138,11 @@ class StalledSteps(BaseDetector):
         self._slow.clear()
 
     def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002
-        """Every row tells which step it is."""
+        """Return True: every row has a step."""
         return True
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Records that come and come while no step closes: nothing else would show them."""
+        """Report records that keep arriving while no step closes: nothing else would show them."""
         records = finite(step, RECORDS)
         if records is None:
             return []
@@ -171,7 +171,7 @@ class StalledSteps(BaseDetector):
         if before is not None and step.step <= before.step:
             self._repeats += 1
             self._slow.clear()
-            return [self._stands(step)] if self._repeats >= REPEATS else []
+            return [self._repeats_step(step)] if self._repeats >= REPEATS else []
         self._repeats = 0
         return self._timed(step, before)
 
@@ -186,7 +186,7 @@ class StalledSteps(BaseDetector):
         self._slow.update(step.step, slow)
         return [self._crawls(step, seconds, usual or 0.0)] if self._slow.lasted(SLOW_ROWS) else []
 
-    def _stands(self, step: ClosedStep) -> Finding:
+    def _repeats_step(self, step: ClosedStep) -> Finding:
         return self.finding(
             step,
             "stalled_steps",
@@ -211,7 +211,7 @@ class StalledSteps(BaseDetector):
 
 
 def _between(before: ClosedStep | None, step: ClosedStep) -> float | None:
-    """Seconds per step by the clock of the records; None where they have none."""
+    """Return seconds per step by the clock of the records; None where they have none."""
     if before is None or before.ts <= 0.0 or step.ts <= before.ts:
         return None
     return (step.ts - before.ts) / (step.step - before.step)
@@ -247,7 +247,7 @@ class Presence:
     gap: int = 1
 
     def patience(self) -> int:
-        """Rows without it that mean nothing yet."""
+        """Return the number of rows without the metric that are still normal."""
         return max(MISSING, GAP_TIMES * self.gap)
 
 
@@ -268,16 +268,16 @@ class MetricVanished(BaseDetector):
         self._presence: dict[str, Presence] = {}
 
     def notice(self, event: Event) -> None:
-        """A run that goes on may log other things; what was shed is not missing."""
+        """Note a resumed run, which may log other metrics, and metrics that were shed, which are not missing."""
         if event.kind in ("resume", "rollback", SHED):
             self._presence.clear()
 
     def measured(self, step: ClosedStep) -> bool:
-        """Any row that holds metrics of the run."""
+        """Return whether the row holds metrics of the run."""
         return any(not name.startswith(OWN) for name in step.metrics)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Note who is there; tell who is missing."""
+        """Record the metrics of the row and report those that are missing."""
         if step.attempt != self._attempt:
             self._attempt = step.attempt
             self._presence.clear()
@@ -293,7 +293,7 @@ class MetricVanished(BaseDetector):
         return [self._finding(step, missing, regular)]
 
     def _see(self, step: ClosedStep) -> None:
-        """Note each metric of the row: of hundreds at every step, so without a call for each."""
+        """Record each metric of the row: a row has hundreds, so without a call for each."""
         row, at = self._row, step.step
         for name in step.metrics:
             known = self._presence.get(name)
@@ -307,7 +307,7 @@ class MetricVanished(BaseDetector):
                 self._presence[name] = Presence(1, row, at)
 
     def _missed(self, seen: Presence) -> bool:
-        """True if it came regularly, and has been away for longer than it ever was."""
+        """Return whether the metric came regularly and has been absent for longer than ever before."""
         return seen.rows >= REGULAR and self._row - seen.last > seen.patience()
 
     def _forget(self, missing: dict[str, Presence]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.detectors.joint import WITNESSES, JointEvidence, RewardFall, Watch, evidence
+from rlwatch.detectors.joint import INDICATORS, JointEvidence, RewardFall, Watch, evidence
 from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.testing.small_batches import CADENCES, FAILURES, SmallRun, small_run
 
@@ -232,7 +232,7 @@ def test_nothing_is_raised_in_a_row_that_is_normal_again():
 
 def test_answers_that_go_on_being_cut_go_on_weighing():
     """While few deviations are known, the failure's own first row is no measure of what chance does."""
-    watch = Watch(next(witness for witness in WITNESSES if witness.metric == "len/clipped"))
+    watch = Watch(next(indicator for indicator in INDICATORS if indicator.metric == "len/clipped"))
     weights = []
     for step in range(10, 140, 10):
         watch.update(step, 0.03 * (step // 10 % 2) if step <= 100 else 1.0, 0.5, 0.0)

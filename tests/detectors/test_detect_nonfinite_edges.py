@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rlwatch.detectors.base import BaseDetector, finite, rounded
-from rlwatch.detectors.optimisation.nonfinite import SAYS, NonFinite, suspect
+from rlwatch.detectors.optimisation.nonfinite import ADVICE, NonFinite, suspect
 from rlwatch.records import ClosedStep, Severity
 from rlwatch.wording import number
 
@@ -135,7 +135,7 @@ def test_the_suspect_is_the_first_in_the_order_of_a_step(metrics, bad, counts, o
     """Rollout, old policy, reward, then loss and gradient."""
     row = ClosedStep(step=1, metrics=metrics)
 
-    assert suspect(row, bad, dict.fromkeys(counts, 1.0)) == (origin, SAYS[origin])
+    assert suspect(row, bad, dict.fromkeys(counts, 1.0)) == (origin, ADVICE[origin])
 
 
 class Echo(BaseDetector):

@@ -14,9 +14,9 @@ LOSS, EXPLAINED = "critic/value_loss", "critic/explained_var"
 TIMES = 4.0
 """Times its lowest level by which the value loss has risen; it must also be above how the run began."""
 EXPLOSION = 100.0
-"""The same for critical: squared errors of a value head that follows a growing reward rise tenfold."""
+"""The same for critical: the squared error of a value head that follows a growing reward rises tenfold."""
 USEFUL, USELESS = 0.2, 0.0
-"""Explained variance that a value function has had, and at which it is no better than the mean return."""
+"""Explained variance that counts as useful, and the one at which values are no better than the mean return."""
 WORSE = -0.5
 """Explained variance at which the values, subtracted, add noise to the advantages: half as much again as there was."""
 LEARNT = 100
@@ -30,7 +30,7 @@ class ValueDivergence(BaseDetector):
 
     An untrained head begins with a large loss and explains nothing, so neither is judged by its beginning: the loss by
     its lowest level since, the explained variance once it has been useful or has had its time. A warning; critical
-    where both say so, or the loss has exploded, and it lasts, for then the advantages are noise.
+    where both hold, or the loss has exploded, and it lasts: the advantages are then noise.
     """
 
     name: ClassVar[str] = "value_divergence"
@@ -71,7 +71,7 @@ class ValueDivergence(BaseDetector):
             self._lost.update(step.step, self._explains_nothing(step.step))
 
     def _risen(self) -> float:
-        """Times its lowest level the loss is; 0 where it is below how the run began, or that is not known yet."""
+        """Return the loss over its lowest level; 0 where it is below how the run began, or that is unknown."""
         now, start = self._loss.get(), self._loss_base.get()
         if now is None or start is None or not self._loss_base.done:
             return 0.0
@@ -94,19 +94,19 @@ class ValueDivergence(BaseDetector):
 
     def _finding(self, step: ClosedStep, high: bool, severity: Severity) -> Finding:
         loss, explained = self._loss.get(), self._explained.get()
-        says = []
+        parts = []
         if high and loss is not None and self._lowest is not None:
-            says.append(f"value loss rose from {number(self._lowest)} to {number(loss)}")
+            parts.append(f"value loss rose from {number(self._lowest)} to {number(loss)}")
         if self._lost.lasted(ROWS, STEPS) and explained is not None:
             best = self._best or 0.0
             was = f", at its best {number(best)}" if best >= USEFUL else ", and never explained anything"
-            says.append(f"values explain {number(explained)} of the variance of the returns{was}")
+            parts.append(f"values explain {number(explained)} of the variance of the returns{was}")
         since = [hold.since for hold in (self._row, self._lost) if hold.since is not None]
         return self.finding(
             step,
             "value_divergence",
             severity,
-            f"{'; '.join(says)}: advantages from this critic are mostly its errors",
+            f"{'; '.join(parts)}: advantages from this critic are mostly its errors",
             onset=min(since, default=None),
             metric=LOSS if high else EXPLAINED,
             score=None if not high or loss is None else loss / (TIMES * max(self._lowest or 0.0, 1e-12)),
@@ -134,20 +134,20 @@ VALUES, RETURNS = "critic/value_mean", "critic/returns_mean"
 class ValueDrift(RiseDetector):
     """Mean value away from the mean return, and mean return away from the reward, in units of the reward's own size.
 
-    Returns are rewards less penalties, summed and discounted, so they stand at some distance from the reward; a growing
-    distance says that penalties, bootstrapping or normalisation have taken over what is optimised.
+    Returns are rewards less penalties, summed and discounted, so they differ from the reward. A growing difference
+    means that penalties, bootstrapping or normalisation dominate what is optimised.
     """
 
     name: ClassVar[str] = "value_drift"
     reads: ClassVar[tuple[str, ...]] = (VALUES, RETURNS)
     requires: ClassVar[tuple[tuple[str, ...], ...]] = ((VALUES, RETURNS), (RETURNS, "reward/mean"))
     limits: ClassVar[tuple[RiseLimit, ...]] = (
-        RiseLimit(VALUES, 1.0, 4.0, says="the mean value is {level} times the reward's size away from the mean return"),
+        RiseLimit(VALUES, 1.0, 4.0, text="the mean value is {level} times the reward's size away from the mean return"),
         RiseLimit(
-            RETURNS, 1.0, 4.0, says="the mean return is {level} times the reward's size away from the mean reward"
+            RETURNS, 1.0, 4.0, text="the mean return is {level} times the reward's size away from the mean reward"
         ),
     )
-    message: ClassVar[str] = "{says}, at the start {start}{reward}"
+    message: ClassVar[str] = "{text}, at the start {start}{reward}"
     follows_reward: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -155,13 +155,13 @@ class ValueDrift(RiseDetector):
         self._size = 0.0
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward, and its size."""
+        """Follow the reward and its magnitude."""
         super().listen(step)
         known = [abs(value) for name in ("reward/mean", "reward/std") if (value := finite(step, name)) is not None]
         self._size = max(self._size, *known, 0.0) if known else self._size
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """The distance; None where one of the two is missing."""
+        """Return the distance; None where one of the two is missing."""
         get = step.numbers.get
         other, value = get(RETURNS if limit.metric == VALUES else "reward/mean"), get(limit.metric)
         if value is None or other is None or self._size <= 0.0:

@@ -1,4 +1,4 @@
-"""Answers become one: more samples of a prompt find nothing that one does not."""
+"""Answers become alike: more samples of a prompt find nothing that a single one does not."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rlwatch.stats import Hold
 from rlwatch.wording import number
 
 DRAWS = (64, 32, 16, 8, 4)
-"""The k of pass@k, the largest first: two draws show little of what is left to find."""
+"""The k of pass@k, the largest first: with two draws there is little left to find."""
 LOST = 0.1
-"""Fall of pass@k below its best that is more than prompts of another difficulty."""
+"""Fall of pass@k below its best that prompts of different difficulty do not explain."""
 GAP = 0.5
-"""Of the gap between pass@k and pass@1 at the start."""
+"""Share of the initial gap between pass@k and pass@1."""
 WIDE = 0.1
-"""Gap at the start below which there is none to close."""
+"""Initial gap below which it is too small to close."""
 FEWER = 0.5
-"""Of the share of distinct answers at the start."""
+"""Share of the initial share of distinct answers."""
 ROWS, STEPS = 5, 15
 """Rows and steps it must last."""
 ANSWERS = ("reward/unique_answers", "reward/answer_entropy")
 
 
 class DiversityDecay(BaseDetector):
-    """pass@k against pass@1, and distinct answers of a group, against the run's own.
+    """pass@k against pass@1, and distinct answers of a group, against the run's own beginning.
 
     Yue et al. (arXiv 2504.13837) and ProRL's "diminish" regime: pass@1 rises while pass@k falls. The gap also closes in
-    healthy runs, because pass@1 rises to pass@k, and right answers to one prompt are the same: so a gap counts
-    only while pass@1 stalls, and distinct answers only while the reward does.
+    healthy runs, because pass@1 rises to pass@k, and right answers to one prompt are equal. So a gap counts only while
+    pass@1 stalls, and distinct answers only while the reward does.
     """
 
     name: ClassVar[str] = "diversity_decay"

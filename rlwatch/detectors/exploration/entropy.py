@@ -1,4 +1,4 @@
-"""Entropy off its course: collapse, where the reward does not pay for it, and explosion, towards noise."""
+"""Abnormal entropy: a collapse that the reward does not pay for, and an explosion towards noise."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 CERTAIN = 0.05
-"""Nats per token below which hardly any token is in doubt, and multiples of less are multiples of nothing."""
+"""Nats per token below which hardly any token is in doubt, so that ratios have no meaning."""
 
 
 class EntropyDetector(BaseDetector):
-    """Median token entropy of the last rows against the run's beginning, with its reward as witness.
+    """Median token entropy of the last rows against the run's beginning, confirmed by its reward.
 
-    A subclass says which level counts as the beginning, weighs each row (feeding the three holds) and words
-    the finding. ``_moved`` dates it, ``_warned`` and ``_confirmed`` make it a warning and critical.
+    A subclass defines the level of the beginning, weighs each row (which feeds the three holds), and words the finding.
+    ``_moved`` dates it; ``_warned`` and ``_confirmed`` make it a warning and critical.
     """
 
     requires: ClassVar[tuple[tuple[str, ...], ...]] = (("policy/entropy",),)
@@ -60,16 +60,16 @@ class EntropyDetector(BaseDetector):
         return [self.report(step, now, start, severity)]
 
     def mildest(self, ratio: float) -> Severity:  # noqa: ARG002
-        """Severity of what is not critical; ``ratio``: of entropy now over the start."""
+        """Return the severity of a finding that is not critical; ``ratio``: entropy now over the start."""
         return Severity.WARNING
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:  # noqa: ARG002
-        """True if no hold is fed by this row, whatever the reward does: that is the dearer question."""
+        """Return whether this row feeds no hold whatever the reward does, which is more expensive to compute."""
         return False
 
     @abstractmethod
     def beginning(self, level: float, first: float) -> float:
-        """Level to compare with, from that of the warm-up and that of the very first rows, nats."""
+        """Return the level to compare with, from those of the warm-up and of the very first rows, in nats."""
 
     @abstractmethod
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
@@ -77,11 +77,11 @@ class EntropyDetector(BaseDetector):
 
     @abstractmethod
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """The finding in words and numbers."""
+        """Return the finding."""
 
     @property
     def onset(self) -> int | None:
-        """Since when single rows, or else their median, have been out."""
+        """Return the step since which single rows, or otherwise their median, are abnormal."""
         return self._warned.since if self._moved.since is None else self._moved.since
 
 
@@ -90,13 +90,13 @@ class EntropyDetector(BaseDetector):
 LOW = 0.5
 """Entropy over baseline below which a decline is dated (``onset_step``), where the reward does not pay for it."""
 WARN, WARN_BAD = 0.15, 0.4
-"""Ratio that warns by itself, and beside a fallen reward or silent groups."""
+"""Ratio that warns by itself, and with a fallen reward or silent groups."""
 CRITICAL, CRITICAL_BAD = 0.02, 0.2
 """The same for critical. Healthy runs fall to 0.15-0.3 of their start while the reward rises."""
 SETTLED = 20
-"""Steps in which a format is learnt, which takes most of the entropy of a first row and pays within them."""
+"""Steps in which a format is learnt, which takes most of the entropy of a first row and is rewarded within them."""
 PAID = 0.05
-"""Ratio that warns even while the reward rises: there is nothing left to spend."""
+"""Ratio that warns even while the reward rises: no entropy is left to spend."""
 
 
 class EntropyCollapse(EntropyDetector):
@@ -112,7 +112,7 @@ class EntropyCollapse(EntropyDetector):
         super().__init__(Baseline(), Window(rows=10, steps=10))
 
     def calm(self, entropy: float, now: float, level: float, first: float) -> bool:
-        """True above all levels that count beside the highest that may be the beginning."""
+        """Return whether the entropy is above all levels that count against the highest possible beginning."""
         least = max(level, first)
         highest = least if self._first_row is None else max(least, self._first_row[1])
         if least <= 0.0 or entropy < LOW * highest or now / highest < WARN_BAD:
@@ -121,10 +121,10 @@ class EntropyCollapse(EntropyDetector):
         return log_vocab is None or now >= DETERMINISTIC * log_vocab
 
     def beginning(self, level: float, first: float) -> float:
-        """The higher: a run that falls inside its warm-up is judged by its first rows.
+        """Return the higher level, so that a run that falls inside its warm-up is judged by its first rows.
 
         One step can be enough to collapse, so the very first row, before any update, counts as well where the reward
-        has not risen since: once it had its time, or hardly any token is in doubt.
+        has not risen since, until it had time to, or where hardly any token is in doubt.
         """
         return max(level, first, self._very_first())
 
@@ -136,31 +136,31 @@ class EntropyCollapse(EntropyDetector):
         return entropy if now < CERTAIN or last - began >= SETTLED else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """A fall counts by its depth; less if the reward paid for it, more where that fell or nothing is learnt."""
+        """Weigh a fall by its depth: less if the reward paid for it, more if it fell or nothing is learnt."""
         ratio = now / start
         self._moved.update(step.step, entropy < LOW * start and not self._pays(step))
         bad = self._corroborated()
         reward = self._context.reward
-        paid = not bad and (reward.risen() or reward.stands(FULL))
+        paid = not bad and (reward.risen() or reward.holds(FULL))
         self._warned.update(step.step, ratio < (PAID if paid else WARN_BAD if bad else WARN))
         self._confirmed.update(step.step, not paid and self._critical(now, ratio, bad))
 
     def mildest(self, ratio: float) -> Severity:
-        """A remark where the entropy bought a reward that is near its full value: so looks a solved task.
+        """Return a remark where the entropy bought a reward near its full value, as in a solved task.
 
-        Where a fiftieth is left, only if hardly anything is left to gain.
+        Below a fiftieth of the entropy, only if hardly anything is left to gain.
         """
         reward = self._context.reward
-        bought = reward.near_full() if ratio >= CRITICAL else reward.stands(FULL)
+        bought = reward.near_full() if ratio >= CRITICAL else reward.holds(FULL)
         return Severity.INFO if bought else Severity.WARNING
 
     def _corroborated(self) -> bool:
-        """True if the reward fell, or hardly anything is learnt and no good reward says why."""
+        """Return whether the reward fell, or hardly anything is learnt and no good reward explains it."""
         context, reward = self._context, self._context.reward
-        return reward.fallen() or (context.mute() and not reward.risen() and not reward.stands(SOLVED))
+        return reward.fallen() or (context.mute() and not reward.risen() and not reward.holds(SOLVED))
 
     def _pays(self, step: ClosedStep) -> bool:
-        """True if this very row still earns more than the start: entropy spent so far was not lost."""
+        """Return whether this row still earns more than the start: the entropy spent so far was not lost."""
         reward, value = self._context.reward, finite(step, "reward/mean")
         return reward.risen() and not (value is not None and reward.low(value))
 
@@ -170,7 +170,7 @@ class EntropyCollapse(EntropyDetector):
         return bad and self._context.log_vocab is not None and now < DETERMINISTIC * self._context.log_vocab
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """The depth of the fall, the steps it took, and the reward meanwhile."""
+        """Return the depth of the fall, the steps it took, and the reward meanwhile."""
         onset = self.onset
         span = 0 if onset is None else step.step - onset
         reward = self._context.reward
@@ -206,7 +206,7 @@ class EntropyCollapse(EntropyDetector):
 RISE = 1.3
 """Entropy over baseline above which a rise is dated."""
 RISEN_WARN, RISEN_CRITICAL = 1.5, 2.0
-"""Ratios beside a fallen reward (an entropy bonus gone wrong was seen at 1.35-1.8 when the reward fell)."""
+"""Ratios with a fallen reward (a wrong entropy bonus was seen at 1.35-1.8 when the reward fell)."""
 ALONE = 3.0
 """Ratio that warns by itself when the reward has not risen."""
 NOISE = 0.7
@@ -222,12 +222,12 @@ class EntropyExplosion(EntropyDetector):
         super().__init__(Baseline(floor=0.02), Window(rows=8, steps=8))
 
     def beginning(self, level: float, first: float) -> float:
-        """The lower: a run that rises inside its warm-up is judged by its first rows; never next to nothing."""
+        """Return the lower level, so that a rise inside the warm-up is judged by the first rows; never nearly zero."""
         least = min(level, first)
         return max(least, CERTAIN) if least > 0.0 else 0.0
 
     def weigh(self, step: ClosedStep, entropy: float, now: float, start: float) -> None:
-        """A rise counts beside a fallen reward, by itself if it is large, or close to noise."""
+        """Weigh a rise with a fallen reward, by itself if it is large, or close to noise."""
         ratio = now / start
         self._moved.update(step.step, entropy > RISE * start)
         reward, log_vocab = self._context.reward, self._context.log_vocab
@@ -238,7 +238,7 @@ class EntropyExplosion(EntropyDetector):
         self._confirmed.update(step.step, fallen and (ratio > RISEN_CRITICAL or noise))
 
     def report(self, step: ClosedStep, now: float, start: float, severity: Severity) -> Finding:
-        """The height of the rise, its distance from noise, and the reward meanwhile."""
+        """Return the height of the rise, its distance from noise, and the reward meanwhile."""
         reward = self._context.reward
         ceiling = (
             "" if self._context.log_vocab is None else f" (uniform noise would be {number(self._context.log_vocab)})"

@@ -16,19 +16,19 @@ from rlwatch.stats import Baseline, Hold, Thinned, Window, fit_line, slope_inter
 from rlwatch.wording import number
 
 POINTS = 12
-"""Points (of at most 48, each a mean of rows) before a line is trusted."""
+"""Points (at most 48, each a mean of rows) before a line is trusted."""
 COVERED = 0.25
-"""Share of the starting entropy a run must have gone through: within less, any curve is a line."""
+"""Share of the starting entropy a run must have passed through: within less, any curve looks like a line."""
 SURE = 4.0
 """Standard errors of a above zero."""
 GOOD = 0.5
 """Share of the variance of the reward the law must explain."""
 ODD = 4.0
-"""Deviations from the rows before beyond which a row counts as their median: a spike, or a batch of hard data."""
+"""Deviations from the rows before beyond which a row is replaced by their median: a spike, or a batch of hard data."""
 REFIT = 5
-"""Rows between fits: a row changes little, and a fit costs most of what the law costs."""
+"""Rows between fits: one row changes little, and a fit is most of the detector's cost."""
 TOP = 50.0
-"""Nats beyond which exp(H) is no entropy of tokens."""
+"""Nats beyond which exp(H) cannot be the entropy of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Law:
 
     @property
     def binds(self) -> bool:
-        """True if reward really is bought with entropy."""
+        """Return whether reward really is bought with entropy."""
         return self.a > SURE * self.error and self.explained >= GOOD
 
 
@@ -87,8 +87,9 @@ class LawFit:
             self._points.update(step, math.exp(min(usual[0], TOP)), usual[1])
 
     def get(self) -> Law | None:
-        """The fit, at most ``REFIT`` rows old; None where there are too few points, entropy hardly moved, or reward did
-        not rise as it fell.
+        """Return the fit, at most ``REFIT`` rows old.
+
+        None with too few points, where entropy hardly moved, or where reward did not rise as it fell.
         """
         if self._fit is None:
             self._fit = (self._fitted(),)
@@ -107,7 +108,7 @@ class LawFit:
         return Law(-line.slope, line.intercept, line.error, line.explained)
 
     def arrival(self, entropy: float, level: float) -> Arrival | None:
-        """The arrival of ``entropy`` at ``level`` (nats, both > 0); None if it does not fall for sure."""
+        """Return the arrival of ``entropy`` at ``level`` (nats, both > 0); None without a certain fall."""
         if self._rates is None:
             self._rates = self._falling()
         rate, fastest, slowest = self._rates
@@ -117,14 +118,14 @@ class LawFit:
         return Arrival(left / -rate, left / -fastest, left / -slowest)
 
     def _falling(self) -> tuple[float, float, float]:
-        """Change of log H a step, and the ends of its interval; 0 where it is not known to fall."""
+        """Return the change of log H a step, and the ends of its interval; 0 where no fall is known."""
         at, logs = self._fall.at, self._fall.values
         between = slope_interval(at, logs) if len(at) >= 8 else None
         return (0.0, 0.0, 0.0) if between is None else (theil_sen(at, logs), *between)
 
 
 def _usual(rows: Window, step: int, value: float) -> float:
-    """The value, or the median of the rows up to it where it is far from that."""
+    """Return the value, or the median of the rows up to it where the value is far from that."""
     rows.update(step, value)
     level = rows.get()
     return value if level is None or abs(value - level) <= ODD * rows.spread else level
@@ -134,7 +135,7 @@ REMARK, WARN = 0.8, 0.9
 """Shares of the starting entropy spent: a remark with the forecast; a warning where the law binds. Published runs spend
 73 % in the first twelfth of training and 94 % in the first third (arXiv 2505.22617)."""
 PASSED = 0.05
-"""Share of the ceiling by which a reward above it has passed it."""
+"""Share of the ceiling by which a reward above it has clearly passed it."""
 SOLVED = 0.95
 """Share of the best reward of a batch from which nothing is left to buy."""
 
@@ -142,8 +143,8 @@ SOLVED = 0.95
 class EntropyBudget(BaseDetector):
     """Fits R = -a exp(H) + b to the run's own entropy and reward once most of the entropy is spent.
 
-    Low entropy on a solved task is convergence; low entropy below the top is a ceiling: the law says at which reward
-    (b - a) the run will stall. ``entropy_collapse`` judges the fall itself.
+    Low entropy on a solved task is convergence; low entropy below the top is a ceiling, and the law predicts the reward
+    (b - a) at which the run will stall. ``entropy_collapse`` judges the fall itself.
     """
 
     name: ClassVar[str] = "entropy_budget"
@@ -169,7 +170,7 @@ class EntropyBudget(BaseDetector):
             self._best.update(step.step, best)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Fit, once enough is spent."""
+        """Fit the law, once enough entropy is spent."""
         entropy = min(abs(finite(step, *self.reads) or 0.0), 1e9)
         self._base.update(step.step, entropy)
         self._now.update(step.step, entropy)
@@ -190,17 +191,17 @@ class EntropyBudget(BaseDetector):
         return [self._finding(step, law, now, start)]
 
     def _above(self, law: Law) -> bool:
-        """True if the reward is above the ceiling already, by as little as it may be."""
+        """Return whether the reward is above the ceiling already, by any amount."""
         now = self._context.reward.now
         return now is not None and now > law.ceiling
 
     def _passed(self, law: Law) -> bool:
-        """True if the reward is clearly above the ceiling: the law has been proven wrong."""
+        """Return whether the reward is clearly above the ceiling, which refutes the law."""
         now = self._context.reward.now
         return now is not None and now - law.ceiling > PASSED * abs(law.ceiling)
 
     def _solved(self) -> bool:
-        """True if the reward is at its top: that of the batches, or near 1 on the common scale."""
+        """Return whether the reward is at its top: that of the batches, or near 1 on the common scale."""
         now, best = self._context.reward.now, self._best.get()
         if now is not None and best is not None and best > 0.0 and now >= SOLVED * best:
             return True
@@ -209,14 +210,14 @@ class EntropyBudget(BaseDetector):
     def _finding(self, step: ClosedStep, law: Law, now: float, start: float) -> Finding:
         arrival = self._law.arrival(now, (1.0 - WARN) * start)
         reward = self._context.reward.now
-        stands = "" if reward is None else f" (now {number(reward)})"
+        reached = "" if reward is None else f" (now {number(reward)})"
         return self.finding(
             step,
             "entropy_budget",
             Severity.WARNING if self._warned.lasted(5) else Severity.INFO,
             f"{1.0 - now / start:.0%} of the entropy is spent ({number(start)} to {number(now)} nats/token), and "
             f"reward was bought with it: R = -{number(law.a)} exp(H) + {number(law.b)} explains {law.explained:.0%} "
-            f"of it; so it will stall at {number(law.ceiling)}{stands}{_when(arrival)}",
+            f"of it; so it will stall at {number(law.ceiling)}{reached}{_when(arrival)}",
             onset=self._remarked.since,
             metric="policy/entropy",
             score=(1.0 - now / start) / REMARK,

@@ -1,4 +1,4 @@
-"""Entropy by the sign of the advantage: which side of the update spends it, or blows it up."""
+"""Entropy by the sign of the advantage: which side of the update spends it or makes it explode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Side:
 
     @property
     def rising(self) -> bool:
-        """True if the last rows still go up."""
+        """Return whether the last rows still rise."""
         at, now = self._trend.at, self.now
         if now is None or len(at) < 8:
             return False
@@ -58,7 +58,7 @@ class _Side:
 class EntropySides(BaseDetector):
     """Growth of entropy almost wholly from negative samples, and collapse of the positive ones alone.
 
-    Samples that are pushed away hand their probability to anything at all: entropy explosions begin there. In runs
+    Samples that are pushed away give their probability to arbitrary tokens: entropy explosions begin there. In runs
     with clip-higher it grows so at first and then stays, which is ``info`` while the reward rises.
     """
 
@@ -94,7 +94,7 @@ class EntropySides(BaseDetector):
         return found
 
     def _share(self, gained: float, gained_neg: float) -> float:
-        """Of the growth of both sides, what negative samples hold."""
+        """Return the share of negative samples in the growth of both sides."""
         return gained_neg / (gained_neg + max(gained, 0.0)) if gained_neg > 0.0 else 0.0
 
     def _weigh(self, step: int, positive: float, negative: float, share: float) -> None:

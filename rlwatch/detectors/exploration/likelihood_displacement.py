@@ -52,7 +52,7 @@ class Likelihood:
 
     @property
     def error(self) -> float:
-        """Standard error of the level now, from first differences."""
+        """Return the standard error of the level now, from first differences."""
         jumps = [b - a for a, b in pairwise(self._recent.values)]
         noise = mad(jumps, 0.0) / math.sqrt(2.0) if jumps else 0.0
         return MEDIAN_ERROR * noise / math.sqrt(max(len(self._now), 1))
@@ -64,7 +64,7 @@ class Likelihood:
 
     @property
     def unexplained(self) -> float | None:
-        """Of that, what entropy has not risen by since it was last at its best; None where entropy is not measured.
+        """Return the part of the loss that the rise of entropy does not explain; None where entropy is not measured.
 
         A policy that explores more gives all its responses less probability, the correct ones too: no displacement.
         """
@@ -72,7 +72,7 @@ class Likelihood:
         return None if now is None or then is None else self.lost - max(now - then, 0.0)
 
     def displaced(self, share: float, errors: float = 5.0) -> bool | None:
-        """True if it has fallen, mostly in ways that entropy does not explain; None where entropy is not measured."""
+        """Return whether it has fallen, mostly unexplained by entropy; None where entropy is not measured."""
         left = self.unexplained
         if left is None:
             return None
@@ -80,31 +80,31 @@ class Likelihood:
         return self.fallen(share, errors) and left > least
 
     def fallen(self, share: float, errors: float = 5.0) -> bool:
-        """True once it has lost ``share`` of its best level, more than ``errors`` standard errors."""
+        """Return whether it has lost ``share`` of its best level, more than ``errors`` standard errors."""
         best = self.best
         return best is not None and self.lost > max(share * abs(best), errors * self.error, 1e-9)
 
 
 LOST = 0.1
-"""Share of the best level lost that counts where displacement, or its absence in entropy, confirms it."""
+"""Share of the best level lost that counts where displacement, or a lack of entropy growth, confirms it."""
 LOST_ALONE = 0.3
 """The same where neither displacement nor entropy is measured."""
 MOST = RiseLimit("lld/displaced_frac", 0.5, 1.5, odds)
 """Share of correct responses an update made less likely: more than half of the questions in the published collapses."""
 SURGE = 3.0
-"""Factor of the gradient norm over the start's upper quartile that makes the last phase."""
+"""Factor of the gradient norm over the start's upper quartile that marks the last phase."""
 ENTROPY = 2.0
 """Factor of entropy, over its level when the likelihood was best."""
 STAGNANT = 30
-"""Rows of risen reward without any gain of likelihood that make the first phase."""
+"""Rows of risen reward without any gain of likelihood that mark the first phase."""
 
 
 class LikelihoodDisplacement(BaseDetector):
-    """The three phases of arXiv 2512.04220, given in ``evidence["phase"]``.
+    """The three phases of arXiv 2512.04220, reported in ``evidence["phase"]``.
 
-    1: the reward has risen, the likelihood of correct responses has not (information). 2: the likelihood falls
-    while the reward does not and gradients are calm: the early warning, 60 to 180 steps before the published
-    collapses. 3: gradients or entropy surge on top of it: critical.
+    1: the reward has risen, the likelihood of correct responses has not (information). 2: the likelihood falls while
+    the reward does not and gradients are calm: the early warning, 60 to 180 steps before the published collapses. 3:
+    gradients or entropy surge in addition: critical.
     """
 
     name: ClassVar[str] = "likelihood_displacement"
@@ -156,7 +156,7 @@ class LikelihoodDisplacement(BaseDetector):
         return [self._finding(step, 1, Severity.INFO)] if self._stagnates.lasted(STAGNANT, STAGNANT) else []
 
     def _falling(self) -> bool:
-        """True if likelihood has fallen in a way that is no exploration."""
+        """Return whether likelihood has fallen in a way that exploration does not explain."""
         share = self._share.get()
         if share is not None:
             return share > 0.5 and self._likelihood.fallen(LOST)

@@ -25,15 +25,15 @@ TAILS = (
 )
 """Metrics that show single tokens. The largest difference of probability is 0.15 to 0.45 in healthy runs."""
 EXTREME = 0.9
-"""Median of the largest differences of probability that goes with a falling reward even if it was always so."""
+"""Median of the largest differences of probability that confirms a falling reward even if it was always so."""
 
 
 class MismatchBlind(BaseDetector):
-    """Tails of the differences, and the reward, beside k1 and k3 (VeXact, arXiv 2605.14220).
+    """Tails of the differences, and the reward, in addition to k1 and k3 (VeXact, arXiv 2605.14220).
 
-    With recomputed old log-probs k1 and k3 between trainer and engine stayed flat for 700 steps of a collapse,
-    while the mean difference was tiny and the largest near 1. Two tails, or a tail and a falling reward, speak:
-    one alone may be a few odd tokens.
+    With recomputed old log-probs k1 and k3 between trainer and engine stayed flat for 700 steps of a collapse, while
+    the mean difference was tiny and the largest near 1. Two tails, or a tail and a falling reward, are reported: one
+    alone may be a few odd tokens.
     """
 
     name: ClassVar[str] = "mismatch_blind"
@@ -72,7 +72,7 @@ class MismatchBlind(BaseDetector):
         return [self._finding(step, loud)] if self._hold.lasted(3) else []
 
     def _flat(self) -> bool:
-        """True if an estimate is measured, and each that is has stayed where it was, below what would be severe."""
+        """Return whether an estimate is measured, and each measured one is flat and below a severe level."""
         levels = [(name, now.get(), base.get()) for name, (now, base) in self._means.items()]
         known = [(name, now, then) for name, now, then in levels if now is not None and then is not None]
         return bool(known) and all(

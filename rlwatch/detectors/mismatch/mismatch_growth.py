@@ -1,4 +1,4 @@
-"""Level and growth of the mismatch between rollout engine and trainer: one samples from another policy than the
+"""Level and growth of the mismatch between rollout engine and trainer: one samples from a different policy than the
 other trains.
 """
 
@@ -17,14 +17,16 @@ from rlwatch.wording import number
 
 
 def shortfall(share: float) -> float:
-    """By how much a share or a correlation falls short of 1."""
+    """Return the distance of a share or a correlation below 1."""
     return max(1.0 - share, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class MismatchScale:
-    """Below ``noise`` engines merely round differently, above ``severe`` the gradient is off-policy whatever the run's
-    own history. Both count from ``zero``, the value of engines that agree.
+    """Bounds of a metric, both counted from ``zero``, its value for engines that agree.
+
+    Below ``noise`` engines merely round differently; above ``severe`` the gradient is off-policy whatever the run's
+    history.
     """
 
     noise: float
@@ -58,19 +60,18 @@ BANDS = (
     RiseLimit("mismatch/is_ratio", 0.5, 0.0, log_size),
     RiseLimit("mismatch/is_ratio_std", 1.0, 0.0),
 )
-"""Levels others alarm at whatever the history (verl's examples, slime's and NeMo-RL's gates, smoke tests of
+"""Levels at which others alarm whatever the history (verl's examples, slime's and NeMo-RL's gates, smoke tests of
 correlation), on both sides where a ratio has two."""
 
 
 # A steady rise of a positive quantity, as mismatch that feeds on itself grows: by a factor per step.
 
 LEAST = math.log(1.25)
-"""Rise over the window, of the logarithm, below which it may be anything."""
+"""Rise of the logarithm over the window below which it may be chance."""
 SURE = 4.0
-"""Standard errors of that rise that make it one; neighbouring rows go together, so 2 would be few."""
-
+"""Standard errors from which it is a rise; neighbouring rows are correlated, so 2 would be few."""
 STEADY = 0.35
-"""Share of the slope that both halves must show: a step up is a shift, and CUSUM's matter."""
+"""Share of the slope that both halves must show: a single step up is a shift, which CUSUM detects."""
 
 
 class LogTrend:
@@ -84,7 +85,7 @@ class LogTrend:
         self._window.update(step, log)
 
     def doubling(self) -> float | None:
-        """Steps in which it doubles; None where no rise is sure. Costs a few hundred microseconds."""
+        """Return the steps in which it doubles; None without a certain rise. Takes a few hundred microseconds."""
         steps, values = self._window.at, self._window.values
         if len(steps) < self._window.least or steps[-1] == steps[0]:
             return None
@@ -147,7 +148,7 @@ class _Channel:
         return drifted or self.trend.doubling() is not None
 
     def _measure(self) -> None:
-        """Level now, and how the run began, which is never less than rounding noise."""
+        """Update the level now, and that of the beginning, which is never below rounding noise."""
         now, begun = self.now.get(), [level for level in (self.base.get(), self.base.first) if level is not None]
         self.level = 0.0 if now is None else math.exp(now)
         self.normal = max(math.exp(min(begun)), self.scale.noise / 2.0) if begun else math.inf
@@ -168,8 +169,8 @@ class _Channel:
 class MismatchGrowth(BaseDetector):
     """Level and persistent shift of the mismatch between rollout engine and trainer, in log space.
 
-    Mismatch feeds on itself (it compounds once it steers the update), so growth counts even before the
-    reward notices. The worst metric of those logged speaks.
+    Mismatch amplifies itself (it compounds once it steers the update), so growth counts even before the reward reacts.
+    The worst of the logged metrics is reported.
     """
 
     name: ClassVar[str] = "mismatch_growth"
@@ -222,9 +223,9 @@ class MismatchGrowth(BaseDetector):
 
 
 class MismatchLevel(BaseDetector):
-    """Published bands. A warning where the run began like this: then growth, which is relative, cannot see it.
+    """Published bands. A warning where the run began beyond them, which a relative test of growth cannot detect.
 
-    Where it has only grown to be so, that is information beside ``mismatch_growth``.
+    Where the mismatch grew to that level, it is information in addition to ``mismatch_growth``.
     """
 
     name: ClassVar[str] = "mismatch_level"
@@ -236,7 +237,7 @@ class MismatchLevel(BaseDetector):
         self._bands = [SustainedLevel(band) for band in BANDS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each metric; those that began beyond their band speak first."""
+        """Judge each metric; those that began beyond their band are reported first."""
         for band in self._bands:
             band.update(step.step, finite(step, band.limit.metric))
         beyond = [band for band in self._bands if band.lasted]

@@ -1,4 +1,4 @@
-"""The mask catches fewer tokens although the gap widens: its falling rate is no health (KPop, 2026)."""
+"""The mask catches fewer tokens although the gap widens: its falling rate does not mean health (KPop, 2026)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ GAPS = (
     "mismatch/k3",
     "mismatch/prob_absdiff",
 )
-"""Sizes of the difference, which cannot cancel as the plain estimate of KL does; the first one logged is used."""
+"""Sizes of the difference, which cannot cancel like the plain estimate of KL; the first one logged is used."""
 
 
 class FirstGap:
-    """Sticks to the first of ``GAPS`` that is measured, so that levels of one metric are compared."""
+    """Reads always the first of ``GAPS`` that was measured, so that levels of one metric are compared."""
 
     def __init__(self) -> None:
         self.name = ""
 
     def read(self, step: ClosedStep) -> float | None:
-        """The gap at this row; None where it was not measured."""
+        """Return the gap in this row; None where it was not measured."""
         if not self.name:
             self.name = next((name for name in GAPS if finite(step, name) is not None), "")
         value = finite(step, self.name) if self.name else None
@@ -42,12 +42,12 @@ FEWER = 0.6
 WIDER = 1.25
 """Factor on the gap in the same time."""
 ODD = 2
-"""Rows of a window left out at either end: batches in which all is odd come singly, and a mean believes each one."""
+"""Rows of a window left out at either end: batches that are odd as a whole come singly and distort a mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """An earlier stretch: share masked, gap, and when."""
+    """An earlier stretch: share masked, gap, and step."""
 
     masked: float
     gap: float
@@ -55,7 +55,7 @@ class Then:
 
 
 class _Mask:
-    """One mask beside the gap, now against the start and against when it caught most."""
+    """One mask with the gap, now against the start and against the stretch in which it caught most."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -83,12 +83,12 @@ class _Mask:
         return self._level() or 0.0, self._gap.get() or 0.0
 
     def _level(self) -> float | None:
-        """Mean share of the window without its odd rows: the mean, because most rows of a rare event are 0."""
+        """Return the mean share of the window without its odd rows: most rows of a rare event are 0."""
         kept = sorted(self._now.values)[ODD:-ODD]
         return sum(kept) / len(kept) if kept else None
 
     def since(self) -> Then | None:
-        """The stretch against which fewer tokens are caught across a wider gap."""
+        """Return the stretch against which fewer tokens are caught across a wider gap."""
         start, wide = self._base.get(), self._gap_base.get()
         if start is None or wide is None or self._first is None or self._level() is None:
             return None
@@ -116,7 +116,7 @@ class MismatchMask(BaseDetector):
         self._masks = [_Mask(name) for name in MASKS]
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each mask; the first that goes blind speaks."""
+        """Judge each mask; the first that has become blind is reported."""
         gap = self._gap.read(step)
         for mask in self._masks:
             masked = finite(step, mask.name)

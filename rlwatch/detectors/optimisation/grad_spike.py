@@ -21,9 +21,9 @@ ADOPT = 0.25
 AGAIN, LARGE, WITHIN = 3, 10.0, 100
 """Spikes of at least so large a factor within so many steps that make them a habit: one odd batch is one spike."""
 HARMLESS = 1e-2
-"""Gradient norm below which nothing is thrown out of its way: of a run in which no group differs it is no level."""
+"""Gradient norm below which a spike is harmless. Where no group differs, such a norm is no baseline either."""
 NOTHING = 1e-4
-"""Gradient norm that is as good as none: beside it any batch that teaches something looks like a spike."""
+"""Gradient norm that is as good as zero: relative to it, any batch with a signal looks like a spike."""
 
 
 class GradSpike(BaseDetector):
@@ -33,7 +33,7 @@ class GradSpike(BaseDetector):
     and would make every informative batch look like a spike. Spikes stay out of the reference. A run that begins
     without a right answer has almost no gradient: later levels are compared with that of the take-off of its reward.
     If all groups agree again and again, the reference is the level of rows in which some differ.
-    A spike that layer-wise clipping brought back to the usual moved the weights no further, and is a remark.
+    A spike that layer-wise clipping reduced to the usual norm moved the weights no further, and is a remark.
     """
 
     name: ClassVar[str] = "grad_spike"
@@ -55,7 +55,7 @@ class GradSpike(BaseDetector):
         self._sustained = Hold(forgive=1)
 
     def listen(self, step: ClosedStep) -> None:
-        """Remember how many groups agree, which some trainers tell of the first update of a batch only."""
+        """Store the share of groups that agree, which some trainers log for the first update of a batch only."""
         share = silent_share(step)
         self._silent = self._silent if share is None else share
 
@@ -79,7 +79,7 @@ class GradSpike(BaseDetector):
         return self._spiked(step, norm, usual if spiked else None)
 
     def _usual(self) -> float | None:
-        """Upper decile of recent rows that were no spikes, never below how the run began by much."""
+        """Return the upper decile of recent rows without spikes, bounded below by how the run began."""
         if len(self._normal) < self._normal.least:
             return None
         recent = self._normal.quantile(0.9)
@@ -88,7 +88,7 @@ class GradSpike(BaseDetector):
         return usual if usual > 0.0 else None
 
     def _start(self) -> float | None:
-        """Level of the first rows that taught something; while there are none, of the first rows, if it was any."""
+        """Return the level of the first rows with a signal; until there are any, that of the first rows."""
         taught, first = self._taught.upper(), self._base.upper()
         if taught is not None and taught > 0.0:
             return taught
@@ -107,7 +107,7 @@ class GradSpike(BaseDetector):
             self._normal.update(step, norm)
 
     def _spiked(self, step: ClosedStep, norm: float, usual: float | None) -> list[Finding]:
-        """A spike now (``usual`` is what it stands out from), or a habit of them, which goes on between two."""
+        """Report a spike in this row (relative to ``usual``), or repeated spikes, which persist between two of them."""
         left = norm * kept_by_layer_clip(step)
         factor = 0.0 if usual is None or usual <= NOTHING else left / usual
         self._factors.update(step.step, factor)
@@ -133,7 +133,7 @@ class GradSpike(BaseDetector):
         )
 
     def _spike(self, step: ClosedStep, norm: float, usual: float, left: float) -> Finding:
-        """``left``: what layer-wise clipping left of it, a remark where that is no spike."""
+        """Return the finding; ``left``: the norm after layer-wise clipping, a remark where that is no spike."""
         held = left <= SPIKE * usual
         return self.finding(
             step,

@@ -1,4 +1,4 @@
-"""Layers of their own: one that spikes beside the others, and all that no longer move together."""
+"""Layers: single layers that spike relative to the others, and layers that no longer move together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USUAL = 3.0
 BROKEN = 0.35
 """By how much the mean correlation must fall below how the run began."""
 LASTED = 15
-"""Rows for which it must have been so low: the window turns over slowly, so a chance low lasts."""
+"""Rows for which it must stay so low: the window turns over slowly, so a chance low lasts."""
 ADVICE = "clipping layer by layer (LayerClip) would contain it, clipping the global norm scales every layer down"
 NAMED = 3
 """Layers a message names."""
@@ -31,8 +31,8 @@ class LayerSpike(BaseDetector):
 
     The third published class of anomaly (GradLoc, Tencent Hunyuan 2026): tokens whose ratios are harmless blow up a
     few layers while the others, and with them the global norm, stay as they were. Clipping by the global norm does
-    not see it. Layers are judged relative to the others of the step, so nothing that moves all alike is a spike.
-    What ties them together while the reward takes off, ever more groups that teach anything, is not their usual.
+    not see it. Layers are judged relative to the others of the step, so a change common to all is no spike. Their
+    correlation during the take-off of the reward, when ever more groups have a signal, is not the baseline.
     """
 
     name: ClassVar[str] = "layer_spike"
@@ -49,7 +49,7 @@ class LayerSpike(BaseDetector):
         self._apart = Hold(forgive=1)
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if a layer has a norm to judge; batches without a gradient have none."""
+        """Return whether a layer has a norm to judge; batches without a gradient have none."""
         return any(0.0 < norm < math.inf for norm in layer_norms(step.metrics).values())
 
     def judge(self, step: ClosedStep) -> list[Finding]:
@@ -88,7 +88,7 @@ class LayerSpike(BaseDetector):
         )
 
     def _heterogeneity(self, step: ClosedStep, now: LayerStep) -> Finding | None:
-        """Learnt only once the window is full: correlations of few rows scatter."""
+        """Judge the correlation once the window is full: correlations of few rows scatter."""
         apart = now.heterogeneity
         if self._reward.taking_off():
             self._start, self._rows = Baseline(floor=0.02), 0
@@ -124,7 +124,7 @@ def _subject(spiking: tuple[SpikingLayer, ...]) -> str:
 
 
 def _held(worst: SpikingLayer, now: LayerStep, kept: float) -> bool:
-    """True if what layer-wise clipping left is no spike, or a global norm that stood out looks usual by it."""
+    """Return whether layer-wise clipping left no spike, or made a raised global norm look normal."""
     if worst.norm * kept <= SPIKE_TIMES * worst.usual:
         return True
     times = now.total_times

@@ -1,10 +1,9 @@
-"""NaN and infinity: where, how many at once, which link of the chain broke first, and which part of the machine that
-points to.
+"""NaN and infinity: where, how many at once, which link of the chain broke first, and which component is the suspect.
 
-Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: once a NaN is in, it goes round.
-It is entered in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data,
-misaligned or cut tokens whose log-ratios are extreme for some steps before. D: a reward or an advantage. And once in a
-while it did not recur when the step was run again, E: hardware, a kernel or a race.
+Gradient -> weights -> rollout -> log-probs -> ratios and KL -> loss -> gradient: a NaN spreads around this cycle. It
+enters in one of four ways. A: the backward pass. B: the forward pass or the rollout engine. C: data: misaligned or cut
+tokens, whose log-ratios are extreme for some steps before. D: a reward or an advantage. If it did not recur when the
+step was run again, it is class E: hardware, a kernel or a race.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rlwatch.detectors.base import BaseDetector, members, rounded
 from rlwatch.records import JSON, LOCALISED, ClosedStep, Event, Finding, Severity
 from rlwatch.stats import Hold, Window
 
-SAYS = {
+ADVICE = {
     "rollout_engine": "the rollout engine returns them while the trainer's own log-probs are finite: look at "
     "weight sync and the engine's precision",
     "policy_weights": "the policy's log-probs are broken while the reference is fine: the policy weights "
@@ -36,9 +35,9 @@ SAYS = {
 
 
 def suspect(step: ClosedStep, bad: Sequence[str], counts: Mapping[str, float]) -> tuple[str, str]:
-    """The suspected origin (a key of ``SAYS``) and what to tell a person."""
+    """Return the suspected origin (a key of ``ADVICE``) and the advice for it."""
     origin = _origin(step, set(bad), counts)
-    return origin, SAYS[origin]
+    return origin, ADVICE[origin]
 
 
 def _origin(step: ClosedStep, bad: set[str], counts: Mapping[str, float]) -> str:
@@ -103,15 +102,15 @@ EXTREME = {
 }
 """Log-ratios (nats) no policy update makes; trainers clamp them at 20."""
 CLEAN_ROWS = 10
-"""Rows without anything non-finite that end a chain."""
+"""Rows without non-finite values that end a chain."""
 NEAR = 2
-"""Steps by which a localised step may lie beside the beginning of the chain."""
+"""Steps that a localised step may differ from the beginning of the chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteChain:
-    """Links with the step each broke at, in order; ``origin`` as suspected at the first of them; ``extreme``: rows
-    with extreme log-ratios shortly before.
+    """Links in order, with the step at which each broke. ``origin``: suspected at the first of them. ``extreme``:
+    number of rows with extreme log-ratios shortly before.
     """
 
     onsets: Mapping[str, int] = field(default_factory=dict)
@@ -124,7 +123,7 @@ class NonfiniteChain:
         return min(self.onsets.values(), default=None)
 
     def in_words(self) -> str:
-        """``"gradient (step 12), policy, loss (step 13)"``: links of one step together."""
+        """Return ``"gradient (step 12), policy, loss (step 13)"``: links of one step are grouped."""
         steps: dict[int, list[str]] = {}
         for link, step in self.onsets.items():
             steps.setdefault(step, []).append(link)
@@ -132,7 +131,7 @@ class NonfiniteChain:
 
 
 def broken(step: ClosedStep, bad: set[str]) -> list[str]:
-    """Links that are broken at this row; ``bad`` are metrics known to be so, and not merely switched off."""
+    """Return the links that are broken in this row; ``bad``: non-finite metrics that are not switched off."""
     return [link for link, names in LINKS.items() if any(name in bad or _counted(step, name) for name in names)]
 
 
@@ -141,7 +140,7 @@ def _counted(step: ClosedStep, name: str) -> bool:
 
 
 class ChainWatch:
-    """Follows the chain over rows; :meth:`with_row` shows it with a row that has not been remembered."""
+    """Follow the chain over rows; :meth:`with_row` returns it with a row that is not stored."""
 
     def __init__(self) -> None:
         self._chain = NonfiniteChain()
@@ -150,20 +149,20 @@ class ChainWatch:
         self._trace: tuple[int, dict[str, JSON]] | None = None
 
     def notice(self, event: Event) -> None:
-        """Keep what the last localisation traced."""
+        """Store the result of the last localisation."""
         traced = event.body.get("trace") if event.kind == LOCALISED else None
         if isinstance(traced, Mapping) and event.step is not None:
             self._trace = (event.step, dict(traced))
 
     def with_row(self, step: ClosedStep, links: list[str], origin: str) -> NonfiniteChain:
-        """The chain including the links broken at this row."""
+        """Return the chain including the links broken in this row."""
         past = self._chain
         onsets = {link: min(at, step.step) for link, at in past.onsets.items()}
         fresh = {link: step.step for link in links if link not in onsets}
         return NonfiniteChain({**onsets, **fresh}, past.origin or origin, past.extreme if onsets else self._extremes)
 
     def remember(self, step: ClosedStep, links: list[str], origin: str) -> None:
-        """Take the row."""
+        """Store the row."""
         if links:
             self._chain, self._clean = self.with_row(step, links, origin), 0
         else:
@@ -183,7 +182,7 @@ class ChainWatch:
         return int(sum(self._extreme.values))
 
     def traced(self, chain: NonfiniteChain) -> dict[str, JSON]:
-        """The trace of the step in which the chain began; empty if it was not localised."""
+        """Return the trace of the step in which the chain began; empty if it was not localised."""
         since = chain.since
         if self._trace is None or since is None or abs(self._trace[0] - since) > NEAR:
             return {}
@@ -192,7 +191,7 @@ class ChainWatch:
         return {"step": step, **kept}
 
     def kind(self, chain: NonfiniteChain) -> str:
-        """A, B, C, D, or nothing if the signs do not say."""
+        """Return A, B, C, D, or an empty string if the evidence does not decide."""
         traced = ORIGINS.get(str(self.traced(chain).get("origin", "")), "")
         if traced:
             return traced
@@ -235,9 +234,9 @@ RECENT_ROWS = 50
 class NonFinite(BaseDetector):
     """Any NaN or Inf in a core metric, or any count of non-finite tensor elements above zero.
 
-    One value alone, once, may be a logging quirk or a skipped step: a warning. Several at one step, the
-    same again and again, another one soon after, or counts that return are critical. Judged on arrival too.
-    ``evidence["chain"]`` dates the links that broke, ``evidence["class"]`` says where the chain was entered (A to E, ""
+    One value alone, once, may be a logging quirk or a skipped step: a warning. Several in one step, the same metric
+    again and again, another one soon after, or counts that return are critical. Also judged when a record arrives.
+    ``evidence["chain"]`` dates the links that broke; ``evidence["class"]`` is where the chain was entered (A to E, ""
     if unknown).
     """
 
@@ -250,23 +249,23 @@ class NonFinite(BaseDetector):
         self._seen_finite: set[str] = set()
         self._reported: set[str] = set()
         self._lasts: dict[str, tuple[int, int, int]] = {}
-        """Of each metric that was not finite when last measured: since when, for how many rows, and its last step."""
+        """For each metric that was non-finite when last measured: its first step, number of rows, and last step."""
         self._onset = Hold(forgive=1)
         self._counted_rows_ago: int | None = None
         self._broke: dict[str, int] = {}
-        """Rows since each metric was last certain not to be finite, of the last ``RECENT_ROWS``."""
+        """Rows since each metric was last certainly non-finite, for the last ``RECENT_ROWS``."""
         self._chain = ChainWatch()
 
     def notice(self, event: Event) -> None:
-        """Learn what a localisation traced."""
+        """Store the trace of a localisation."""
         self._chain.notice(event)
 
     def measured(self, step: ClosedStep) -> bool:  # noqa: ARG002  (the base's signature)
-        """Every row is: what is not finite is what is looked for."""
+        """Return True: the detector looks for values that are not finite."""
         return True
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge the row; once more, name what has never been finite."""
+        """Judge the row; report once a metric that was never finite."""
         bad, counts = self._bad(step), self._counts(step)
         certain = self._certain(bad)
         found = self._assess(step, certain, counts)
@@ -282,7 +281,7 @@ class NonFinite(BaseDetector):
         return found
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Judge a record before its step closes; remembers nothing."""
+        """Judge a record before its step closes, without storing it."""
         return self._assess(step, self._certain(self._bad(step)), self._counts(step))
 
     @staticmethod
@@ -293,15 +292,15 @@ class NonFinite(BaseDetector):
 
     @staticmethod
     def _counts(step: ClosedStep) -> dict[str, float]:
-        """Counts above zero."""
+        """Return the counts above zero."""
         return {name: step.metrics[name] for name in members(step, COUNTS) if not step.metrics[name] <= 0.0}
 
     def _never(self, name: str) -> bool:
-        """True if it looks switched off: optional, and never measured finite."""
+        """Return whether the metric looks switched off: optional, and never measured finite."""
         return name in OPTIONAL and name not in self._seen_finite
 
     def _certain(self, bad: list[str]) -> list[str]:
-        """Those of them that are not merely switched off."""
+        """Return those that are not merely switched off."""
         certain = [name for name in bad if not self._never(name)]
         return bad if len(certain) >= 2 else certain
 
@@ -326,12 +325,12 @@ class NonFinite(BaseDetector):
         return any(self._lasting(name, step) + 1 >= need for name in bad)
 
     def _lasting(self, name: str, step: ClosedStep) -> int:
-        """Rows before this one over which ``name`` has been non-finite."""
+        """Return the number of rows before this one over which ``name`` has been non-finite."""
         since, rows, _ = self._lasts.get(name, (step.step, 0, 0))
         return rows if since < step.step else 0
 
     def _hidden(self, step: ClosedStep, bad: list[str]) -> int:
-        """A sign trainers hide: the gradient is NaN, the loss reads exactly 0 and entropy has vanished."""
+        """Return 1 for hidden NaN: the gradient is NaN, the loss reads exactly 0 and entropy has vanished."""
         if "optim/grad_norm" not in bad or "policy/entropy" not in self._seen_finite:
             return 0
         return int("policy/entropy" not in step.metrics and step.metrics.get("loss/policy") == 0.0)
@@ -364,18 +363,18 @@ class NonFinite(BaseDetector):
     def _finding(self, step: ClosedStep, bad: list[str], counts: dict[str, float], severity: Severity) -> Finding:
         names = [*bad, *counts]
         starts = [self._lasts[name][0] for name in bad if name in self._lasts]
-        origin, says = suspect(step, bad, counts)
+        origin, text = suspect(step, bad, counts)
         shown = ", ".join(f"{name} = {step.metrics[name]}" for name in names[:4])
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         chain = self._chain.with_row(step, broken(step, set(bad)), origin)
         kind = self._chain.kind(chain)
         if kind == "E":
-            origin, says = "chance", SAYS["chance"]
+            origin, text = "chance", ADVICE["chance"]
         return self.finding(
             step,
             "nonfinite",
             severity,
-            f"non-finite values: {shown}{more}; {says}{_entered(chain, kind)}",
+            f"non-finite values: {shown}{more}; {text}{_entered(chain, kind)}",
             onset=min((s for s in starts if s is not None), default=None),
             metric=names[0],
             score=float(len(names)),
@@ -388,6 +387,6 @@ class NonFinite(BaseDetector):
 
 
 def _entered(chain: NonfiniteChain, kind: str) -> str:
-    """The chain's entry and its course, if more than this row shows one."""
+    """Return where the chain was entered, and its course if it covers more than this row."""
     where = f"; class {kind} ({CLASSES[kind]})" if kind else ""
     return where + (f"; in order: {chain.in_words()}" if len(set(chain.onsets.values())) > 1 else "")

@@ -10,7 +10,7 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.stats import Hold
 
 ALL = 0.999
-"""Share of optimizer steps skipped that is all."""
+"""Share of skipped optimizer steps that counts as all."""
 POLICY = ("policy/entropy", "policy/logp_mean")
 """Metrics that are finite only while the weights are."""
 SOON, LONG = 4, 20
@@ -18,11 +18,11 @@ SOON, LONG = 4, 20
 
 
 class SilentFreeze(BaseDetector):
-    """Steps skipped because the gradient is not finite, without one in between that is not.
+    """Steps skipped because the gradient is not finite, without a completed one between them.
 
-    Trainers skip silently (verl, and every loss scaler); once the weights are NaN each gradient is, so each step
-    is skipped for ever. Where skipped steps are not counted, a gradient norm that is not finite row after row while
-    the policy's own numbers stay finite says the same: an update with it would have broken them.
+    Trainers skip silently (verl, and every loss scaler); once the weights are NaN every gradient is, so every step is
+    skipped. Where skipped steps are not counted, another sign is equivalent: the gradient norm is non-finite row after
+    row while the policy's own metrics stay finite. An update with such a gradient would have broken them.
     """
 
     name: ClassVar[str] = "silent_freeze"
@@ -37,7 +37,7 @@ class SilentFreeze(BaseDetector):
         self._skips = Hold()
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if the row tells that an update was made, or that none was."""
+        """Return whether the row shows that an update was made or skipped."""
         return any(name in step.metrics for name in self.reads)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
@@ -66,7 +66,7 @@ class SilentFreeze(BaseDetector):
         ]
 
     def _skipped(self, step: ClosedStep) -> bool | None:
-        """True if all updates of the row were skipped; None if that is not known."""
+        """Return whether all updates of the row were skipped; None if unknown."""
         share = step.metrics.get("optim/step_skipped")
         if share is not None and math.isfinite(share):
             return share >= ALL

@@ -11,10 +11,10 @@ from rlwatch.stats import Hold
 from rlwatch.wording import number
 
 TIMES = 3.0
-"""Times smaller than at the start. Advantages divided by a group's spread shrink like the root of the share of groups
-that differ: a third is one group in nine."""
+"""Factor by which the spread shrinks. Advantages divided by a group's spread shrink like the root of the share of
+groups that differ: a third means one group in nine."""
 LEARNING = 5.0
-"""Times smaller up to which it is what learning does, while the reward rises."""
+"""Factor up to which the fall is an effect of learning, while the reward rises."""
 SOLVED = 0.95
 """Mean reward on the common 0..1 scale from which hardly any group can differ."""
 ROWS, STEPS = 5, 20
@@ -30,9 +30,9 @@ class AdvantageCollapse(RiseDetector):
     name: ClassVar[str] = "advantage_collapse"
     follows_reward: ClassVar[bool] = True
     limits: ClassVar[tuple[RiseLimit, ...]] = (
-        RiseLimit("adv/std", MOST, TIMES, inverse, says="the standard deviation of the advantages"),
+        RiseLimit("adv/std", MOST, TIMES, inverse, text="the standard deviation of the advantages"),
         RiseLimit(
-            "reward/group_std", MOST, TIMES, inverse, says="the standard deviation of the rewards within a group"
+            "reward/group_std", MOST, TIMES, inverse, text="the standard deviation of the rewards within a group"
         ),
     )
 
@@ -47,7 +47,7 @@ class AdvantageCollapse(RiseDetector):
         return found if self._small.lasted(ROWS, STEPS) else []
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The spread now, and at the start."""
+        """Return the finding: the spread now and at the start."""
         times, reward = rise.factor or TIMES, self._reward.now
         solved = reward is not None and SOLVED <= reward <= 1.0
         paid = self._reward.risen() and not self._reward.fallen() and times < LEARNING
@@ -56,7 +56,7 @@ class AdvantageCollapse(RiseDetector):
             step,
             "advantage_collapse",
             Severity.INFO if solved or paid else Severity.WARNING,
-            f"{rise.limit.says} fell from {number(start)} to {number(rise.level or 0.0)}{self._reward.in_words()}",
+            f"{rise.limit.text} fell from {number(start)} to {number(rise.level or 0.0)}{self._reward.in_words()}",
             onset=rise.since,
             metric=rise.limit.metric,
             score=rise.score,

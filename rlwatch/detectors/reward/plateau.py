@@ -1,4 +1,4 @@
-"""The reward has stood still for long, well below what it can reach, and the budget goes on."""
+"""The reward has been flat for long, well below what it can reach, while the run continues."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlwatch.stats import Hold
 from rlwatch.wording import number
 
 LONG = 150
-"""Steps without a gain that are long whatever the run did before: learning has pauses."""
+"""Steps without a gain that are long for any run: learning has pauses."""
 PART = 0.5
-"""Of the run so far that must have brought nothing."""
+"""Share of the run so far that must have brought nothing."""
 ROWS = 10
 """Rows for which that must hold."""
 
 
 class Plateau(BaseDetector):
-    """A remark and no failure: the last half of the run, ``LONG`` steps at least, certainly gained next to nothing.
+    """Remark, not a failure, that the last half of the run, at least ``LONG`` steps, gained next to nothing.
 
-    Certainly, as noise that could hide a gain is none. What went wrong, if anything did, is for others to say, and a
-    reward near what it can reach is nothing to be told of.
+    The bound is certain: noise large enough to hide a gain is not reported. Other detectors report the cause, if there
+    is one. A reward near its maximum is not reported.
     """
 
     name: ClassVar[str] = "plateau"
@@ -33,15 +33,15 @@ class Plateau(BaseDetector):
         super().__init__()
         self._reward = SeriesHistory()
         self._start: int | None = None
-        self._stands = Hold(forgive=2)
+        self._flat = Hold(forgive=2)
 
     def notice(self, event: Event) -> None:
-        """A run that goes on from a checkpoint begins to count anew."""
+        """Start anew where the run continues from a checkpoint."""
         if event.kind in ("resume", "rollback"):
             self._reward, self._start = SeriesHistory(), None
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge what the last half of the run brought."""
+        """Judge the gain of the last half of the run."""
         value = finite(step, *self.reads)
         if value is None:
             return []
@@ -49,8 +49,8 @@ class Plateau(BaseDetector):
         self._reward.update(step.step, value)
         since = step.step - max(PART * (step.step - self._start), LONG)
         gained = self._reward.gained(since) if since > self._start and self._reward.room else None
-        self._stands.update(step.step, gained is not None and gained[0] > -STILL and gained[1] < STILL)
-        if gained is None or not self._stands.lasted(ROWS):
+        self._flat.update(step.step, gained is not None and gained[0] > -STILL and gained[1] < STILL)
+        if gained is None or not self._flat.lasted(ROWS):
             return []
         return [
             self.finding(

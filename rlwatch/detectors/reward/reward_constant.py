@@ -1,4 +1,4 @@
-"""The reward does not move: the same mean, to the last digit, row after row; or next to nothing since the first."""
+"""The reward does not move: the same mean to the last digit, row after row, or almost no change since the first row."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from rlwatch.stats import Thinned, exact_sum
 from rlwatch.wording import number
 
 SAME = 1e-9
-"""Difference, relative to the size, up to which two means are one: what printing and parsing do to a number."""
+"""Difference, relative to the size, up to which two means are equal: the effect of printing and parsing a number."""
 ROWS, STEPS = 15, 20
-"""Rows and steps one value must have stood: discrete rewards of small batches repeat for a few."""
+"""Rows and steps that one value must last: discrete rewards of small batches repeat for a few."""
 USUAL = 3
-"""Times the longest stretch the run has shown before: coarse rewards stand still now and then."""
+"""Times the longest constant stretch before: coarse rewards repeat now and then."""
 SOLVED = 0.999
 """Mean reward on the common 0..1 scale that cannot rise any more."""
 SETTLED = 0.01
-"""Entropy, nats/token, of a policy as good as deterministic: 0.001 of that of uniform noise over 32 000 tokens."""
+"""Entropy, nats/token, of a nearly deterministic policy: 0.001 of that of uniform noise over 32 000 tokens."""
 POLICY = ("policy/entropy", "optim/grad_norm")
-"""Metrics that tell a dead policy from a metric that is stuck."""
+"""Metrics that distinguish a dead policy from a stuck metric."""
 
 
 NOTHING, LITTLE = 0.1, 0.25
-"""Mean reward of a row, on the common 0..1 scale, that is next to nothing; and little, where most groups agree."""
+"""Mean reward of a row, on the common 0..1 scale, that is nearly zero; and one that is small, where groups agree."""
 SOME = 0.5
 """Mean reward of a single row that shows that success is possible, however rare."""
 AGREE = 0.6
-"""Mean share of the samples in groups that agree from which little is left to learn from."""
+"""Mean share of the samples in groups that agree from which little learning signal is left."""
 NEARLY_ALL = 0.9
-"""Share of all rows so far that must be like this."""
+"""Share of all rows so far that must satisfy this."""
 FLOOR = -0.05
 """Rewards below this are on another scale, where 0 is no floor."""
 BARREN_ROWS, BARREN_STEPS = 50, 50
-"""Rows and steps a run gets to find its first rewards: learning from rare successes begins slowly."""
+"""Rows and steps a run has to find its first rewards: learning from rare successes begins slowly."""
 APART_ROWS, APART_STEPS = 15, 150
-"""The same where groups agree, or nobody counts them: rows that are far apart stand for many steps."""
+"""The same where groups agree, or their share is not logged: rows far apart cover many steps."""
 STILL_ROWS, STILL_STEPS = 25, 200
-"""Rows and steps from which a reward that certainly gained nothing has never learnt, whatever its scale."""
+"""Rows and steps after which a reward that certainly gained nothing never learnt, on any scale."""
 CERTAIN, GAIN = 2.0, 1.0
-"""Standard errors that make it certain, and deviations of a row that are a gain."""
+"""Standard errors that make the bound certain, and deviations of a row that count as a gain."""
 STIFF = 0.05
 """Deviation of a row, as a share of the level, below which the reward does not move at all."""
 TINY = 1e-12
 
 
 class Barren:
-    """Reward near nothing in nearly all rows since the first, and not risen: dead from the start.
+    """Detect a run that never learns: the reward is near zero in nearly all rows and has not risen.
 
-    Once the reward has risen, or a batch was mostly right, there is nothing more to say, whatever it does later.
+    Once the reward has risen, or a batch was mostly right, it reports nothing any more.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Barren:
         self.since = 0
 
     def update(self, step: ClosedStep, reward: float) -> bool:
-        """Take a row; True where it holds."""
+        """Take a row; return whether the run has not learnt."""
         if self._alive:
             return False
         self._reward.update(step)
@@ -92,19 +92,19 @@ class Barren:
 
     @property
     def silent(self) -> float | None:
-        """Mean share of the samples in groups that agree, of the rows that tell."""
+        """Return the mean share of the samples in groups that agree, over the rows that log it."""
         return self._silent / self._counted if self._counted else None
 
     @property
     def level(self) -> float | None:
-        """The reward of the last rows."""
+        """Return the reward of the last rows."""
         return self._reward.now
 
 
 class Unmoved:
-    """A reward that has certainly gained nothing since the first row, whatever its scale: the last third against it.
+    """Detect a reward that certainly gained nothing since the first row, on any scale: the last third against it.
 
-    Once it has risen, or fallen, there is nothing more to say; nor is there of one that is as high as it can be.
+    Once it has risen or fallen, or if it is as high as it can be, nothing is reported any more.
     """
 
     def __init__(self) -> None:
@@ -114,10 +114,10 @@ class Unmoved:
         self._start: int | None = None
         self._rows = 0
         self.gained = 0.0
-        """The most it can have gained, in deviations of a row."""
+        """Upper bound on the gain, in deviations of a row."""
 
     def update(self, step: ClosedStep, value: float) -> bool:
-        """Take a row; True where it holds."""
+        """Take a row; return whether the reward gained nothing."""
         if self._moved:
             return False
         self._reward.update(step)
@@ -127,10 +127,10 @@ class Unmoved:
         self._moved = self._reward.risen() or self._reward.fallen()
         if self._moved or self._rows < STILL_ROWS or step.step - self._start < STILL_STEPS:
             return False
-        return not self._reward.stands(GOOD) and self._certain()
+        return not self._reward.holds(GOOD) and self._certain()
 
     def dismiss(self) -> None:
-        """Say nothing any more: that it stood still to the last digit was told."""
+        """Report nothing any more: the constant value was already reported."""
         self._moved = True
 
     def _certain(self) -> bool:
@@ -145,17 +145,17 @@ class Unmoved:
 
     @property
     def still(self) -> bool:
-        """True if its rows hardly differ, for what they are."""
+        """Return whether its rows hardly differ, relative to their level."""
         return self._reward.noise <= STIFF * abs(self._reward.now or 0.0)
 
     @property
     def level(self) -> float | None:
-        """The reward of the last rows."""
+        """Return the reward of the last rows."""
         return self._reward.now
 
     @property
     def since(self) -> int:
-        """The first row."""
+        """Return the first step."""
         return self._start or 0
 
 
@@ -165,15 +165,17 @@ def _variance(values: list[float]) -> float:
 
 
 class RewardConstant(BaseDetector):
-    """Rows for which the mean reward has been one value, against the longest such stretch before.
+    """Detect a mean reward that repeats one value, against the longest such stretch before.
 
-    A verifier that always answers the same, a policy that always does, a logger that is stuck. Whether anything is
-    still learned is for ``no_signal`` to say, so this is never critical, and a full score is ``info``. A mean that
-    never moved although rewards vary within the batch is that of normalised ones: nothing is said of it. Where no
-    spread is logged, a gradient says that they vary. Where the policy itself is broken (NaN), deterministic or
-    without gradient, that is named as the reason, and not the metric. A reward that moves, but never from next to
-    nothing, is ``never_learns``; so is one that certainly gained nothing in 200 steps, where it is little and nobody
-    counts the groups, or on a scale of its own and stiff.
+    The cause is a verifier that always returns the same value, a policy that always answers the same, or a stuck
+    logger. ``no_signal`` reports whether anything is still learned, so this finding is never critical; at full score it
+    is ``info``. A mean that never moved although rewards vary within the batch is that of normalised rewards and not
+    reported. Where no spread is logged, a gradient shows that rewards vary. Where the policy itself is broken (NaN),
+    deterministic or without gradient, the message names that as the reason instead of the metric.
+
+    A reward that moves but stays near zero is reported as ``never_learns``. So is a reward that certainly gained
+    nothing in 200 steps, if it is small and the share of agreeing groups is not logged, or if it is stiff on a scale of
+    its own.
     """
 
     name: ClassVar[str] = "reward_constant"
@@ -192,21 +194,21 @@ class RewardConstant(BaseDetector):
         self._barren, self._unmoved = Barren(), Unmoved()
 
     def notice(self, event: Event) -> None:
-        """A run that goes on from a checkpoint begins to count anew."""
+        """Start anew where the run continues from a checkpoint."""
         if event.kind in ("resume", "rollback"):
             self._value = None
 
     def listen(self, step: ClosedStep) -> None:
-        """Remember how the policy does, as last logged."""
+        """Store the latest metrics of the policy."""
         self._policy |= {name: step.metrics[name] for name in POLICY if name in step.metrics}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count the rows of one value, and those of next to nothing."""
+        """Count the rows with one value, and those with a reward near zero."""
         value = finite(step, *self.reads)
         if value is None:
             return []
         spread = finite(step, "reward/std", "optim/grad_norm")
-        # A gradient that has just become NaN does not unsay that rewards varied.
+        # A gradient that has just become NaN leaves the last known variation of rewards in place.
         self._spread = self._spread if spread is None else spread
         self._count(step.step, value)
         stood = self._rows >= max(ROWS, USUAL * self._longest) and step.step - self._since >= STEPS
@@ -220,12 +222,12 @@ class RewardConstant(BaseDetector):
             return [self._finding(step, value, varies)]
         if barren:
             return [self._never(step, value)]
-        return [self._never_moved(step, value)] if unmoved and self._telling(value) else []
+        return [self._never_moved(step, value)] if unmoved and self._conclusive(value) else []
 
-    def _telling(self, value: float) -> bool:
-        """True if what gained nothing is little, and nobody counts the groups, or is stiff on a scale of its own.
+    def _conclusive(self, value: float) -> bool:
+        """Return whether a reward without gain is small with groups not logged, or stiff on a scale of its own.
 
-        What is neither may be as far as this policy gets.
+        Any other reward without gain may be the best that this policy reaches.
         """
         now = value if self._unmoved.level is None else self._unmoved.level
         if FLOOR <= now <= 1.0:
@@ -267,7 +269,7 @@ class RewardConstant(BaseDetector):
             self._rows += 1
             return
         if self._value is not None and not back:
-            # A stretch that was reported was no usual one.
+            # A stretch that was reported does not count as normal.
             self._longest = max(self._longest, min(self._rows, ROWS - 1))
         self._value, self._since, self._rows = value, step, 1
 
@@ -278,7 +280,7 @@ class RewardConstant(BaseDetector):
             "reward_constant",
             Severity.INFO if harmless else Severity.WARNING,
             f"the mean reward has been exactly {number(value)} for {self._rows} rows"
-            + _says(varies, {} if harmless else self._policy),
+            + _explanation(varies, {} if harmless else self._policy),
             onset=self._since,
             metric="reward/mean",
             score=self._rows / max(ROWS, USUAL * self._longest),
@@ -286,7 +288,7 @@ class RewardConstant(BaseDetector):
         )
 
 
-def _says(varies: bool, policy: Mapping[str, float]) -> str:
+def _explanation(varies: bool, policy: Mapping[str, float]) -> str:
     broken = [f"{name} = {value}" for name, value in policy.items() if not math.isfinite(value)]
     if broken:
         return f": most likely the policy is dead ({', '.join(broken)})"

@@ -1,4 +1,4 @@
-"""The reward falls from its best level and stays down, whatever the cause."""
+"""The reward falls from its best level and stays low, whatever the cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlwatch.wording import number
 
 PREFIX = "reward/by_task/"
 TASKS = 16
-"""Tasks followed at most; a run with more is not judged by them."""
+"""Tasks followed at most; with more, the rewards of tasks are not used."""
 WORSE = 0.15
 """Share of its best level by which a task's own reward has fallen: less than for the mean."""
 
@@ -26,7 +26,7 @@ class TaskRewards:
         self._many = False
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of ``reward/by_task/*``."""
+        """Take the rewards ``reward/by_task/*`` of a row."""
         for name in members(step, PREFIX):
             value = finite(step, name)
             if value is None:
@@ -40,40 +40,40 @@ class TaskRewards:
 
     @property
     def mix(self) -> bool:
-        """True if there are several tasks and none has fallen by itself: only their shares of the batch changed.
+        """Return whether there are several tasks and none has fallen: only their shares of the batch changed.
 
-        A noisy task cannot be told to have fallen, so at least half must stand near their best as well.
+        The fall of a noisy task cannot be established, so at least half of them must also be near their best.
         """
         known = [watch for watch in self._tasks.values() if watch.best is not None]
         if self._many or len(known) < 2 or any(watch.fallen(WORSE) for watch in known):
             return False
-        return 2 * sum(map(_stands, known)) >= len(known)
+        return 2 * sum(map(_near_best, known)) >= len(known)
 
 
-def _stands(watch: RewardWatch) -> bool:
+def _near_best(watch: RewardWatch) -> bool:
     return watch.now is not None and watch.best is not None and watch.best - watch.now <= WORSE * abs(watch.best)
 
 
 WARN, LINGERING, CRITICAL = 0.25, 1 / 3, 0.5
 """Share of the best level lost: for a warning, for critical if it lasts, for critical soon."""
 NEWEST, HALF = 2, 0.5
-"""Rows that are remarked on by themselves, and the share of the best level that they have lost."""
+"""Newest rows for which a remark is made, and the share of the best level that they have lost."""
 CERTAIN = 6.0
 """Standard errors for critical: small batches of hard and easy prompts wander."""
 LONG = 12
-"""Steps from which a fall is no longer a hard batch or a short outage of the verifier."""
+"""Steps after which a fall is neither a hard batch nor a short outage of the verifier."""
 FEW_ANSWERS = 2
-"""Times that where a row stands for few answers: data that stay hard for long look like that too."""
+"""Factor on that where a row has few answers: data that stay hard for long look the same."""
 VERY_LONG = 60
-"""Steps from which a smaller loss will not come back by itself."""
+"""Steps after which a smaller loss does not recover by itself."""
 
 
 class RewardDrop(BaseDetector):
     """Median reward against the best level so far, beyond what its own noise explains.
 
-    The last resort: it sees crashes no other metric explains (off-policy updates without clipping, a
-    reward function that changed its sign), and says nothing about the cause. Where rewards are logged by task and no
-    task has become worse, the mix of data has changed: that is ``info``.
+    The last resort: it detects crashes that no other metric explains (off-policy updates without clipping, a reward
+    function that changed its sign), and names no cause. Where rewards are logged by task and no task has become worse,
+    the mix of data has changed: that is ``info``.
     """
 
     name: ClassVar[str] = "reward_drop"
@@ -114,7 +114,7 @@ class RewardDrop(BaseDetector):
         return [self._finding(step, now, best, Severity.CRITICAL if confirmed else Severity.WARNING)]
 
     def _remark(self, step: ClosedStep, best: float) -> list[Finding]:
-        """Say that the newest rows earned half of the best level or less, where they are too few to tell what it is."""
+        """Report that the newest rows earned at most half of the best level, before there are enough rows to judge."""
         if len(self._newest) < NEWEST or self._tasks.mix or not self._reward.plunged(list(self._newest), HALF):
             return []
         newest = sum(self._newest) / NEWEST

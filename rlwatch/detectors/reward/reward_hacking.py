@@ -1,4 +1,4 @@
-"""The reward rises while other evidence says the policy has not become better."""
+"""The reward rises while other evidence shows that the policy has not improved."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from rlwatch.stats import Hold, Window
 from rlwatch.wording import number
 
 HELD_OUT_FALL = 0.1
-"""Of its best level that a held-out score must have lost."""
+"""Share of its best level that a held-out score must have lost."""
 LOST = 0.25
-"""The same where all of its last ``STALL`` values are below the best: few evaluations tell little of their noise."""
+"""The same where all of its last ``STALL`` values are below the best: the noise of few evaluations is uncertain."""
 HELD_OUT_GAIN = 0.25
-"""Of its first value that a held-out score must have gained for length to be no doubt."""
+"""Gain over its first value from which a held-out score rules out that the reward is won by length."""
 STALL = 6
 """Evaluations without a better level."""
 TOGETHER, IN_STEP = 60, 0.7
-"""Rows over which length and reward are correlated, and the correlation that makes them one."""
+"""Rows over which length and reward are correlated, and the correlation from which they move together."""
 CLIMB = 3.0
 """Times the noise of a row that a climb must gain."""
 PART = 0.2
-"""Of a climb that each half of it must hold: what jumps once does not climb."""
+"""Share of a climb that each half of it must hold: a single jump is no climb."""
 LONGER, MUCH_LONGER = 2.0, 2.5
-"""Times its start that the length must be for that to be a sign, and a strong one."""
+"""Times its start that the length must be for a moderate sign, and for a strong one."""
 STRONG, MODERATE, WEAK = 3, 2, 1
-"""Weights: a second measure of the same thing; what no good answer needs; what also comes with learning."""
+"""Weights: a second measure of the same thing; a feature that no good answer needs; one that learning also brings."""
 
 
 @dataclass(frozen=True, slots=True)
 class HackingSignal:
-    """One thing that does not go with a better policy: what it is, how much it weighs, the metric it was read from."""
+    """One observation that contradicts a better policy: its text, its weight, and the metric it was read from."""
 
-    says: str
+    text: str
     weight: int
     metric: str
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A metric that speaks against the reward at ``factor`` times its start and at least ``floor``.
+    """A metric that contradicts the reward at ``factor`` times its start and at least ``floor``.
 
     A factor below 1 means a fall, from a start above ``floor``.
     """
@@ -55,10 +55,10 @@ class Proxy:
     factor: float
     floor: float
     weight: int
-    says: str
+    text: str
 
     def holds(self, change: Change) -> bool:
-        """True if it does now."""
+        """Return whether the metric is beyond its bound now."""
         now, start = change.now, change.start
         if now is None or start is None:
             return False
@@ -83,10 +83,10 @@ NAMES = tuple(dict.fromkeys(proxy.metric for proxy in PROXIES))
 
 
 class Together:
-    """Mean length and reward of the same rows: whether the reward is won by length.
+    """Mean length and reward of the same rows, to detect a reward that is won by length.
 
-    Answers that need more steps grow with the reward as well, but row by row the longer batch is then not the better
-    one: harder questions make longer answers.
+    Where longer answers are needed, length grows with the reward too. Row by row, however, the longer batch is then not
+    the better one, because harder questions need longer answers.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Together:
         self._climbed = Hold(forgive=TOGETHER // 2)
 
     def update(self, step: ClosedStep, *, longer: bool) -> None:
-        """Take a row that has both; ``longer``: responses are longer than at the start, so that it matters."""
+        """Take a row that has both; ``longer``: responses are longer than at the start, so that the result matters."""
         length, reward = finite(step, "len/mean"), finite(step, "reward/mean")
         if length is not None and reward is not None:
             self._length.update(step.step, length)
@@ -103,11 +103,11 @@ class Together:
 
     @property
     def climbed(self) -> bool:
-        """True if both have risen in step over the rows before this one, or not long ago."""
+        """Return whether both have risen in step over the rows before this one, or recently."""
         return self._climbed.rows > 0
 
     def _climb(self) -> bool:
-        """True if over the last rows both rise, and in step: in each third of them, and with a high correlation."""
+        """Return whether both rise in step over the last rows: in each third of them, with a high correlation."""
         length, reward = self._length.values, self._reward.values
         if len(length) < self._length.least or not (_climbs(length) and _climbs(reward)):
             return False
@@ -118,7 +118,7 @@ class Together:
 
 
 def _climbs(values: list[float]) -> bool:
-    """True if the medians of its thirds rise by more than noise, and neither step of the two is nearly all of it."""
+    """Return whether the medians of the thirds rise by more than noise, and neither of the two steps dominates."""
     third = len(values) // 3
     low, middle, high = map(median_low, (values[:third], values[third:-third], values[-third:]))
     if high - low <= CLIMB * noise_of(values):
@@ -127,17 +127,17 @@ def _climbs(values: list[float]) -> bool:
 
 
 class Signs:
-    """Follows the proxies and every held-out score of a run."""
+    """The proxies and every held-out score of a run."""
 
     def __init__(self) -> None:
         self._together = Together()
         self._changes = {name: Change() for name in NAMES}
         self._seen: set[str] = set()
-        """Names that were measured."""
+        """Names of measured metrics."""
         self._scores: dict[str, HeldOut] = {}
 
     def update(self, step: ClosedStep, reward: float | None) -> None:
-        """Take notice of a row; ``reward``: the level of the training reward."""
+        """Take a row; ``reward``: the level of the training reward."""
         numbers = step.numbers
         for name, change in self._changes.items():
             value = numbers.get(name)
@@ -153,12 +153,12 @@ class Signs:
                 self._scores[name].update(step.step, value, reward)
 
     def now(self) -> list[HackingSignal]:
-        """Signs against the reward now, the weightiest first."""
+        """Return the signs against the reward, the heaviest first."""
         found = [
             *self._scored(),
             *self._by_length(),
             *(
-                HackingSignal(p.says, p.weight, p.metric)
+                HackingSignal(p.text, p.weight, p.metric)
                 for p in PROXIES
                 if p.metric in self._seen and p.holds(self._changes[p.metric])
             ),
@@ -169,8 +169,8 @@ class Signs:
         times = self._changes["len/mean"].share
         if times < LONGER or not self._together.climbed or any(score.rises for score in self._scores.values()):
             return
-        says = f"it rises in step with the length of responses, which are {times:.1f} times as long"
-        yield HackingSignal(says, STRONG if times >= MUCH_LONGER else MODERATE, "len/mean")
+        text = f"it rises in step with the length of responses, which are {times:.1f} times as long"
+        yield HackingSignal(text, STRONG if times >= MUCH_LONGER else MODERATE, "len/mean")
 
     def _scored(self) -> Iterator[HackingSignal]:
         for name, score in self._scores.items():
@@ -183,7 +183,7 @@ class Signs:
 
 
 class HeldOut:
-    """A score measured now and then, and what the training reward has done since its best."""
+    """A score measured now and then, with the course of the training reward since its best."""
 
     def __init__(self) -> None:
         self._watch = RewardWatch()
@@ -209,17 +209,17 @@ class HeldOut:
 
     @property
     def best(self) -> float:
-        """Its best level; 0 if unknown."""
+        """Return the best level; 0 if unknown."""
         return self._best or 0.0
 
     @property
     def now(self) -> float:
-        """Its level; 0 if unknown."""
+        """Return the level; 0 if unknown."""
         return self._watch.now or 0.0
 
     @property
     def rises(self) -> bool:
-        """True while its last values are clearly above the first, and near the highest."""
+        """Return whether the last values are clearly above the first and near the highest."""
         if self._first is None:
             return False
         now = median_low(self._last)
@@ -227,25 +227,27 @@ class HeldOut:
 
     @property
     def _paid(self) -> bool:
-        """True if the training reward has not fallen since the best score."""
+        """Return whether the training reward has not fallen since the best score."""
         return self._reward is not None and self._reward_then is not None and self._reward >= self._reward_then
 
     @property
     def fell(self) -> bool:
-        """A tenth below its best, beyond its noise, under a training reward that did not fall; or, however noisy, a
-        quarter below it after as many evaluations as make a stall.
+        """Return whether the score fell under a training reward that did not fall.
+
+        That is a tenth below its best, beyond its noise; or, with any noise, a quarter below it in as many evaluations
+        as make a stall.
         """
         lost = self._since >= STALL and self.now <= (1.0 - LOST) * self.best
         return self._paid and (self._watch.fallen(HELD_OUT_FALL) or (lost and self.best > 0.0))
 
     @property
     def stalls(self) -> bool:
-        """No better level for six evaluations, under a training reward that did not fall."""
+        """Return whether six evaluations brought no better level, under a training reward that did not fall."""
         return self._paid and self._since >= STALL
 
 
 def held_out(step: ClosedStep) -> list[str]:
-    """Names of the held-out scores in a row: means, not their spreads."""
+    """Return the names of the held-out scores in a row: means, not their spreads."""
     named = members(step, "val")
     return [
         name for name in named if name == "val/score" or (name.startswith("val-core/") and not name.endswith("/std"))
@@ -253,21 +255,21 @@ def held_out(step: ClosedStep) -> list[str]:
 
 
 ENOUGH = 2
-"""Weight of the signs from which it is said at all: one weak sign is what learning looks like."""
+"""Weight of the signs from which a finding is reported: one weak sign also accompanies learning."""
 MUCH = 5
 """Weight from which it is a warning without a held-out score."""
 MOST = 3
-"""Signs the message names."""
+"""Signs that the message lists."""
 ROWS, STEPS = 5, 20
 """Rows and steps the signs must last together."""
 
 
 class RewardHacking(BaseDetector):
-    """Training reward clearly above its start, against a held-out score and what good answers do not need.
+    """Training reward clearly above its start, against held-out scores and features that good answers do not need.
 
-    A suspicion, and it says how sure: ``hint`` (info), ``likely`` (warning: a held-out score fell, or many signs of
-    two kinds). Never critical: such signs tell afterwards what happened, but warn early only with many false alarms;
-    a person has to read completions.
+    The finding is a suspicion with its confidence: ``hint`` (info), or ``likely`` (warning: a held-out score fell, or
+    many signs of two kinds). It is never critical: such signs explain a failure afterwards, but as an early warning
+    they bring many false alarms. A person has to read completions.
     """
 
     name: ClassVar[str] = "reward_hacking"
@@ -284,15 +286,15 @@ class RewardHacking(BaseDetector):
         self._lasting = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow reward, held-out scores and proxies: evaluations come on rows of their own."""
+        """Follow reward, held-out scores and proxies: evaluations arrive on rows of their own."""
         self._reward.update(step)
         self._signs.update(step, self._reward.now)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Weigh what speaks against the reward."""
+        """Weigh the evidence against the reward."""
         signs = self._signs.now() if self._reward.above else []
         weight = sum(sign.weight for sign in signs)
-        # Whether the reward has risen for sure is dear to tell: too little against it needs no answer.
+        # Testing whether the reward has risen is expensive, so it is skipped where there is too little evidence.
         doubted = weight >= ENOUGH or self._lasting.since is not None
         if doubted and not (self._reward.risen() and not self._reward.fallen()):
             signs, weight = [], 0
@@ -312,7 +314,7 @@ class RewardHacking(BaseDetector):
             "reward_hacking",
             Severity.WARNING if likely else Severity.INFO,
             f"reward rose from {number(reward.start or 0.0)} to {number(reward.now or 0.0)}, but "
-            f"{'; '.join(sign.says for sign in signs[:MOST])}: the reward may be gamed ({how})",
+            f"{'; '.join(sign.text for sign in signs[:MOST])}: the reward may be gamed ({how})",
             onset=self._lasting.since,
             metric="reward/mean",
             score=weight / ENOUGH,

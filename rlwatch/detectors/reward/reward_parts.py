@@ -1,4 +1,4 @@
-"""Parts of the reward: one that has reached its ceiling, while the others stand still or weigh nothing."""
+"""Parts of the reward: one has reached its ceiling while the others are flat, or outweighs all others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlwatch.wording import number
 
 PREFIX = "reward/part/"
 PARTS = 12
-"""Parts followed at most; a run with more is not judged by them."""
+"""Parts followed at most; a run with more is not judged."""
 PINNED, NEARLY_EVERYBODY = 0.99, 0.9
-"""Of the best row so far, from which the level of the last rows is a ceiling; and share of the answers that earn it."""
+"""Share of the best row so far from which a level is a ceiling; and share of the answers that earn it."""
 CLIMB = 1 / 3
-"""Of its best row that a part must have gained to be what was learnt."""
+"""Share of its best row that a part must have gained to count as learnt."""
 ROWS, STEPS = 30, 100
 """Rows and steps a part must have been at its ceiling: sound runs learn the format first, and the answers after it."""
 ALL = 0.9
-"""Of the sum of all parts that those at their ceiling make up, from which nothing else weighs."""
+"""Share of the sum of all parts from which the parts at their ceiling dominate."""
 
 
 class RewardPart(SeriesHistory):
@@ -40,22 +40,22 @@ class RewardPart(SeriesHistory):
 
     @property
     def moves(self) -> bool:
-        """False of one that has always been the same: a penalty that nobody incurs."""
+        """Return whether the part ever changed: some penalties never apply."""
         return self.high > self.low
 
     @property
     def full(self) -> bool:
-        """True if half of the last rows are as good as the best row so far, or nearly all answers earn it."""
+        """Return whether half of the last rows match the best row so far, or nearly all answers earn the part."""
         if self.high <= 0.0 or not self.moves:
             return False
         return self.level >= PINNED * self.high or (self.share and self.level >= NEARLY_EVERYBODY)
 
     def learnt(self) -> float | None:
-        """Step at which it was halfway up, if it climbed and has been at its ceiling for long; None otherwise."""
+        """Return the step at which it was halfway up, if it climbed and has long been at its ceiling; else None."""
         return self.climbed(CLIMB * self.high) if self._pinned.lasted(ROWS, STEPS) else None
 
     def still(self, since: float) -> bool:
-        """True if it has certainly gained next to nothing from ``since`` on."""
+        """Return whether it has certainly gained next to nothing from ``since`` on."""
         gained = self.gained(since)
         return gained is not None and gained[1] < STILL
 
@@ -81,7 +81,7 @@ class RewardParts(BaseDetector):
         self._domination: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if the row holds a part."""
+        """Return whether the row holds a part."""
         return any(finite(step, name) is not None for name in members(step, PREFIX))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
@@ -98,7 +98,7 @@ class RewardParts(BaseDetector):
         return [*self._gamed(step, full, rest), *self._dominates(step, full, rest)]
 
     def _gamed(self, step: ClosedStep, full: Mapping[str, RewardPart], rest: Mapping[str, RewardPart]) -> list[Finding]:
-        """The part at its ceiling that climbed last, if the others have stood still since."""
+        """Return the part at its ceiling that climbed last, if the others have been flat since."""
         climbs = {name: part.learnt() for name, part in full.items()}
         since, name = max(((at, name) for name, at in climbs.items() if at is not None), default=(0.0, ""))
         if not name or not any(part.room for part in rest.values()):
@@ -122,7 +122,7 @@ class RewardParts(BaseDetector):
     def _dominates(
         self, step: ClosedStep, full: Mapping[str, RewardPart], rest: Mapping[str, RewardPart]
     ) -> list[Finding]:
-        """The parts that everybody earns, if they have been nearly all of the reward for long."""
+        """Return the parts that nearly all answers earn, if they have long been nearly all of the reward."""
         earned, other = (sum(abs(part.level) for part in parts.values()) for parts in (full, rest))
         now = bool(rest) and earned > 0.0 and earned >= ALL * (earned + other)
         self._dominated.update(step.step, now)
@@ -141,7 +141,7 @@ class RewardParts(BaseDetector):
                 metric=max(full, key=lambda name: full[name].level),
                 evidence=rounded({name: part.level for name, part in self._parts.items()}),
             )
-        # In a row that is forgiven no part need be at its ceiling: what was found is still the newest word.
+        # In a forgiven row no part need be at its ceiling; the earlier finding remains valid.
         newest = self._domination
         return [] if newest is None else [replace(newest, step=step.step, attempt=step.attempt, seq=step.seq)]
 

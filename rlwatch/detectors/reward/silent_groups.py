@@ -1,4 +1,4 @@
-"""Groups that teach nothing: many of them (zero variance), or as good as all (no signal)."""
+"""Groups without a learning signal: many of them (zero variance), or nearly all (no signal)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rlwatch.stats import Baseline, Hold, Window
 from rlwatch.wording import number
 
 MOST, HALF = 0.7, 0.55
-"""Share of samples in groups that agree from which most of the batch is spent for nothing, and more than half of it."""
+"""Share of samples in groups that agree: most of the batch is wasted, and more than half of it is."""
 RISE, LARGE_RISE = 0.2, 0.3
-"""Rise over the run's beginning below which it has always been so; the larger one for more than half."""
+"""Rise over the run's beginning below which the level is normal for the run; the larger one for more than half."""
 SIDE = 2.0 / 3.0
-"""Share of the agreeing groups that makes it one-sided."""
+"""Share of the agreeing groups from which they are one-sided."""
 FEW = 1.0 / 3.0
-"""Groups with a signal, over how many there were at first."""
+"""Groups with a signal, over their number at first."""
 ROWS, STEPS = 8, 20
 """Rows and steps it must last: a batch of hard data is one row."""
 
 
 class ZeroVariance(BaseDetector):
-    """Share of samples in groups whose rewards agree, risen far above how the run began, and of which kind.
+    """Share of samples in groups whose rewards agree, risen far above how the run began, and their kind.
 
-    The reward's spread is meant, not the advantage's: with quantile baselines (QAE, arXiv 2509.22611) four fifths of
-    the advantages are 0 in a healthy run. Too easy is ``info``, too hard or unknown a ``warning``; that nothing at
-    all is learned is for ``no_signal`` to say. With dynamic sampling such groups are dropped and this stays silent.
+    It uses the spread of the reward, not of the advantage: with quantile baselines (QAE, arXiv 2509.22611) four fifths
+    of the advantages are 0 in a healthy run. Too easy is ``info``, too hard or unknown a ``warning``; ``no_signal``
+    reports that nothing at all is learned. Dynamic sampling drops such groups, so this detector is then silent.
     """
 
     name: ClassVar[str] = "zero_variance"
@@ -52,7 +52,7 @@ class ZeroVariance(BaseDetector):
         self._answers = AnswerCount()
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the reward, which tells on which side the groups agree where nobody counts it."""
+        """Follow the reward, which shows the side on which groups agree where their split is not logged."""
         reward = finite(step, "reward/mean")
         if reward is not None:
             self._reward.update(step.step, reward)
@@ -84,16 +84,16 @@ class ZeroVariance(BaseDetector):
 
     @property
     def _few(self) -> bool:
-        """True if only effective groups are logged, and few are left."""
+        """Return whether only effective groups are logged, and few are left."""
         now, began = self._groups.get(), self._groups_base.get()
         return len(self._share) == 0 and now is not None and began is not None and now < FEW * began
 
     @property
     def side(self) -> str:
-        """``"easy"``, ``"hard"``, ``"mixed"`` or, where nobody split them and the reward does not tell, ``"unknown"``.
+        """Return ``"easy"``, ``"hard"``, ``"mixed"``, or ``"unknown"`` without a logged split or a conclusive reward.
 
-        Where a row stands for few answers, groups agree by chance, and the share of right answers bounds how many of
-        those in such groups can be right.
+        Where a row has few answers, groups agree by chance, and the share of right answers bounds how many in such
+        groups can be right.
         """
         right, wrong = self._right.mean, self._wrong.mean
         if right is None or wrong is None or right + wrong <= 0.0:
@@ -116,7 +116,7 @@ class ZeroVariance(BaseDetector):
             step,
             "zero_variance",
             Severity.INFO if self.side == "easy" else Severity.WARNING,
-            what + SAYS[self.side],
+            what + REASONS[self.side],
             onset=self._row.since if self._row.since is not None else self._out.since,
             metric=metric,
             score=None if now is None else now / MOST,
@@ -127,7 +127,7 @@ class ZeroVariance(BaseDetector):
         )
 
 
-SAYS = {
+REASONS = {
     "easy": "; most are all correct: the data have become too easy",
     "hard": "; most are all wrong: the data are too hard, or the policy got worse",
     "mixed": "; some are all correct, some all wrong: few prompts are in between",
@@ -135,18 +135,18 @@ SAYS = {
 }
 
 
-# No learning signal: all samples of a group get one reward, so nothing pushes the policy any more.
+# No learning signal: all samples of a group get one reward, so there is no gradient.
 
 DEGENERATE = 0.1
-"""Entropy over its start from which agreement means a collapsed policy, not a solved task."""
+"""Entropy over its start from which agreement indicates a collapsed policy, not a solved task."""
 
 
 class NoSignal(BaseDetector):
-    """Share of samples without gradient near one, with the gradient norm as witness.
+    """Share of samples without gradient near one, confirmed by the gradient norm.
 
-    Groups also agree when the task is solved. That is ``info`` while the reward is above its
-    start or at its maximum and the policy has not degenerated, and rows in which it is so date no loss of signal. A
-    policy without entropy that keeps the reward it rose to has stopped learning, and nothing is broken: a warning.
+    Groups also agree when the task is solved. That is ``info`` while the reward is above its start or at its maximum
+    and the policy has not degenerated; such rows do not date a loss of signal. A policy without entropy that keeps the
+    reward it rose to has stopped learning, but nothing is broken: a warning.
     """
 
     name: ClassVar[str] = "no_signal"
@@ -171,7 +171,7 @@ class NoSignal(BaseDetector):
         self._counted = False
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the corroborating metrics."""
+        """Follow reward, gradient norm and entropy."""
         self._context.update(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
@@ -179,7 +179,7 @@ class NoSignal(BaseDetector):
             self._entropy_base.update(step.step, abs(entropy))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge whether anything still pushes the policy."""
+        """Judge whether there still is a learning signal."""
         share, value = silent_share(step), finite(step, "reward/mean")
         silent = share is not None and share >= 0.75
         self._row.update(step.step, silent)
@@ -201,14 +201,14 @@ class NoSignal(BaseDetector):
         return [self._finding(step, Severity.WARNING if self._unsolved.lasted(3) else Severity.INFO)]
 
     def _witnessed(self) -> bool:
-        """One group a row is thin evidence: ask reward, gradient and entropy as well."""
+        """Return whether other metrics confirm it: one group a row is weak evidence."""
         still = (
             self._context.grad is not None and self._context.grad <= NOTHING and not self._context.has_learning_signal
         )
         return self._context.reward.fallen() or self._degenerate() or still
 
     def _still(self) -> bool:
-        """A gradient of exactly nothing under a reward that does not move."""
+        """Return whether the gradient is exactly zero under a reward that does not move."""
         norm = self._context.grad
         return norm is not None and norm <= NOTHING and self._context.reward.still
 
@@ -217,12 +217,12 @@ class NoSignal(BaseDetector):
         if self._degenerate() or reward.fallen() or reward.now is None:
             return False
         if self._context.truncated:
-            # Cut from the first row on, the task may be solved within the limit; who never rose may be saying nothing.
+            # Cut from the first row on, the task may be solved within the limit; without a rise answers may be empty.
             return reward.risen() and not self._context.newly_truncated
-        return reward.risen() or reward.stands(SOLVED)
+        return reward.risen() or reward.holds(SOLVED)
 
     def _paid(self) -> bool:
-        """Return whether the reward rose to more than nothing, and stays."""
+        """Return whether the reward rose from more than zero, and stays."""
         reward = self._context.reward
         return reward.risen() and reward.visible() and not reward.fallen(0.1)
 
@@ -235,7 +235,7 @@ class NoSignal(BaseDetector):
         return now < DEGENERATE * max(first, level)
 
     def _onset(self, severity: Severity) -> int | None:
-        """Since when groups agree; where that is a loss, since when they do so without being right."""
+        """Return the step since which groups agree; where that is a loss, since when they agree without being right."""
         holds = (self._row, self._mute) if severity is Severity.INFO else (self._wrong, self._unsolved, self._mute)
         return next((hold.since for hold in holds if hold.since is not None), None)
 

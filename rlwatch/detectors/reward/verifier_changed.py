@@ -1,4 +1,4 @@
-"""Canaries: answers that are known to be right or wrong, and a verifier that scores them differently than it did."""
+"""Canaries: answers known to be right or wrong, which the verifier scores differently than at first."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PREFIXES = (RIGHT, WRONG)
 CANARIES = 64
 """Canaries followed at most."""
 LARGEST = 1e6
-"""Of a score; beyond, something else is broken."""
+"""Largest valid score; beyond it, something else is broken."""
 CONFIRMED = 2
-"""Scorings in a row: one can be an outage."""
+"""Consecutive scorings that must differ: a single one can be an outage."""
 EDGE = 0.05
-"""Of the distance between no and full marks, within which a score counts as one or the other."""
+"""Share of the distance between no and full marks within which a score counts as one of them."""
 CHANGED, TIMES = 0.1, 2.0
-"""Share of that distance, and multiple of the spread of the first ``LEARNT`` scores, by which a score leaves them."""
+"""Share of that distance, and multiple of the spread of the first ``LEARNT`` scores, that a score must differ by."""
 LEARNT = 3
 
 
 @dataclass(slots=True)
 class CanaryHistory:
-    """Scores of one canary: the first ones, the newest, and since when it has been scored differently."""
+    """Scores of one canary: the first ones, the newest, and the step since which it is scored differently."""
 
     right: bool
     early: list[float] = field(default_factory=list)
@@ -38,11 +38,11 @@ class CanaryHistory:
 
     @property
     def first(self) -> float:
-        """The first score."""
+        """Return the first score."""
         return self.early[0]
 
     def update(self, step: int, value: float, none: float, full: float) -> None:
-        """Take a score, where ``none`` and ``full`` marks of its function are known as the other canaries' first."""
+        """Take a score; ``none`` and ``full``: marks of its function, from the first scores of the other canaries."""
         if len(self.early) < LEARNT:
             self.early.append(value)
         self.last = value
@@ -50,7 +50,7 @@ class CanaryHistory:
         self._move(step, self._moved(value, abs(full - none)))
 
     def _turned(self, value: float, none: float, full: float) -> bool:
-        """True if a wrong answer gets full marks or a right one none, which it did not at first."""
+        """Return whether a wrong answer gets full marks or a right one none, unlike at first."""
         span = full - none
         if span <= 0.0:
             return False
@@ -73,13 +73,13 @@ class CanaryHistory:
 
 
 class VerifierChanged(BaseDetector):
-    """A known answer that is scored differently than at first, in two scorings on end.
+    """A known answer that is scored differently than at first, in two consecutive scorings.
 
-    Critical: a known-wrong answer gets full marks, or a known-right one none, where it did not at first. Full marks
-    are the best first score of the known-right answers of the same function, no marks the lowest first score of the
+    Critical: a known-wrong answer gets full marks, or a known-right one none, where it did not at first. Full marks are
+    the best first score of the known-right answers of the same function, no marks the lowest first score of the
     known-wrong ones; without such answers they are 1 and 0. Any other change is a warning, if it is more than a tenth
-    of the distance between them and more than twice the spread of the first three scores: a judge that is a model
-    never says quite the same. Between scorings the last word stands.
+    of the distance between them and more than twice the spread of the first three scores: the scores of a model as
+    judge vary. Between scorings the last finding remains.
     """
 
     name: ClassVar[str] = "verifier_changed"
@@ -93,11 +93,11 @@ class VerifierChanged(BaseDetector):
         self._newest: Finding | None = None
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if a canary was scored, or what was found is still the newest word."""
+        """Return whether a canary was scored, or the last finding remains."""
         return self._newest is not None or any(_scored(step, name) is not None for name in _names(step))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Take the scores of the row, and say which canary changed most."""
+        """Take the scores of the row, and report the canary that changed most."""
         scores = {name: score for name in _names(step) if (score := _scored(step, name)) is not None}
         if not scores:
             newest = self._newest
@@ -112,7 +112,7 @@ class VerifierChanged(BaseDetector):
         return [] if self._newest is None else [self._newest]
 
     def _marks(self, function: str, scores: dict[str, float]) -> tuple[float, float]:
-        """No and full marks of a function; a canary that is new is known by its score in this row."""
+        """Return no and full marks of a function; a new canary is known by its score in this row."""
         first = {name: one.first for name, one in self._canaries.items() if _function(name) == function}
         first = {name: score for name, score in scores.items() if _function(name) == function} | first
         right = [score for name, score in first.items() if name.startswith(RIGHT)]
@@ -153,7 +153,7 @@ def _names(step: ClosedStep) -> list[str]:
 
 
 def _function(name: str) -> str:
-    """Name of the function that scored the canary: all between prefix and the canary's own name."""
+    """Return the name of the function that scored the canary: the part between prefix and the canary's own name."""
     return name.removeprefix(RIGHT).removeprefix(WRONG).rpartition("/")[0]
 
 

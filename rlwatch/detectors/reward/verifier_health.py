@@ -1,4 +1,4 @@
-"""A reward function that fails, gives no reward or takes far longer than at the run's beginning."""
+"""A reward function fails, returns no reward, or takes far longer than at the run's beginning."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SHARES = {
     ON_ERROR: "a share of {} of its full marks is given in spite of an exception",
     CANARY_FAILED: "a share of {} of its canaries cannot be scored",
 }
-"""Open families of shares, and the words for a level."""
+"""Open families of shares, with the text for a level."""
 PREFIXES = (*SHARES, SECONDS)
 SERIES = 64
 """Series followed at most."""
 FIRST = 10
-"""Rows that make the baseline, the highest of them."""
+"""Rows whose maximum is the baseline."""
 RISEN = 0.2
-"""Share by which a share must exceed that."""
+"""Rise above the baseline from which a share is reported."""
 ROWS = 5
 """Rows it must last."""
 SLOWER, LEAST_S = 10.0, 1.0
@@ -50,23 +50,23 @@ class VerifierSeries:
         if self._rows < FIRST:
             self._rows += 1
             self.base = max(self.base, value)
-            self.risen.update(step, False)  # it learns how many steps a row stands for
+            self.risen.update(step, False)  # the hold learns how many steps a row covers
             return
         far = value > max(SLOWER * self.base, LEAST_S) if self._seconds else value > self.base + RISEN
         self.risen.update(step, far)
 
     @property
     def lasted(self) -> bool:
-        """True once it has been far above its first rows for long enough."""
+        """Return whether it has been far above its first rows for long enough."""
         return self.risen.lasted(ROWS)
 
 
 class VerifierHealth(BaseDetector):
-    """Errors, timeouts, absent rewards, canaries without a score and full marks on an exception; seconds of a call.
+    """Errors, timeouts, missing rewards, unscored canaries, full marks after an exception; and seconds of a call.
 
     A share has risen if it exceeds the highest of its first ten rows by .2, for five rows: a warning. A call is slow if
-    it takes ten times as long as the longest of the first ten rows, and more than a second, for five rows: info. What a
-    function gives no reward from the start (another task's) is its baseline.
+    it takes ten times as long as the longest of the first ten rows, and more than a second, for five rows: info. The
+    answers that a function does not score from the start (those of another task) are its baseline.
     """
 
     name: ClassVar[str] = "verifier_health"
@@ -79,11 +79,11 @@ class VerifierHealth(BaseDetector):
         self._series: dict[str, VerifierSeries] = {}
 
     def measured(self, step: ClosedStep) -> bool:
-        """True if the row holds one of the series."""
+        """Return whether the row holds one of the series."""
         return any(finite(step, name) is not None for prefix in PREFIXES for name in members(step, prefix))
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Take the row, and report what has risen, the failing first."""
+        """Take the row, and report the series that have risen, failures first."""
         for prefix in PREFIXES:
             for name in members(step, prefix):
                 value = finite(step, name)
@@ -101,14 +101,14 @@ class VerifierHealth(BaseDetector):
             return []
         name = min(risen, key=lambda one: (risen[one].risen.since or 0, PREFIXES.index(_prefix(one)), one))
         one, prefix = risen[name], _prefix(name)
-        says = SHARES[prefix].format(number(one.last)) if prefix in SHARES else f"a call takes {number(one.last)} s"
+        text = SHARES[prefix].format(number(one.last)) if prefix in SHARES else f"a call takes {number(one.last)} s"
         severity = Severity.WARNING if prefix in SHARES else Severity.INFO
         return [
             self.finding(
                 step,
                 kind,
                 severity,
-                f"{name.removeprefix(prefix)}: {says}, at most {number(one.base)} in the first {FIRST} rows",
+                f"{name.removeprefix(prefix)}: {text}, at most {number(one.base)} in the first {FIRST} rows",
                 onset=one.risen.since,
                 metric=name,
                 baseline=one.base,

@@ -1,1 +1,1 @@
-"""Rollouts: broken output, token ids nobody sampled, response lengths."""
+"""Rollouts: broken output, token ids that were not sampled, response lengths."""

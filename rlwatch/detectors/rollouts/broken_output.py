@@ -13,13 +13,13 @@ from rlwatch.stats import Hold
 from rlwatch.wording import number
 
 SOME = 0.01
-"""Share of responses from which it is no accident; healthy runs have none at all."""
+"""Share of responses that is no accident; healthy runs have none."""
 COUNTED = "nonfinite/rollout_logp"
 """Log-probs of the rollout engine that are not finite."""
 OF_BOTH = ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff")
-"""Metrics that are finite only if the engine's log-probs are, where nobody counts those that are not."""
+"""Metrics that are finite only if the engine's log-probs are, where the non-finite ones are not counted."""
 SHORTEST_RUN = 2.0
-"""Tokens of id 0 in a row that are a run of it."""
+"""Consecutive tokens of id 0 that are a run of them."""
 MANY = 0.5
 """Share from which the weights or the engine must be broken, not single slots of it."""
 
@@ -27,9 +27,9 @@ MANY = 0.5
 class Id0Run(BaseDetector):
     """Share of responses that are at least 90 % id 0 (``!`` in byte-level vocabularies: verl issue 751).
 
-    One row may be a race between weight update and generation (NeMo-RL issue 2180); it says so, and a second one
-    with half of the responses is critical. Where the log-probs of the same responses are finite, no NaN made them: the
-    policy itself has come to prefer that token, or it stands for something else in this vocabulary.
+    One row may be a race between weight update and generation (NeMo-RL issue 2180), which the message notes; a second
+    one with half of the responses is critical. Where the log-probs of the same responses are finite, no NaN caused
+    them: the policy prefers that token, or id 0 is another token in this vocabulary.
     """
 
     name: ClassVar[str] = "id0_run"
@@ -45,7 +45,7 @@ class Id0Run(BaseDetector):
         """Judge the row: such responses are never normal."""
         share, longest = finite(step, *self.reads) or 0.0, finite(step, "text/id0_run")
         if longest is not None and longest < SHORTEST_RUN:
-            # Responses of one token, which id 0 ends: older taps counted them.
+            # Responses of one token, which id 0 ends: older versions counted them.
             share = 0.0
         self._some.update(step.step, share >= SOME)
         self._many.update(step.step, share >= MANY)
@@ -78,7 +78,7 @@ WHY = {
 
 
 def _sampled_finite(step: ClosedStep) -> bool | None:
-    """True or False where the row says whether the engine's log-probs were finite."""
+    """Return whether the engine's log-probs were finite; None where the row does not show it."""
     count = step.metrics.get(COUNTED)
     if count is not None:
         return count == 0.0
@@ -89,22 +89,22 @@ def _sampled_finite(step: ClosedStep) -> bool | None:
 # A degenerate batch: every response equally long, at the limit, and rewarded alike.
 
 ALIKE = 1e-6
-"""Spread of lengths, relative to the mean, that is none."""
+"""Spread of lengths, relative to the mean, that counts as zero."""
 ALL = 0.999
-"""Share of responses cut, or of groups that agree, that is all."""
+"""Share of responses cut, or of groups that agree, that counts as all."""
 
 SOON, LATER = 5, 10
-"""Rows it must last where the reward has fallen, and where it has not: batches of two responses are often alike."""
+"""Rows it must last where the reward has fallen, and where it has not: batches of two responses are often equal."""
 FIRST = 3
-"""Rows at the start that may be otherwise in a run that was always like this."""
+"""Rows at the start that may differ in a run that was always degenerate."""
 
 
 class DegenerateBatch(BaseDetector):
-    """Shortest, mean and longest response are one, all are cut, and no reward differs: NaN sampling looks like this.
+    """Shortest, mean and longest response are equal, all are cut, and no reward differs: typical of NaN in sampling.
 
-    Agent-R1's log of it: lengths 257/257/257, clip ratio 1, score -1. Needs no text: lengths and rewards are logged
-    by every trainer. Small batches of hard prompts look like it for some rows, so it must last; critical where the
-    reward has fallen too. Answers that agree because all are right are worth something, however long they are.
+    Agent-R1's log of it: lengths 257/257/257, clip ratio 1, score -1. It needs no text: every trainer logs lengths and
+    rewards. Small batches of hard prompts look like it for some rows, so it must last; critical where the reward has
+    fallen too. Batches whose answers are all right are not degenerate.
     """
 
     name: ClassVar[str] = "degenerate_batch"
@@ -131,7 +131,7 @@ class DegenerateBatch(BaseDetector):
         self._rows += 1
         same = max(high - low, abs(mean - high)) <= ALIKE * max(high, 1.0)
         if high != self._length:
-            # A limit that depends on the prompt: one prompt a batch, whose responses are often alike.
+            # A limit that depends on the prompt: with one prompt a batch, responses are often equal.
             self._holds.clear()
         self._length = high
         reward = finite(step, "reward/mean")
@@ -143,7 +143,7 @@ class DegenerateBatch(BaseDetector):
         return [self._finding(step, high, self._severity(fallen))]
 
     def _severity(self, fallen: bool) -> Severity:
-        """A run that began like this, and has not fallen, has a setting too small: nothing broke."""
+        """Return a warning for a run that began like this and has not fallen: a limit is too small, nothing broke."""
         if fallen:
             return Severity.CRITICAL
         return Severity.INFO if self._holds.rows >= self._rows - FIRST else Severity.WARNING
@@ -166,13 +166,13 @@ class DegenerateBatch(BaseDetector):
 
 
 def density(zlib_ratio: float) -> float:
-    """Compressed bytes over bytes: prose 0.3 to 0.5, random characters 0.7 and more."""
+    """Return compressed bytes over bytes: prose 0.3 to 0.5, random characters 0.7 and more."""
     return MOST if zlib_ratio <= 0.0 else min(1.0 / zlib_ratio, MOST)
 
 
 MUCH = 0.3
 """Share of garbled characters that leaves no text."""
-SAYS = {
+DESCRIPTIONS = {
     "text/garbled": "{level} of the characters of responses are control, private-use, unassigned or replacement ones",
     "text/replacement": "{level} of the characters of responses stand for bytes that decode to nothing",
     "text/script_switches": "responses change between writing systems {level} times in 100 characters",
@@ -183,8 +183,8 @@ SAYS = {
 class GarbledOutput(RiseDetector):
     """Characters of sampled responses against the run's beginning.
 
-    Nearly always the visible end of another failure, so it is critical only where hardly any text is left and the
-    reward fell. Loops are the matter of ``repetition``, runs of token id 0 of ``id0_run``.
+    Nearly always the visible consequence of another failure, so it is critical only where hardly any text is left and
+    the reward fell. ``repetition`` detects loops, ``id0_run`` runs of token id 0.
     """
 
     name: ClassVar[str] = "garbled_output"
@@ -197,7 +197,7 @@ class GarbledOutput(RiseDetector):
     )
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The fault of the text, critical where hardly any is left."""
+        """Return the fault of the text, critical where hardly any is left."""
         metric, level = rise.limit.metric, rise.level or 0.0
         lost = metric in ("text/garbled", "text/replacement") and level >= MUCH and self._reward.fallen()
         shown = f"{level:.1%}" if metric in ("text/garbled", "text/replacement") else number(level)
@@ -205,7 +205,7 @@ class GarbledOutput(RiseDetector):
             step,
             "garbled_output",
             Severity.CRITICAL if lost else Severity.WARNING,
-            f"{SAYS[metric].format(level=shown)}{self._reward.in_words()}",
+            f"{DESCRIPTIONS[metric].format(level=shown)}{self._reward.in_words()}",
             onset=rise.since,
             metric=metric,
             score=rise.score,

@@ -14,14 +14,14 @@ from rlwatch.wording import number
 ROWS, STEPS = 5, 15
 """Rows and steps the medians must stay beyond their limits."""
 FACTOR = 9.0
-"""On the odds of not ending: from 10 % to half, from half to nine tenths."""
+"""Factor on the odds of being cut: from 10 % to half, from half to nine tenths."""
 
 
 class LengthSurge(RiseDetector):
     """Mean length doubled, or half of the responses cut, with a reward that has not risen.
 
-    On Qwen3-4B a surge of length was the early warning of the collapse (arXiv 2602.01826); lengths grow in healthy
-    runs too, and the reward with them. The limit itself is for ``length_explosion``.
+    On Qwen3-4B a surge of length preceded the collapse (arXiv 2602.01826); in healthy runs lengths grow too, with the
+    reward. ``length_explosion`` detects responses at the limit.
     """
 
     name: ClassVar[str] = "length_surge"
@@ -37,13 +37,13 @@ class LengthSurge(RiseDetector):
         self._long = Hold(forgive=1)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """A surge that pays is none, nor is one of a few small batches."""
+        """Judge the lengths; a surge is ignored where the reward pays for it, or within a few small batches."""
         found = super().judge(step)
         self._long.update(step.step, bool(found) and not self._reward.risen())
         return found if self._long.lasted(ROWS, STEPS) and found else []
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The length now, and at the start."""
+        """Return the length now and at the start."""
         level, began = rise.level or 0.0, rise.began or 0.0
         if rise.limit.metric == "len/mean":
             what = f"mean response length is {number(level)} tokens, {number(began)} at the start"
@@ -67,10 +67,10 @@ class LengthSurge(RiseDetector):
 NEARLY_ALL = 0.95
 """Share of responses cut at the limit from which hardly any answer is complete."""
 RISE = 0.1
-"""Rise over the run's beginning below which it has always been so."""
+"""Rise over the run's beginning below which the share is normal for the run."""
 MANY = 0.25
-"""Share cut at the limit, from few at the start, that is worth a warning though the reward is above its start: what is
-cut is seldom right. Where the reward rises with the share, it is."""
+"""Share cut at the limit, from few at the start, that is a warning although the reward is above its start: cut answers
+are seldom right. Where the reward rises with the share, they are."""
 CUT_LONG = 30
 """Steps from which it is critical, unless the reward has risen by it."""
 
@@ -123,7 +123,7 @@ class LengthExplosion(BaseDetector):
         reward = self._reward
         if not reward.risen():
             return Severity.CRITICAL if self._full.lasted(5, CUT_LONG) else Severity.WARNING
-        return Severity.INFO if reward.pays(onset) or reward.stands(FULL) else Severity.WARNING
+        return Severity.INFO if reward.pays(onset) or reward.holds(FULL) else Severity.WARNING
 
     def _finding(self, step: ClosedStep, now: float, start: float, severity: Severity, onset: int) -> Finding:
         length = finite(step, "len/mean")
@@ -145,11 +145,11 @@ class LengthExplosion(BaseDetector):
 # Responses shrink to nothing.
 
 PERHAPS = 2.0
-"""Standard errors that make a rise of the reward, where only its absence is to be told."""
+"""Standard errors from which a rise of the reward is possible, where a finding needs its absence."""
 SHORT = 0.3
-"""Of the length at the start: less is a change of habit (learning a format halves lengths in healthy runs)."""
+"""Share of the length at the start: a smaller change is normal (learning a format halves lengths in healthy runs)."""
 NOTHING = 0.1
-"""Of the length at the start: less is hardly an answer."""
+"""Share of the length at the start below which a response is hardly an answer."""
 EMPTY = 0.5
 """Share of responses without a token."""
 SOON, LONG = 8, 20
@@ -159,8 +159,8 @@ SOON, LONG = 8, 20
 class LengthCollapse(BaseDetector):
     """Mean response length, or the share of empty responses, against how the run began.
 
-    Short answers may be good answers: with a reward above its start nothing is said of short ones, and the tiny are a
-    warning. Critical only if answers are all but gone and the reward has not risen by it. A reward that once rose
+    Short answers may be good answers: with a reward above its start, short ones are not reported, and tiny ones are a
+    warning. Critical only if answers are nearly empty and the reward has not risen by it. A reward that once rose
     counts as risen until it falls: few noisy rows, far apart, do not show it each time.
     """
 
@@ -201,7 +201,7 @@ class LengthCollapse(BaseDetector):
 
     @property
     def _share(self) -> float | None:
-        """Length now over length at the start."""
+        """Return the length now over the length at the start."""
         now, began = self._now.get(), self._base.get()
         return None if now is None or not began else now / began
 

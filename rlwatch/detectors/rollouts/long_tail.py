@@ -1,4 +1,4 @@
-"""The long tail of response lengths: a few responses that the whole batch waits for."""
+"""The long tail of response lengths: the whole batch waits for a few responses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlwatch.wording import number
 
 
 class LongTail(RiseDetector):
-    """Tail of the lengths, idle slots, and what is carried over from one iteration to the next (C3PO++).
+    """Tail of the lengths, idle slots, and work carried over from one iteration to the next (C3PO++).
 
     arXiv 2510.18855 publishes no limits; these are far from what even lengths give, and the run's own beginning
-    counts first. ``1 - mean / max`` of a batch is the least share of a synchronous engine's slots that idle. A matter
-    of cost, not of learning: ``info`` where only lengths say so, a warning where work is carried over or wasted.
+    counts first. ``1 - mean / max`` of a batch is the least share of a synchronous engine's slots that idle. It costs
+    time, not quality: ``info`` where only lengths show it, a warning where work is carried over or wasted.
     """
 
     name: ClassVar[str] = "long_tail"
@@ -37,7 +37,7 @@ class LongTail(RiseDetector):
     )
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """The longest over the mean also where only the two are logged."""
+        """Return the value; the maximum over the mean where only these two are logged."""
         get = step.numbers.get
         value = get(limit.metric)
         if value is not None or limit.metric != "len/max_over_mean":
@@ -46,14 +46,14 @@ class LongTail(RiseDetector):
         return None if longest is None or mean is None or mean < 1.0 else longest / mean
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The metric that is long, idle or carried over."""
+        """Return the metric that is long, idle or carried over."""
         metric, level = rise.limit.metric, rise.level or 0.0
         costs = metric.startswith(("partial/", "time/")) or metric == "len/budget_used"
         return self.finding(
             step,
             "long_tail",
             Severity.WARNING if costs else Severity.INFO,
-            f"{SAYS[metric]}: {metric} is {number(level)}, its limit here {number(_raw(rise))}",
+            f"{DESCRIPTIONS[metric]}: {metric} is {number(level)}, its limit here {number(_raw(rise))}",
             onset=rise.since,
             metric=metric,
             score=rise.score,
@@ -62,13 +62,13 @@ class LongTail(RiseDetector):
 
 
 def _raw(rise: Rise) -> float:
-    """The threshold in the metric's own unit."""
+    """Return the threshold in the metric's own unit."""
     if rise.limit.scale is odds:
         return rise.threshold / (1.0 + rise.threshold)
     return 1.0 / rise.threshold if rise.limit.scale is inverse else rise.threshold
 
 
-SAYS = {
+DESCRIPTIONS = {
     "len/tail_ratio": "the longest 1 % of the responses are far longer than the usual one",
     "len/max_over_mean": "the batch waits for a response far longer than the mean",
     "len/bubble": "most generation slots idle while the longest response is finished",

@@ -1,4 +1,4 @@
-"""Token ids in training that nobody sampled: text encoded anew, histories rewritten, observations without a mask."""
+"""Token ids in training that were not sampled: re-encoded text, rewritten histories, observations without a mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlwatch.wording import number
 
 
 def missing(share: float) -> float:
-    """Odds of not being among ``share``."""
+    """Return the odds of not being in ``share``."""
     return odds(min(shortfall(share), 1.0))
 
 
@@ -24,7 +24,7 @@ LIMITS = {
     ),
     "prefix_break": (RiseLimit("text/turn_prefix_kept", 0.98, 3.0, missing),),
 }
-SAYS = {
+DESCRIPTIONS = {
     "retokenisation_drift": "ids that are decoded and encoded again differ from the sampled ones ({metric} {level}): "
     "wherever text is re-encoded on its way into training, training uses tokens that were never sampled",
     "prefix_break": "the prompt of a turn no longer begins with the ids of the turn before ({metric} {level}): the "
@@ -35,8 +35,8 @@ SAYS = {
 class Retokenisation(BaseDetector):
     """Round trips of ids and prefixes of turns, against the start.
 
-    Sampled ids need not be canonical, and templates may drop earlier reasoning on purpose: what was so from the
-    first row is information, what began later is a warning.
+    Sampled ids need not be canonical, and templates may drop earlier reasoning on purpose: a level from the first row
+    on is information, a later rise is a warning.
     """
 
     name: ClassVar[str] = "retokenisation"
@@ -49,7 +49,7 @@ class Retokenisation(BaseDetector):
         self._standing = {kind: [SustainedLevel(limit) for limit in limits] for kind, limits in LIMITS.items()}
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge each kind; a rise goes before a state."""
+        """Judge each kind; a rise is reported before a level."""
         found = (self._kind(step, kind) for kind in self.kinds)
         return [finding for finding in found if finding is not None]
 
@@ -73,7 +73,7 @@ class Retokenisation(BaseDetector):
             step,
             kind,
             severity,
-            SAYS[kind].format(metric=metric, level=number(level)) + since,
+            DESCRIPTIONS[kind].format(metric=metric, level=number(level)) + since,
             onset=what.since,
             metric=metric,
             score=what.score,

@@ -1,4 +1,4 @@
-"""The clip fraction: saturated, so that a large part of the batch teaches nothing, or without information."""
+"""The clip fraction: saturated, so that a large part of the batch has no gradient, or without information."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rlwatch.records import ClosedStep, Finding, Severity
 from rlwatch.wording import number
 
 TOKENS = 0.1
-"""Share of tokens a token-level loss may clip whatever it began with; GRPO clips 0.001 to 0.03 in healthy runs."""
+"""Share of tokens a token-level loss may clip at any beginning; GRPO clips 0.001 to 0.03 in healthy runs."""
 SEQUENCES = 0.4
 """The same for a loss that clips whole responses: GSPO clips around 0.15 as a rule (arXiv 2507.18071)."""
 DUAL = 0.02
-"""The same for the dual clip, which only tokens more than three times as likely as before reach."""
+"""The same for the dual clip, which affects only tokens more than three times as likely as before."""
 FACTOR = 4.0
 """Times the odds at the start."""
 WHOLE = ("ratio/seq_mean", "ratio/seq_ess", "ratio/seq_max")
-"""Metrics only a loss has that takes one ratio a response."""
+"""Metrics of losses that take one ratio a response."""
 
 
 class ClipSaturation(RiseDetector):
     """Fractions clipped, against how the run began and what its loss usually clips.
 
-    A loss that clips whole responses is known by the sequence ratios its taps record; without taps its own baseline
-    must do.
+    A loss that clips whole responses is recognised by the sequence ratios that rlwatch's taps record. Without taps the
+    run's own baseline is used.
     """
 
     name: ClassVar[str] = "clip_saturation"
@@ -42,15 +42,15 @@ class ClipSaturation(RiseDetector):
         self._whole = False
 
     def listen(self, step: ClosedStep) -> None:
-        """Learn what is clipped: tokens or whole responses."""
+        """Note whether tokens or whole responses are clipped."""
         self._whole = self._whole or any(name in step.metrics for name in WHOLE)
 
     def floor(self, limit: RiseLimit) -> float | None:
-        """A loss that clips responses clips many."""
+        """Return a higher floor for a loss that clips responses, because it clips many."""
         return SEQUENCES if self._whole and limit.floor == TOKENS else None
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The share clipped now, and at first."""
+        """Return the share clipped now and at first."""
         level, began = rise.level or 0.0, rise.began or 0.0
         share = began / (1.0 + began)
         return self.finding(
@@ -68,12 +68,12 @@ class ClipSaturation(RiseDetector):
         )
 
 
-# A clip fraction that carries no information: exactly zero, whatever happens.
+# A clip fraction without information: exactly zero, whatever happens.
 
 FAR_ROWS = 20
 """Rows with far ratios and nothing clipped from which that is no accident."""
 ROWS = 50
-"""Rows with nothing clipped at all from which the metric says nothing, wherever ratios are."""
+"""Rows with nothing clipped at all from which the metric carries no information, wherever ratios are."""
 STILL = 1e-4
 """Nats a ratio may differ from 1 by rounding, where every batch is used for one update."""
 
@@ -91,14 +91,14 @@ FAR: dict[str, tuple[Indicator, ...]] = {
 }
 """For each clip fraction, what shows that tokens are beyond the widest usual bounds (0.4, dual 3)."""
 PLAIN = ("ratio/clipfrac", "ratio/clipfrac_low", "ratio/clipfrac_high")
-"""Fractions whose lasting zero needs no witness; that of the dual clip is the rule."""
+"""Fractions whose lasting zero needs no confirmation; for the dual clip zero is the rule."""
 
 
 class ClipBlind(BaseDetector):
-    """Tells that a clip fraction says nothing, so that its zero is not taken for health.
+    """Report that a clip fraction carries no information, so that its zero is not taken for health.
 
-    Some losses do not define it (SAPO logs 0 always, GSPO and CISPO no dual clip), and with one update a rollout the
-    ratio is 1 by construction. A public run collapsed with a clip fraction of exactly 0 throughout.
+    Some losses do not define it (SAPO always logs 0, GSPO and CISPO have no dual clip), and with one update a rollout
+    the ratio is 1 by construction. A public run collapsed with a clip fraction of exactly 0 throughout.
     """
 
     name: ClassVar[str] = "clip_blind"
@@ -114,13 +114,13 @@ class ClipBlind(BaseDetector):
         self._largest: float | None = None
 
     def listen(self, step: ClosedStep) -> None:
-        """Learn how far ratios move at all."""
+        """Store how far ratios move at all."""
         far = finite(step, "ratio/log_absmax")
         if far is not None:
             self._largest = max(abs(far), self._largest or 0.0)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Count rows; name the fractions that say nothing."""
+        """Count rows; report the fractions without information."""
         for metric in FAR:
             self._count(step, metric)
         contradicted = [metric for metric in FAR if self._far[metric] >= FAR_ROWS]

@@ -1,4 +1,4 @@
-"""The first updates took the policy far away at once, and no row since has paid what the first one did."""
+"""The first updates moved the policy far at once, and no row since has earned the reward of the first one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rlwatch.stats import Window, median
 from rlwatch.wording import number
 
 FAR, NEAR = 0.3, 0.1
-"""Nats per token from which the policy is far from its reference, and up to which the first row is still beside it."""
+"""Nats per token from which the policy is far from its reference, and up to which the first row is still near it."""
 SOON, SETTLED = 12, 6
-"""Rows by which a policy that its first updates broke is known as such, and rows after the first that show it."""
+"""Rows within which a policy that its first updates broke is recognised, and rows after the first that show it."""
 WORSE = 0.25
 """Share of the first row's reward that is lost."""
 PLAIN = 4.0
 """Deviations of one row that the loss exceeds: the level before the updates is known from one row only."""
 BACK = 0.1
-"""Share of the first row's reward that may be missing where the reward is back."""
+"""Share of the first row's reward that may be missing where the reward has recovered."""
 
 
 class FirstUpdates(BaseDetector):
     """KL to the reference and reward against the first row, which no update had changed.
 
-    Every other detector takes its baseline from the first rows. Where one or two updates broke the policy, all of these
-    are of the broken one, and nothing stands out from them.
+    Every other detector takes its baseline from the first rows. Where one or two updates broke the policy, those rows
+    already belong to the broken policy, and nothing deviates from them.
     """
 
     name: ClassVar[str] = "first_updates"

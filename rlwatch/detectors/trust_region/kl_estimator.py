@@ -1,4 +1,4 @@
-"""KL to the reference as it is estimated: tokens beyond the clamp, and estimators that contradict each other."""
+"""Estimates of KL to the reference: tokens beyond the clamp, and estimators that contradict each other."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlwatch.stats import Hold, Window, median, quantile
 from rlwatch.wording import number
 
 CLAMP = 10.0
-"""verl clamps k3 of a token here: beyond it the penalty has no gradient."""
+"""verl clamps k3 of a token at this value: beyond it the penalty has no gradient."""
 BEYOND = RiseLimit("policy/kl_ref_saturated", 0.002, 5.0, odds)
 """Share of tokens beyond the clamp: 0.2 % of them add 0.02 nats/token to a clamped mean, as much as a usual KL."""
 MEANS = ("policy/kl_ref_k1", "policy/kl_ref", "policy/kl_ref_k3")
 PART = 0.25
-"""Part of the usual KL, by its smallest estimate, that clamped tokens must be to be more than a remark: where KL itself
-is large, 0.2 % of the tokens are its tail."""
+"""Share of the usual KL, by its smallest estimate, from which clamped tokens are more than a remark: where KL itself is
+large, 0.2 % of the tokens are its tail."""
 HALF = 5.0
-"""A clamped mean from which at least half of the tokens must lie at the clamp, if the rest lies near 0."""
+"""A clamped mean from which at least half of the tokens must be at the clamp, if the rest is near 0."""
 MOST = 1e9
 NOTABLE = 0.05
 """Nats per token by which estimators must disagree."""
@@ -43,13 +43,13 @@ class Disagreement:
 
     @property
     def apart(self) -> float:
-        """Their difference over the larger."""
+        """Return the difference over the larger estimate."""
         largest = max(abs(self.low), abs(self.high))
         return (self.high - self.low) / largest if largest > 0.0 else 0.0
 
     @property
     def real(self) -> bool:
-        """True if it is large, beyond noise and half of the estimate."""
+        """Return whether it is large, beyond noise and half of the estimate."""
         return self.high - self.low >= NOTABLE and self.apart >= APART and self.errors >= SURE
 
 
@@ -72,7 +72,7 @@ class EstimatorPair:
         self.out.update(step.step, gap is not None and gap.real)
 
     def get(self) -> Disagreement | None:
-        """The disagreement of the last rows; None before there are enough."""
+        """Return the disagreement of the last rows; None before there are enough."""
         levels = [rows.get() for rows in self._rows]
         if levels[0] is None or levels[1] is None:
             return None
@@ -85,11 +85,11 @@ class EstimatorPair:
 
 
 class KLEstimator(BaseDetector):
-    """Faults that make the logged KL, or the penalty, another quantity than KL(policy || reference).
+    """Faults that make the logged KL, or the penalty, a different quantity than KL(policy || reference).
 
     Over samples of the policy k1 and k3 have the same mean, which is not negative. If they contradict each other beyond
-    noise, or k1 is below 0, the samples are not the policy's (top-p or top-k sampling, another temperature, stale data,
-    a mismatched engine). On-policy, k3 weighted by pi/pi_old and unweighted agree.
+    noise, or k1 is below 0, the samples do not come from the policy (top-p or top-k sampling, another temperature,
+    stale data, a mismatched engine). On-policy, k3 weighted by pi/pi_old and unweighted agree.
     """
 
     name: ClassVar[str] = "kl_estimator"
@@ -111,7 +111,7 @@ class KLEstimator(BaseDetector):
         self._beyond = Rise(BEYOND)
         self._kl = Window(rows=60, steps=10**9)
         self._usual: tuple[int, float] | None = None
-        """Beginning of what lies beyond the clamp, and KL before it."""
+        """Step since which tokens lie beyond the clamp, and KL before it."""
         self._clamped = Window(rows=10, steps=10)
         self._row_at_clamp = Hold(forgive=3)
         self._at_clamp = Hold(forgive=2)
@@ -140,7 +140,7 @@ class KLEstimator(BaseDetector):
         return [finding for finding in (self._clamp(step), bias) if finding is not None]
 
     def _watch_clamped_mean(self, step: ClosedStep) -> None:
-        """A mean verl logs after the clamp cannot exceed it."""
+        """Check a mean that verl logs after the clamp, which cannot exceed it."""
         kl = finite(step, "policy/kl_ref")
         if kl is None or step.origin.get("policy/kl_ref") != "actor/kl_loss":
             return
@@ -150,7 +150,7 @@ class KLEstimator(BaseDetector):
         self._at_clamp.update(step.step, level is not None and HALF <= level <= CLAMP)
 
     def _matters(self, share: float, since: int | None) -> bool:
-        """True if what lies beyond the clamp is much beside KL before it, if known, and no reward paid for it."""
+        """Return whether the tokens beyond the clamp are much of the earlier KL, and no reward paid for it."""
         if since is None:
             return True
         if self._reward.pays(since):

@@ -1,4 +1,4 @@
-"""KL to the reference: running away, or flat at a height, where a reset of the reference may be due (ProRL).
+"""KL to the reference: it grows without bound, or is flat at a high level, where a reset may be due (ProRL).
 
 In reading order: held-out scores, signs that speak against a reset, the flat half, and growth.
 """
@@ -22,15 +22,15 @@ from rlwatch.wording import number
 SCORE, SETS = "val/score", "val-core/"
 """One score, or those of several held-out sets under the trainer's own names."""
 LEAST = 6
-"""Evaluations before anything is said."""
+"""Evaluations before anything is reported."""
 SINCE = 4
 """Evaluations since the best one that make a gap: fewer are chance."""
 SURE = 2.0
-"""Deviations of one score that the gap to the second best must have; the best of many was lucky, whatever its gap."""
+"""Deviations of one score that the gap to the second best must have; the best of many is always partly luck."""
 VISIBLE = 0.01
-"""Share of the best score below which a gap is nothing."""
+"""Share of the best score below which a gap is ignored."""
 FLAT = 0.25
-"""Share of the range the score has covered that a rise since the best must reach to be one."""
+"""Share of the score's range that a rise since the best must reach to count."""
 MOST = 1e9
 
 
@@ -45,7 +45,7 @@ class Validation:
         self._low = MOST
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of a row, if it has scores."""
+        """Take a row, if it has scores."""
         score = _read(step)
         if score is None:
             return
@@ -68,16 +68,16 @@ class Validation:
 
     @property
     def best_step(self) -> int:
-        """The step of that score."""
+        """Return the step of the best score."""
         return self._best_step
 
     @property
     def known(self) -> bool:
-        """True if there are enough evaluations to speak of a trend."""
+        """Return whether there are enough evaluations for a trend."""
         return len(self._scores) >= LEAST
 
     def stalls(self) -> bool:
-        """True if it fell behind its second best and does not rise: ``SINCE`` evaluations ago, and no slope since."""
+        """Return whether it fell behind its second best ``SINCE`` evaluations ago, with no rising slope since."""
         now, best = self.now, self._best
         if not self.known or now is None or best is None or self._since < SINCE:
             return False
@@ -87,21 +87,21 @@ class Validation:
         return self._rise() <= FLAT * max(best - self._low, mad(self._scores.values))
 
     def rises(self) -> bool:
-        """True if it is still getting better."""
+        """Return whether it is still improving."""
         return self.known and self._since < SINCE and self._rise() > 0.0
 
     @property
     def _rows(self) -> int:
-        """Evaluations since the best one, that one included, but at least ``LEAST``."""
+        """Return the number of evaluations from the best one on, at least ``LEAST``."""
         return max(self._since + 1, LEAST)
 
     def _noise(self) -> float:
-        """Standard deviation of one score, from the jumps since the best one."""
+        """Return the standard deviation of one score, from the jumps since the best one."""
         jumps = [abs(b - a) for a, b in pairwise(self._scores.values[-self._since - 1 :])]
         return quantile(jumps, 0.8) / (NORMAL_80 * math.sqrt(2.0)) if jumps else 0.0
 
     def _rise(self) -> float:
-        """Change over them, by their robust trend."""
+        """Return the change over these evaluations, by their robust trend."""
         at, values = self._scores.at[-self._rows :], self._scores.values[-self._rows :]
         return theil_sen(at, values) * (at[-1] - at[0])
 
@@ -114,18 +114,19 @@ def _read(step: ClosedStep) -> float | None:
     return None if score is None else min(max(score, -MOST), MOST)
 
 
-# What speaks against a reset of the reference: it would make the policy of a collapse the anchor.
+# What rules out a reset of the reference: it would make the policy of a collapse the anchor.
 
 GARBLED = (("text/garbled", 0.1), ("text/id0_frac", 0.05), ("text/replacement", 0.1))
-"""Shares of the output from which it is no language any more."""
+"""Shares of the output from which it is not language any more."""
 ROWS = 20
-"""Rows for which a sign of collapse speaks against a reset."""
+"""Rows for which a sign of collapse rules out a reset."""
 
 
 class Vetoes:
-    """Signs of any kind that the catalogue calls a collapse.
+    """Signs of any failure that the catalogue calls a collapse.
 
-    Its detectors report them; mere symptoms (garbled output, a lost reward) are read here, before a detector is sure.
+    Its detectors report them; mere symptoms (garbled output, a lost reward) are read here, before a detector is
+    certain.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class Vetoes:
         self._ago: dict[str, int] = {}
 
     def update(self, step: ClosedStep) -> None:
-        """Take notice of a row."""
+        """Take a row."""
         if self._ago:
             self._ago = {kind: rows + 1 for kind, rows in self._ago.items() if rows < ROWS}
         for detector in self._watch:
@@ -153,11 +154,11 @@ class Vetoes:
                     self._ago["garbled output"] = 0
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """Ask the run's own detectors instead of others of their type."""
+        """Use the run's own detectors instead of separate ones of their type."""
         self._watch = tuple(common.get(type(detector), detector) for detector in self._watch)
 
     def why(self, context: RunContext) -> tuple[str, ...]:
-        """The signs of collapse of the last rows; empty where a reset would do no harm."""
+        """Return the signs of collapse of the last rows; empty where a reset would do no harm."""
         signs = list(self._ago)
         if context.reward.fallen():
             signs.append("reward_drop")
@@ -166,19 +167,19 @@ class Vetoes:
         return tuple(signs)
 
 
-# KL to the reference has gone flat at a height: the plateau that a reset of the reference is for (ProRL).
+# KL to the reference is flat at a high level: the plateau that a reset of the reference is for (ProRL).
 
 FLAT_NOTABLE = 0.3
-"""Nats per token below which flat is just small."""
+"""Nats per token below which a flat KL is just small."""
 HELD_OUT = 0.05
-"""The same where held-out scores have stalled, which says that the KL term holds the policy however small it is."""
+"""The same where held-out scores have stalled: then the KL term limits the policy even at a small value."""
 TREND_ROWS = 60
 FLAT_KL = 0.15
 """Relative change over the trend window that counts as flat."""
 JUMP = 0.5
-"""Relative distance of the last rows from the trend window that makes them a jump: a robust trend overlooks it."""
+"""Relative distance of the last rows from the trend window that makes them a jump, which a robust trend ignores."""
 HEAVY_SHARE = 0.5
-"""Share of the loss from which the KL term rules the update."""
+"""Share of the loss from which the KL term dominates the update."""
 
 
 class KLPlateau(BaseDetector):
@@ -187,7 +188,7 @@ class KLPlateau(BaseDetector):
     Both flat: ``kl_saturation``; held-out scores stalled as well: ``reset_due``.
 
     ProRL (arXiv 2505.24864) resets when validation stagnates or degrades under a KL term that has come to dominate.
-    Neither is said in a collapse (see :class:`Vetoes`), nor for some rows after one: a reset then saves nothing and
+    Neither is reported in a collapse (see :class:`Vetoes`), nor for some rows after one: a reset then saves nothing and
     makes the bad policy the anchor. While held-out scores still rise, no reset is due.
     """
 
@@ -203,7 +204,7 @@ class KLPlateau(BaseDetector):
         self._restart()
 
     def share(self, common: Mapping[type, Any]) -> None:
-        """The signs of collapse are those of the detectors beside it."""
+        """Share the detectors whose findings are signs of collapse."""
         super().share(common)
         self._vetoes.share(common)
 
@@ -221,13 +222,13 @@ class KLPlateau(BaseDetector):
             self._held = []
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow the corroborating metrics."""
+        """Follow the context, the held-out scores and the signs of collapse."""
         self._context.update(step)
         self._validation.update(step)
         self._vetoes.update(step)
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Judge flatness, then what speaks against a reset."""
+        """Judge flatness, then what rules out a reset."""
         kl = abs(finite(step, *self.reads) or 0.0)
         self._now.update(step.step, kl)
         self._past.update(step.step, kl)
@@ -246,7 +247,7 @@ class KLPlateau(BaseDetector):
         return [self._saturated(step, now, change)]
 
     def _change(self, now: float) -> float | None:
-        """Change of KL over the trend window, nats; None where there are too few rows, or the last ones jumped."""
+        """Return the change of KL over the trend window, nats; None with too few rows, or if the last ones jumped."""
         rows = self._past
         if len(rows) < 20 or rows.at[-1] - rows.at[0] < 50:
             return None
@@ -258,13 +259,13 @@ class KLPlateau(BaseDetector):
     def _saturated(self, step: ClosedStep, now: float, change: float | None) -> Finding:
         share, rising = self._share(step, now), self._validation.rises()
         heavy = share is not None and share >= HEAVY_SHARE and not rising
-        says = "" if share is None else f"; the KL term is {share:.0%} of the loss"
+        text = "" if share is None else f"; the KL term is {share:.0%} of the loss"
         due = ", but held-out scores still rise" if rising else ": a reference reset is due"
         return self.finding(
             step,
             "kl_saturation",
             Severity.WARNING if heavy else Severity.INFO,
-            f"KL to the reference has been flat at {number(now)} nats/token{says}{due}",
+            f"KL to the reference has been flat at {number(now)} nats/token{text}{due}",
             onset=self._flat.since,
             metric="policy/kl_ref",
             score=now / FLAT_NOTABLE,
@@ -297,37 +298,37 @@ class KLPlateau(BaseDetector):
         return min(term / (term + abs(loss)), 1.0) if term > 0.0 else 0.0
 
 
-# The other half: KL that runs away.
+# The other half: KL that grows without bound.
 
 DRIFT, HEAVY = 0.3, 1.0
 """Nats per token from which a rise is a drift, and from which it may be critical."""
 SHARPENS = 1.25
-"""KL gained over entropy spent up to which a policy only comes to prefer what its reference may say, too; one that
-learns to deceive its reward moves as far without."""
+"""KL gained over entropy spent up to which a policy only sharpens towards what its reference also prefers; a policy
+that learns to deceive its reward moves as far without spending entropy."""
 UNPAID, UNPAID_FACTOR = 2.0, 1.3
-"""Nats per token from which growth, however slow, is told though the reward has risen by it."""
+"""Nats per token, and growth factor, from which slow growth is reported even if the reward has risen with it."""
 FACTOR = 3.0
-"""Factor over the run's own earlier level that is a drift."""
+"""Factor over the run's own earlier level that counts as drift."""
 ESTABLISHED = 0.1
 """Nats per token below which the earlier level is just the beginning: any growth is a large factor."""
 SLOW_ROWS, SLOW_FACTOR = 50, 2.0
-"""The slow look. Where batches are small the KL of a row strays over two decades: ten rows cannot tell a factor of
-three from chance, fifty can tell one of two to three."""
+"""The slow test. Where batches are small the KL of a row varies over two decades: ten rows cannot distinguish a factor
+of three from chance, fifty can detect a factor of two or three."""
 FAR, LEAST_FIRST = 10.0, 0.02
-"""Factor over the run's first rows that is far, and nats per token that a start below it counts as."""
+"""Factor over the run's first rows that is far, and the level in nats per token to which a lower start is raised."""
 GROWTH_SURE = 3.0
 """Standard errors, of the logarithm, that growth must exceed."""
 NOTHING = 1e-3
-"""Nats per token below which KL is nothing, whatever its logarithm."""
+"""Nats per token below which KL counts as zero, whatever its logarithm."""
 HUGE = 20.0
-"""Nats per token no useful policy is away from its reference; a mean this high is numerical breakdown."""
+"""Nats per token: no useful policy is that far from its reference, so a mean this high is numerical breakdown."""
 
 
 class KLReference(KLPlateau):
     """KL between policy and reference against its own earlier level; starts anew after a reset.
 
-    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token of a run
-    whose reward is above its start is a remark, and up to two where the reward rose as entropy was spent.
+    Growth alone is how a policy learns; it is a drift when the run does not gain by it. Up to a nat per token in a run
+    whose reward is above its start it is a remark, and up to two where the reward rose as entropy was spent.
     """
 
     name: ClassVar[str] = "kl_reference"
@@ -344,7 +345,7 @@ class KLReference(KLPlateau):
         self._confirmed = Hold(forgive=2)
 
     def listen(self, step: ClosedStep) -> None:
-        """Follow entropy, too."""
+        """Follow entropy as well."""
         super().listen(step)
         entropy = finite(step, "policy/entropy")
         if entropy is not None:
@@ -361,7 +362,7 @@ class KLReference(KLPlateau):
         now = self._now.get()
         if now is None or not self._has_before(self._now):
             return flat
-        # The level before is dear, and does not matter while there is next to nothing.
+        # The earlier level is expensive, and does not matter while KL is nearly zero.
         matters = now > DRIFT or kl > DRIFT / 2.0 or self._warned.rows or self._confirmed.rows
         before = self._before(self._now) if matters else now
         grown = self._grown(self._now, FACTOR, now, before)
@@ -377,14 +378,14 @@ class KLReference(KLPlateau):
 
     @property
     def _gained(self) -> bool:
-        """True if the reward has risen with it."""
+        """Return whether the reward has risen with it."""
         reward = self._context.reward
         return reward.risen() and not reward.fallen()
 
     def _far(self, now: float) -> bool:
-        """True if KL is heavy and a multiple of how it began, and the reward is not above its start.
+        """Return whether KL is high and a multiple of how it began, and the reward is not above its start.
 
-        A slow growth is its own past, however far it goes.
+        A slow growth moves its own baseline, however far it goes.
         """
         first, reward = self._began.first, self._context.reward
         if first is None or now <= HEAVY or now <= FAR * max(first, LEAST_FIRST):
@@ -393,15 +394,15 @@ class KLReference(KLPlateau):
         return not gained
 
     def _has_before(self, last: Window, rows: int = 5) -> bool:
-        """True if there are so many rows before the last ones, within the past window."""
+        """Return whether there are ``rows`` rows before the last ones, within the past window."""
         return len(self._past) - len(last) >= rows
 
     def _before(self, last: Window) -> float:
-        """Level of those rows."""
+        """Return the level of those rows."""
         return median(self._past.values[: -len(last)])
 
     def _grown(self, last: Window, factor: float, now: float, before: float) -> bool:
-        """True if the level of ``last`` is a multiple of the earlier one, beyond what noise of single rows explains."""
+        """Return whether the level of ``last`` is a multiple of the earlier one, beyond the noise of single rows."""
         if now <= factor * before:
             return False
         noise = noise_of([math.log(max(kl, NOTHING)) for kl in self._past.values])
@@ -409,11 +410,11 @@ class KLReference(KLPlateau):
         return math.log(now / max(before, NOTHING)) > GROWTH_SURE * error
 
     def _creep(self, step: ClosedStep) -> list[Finding]:
-        """Growth that the last rows alone do not show."""
+        """Return findings of growth that the last rows alone do not show."""
         least = self._slow.least
         if len(self._slow) < least or not self._has_before(self._slow, least):
             return []
-        # What is not heavy matters to no run, so most rows need not ask for the reward's noise.
+        # A low KL matters to no run, so most rows need not compute the reward's noise.
         begins = bool(self._crept.rows) or self._slow.reaches(HEAVY)
         most, factor = (UNPAID, UNPAID_FACTOR) if begins and self._gained else (HEAVY, SLOW_FACTOR)
         if not self._slow.reaches(most) and not self._crept.rows:
@@ -426,7 +427,7 @@ class KLReference(KLPlateau):
         return [self._drift(step, now, before, slowly=True)] if self._crept.lasted(3) else []
 
     def _course(self, before: float, now: float) -> str:
-        """Course of KL in words, with the sign of its estimate: k1 may be negative, and its size tells all the same."""
+        """Return the course of KL in words, with the sign of its estimate: k1 may be negative, only its size counts."""
         if (self._with_sign.get() or 0.0) >= 0.0:
             return f"KL to the reference grew from {number(before)} to {number(now)} nats/token"
         return (
@@ -434,7 +435,7 @@ class KLReference(KLPlateau):
         )
 
     def _severity(self, now: float, before: float, onset: int, *, slowly: bool) -> Severity:
-        """A remark where the reward is above its start and KL not heavy, or the reward rose as the policy sharpened."""
+        """Return a remark where the reward is above its start and KL low, or rose as the policy sharpened."""
         if self._confirmed.lasted(8, 20):
             return Severity.CRITICAL
         pays = self._context.reward.pays(onset)
@@ -443,13 +444,13 @@ class KLReference(KLPlateau):
         return Severity.INFO if paid else Severity.WARNING
 
     def _entropy_spent(self, onset: int) -> float:
-        """Entropy lost since the rows before ``onset``, nats per token; 0 where it is not known."""
+        """Return the entropy lost since the rows before ``onset``, nats per token; 0 where it is unknown."""
         rows = self._entropy
         until = max(bisect_left(rows.at, onset), 1)
         return median(rows.values[:until][-10:]) - median(rows.values[-10:]) if len(rows) >= rows.least else 0.0
 
     def _drift(self, step: ClosedStep, now: float, before: float, *, slowly: bool = False) -> Finding:
-        """``slowly``: only the slow look tells."""
+        """Return the finding; ``slowly``: only the slow test shows the growth."""
         since = next((h.since for h in (self._risen, self._warned, self._crept) if h.since is not None), step.step)
         severity = self._severity(now, before, since, slowly=slowly)
         return self.finding(

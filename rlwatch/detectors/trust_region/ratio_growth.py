@@ -1,4 +1,4 @@
-"""Importance ratios of responses spread with their length: long responses drop out of the update, or rule it."""
+"""Importance ratios of responses spread with their length: long responses are clipped or dominate the update."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class RatioGrowth(RiseDetector):
 
     @property
     def length(self) -> float:
-        """Tokens of a mean response of the last rows."""
+        """Return the tokens of a mean response of the last rows."""
         return self._lengths.get() or LENGTH
 
     def read(self, step: ClosedStep, limit: RiseLimit) -> float | None:
-        """The slope; below zero it is the noise of a sample."""
+        """Return the slope; below zero it is sampling noise."""
         value = finite(step, limit.metric)
         return None if value is None else max(value, 0.0)
 
     def floor(self, limit: RiseLimit) -> float:  # noqa: ARG002
-        """Growth at which responses of this length spread notably."""
+        """Return the growth at which responses of this length spread notably."""
         return NOTABLE / self.length
 
     def report(self, step: ClosedStep, rise: Rise) -> Finding:
-        """The spread of a response of mean length."""
+        """Return the spread of a response of mean length."""
         growth = rise.level or 0.0
         spread = growth * self.length
         return self.finding(

@@ -1,4 +1,4 @@
-"""The reference moved without anybody saying so: read from KL, which must be continuous between resets."""
+"""The reference moved without an announcement: detected from KL, which must be continuous between resets."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rlwatch.stats import Window, mad, median
 from rlwatch.wording import number
 
 NOTHING = 1e-3
-"""Nats per token two engines may differ by though the weights are equal: right after a reset KL is below it."""
+"""Nats per token by which two engines may differ with equal weights: right after a reset KL is below it."""
 ESTABLISHED = 0.01
-"""Nats per token a level must have before its loss means anything."""
+"""Nats per token a level must have before its loss is significant."""
 FALLEN = 0.02
-"""Share of the level that is as good as nothing."""
+"""Share of the level that is as good as zero."""
 STEADY = 0.3
-"""Share of the level above which every row before the fall must lie: a KL that is near zero now and then is none."""
+"""Share of the level above which every row before the fall must lie: a KL that is near zero now and then is ignored."""
 UNUSUAL = 6.0
 """Spreads, in log space, by which the fall must exceed what the rows do anyway."""
 LOW = 0.5
 """Share of the level below which the rows after the fall must stay: one odd row is no reset."""
 BELOW = 0.1
-"""Share of the level below zero at which an estimate is one with a sign (k1): it passes through nothing on its way."""
+"""Share of the level below zero at which an estimate is signed (k1): it may pass through zero."""
 CONFIRM = 2
 """Rows after a fall that must confirm it; rows after a resume that must lie high."""
 JUMPED = 3.0
-"""Factor by which KL must exceed, after a resume, what its growth since the reset leads to for a reset to be lost."""
+"""Factor over its extrapolated growth since the reset that KL must exceed after a resume for a reset to be lost."""
 EARLY = 5
-"""Rows before a fall, or before a resume, that speak of the level right then."""
+"""Rows before a fall, or before a resume, that give the level at that time."""
 TINY = 1e-12
-"""Stands for a KL of zero in log space."""
+"""Replacement for a KL of zero in log space."""
 REPORT_ROWS = 10
 """Rows for which a finding is repeated."""
 
@@ -42,8 +42,8 @@ class _Resumed:
     """The first rows of an attempt, against the highest of the last rows before it since the reset (0: none yet).
 
     ``walked``: rows since the reset. KL grows with the square of the distance, so right after a reset a few rows
-    multiply it. ``old_level``: KL to the old reference when the reset came, which is where a lost one returns to, and
-    ``built`` the rows it took to get there: a policy that was that far after ten rows is soon that far again.
+    multiply it. ``old_level``: KL to the old reference when the reset came, to which a lost reset returns. ``built``:
+    rows it took to reach that level: a policy that was that far after ten rows is soon that far again.
     """
 
     level: float
@@ -56,14 +56,14 @@ class _Resumed:
 
     @property
     def least(self) -> float:
-        """KL from which a row tells of the old reference."""
+        """Return the KL from which a row shows the old reference."""
         growth = ((self.walked + CONFIRM) / max(self.walked - 1, 1)) ** 2
         soon = JUMPED * (self.walked + EARLY - 1) / max(self.built, 1) if self.walked < EARLY else 0.0
         return max(JUMPED * growth * self.level, max(LOW, soon) * (self.old_level or 0.0), ESTABLISHED)
 
     @property
     def jumped(self) -> bool:
-        """True if every row lies where KL to the old reference lay, far above where it lay last."""
+        """Return whether every row lies at the KL to the old reference, far above the level before the resume."""
         if self.old_level is None and self.level == 0.0:
             return False
         return min(self.rows) > self.least
@@ -72,9 +72,9 @@ class _Resumed:
 class ReferenceContinuity(BaseDetector):
     """KL to the reference across resets and resumes.
 
-    It falls to nothing without a reset (a reference captured anew, as some trainers do when they resume):
-    ``silent_reference_reset``. It jumps up at a resume that follows a reset (most trainers save no reference):
-    ``lost_reference_reset``, the one finding that an uninterrupted run cannot have.
+    If KL falls to zero without a reset, the reference was captured anew, as some trainers do when they resume:
+    ``silent_reference_reset``. If it jumps up at a resume that follows a reset, the reset was lost, because most
+    trainers save no reference: ``lost_reference_reset``, the one finding that an uninterrupted run cannot have.
     """
 
     name: ClassVar[str] = "reference_continuity"
@@ -103,7 +103,7 @@ class ReferenceContinuity(BaseDetector):
         self._level = 0.0
 
     def notice(self, event: Event) -> None:
-        """A reset that is announced explains a fall; a reference that could not be taken up again is lost."""
+        """Note an announced reset, which explains a fall, and a reference that a resume could not restore."""
         if event.kind == "reference_reset":
             self._announced = self._step if event.step is None else event.step
             if self._fallen and self._fallen[0] >= self._announced:
@@ -112,7 +112,7 @@ class ReferenceContinuity(BaseDetector):
             self._not_restored = str(event.body.get("reason", "")) or "it could not be taken up again"
 
     def judge(self, step: ClosedStep) -> list[Finding]:
-        """Follow KL; say what was found for some rows."""
+        """Follow KL, and repeat a finding for some rows."""
         kl = self._read(step)
         if kl is None:
             return []
@@ -128,7 +128,7 @@ class ReferenceContinuity(BaseDetector):
         return self._carried(step)
 
     def _read(self, step: ClosedStep) -> float | None:
-        """Always the same metric, the first that was seen: another estimator has another level."""
+        """Return KL by the first metric that was seen: another estimator has another level."""
         if finite(step, "policy/kl_coef") == 0.0:
             return None  # without a KL term some trainers report 0
         self._metric = self._metric or next((name for name in self.reads if finite(step, name) is not None), None)
@@ -138,7 +138,7 @@ class ReferenceContinuity(BaseDetector):
         return None if value is None else abs(value)
 
     def _turn(self, step: ClosedStep) -> None:
-        """An announced reset takes effect, or a new attempt begins, or the steps go back."""
+        """Apply an announced reset, a new attempt, or steps that go back."""
         if self._announced is not None and step.step > self._announced:
             self._old_level, self._built, self._was_reset, self._announced = self._recent(), self._rows, True, None
             self._begin()
@@ -150,12 +150,12 @@ class ReferenceContinuity(BaseDetector):
             self._not_restored = ""
 
     def _recent(self) -> float | None:
-        """KL right now, of a run in which it may be growing."""
+        """Return KL right now, for a run in which it may be growing."""
         rows = self._past.values[-EARLY:]
         return median(rows) if rows else None
 
     def _silent(self, step: ClosedStep, kl: float) -> Finding | None:
-        """A fall is reported once the rows after it confirm it; of an estimate that crosses zero none is."""
+        """Report a fall once the rows after it confirm it; an estimate that crosses zero has no falls."""
         if self._signed:
             self._fallen = []
             return None
@@ -194,7 +194,7 @@ class ReferenceContinuity(BaseDetector):
         return min(rows[-EARLY:]) > STEADY * level and fall > UNUSUAL * max(mad(logs), 0.3)
 
     def _lost(self, step: ClosedStep, kl: float) -> Finding | None:
-        """A jump is reported at the second row after the resume, at once where the trainer gave a reason."""
+        """Report a jump at the second row after the resume, or at once where the trainer gave a reason."""
         resumed = self._resumed
         if resumed is None:
             return None
