@@ -22,6 +22,8 @@ from rlwatch.wording import meant
 
 ROLLBACK = "rollback"
 """The command that puts a snapshot back."""
+TAKE_SNAPSHOT = "take-snapshot"
+"""What rlwatch tells all ranks when a snapshot is due. Nobody can send it."""
 UNDO_LAST = "undo"
 """The command that takes the last one back."""
 LAST_GOOD = "last-good"

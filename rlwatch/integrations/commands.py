@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, UNDO_LAST, handlers_of_plugins
+from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, TAKE_SNAPSHOT, UNDO_LAST, handlers_of_plugins
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
 from rlwatch.control.rescue import RESCUE_EVENT, RescueCourse
@@ -60,6 +60,24 @@ class Timed(Protocol):
 
     def due(self, step: int) -> Command | None:
         """The command to carry out now because a limit was reached; asked at every boundary. Rank 0's counts."""
+        ...
+
+
+@runtime_checkable
+class Settled(Protocol):
+    """A handler that learns how a command ended on all ranks, so that none keeps what another could not do."""
+
+    def settled(self, command: Command, refusal: str | None) -> None:
+        """All ranks carried ``command`` out (None); or one refused or failed, and what was done here is undone."""
+        ...
+
+
+@runtime_checkable
+class Resolving(Protocol):
+    """A handler of commands whose words rank 0 alone understands."""
+
+    def resolved(self, command: Command) -> Command:
+        """Return ``command`` in words that every rank understands. Called on rank 0, before it is shared."""
         ...
 
 
@@ -154,6 +172,8 @@ class Controller:
         pending = {waiter.command.command_id: waiter for waiter in waiting}
         asked = [waiter.command for waiter in waiting]
         asked += [] if self._ranks.rank else due
+        if self._ranks.world_size > 1 and not self._ranks.rank:
+            asked = [self._resolved(command) for command in asked]
         try:
             for command in self._ranks.share(asked):
                 self._carry_out(command, step, pending.get(command.command_id))
@@ -161,6 +181,12 @@ class Controller:
         finally:
             self._ranks.over()
             _reject_the_unanswered(waiting, STOPPED, step)
+
+    def _resolved(self, command: Command) -> Command:
+        handler = self._handlers.get(command.kind)
+        if not isinstance(handler, Resolving):
+            return command
+        return self._seam.attempt(f"command {command.kind}", handler.resolved, command) or command
 
     def _due(self, step: int) -> list[Command]:
         """Commands nobody sent: what an earlier one set a time limit to. A pause ends with the run at the latest."""
@@ -228,6 +254,14 @@ class Controller:
         if handler is None:
             unknown = self._unknown(command.kind)
             return Result(refusal=self._ranks.agree(unknown) or unknown)
+        result = self._agreed(command, handler, pending)
+        if isinstance(handler, Settled):
+            self._seam.attempt(f"command {command.kind}", handler.settled, command, result.refusal)
+        if result.report is not None:
+            self._undo.done(command, result.report)
+        return result
+
+    def _agreed(self, command: Command, handler: CommandHandler, pending: PendingCommand | None) -> Result:
         refusal = self._ranks.agree(self._tried(command, handler.check).refusal)
         refusal = refusal or self._ranks.agree(LATE if pending is not None and pending.expired else None)
         if refusal is not None:
@@ -236,10 +270,7 @@ class Controller:
             pending.begun = True
         result = self._tried(command, handler)
         refusal = self._ranks.agree(result.refusal)
-        if refusal is not None:
-            return Result(refusal=refusal, begun=True)
-        self._undo.done(command, result.report or {})
-        return result
+        return result if refusal is None else Result(refusal=refusal, begun=True)
 
     def _handler(self, kind: str) -> CommandHandler | None:
         return self._handlers.get(kind)
@@ -250,14 +281,14 @@ class Controller:
         return result or Result(refusal=FAILED)
 
     def _unknown(self, kind: str) -> str:
-        known = ", ".join(sorted(self._handlers))
+        known = ", ".join(sorted(kind for kind in self._handlers if kind != TAKE_SNAPSHOT))
         return f"this trainer cannot do {kind!r}: nothing here carries it out; it can: {known}"
 
     def _record(self, command: Command, step: int, report: Mapping[str, JSON], before: Mapping[str, float]) -> None:
         if command.kind in ENDS_A_PAUSE:
             self._hold.end()
         run = self._seam.run
-        if run is None:
+        if run is None or command.kind == TAKE_SNAPSHOT:
             return
         who = {"by": command.requested_by, "why": command.why, "id": command.command_id}
         if command.kind == RESET:
@@ -401,7 +432,7 @@ def time_is_up() -> Command:
 
 UNDO_MINUTES = 60.0
 """Time for which a command can be taken back."""
-PASSING = frozenset({"pause", "resume", "save-checkpoint", "sync-weights"})
+PASSING = frozenset({"pause", "resume", "save-checkpoint", "sync-weights", TAKE_SNAPSHOT})
 """Commands that leave nothing to take back, and hide no earlier one."""
 
 
@@ -420,6 +451,7 @@ class UndoLast:
         self._last: Command | None = None
         self._back: Command | None = None
         self._at = 0.0
+        self._done_by: tuple[CommandHandler, Command] | None = None
 
     def done(self, command: Command, report: Mapping[str, JSON]) -> None:
         """Remember a command that was carried out, and what takes it back."""
@@ -447,8 +479,15 @@ class UndoLast:
         handler, found = self._found()
         back = replace(found, force=command.force)
         undid = "" if self._last is None else self._last.kind
+        self._done_by = handler, back
         report = {name: value for name, value in handler(back).items() if name != "undo"}
         return {**report, "undid": undid, "summary": f"{undid} taken back: {report.get('summary', 'done')}"}
+
+    def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
+        """Pass it on to the handler that took the command back."""
+        done_by, self._done_by = self._done_by, None
+        if done_by is not None and isinstance(done_by[0], Settled):
+            done_by[0].settled(done_by[1], refusal)
 
     def _found(self) -> tuple[CommandHandler, Command]:
         if self._last is None:

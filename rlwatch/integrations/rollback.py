@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK
+from rlwatch.control.commands import COMMAND_KINDS, LAST_GOOD, ROLLBACK
 from rlwatch.error_boundary import Reported
 from rlwatch.errors import RLWatchError
-from rlwatch.integrations.learning_rate import Paced
+from rlwatch.integrations.learning_rate import Pace, Paced
 from rlwatch.integrations.snapshot_state import StateCopy
 from rlwatch.integrations.snapshots import Snapshot, SnapshotKeeper
 from rlwatch.integrations.weights import fingerprint
@@ -47,7 +47,7 @@ class Rollback:
     Weights, optimizer, schedule and loss scale become what they were, bit for bit; what was there is kept as the
     snapshot of the present step, so that ``rollback --to`` that step undoes it. The reference, the KL coefficient and
     the step counter of the trainer stay, and so do the random generators: the same samples would fail in the same way.
-    Nothing changes unless everything can.
+    Nothing changes unless everything can: with several ranks, on each of them.
     """
 
     kind: str = ROLLBACK
@@ -56,6 +56,13 @@ class Rollback:
         self._keeper = keeper
         self._means = means
         self._restored: tuple[int, int] | None = None
+        self._open: tuple[Snapshot, Snapshot, Pace] | None = None
+
+    def resolved(self, command: Command) -> Command:
+        """Return it with the step of the last good one: the other ranks do not know which rows were sound."""
+        to = COMMAND_KINDS[self.kind].read(command.args)["to"]
+        good = self.last_good() if to == LAST_GOOD else None
+        return command if good is None else replace(command, args={"to": good})
 
     def last_good(self) -> int | None:
         """Return the step of the newest snapshot that is known to be good; None if there is none."""
@@ -67,7 +74,7 @@ class Rollback:
         keeper.fits(self._chosen(keeper, command))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Put it back; returns what was done."""
+        """Put it back; returns what was done. It stays so once :meth:`settled` says that all ranks did the same."""
         keeper, step = self._kept(), self._means.step()
         snapshot = self._chosen(keeper, command)
         kept = keeper.fits(snapshot)
@@ -79,9 +86,22 @@ class Rollback:
             paced.resume(pace)
             dropped = self._means.drop(snapshot.step)
         before.good, before.why_not = False, UNDONE
-        keeper.rolled_back(snapshot, before)
-        self._restored = (step, snapshot.step)
+        self._open = snapshot, before, pace
         return self._report(snapshot, kept, step, dropped)
+
+    def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
+        """Keep what was there as the snapshot of its step; or put it back, where a rank could not do the same."""
+        done, self._open = self._open, None
+        if done is None:
+            return
+        keeper, (snapshot, before, pace) = self._kept(), done
+        if refusal is None:
+            keeper.rolled_back(snapshot, before)
+            self._restored = (before.step, snapshot.step)
+            return
+        keeper.put_back(before.state(), before.state(), generators=False)
+        self._means.paced().resume(pace)
+        self._means.drop(before.step)
 
     def _kept(self) -> SnapshotKeeper:
         if self._keeper is None:

@@ -3,6 +3,9 @@
 A :class:`SnapshotKeeper` looks at every safe boundary. It takes a snapshot when one is due and the budgets of memory
 and time allow it, and calls an older one good once the rows up to it have been judged
 (:mod:`rlwatch.monitor.step_judge`).
+
+With several ranks each keeps its own part. The rank that records decides for all when one is taken, which are kept and
+which are good (:class:`SnapshotPlan`); all take it at the same boundary, or none does (:class:`TakeTogether`).
 """
 
 from __future__ import annotations
@@ -11,16 +14,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from rlwatch.control.commands import LAST_GOOD
+from rlwatch.control.commands import LAST_GOOD, TAKE_SNAPSHOT
 from rlwatch.error_boundary import ErrorBoundary, say
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.snapshot_files import SnapshotFile, read_snapshot, writable, write_snapshot
 from rlwatch.integrations.snapshot_state import (
-    INSTEAD,
     Fence,
     Holdings,
     SideCopier,
@@ -30,11 +34,13 @@ from rlwatch.integrations.snapshot_state import (
     put_back,
     tensors_of,
 )
+from rlwatch.records import JSON, Command
 from rlwatch.run.machine import container_memory
 
 GIB = float(1 << 30)
 DEFAULT_PART = 0.5
 """Part of the memory that is free at the first snapshot, which snapshots may take unless ``memory_gb`` is given."""
+UNJUDGED = "the rows up to it have not been judged"
 BESIDE_GOOD = 3
 """Snapshots that are kept beside the good ones: the first, the newest, and one that is not judged yet."""
 
@@ -106,7 +112,7 @@ class Snapshot:
     kept: StateCopy | None
     fence: Fence = field(default_factory=Fence)
     good: bool | None = None
-    why_not: str = "the rows up to it have not been judged"
+    why_not: str = UNJUDGED
     file: SnapshotFile | None = None
     writing: bool = False
     unwritable: bool = False
@@ -163,6 +169,50 @@ def free_bytes() -> float:
     return free if limit is None else min(free, limit[1])
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """A snapshot that all ranks shall take, and what is known of the others.
+
+    Attributes
+    ----------
+    step
+        The step that has ended.
+    keep
+        Steps of the snapshots that are kept beside it.
+    known
+        Judged snapshots: step, whether it is good, and why not.
+    """
+
+    step: int
+    keep: tuple[int, ...] = ()
+    known: tuple[tuple[int, bool, str], ...] = ()
+
+    def plain(self) -> dict[str, JSON]:
+        """Return it as arguments of a command."""
+        return {"step": self.step, "keep": list(self.keep), "known": [list(one) for one in self.known]}
+
+    @classmethod
+    def of(cls, args: Mapping[str, JSON]) -> SnapshotPlan:
+        """Read what :meth:`plain` wrote."""
+        given: Mapping[str, Any] = args
+        known = tuple((int(step), bool(good), str(why)) for step, good, why in given["known"])
+        return cls(int(given["step"]), tuple(int(step) for step in given["keep"]), known)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Snapshots that give up their memory, since they are on disk too, and those that are dropped."""
+
+    release: list[Snapshot] = field(default_factory=list)
+    drop: list[Snapshot] = field(default_factory=list)
+
+
+def processes_here() -> int:
+    """Return how many ranks of the training share this machine's memory, as its launcher says; 1 if it does not."""
+    told = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("RAY_LOCAL_WORLD_SIZE") or "1"
+    return max(1, int(told)) if told.isdigit() else 1
+
+
 class SnapshotKeeper:
     """Takes, judges, keeps and gives back the snapshots of one process. All is called on the training thread.
 
@@ -202,6 +252,8 @@ class SnapshotKeeper:
         self._cost_s = 0.0
         self._said: set[str] = set()
         self._disk = threading.Lock()
+        self._planned_at: float | None = None
+        self._made: Snapshot | None = None
 
     @property
     def last_good(self) -> Snapshot | None:
@@ -212,7 +264,9 @@ class SnapshotKeeper:
         """Training begins, or begins again, after ``step``: what was taken later is of another training."""
         self.forget_after(step - 1)
         self._last = None
-        self.look(step)
+        self._judge()
+        if self._due(step):
+            self._take(step)
 
     def newest_good(self) -> int | None:
         """Return the step of the newest snapshot that is known to be good by now; None if there is none."""
@@ -220,13 +274,77 @@ class SnapshotKeeper:
         return None if self.last_good is None else self.last_good.step
 
     def look(self, step: int) -> None:
-        """Judge what can be judged, and take a snapshot if one is due, at a safe boundary after ``step``."""
+        """Judge what can be judged, and take a snapshot if one is due, at a safe boundary after ``step``.
+
+        With several ranks :class:`TakeTogether` takes it.
+        """
         if self._last is not None and step < self._last[0]:
             self.begin(step)
             return
         self._judge()
-        if self._due(step):
+        if not self._together and self._due(step):
             self._take(step)
+
+    # Several ranks.
+
+    def plan(self, step: int) -> SnapshotPlan | None:
+        """Return what all ranks shall do after ``step``: on the rank that records, where a snapshot is due."""
+        if not self._together or not self._records or not self._due(step):
+            return None
+        room = self._room(sum(tensor.nbytes for tensor in tensors_of(self._find()).values()), step)
+        if room is None:
+            self._last = (step, self._seconds())
+            return None
+        gone = {one.step for one in room.drop}
+        known = [(one.step, one.good, one.why_not) for one in self.taken if one.good is not None]
+        keep = tuple(one.step for one in self.taken if one.step not in gone)
+        return SnapshotPlan(step, keep, tuple(one for one in known if one[0] in keep))
+
+    def allows(self, plan: SnapshotPlan) -> None:
+        """Raise ``RLWatchError`` if there is no memory here for what is planned. Changes nothing."""
+        self._planned_at = self._seconds()
+        if any(one.step == plan.step for one in self.taken):
+            raise RLWatchError(f"there is a snapshot of step {plan.step} already")
+        needed = sum(tensor.nbytes for tensor in tensors_of(self._find()).values())
+        held = sum(one.nbytes for one in self.taken if one.step in plan.keep and one.file is None)
+        if held + needed > self._allowed():
+            raise RLWatchError(self._full(needed, held))
+
+    def carry_out(self, plan: SnapshotPlan) -> None:
+        """Keep what the plan keeps, take what it takes, and believe what it says of the others."""
+        for one in [one for one in self.taken if one.step not in plan.keep]:
+            self._drop(one)
+        judged = {step: (good, why_not) for step, good, why_not in plan.known}
+        for one in self.taken:
+            if one.good is None and one.step in judged:
+                one.good, one.why_not = judged[one.step]
+        self._write_good()
+        self._take(plan.step)
+        self._made = next((one for one in self.taken if one.step == plan.step), None)
+        if self._made is None:
+            raise RLWatchError("there is no memory for a snapshot")
+
+    def settled(self, plan: SnapshotPlan, refusal: str | None) -> None:
+        """All ranks have taken what was planned; or one has not, for this reason: then this one has not either."""
+        ended = self._seconds()
+        self._last, self._cost_s = (plan.step, ended), ended - (self._planned_at or ended)
+        made, self._made = self._made, None
+        if refusal is not None:
+            if made is not None:
+                self._drop(made)
+            known = any(one.step == plan.step for one in self.taken)  # of a roll-back at this very boundary
+            if self._records and not known:
+                self._say("ranks", f"no snapshot was taken after step {plan.step}: {refusal}")
+
+    @property
+    def _together(self) -> bool:
+        run = self._seam.run
+        return run is not None and run.world_size > 1
+
+    @property
+    def _records(self) -> bool:
+        run = self._seam.run
+        return run is not None and run.rank == 0
 
     def find(self, to: str) -> Snapshot:
         """Return the last good snapshot, or that of a step. Raises ``RLWatchError`` naming those that are kept."""
@@ -304,15 +422,18 @@ class SnapshotKeeper:
         began = self._seconds()
         held = self._find()
         needed = sum(tensor.nbytes for tensor in tensors_of(held).values())
-        if not self._room(needed):
+        room = self._room(needed, step)
+        if room is None:
             self._last = (step, began)
             return
+        for one in room.release:
+            self._release(one)
+        for one in room.drop:
+            self._drop(one)
         kept, fence = self._copier.copy(held)
         first = not self.taken
         self.taken.append(Snapshot(step, kept, fence))
         self.taken.sort(key=lambda one: one.step)
-        while len(self.taken) > self.settings.keep + BESIDE_GOOD and (least := to_drop(self.taken)) is not None:
-            self._drop(least)
         ended = self._seconds()
         self._last, self._cost_s = (step, ended), ended - began
         if first and self._seam.run is not None:
@@ -320,29 +441,40 @@ class SnapshotKeeper:
             body = {"every": settings.every, "keep": settings.keep, "where": str(settings.where or "")}
             self._seam.run.event("snapshots", step, bytes=needed, **body)
 
-    def _room(self, needed: int) -> bool:
-        """Make room for ``needed`` bytes within the budget; False, with one line, if there is none."""
+    def _room(self, needed: int, step: int) -> Room | None:
+        """Return how to make room for ``needed`` bytes after ``step``; None, with one line, if there is none."""
+        room, kept = Room(), list(self.taken)
+        while sum(one.nbytes for one in kept if one not in room.release) + needed > self._allowed():
+            here = [one for one in kept[:-1] if one.file is not None and one.kept is not None]
+            written = next((one for one in here if one not in room.release), None)
+            if written is not None:
+                room.release.append(written)
+                continue
+            least = to_drop(kept) if len(kept) > 2 else None
+            if least is None:
+                self._say("memory", f"no snapshot is taken: {self._full(needed, sum(one.nbytes for one in kept))}")
+                return None
+            kept.remove(least)
+            room.drop.append(least)
+        kept.append(Snapshot(step, None))
+        while len(kept) > self.settings.keep + BESIDE_GOOD and (least := to_drop(kept)) is not None:
+            kept.remove(least)
+            room.drop.append(least)
+        return room
+
+    def _full(self, needed: int, held: int) -> str:
+        return (
+            f"it needs {needed / GIB:.3g} GiB beside the {held / GIB:.3g} GiB of those kept, and memory_gb allows "
+            f"{self._allowed() / GIB:.3g} GiB"
+        )
+
+    def _allowed(self) -> float:
+        """Return the bytes that the snapshots of this process may take; by default its share of what is free."""
         if self._budget is None:
             given = self.settings.memory_gb
-            self._budget = DEFAULT_PART * self._available() if given is None else given * GIB
-        while self._held() + needed > self._budget:
-            written = next((one for one in self.taken[:-1] if one.file is not None and one.kept is not None), None)
-            if written is not None:
-                self._release(written)
-                continue
-            least = to_drop(self.taken) if len(self.taken) > 2 else None
-            if least is None:
-                self._say(
-                    "memory",
-                    f"no snapshot is taken: it needs {needed / GIB:.3g} GiB beside the {self._held() / GIB:.3g} GiB of "
-                    f"those kept, and memory_gb allows {self._budget / GIB:.3g} GiB",
-                )
-                return False
-            self._drop(least)
-        return True
-
-    def _held(self) -> int:
-        return sum(one.nbytes for one in self.taken)
+            share = DEFAULT_PART * self._available() / processes_here() if given is None else given * GIB
+            self._budget = share
+        return self._budget
 
     def _release(self, snapshot: Snapshot) -> None:
         kept, snapshot.kept = snapshot.kept, None
@@ -366,9 +498,13 @@ class SnapshotKeeper:
         if run is None:
             return
         health = run.health()
-        for one in self.taken:
+        for one in self.taken if self._records else ():
             if one.good is None and (why_not := health.unsound_after(one.step)) is not None:
                 one.good, one.why_not = not why_not, why_not
+        self._write_good()
+
+    def _write_good(self) -> None:
+        for one in self.taken:
             if one.good and self.settings.where is not None and not (one.file or one.writing or one.unwritable):
                 self._write(one, Path(self.settings.where))
 
@@ -408,12 +544,39 @@ class SnapshotKeeper:
             say(logging.WARNING, "rlwatch: %s", words)
 
 
+class TakeTogether:
+    """Handles rlwatch's own command to take a snapshot: all ranks take it at one boundary, or none keeps it."""
+
+    kind: str = TAKE_SNAPSHOT
+
+    def __init__(self, keeper: SnapshotKeeper) -> None:
+        self._keeper = keeper
+
+    def due(self, step: int) -> Command | None:
+        """Return the command, on the rank that records, where a snapshot is due."""
+        plan = self._keeper.plan(step)
+        return None if plan is None else Command(uuid.uuid4().hex[:16], "", self.kind, plan.plain())
+
+    def check(self, command: Command) -> None:
+        """Refuse where memory does not suffice."""
+        self._keeper.allows(SnapshotPlan.of(command.args))
+
+    def __call__(self, command: Command) -> Mapping[str, JSON]:
+        """Take it."""
+        self._keeper.carry_out(SnapshotPlan.of(command.args))
+        return {}
+
+    def settled(self, command: Command, refusal: str | None) -> None:
+        """Drop it if a rank has none."""
+        self._keeper.settled(SnapshotPlan.of(command.args), refusal)
+
+
 def keeper_of(settings: Snapshots | None, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
     """Return the keeper of a run; None where no snapshots are wished for."""
     return None if settings is None else SnapshotKeeper(settings, find, seam)
 
 
-def checked(settings: Snapshots | None, find: Callable[[], Holdings], world_size: int = 1) -> None:
+def checked(settings: Snapshots | None, find: Callable[[], Holdings]) -> None:
     """Raise ``ConfigError`` if snapshots are wished for and cannot be taken here, or their directory cannot be made."""
     if settings is None:
         return
@@ -422,8 +585,6 @@ def checked(settings: Snapshots | None, find: Callable[[], Holdings], world_size
         plain_of(find())
     except RLWatchError as error:
         reason = str(error)
-    if world_size > 1 and reason is None:
-        reason = f"this training has {world_size} ranks, and only one process is supported; {INSTEAD}"
     if reason is not None:
         raise ConfigError(f"snapshots cannot be taken: {reason}")
     if settings.where is not None:

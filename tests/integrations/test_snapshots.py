@@ -203,8 +203,28 @@ def test_what_cannot_be_copied_is_refused_at_the_start_and_the_checkpoint_is_nam
         rlwatch.Watcher(fresh_policy(), Odd(), run=FakeRun(), snapshots=True)
     with pytest.raises(ConfigError, match="without model="):
         rlwatch.Watcher(run=FakeRun(), snapshots=True)
-    with pytest.raises(ConfigError, match=r"2 ranks.*own checkpoints"):
-        checked(Snapshots(), trained, 2)
+    with pytest.raises(ConfigError, match=r"Megatron.*own checkpoints"):
+        checked(Snapshots(), lambda: Holdings(fresh_policy(), [megatrons()]))
+
+
+def megatrons():
+    """An optimizer of Megatron's, as far as it can be told without Megatron: by where its class was made."""
+    return type("DistributedOptimizer", (), {"__module__": "megatron.core.optimizer.distrib_optimizer"})()
+
+
+@pytest.mark.parametrize(("engine", "version"), [("DEEPSPEED", None), ("FSDP", 1), ("MEGATRON_LM", None)])
+def test_a_trainer_whose_engine_holds_the_weights_is_refused_and_its_checkpoints_are_named(tmp_path, engine, version):
+    """DeepSpeed ZeRO, FSDP1, Megatron: the reason, and what to use instead; nothing of the trainer was changed."""
+    trainer = make_trainer(tmp_path)
+    plugin = type("Plugin", (), {"fsdp_version": version})
+    trainer.accelerator = type(
+        "Accelerator", (), {"distributed_type": engine, "state": type("S", (), {"fsdp_plugin": plugin})}
+    )
+    callbacks = list(trainer.callback_handler.callbacks)
+
+    with pytest.raises(ConfigError, match=rf"sharded by {engine}; use the trainer's own checkpoints.*save_steps"):
+        watch(trainer, run=FakeRun(), snapshots=True)
+    assert trainer.callback_handler.callbacks == callbacks
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ class Watcher(Steering):
         compat.check_run(run, init_arguments)
         means = wanted.commanded(Means(model, ref_model, optimizer, scheduler, scaler=scaler))
         keep_states = Snapshots.of(wanted.snapshots)
-        checked(keep_states, means.holdings, place_here().get("world_size", 1))
+        checked(keep_states, means.holdings)
         localise = _localise_of(wanted.localise, model)
         keep_texts, level, loss = KeepCompletions.of(wanted.completions), Level.of(wanted.level), wanted.loss()
         decode = compat.decoder_of(wanted.tokenizer) if wanted.text else None

@@ -22,7 +22,7 @@ from rlwatch.integrations.ranks import RunRanks
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import Holdings
-from rlwatch.integrations.snapshots import Snapshots, keeper_of
+from rlwatch.integrations.snapshots import Snapshots, TakeTogether, keeper_of
 from rlwatch.integrations.weights import REF, unwrapped
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
@@ -204,6 +204,7 @@ class CommandController:
             Stop(means.stop),
             Rollback(self.snapshots, RollbackMeans(step, means.paced, means.rolled_back)),
         ]
+        handlers += [] if self.snapshots is None else [TakeTogether(self.snapshots)]
         self._controller = Controller(seam, handlers, RunRanks(seam), latest)
         if self.snapshots is not None:
             seam.attempt("snapshot", self.snapshots.begin, step())

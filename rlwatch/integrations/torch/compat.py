@@ -66,7 +66,8 @@ class WatcherSettings:
         ``Watcher.obey``.
     on_rollback
         Called in ``Watcher.obey`` with the step whose state was put back by the command ``rollback``: drop rollouts
-        that wait to be trained on, and send the weights to the rollout engine.
+        that wait to be trained on, and send the weights to the rollout engine. If another rank then fails
+        to do the same, what was there comes back, and it is called with the step that has ended.
     sync_weights
         Sends the weights to the rollout engine: for ``sync-weights``.
     adjustable

@@ -77,7 +77,7 @@ def watch(
     """
     refuse_twice(trainer)
     chosen, wanted = Level.of(level), Snapshots.of(snapshots)
-    checked(wanted, partial(holdings, trainer), trainer.args.world_size)
+    checked(wanted, partial(holdings, trainer))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))
     steps = tap(trainer, scalars.seam, chosen, wanted)

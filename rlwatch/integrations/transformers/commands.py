@@ -16,8 +16,8 @@ from rlwatch.integrations.learning_rate import LowerLR, Paced, RaiseLR
 from rlwatch.integrations.ranks import Ranks, RunRanks
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
 from rlwatch.integrations.snapshot_state import INSTEAD, Holdings
-from rlwatch.integrations.snapshots import SnapshotKeeper
-from rlwatch.integrations.transformers.compat import sharding_engine
+from rlwatch.integrations.snapshots import SnapshotKeeper, TakeTogether
+from rlwatch.integrations.transformers.compat import fsdp2, sharding_engine
 from rlwatch.ports import CommandHandler
 
 Latest = Callable[[], Mapping[str, float]]
@@ -61,6 +61,7 @@ class LoopControl:
         self._snapshots = snapshots
         rollback = Rollback(snapshots, RollbackMeans(self.loop.step, self.loop.paced))
         handlers: list[CommandHandler] = [rollback, self.loop.clipping(), *self.loop.handlers(seam, latest)]
+        handlers += [] if snapshots is None else [TakeTogether(snapshots)]
         self._controller = Controller(seam, handlers, ranks or RunRanks(seam), latest)
 
     def begin(self, step: int) -> None:
@@ -171,7 +172,7 @@ def holdings(trainer: Any) -> Holdings:
     Raises ``RLWatchError`` with the reason where an engine keeps them in a way that rlwatch cannot copy.
     """
     engine = sharding_engine(trainer)
-    if engine is not None:
+    if engine is not None and not fsdp2(trainer):
         raise RLWatchError(f"weights and optimizer are sharded by {engine}; {INSTEAD} (`save_steps`)")
     optimizers = [] if trainer.optimizer is None else [trainer.optimizer]
     schedulers = [] if trainer.lr_scheduler is None else [trainer.lr_scheduler]

@@ -35,6 +35,12 @@ def sharding_engine(trainer: Any) -> str | None:
     return name if name in SHARDED else None
 
 
+def fsdp2(trainer: Any) -> bool:
+    """Return whether accelerate shards this trainer by FSDP2."""
+    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
+    return getattr(plugin, "fsdp_version", None) == 2
+
+
 def deepspeed_engine(trainer: Any) -> Any | None:
     """DeepSpeed's engine, which clips and steps as part of accelerate's backward; None before training, and without."""
     wrapped = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)

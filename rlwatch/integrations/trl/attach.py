@@ -96,7 +96,7 @@ def watch(
     refuse_twice(trainer)
     chosen, keep = Level.of(level), KeepCompletions.of(completions)
     wish, kept = wished(localise, chosen, trainer), Snapshots.of(snapshots)
-    checked(kept, partial(holdings, trainer), trainer.args.world_size)
+    checked(kept, partial(holdings, trainer))
     scorer = _scorer(trainer, chosen, Canaries.of(canaries))
     scalars = RLWatchCallback(run, **init_kwargs)
     recording = scalars.begin(trainer.args, trainer.model, watched=chosen.includes(Level.TOKENS))

@@ -14,9 +14,10 @@ from rlwatch.integrations.commands import Controller, SetKLCoef
 from rlwatch.integrations.ranks import Ranks
 from rlwatch.integrations.reference import Anchored, ResetReference
 from rlwatch.integrations.rollback import Rollback, RollbackMeans
-from rlwatch.integrations.snapshots import SnapshotKeeper
+from rlwatch.integrations.snapshots import SnapshotKeeper, TakeTogether
 from rlwatch.integrations.transformers.checkpoints import ResumedFrom
 from rlwatch.integrations.transformers.commands import TrainerLoop
+from rlwatch.integrations.transformers.compat import fsdp2
 from rlwatch.integrations.trl.compat import sharding_engine
 from rlwatch.ports import CommandHandler
 from rlwatch.records import JSON, Command
@@ -63,6 +64,7 @@ class Control:
             SyncWeights(lambda: synced(trainer)),
             *self.loop.handlers(seam, latest),
         ]
+        handlers += [] if snapshots is None else [TakeTogether(snapshots)]
         self._controller = Controller(seam, handlers, ranks, latest)
 
     def obey(self, step: int) -> None:
@@ -103,16 +105,11 @@ class Control:
 def anchored(trainer: Any) -> Anchored:
     """The trainer's policy, reference and optimizer. Raises ``RLWatchError`` with the reason if it has no reference."""
     engine = sharding_engine(trainer)
-    if engine is not None and not _fsdp2(trainer):
+    if engine is not None and not fsdp2(trainer):
         raise RLWatchError(f"weights are sharded by {engine}, where a reset is not supported (it is with FSDP2)")
     if trainer.ref_model is None and not getattr(trainer, "beta", 0.0):
         raise RLWatchError(NO_KL_TERM)
     return Anchored(trainer.model, trainer.ref_model, [trainer.optimizer])
-
-
-def _fsdp2(trainer: Any) -> bool:
-    plugin = getattr(getattr(trainer.accelerator, "state", None), "fsdp_plugin", None)
-    return getattr(plugin, "fsdp_version", None) == 2
 
 
 def drop_rollouts(trainer: Any) -> str:
