@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from rlwatch.records import (
     JSON,
@@ -152,6 +152,18 @@ class Progress:
     checkpoint: Checkpoint | None = None
 
 
+class RowShape(Protocol):
+    """Packing of rows of the same names."""
+
+    def opened(self, frame: bytes) -> tuple[int, int, float, dict[str, float]]:
+        """Number in the journal, step, time (Unix seconds) and metrics of a row."""
+        ...
+
+
+KeptRow = tuple[bytes, RowShape]
+"""A row of plain numbers as a journal keeps it, which may be opened later."""
+
+
 class Journal(Protocol):
     """Items that were logged and are not yet stored, kept against the death of the process.
 
@@ -176,6 +188,10 @@ class Journal(Protocol):
     @property
     def limit(self) -> str:
         """Words for what room there is."""
+        ...
+
+    def keep(self, step: int, metrics: dict[str, Any]) -> KeptRow | None:
+        """The quick way for a row like the last ones; None where it was not kept, and is to go the long way."""
         ...
 
     def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:

@@ -31,7 +31,7 @@ from rlwatch.error_boundary import described, raised_by, sheltered
 from rlwatch.errors import StoreError, UnstorableError
 from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
-from rlwatch.recorder.intake import Awaited, BoundedQueue, Intake, Numbered, Queued, QueuedCall, numbers
+from rlwatch.recorder.intake import Awaited, BoundedQueue, Intake, Numbered, Queued, QueuedCall, Waiting, numbers
 from rlwatch.recorder.shedding import EVICTED_FROM
 from rlwatch.records import SHED, CompletionBatch, Event, Finding, ForecastRecord, SpikeBatch, StepRecord
 
@@ -122,7 +122,7 @@ class Writer:
 
     def __init__(
         self,
-        queue: BoundedQueue[Queued] | Intake,
+        queue: BoundedQueue[Waiting] | Intake,
         sinks: Sequence[Sink],
         counters: Counters,
         *,
@@ -146,7 +146,7 @@ class Writer:
         self._beside = beside
         self._reported: dict[str, int] = {}
         self._layers: DerivedLayers | None = None
-        self._held: deque[Queued] = deque()
+        self._held: deque[Waiting] = deque()
         self._reread: set[int] = set()
         self._ahead: deque[tuple[int, Item]] = deque()
         self._calm = 0
@@ -406,12 +406,18 @@ class Writer:
         time.sleep(0.01)
         return False
 
-    def _due(self, queued: Queued) -> bool:
+    def _due(self, queued: Waiting) -> bool:
         """True of an item that can be recorded now."""
         return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
 
-    def _guard_item(self, queued: Queued, batch: list[Item], numbers: list[int]) -> None:
+    def _guard_item(self, queued: Waiting, batch: list[Item], numbers: list[int]) -> None:
         """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
+        if isinstance(queued, tuple):
+            frame, shape = queued
+            number, step, ts, metrics = shape.opened(frame)
+            if number not in self._reread:
+                self._guard_take(self._stamp, StepRecord(step, metrics, ts), batch, number, numbers)
+            return
         number = queued.number if isinstance(queued, QueuedCall | Numbered) else 0
         if number and number in self._reread:
             return

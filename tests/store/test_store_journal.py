@@ -2,6 +2,7 @@
 
 import math
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -312,3 +313,159 @@ def test_what_is_bulky_is_not_overtaken_by_thousands_of_rows(tmp_path, monkeypat
 
     assert len(store.records("run")) == steps
     assert [batch.step for batch in store.spikes("run")] == list(range(0, steps, 1000))
+
+
+def begun(directory, names=("kl", "loss")):
+    """A journal that has had a row of these names the long way."""
+    journal = SQLiteJournal(directory)
+    assert journal.keep(0, dict.fromkeys(names, 0.0)) is None
+    assert journal.append_record(0, 1.5, dict.fromkeys(names, 0.0))
+    return journal
+
+
+NUMBERS = st.one_of(FLOATS, st.integers(-(2**70), 2**70), st.booleans(), FLOATS.map(np.float64))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), NUMBERS, NUMBERS), min_size=1, max_size=6))
+def test_a_row_that_goes_the_quick_way_is_the_same_row(tmp_path_factory, rows):
+    """Bit for bit, in the file and as it was handed on, beside the same row that goes the long way."""
+    directory = tmp_path_factory.mktemp("journal")
+    journal = begun(directory)
+    handed = []
+    for step, kl, loss in rows:
+        frame, shape = journal.keep(step, {"kl": kl, "loss": loss})
+        handed.append(shape.opened(frame))
+        journal.append_record(step, 1.5, {"kl": float(kl), "loss": float(loss)})
+    (_, *items) = items_of(directory)
+    quick, long = items[::2], items[1::2]
+
+    assert [(r.step, bits(r.metrics)) for r in quick] == [(r.step, bits(r.metrics)) for r in long]
+    assert [(step, bits(metrics)) for _, step, _, metrics in handed] == [(r.step, bits(r.metrics)) for r in long]
+    assert [number for number, *_ in handed] == list(range(2, 2 * len(rows) + 1, 2))
+    assert [ts for _, _, ts, _ in handed] == [r.ts for r in quick]
+
+
+class Waits:
+    """A number for which a device is waited for."""
+
+    def __float__(self):
+        raise AssertionError("somebody waited")
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"kl": 1.0},
+        {"loss": 1.0, "kl": 1.0},
+        {"kl": 1.0, "loss": 1.0, "new": 1.0},
+        {"kl": 1.0, "loss": None},
+        {"kl": 1.0, "loss": "0.5"},
+        {"kl": 1.0, "loss": Waits()},
+        {"kl": 1.0, "loss": np.zeros(1)},
+        {"kl": 1.0, "loss": np.complex128(1j)},
+        {"kl": 1.0, 7: 1.0},
+        {},
+    ],
+)
+def test_a_row_unlike_the_last_one_goes_the_long_way(tmp_path, metrics):
+    """Nothing is written of it, and none of its values is asked."""
+    journal = begun(tmp_path)
+
+    assert journal.keep(1, metrics) is None
+    assert [item.step for item in items_of(tmp_path)] == [0]
+
+
+def test_an_integer_that_is_no_float_is_for_the_long_way_to_explain(tmp_path):
+    """As the caller documents: what packing raises is raised."""
+    journal = begun(tmp_path)
+    with pytest.raises((OverflowError, struct.error)):
+        journal.keep(1, {"kl": 10**400, "loss": 1.0})
+    assert [item.step for item in items_of(tmp_path)] == [0]
+
+
+def test_rows_of_two_kinds_in_turn_go_the_quick_way(tmp_path):
+    """Training and evaluation, say."""
+    journal = begun(tmp_path)
+    assert journal.append_record(1, 0.0, {"eval/kl": 1.0})
+    for step in range(2, 8):
+        assert journal.keep(step, {"eval/kl": 2.0} if step % 2 else {"kl": 3, "loss": True})
+
+    assert [tuple(item.metrics.values()) for item in items_of(tmp_path)[2:]] == [(3.0, 1.0), (2.0,)] * 3
+
+
+def test_the_quick_way_ends_where_there_may_be_no_room(tmp_path):
+    """From half of the budget on every row is asked for; where a file is full the next is begun by the long way."""
+    journal, wide = SQLiteJournal(tmp_path, budget_bytes=1 << 20), {f"m{k}": float(k) for k in range(500)}
+    ways = []
+    for step in range(400):
+        kept = journal.keep(step, wide)
+        ways.append(kept is not None)
+        assert kept or journal.append_record(step, 0.0, wide) or journal.filled >= 1.0
+        journal.tend()
+    few = ways.index(True)
+
+    assert (few, ways[-100:]) == (1, [False] * 100)
+    assert 0.3 < sum(ways) / (0.5 * (1 << 20) / 4041) <= 1.0
+    assert [item.step for item in items_of(tmp_path)] == list(range(len(items_of(tmp_path))))
+
+
+def test_what_the_disk_takes_no_more_of_is_not_kept_the_quick_way(tmp_path):
+    """It goes the long way, which says why, and so do the next rows until there is room again."""
+    code = FULL.replace("journal.append_record(step, 0.0, {'kl': 1.0})", "0").replace(
+        "print([bool(",
+        "print([bool(journal.keep(step, {'kl': 1.0}) or ",
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+
+    kept = eval(out.stdout)
+    assert kept == sorted(kept, reverse=True)
+    assert {True, False} == set(kept)
+    assert len(items_of(tmp_path)) == sum(kept)
+
+
+def test_threads_that_go_the_quick_way_lose_nothing_to_each_other(tmp_path):
+    """Nor to the thread that makes and removes files."""
+    store = open_store(tmp_path)
+    writer = store.open_run(RunInfo("run"))
+    journal, handed = writer.journal, []
+    stop = threading.Event()
+
+    def log(who):
+        for step in range(4000):
+            metrics = {f"of-{who}-{step % 3}": float(step), "x": 1.0}
+            kept = journal.keep(step, metrics)
+            handed.append(kept[1].opened(kept[0])[0] if kept else journal.append_record(step, 0.0, metrics))
+
+    def tend():
+        while not stop.is_set():
+            writer.write([], Progress(journaled=[n for n in list(handed) if n < len(handed) // 2]))
+
+    threads = [threading.Thread(target=log, args=(who,)) for who in range(4)]
+    tending = threading.Thread(target=tend)
+    for thread in (*threads, tending):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    tending.join()
+    left = {number for number, _ in journal.missing()}
+
+    assert len(set(handed)) == len(handed) == 16000
+    assert {number for number in handed if not journal.mark.holds(number)} <= left
+    writer.close()
+
+
+def test_a_disk_that_makes_the_quick_way_wait_is_left_alone(tmp_path, monkeypatch):
+    """As the long way does; the row that waited is kept."""
+    disk = SlowDisk()
+    monkeypatch.setattr(time, "monotonic", disk)
+    journal = begun(tmp_path)
+    disk.step = 0.5
+    assert journal.keep(1, {"kl": 1.0, "loss": 1.0})
+    disk.step = 0.0
+
+    assert journal.keep(2, {"kl": 1.0, "loss": 1.0}) is None
+    assert not journal.append_record(2, 0.0, {"kl": 1.0, "loss": 1.0})
+    disk.now += 60.0
+    assert journal.append_record(3, 0.0, {"kl": 1.0, "loss": 1.0})
+    assert [item.step for item in items_of(tmp_path)] == [0, 1, 3]
