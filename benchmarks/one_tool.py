@@ -1,4 +1,4 @@
-"""One tool in one fresh process: log 60 scalars a step, paced, and print what it cost as JSON.
+"""One tool in one fresh process: log 60 scalars a step, of verl's names, paced, and print what it cost as JSON.
 
 Run by ``log_call.py``; by hand: ``python benchmarks/one_tool.py rlwatch --steps 300 --pace-ms 10``.
 """
@@ -17,7 +17,30 @@ from collections.abc import Callable
 from typing import Any
 
 Log = Callable[[dict[str, float], int], Any]
-NAMES = [f"group{i % 6}/metric_{i}" for i in range(57)] + ["actor/entropy", "actor/grad_norm", "critic/score/mean"]
+LEVELS = {
+    "actor/entropy": 0.6, "actor/grad_norm": 0.4, "actor/lr": 1e-6, "actor/pg_loss": 0.02, "actor/pg_clipfrac": 0.01,
+    "actor/pg_clipfrac_lower": 0.001, "actor/ppo_kl": 0.002, "actor/kl_loss": 0.03, "actor/kl_coef": 0.001,
+    "critic/score/mean": 0.4, "critic/score/max": 1.0, "critic/score/min": 0.1, "critic/rewards/mean": 0.4,
+    "critic/rewards/max": 1.0, "critic/rewards/min": 0.1, "critic/advantages/mean": 0.02, "critic/advantages/max": 2.2,
+    "critic/advantages/min": -1.8, "critic/returns/mean": 0.4, "critic/returns/max": 1.1, "critic/returns/min": 0.1,
+    "critic/values/mean": 0.4, "critic/values/max": 1.1, "critic/values/min": 0.1, "critic/vf_explained_var": 0.6,
+    "critic/vf_loss": 0.1, "critic/vf_clipfrac": 0.01, "critic/vpred_mean": 0.4, "critic/grad_norm": 0.8,
+    "critic/lr": 1e-5, "response_length/mean": 820.0, "response_length/max": 2000.0, "response_length/min": 90.0,
+    "response_length/clip_ratio": 0.03, "prompt_length/mean": 140.0, "prompt_length/max": 500.0,
+    "prompt_length/min": 40.0, "prompt_length/clip_ratio": 0.001, "timing_s/gen": 31.0, "timing_s/reward": 2.0,
+    "timing_s/old_log_prob": 5.0, "timing_s/ref": 5.0, "timing_s/values": 4.0, "timing_s/adv": 0.2,
+    "timing_s/update_critic": 11.0, "timing_s/update_actor": 14.0, "timing_s/step": 73.0,
+    "timing_per_token_ms/gen": 0.04, "timing_per_token_ms/update_actor": 0.02, "global_seqlen/mean": 9.6e5,
+    "global_seqlen/max": 1.2e6, "global_seqlen/min": 8.1e5, "perf/total_num_tokens": 9.6e6, "perf/time_per_step": 73.0,
+    "perf/throughput": 1700.0, "perf/mfu/actor": 0.31, "perf/max_memory_allocated_gb": 61.0,
+    "perf/max_memory_reserved_gb": 68.0, "perf/cpu_memory_used_gb": 120.0, "training/epoch": 1.0,
+}  # fmt: skip
+"""Sixty metrics that verl logs, and a level of each in a run in good order."""
+
+
+def row(rng: random.Random) -> dict[str, float]:
+    """Metrics of a step, made as a trainer makes them: anew."""
+    return {name: level * rng.gauss(1.0, 0.03) for name, level in LEVELS.items()}
 
 
 def rlwatch(directory: str) -> tuple[Log, Callable[[], Any]]:
@@ -88,13 +111,15 @@ def main() -> None:
         init_s = time.perf_counter() - started
         due = time.perf_counter()
         for step in range(args.steps):
-            row = {name: rng.gauss(1.0, 0.1) for name in NAMES}  # as a trainer does: made, then logged
+            metrics = row(rng)
             begin = time.perf_counter()
-            log(row, step)
+            log(metrics, step)
             calls.append(time.perf_counter() - begin)
             due += args.pace_ms / 1e3
             time.sleep(max(0.0, due - time.perf_counter()))
+        finishes, busy = time.perf_counter(), time.process_time()
         finish()
+        finish_s, finish_cpu_s = time.perf_counter() - finishes, time.process_time() - busy
     calls.sort()
     result = {
         "tool": args.tool,
@@ -102,6 +127,8 @@ def main() -> None:
         "p99_us": calls[int(len(calls) * 0.99)] * 1e6,
         "max_ms": calls[-1] * 1e3,
         "import_and_init_ms": init_s * 1e3,
+        "finish_s": finish_s,
+        "finish_cpu_s": finish_cpu_s,
         "rss_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) / 1024,
         "cpu_s": time.process_time(),
     }

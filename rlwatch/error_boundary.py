@@ -337,7 +337,7 @@ def guarded(method: Method) -> Method:
 
 def suppress_errors(
     counter: str,
-    otherwise: Callable[[], Any] = lambda: None,
+    otherwise: Callable[[], Any] | None = None,
     *,
     passing: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Callable[[Method], Method]:
@@ -364,24 +364,29 @@ def suppress_errors(
                     of_the_process = False
                 if of_the_process:
                     raise
-                return otherwise()
+                return otherwise() if otherwise is not None else None
 
         return cast("Method", unharmed)
 
     return around
 
 
+_NOTHING: Any = object()
+"""For an argument that was not given."""
+
+
 def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callable[[Method], Method]:
     """A method that takes rows, and ``quick`` before it, which takes most of them: True where it did.
 
-    A row at which it raises goes the method's own way, which says what is wrong with it.
+    A row at which it raises goes the method's own way, which says what is wrong with it, and so does a call with other
+    arguments.
     """
 
     def around(method: Method) -> Method:
         @wraps(method)
-        def unharmed(self: Any, metrics: Mapping[str, Any], step: float) -> Any:
+        def unharmed(self: Any, metrics: Any = _NOTHING, step: Any = _NOTHING, *more: Any, **named: Any) -> Any:
             try:
-                if quick(self, metrics, step):
+                if not more and not named and quick(self, metrics, step):
                     return None
             except Exception as error:
                 try:
@@ -390,7 +395,9 @@ def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callabl
                     of_the_process = False
                 if of_the_process:
                     raise
-            return method(self, metrics, step)
+            if step is _NOTHING:
+                return method(self, **named) if metrics is _NOTHING else method(self, metrics, **named)
+            return method(self, step=step) if metrics is _NOTHING else method(self, metrics, step, *more, **named)
 
         return cast("Method", unharmed)
 
