@@ -38,6 +38,7 @@ def main() -> None:
                 sent = torch.nn.ModuleDict({"module": policy})  # names as DDP makes them
             with watcher.stage("weight_sync"):
                 sync(sent, engine)
+                watcher.synced(engine)  # compares what arrived; without it the gap alone gives the cause away, later
             ids, mask, rewards = generate(engine)
             watcher.rollouts(rewards=rewards, groups=GROUP, lengths=mask.sum(1))
             advantages = group_advantages(rewards)
@@ -56,7 +57,7 @@ def main() -> None:
             watcher.step(step, loss=loss)
     print(f"recorded {watcher.run.info.run_id}")
     stored = rlwatch.open(args.store)[watcher.run.info.run_id]
-    for message in stored.findings().query("kind.str.startswith('mismatch')")["message"]:
+    for message in stored.findings().query("kind in ('weights_differ', 'mismatch_growth')")["message"]:
         print(f"found: {message}")
     print(f"cause: {stored.view().diagnosis.summary}")
 

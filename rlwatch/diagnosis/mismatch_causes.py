@@ -26,7 +26,10 @@ ABOVE, LATE = "mismatch/above_share", "mismatch/late_ratio"
 TEMPERATURE, EXPLAINED = "mismatch/engine_temperature", "mismatch/temperature_share"
 SLOPE, ALIGNED = "mismatch/logp_slope", "mismatch/logp_corr"
 PER_VERSION, AGE, SYNC = "mismatch/absdiff_per_version", "staleness/mean", "engine/weight_sync"
-GAP_METRICS = frozenset({GAP, WEIGHT, ABOVE, LATE, TEMPERATURE, EXPLAINED, SLOPE, ALIGNED, PER_VERSION, AGE, SYNC})
+DIFFER = "mismatch/weights_differ"
+GAP_METRICS = frozenset(
+    {GAP, WEIGHT, ABOVE, LATE, TEMPERATURE, EXPLAINED, SLOPE, ALIGNED, PER_VERSION, AGE, SYNC, DIFFER}
+)
 """Canonical metrics that :class:`GapTracker` reads."""
 
 
@@ -160,6 +163,7 @@ class GapTracker:
             return None
         return (
             truncated(now)
+            or self._compared(last)
             or self._aged(now, teeth)
             or temperature(now)
             or self._ramp(now)
@@ -167,6 +171,18 @@ class GapTracker:
             or self._rounded(now)
             or Verdict(MismatchCause.UNCLEAR, "")
         )
+
+    def _compared(self, last: Sequence[Mapping[str, float]]) -> Verdict | None:
+        """Old weights, by the weights themselves where they were compared after each sync."""
+        seen = [row[DIFFER] for row in last if DIFFER in row]
+        if not seen or seen[0] <= 0.0:
+            return None
+        return _stale(f"{seen[0]:.0%} of the engine's tensors differed from the trainer's after the newest weight sync")
+
+    def _equal(self) -> bool:
+        """True if the newest rows were sampled by the weights that they train: compared in each, and equal."""
+        last = [row for _, row in islice(reversed(self.rows), NEWEST)]
+        return len(last) == NEWEST and all(row.get(DIFFER) == 0.0 and row.get(AGE, 0.0) <= FRESH for row in last)
 
     def _aged(self, now: Mapping[str, float], teeth: int) -> Verdict | None:
         """Old weights, by their age or by the falls at each sync."""
@@ -210,7 +226,7 @@ class GapTracker:
 
         Other faults come slowly, too. Without the shape of the gap none of them is ruled out.
         """
-        if len(self.base) < NEWEST or ABOVE not in now:
+        if len(self.base) < NEWEST or ABOVE not in now or self._equal():
             return None
         low = middle(self.base)
         places = [(step, row[GAP]) for step, row in self.rows]
@@ -254,6 +270,9 @@ class GapTracker:
         if above is None or above < 2 * ONE_SIDED or now.get(EXPLAINED, 0.0) > 1 - ONE_TEMPERATURE or late >= GROWS:
             return None
         gaps = [row[GAP] for _, row in self.rows]
+        if self._equal():
+            says = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
+            return Verdict(MismatchCause.PRECISION, f"{says}; the weights were equal after each of {NEWEST} syncs")
         shape = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
         lower = [place for place, gap in enumerate(gaps) if gap < now[GAP] / STEADY]
         if self.base[0] >= now[GAP] / STEADY and not lower and max(gaps) <= STEADY * now[GAP]:
@@ -339,6 +358,10 @@ def wanted(measured: Collection[str] | None) -> str:
     """Words for what would have to be logged to name the cause of a mismatch, beside what is (None: not known)."""
     if measured is None or ABOVE not in measured:
         return 'log-probs of single tokens from trainer and engine (`level="full"`)'
+    if DIFFER in measured and AGE in measured:
+        return "settings of the engine (dtype, kernels, cache, sampling) in the run's config"
+    if DIFFER in measured:
+        return "how old each sample is when it is trained on (`staleness/mean`)"
     if AGE not in measured and SYNC not in measured:
         return "`staleness/mean`, or `engine/weight_sync` at the steps of a weight sync"
     return "a digest of the engine's weights at each sync"

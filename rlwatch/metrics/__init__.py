@@ -11,6 +11,7 @@ from __future__ import annotations
 from rlwatch.metrics.reading import (
     BY_NAME,
     LAYER_PREFIX,
+    WEIGHTS_PREFIX,
     Reading,
     family_of,
     meaning_of,
@@ -42,6 +43,7 @@ __all__ = [
     "OPEN",
     "ROLE_NAMES",
     "TABLE",
+    "WEIGHTS_PREFIX",
     "Alias",
     "Family",
     "Metric",

@@ -35,6 +35,8 @@ LONGEST_NAME = 500
 """Characters of a name that is read at all."""
 LAYER_PREFIX = "grad_layer/"
 """Per-layer gradient norms are ``grad_layer/<layer>``."""
+WEIGHTS_PREFIX = "mismatch/weights_differ/"
+"""Shares of a layer's elements that differ in the rollout engine are ``mismatch/weights_differ/<layer>``."""
 
 
 def metric_of(name: str) -> Metric | None:

@@ -438,7 +438,17 @@ _ROUTING: tuple[Metric, ...] = (
            aliases=(same("rollout/moe/max_vio/max", "verl"),)),
 )
 
-MISMATCH: tuple[Metric, ...] = (*_LEVEL, *_WEIGHTS, *_KINDS, *_PLACES, *_RESPONSE, *_ROUTING)
+_DIGEST: tuple[Metric, ...] = (
+    fraction("mismatch/weights_differ", Family.MISMATCH, "tensors of the rollout engine that are not the trainer's after a weight sync, of those compared: 0 where the sync works", aggregator="tensor fraction"),
+    fraction("mismatch/weights_compared", Family.MISMATCH, "share of the trainer's weights in tensors that were compared, a sample of each", aggregator="element fraction"),
+    Metric("mismatch/weights_distance", Family.MISMATCH, "", "largest distance of such a tensor, over the norm of the trainer's", 0.0, aggregator="maximum"),
+    fraction("mismatch/adapter_missing", Family.MISMATCH, "adapted tensors of which the rollout engine holds the base weights", aggregator="tensor fraction"),
+)
+
+MISMATCH: tuple[Metric, ...] = (*_LEVEL, *_WEIGHTS, *_KINDS, *_PLACES, *_RESPONSE, *_ROUTING, *_DIGEST)
+OPEN_MISMATCH: tuple[Metric, ...] = (
+    fraction("mismatch/weights_differ/", Family.MISMATCH, "compared elements of one layer that differ in the rollout engine after a weight sync", aggregator="element fraction"),
+)
 
 # Samples: lengths, text, staleness.
 
@@ -618,6 +628,13 @@ TABLE: tuple[Metric, ...] = (
     *MACHINE,
 )
 
-OPEN: tuple[Metric, ...] = (*OPEN_REWARD, *OPEN_EXPLORATION, *OPEN_OPTIMISATION, *OPEN_ROLLOUTS, *OPEN_MACHINE)
+OPEN: tuple[Metric, ...] = (
+    *OPEN_REWARD,
+    *OPEN_EXPLORATION,
+    *OPEN_OPTIMISATION,
+    *OPEN_MISMATCH,
+    *OPEN_ROLLOUTS,
+    *OPEN_MACHINE,
+)
 """Families whose members a run names itself (its layers, its tasks): a row's name is what theirs begin with. In an alias
 of theirs ``*`` stands for the member's name; without one it is the last part."""

@@ -7,7 +7,7 @@ import torch
 from found import found
 
 from rlwatch.diagnosis import TRACKED, KnobTracker, diagnose
-from rlwatch.diagnosis.mismatch_causes import GAP_METRICS, GapTracker, MismatchCause, cause_of
+from rlwatch.diagnosis.mismatch_causes import DIFFER, GAP_METRICS, GapTracker, MismatchCause, cause_of
 from rlwatch.state import explained, headline_of, verdict_of
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
@@ -145,6 +145,27 @@ def test_old_weights_and_rounding_that_begin_at_once_are_not_separable_unless_th
     aged = named(stale, also=lambda step: {"staleness/mean": 3.0 * (step >= ONSET)})
     assert (aged.knob, aged.mismatch) == ("weight_sync", "")  # a knob that was seen to be turned is the better answer
     assert named(rough, also=lambda step: fresh).mismatch == MismatchCause.PRECISION
+
+
+def test_comparing_the_weights_separates_old_ones_from_rounding():
+    """What the shape cannot tell, equality can: it is logged at each sync."""
+    stale, rough = run(from_onset(old(3))), run(from_onset(rounding(0.05)))
+
+    unequal = named(stale, also=lambda step: {DIFFER: float(step >= ONSET)})
+    equal = named(rough, also=lambda step: {DIFFER: 0.0})
+
+    assert unequal.mismatch == MismatchCause.STALE
+    assert any("100% of the engine's tensors differed" in row.text for row in unequal.evidence)
+    assert equal.mismatch == MismatchCause.PRECISION
+    assert any("weights were equal after each of 5 syncs" in row.text for row in equal.evidence)
+
+
+def test_equal_weights_are_no_proof_where_samples_are_old():
+    """The engine has the newest weights, and what is trained on was sampled before."""
+    cause = named(run(from_onset(old(3))), also=lambda step: {DIFFER: 0.0, "staleness/mean": 3.0})
+
+    assert cause.mismatch == "not separable"
+    assert "settings of the engine" in cause.why
 
 
 def test_ages_within_a_batch_name_old_weights_in_a_single_level():

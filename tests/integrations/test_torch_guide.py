@@ -75,7 +75,7 @@ def test_the_methods_in_the_guide_are_there():
     """As it calls them."""
     called = set(re.findall(r"watcher\.(\w+)", GUIDE))
 
-    assert called <= {*METHODS, "should_stop", "unavailable", "verifier"}
+    assert called <= {*METHODS, "should_stop", "synced", "unavailable", "verifier"}
     assert all(hasattr(rlwatch.Watcher, name) for name in called)
 
 

@@ -34,6 +34,7 @@ from rlwatch.integrations.torch.compat import WatcherSettings
 from rlwatch.integrations.torch.localise import LoopCall
 from rlwatch.integrations.torch.taps import Collector, Refused, StepCounter
 from rlwatch.integrations.verifiers import is_async
+from rlwatch.integrations.weight_sync import EVENT
 from rlwatch.recorder.intake import step_index
 from rlwatch.records import RunState
 from rlwatch.run import Run, init
@@ -419,6 +420,9 @@ class Watcher(Steering):
     @override
     def _delivered(self, step: int, measured: dict[str, float]) -> None:
         super()._delivered(step, measured)
+        changed = self.collector.comparison.changed(step, measured)
+        if changed is not None:
+            self.run.event(EVENT, step, **changed)
         if self._localiser is not None:
             self._localiser.delivered(measured)
 
@@ -590,6 +594,25 @@ class Watcher(Steering):
                 "forward", self.collector.ran, LoopCall(compute, args, kwargs, self._rows), result, before
             )
         return result
+
+    def synced(self, engine: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
+        """Compare the rollout engine's weights with the model's. Call it right after a weight sync.
+
+        Up to 512 elements of each tensor are compared, others at each sync, after a cast to the engine's dtype; of
+        ``model`` they must be equal to the bit, of a LoRA adapter that was merged to within rounding. Recorded are
+        the share of tensors that differ, by layer and in all, how far the farthest is away, and which share of the
+        model was compared. Names of wrappers do not count, and the fused modules of vLLM (``qkv_proj``,
+        ``gate_up_proj``) are known. Quantised tensors, those that tensor parallelism cuts and models under FSDP1 are
+        not compared. It reads only, and waits for no device unless the engine is on another one.
+
+        Parameters
+        ----------
+        engine
+            The engine's module, its state, or pairs of name and tensor. It must be awake: memory that an engine gave
+            back cannot be read.
+        """
+        self._given(engine=engine)
+        self._look("synced", self.collector.synced, engine)
 
     def gradients(self) -> None:
         """Read the gradients: after the last ``backward()`` of the step, before they are clipped.

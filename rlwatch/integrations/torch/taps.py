@@ -23,6 +23,7 @@ from rlwatch.integrations.torch.batch import NO_DATA, BatchReader, GenerationRea
 from rlwatch.integrations.torch.commands import Means
 from rlwatch.integrations.torch.localise import LoopCall, LossPasses
 from rlwatch.integrations.verifiers import TAP, VerifierMeter
+from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.recorder.intake import step_index
 from rlwatch.tensors.megatron import first_of_copies, hindrance, model_norms
 from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
@@ -185,6 +186,7 @@ class Collector:
     _loss_passes: LossPasses = field(init=False)
     verifiers: VerifierMeter = field(init=False)
     canaries: list[CanaryScorer] = field(default_factory=list, init=False)
+    comparison: SyncComparison = field(default_factory=SyncComparison, init=False)
 
     def __post_init__(self) -> None:
         self.verifiers = VerifierMeter(self.steps.seam)
@@ -231,6 +233,20 @@ class Collector:
         if batch is not None and self.localises:
             reader.refused.update(self._loss_passes.observed(inputs, _copied(batch)))
         return reader.refused
+
+    def synced(self, engine: object) -> Refused:
+        """The weights were sent: compare what arrived."""
+        self._begin()
+        if self.means.model is None:
+            return {"synced": "Watcher was made without model=, so there is nothing to compare with"}
+        why = None if self.means.model is None else hindrance(self.means.model)
+        if why is not None:
+            return {"synced": why}
+        try:
+            self.steps.tally.add_stats(self.comparison.compare(self.means.model, engine))
+        except TypeError as wrong:
+            return {"engine": str(wrong)}
+        return {}
 
     def gradients(self) -> Refused:
         """Those the model holds now; the optimizer is about to step, at the rates that it holds."""

@@ -30,6 +30,8 @@ from rlwatch.integrations.trl.localise import wished
 from rlwatch.integrations.trl.taps import TrlTaps
 from rlwatch.integrations.trl.verifiers import canary_scores
 from rlwatch.integrations.trl.verifiers import checked as checked_canaries
+from rlwatch.integrations.weight_sync import EVENT
+from rlwatch.integrations.weight_sync import TAP as SYNC_TAP
 
 if TYPE_CHECKING:
     from rlwatch.run import Run
@@ -192,6 +194,14 @@ class RolloutStepCallback(StepCallback):
         super().deliver(wait=wait)
         if self.latest is not before:
             self._trl_taps.delivered(self.latest)
+            self.seam.attempt(SYNC_TAP, self._note_weights)
+
+    def _note_weights(self) -> None:
+        """An event where the engine's weights begin or cease to be the trainer's."""
+        run, step = self.seam.run, int(self._trl_taps.trainer.state.global_step)
+        changed = self._trl_taps.comparison.changed(step, self.latest)
+        if changed is not None and run is not None:
+            run.event(EVENT, step, **changed)
 
     @override
     def noticed(self, args: Any, step: int) -> None:

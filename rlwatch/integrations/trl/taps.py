@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from rlwatch.error_boundary import ErrorBoundary, Tapped
@@ -28,6 +28,8 @@ from rlwatch.integrations.trl.batch import (
 from rlwatch.integrations.trl.localise import TrainerLocalising
 from rlwatch.integrations.trl.verifiers import RewardFunctions
 from rlwatch.integrations.verifiers import TAP
+from rlwatch.integrations.weight_sync import TAP as SYNC_TAP
+from rlwatch.integrations.weight_sync import SyncComparison
 from rlwatch.records import JSON
 
 NUMBERS = {
@@ -37,6 +39,8 @@ NUMBERS = {
     "rollout/temperature": "temperature",
 }
 """Metric -> attribute of a trainer that is the knob: TRL logs none of them."""
+WITHIN_VLLM = ("llm", "llm_engine", "model_executor", "driver_worker", "model_runner", "model")
+"""Where TRL finds the model of an engine in its own process, to load weights into it; a server's cannot be read."""
 OPTIONS = {
     name: name
     for name in (
@@ -74,6 +78,7 @@ class TrlTaps(TrainerTaps):
         self._passes = GenerationPasses(full=level.includes(Level.FULL))
         self._settings = TrainerSettings(attributes(trainer, NUMBERS), attributes(trainer, OPTIONS))
         self._reward_functions = RewardFunctions(trainer, seam)
+        self.comparison = SyncComparison()
 
     def attach(self) -> None:
         """Put the closures in place."""
@@ -86,7 +91,32 @@ class TrlTaps(TrainerTaps):
         if hasattr(self.trainer, "_generate"):
             self.wrap("_generate", self._after_sampling)
         self.wrap("_generate_and_score_completions", self._after_generation)
+        self._tap_sync()
         self.tap_gradients()
+
+    def _tap_sync(self) -> None:
+        """Compare the weights of an engine in this process each time that the trainer has sent its own."""
+        client = getattr(self.trainer, "vllm_generation", None)
+        original = getattr(client, "sync_weights", None)
+        if not callable(original):
+            return
+
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            run = self._seam.run
+            if run is not None and run.measures:
+                self._seam.attempt(SYNC_TAP, self._compare_weights, client)
+            return result
+
+        client.sync_weights = Tapped(original, tapped)  # type: ignore[union-attr]
+
+    def _compare_weights(self, client: object) -> None:
+        """Right after the sync, when an engine with a sleep mode is awake: memory that it gave back cannot be read."""
+        engine: Any = client
+        for name in WITHIN_VLLM:
+            engine = getattr(engine, name, None)
+        if isinstance(engine, nn.Module):
+            self.tally.add_stats(self.comparison.compare(self.trainer.model, engine))
 
     def _meter_rewards(self) -> None:
         """Measure reward functions while the trainer calls them; what they did is counted also where one raises."""

@@ -1,0 +1,292 @@
+"""The rollout engine's weights against the trainer's: some elements of each tensor, compared right after a sync.
+
+Up to :data:`SAMPLED` evenly spaced elements of a tensor are compared, others at each sync, after a cast to the engine's
+dtype; "equal" means that all of those were. A tensor smaller than that is compared whole. An adapter that was merged
+on its way is compared to within rounding, because the order of a sum decides about the last bit. A quantised tensor, or
+one that the engine cuts or packs in another way, is not compared, and counts as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlwatch.metrics import WEIGHTS_PREFIX
+from rlwatch.tensors.gradnorm import layer_of, plain_name
+from rlwatch.tensors.mergeable import Max, Mean, ShareStat, Stats
+from rlwatch.tensors.transfer import freed, meeting_place
+
+DIFFER = "mismatch/weights_differ"
+SAMPLED = 512
+"""Elements of a tensor that are compared at one sync."""
+ODD = 2_654_435_761
+"""Multiplied by the number of the sync it gives the first element, so that in time all are compared."""
+COMPARED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ULPS = 4.0
+"""Machine epsilons, of the coarser side, within which a merged weight counts as equal."""
+FUSED = {
+    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "k_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "v_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+    "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+}
+"""Module of the trainer -> the one in which vLLM and SGLang hold it, and the rows of which modules follow there."""
+PADDED = ("embed_tokens", "lm_head")
+"""Modules whose rows vLLM pads."""
+BASE, ADAPTER = ".base_layer.", ".lora_"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The low-rank change of one weight: ``scale * B @ A``, of shapes (out, r) and (r, in), or its transpose."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    transposed: bool = False
+
+    def at(self, places: Tensor, columns: int) -> Tensor:
+        """The change of the elements ``places`` (K,) of the flat weight, of ``columns`` columns; (K,) float32."""
+        row, column = places // columns, places % columns
+        out, into = (column, row) if self.transposed else (row, column)
+        return self.scale * (self.b.detach()[out].float() * self.a.detach()[:, into].float().T).sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerWeight:
+    """A weight as the engine should hold it.
+
+    ``local`` is what this rank holds, from row ``start`` of the whole on, ``shape`` that of the whole.
+    """
+
+    name: str
+    local: Tensor
+    shape: torch.Size
+    start: int = 0
+    adapter: Adapter | None = None
+
+
+def trainer_weights(model: nn.Module, *, merged: bool = True) -> list[TrainerWeight]:
+    """Weights of ``model`` by their names without wrappers; with ``merged`` adapters belong to the weight they change.
+
+    Of a weight that is cut by rows over ranks (FSDP2) it is this rank's part. Weights that are cut otherwise, or
+    changed by an adapter of another kind than plain LoRA, have no elements.
+    """
+    adapters = dict(_adapters(model)) if merged else {}
+    found = []
+    for raw, parameter in model.named_parameters():
+        name = plain_name(raw)
+        if merged and (ADAPTER in f".{name}" or "original_module" in name):
+            continue
+        local, start = _local(parameter)
+        known = adapters.get(raw)
+        if known is not None and known.adapter is None and not known.plain:
+            local = local.new_empty(0)
+        name = name.replace(BASE, ".").replace("modules_to_save.default.", "") if merged else name
+        found.append(TrainerWeight(name, local, parameter.shape, start, None if known is None else known.adapter))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapted:
+    adapter: Adapter | None
+    plain: bool
+    """Without an adapter that is to be added: it is merged already, or switched off."""
+
+
+def _adapters(model: nn.Module) -> Iterable[tuple[str, _Adapted]]:
+    """Name of a weight that adapters change -> the one that does."""
+    for name, module in model.named_modules():
+        lora_a, scaling = getattr(module, "lora_A", None), getattr(module, "scaling", None)
+        if not isinstance(lora_a, nn.ModuleDict) or not isinstance(scaling, Mapping):
+            continue
+        part: Any = module
+        off = part.merged or part.disable_adapters
+        active = [one for one in part.active_adapters if one in lora_a]
+        adapter = None
+        if not off and len(active) == 1 and not getattr(part, "use_dora", {}).get(active[0], False):
+            one, transposed = active[0], bool(getattr(part, "fan_in_fan_out", False))
+            adapter = Adapter(lora_a[one].weight, part.lora_B[one].weight, float(scaling[one]), transposed)  # type: ignore[arg-type]
+        yield f"{name}.base_layer.weight", _Adapted(adapter, off or not active)
+
+
+def _local(parameter: Tensor) -> tuple[Tensor, int]:
+    """Rows of a parameter on this rank, and the first of them; nothing of one that is cut otherwise."""
+    if not hasattr(parameter, "to_local"):
+        return parameter.detach(), 0
+    local = parameter.to_local().detach()
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    cut = [(i, one) for i, one in enumerate(placements) if not one.is_replicate()]
+    if not cut:
+        return local, 0
+    if len(cut) > 1 or not cut[0][1].is_shard(0):
+        return local.new_empty(0), 0
+    each = -(-parameter.shape[0] // mesh.size(cut[0][0]))
+    return local, each * mesh.get_local_rank(cut[0][0])
+
+
+def counterpart(weight: TrainerWeight, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> Tensor | None:
+    """The elements of ``engine`` that should be ``weight.local``; None where there are none of that shape and kind.
+
+    ``rows`` are those of each weight of the trainer, for an engine that holds several of them in one.
+    """
+    held = engine.get(weight.name)
+    if held is None:
+        held = _fused(weight.name, engine, rows)
+    elif held.shape != weight.shape:
+        padded = any(f".{name}." in f".{weight.name}" for name in PADDED) and held.dim() == len(weight.shape) > 0
+        if not padded or held.shape[1:] != weight.shape[1:] or held.shape[0] < weight.shape[0]:
+            return None
+        held = held[: weight.shape[0]]
+    if held is None or held.shape != weight.shape or held.dtype not in COMPARED or held.is_meta or freed(held):
+        return None
+    if weight.local.shape != weight.shape:
+        held = held[weight.start : weight.start + weight.local.shape[0]] if weight.local.dim() else held
+    return held.detach() if held.shape == weight.local.shape and held.numel() else None
+
+
+def _fused(name: str, engine: Mapping[str, Tensor], rows: Mapping[str, int]) -> Tensor | None:
+    """Rows of a weight in the fused one that holds it."""
+    before, _, last = name.rpartition(".")
+    parent, _, module = before.rpartition(".")
+    if module not in FUSED:
+        return None
+    whole, parts = FUSED[module]
+    prefix = f"{parent}." if parent else ""
+    held = engine.get(f"{prefix}{whole}.{last}")
+    counts = [rows.get(f"{prefix}{part}.{last}", 0) for part in parts]
+    if held is None or held.dim() == 0 or 0 in counts or held.shape[0] != sum(counts):
+        return None
+    first = sum(counts[: parts.index(module)])
+    return held[first : first + counts[parts.index(module)]]
+
+
+def places_of(elements: int, turn: int) -> slice:
+    """Return which of the ``elements`` of a tensor are compared at the sync number ``turn``: at most ``SAMPLED``."""
+    stride = max(1, elements // SAMPLED)
+    stride -= stride > 1 and stride % 2 == 0  # an odd one meets all columns of a matrix
+    count = min(SAMPLED, elements)
+    first = turn * ODD % (elements - stride * (count - 1))
+    return slice(first, first + stride * count, stride)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Elements of one weight that are compared: as the trainer has them, without and with its adapter."""
+
+    layer: str
+    own: Tensor
+    held: Tensor
+    change: Tensor | None
+
+
+def weight_stats(weights: Sequence[TrainerWeight], engine: Mapping[str, Tensor], turn: int = 0) -> Stats:
+    """Compare the trainer's ``weights`` with those of ``engine`` (name -> tensor). Nothing where none can be.
+
+    No value is waited for on a device. ``turn`` is the number of the sync.
+    """
+    with torch.no_grad():
+        rows_of = {weight.name: weight.shape[0] for weight in weights if len(weight.shape)}
+        rows, compared = [], 0
+        for weight in weights:
+            held = counterpart(weight, engine, rows_of) if _readable(weight.local) else None
+            if held is not None:
+                compared += weight.local.numel()
+                rows.append(_row(weight, held, turn))
+        if not rows:
+            return {}
+        whole = max(1, sum(weight.local.numel() or weight.shape.numel() for weight in weights))
+        return _stats(rows, compared, whole)
+
+
+def _readable(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and tensor.dtype in COMPARED and not tensor.is_meta and not freed(tensor)
+
+
+def _row(weight: TrainerWeight, held: Tensor, turn: int) -> _Row:
+    chosen = places_of(weight.local.numel(), turn)
+    change = None
+    if weight.adapter is not None:
+        columns = weight.local.shape[-1]
+        places = torch.arange(chosen.start, chosen.stop, chosen.step, device=weight.local.device)
+        change = weight.adapter.at(places + weight.start * columns, columns)
+    return _Row(layer_of(weight.name), _at(weight.local, chosen), _at(held, chosen), change)
+
+
+def _at(tensor: Tensor, chosen: slice) -> Tensor:
+    """The elements ``chosen`` of the flat ``tensor``, without a copy of the others."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[chosen]
+    places = torch.arange(chosen.start, chosen.stop, chosen.step, device=tensor.device)
+    return tensor[torch.unravel_index(places, tensor.shape)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Of each weight (M,): how many of its elements differ, squared distance and norm, whether its adapter is lost."""
+
+    differ: Tensor
+    squares: Tensor
+    norm: Tensor
+    lost: Tensor | None
+
+
+def _stats(rows: Sequence[_Row], compared: int, whole: int) -> Stats:
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        key = (len(row.own), row.own.dtype, row.held.dtype, row.own.device, row.held.device, row.change is None)
+        groups.setdefault(key, []).append(i)
+    device = meeting_place([row.own for row in rows])
+    order, parts = [], []
+    for members in groups.values():
+        order += members
+        parts.append(_compare([rows[i] for i in members], device))
+    differ, squares, norm = (torch.cat([getattr(one, name) for one in parts]) for name in ("differ", "squares", "norm"))
+    tensors = torch.full((), float(len(rows)), device=device)
+    distance = torch.where(norm > 0, squares / norm, (squares > 0).float()).sqrt()
+    stats: Stats = {
+        DIFFER: Mean(tensors, (differ > 0).float().sum()),
+        "mismatch/weights_compared": ShareStat(
+            tensors, torch.full_like(tensors, compared), torch.full_like(tensors, whole)
+        ),
+        "mismatch/weights_distance": Max(tensors, distance.max()),
+    }
+    layers: dict[str, list[int]] = {}
+    for place, i in enumerate(order):
+        layers.setdefault(rows[i].layer, []).append(place)
+    each = differ.unbind()
+    for layer, places in layers.items():
+        elements = sum(len(rows[order[place]].own) for place in places)
+        total = torch.stack([each[place] for place in places]).sum()
+        stats[WEIGHTS_PREFIX + layer] = Mean(torch.full_like(tensors, elements), total)
+    lost = [one.lost for one in parts if one.lost is not None]
+    if lost:
+        missing = torch.cat(lost)
+        known = (missing >= 0).float()  # an adapter that changes nothing yet cannot be missed
+        stats["mismatch/adapter_missing"] = Mean(known.sum(), missing.clamp(min=0.0).sum())
+    return stats
+
+
+def _compare(rows: Sequence[_Row], device: torch.device) -> _Compared:
+    held = torch.stack([row.held for row in rows]).to(device)
+    own = torch.stack([row.own for row in rows]).to(device)
+    cast = own.to(held.dtype)
+    other = (cast != held) & ~(cast.isnan() & held.isnan())
+    changes = [row.change for row in rows if row.change is not None]
+    wide, theirs, lost = cast.float(), held.float(), None
+    if changes:
+        change = torch.stack(changes).to(device)
+        target = own.float() + change
+        near = ULPS * max(torch.finfo(own.dtype).eps, torch.finfo(held.dtype).eps) * (own.float().abs() + change.abs())
+        off = ~((target - theirs).abs() <= near)
+        matters = (change.abs() > near).any(-1)
+        base = (wide - theirs).abs() <= near  # not to the bit: unmerging rounds, too
+        lost = torch.where(matters, (base.all(-1) & off.any(-1)).float(), -1.0)
+        other, wide = off, target
+    gap = torch.where(other, wide - theirs, 0.0)
+    return _Compared(other.float().sum(-1), gap.square().sum(-1), wide.square().sum(-1), lost)
