@@ -10,20 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlwatch.tensors.advantages import observe_advantages
-from rlwatch.tensors.covariance import observe_covariance
+from rlwatch.tensors.advantages import observe_advantages, observe_displacement, observe_logp
 from rlwatch.tensors.degeneration import distinct
-from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
+from rlwatch.tensors.entropy import observe_covariance, observe_entropy, observe_entropy_quantiles
 from rlwatch.tensors.gradnorm import GradNorms, grad_norms
 from rlwatch.tensors.groups import GroupStd, ResponsesIn, consecutive, scores
-from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratios
-from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
-from rlwatch.tensors.lengths import observe_lengths
-from rlwatch.tensors.likelihood import observe_displacement, observe_logp
+from rlwatch.tensors.importance import (
+    observe_clipping,
+    observe_kl,
+    observe_kl_quantiles,
+    observe_off_policy,
+    observe_ratios,
+)
 from rlwatch.tensors.masked import indicator
-from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, nonfinite
+from rlwatch.tensors.mergeable import Latest, Max, Mean, Quantile, Stats, Std, nonfinite
 from rlwatch.tensors.mismatch import LogProbGap, observe_mismatch, response_gap_stats
-from rlwatch.tensors.spread import Quantile, Std
+from rlwatch.tensors.responses import observe_lengths
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import Transfer
 

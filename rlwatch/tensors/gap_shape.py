@@ -25,9 +25,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlwatch.tensors.masked import indicator, keep, masked_count, widen
-from rlwatch.tensors.mergeable import Mean, ShareStat, Stat, Stats
+from rlwatch.tensors.mergeable import Correlation, Mean, ShareStat, Slope, Stat, Stats
 from rlwatch.tensors.mismatch import LogProbGap
-from rlwatch.tensors.spread import Correlation, Slope
 from rlwatch.tensors.tokens import TokenBatch
 
 __all__ = ["observe_gap_shape", "place_stats", "side_stats", "temperature_stats", "version_stats"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlwatch.tensors.masked import masked_count, masked_max, masked_min, masked_sum, widen
+from rlwatch.tensors.masked import keep, masked_count, masked_max, masked_min, masked_quantile, masked_sum, widen
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +246,272 @@ def nonfinite(x: Tensor) -> Tensor:
 def nonfinite_stats(name: str, x: Tensor, mask: Tensor) -> Stats:
     """``nonfinite/<name>``: how many elements of ``x`` inside ``mask`` (same shape) are NaN or infinite."""
     return {f"nonfinite/{name}": Total.of(nonfinite(x), mask)}
+
+
+# Mergeable statistics of how values spread and move together: deviation, effective sample size, quantiles, slopes.
+
+
+@dataclass(frozen=True, slots=True)
+class Std(Stat):
+    """Sample standard deviation (ddof 1), merged by the parallel update of Chan, Golub and LeVeque (1979).
+
+    ``count`` is the degrees of freedom, n - 1: a single value has no spread.
+    """
+
+    # Sum and sum of squares would merge by plain addition, but E[x^2] - E[x]^2 cancels: of rewards near 1 that differ
+    # by 1e-4 float32 leaves no digit. Deviations from each batch's own mean, and the gap between the means, do not.
+
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Measure ``x`` inside ``mask``."""
+        count = masked_count(mask, x)
+        mean = masked_sum(x, mask) / count.clamp(min=1)
+        return cls(count - 1, mean, masked_sum((widen(x) - mean) ** 2, mask))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        n, m = self.count + 1, other.count + 1
+        both = n + m
+        gap = other.mean - self.mean
+        mean = self.mean + gap * m / both.clamp(min=1)
+        squares = self.squares + other.squares + gap**2 * n * m / both.clamp(min=1)
+        return type(self)(both - 1, mean, squares)
+
+    @override
+    def value(self) -> Tensor:
+        return (self.squares / self.count).sqrt()
+
+
+@dataclass(frozen=True, slots=True)
+class Ess(Stat):
+    """Effective sample size over n of the weights w = exp(x): (sum w)^2 / (n sum w^2), in (0, 1].
+
+    Kish's, after Kong (1992); where the mean weight is 1 it is 1 / (1 + chi^2). Kept as log-sums, so that no weight is
+    too large or too small to count: products over a response of 10^4 tokens leave float32 either way.
+    """
+
+    log_sum: Tensor
+    log_squares: Tensor
+
+    @classmethod
+    def of(cls, log_weight: Tensor, mask: Tensor) -> Self:
+        """Measure the *raw* weights ``exp(log_weight)`` inside ``mask``."""
+        x = keep(log_weight, mask, -torch.inf).flatten()
+        # Divided by the largest weight before they are added: the ratio does not change, and nothing overflows.
+        top = masked_max(log_weight, mask)
+        largest = torch.where(top == -torch.inf, 0.0, top)
+        weight = (x - largest).exp()
+        log_sum, log_squares = weight.sum().log() + largest, weight.square().sum().log() + 2 * largest
+        return cls(masked_count(mask, log_weight), log_sum, log_squares)
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(
+            self.count + other.count,
+            torch.logaddexp(self.log_sum, other.log_sum),
+            torch.logaddexp(self.log_squares, other.log_squares),
+        )
+
+    @override
+    def value(self) -> Tensor:
+        # By Cauchy-Schwarz never above 1; equal weights come out a rounding above it.
+        return (2 * self.log_sum - self.log_squares - self.count.log()).exp().clamp(max=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile(Stat):
+    """An exact quantile; keeps the values (4 bytes a token) until the step ends.
+
+    A value of the i-th piece stands for ``every[i]`` values: 1, unless it was made compact. Of n values, a compact
+    one is exact for some q' within ``every / n`` of ``q``.
+    """
+
+    q: float
+    values: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+    every: tuple[int, ...] = (1,)
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor, q: float) -> Self:
+        """Measure ``x`` inside ``mask``."""
+        return cls(masked_count(mask, x), q, (widen(x).flatten(),), (mask.bool().expand_as(x).flatten(),))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return replace(
+            self,
+            count=self.count + other.count,
+            values=self.values + other.values,
+            masks=self.masks + other.masks,
+            every=self.every + other.every,
+        )
+
+    @override
+    def compact(self, most: int) -> Self:
+        """Evenly spaced order statistics where there are more than ``most`` values; all NaN if one was."""
+        x, mask = torch.cat(self.values), torch.cat(self.masks)
+        every = -(-len(x) // most)
+        if every <= 1 or max(self.every) > 1:
+            return self
+        ordered, n = keep(x, mask, torch.inf).sort().values, mask.sum()
+        first = torch.arange(0, len(x), every, device=x.device)
+        # The middle of each run of `every` order statistics stands for the run: no rank is off by more than half a run,
+        # so that any quantile of the merged values is exact for some q' within every / n of q.
+        middle = (first + (every - 1) // 2).minimum((n - 1).clamp(min=0))
+        broken = keep(x, mask, 0.0).isnan().any()
+        values = torch.where(broken, torch.nan, ordered[middle])
+        return replace(self, values=(values,), masks=(first < n,), every=(every,))
+
+    @override
+    def value(self) -> Tensor:
+        x, mask = torch.cat(self.values), torch.cat(self.masks)
+        if max(self.every) == 1:
+            return masked_quantile(x, mask, self.q)
+        times = torch.cat([torch.full_like(v, n) for v, n in zip(self.values, self.every, strict=True)])
+        return _quantile_of_repeated(x, torch.where(mask, times, 0.0), self.q)
+
+
+def _quantile_of_repeated(x: Tensor, times: Tensor, q: float) -> Tensor:
+    """:func:`masked_quantile` of the values ``x`` (N,), each counted ``times`` (N,) times, 0 times included."""
+    # The cumulated counts are the ends of runs of equal values: the value at place k is that of the first run whose end
+    # lies beyond k, found by bisection instead of by repeating the values.
+    ordered, order = torch.where(times > 0, x, torch.inf).sort()
+    ends = times[order].cumsum(0)
+    place = q * (ends[-1] - 1).clamp(min=0)
+    low, high = torch.searchsorted(ends, torch.stack([place.floor(), place.ceil()]), right=True).unbind()
+    left, right = (ordered.gather(0, at.clamp(max=len(x) - 1).view(1)).squeeze(0) for at in (low, high))
+    value = torch.where(left == right, left, left + (right - left) * (place - place.floor()))
+    undefined = (ends[-1] == 0) | torch.where(times > 0, x, 0.0).isnan().any()
+    return torch.where(undefined, torch.nan, value)
+
+
+# Mergeable statistics of how two quantities move together: correlation, slope of a line.
+
+
+@dataclass(frozen=True, slots=True)
+class Paired(Stat):
+    """Base: means and centred second moments of pairs (x, y), merged by the update of Chan, Golub and LeVeque (1979).
+
+    ``count`` is the number of pairs; once settled, 0 where a quantity that is divided by does not vary beyond rounding.
+    All is float64 where the device has it: products of deviations cancel.
+    """
+
+    mean_x: Tensor
+    mean_y: Tensor
+    xx: Tensor
+    yy: Tensor
+    xy: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, mask: Tensor) -> Self:
+        """Measure the pairs inside ``mask``; ``x`` and ``y`` broadcast against each other and the mask."""
+        shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+        dtype = torch.float32 if x.device.type == "mps" else torch.float64
+        x, y = (widen(z).to(dtype).expand(shape) for z in (x, y))
+        n = masked_count(mask, x)
+        mean_x, mean_y = (masked_sum(z, mask) / n.clamp(min=1) for z in (x, y))
+        # Two passes, means first: sum xy - n <x><y> of log-probs near -1 would lose what is looked for.
+        dx, dy = keep(x - mean_x, mask, 0.0), keep(y - mean_y, mask, 0.0)
+        return cls(n, mean_x, mean_y, dx.square().sum(), dy.square().sum(), (dx * dy).sum())
+
+    @override
+    def merge(self, other: Self) -> Self:
+        n = self.count + other.count
+        gap_x, gap_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y
+        # Each batch's moments are about its own mean; moved to the common one they gain (gap)^2 n m / (n + m).
+        share = other.count / n.clamp(min=1)
+        both = self.count * share
+        return type(self)(
+            n,
+            self.mean_x + gap_x * share,
+            self.mean_y + gap_y * share,
+            self.xx + other.xx + gap_x.square() * both,
+            self.yy + other.yy + gap_y.square() * both,
+            self.xy + other.xy + gap_x * gap_y * both,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation(Paired):
+    """Pearson's correlation, in [-1, 1]."""
+
+    @override
+    def settle(self) -> Self:
+        constant = _constant(self.xx, self.mean_x, self.count) | _constant(self.yy, self.mean_y, self.count)
+        return replace(self, count=torch.where(constant, 0.0, self.count))
+
+    @override
+    def value(self) -> Tensor:
+        # Two roots, not the root of the product: of tiny deviations that would be 0.
+        return (self.xy / (self.xx.sqrt() * self.yy.sqrt())).clamp(-1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Slope(Paired):
+    """Slope of the least-squares line of y on x, in units of y per unit of x; 0 where y does not vary."""
+
+    @override
+    def settle(self) -> Self:
+        return replace(self, count=torch.where(_constant(self.xx, self.mean_x, self.count), 0.0, self.count))
+
+    @override
+    def value(self) -> Tensor:
+        return self.xy / self.xx
+
+
+def _constant(squares: Tensor, mean: Tensor, n: Tensor) -> Tensor:
+    """Flag what varies no more than float32 rounds: equal floats need not equal their own rounded mean."""
+    # Inputs are float32 widened: a constant differs from its mean by a few ulp of it. 16 ulp for each of n values.
+    rounding = 16 * torch.finfo(torch.float32).eps * mean
+    return squares <= n * rounding.square()
+
+
+# Growth of the variance of log-ratios with the length of responses.
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceGrowth(Stat):
+    """Growth of the variance of a response's log-ratio with its length, nats^2 per token.
+
+    Per response: T tokens and S, the sum of their log-ratios. With m = sum S / sum T over responses, the slope of the
+    least-squares line of (S - m T)^2 on T. Independent tokens of standard deviation s give s^2, and then responses of
+    T tokens have an effective sample size of exp(-s^2 T); more means that the deviations within a response go
+    together. May be negative on a sample.
+
+    ``count`` is the number of responses with tokens; once settled, 0 where all are of one length. ``sums`` (8,) over
+    responses are in float64 where the device has it.
+    """
+
+    sums: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> Self:
+        """Measure the token log-ratios ``x`` (B, T) inside ``mask``."""
+        # Third powers of lengths near 10^4 are 10^12 a response: sums of them need float64, and then merge by addition.
+        dtype = torch.float32 if x.device.type == "mps" else torch.float64
+        s, t = keep(x, mask, 0.0).sum(-1, dtype=dtype), mask.bool().sum(-1).to(dtype)
+        columns = t, t * t, t**3, s, s * s, s * t, s * s * t, s * t * t
+        return cls((t > 0).sum().to(dtype), torch.stack([column.sum() for column in columns]))
+
+    @override
+    def merge(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.sums + other.sums)
+
+    @override
+    def settle(self) -> Self:
+        t, tt = self.sums[:2].unbind()
+        return replace(self, count=torch.where(self.count * tt > t * t, self.count, 0.0))
+
+    @override
+    def value(self) -> Tensor:
+        n, (t, tt, ttt, s, ss, st, sst, stt) = self.count, self.sums.unbind()
+        # The drift m is known only once all batches are together, so (S - m T)^2 is multiplied out: its sum, and that
+        # of its products with T, follow from sums that do not hold m. Then the slope of y on T is (n sum yT - sum T sum
+        # y) / (n sum T^2 - (sum T)^2).
+        m = s / t
+        squares = ss - 2 * m * st + m * m * tt
+        products = sst - 2 * m * stt + m * m * ttt
+        return (n * products - t * squares) / (n * tt - t * t)

@@ -29,10 +29,22 @@ from typing_extensions import override
 
 from rlwatch.errors import ConfigError
 from rlwatch.tensors.advantages import Sides
-from rlwatch.tensors.kl import k3
+from rlwatch.tensors.importance import k3
 from rlwatch.tensors.masked import indicator, keep, widen
-from rlwatch.tensors.mergeable import Max, Mean, Min, Stat, Stats, nonfinite_stats
-from rlwatch.tensors.spread import Correlation, Ess, Quantile, Slope, Std, VarianceGrowth
+from rlwatch.tensors.mergeable import (
+    Correlation,
+    Ess,
+    Max,
+    Mean,
+    Min,
+    Quantile,
+    Slope,
+    Stat,
+    Stats,
+    Std,
+    VarianceGrowth,
+    nonfinite_stats,
+)
 from rlwatch.tensors.tokens import TokenBatch
 
 __all__ = [
@@ -379,7 +391,7 @@ def _growth(responses: ResponseGaps) -> Mean:
     """Sum of the squared log-weights of responses over the sum of their lengths, nats^2 per token.
 
     Independent errors of tokens make it equal ``mismatch/m2``; errors that compound make it up to n times that.
-    Unlike the regression of :class:`~rlwatch.tensors.spread.VarianceGrowth` it exists where all lengths are equal.
+    Unlike the regression of :class:`~rlwatch.tensors.mergeable.VarianceGrowth` it exists where all lengths are equal.
     """
     return Mean(responses.tokens.sum(), keep(responses.d.square(), responses.measured, 0.0).sum())
 

@@ -11,18 +11,27 @@ from collections.abc import Callable
 
 import torch
 
-from rlwatch.tensors.advantages import observe_advantages
-from rlwatch.tensors.covariance import observe_covariance, observe_top_covariance
+from rlwatch.tensors.advantages import observe_advantages, observe_displacement, observe_logp
 from rlwatch.tensors.degeneration import observe_degeneration
-from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
+from rlwatch.tensors.entropy import (
+    observe_covariance,
+    observe_entropy,
+    observe_entropy_quantiles,
+    observe_top_covariance,
+)
 from rlwatch.tensors.gap_shape import observe_gap_shape
-from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratio_quantiles, observe_ratios
-from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
-from rlwatch.tensors.lengths import observe_length_tail, observe_lengths
-from rlwatch.tensors.likelihood import observe_displacement, observe_logp
+from rlwatch.tensors.importance import (
+    observe_clipping,
+    observe_kl,
+    observe_kl_quantiles,
+    observe_off_policy,
+    observe_ratio_quantiles,
+    observe_ratios,
+)
 from rlwatch.tensors.masked import counting_once
 from rlwatch.tensors.mergeable import Stats
 from rlwatch.tensors.mismatch import observe_mismatch, observe_mismatch_detail
+from rlwatch.tensors.responses import observe_length_tail, observe_lengths
 from rlwatch.tensors.tokens import TokenBatch, observe_environment
 
 Observer = Callable[[TokenBatch], Stats]

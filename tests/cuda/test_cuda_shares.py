@@ -8,7 +8,7 @@ import torch
 
 from rlwatch.integrations.step_tally import StepTally
 from rlwatch.tensors.gradnorm import grad_norms
-from rlwatch.tensors.spread import Quantile
+from rlwatch.tensors.mergeable import Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = [

@@ -19,9 +19,8 @@ from rlwatch.integrations.step_tally import (
     texts_of,
 )
 from rlwatch.records import DISTRIBUTIONS
-from rlwatch.tensors.mergeable import Max, Mean, Total
+from rlwatch.tensors.mergeable import Max, Mean, Quantile, Total
 from rlwatch.tensors.spikes import SpikeTable
-from rlwatch.tensors.spread import Quantile
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

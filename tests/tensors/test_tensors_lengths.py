@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.lengths import Gini, length_stats, length_tail_stats, observe_length_tail, observe_lengths
 from rlwatch.tensors.mergeable import merge
+from rlwatch.tensors.responses import Gini, length_stats, length_tail_stats, observe_length_tail, observe_lengths
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

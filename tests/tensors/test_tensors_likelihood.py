@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlwatch.tensors.likelihood import NOISE, actions_lost, observe_displacement
+from rlwatch.tensors.advantages import NOISE, actions_lost, observe_displacement
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.tokens import TokenBatch, observe_environment
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.tensors.mergeable import Max, Mean, Min, Total, merge, nonfinite_stats
-from rlwatch.tensors.spread import Ess, Quantile, Std
+from rlwatch.tensors.mergeable import Ess, Max, Mean, Min, Quantile, Std, Total, merge, nonfinite_stats
 
 pytestmark = pytest.mark.torch
 

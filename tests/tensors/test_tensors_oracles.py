@@ -8,10 +8,10 @@ import torch
 from rlwatch.tensors.degeneration import degeneration_stats
 from rlwatch.tensors.gradnorm import grad_norms
 from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
+from rlwatch.tensors.mergeable import Ess
 from rlwatch.tensors.mismatch import LogProbGap, gap_stats
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.spikes import SpikeTable, spike_score, top_tokens
-from rlwatch.tensors.spread import Ess
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

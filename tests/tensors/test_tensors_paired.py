@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlwatch.tensors.spread import Correlation, Slope
+from rlwatch.tensors.mergeable import Correlation, Slope
 
 pytestmark = pytest.mark.torch
 D = torch.float64

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors.importance import clip_stats, sequence_log_ratio, truncated
+from rlwatch.tensors.mergeable import Ess
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spread import Ess
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

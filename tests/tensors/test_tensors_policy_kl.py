@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlwatch.tensors.kl import k1, k2, k3, weighted_k3
+from rlwatch.tensors.importance import k1, k2, k3, weighted_k3
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.tensors.importance import chi2, ratio_stats, response_ratio_stats, sequence_log_ratio, sequence_ratio_stats
-from rlwatch.tensors.mergeable import Mean, merge
+from rlwatch.tensors.mergeable import Mean, VarianceGrowth, merge
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spread import VarianceGrowth
 from rlwatch.tensors.tokens import TokenBatch
 
 pytestmark = pytest.mark.torch

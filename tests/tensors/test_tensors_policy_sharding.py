@@ -10,11 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlwatch.metrics import BY_NAME
-from rlwatch.tensors.covariance import observe_covariance, observe_top_covariance
-from rlwatch.tensors.entropy import observe_entropy, observe_entropy_quantiles
-from rlwatch.tensors.importance import observe_clipping, observe_off_policy, observe_ratio_quantiles, observe_ratios
-from rlwatch.tensors.kl import observe_kl, observe_kl_quantiles
-from rlwatch.tensors.likelihood import observe_logp
+from rlwatch.tensors.advantages import observe_logp
+from rlwatch.tensors.entropy import (
+    observe_covariance,
+    observe_entropy,
+    observe_entropy_quantiles,
+    observe_top_covariance,
+)
+from rlwatch.tensors.importance import (
+    observe_clipping,
+    observe_kl,
+    observe_kl_quantiles,
+    observe_off_policy,
+    observe_ratio_quantiles,
+    observe_ratios,
+)
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.tokens import TokenBatch
 

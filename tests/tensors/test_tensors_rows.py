@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlwatch.tensors.rows import places_of
+from rlwatch.tensors.padded import places_of
 
 pytestmark = pytest.mark.torch
 

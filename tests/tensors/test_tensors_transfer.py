@@ -13,9 +13,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlwatch.tensors.masked import masked_quantile
-from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, RankMean, Stat, Total, merge, merge_ranks
+from rlwatch.tensors.mergeable import (
+    Ess,
+    Latest,
+    Max,
+    Mean,
+    Min,
+    Quantile,
+    RankMean,
+    Stat,
+    Std,
+    Total,
+    _quantile_of_repeated,
+    merge,
+    merge_ranks,
+)
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spread import Ess, Quantile, Std, _quantile_of_repeated
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import Transfer, pack, unpack
 

@@ -16,7 +16,7 @@ from rlwatch.error_boundary import call_or, described
 from rlwatch.gradloc.passes import LossPass, Outputs, RandomState, RecordedPasses, Undivided
 from rlwatch.gradloc.rerun import out_of_memory
 from rlwatch.integrations.torch.rows import Cut
-from rlwatch.tensors.rows import places_of
+from rlwatch.tensors.padded import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
 NOT_RUN = "its log-probs do not come out of Watcher.forward()"

@@ -26,13 +26,18 @@ from rlwatch.integrations.completions import (
 from rlwatch.integrations.transformers.compat import source_of
 from rlwatch.records import CompletionBatch
 from rlwatch.rollouts import PART
-from rlwatch.tensors import kl
 from rlwatch.tensors.groups import consecutive
-from rlwatch.tensors.importance import clip_stats, sequence_log_ratio, sequence_ratio_stats
+from rlwatch.tensors.importance import (
+    clip_stats,
+    kl_of_responses,
+    observe_kl,
+    observe_kl_quantiles,
+    sequence_log_ratio,
+    sequence_ratio_stats,
+)
 from rlwatch.tensors.masked import indicator, keep, masked_count, widen
-from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, nonfinite_stats
+from rlwatch.tensors.mergeable import Max, Mean, Min, Stats, Std, nonfinite_stats
 from rlwatch.tensors.responses import ResponseBatch, TaskNames, observe_responses
-from rlwatch.tensors.spread import Std
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import moved
 from rlwatch.text import Sample
@@ -202,7 +207,7 @@ class GenerationPasses:
         if len(passes) < 2:
             return stats
         batch = TokenBatch(policy, mask, advantages=outputs["advantages"], ref_logp=passes[1])
-        return stats | kl.observe_kl(batch) | (kl.observe_kl_quantiles(batch) if self._full else {})
+        return stats | observe_kl(batch) | (observe_kl_quantiles(batch) if self._full else {})
 
 
 # Generations and their rewards: groups, lengths, tasks, and a few completions as text.
@@ -340,7 +345,7 @@ def completion_batch(
     if tasks is not None:
         columns["task"] = ["" if task is None else str(task) for task in tasks]
     if logps is not None:
-        columns["kl"] = lambda rows: kl.of_responses(*(part[list(rows)] for part in logps)).tolist()
+        columns["kl"] = lambda rows: kl_of_responses(*(part[list(rows)] for part in logps)).tolist()
     texts = [as_text(one) for one in scored.completions]
     prompts = [as_text(one) for one in scored.prompts]
     return sampler.sample(step, prompts, texts, columns, ids=lambda i: scored.ids[i])

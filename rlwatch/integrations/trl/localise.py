@@ -21,7 +21,7 @@ from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import UNKEPT, Localise, Localiser, Spike, scale_of
 from rlwatch.integrations.transformers.compat import HIDDEN, sharding_engine, unseen
 from rlwatch.integrations.trl.batch import Scored, as_text, tasks_of
-from rlwatch.tensors.rows import places_of
+from rlwatch.tensors.padded import places_of
 from rlwatch.tensors.tokens import TokenBatch
 
 EVALUATING = "the model is in evaluation mode, in which the trainer is not watched"

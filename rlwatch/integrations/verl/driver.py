@@ -45,7 +45,7 @@ from rlwatch.integrations.verl.sampling import MEASURED_SHARE, EveryResponse, Sa
 from rlwatch.integrations.verl.settings import VerlSettings
 from rlwatch.records import LOCALISED, CompletionBatch
 from rlwatch.rollouts import PART
-from rlwatch.tensors import kl
+from rlwatch.tensors.importance import kl_of_responses
 from rlwatch.tensors.masked import keep
 from rlwatch.tensors.responses import observe_responses
 from rlwatch.text import Sample
@@ -406,7 +406,7 @@ def _columns(batch: StepBatch, reading: BatchSettings) -> Mapping[str, Values | 
         columns["advantage"] = lambda rows: _means(a[list(rows)], mask[list(rows)])
     if tokens is not None and tokens.ref_logp is not None:
         parts = (tokens.logp, tokens.ref_logp, tokens.mask)
-        columns["kl"] = lambda rows: kl.of_responses(*(part[list(rows)] for part in parts)).tolist()
+        columns["kl"] = lambda rows: kl_of_responses(*(part[list(rows)] for part in parts)).tolist()
     return columns
 
 

@@ -26,7 +26,7 @@ from rlwatch.integrations.step_tally import BEFORE, StepTally, core, everything
 from rlwatch.integrations.verl.batch import Clipping, columns_beside, loss_batch
 from rlwatch.integrations.verl.compat import STEPS
 from rlwatch.integrations.verl.localise import RankLocalising
-from rlwatch.tensors.covariance import Pairs
+from rlwatch.tensors.entropy import Pairs
 from rlwatch.tensors.gradnorm import GradNorms, Marked
 from rlwatch.tensors.histogram import observe_distributions
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Stats, Total, nonfinite
