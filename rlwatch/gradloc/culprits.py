@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from rlwatch.gradloc.distributed import World, gather_plain
-from rlwatch.gradloc.history import Usual
 from rlwatch.gradloc.loss_form import COLUMNS, LossForm, columns_of, forms_of
 from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.gradloc.report import Culprit, ExcessFactor, NonfiniteTrace, OwnGradient, TokenAt
+from rlwatch.gradloc.trigger import Usual
 from rlwatch.stats import mad, median
 from rlwatch.tensors.masked import widen
 
@@ -75,7 +75,7 @@ class StepLevels:
     top_share
         Largest |contribution| of a token / norm; None if not known.
     scales
-        Usual sizes of the scales of the loss in this run (:mod:`rlwatch.gradloc.history`); empty: not known.
+        Usual sizes of the scales of the loss in this run (:mod:`rlwatch.gradloc.trigger`); empty: not known.
     policy_weight, kl_weight
         Usual weights of the policy and the KL term in the loss; None: not known.
     """

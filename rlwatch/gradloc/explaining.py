@@ -27,9 +27,9 @@ from rlwatch.gradloc.cures import (
 )
 from rlwatch.gradloc.direction import expert_to_blame
 from rlwatch.gradloc.distributed import World, gather_plain
-from rlwatch.gradloc.history import ScaleHistory, Scales, Usual, usual_of
 from rlwatch.gradloc.loss_form import LossForm, weight_of
 from rlwatch.gradloc.report import BlameLevel, Culprit, Cure, ExcessFactor, Unit
+from rlwatch.gradloc.trigger import ScaleHistory, Scales, Usual, usual_of
 from rlwatch.gradloc.verdict import DOMINANT, HALF, Blame, Standing, TokenLimits, coefficients
 from rlwatch.stats import median
 from rlwatch.wording import number, percent

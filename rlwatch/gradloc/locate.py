@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlwatch.gradloc.attribution import ALIKE, REAL, TOLERANCE, TOLERANCE_LOW, Attribution, attribute
+from rlwatch.gradloc.attribution import ALIKE, REAL, TOLERANCE, TOLERANCE_LOW, Attribution, attribute, reverse_mode
 from rlwatch.gradloc.bisection import follow_larger
 from rlwatch.gradloc.culprits import (
     HostPass,
@@ -32,7 +32,6 @@ from rlwatch.gradloc.cures import InterventionCatalog
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.distributed import Alone, World, differing_weights, gather_plain, sharded_modules
 from rlwatch.gradloc.explaining import Explaining, Explanation, StepScales
-from rlwatch.gradloc.history import ScaleHistory, Scales
 from rlwatch.gradloc.nonfinite import shared_trace, trace
 from rlwatch.gradloc.passes import RecordedPasses
 from rlwatch.gradloc.report import (
@@ -50,7 +49,7 @@ from rlwatch.gradloc.report import (
     remedy_of,
 )
 from rlwatch.gradloc.rerun import tried
-from rlwatch.gradloc.reverse import reverse_mode
+from rlwatch.gradloc.trigger import ScaleHistory, Scales
 from rlwatch.gradloc.verdict import BEYOND, TokenLimits, blame, rows_of, sizes_of, standing_out
 from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, verify_worthwhile
 from rlwatch.stats import median

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rlwatch.gradloc.culprits import HostPass
 from rlwatch.gradloc.distributed import World, gather_plain
-from rlwatch.gradloc.history import Usual
 from rlwatch.gradloc.report import BlameLevel, Unit
+from rlwatch.gradloc.trigger import Usual
 from rlwatch.stats import mad, median
 from rlwatch.wording import percent
 

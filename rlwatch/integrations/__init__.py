@@ -16,7 +16,7 @@ checkpoints  shared: checkpoints  checkpoints          shared: checkpoints  chec
 ranks        shared: ranks        shared: ranks        shared: ranks        ranks                shared: step_tally
 compat       compat               compat               compat               compat               compat
 localise     localise             none: no tokens      localise             localise             none: DeepSpeed
-rooms        verifiers            layer_clipping       rows                 plugin, heartbeat,   driver
+rooms        verifiers            layer_clipping                            plugin, heartbeat,   driver
                                                                             settings, driver,
                                                                             worker, sampling
 ===========  ===================  ===================  ===================  ===================  ===================

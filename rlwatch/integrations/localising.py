@@ -26,14 +26,22 @@ from rlwatch.clipping.skip import SkipOnSpike, skip_step
 from rlwatch.error_boundary import LIMIT, ErrorBoundary, Reported
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.gradloc.distributed import Alone, Processes, World, gather_bytes, whole_gradients
-from rlwatch.gradloc.history import ScaleHistory, added_up, measured, scales_of
 from rlwatch.gradloc.locate import Located, LocateOptions, locate
 from rlwatch.gradloc.loss_form import sample_of
 from rlwatch.gradloc.passes import LossPass, RecordedPasses
 from rlwatch.gradloc.recording import Context, save_recording
 from rlwatch.gradloc.report import Localisation
 from rlwatch.gradloc.rows import culprit_batches, event_body, response_batch
-from rlwatch.gradloc.trigger import FIXED, LocalisationBudget, Trigger, TriggerDecision
+from rlwatch.gradloc.trigger import (
+    FIXED,
+    LocalisationBudget,
+    ScaleHistory,
+    Trigger,
+    TriggerDecision,
+    added_up,
+    measured,
+    scales_of,
+)
 from rlwatch.integrations.ranks import all_agree
 from rlwatch.integrations.step_tally import Decode
 from rlwatch.metrics import LAYER_PREFIX

@@ -23,16 +23,19 @@ from typing import Any
 from rlwatch.control.commands import LAST_GOOD, TAKE_SNAPSHOT
 from rlwatch.error_boundary import ErrorBoundary, say
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.snapshot_files import SnapshotFile, read_snapshot, writable, write_snapshot
 from rlwatch.integrations.snapshot_state import (
     Fence,
     Holdings,
     SideCopier,
+    SnapshotFile,
     StateCopy,
     check_fits,
     plain_of,
     put_back,
+    read_snapshot,
     tensors_of,
+    writable,
+    write_snapshot,
 )
 from rlwatch.records import JSON, Command
 from rlwatch.run.machine import container_memory

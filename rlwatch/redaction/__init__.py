@@ -31,7 +31,6 @@ from urllib.parse import unquote, urlsplit
 from rlwatch.error_boundary import call_or
 from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
-from rlwatch.redaction.logins import option_of, without_logins
 from rlwatch.redaction.names import (
     HIDDEN,
     Says,
@@ -42,7 +41,9 @@ from rlwatch.redaction.names import (
     kind_of,
     names_a_secret,
     opened_by_keys,
+    option_of,
     says,
+    without_logins,
     words_of,
 )
 

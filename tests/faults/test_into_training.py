@@ -753,8 +753,8 @@ INJECTED = {
     "a spike located": (f"{LOCAL}.locate", out_of_memory),
     "tokens attributed": ("rlwatch.gradloc.locate.attribute", out_of_memory),
     "culprits verified": ("rlwatch.gradloc.locate.verify_worthwhile", bare),
-    "weights displaced": ("rlwatch.gradloc.displacement.Views.__getitem__", out_of_memory),
-    "weights put back": ("rlwatch.gradloc.displacement.reshard", runtime),
+    "weights displaced": ("rlwatch.gradloc.direction.Views.__getitem__", out_of_memory),
+    "weights put back": ("rlwatch.gradloc.direction.reshard", runtime),
     "a spike recorded": (f"{LOCAL}.record_located", missing),
     "a step left out": ("rlwatch.clipping.skip.SkipOnSpike.decide", bare),
     # threads of ours

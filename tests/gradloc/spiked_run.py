@@ -5,9 +5,9 @@ import math
 import numpy as np
 from tiny_step import dapo, policy, rollouts, take_step
 
-from rlwatch.gradloc.history import ScaleHistory, added_up, measured, scales_of
 from rlwatch.gradloc.locate import locate
 from rlwatch.gradloc.loss_form import sample_of
+from rlwatch.gradloc.trigger import ScaleHistory, added_up, measured, scales_of
 
 
 def norm_of(model):

@@ -9,10 +9,10 @@ from tiny_step import dapo, outputs, policy, rollouts, take_step
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from rlwatch.gradloc import attribution, displacement
+from rlwatch.gradloc import attribution
+from rlwatch.gradloc import direction as directions
 from rlwatch.gradloc.attribution import attribute
-from rlwatch.gradloc.direction import Direction
-from rlwatch.gradloc.displacement import displaced
+from rlwatch.gradloc.direction import Direction, displaced
 from rlwatch.gradloc.passes import Outputs
 from rlwatch.gradloc.report import Method
 from rlwatch.gradloc.rerun import Precision
@@ -84,7 +84,7 @@ def test_a_pad_token_in_the_context_of_a_tied_embedding(method, monkeypatch):
     batch.ids[:, ::3] = model.config.pad_token_id
     passes = take_step(model, batch)
     right = gap(model, passes, method)
-    monkeypatch.setattr(displacement, "_without", lambda gradient, row: gradient)
+    monkeypatch.setattr(directions, "_without", lambda gradient, row: gradient)
 
     assert abs(right) < 2e-4
     assert abs(gap(model, passes, method)) > 1e-3

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlwatch.gradloc import generators
+from rlwatch.gradloc import passes
 from rlwatch.gradloc.passes import RandomState
 
 pytestmark = pytest.mark.torch
@@ -81,11 +81,11 @@ def test_states_of_every_device_come_back(plugged):
 def test_each_device_draws_from_its_own(plugged):
     """One is set, the other is left."""
     module = plugged(Accelerator([1, 2]))
-    generators.set_state_of(lying_on(1), torch.tensor([9], dtype=torch.uint8))
+    passes.set_state_of(lying_on(1), torch.tensor([9], dtype=torch.uint8))
 
     assert [int(state) for state in module.states] == [1, 9]
-    assert int(generators.state_of(lying_on(0))) == 1
-    assert int(generators.state_of(lying_on(1))) == 9
+    assert int(passes.state_of(lying_on(0))) == 1
+    assert int(passes.state_of(lying_on(1))) == 9
 
 
 def test_a_device_that_is_the_only_one(plugged):
@@ -96,7 +96,7 @@ def test_a_device_that_is_the_only_one(plugged):
     before.restore()
 
     assert int(module.state) == 3
-    assert int(generators.state_of(lying_on(None))) == 3
+    assert int(passes.state_of(lying_on(None))) == 3
 
 
 def test_where_there_is_no_accelerator_the_generator_is_that_of_the_cpu(plugged):
@@ -104,6 +104,6 @@ def test_where_there_is_no_accelerator_the_generator_is_that_of_the_cpu(plugged)
     idle = plugged(Accelerator([1]))
     idle.is_initialized = lambda: False
 
-    assert generators.device_states() == ()
-    assert torch.equal(generators.state_of(lying_on(0)), torch.get_rng_state())
-    assert torch.equal(generators.state_of(torch.zeros(1)), torch.get_rng_state())
+    assert passes.device_states() == ()
+    assert torch.equal(passes.state_of(lying_on(0)), torch.get_rng_state())
+    assert torch.equal(passes.state_of(torch.zeros(1)), torch.get_rng_state())

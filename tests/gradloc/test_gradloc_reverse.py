@@ -6,11 +6,10 @@ from spiked_run import norm_of
 from test_gradloc_attribution import brute_force
 from tiny_step import LOSSES, dapo, plant, policy, rollouts, take_step
 
-from rlwatch.gradloc.attribution import forward_mode
+from rlwatch.gradloc.attribution import forward_mode, reverse_mode
 from rlwatch.gradloc.direction import Direction
 from rlwatch.gradloc.locate import locate
 from rlwatch.gradloc.report import BlameLevel, Method
-from rlwatch.gradloc.reverse import reverse_mode
 
 
 class Straight(torch.autograd.Function):

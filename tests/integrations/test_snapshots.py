@@ -15,8 +15,14 @@ import rlwatch
 from rlwatch.control.policy import RunHealth
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import ConfigError, RLWatchError
-from rlwatch.integrations.snapshot_files import read_snapshot, write_snapshot
-from rlwatch.integrations.snapshot_state import Holdings, SideCopier, check_fits, put_back
+from rlwatch.integrations.snapshot_state import (
+    Holdings,
+    SideCopier,
+    check_fits,
+    put_back,
+    read_snapshot,
+    write_snapshot,
+)
 from rlwatch.integrations.snapshots import Snapshot, SnapshotKeeper, Snapshots, checked, to_drop
 from rlwatch.integrations.trl import watch
 from rlwatch.monitor.step_judge import Soundness

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training import resharded, whole
 
-from rlwatch.gradloc import direction, displacement, gradients
+from rlwatch.gradloc import direction, gradients
 from rlwatch.gradloc.distributed import Processes
 from rlwatch.gradloc.report import NotLocalised
 
@@ -85,7 +85,7 @@ def inner(model):
 @contextmanager
 def never_resharded():
     """As if looking did not mind what FSDP2 left gathered."""
-    modules = (direction, displacement, gradients)
+    modules = (direction, gradients)
     before = [module.reshard for module in modules]
     try:
         for module in modules:

@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 
 import rlwatch
 from rlwatch.metrics import metric_of
-from rlwatch.run import gpus, machine
-from rlwatch.run.gpus import gpu_reader
-from rlwatch.run.machine import Machine, MachineThread, WithMachines, container_memory, machine_thread, packed, wanted
+from rlwatch.run import machine
+from rlwatch.run.machine import (
+    Machine,
+    MachineThread,
+    WithMachines,
+    container_memory,
+    gpu_reader,
+    machine_thread,
+    packed,
+    wanted,
+)
 from rlwatch.run.ranks import join
 from rlwatch.store.url import open_store
 
@@ -95,7 +103,7 @@ def test_a_container_has_the_memory_it_is_given(tmp_path, files, expected):
 NVML = (
     "nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetCurrentClocksThrottleReasons", "NVML_TEMPERATURE_GPU", "NVMLError", gpus.CAPPED, *gpus.HELD_BACK,
+    "nvmlDeviceGetCurrentClocksThrottleReasons", "NVML_TEMPERATURE_GPU", "NVMLError", machine.CAPPED, *machine.HELD_BACK,
 )  # fmt: skip
 
 
@@ -132,7 +140,7 @@ def driver(reasons):
         nvmlDeviceGetTemperature=refusing(71),
         nvmlDeviceGetPowerUsage=power,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: refusing(reasons[card])(card),
-        **{name: getattr(pynvml, name) for name in (gpus.CAPPED, *gpus.HELD_BACK)},
+        **{name: getattr(pynvml, name) for name in (machine.CAPPED, *machine.HELD_BACK)},
     )
 
 
