@@ -9,6 +9,7 @@ import typer
 from rlwatch import __version__
 from rlwatch.cli import (
     alerts,
+    app_login,
     audit,
     command,
     database,
@@ -29,7 +30,6 @@ from rlwatch.cli import (
     scan,
     serve,
     show,
-    token_command,
     ui,
     watch,
 )
@@ -69,7 +69,7 @@ app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(rules.rules, name="rules")
 app.add_typer(forecast.group, name="forecast")
 app.add_typer(database.group, name="db")
-app.add_typer(token_command.group, name="token")
+app.add_typer(app_login.group, name="token")
 app.command("sync", epilog=database.SYNC_EPILOG)(database.sync)
 
 

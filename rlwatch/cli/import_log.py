@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlwatch.cli.console import aside, print_json, progress_bar, reading, say
-from rlwatch.cli.names_text import print_names
+from rlwatch.cli.names import print_names
 from rlwatch.cli.options import (
     FormatOption,
     LogArgument,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,9 @@ from uuid import uuid4
 
 import typer
 
-from rlwatch.cli.background import sigterm_as_ctrl_c
+from rlwatch.analysis.lookup import find_run
+from rlwatch.cli.background import background_services, deliver_once, delivering, sigterm_as_ctrl_c, watchman
+from rlwatch.cli.console import say, warn
 from rlwatch.cli.import_log import NamedLog
 from rlwatch.cli.options import (
     ConfigOption,
@@ -23,12 +25,122 @@ from rlwatch.cli.options import (
     RunOfLogOption,
     StoreOption,
     TrainerOption,
+    alerting_of,
     examples,
     format_of,
     naming_of,
     no_log_either,
+    opened,
 )
-from rlwatch.errors import ConfigError, ImportFormatError
+from rlwatch.cli.view_text import print_alert_line, print_finding_line
+from rlwatch.errors import ConfigError, ImportFormatError, RunNotFoundError, StoreError
+from rlwatch.ports import Store
+from rlwatch.records import Alert, AlertState, Finding, RunInfo, Severity
+from rlwatch.wording import one_line
+
+# ``rlwatch watch`` of a store: judge whether runs live, deliver what waits, tell what is new.
+
+
+class StoreWatch:
+    """Remembers what was told, of all runs or of one."""
+
+    def __init__(self, store: Store, run_id: str | None = None) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._versions: dict[str, object] = {}
+        self._findings: dict[str, int] = {}
+        self._alerts: dict[str, tuple[AlertState, Severity]] = {}
+
+    def findings(self) -> Iterator[tuple[RunInfo, Finding]]:
+        """Findings stored since the last call. A run that has not moved is not read again."""
+        for run in self._runs():
+            version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
+            if self._versions.get(run.run_id) == version:
+                continue
+            with suppress(StoreError):  # unreadable at this moment: the next look will tell
+                found = self._store.findings(run.run_id)
+                reported = self._findings.get(run.run_id, 0)
+                self._versions[run.run_id], self._findings[run.run_id] = version, len(found)
+                yield from ((run, finding) for finding in found[reported:])
+
+    def alerts(self) -> Iterator[Alert]:
+        """Alerts that fired, got worse or were resolved since the last call, oldest first."""
+        for alert in reversed(self._store.alerts(self._run_id)):
+            now = (alert.state, alert.severity)
+            if alert.state is not AlertState.PENDING and self._alerts.get(alert.alert_id) != now:
+                self._alerts[alert.alert_id] = now
+                yield alert
+
+    def critical(self) -> bool:
+        """True if a critical alert is firing now."""
+        return any(
+            alert.state is AlertState.FIRING and alert.severity is Severity.CRITICAL
+            for alert in self._store.alerts(self._run_id)
+        )
+
+    def _runs(self) -> list[RunInfo]:
+        return [self._store.run(self._run_id)] if self._run_id else self._store.runs()
+
+
+def judge_store_once(url: str | None, run: str | None, config: Path | None) -> int:
+    """Tell everything, deliver what is due, and answer 1 if a critical alert is firing."""
+    with opened(url) as store:
+        run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
+        _require_a_run(store)
+        watch = StoreWatch(store, run_id)
+        watchman(store, alerting, run_id).look()
+        _tell(watch)
+        delivered = deliver_once(store, alerting)
+        if delivered:
+            say(f"alerts {delivered}")
+        return int(watch.critical())
+
+
+def follow_store(
+    url: str | None, run: str | None, config: Path | None, pause: Callable[[], None], pushed_s: float = 1.0
+) -> None:
+    """Deliver, and tell what comes from now on, until ``pause`` raises ``KeyboardInterrupt``.
+
+    Where the store pushes news, they are waited for instead, at most ``pushed_s``.
+    """
+    with opened(url) as store:
+        run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
+        watch = StoreWatch(store, run_id)
+        old = len(list(watch.findings())) + len(list(watch.alerts()))
+        with delivering(store, alerting), background_services(store, alerting, run_id):
+            say(f"watching {store.url} (older findings and alerts not shown: {old}); stop with Ctrl-C", style="dim")
+            news = store.news("alerts", run_id)
+            try:
+                while True:
+                    if news is None:
+                        pause()
+                    else:
+                        news.arrived(pushed_s)
+                    _tell(watch)
+            except KeyboardInterrupt:
+                say("stopped", style="dim")
+            finally:
+                if news is not None:
+                    news.close()
+
+
+def _require_a_run(store: Store) -> None:
+    """Say which runs cannot be read. Raises ``RunNotFoundError`` if none can: a check must not pass on nothing."""
+    for name, reason in store.unreadable().items():
+        warn(one_line(f"{name}: cannot be read: {reason}", 300))
+    if not store.runs():
+        raise RunNotFoundError(f"{store.url} holds no run that can be read")
+
+
+def _tell(watch: StoreWatch) -> None:
+    for run, finding in watch.findings():
+        print_finding_line(finding, f"{run.name or run.run_id}  ")
+    for alert in watch.alerts():
+        print_alert_line(alert, f"{alert.run_id}  ")
+
+
+# ``rlwatch watch SOURCE``: follow a growing log, all logs of a directory, a run of a tracker, or a store.
+
 
 Beside = Callable[[], Mapping[str, float]]
 EPILOG = examples(
@@ -232,9 +344,7 @@ def _watch_many(
 
 
 def _watch_store(url: str | None, run: str | None, config: Path | None, *, once: bool, poll_s: float) -> None:
-    from rlwatch.cli import watch_store
-
     with no_log_either(run):
         if once:
-            raise typer.Exit(watch_store.look_once(url, run, config))
-        watch_store.follow(url, run, config, lambda: time.sleep(poll_s), poll_s)
+            raise typer.Exit(judge_store_once(url, run, config))
+        follow_store(url, run, config, lambda: time.sleep(poll_s), poll_s)

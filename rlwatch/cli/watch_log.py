@@ -19,7 +19,7 @@ from rlwatch.alerts.rules import AlertingConfig
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import backlog, say, warn
 from rlwatch.cli.import_log import NamedLog, holds
-from rlwatch.cli.names_text import print_names
+from rlwatch.cli.names import print_names
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.view_text import print_forecast, print_outcome
 from rlwatch.clock import Clock, SystemClock

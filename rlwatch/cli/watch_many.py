@@ -11,7 +11,7 @@ from pathlib import Path
 from rlwatch.cli.background import deliver_once, delivering, unbroken
 from rlwatch.cli.console import errors, say, warn
 from rlwatch.cli.import_log import NamedLog
-from rlwatch.cli.names_text import reading_lines
+from rlwatch.cli.names import reading_lines
 from rlwatch.cli.options import alerting_of, opened
 from rlwatch.cli.watch_log import LogWatch, ever_critical, watch_of
 from rlwatch.clock import Clock, SystemClock

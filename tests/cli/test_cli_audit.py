@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rlwatch.cli.app import app
+from rlwatch.cli.audit import acts_of_people
 from rlwatch.clock import ManualClock
 from rlwatch.curation import edit_run, purge_run
-from rlwatch.curation.audit import acts_of_people
 from rlwatch.errors import RunNotFoundError
 from rlwatch.records import AuditEntry, Command, RunInfo, RunState
 from rlwatch.store.url import open_store

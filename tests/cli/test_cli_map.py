@@ -6,7 +6,7 @@ import pytest
 
 import rlwatch
 from rlwatch import scan
-from rlwatch.cli.names_text import reading_lines, role_lines
+from rlwatch.cli.names import reading_lines, role_lines
 from rlwatch.errors import ConfigError, ImportFormatError
 from rlwatch.importers import LogTail, read_log
 from rlwatch.importers.naming import naming_of

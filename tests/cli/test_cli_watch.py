@@ -16,9 +16,9 @@ import pytest
 from cli_helpers import NOW, Inbox, Invoke, record_run, write_log
 
 import rlwatch
-from rlwatch.cli import watch_log, watch_store
+from rlwatch.cli import watch, watch_log
 from rlwatch.cli.import_log import NamedLog, log_id
-from rlwatch.cli.watch_store import StoreWatch
+from rlwatch.cli.watch import StoreWatch
 from rlwatch.clock import ManualClock
 from rlwatch.importers.wandb_runs import WandbTail
 from rlwatch.records import (
@@ -371,7 +371,7 @@ def test_a_followed_store_shows_only_what_is_new(tmp_path: Path, capsys: pytest.
     writer = store.open_run(RunInfo("a", name="seed1"))
     writer.write([StepRecord(1, {"entropy": 1.0}), _finding(1)])
 
-    watch_store.follow(
+    watch.follow_store(
         str(tmp_path / "runs"),
         None,
         None,

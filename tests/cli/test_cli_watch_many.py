@@ -439,11 +439,10 @@ def test_once_never_passes_on_nothing(tmp_path: Path, invoke: Invoke, what: str)
 
 def test_a_directory_with_nothing_yet_is_said_to_be_waited_for(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """As a store: nobody learns otherwise that logs which come later are not followed."""
-    from rlwatch.cli import watch_store
-    from rlwatch.cli.watch import watch
+    from rlwatch.cli import watch
 
-    monkeypatch.setattr(watch_store, "follow", lambda *_: None)
-    watch(str(tmp_path))
+    monkeypatch.setattr(watch, "follow_store", lambda *_: None)
+    watch.watch(str(tmp_path))
 
     assert "holds nothing to watch" in capsys.readouterr().err
 
