@@ -81,11 +81,21 @@ def test_every_package_is_on_the_page():
 
 
 def test_there_is_a_picture_of_each_path():
-    """A value, a finding, a command, a NaN, a spike."""
+    """The engine; a value, a finding, a command, a NaN, a spike."""
     words = " ".join(title.lower() for title, _ in PICTURES)
 
-    assert len(PICTURES) == 5
-    assert [one for one in ("value", "finding", "command", "nan", "spike") if one not in words] == []
+    assert len(PICTURES) == 6
+    assert [one for one in ("from the call to the views", "value", "finding", "command", "nan", "spike") if one not in words] == []
+
+
+def test_every_module_of_the_engine_is_in_its_picture():
+    """The table says what each does, the picture what passes between them."""
+    (picture,) = [picture for title, picture in PICTURES if title == "From the call to the views"]
+    table = PAGE.split("## The engine\n")[1].split("\n### ")[0]
+    listed = set(re.findall(r"^\| [^|]+ \| `(rlwatch[\w.]+)` \|", table, flags=re.MULTILINE))
+
+    assert len(listed) == 11
+    assert listed - {module for _, module in NODE.findall(picture)} == set()
 
 
 @pytest.mark.parametrize(("title", "picture"), PICTURES, ids=[title for title, _ in PICTURES])
