@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from rlwatch import codec
 from rlwatch.alerts.engine import AlertEvent
@@ -242,56 +242,94 @@ def replay(
     )
     outcomes = list(monitor.observing_all(_arriving(progress(records) if progress else records, events)))
     outcome = joined([*outcomes, monitor.close()])
-    names = sorted(_names(imported.records))
-    readings = {name: resolve(name, trainer) for name in names}
-    metrics = tuple(sorted(known(names, trainer)))
-    last: dict[str, float] = {}
-    for record in records:
-        last.update(record.metrics)
-    _, origin = canonicalise(last, trainer)
-    strange = unread(names, trainer)
-    reasons = {name: unjudged(name, whole="reward/mean" in metrics) for name in strange}
-    findings = _unique(outcome.findings)
-    forecasts = tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values())
-    steps = _steps(records)
-    view = RunView(
-        run_id=imported.name or imported.path,
-        name=imported.name,
-        source=trainer,
-        steps=steps,
-        metrics=metrics,
-        unread=tuple(strange),
-        findings=findings,
-        diagnosis=diagnosis_of(
-            findings,
-            steps,
-            events=events,
-            source=trainer,
-            metrics=metrics,
-            knobs=logged_knobs(records, names, trainer) if failed(findings) else None,
-        ),
-        forecasts=forecasts,
-        events=tuple(events),
-        not_judged=tuple(monitor.not_run()),
-        recoveries=_unique(outcome.recoveries),
-        ending=ending_of_log(imported),
-    )
+    names = NamesRead.of(imported.records, records, trainer)
     return Report(
         source=imported.path,
         format=imported.format,
         run=imported.name,
         steps=len({record.step for record in records}),
-        view=view,
+        view=_view(imported, records, monitor, outcome, events=events, names=names),
         alarms=tuple(_alarms(outcome)),
         skipped=tuple(f"{left.reason}: {left.count}" for left in imported.skipped),
         notes=imported.notes,
         rows=rows_read(imported),
-        guessed={
-            name: metric for metric, name in origin.items() if (read := readings[name]) is not None and read.guess
-        },
-        unknown=tuple(name for name, reason in reasons.items() if not reason),
-        unjudged={name: reason for name, reason in reasons.items() if reason},
+        guessed=names.guessed,
+        unknown=tuple(name for name, reason in names.unread.items() if not reason),
+        unjudged={name: reason for name, reason in names.unread.items() if reason},
         firing=monitor.firing,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NamesRead:
+    """How a log's names were read.
+
+    Parameters
+    ----------
+    names
+        All of them, sorted.
+    metrics
+        Canonical names of the metrics they are.
+    guessed
+        Names that were read as a metric by a guess, with that metric.
+    unread
+        Names that were read as none, each with the reason; empty where it is unknown.
+    """
+
+    names: list[str]
+    metrics: tuple[str, ...]
+    guessed: dict[str, str]
+    unread: dict[str, str]
+
+    @classmethod
+    def of(cls, given: Sequence[StepRecord], records: Sequence[StepRecord], trainer: str) -> Self:
+        """Read the names of the rows ``given``; ``records`` are those that are judged."""
+        names = sorted(_names(given))
+        metrics = tuple(sorted(known(names, trainer)))
+        last: dict[str, float] = {}
+        for record in records:
+            last.update(record.metrics)
+        _, origin = canonicalise(last, trainer)
+        readings = {name: resolve(name, trainer) for name in origin.values()}
+        guessed = {
+            name: metric for metric, name in origin.items() if (read := readings[name]) is not None and read.guess
+        }
+        reasons = {name: unjudged(name, whole="reward/mean" in metrics) for name in unread(names, trainer)}
+        return cls(names, metrics, guessed, reasons)
+
+
+def _view(
+    imported: ImportedRun,
+    records: Sequence[StepRecord],
+    monitor: Monitor,
+    outcome: MonitorOutcome,
+    *,
+    events: Sequence[Event],
+    names: NamesRead,
+) -> RunView:
+    """Return the view of a log that was judged."""
+    findings, steps = _unique(outcome.findings), _steps(records)
+    return RunView(
+        run_id=monitor.run_id,
+        name=imported.name,
+        source=monitor.source,
+        steps=steps,
+        metrics=names.metrics,
+        unread=tuple(names.unread),
+        findings=findings,
+        diagnosis=diagnosis_of(
+            findings,
+            steps,
+            events=events,
+            source=monitor.source,
+            metrics=names.metrics,
+            knobs=logged_knobs(records, names.names, monitor.source) if failed(findings) else None,
+        ),
+        forecasts=tuple({(f.seq, f.step, f.attempt): f for f in outcome.kept}.values()),
+        events=tuple(events),
+        not_judged=tuple(monitor.not_run()),
+        recoveries=_unique(outcome.recoveries),
+        ending=ending_of_log(imported),
     )
 
 

@@ -85,7 +85,9 @@ def test_there_is_a_picture_of_each_path():
     words = " ".join(title.lower() for title, _ in PICTURES)
 
     assert len(PICTURES) == 6
-    assert [one for one in ("from the call to the views", "value", "finding", "command", "nan", "spike") if one not in words] == []
+    assert [
+        one for one in ("from the call to the views", "value", "finding", "command", "nan", "spike") if one not in words
+    ] == []
 
 
 def test_every_module_of_the_engine_is_in_its_picture():

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,6 +51,9 @@ from rlwatch.records import (
 from rlwatch.redaction import recordable
 from rlwatch.rollouts import column_values, completion_rows
 from rlwatch.wording import duration, local_moment, number, one_line, percent, step
+
+if TYPE_CHECKING:
+    from rlwatch.view import RunView
 
 EPILOG = examples(
     "rlwatch show math-7b-s3",
@@ -103,26 +106,9 @@ def show(
         every_text = completion_rows(source.completions(info.run_id)) if completions else []
     texts = wish.of(every_text) if completions else None
     if output is OutputFormat.JSON:
+        document = _document(info, row, view, layers, actions)
         extra = {"metrics": every, "completions": texts, **(tokens or {})}
-        print_json(
-            row
-            | {
-                "config": recordable(info.config),
-                "tags": info.tags,
-                "host": info.host,
-                "pid": info.pid,
-                "stage": info.stage,
-                "stage_since": info.stage_since,
-                "stalls": [event.body for event in stalls_now(info, view.events)],
-                "findings": view.findings,
-                "recoveries": view.recoveries,
-                "layers": layers,
-                "shed": list(view.shed),
-            }
-            | {"headline": view.headline, "diagnosis": view.explanation.to_dict(), "actions": actions}
-            | {"forecast": newest_row(view.forecasts) if view.forecast is not None else None}
-            | {name: part for name, part in extra.items() if part is not None}
-        )
+        print_json(document | {name: part for name, part in extra.items() if part is not None})
         return
     _print_head(info, row)
     _print_stalls(info, view.events)
@@ -142,6 +128,27 @@ def show(
     if texts is not None:
         print_completions(texts, wish, len(every_text))
     print_not_judged(view.not_judged, "--findings", everything=findings)
+
+
+def _document(info: RunInfo, row: Row, view: RunView, layers: object, actions: object) -> dict[str, Any]:
+    """Return the run as plain values."""
+    return row | {
+        "config": recordable(info.config),
+        "tags": info.tags,
+        "host": info.host,
+        "pid": info.pid,
+        "stage": info.stage,
+        "stage_since": info.stage_since,
+        "stalls": [event.body for event in stalls_now(info, view.events)],
+        "findings": view.findings,
+        "recoveries": view.recoveries,
+        "layers": layers,
+        "shed": list(view.shed),
+        "headline": view.headline,
+        "diagnosis": view.explanation.to_dict(),
+        "actions": actions,
+        "forecast": newest_row(view.forecasts) if view.forecast is not None else None,
+    }
 
 
 def _spikes(store: Store, run_id: str) -> dict[str, list[dict[str, JSON]]]:

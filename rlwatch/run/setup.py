@@ -31,7 +31,7 @@ from rlwatch.records import FORECAST_SWITCH, GROUP_TAG, JSON, ORIGIN, RunInfo, R
 from rlwatch.redaction import MAX_TEXT, recordable, redacted, tags_of
 from rlwatch.run.alerting import Alerting, alerting_for
 from rlwatch.run.engines import VARIABLE, Engines, addresses
-from rlwatch.run.machine import machine_thread, wanted
+from rlwatch.run.machine import Read, machine_thread, wanted
 from rlwatch.run.origin import origin
 from rlwatch.run.run import Run, RunEngine, watch_over
 from rlwatch.run.stages import StallSink, StallWatch
@@ -123,14 +123,10 @@ def init(
     rank = _from_environment("RANK", 0) if rank is None else rank
     world_size = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
     asked = RunInfo(run_id=run_id or "", project=project or "default", name=name or "", source=source)
-    places = {} if output_dir is None else {"checkpoints": output_dir}
+    machine = MachineSettings(system, engines, {} if output_dir is None else {"checkpoints": output_dir})
     if rank != 0:
-        inert = Run(asked, Counters(), rank=rank, world_size=world_size)
-        if wanted(system) and world_size > 1:
-            inert.measure(machine_thread(rank, places))
-        return inert
-    asked_engines = addresses(os.environ.get(VARIABLE, "") if engines is None else engines)
-    ask = Engines(asked_engines).read if asked_engines else None
+        return _inert(asked, rank, world_size, machine)
+    ask = machine.engines_reader()
     place = opened(store)
     alerting = alerting_for(config_file=config_file, webhook_url=webhook_url, rules=rules, store=place).with_forecast(
         forecast
@@ -139,19 +135,53 @@ def init(
     chosen = choose_run_id(run_id, output_dir, project, resume)
     kept = _with_group(tags, group)
     info = _of_this_process(replace(asked, run_id=chosen), config=config, tags=kept, forecast=alerting.policy.forecast)
-    opening = Opening(assembly, info, output_dir)
     earlier = None if run_id or resume != "auto" else _earlier(place, chosen, output_dir)
-    if earlier is None:
-        run = opening.begin(info)
-    else:
-        run = Run(replace(info, attempt=earlier.attempt + 1), assembly.counters, world_size=world_size)
-        run.await_training(partial(opening.decide, run, _first_step(place, chosen)))
+    run = _begun(Opening(assembly, info, output_dir), earlier)
     watch_over(run, sigterm=sigterm)
     root = getattr(place, "root", None)
     run.where = str(root) if root else ""
-    if wanted(system) or ask is not None:
-        at = {**places, "store": root} if root else places
-        run.measure(machine_thread(0, at, engines=ask, system=wanted(system)))
+    machine.measure(run, ask, root)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """Measurements beside the run: of the machine, unless ``system`` is false, and of rollout ``engines``.
+
+    ``places`` are directories whose disks are measured.
+    """
+
+    system: bool | None
+    engines: str | Sequence[str] | None
+    places: Mapping[str, str | os.PathLike[str]]
+
+    def engines_reader(self) -> Read | None:
+        """Return a function that reads the engines, if there are any. Raises ``ConfigError`` for a wrong address."""
+        asked = addresses(os.environ.get(VARIABLE, "") if self.engines is None else self.engines)
+        return Engines(asked).read if asked else None
+
+    def measure(self, run: Run, ask: Read | None, root: Path | None) -> None:
+        """Begin to measure for ``run``, whose store lies in ``root``, if anything is to be measured."""
+        if wanted(self.system) or ask is not None:
+            at = {**self.places, "store": root} if root else self.places
+            run.measure(machine_thread(0, at, engines=ask, system=wanted(self.system)))
+
+
+def _inert(asked: RunInfo, rank: int, world_size: int, machine: MachineSettings) -> Run:
+    """Return the run of a rank other than 0: it records nothing until it is linked to rank 0."""
+    inert = Run(asked, Counters(), rank=rank, world_size=world_size)
+    if wanted(machine.system) and world_size > 1:
+        inert.measure(machine_thread(rank, machine.places))
+    return inert
+
+
+def _begun(opening: Opening, earlier: RunInfo | None) -> Run:
+    """Return the run, recording; one that may continue ``earlier`` waits for its first step."""
+    if earlier is None:
+        return opening.begin(opening.info)
+    assembly, info = opening.assembly, opening.info
+    run = Run(replace(info, attempt=earlier.attempt + 1), assembly.counters, world_size=assembly.world_size)
+    run.await_training(partial(opening.decide, run, _first_step(assembly.store, info.run_id)))
     return run
 
 
