@@ -262,7 +262,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class NamesRead:
-    """How a log's names were read.
+    """The names of a log as they were read.
 
     Parameters
     ----------
