@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import Invoke, strict
 
 from rlwatch.alerts.rules import AlertingConfig, QuietHours, Rule
-from rlwatch.cli.rules import rehearse
+from rlwatch.cli.rehearsal import rehearse
 from rlwatch.importers.base import ImportedRun
 from rlwatch.records import StepRecord
 from rlwatch.scanner import scan
