@@ -31,7 +31,7 @@ from rlwatch.ports import Series
 from rlwatch.records import AlertState, RunInfo, RunState
 from rlwatch.state import explained, headline_of, next_action
 
-from . import commands, news, queries
+from . import commands, news, queries, smoothing
 from .charts import FARTHEST
 from .fleet import RunEntry, fleet, kl, matching, risk, run_entries, why
 from .health import judge, pause_of
@@ -226,12 +226,17 @@ def _series(request: Request) -> Json:
     after = _whole_of(request, "after", 0, LONG - 1) or 0
     if len(wanted) * points > MOST_VALUES:
         raise BadRequestError(f"{len(wanted)} metrics of {points} points are too many: at most {MOST_VALUES} values")
+    smooth = request.query_params.get("smooth", smoothing.OFF)
+    if smooth not in smoothing.SMOOTHS:
+        raise BadRequestError(f"smooth={smooth[:40]!r} is none of {', '.join(smoothing.SMOOTHS)}")
     source = queries.store()
     run_id = request.path_params["run_id"]
     with source.at_once(run_id):
         run = source.run(run_id)
         if not wanted:
             return _named(run)
+        if smooth != smoothing.OFF:
+            return _smoothed(run, wanted, smooth, low, high, clip=_flag_of(request, "clip"))
         steps = (
             None
             if low is None and high is None
@@ -244,11 +249,7 @@ def _series(request: Request) -> Json:
         read = {name: reduced(one, starts, points) for name, one in read.items()}
         times = Times(run, after) if _flag_of(request, "times") else None
     return {
-        "run_id": run_id,
-        "attempt": run.attempt,
-        "live": run.state is RunState.RUNNING,
-        "last_step": whole(run.last_step),
-        "starts": {str(attempt): whole(first) for attempt, first in starts.items()},
+        **_progress(run, starts),
         **columns(recorded, read, times),
         "next": whole(newest or after),
     }
@@ -266,6 +267,30 @@ def _recorded(run: RunInfo, wanted: Sequence[str]) -> dict[str, str]:
     names = queries.metric_names(run)
     recorded, canonical = set(names), names_of(names, run.source)
     return {name: name if name in recorded else canonical.get(name, name) for name in wanted}
+
+
+def _smoothed(run: RunInfo, wanted: Sequence[str], how: str, low: int | None, high: int | None, *, clip: bool) -> Json:
+    """Smoothed over every row of the branch that counts, then thinned for a chart."""
+    outline, recorded = queries.outline(run), _recorded(run, wanted)
+    window = (outline.first if low is None else low, outline.last if high is None else high)
+    whole_series = queries.store().series(run.run_id, sorted(set(recorded.values())))
+    rows: list[Json] = []
+    found: Json = {}
+    for asked, name in recorded.items():
+        curve = smoothing.smooth_curve(whole_series[name], outline.starts, window, how, clip=clip)
+        found[asked] = {"recorded": name, "rows": len(rows), "values": numbers(curve.values)}
+        rows.append({"steps": wholes(curve.steps)})
+    return {**_progress(run, outline.starts), "rows": rows, "series": found, "next": 0}
+
+
+def _progress(run: RunInfo, starts: Mapping[int, int]) -> Json:
+    return {
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "live": run.state is RunState.RUNNING,
+        "last_step": whole(run.last_step),
+        "starts": {str(attempt): whole(first) for attempt, first in starts.items()},
+    }
 
 
 class Times:
@@ -303,6 +328,29 @@ def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Time
             rows.append(own if times is None else {**own, "times": times.of(one.seqs)})
         found[asked] = {"recorded": name, "rows": known[key], "values": numbers(one.values)}
     return {"rows": rows, "series": found}
+
+
+# /api/runs/ID/axes
+
+
+async def axes(request: Request) -> Response:
+    """Places of a run's steps on the other axes."""
+    return await _answer(_axes, request.path_params["run_id"])
+
+
+def _axes(run_id: str) -> Json:
+    source = queries.store()
+    with source.at_once(run_id):
+        run = source.run(run_id)
+        found = {kind: smoothing.place_of(run, kind) for kind in ("time", "tokens")}
+    knotted = {kind: None if axis is None else smoothing.knots(axis) for kind, axis in found.items()}
+    return {
+        "run_id": run_id,
+        **{
+            kind: None if of is None else {"steps": [whole(step) for step in of[0]], "places": of[1]}
+            for kind, of in knotted.items()
+        },
+    }
 
 
 # /api/runs/ID/state

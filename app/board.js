@@ -1,5 +1,10 @@
 // Charts of a run on one axis: uPlot draws, here is what surrounds it: marks, tooltip, zoom, pins.
 // Data become text nodes and pixels: nothing here builds HTML from data.
+import uPlot from "./uplot.js";
+import STYLE from "./style.js";
+import { AXES, change, listen, now, tell } from "./look.js";
+import { interpolated, smoothed, spacing } from "./curves.js";
+
 const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3;
 
 function el(tag, className, text) {
@@ -69,6 +74,15 @@ function dimmed(colour, alpha) {
   return alpha >= 1 ? colour : colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
 }
 
+// Steps are sent as distances.
+function unpacked(panel) {
+  for (const line of panel.lines) {
+    let x = 0;
+    line.x ??= line.dx.map((step) => (x += step));
+  }
+  return panel;
+}
+
 // One chart.
 
 class Chart {
@@ -77,11 +91,17 @@ class Chart {
     host.addEventListener("mouseleave", () => board.leave(this));
   }
 
+  // A chart that is out of sight is drawn when the browser has nothing else to do.
   update(panel, last) {
-    for (const line of panel.lines) {
-      let x = 0;
-      line.x ??= line.dx.map((step) => (x += step)); // steps are sent as distances
-    }
+    this.pending = undefined;
+    if (!this.plot || this.board.sees(this)) return this.draw(panel, last);
+    this.pending = () => this.draw(panel, last);
+    this.board.later(this);
+  }
+
+  draw(panel, last) {
+    this.pending = undefined;
+    unpacked(panel);
     const shape = JSON.stringify([panel.lines.map((line) => [line.colour, line.width, line.alpha, line.dash, line.fill, line.dots, !line.low]), panel.log, last, this.height, panel.cells?.names, panel.shades?.ticks, this.board.data.ink, this.board.data.axis]);
     this.panel = panel;
     const tables = panel.cells ? [[panel.cells.starts, panel.cells.starts.map(() => null)]] : panel.lines.map((line) => (line.low ? [line.x, line.y, line.high, line.low] : [line.x, line.y]));
@@ -98,6 +118,7 @@ class Chart {
   }
 
   rescale() {
+    this.pending?.();
     const [min, max] = this.board.view(), [low, high] = this.panel.range;
     this.plot.batch(() => {
       this.plot.setScale("x", { min, max });
@@ -383,14 +404,74 @@ class Board {
     this.strip.append(this.lane);
     host.append(this.strip, this.rest, this.tip, this.note);
     host.addEventListener("keydown", (event) => event.key === "Escape" && (this.note.hidden = true));
+    this.controls = el("div", "controls");
+    host.prepend(this.controls);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(host);
+    this.seen = new Set();
+    this.watcher = new IntersectionObserver((all) => {
+      for (const { target, isIntersecting } of all) {
+        if (isIntersecting) this.seen.add(target); else this.seen.delete(target);
+        if (isIntersecting) [...this.charts.values()].find(({ chart }) => chart.host === target)?.chart.pending?.();
+      }
+    }, { rootMargin: "200px" });
+    this.waiting = new Set();
+    this.unlisten = listen(() => this.given?.looks && this.given.looks.run && this.relook());
+  }
+
+  sees(chart) { return this.seen.has(chart.host); }
+
+  later(chart) {
+    this.waiting.add(chart);
+    this.idle ??= (globalThis.requestIdleCallback ?? setTimeout)((left) => {
+      this.idle = undefined;
+      for (const one of this.waiting) {
+        this.waiting.delete(one);
+        one.pending?.();
+        if (this.waiting.size && left?.timeRemaining && left.timeRemaining() < 4) return void this.later(this.waiting.values().next().value);
+      }
+    });
+  }
+
+  // Another look at the same numbers: all of it happens here.
+  relook() {
+    this.derive();
+    this.paint();
+  }
+
+  // What is drawn, of what was given and how it is wanted.
+  derive() {
+    const { given } = this;
+    this.data = given.looks ? looked(given, now(), (wanted) => this.exact(wanted)) : given;
+  }
+
+  // Thinned lines are smoothed here at once and by the server, from every row, as soon as it answers.
+  exact({ smooth, clip }) {
+    const { looks, window, strip, sections } = this.given, names = [...(strip ?? []), ...(sections ?? []).flatMap(({ panels }) => panels)].filter(thinned).map(({ name }) => name);
+    const key = JSON.stringify([smooth, clip, window, [...new Set(names)].sort()]);
+    if (!names.length || this.exactly?.key === key) return this.exactly?.curves;
+    this.exactly = { key, curves: this.exactly?.key.startsWith(JSON.stringify([smooth, clip]).slice(0, -1)) ? this.exactly.curves : undefined };
+    const mine = this.exactly, origin = BigInt(this.given.origin ?? "0");
+    const asked = new URLSearchParams([...new Set(names)].map((name) => ["metrics", name]));
+    asked.set("smooth", smooth);
+    asked.set("clip", String(clip));
+    if (this.given.axis === "step") { asked.set("from", String(origin + BigInt(Math.round(window[0])))); asked.set("to", String(origin + BigInt(Math.round(window[1])))); }
+    fetch(`${looks.api}/series?${asked}`).then((answer) => (answer.ok ? answer.json() : null)).then((said) => {
+      if (!said || this.exactly !== mine) return;
+      mine.curves = new Map(Object.entries(said.series).map(([name, one]) => [name, { x: said.rows[one.rows].steps.map((step) => Number(BigInt(step) - origin)), y: one.values.map((value) => (typeof value === "number" ? value : null)) }]));
+      this.relook();
+    }).catch(() => { this.exactly = undefined; });
+    return mine.curves;
   }
 
   update(component) {
     this.ask = (what) => component.setTriggerValue("ask", { ...what, nonce: Date.now() });
-    this.data = component.data;
-    this.data.marks = this.data.marks ?? [];
+    this.given = component.data;
+    this.given.marks = this.given.marks ?? [];
+    const { looks } = this.given;
+    if (looks) rulersOf(looks, () => this.relook());
+    this.derive();
+    if (this.sent !== undefined && String(this.sent) === String(this.data.asked)) this.wanted = this.sent = undefined;
     if (this.wanted && (String(this.wanted) === String(this.data.asked) || Date.now() - this.since > PATIENCE_MS)) this.wanted = undefined;
     this.paint();
   }
@@ -398,11 +479,15 @@ class Board {
   paint() {
     this.host.dataset.view = JSON.stringify(this.view());
     this.narrow = this.host.clientWidth < NARROW_PX;
+    this.drawControls();
     const kept = new Set();
     this.drawStrip(kept);
     this.drawSections(kept);
     for (const [key, { chart, node }] of this.charts) {
       if (kept.has(key)) continue;
+      this.watcher.unobserve(chart.host);
+      this.seen.delete(chart.host);
+      this.waiting.delete(chart);
       chart.destroy();
       node.remove();
       this.charts.delete(key);
@@ -420,8 +505,17 @@ class Board {
   zoom(range) {
     const asked = this.data.axis === "step" && range ? [Math.floor(range[0]), Math.max(Math.ceil(range[1]), Math.floor(range[0]) + 1)] : range;
     clearTimeout(this.clicked);
+    this.sent = this.steps(asked);
     for (const board of ALL) if (board.data.key === this.data.key) board.show(asked);
-    this.ask({ kind: "zoom", range: asked });
+    this.ask({ kind: "zoom", range: this.sent, ...(this.given.looks && { steps: true }) });
+  }
+
+  // Steps of places, for the server, which does not know what axis is looked at.
+  steps(places) {
+    const { looks } = this.given;
+    if (!looks || this.data.axis === "step" || places === null) return places;
+    const ruler = RULERS.get(looks.run)[this.data.axis], at = (x) => Math.round(interpolated(ruler.places, ruler.steps, x));
+    return Array.isArray(places) ? places.map(at) : at(places);
   }
 
   show(range) {
@@ -446,7 +540,8 @@ class Board {
       this.data.at = close ? null : x;
       for (const { chart } of this.charts.values()) chart.plot.redraw(false);
       this.tell();
-      this.ask({ kind: "at", x: this.data.at });
+      if (this.given.looks) this.given.at = this.steps(this.data.at);
+      this.ask({ kind: "at", x: this.steps(this.data.at), ...(this.given.looks && { steps: true }) });
     }, WAIT_MS);
   }
 
@@ -456,6 +551,7 @@ class Board {
     if (!held) {
       const node = make(), host = node.querySelector(".chart");
       held = { node, chart: new Chart(this, host, height, bare) };
+      this.watcher.observe(host);
       this.charts.set(key, held);
     }
     if (held.node.parentNode !== parent) parent.append(held.node);
@@ -540,7 +636,7 @@ class Board {
       words.append(el("span", "title"), el("span", "sub"));
       head.append(words);
       if (this.data.pins && !panel.cells) head.append(button("pin", "", "", () => this.ask({ kind: "pin", name: node.dataset.metric })));
-      node.append(head, el("div", "chart"));
+      node.append(head, el("div", "chart"), el("div", "legend"));
       return node;
     };
     const { node, chart } = this.holder(`${section.key}-${panel.name}`, panel.height, false, grid, make, kept);
@@ -558,7 +654,62 @@ class Board {
       pin.setAttribute("aria-label", label);
       pin.setAttribute("aria-pressed", String(Boolean(panel.pinned)));
     }
+    const legend = node.querySelector(".legend"), named = this.data.look?.legend ? panel.lines.filter((line) => !line.mute || line.name) : [];
+    legend.replaceChildren(...named.map((line) => {
+      const entry = el("span", ""), swatch = el("span", "swatch");
+      swatch.style.background = line.colour;
+      swatch.style.opacity = line.alpha ?? 1;
+      entry.append(swatch, line.name || "measured");
+      return entry;
+    }));
     chart.update(panel, true);
+  }
+
+  // The switches, where the browser draws by itself.
+  drawControls() {
+    const { looks } = this.given, look = now();
+    this.controls.hidden = !looks || !(this.data.strip?.length || !this.data.sections?.length);
+    if (this.controls.hidden) return;
+    if (!this.controls.firstChild) this.controls.append(...this.makeControls(looks));
+    const rulers = RULERS.get(looks.run);
+    for (const input of this.controls.querySelectorAll("select, input")) {
+      if (input.type === "checkbox") input.checked = look[input.name];
+      else input.value = look[input.name];
+      for (const option of input.name === "axis" ? input.options : []) {
+        option.disabled = option.value !== "step" && rulers?.[option.value] === null;
+        option.textContent = option.disabled ? `${option.value} (not logged)` : option.value;
+      }
+    }
+  }
+
+  makeControls(looks) {
+    const labelled = (input, words) => {
+      if (input.type !== "checkbox") { // whose options would be part of its name
+        const both = el("span", "choice");
+        input.setAttribute("aria-label", words);
+        both.append(el("span", "", words), input);
+        both.firstChild.setAttribute("aria-hidden", "true");
+        return both;
+      }
+      const label = el("label");
+      label.append(input, words);
+      return label;
+    };
+    const choice = (name, words, values) => {
+      const input = el("select");
+      input.name = name;
+      input.append(...values.map((value) => { const option = el("option", "", value); option.value = value; return option; }));
+      input.addEventListener("change", () => change({ [name]: input.value }));
+      return labelled(input, words);
+    };
+    const turn = (name, words) => {
+      const input = el("input");
+      input.type = "checkbox";
+      input.name = name;
+      input.addEventListener("change", () => change({ [name]: input.checked }));
+      return labelled(input, words);
+    };
+    return [choice("axis", "Axis", AXES), choice("smooth", "Smooth", looks.smooths), turn("log", "Log"), turn("clip", "Clip outliers"), turn("legend", "Legend"), turn("side", "Details")];
   }
 
   // Marks above the strip: one button each, those that would overlap under one.
@@ -667,15 +818,88 @@ class Board {
 
   resize() {
     if (this.data && this.host.clientWidth && this.narrow !== this.host.clientWidth < NARROW_PX) this.paint(); // it was turned
-    for (const { chart } of this.charts.values()) chart.resize();
+    for (const { chart } of this.charts.values()) {
+      if (this.sees(chart)) chart.resize();
+      else { // when it comes in sight, or there is nothing else to do
+        const drawn = chart.pending;
+        chart.pending = () => { chart.pending = undefined; chart.resize(); drawn?.(); };
+        this.later(chart);
+      }
+    }
     if (this.data) { this.drawLane(); this.tell(); }
   }
 
   destroy() {
     ALL.delete(this);
+    this.unlisten();
+    this.watcher.disconnect();
     this.observer.disconnect();
     for (const { chart } of this.charts.values()) chart.destroy();
   }
+}
+
+// Another look at what the server drew.
+
+const RULERS = new Map();
+
+// Places on the other axes are asked for once the charts are there, and again once the run is a tenth longer.
+function rulersOf(looks, then) {
+  const held = RULERS.get(looks.run);
+  if (held) return;
+  RULERS.set(looks.run, undefined);
+  const wanted = now().axis !== "step", ask = () => fetch(`${looks.api}/axes`).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then((said) => {
+    RULERS.set(looks.run, said);
+    for (const board of ALL) if (board.given?.looks?.run === looks.run) board.relook();
+  }).catch(() => RULERS.delete(looks.run));
+  if (wanted) ask(); else (globalThis.requestIdleCallback ?? setTimeout)(ask);
+}
+
+// Whether a line may hold fewer points than there are rows: the server draws two of each stretch at most.
+function thinned(panel, looks) {
+  return Boolean(panel.ends) && panel.lines[0]?.y?.length > 240;
+}
+
+function looked(given, look, exact) {
+  const rulers = RULERS.get(given.looks.run), own = given.axis === "step" ? null : rulers?.[given.axis];
+  const axis = rulers?.[look.axis] ? look.axis : own || given.axis === "step" ? "step" : given.axis;
+  const ruler = axis === "step" ? null : rulers[axis];
+  const step = (x) => (own ? interpolated(own.places, own.steps, x) : x);
+  const at = axis === given.axis ? (x) => x : ruler ? (x) => interpolated(ruler.steps, ruler.places, step(x)) : (x) => Math.round(step(x));
+  const curves = look.smooth === "off" ? undefined : exact(look);
+  const panelOf = (panel) => {
+    const lines = unpacked(panel).lines, [first, ...others] = lines;
+    let drawn = lines, range = panel.range, log = panel.log;
+    if (panel.ends && first) {
+      const [low, high, scale] = panel.ends[2 * look.log + !look.clip], old = others.filter((line) => line.name !== "smoothed");
+      [range, log] = [[low, high], scale];
+      if (look.smooth === "off") drawn = [{ ...first, width: 1.5, alpha: 1 }, ...old];
+      else {
+        const steps = first.x.map(step), served = curves?.get(panel.name);
+        const curve = served ? { x: served.x.map((x) => (own ? interpolated(own.steps, own.places, x) : x)), y: served.y }
+          : { x: first.x, y: smoothed(steps, first.y, look.smooth, look.clip ? panel.usual : null, spacing(steps)) };
+        drawn = [{ ...first, width: 1, alpha: 0.35 }, { ...first, ...curve, name: "smoothed", width: 1.8, alpha: 1 }, ...old];
+      }
+    }
+    if (axis !== given.axis) drawn = drawn.map((line) => ({ ...line, x: line.x.map(at) }));
+    const [low, high] = range;
+    const beyond = !panel.ends ? panel.beyond.map(([x, ...rest]) => [at(x), ...rest])
+      : drawn.flatMap((line) => (line.mute ? [] : line.x.flatMap((x, i) => (line.y[i] !== null && (line.y[i] < low || line.y[i] > high) ? [[x, line.y[i], line.name, line.colour]] : []))));
+    return {
+      ...panel, lines: drawn, range, log, beyond,
+      scale: ["", "log scale", "log scale, both ways"][[0, 1, 2].indexOf(log)] ?? "",
+      bad: panel.bad.map(([x, ...rest]) => [at(x), ...rest]),
+      ...(panel.cells && { cells: { ...panel.cells, starts: panel.cells.starts.map(at) } }),
+      ...(panel.shades && { shades: { ...panel.shades, starts: panel.shades.starts.map(at) } }),
+    };
+  };
+  const ends = (pair) => { const [low, high] = pair.map(at); return [low, high > low ? high : low + 1]; };
+  return {
+    ...given, axis, look,
+    window: ends(given.window), whole: ends(given.whole), at: given.at === null ? null : at(given.at),
+    marks: given.marks.map((mark) => ({ ...mark, x: at(mark.x) })),
+    strip: given.strip?.map(panelOf),
+    sections: given.sections?.map((section) => ({ ...section, panels: section.panels.map(panelOf) })),
+  };
 }
 
 const BOARDS = new WeakMap(), ALL = new Set();
@@ -685,7 +909,7 @@ function draw(component) {
   let board = BOARDS.get(parentElement);
   if (!board) {
     const sheet = new CSSStyleSheet();
-    sheet.replaceSync(globalThis.rlwatchBoardStyle);
+    sheet.replaceSync(STYLE);
     parentElement.adoptedStyleSheets = [sheet];
     const host = el("div", "board");
     parentElement.append(host);
@@ -699,5 +923,5 @@ function draw(component) {
 globalThis.rlwatchBoards = { draw, drop: (root) => (BOARDS.get(root)?.destroy(), BOARDS.delete(root)) };
 for (const [, component] of globalThis.rlwatchWaiting ?? []) draw(component);
 globalThis.rlwatchWaiting = new Map();
+tell();
 
-export default function () {}

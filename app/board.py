@@ -23,6 +23,7 @@ from rlwatch.wording import number
 
 from . import charts
 from .charts import Ink
+from .endpoint import module_address
 from .marks import ChartMark
 from .thinning import Branches, Floats, ThinnedCurve
 
@@ -84,7 +85,11 @@ class Shades:
 
 @dataclass(frozen=True, slots=True)
 class BoardChart:
-    """One chart. ``name`` tells it from the others; ``rules`` are levels drawn across it, with their words."""
+    """One chart. ``name`` tells it from the others; ``rules`` are levels drawn across it, with their words.
+
+    ``ends``: range and scale of its axis for each look (linear or logarithmic, each with outliers cut and not), where
+    the browser chooses; ``usual``: the range beyond which values are outliers.
+    """
 
     name: str
     title: str
@@ -102,6 +107,8 @@ class BoardChart:
     cells: Cells | None = None
     shades: Shades | None = None
     height: int = 150
+    ends: Sequence[tuple[float, float, int]] = ()
+    usual: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,10 @@ def by_step(first: int, last: int) -> StepAxis:
 
 @dataclass(slots=True)
 class Board:
-    """All charts of a part of a page. ``key`` joins the cursors of the boards that have it; ``window`` are steps."""
+    """All charts of a part of a page. ``key`` joins the cursors of the boards that have it; ``window`` are steps.
+
+    ``looks``: the look that is drawn and the run, where the browser draws others by itself (``look.js``).
+    """
 
     key: str
     window: tuple[int, int]
@@ -171,6 +181,7 @@ class Board:
     at: int | None = None
     asked: Sequence[float] | None = None
     pins: Sequence[str] | None = None
+    looks: Mapping[str, Any] | None = None
 
     def data(self) -> Json:
         """Input of the script: strict JSON, whatever was measured."""
@@ -187,6 +198,7 @@ class Board:
                 "text": self.ink.text, "bad": self.ink.bad,
             },
             "pins": None if self.pins is None else list(self.pins),
+            **({} if self.looks is None else {"looks": dict(self.looks)}),
             "marks": [self._mark(mark) for mark in self.marks],
             "strip": [self._panel(panel) for panel in self.strip],
             "sections": [
@@ -234,6 +246,12 @@ class Board:
             "beyond": [point for line in panel.lines if not line.mute for point in self._beyond(line, low, high)],
             "lines": [self._line(line) for line in panel.lines],
             "height": panel.height,
+            **(
+                {"ends": [[_digits(low), _digits(high), scale] for low, high, scale in panel.ends]}
+                if panel.ends
+                else {}
+            ),
+            **({} if panel.usual is None else {"usual": [_digits(end) for end in panel.usual]}),
             **({} if panel.cells is None else {"cells": self._cells(panel.cells)}),
             **({} if panel.shades is None else {"shades": self._shades(panel.shades)}),
         }
@@ -468,11 +486,23 @@ STUB = """export default function (component) {
 
 @cache
 def _library() -> str:
-    drawing, page, own, look, sheet = (
-        (HERE / name).read_text(encoding="utf-8")
-        for name in ("vendor/uPlot.iife.min.js", "page.js", "board.js", "board.css", "vendor/uPlot.min.css")
-    )
-    return f"{drawing}\nglobalThis.rlwatchBoardStyle = {json.dumps(sheet + look)};\n{page}\n{own}"
+    """A script that fetches the library, which the browser has from then on; again where the connection fails."""
+    address = json.dumps(module_address("board.js", base_path()))
+    page = (HERE / "page.js").read_text(encoding="utf-8")
+    return f"""{page}
+function load(tries) {{
+  const again = tries ? `?again=${{tries}}` : "";
+  import(location.origin + {address} + again).catch(() => setTimeout(load, 1000, tries + 1));
+}}
+load(0);
+export default function () {{}}
+"""
+
+
+def base_path() -> str:
+    """The path below which the server is, as its own option says."""
+    path = str(st.get_option("server.baseUrlPath") or "").strip("/")
+    return f"/{path}" if path else ""
 
 
 @cache

@@ -377,7 +377,12 @@ class Gate:
         try:
             async with asyncio.timeout(session.until - time.time()):
                 with news.HUB.listening() as listener, closing(news.Asking(receive, listener, news.HUB)) as page:
-                    await self._app(inner, page.receive, send)
+
+                    async def noted(message: Message) -> None:
+                        page.note(message)
+                        await send(message)
+
+                    await self._app(inner, page.receive, noted)
         except TimeoutError:
             with suppress(RuntimeError):  # it may have closed just now
                 await send({"type": "websocket.close", "code": 1008, "reason": "the session is over"})

@@ -81,6 +81,7 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
   [data-testid="stColumn"]:has(.st-key-drawer) { order: 3; }
   .st-key-controls { gap: .5rem 1rem !important; }
 }
+[data-rl-side="shut"] [data-testid="stColumn"]:has(.st-key-drawer) { display: none; }
 .rl-pairs { font-size: .8rem; margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .rl-pairs dt { opacity: .75; margin-top: .3rem; }
 .rl-pairs dd { margin: 0; font-family: monospace; }

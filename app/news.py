@@ -20,6 +20,7 @@ from urllib.parse import parse_qs
 from google.protobuf.message import DecodeError
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ClientState_pb2 import ClientState
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from rlwatch.errors import RLWatchError
 from rlwatch.ports import News
@@ -36,7 +37,8 @@ WAIT_S, LINGER_S, RETRY_S = 1.0, 60.0, 5.0
 again where it cannot be opened.
 """
 
-_TRIGGERS = ("trigger_value", "string_trigger_value", "chat_input_value", "json_trigger_value")
+SMALL = 16_384
+"""Bytes below which a message to a page may be one that changes its address."""
 
 
 # The thread that listens.
@@ -174,6 +176,18 @@ class Asking:
                 self._push(time.monotonic())
         return self._due.popleft()
 
+    def note(self, message: Message) -> None:
+        """Learn from what goes to the page that the script has changed its address: what is asked in the page's stead
+        must not name the one before.
+        """
+        data = message.get("bytes") or b""
+        if message["type"] == "websocket.send" and len(data) < SMALL:
+            told = ForwardMsg()
+            with suppress(DecodeError):
+                told.ParseFromString(data)
+            if told.WhichOneof("type") == "page_info_changed":
+                self._last.query_string = told.page_info_changed.query_string
+
     def close(self) -> None:
         """Wait for nothing more."""
         if self._coming is not None:
@@ -233,9 +247,9 @@ class Asking:
             asked = told.rerun_script
             asked.fragment_id, asked.is_auto_rerun, asked.is_history_navigation = part, True, False
             del asked.cached_message_hashes[:]  # the browser may have forgotten them by now
-            kept = [one for one in asked.widget_states.widgets if one.WhichOneof("value") not in _TRIGGERS]
+            # Neither what was pressed, which is done, nor what was chosen: the script may have chosen otherwise since,
+            # and keeps by itself what it is not told.
             del asked.widget_states.widgets[:]
-            asked.widget_states.widgets.extend(kept)
             self._due.append({"type": "websocket.receive", "bytes": told.SerializeToString()})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import streamlit as st
@@ -13,7 +14,7 @@ from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
 from rlwatch.records import Finding, RunInfo
 
-from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, scales, smoothing
+from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, smoothing
 from . import format as fmt
 from .board import AT, Board, lines_of
 from .layout import GoToTokens
@@ -61,10 +62,11 @@ class BoardOptions:
     @classmethod
     def of_address(cls, project: str) -> BoardOptions:
         """As the address and the controls say, of a run of ``project``."""
-        state, address = st.session_state, st.query_params
+        address = st.query_params
+        asked = address.get("axis", "step")
         return cls(
-            axis=state.get("axis", "step"),
-            scales=Scales.chosen(),
+            axis=asked if asked in AXES else "step",
+            scales=Scales.of_address(address),
             pins=chosen_pins(project),
             opened=frozenset(address.get_all(MORE)),
             at=board.at_step(address),
@@ -75,12 +77,6 @@ def chosen_pins(project: str) -> tuple[str, ...]:
     """Starred metrics: those in the address, which may say that there are none, else those of the project."""
     said = st.query_params.get_all(PIN)
     return tuple(dict.fromkeys(filter(None, said))) if said else pins.pins_of(project)
-
-
-def controls() -> None:
-    """Draw the choices that concern all charts."""
-    st.selectbox("Axis", AXES, key="axis", bind="query-params", width=110)
-    scales.controls()
 
 
 def find() -> str:
@@ -107,9 +103,10 @@ def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
     address = st.query_params
     kind = asked.get("kind")
     if kind == "zoom":
-        _zoom(asked.get("range"), run_id, axis)
+        _zoom(asked.get("range"), run_id, "step" if asked.get("steps") else axis)
     elif kind == "at":
-        _set(address, AT, None if asked.get("x") is None else str(_place(run_id, axis).step(float(asked["x"]))))
+        place = _place(run_id, "step" if asked.get("steps") else axis)
+        _set(address, AT, None if asked.get("x") is None else str(place.step(float(asked["x"]))))
     elif kind == "more":
         _set_all(address, MORE, _turned(address.get_all(MORE), str(asked.get("section"))))
     elif kind == "pin":
@@ -188,7 +185,8 @@ class Drawing:
 
     def chart(self, panel: MetricChart, lines: Branches, family: str) -> board.BoardChart:
         """One metric as a chart."""
-        ends, scale = self.look.scales.axis([lines.current.values], panel.limits)
+        every = self.look.scales.every_axis([lines.current.values], panel.limits)
+        ends, scale = every[2 * self.look.scales.log + (not self.look.scales.clip)]
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
         return board.BoardChart(
             name=panel.name,
@@ -202,6 +200,8 @@ class Drawing:
             pinned=panel.name in self.look.pins,
             rules=() if level is None or not np.isfinite(level) else ((level, "baseline"),),
             last=self.last[panel.name][1] if panel.name in self.last else None,
+            ends=[(*held, kind) for held, kind in every],
+            usual=board.usual_range(lines.current.values),
         )
 
     def smooth(self, name: str) -> Any:
@@ -261,11 +261,16 @@ def strip(drawing: Drawing, panels: Sequence[MetricChart]) -> list[board.BoardCh
 def _titled(
     made: board.BoardChart, title: str, band: tuple[float, float] | None, rules: Sequence[tuple[float, str]]
 ) -> board.BoardChart:
-    low, high = made.range
-    for level, _ in rules:
-        low, high = min(low, level), max(high, level * 1.1)
-    unit = " × alarm" if title == "risk" else ""
-    return replace(made, title=title, band=band, rules=rules, range=(low, high), sub=made.title, unit=unit)
+    def with_rules(low: float, high: float) -> tuple[float, float]:
+        levels = [level for level, _ in rules]
+        return min([low, *levels]), max([high, *(1.1 * level for level in levels)])
+
+    unit, ends = (
+        " × alarm" if title == "risk" else "",
+        [(*with_rules(low, high), kind) for low, high, kind in made.ends],
+    )
+    held = with_rules(*made.range)
+    return replace(made, title=title, band=band, rules=rules, range=held, sub=made.title, unit=unit, ends=ends)
 
 
 def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[MetricChart]) -> list[board.ChartSection]:
@@ -365,6 +370,15 @@ def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marke
         "marks": marked,
         "at": look.at,
         "asked": asked[1] if asked and asked[0] == run.run_id else None,
+        "looks": {
+            "run": run.run_id,
+            "axis": place.kind,
+            "smooth": look.scales.smooth,
+            "clip": look.scales.clip,
+            "smooths": smoothing.SMOOTHS,
+            "points": queries.BUCKETS,
+            "api": f"{board.base_path()}/api/runs/{quote(run.run_id, safe='')}",
+        },
     }
 
     def ask(what: Mapping[str, Any]) -> None:

@@ -221,11 +221,10 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     _part(run_stages.show_stall, every, run.run_id)
     _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
     _part(rollouts_page.show_newest, every, run.run_id)
-    beside = _controls(run)
-    charts_at, drawer_at = st.columns([3.4, 1], gap="medium") if beside else (st.container(), None)
-    if drawer_at is not None:
-        with drawer_at, st.container(key="drawer"):
-            _drawer(run, every, asked, paused=paused)
+    _controls(run)
+    charts_at, drawer_at = st.columns([3.4, 1], gap="medium")
+    with drawer_at, st.container(key="drawer"):
+        _drawer(run, every, asked, paused=paused)
     with charts_at:
         _part(run_board.show_charts, every, run.run_id, go_to_tokens)
     _part(run_stages.show_timeline, every, run.run_id)
@@ -263,8 +262,8 @@ def _part(show: Callable[..., None], every: float | None, *args: object) -> None
         st.fragment(show, run_every=every)(*args)
 
 
-def _controls(run: RunInfo) -> bool:
-    """Draw what concerns the whole page; True if the drawer is wanted."""
+def _controls(run: RunInfo) -> None:
+    """Draw what concerns the whole page and is the server's; what the browser does by itself is above the charts."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
         _range(run)
         st.toggle(
@@ -275,8 +274,6 @@ def _controls(run: RunInfo) -> bool:
             disabled=run.state is not RunState.RUNNING,
             width="content",
         )
-        run_board.controls()
-        return st.toggle("Details", value=True, key="side", bind="query-params", width="content")
 
 
 def _buttons(run: RunInfo, *, paused: bool) -> None:

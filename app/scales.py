@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import streamlit as st
@@ -13,6 +13,8 @@ from .board import ASINH, LINEAR, LOG, axis_range, usual_range, wide
 from .thinning import Floats
 
 Ends = tuple[float, float]
+Axis = tuple[Ends, int]
+"""Range of an axis, and its scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,20 @@ class Scales:
         state = st.session_state
         return cls(state.get("smooth", smoothing.OFF), bool(state.get("log")), bool(state.get("clip", True)))
 
+    @classmethod
+    def of_address(cls, params: Mapping[str, str]) -> Scales:
+        """As the address says, where the browser has the switches; nonsense reads as usual."""
+        smooth = params.get("smooth", smoothing.OFF)
+        known = smooth if smooth in smoothing.SMOOTHS else smoothing.OFF
+        return cls(known, params.get("log") == "true", params.get("clip") != "false")
+
+    def every_axis(
+        self, lines: Sequence[Floats], limits: tuple[float | None, float | None] = (None, None)
+    ) -> list[Axis]:
+        """:meth:`axis` of each look: linear and logarithmic, each with outliers cut and not."""
+        looks = [(log, clip) for log in (False, True) for clip in (True, False)]
+        return [replace(self, log=log, clip=clip).axis(lines, limits) for log, clip in looks]
+
     @property
     def smooths(self) -> bool:
         """True where lines are smoothed."""
@@ -42,7 +58,7 @@ class Scales:
         lines: Sequence[Floats],
         limits: tuple[float | None, float | None] = (None, None),
         areas: Sequence[Ends] = (),
-    ) -> tuple[Ends, int]:
+    ) -> Axis:
         """Range and scale of the axis that holds ``lines``, each of finite values (N,), and the ends of ``areas``.
 
         Logarithmic also where a linear one would flatten nearly all of them and no outlier is cut; both ways from zero

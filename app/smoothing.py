@@ -112,3 +112,27 @@ def _place(url: str, version: Version, kind: str) -> StepAxis | None:  # noqa: A
     places = found.places / unit
     grown, first = np.unique(places, return_index=True)
     return StepAxis(kind, found.steps[first], grown) if len(grown) > 1 else None
+
+
+MOST_KNOTS, NEAR = 400, 2e-4
+"""Knots of a ruler that a browser gets at most, and the part of its length that it may be wrong between two of them."""
+
+
+def knots(axis: StepAxis) -> tuple[list[int], list[float]]:
+    """Steps and places between which a straight line is near to the axis; a pause keeps both of its ends."""
+    if axis.steps is None or axis.places is None:
+        return [], []
+    steps, places = np.asarray(axis.steps, dtype=np.float64), axis.places
+    chosen = np.array([0, len(steps) - 1])
+    limit = NEAR * float(places[-1] - places[0])
+    while len(chosen) < MOST_KNOTS:
+        away = np.abs(np.interp(steps, steps[chosen], places[chosen]) - places)
+        worst = np.maximum.reduceat(away, chosen[:-1])
+        at = np.array([
+            first + int(np.argmax(away[first:last]))
+            for first, last, far in zip(chosen[:-1], chosen[1:], worst, strict=True) if far > limit
+        ], dtype=np.int64)  # fmt: skip
+        if not len(at):
+            break
+        chosen = np.unique(np.concatenate((chosen, at)))
+    return [int(step) for step in steps[chosen].tolist()], [float(f"{place:.8g}") for place in places[chosen].tolist()]

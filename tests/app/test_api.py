@@ -148,6 +148,46 @@ def test_ten_thousand_metrics_are_named_and_read_in_parts(store_dir):
     assert "501 metrics" in fits(web.get(f"/api/runs/run-1/series?{too_many}"), SERIES, 400)["error"]
 
 
+def test_a_smoothed_curve_is_that_of_the_page(store_dir):
+    """Over every row, whatever is thinned; an outlier has no part in it where it is cut."""
+    write_run(store_dir, steps=2000, metrics=lambda s: {"reward": 1e6 if s == 1000 else 0.5})
+    asked = "/api/runs/run-1/series?metrics=reward&smooth=mean+of+50"
+
+    cut, whole = (
+        fits(client().get(f"{asked}&clip={clip}"), SERIES)["series"]["reward"]["values"] for clip in ("true", "false")
+    )
+
+    assert (max(cut), max(whole)) == (0.5, pytest.approx(20000.49))
+    assert "EMA 7" in fits(client().get("/api/runs/run-1/series?metrics=reward&smooth=EMA+7"), SERIES, 400)["error"]
+
+
+def test_the_other_axes_are_told_by_their_knots(store_dir):
+    """A pause has both of its ends; what was not logged is no axis."""
+    writer = open_store(str(store_dir)).open_run(RunInfo("paused"))
+    times = [1000.0 + 2 * s + (7200 if s > 500 else 0) for s in range(1, 1001)]
+    writer.write([StepRecord(s, {"reward": 1.0}, ts) for s, ts in enumerate(times, 1)])
+    writer.close()
+
+    said = fits(client().get("/api/runs/paused/axes"), "/api/runs/{run_id}/axes")
+
+    assert said["tokens"] is None
+    assert len(said["time"]["steps"]) < 20
+    hours = dict(zip(said["time"]["steps"], said["time"]["places"], strict=True))
+    assert hours[501] - hours[500] == pytest.approx(7202 / 3600, rel=1e-3)
+
+
+def test_scripts_are_kept_by_their_content_and_nothing_else_is_served(store_dir):
+    """Behind the gate, too."""
+    address = endpoint.module_address("board.js")
+    answer = client().get(address)
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert "immutable" in answer.headers["cache-control"]
+    assert client().get("/web/old/board.js").headers["cache-control"] == "no-store"
+    assert client(role="").get(address).status_code == 401
+    for name in ("gate.py", "..%2fgate.py", "openapi.json", "vendor%2fuPlot.iife.min.js"):
+        assert client().get(f"/web/x/{name}").status_code == 404
+
+
 @pytest.mark.parametrize("run_id", HOSTILE)
 def test_a_hostile_id_is_no_run(store_dir, run_id):
     """Nothing outside the store is read, and no traceback is shown."""
@@ -248,7 +288,7 @@ def test_runs_are_searched_as_in_the_list(store_dir):
 
 def test_the_document_describes_every_route_and_where_it_is(store_dir):
     """Below the base path, if there is one."""
-    assert {route.path for route in endpoint.routes()} == set(DOCUMENT["paths"])
+    assert {route.path for route in endpoint.routes() if route.path.startswith("/api/")} == set(DOCUMENT["paths"])
     said = client(base="/rlwatch").get("/rlwatch/api/openapi.json").json()
     assert said["servers"] == [{"url": "/rlwatch"}]
     assert {**said, "servers": None} == {**DOCUMENT, "servers": None}

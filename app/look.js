@@ -1,0 +1,78 @@
+// @ts-check
+// How whoever looks wants the charts of a run: in the address, one entry of the history for each act, and never a question
+// to the server. Streamlit keeps its own copy of the address; page.js puts these names back where it writes that one.
+
+/**
+ * @typedef {object} Look
+ * @property {string} axis  step, time or tokens
+ * @property {string} smooth  off, "EMA 0.9", "mean of 10", ...
+ * @property {boolean} log
+ * @property {boolean} clip  whether single outliers are cut
+ * @property {boolean} side  whether the drawer beside the charts is open
+ * @property {boolean} legend
+ */
+
+/** @type {Look} */
+export const USUAL = { axis: "step", smooth: "off", log: false, clip: true, side: true, legend: false };
+export const AXES = ["step", "time", "tokens"];
+const SWITCHES = /** @type {const} */ (["log", "clip", "side", "legend"]);
+
+/** @type {Set<(look: Look) => void>} */
+const LISTENERS = new Set();
+
+/**
+ * The look that an address asks for; nonsense reads as usual.
+ * @param {string} search
+ * @returns {Look}
+ */
+export function read(search) {
+  const said = new URLSearchParams(search), look = { ...USUAL };
+  if (AXES.includes(said.get("axis") ?? "")) look.axis = said.get("axis") ?? "";
+  if (/^(EMA 0\.\d+|mean of \d{1,4})$/.test(said.get("smooth") ?? "")) look.smooth = said.get("smooth") ?? "";
+  for (const name of SWITCHES) if (["true", "false"].includes(said.get(name) ?? "")) look[name] = said.get(name) === "true";
+  return look;
+}
+
+/**
+ * The query with a look in it; what is as usual is left out.
+ * @param {string} search
+ * @param {Look} look
+ */
+export function written(search, look) {
+  const said = new URLSearchParams(search);
+  for (const [name, value] of Object.entries(look)) {
+    if (value === USUAL[/** @type {keyof Look} */ (name)]) said.delete(name);
+    else said.set(name, String(value));
+  }
+  const text = said.toString();
+  return text ? `?${text}` : "";
+}
+
+/** The look of the page as it is. */
+export const now = () => read(location.search);
+
+/**
+ * Change something: all charts at once, and one entry of the history.
+ * @param {Partial<Look>} part
+ */
+export function change(part) {
+  const look = { ...now(), ...part };
+  // @ts-ignore: page.js keeps the browser's own there
+  (globalThis.rlwatchPush ?? history.pushState.bind(history))({}, "", location.pathname + written(location.search, look));
+  tell();
+}
+
+/** Show the look of the address: after a change, and after a way back. */
+export function tell() {
+  const look = now();
+  document.documentElement.dataset.rlSide = look.side ? "open" : "shut";
+  for (const heard of LISTENERS) heard(look);
+}
+
+/** @param {(look: Look) => void} heard */
+export function listen(heard) {
+  LISTENERS.add(heard);
+  return () => LISTENERS.delete(heard);
+}
+
+addEventListener("popstate", tell);

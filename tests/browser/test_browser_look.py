@@ -1,0 +1,117 @@
+"""The switches above a run's charts: drawn by the browser alone, kept in the address, one step back for each."""
+
+import json
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+from test_browser_charts import drag, strip
+from test_browser_pages import write
+
+from rlwatch.records import RunInfo, StepRecord
+from rlwatch.store.url import open_store
+
+pytestmark = pytest.mark.browser
+
+DRAWN = """() => {
+  const roots = [...document.querySelectorAll("*")].map((node) => node.shadowRoot).filter(Boolean);
+  return roots.flatMap((root) => [...root.querySelectorAll("figure")]).map((node) => node.querySelector(".sub").textContent);
+}"""
+"""What stands below the title of every chart; the scale is part of it."""
+
+
+@pytest.fixture
+def asked(page):
+    """Sizes of what the page has sent to the script so far."""
+    sizes = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda sent: sizes.append(len(sent))))
+    return sizes
+
+
+def still(page):
+    """Wait until the script has nothing to do."""
+    expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
+
+
+def test_a_switch_asks_the_script_nothing_and_is_one_step_back(shared_app, page, shared_store, asked):
+    """Log, smoothing, axis, outliers, legend and drawer; a reload shows the same."""
+    write(shared_store, "look", steps=range(1, 101), metrics={"grad_norm": 2.0})
+    page.goto(f"{shared_app}/run?run=look&live=false")
+    strip(page)
+    still(page)
+    length, sent = page.evaluate("history.length"), len(asked)
+
+    page.get_by_label("Log").check()
+    assert any("log scale" in words for words in page.evaluate(DRAWN))
+    page.get_by_label("Smooth").select_option("EMA 0.9")
+    page.get_by_label("Legend").check()
+    expect(page.locator(".legend").first).to_contain_text("smoothed")
+    page.get_by_label("Details").uncheck()
+    expect(page.locator(".st-key-drawer")).to_be_hidden()
+    page.get_by_label("Clip outliers").uncheck()
+    assert (page.evaluate("history.length") - length, len(asked) - sent) == (5, 0)
+    expect(page).to_have_url(re.compile(r"log=true&smooth=EMA\+0.9&legend=true&side=false&clip=false"))
+
+    page.reload()
+    strip(page)
+    expect(page.get_by_label("Log")).to_be_checked()
+    expect(page.get_by_label("Smooth")).to_have_value("EMA 0.9")
+    expect(page.locator(".st-key-drawer")).to_be_hidden()
+    page.go_back()
+    expect(page.get_by_label("Clip outliers")).to_be_checked()
+    expect(page.locator(".st-key-drawer")).to_be_hidden()
+    page.go_back()
+    expect(page.locator(".st-key-drawer")).to_be_visible()
+    page.go_back()
+    page.go_back()
+    expect(page.get_by_label("Smooth")).to_have_value("off")
+    expect(page.get_by_label("Log")).to_be_checked()
+    page.go_back()
+    expect(page.get_by_label("Log")).not_to_be_checked()
+    assert not any("log scale" in words for words in page.evaluate(DRAWN))
+
+
+def test_what_the_server_writes_into_the_address_leaves_the_switches_there(shared_app, page, shared_store):
+    """A zoom is one step back, by steps also where time is looked at; then the search, which is the server's too."""
+    write(shared_store, "kept", steps=range(1, 201))
+    page.goto(f"{shared_app}/run?run=kept&live=false")
+    chart = strip(page)
+    page.get_by_label("Log").check()
+    length = page.evaluate("history.length")
+    drag(page, chart, 0.25, 0.75)
+    expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
+    expect(page).to_have_url(re.compile("log=true"))
+    still(page)
+    assert page.evaluate("history.length") - length == 1
+    low, high = json.loads(page.locator(".board").first.get_attribute("data-view"))
+    assert 40 < low < high < 160
+    page.get_by_placeholder("Search metrics").fill("kl")
+    page.keyboard.press("Enter")
+    expect(page.locator("h3").first).to_contain_text("match")
+    expect(page).to_have_url(re.compile("log=true"))
+    expect(page.get_by_label("Log")).to_be_checked()
+
+
+CURVES = """async ([steps, values, how]) => {
+  const { name } = performance.getEntriesByType("resource").find(({ name }) => name.endsWith("/curves.js"));
+  return (await import(name)).smoothed(steps, values, how, null, 1);
+}"""
+
+
+def test_a_smoothed_line_is_the_one_that_the_server_makes(shared_app, page, shared_store):
+    """Of short runs by the browser's own sums, of long ones by the server's: every way gives the same."""
+    values = [((37 * i) % 101) / 7 - 5 for i in range(100)]
+    store = open_store(shared_store)
+    writer = store.open_run(RunInfo("rough", project="p", source="trl/grpo"))
+    writer.write([StepRecord(s, {"reward": value}, time.time()) for s, value in enumerate(values, 1)])
+    writer.close()
+    store.close()
+    page.goto(f"{shared_app}/run?run=rough&live=false")
+    strip(page)
+    ways = page.get_by_label("Smooth").locator("option").all_inner_texts()
+    assert len(ways) == 7
+    for how in ways[1:]:
+        answer = page.request.get(f"{shared_app}/api/runs/rough/series", params={"metrics": "reward", "smooth": how})
+        drawn = page.evaluate(CURVES, [list(range(1, 101)), values, how])
+        assert drawn == pytest.approx(answer.json()["series"]["reward"]["values"], rel=1e-9)
