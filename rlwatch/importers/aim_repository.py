@@ -1,9 +1,9 @@
-"""Repositories of Aim: ``.aim``, with two databases of RocksDB a run, for what it is and for what it tracked.
+"""Repositories of Aim: ``.aim``, with two RocksDB databases for each run, one for metadata and one for metrics.
 
-Aim's own package reads the databases, one by one and read only: Aim itself compacts what it opens and removes an index
-that it cannot read, while here nothing is written and no lock taken, also while a trainer tracks. A step that was
-tracked again took the place of the first. NaN and the infinities are values. What Aim measures of the machine
-(``__system__...``) and archived runs are left out, and so are images, texts and the like. "Lines" are not counted.
+Aim's own package reads the databases, one by one and read only. Aim itself compacts the databases it opens, and removes
+an index that it cannot read; this importer writes nothing and takes no lock, also while a trainer tracks. If a step was
+tracked twice, the last value counts. NaN and the infinities are values. Aim's measurements of the machine
+(``__system__...``), archived runs, images and texts are left out. Lines are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 from rlwatch.error_boundary import call_or, described
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import About, DirectoryImporter, ImportedRow, LogReading, step_of, value_of
-from rlwatch.importers.databases import opened, told_apart
+from rlwatch.importers.databases import opened, unique_name
 from rlwatch.importers.lines import shown
 from rlwatch.importers.refusals import EXPORT
 from rlwatch.records import JSON
@@ -29,10 +29,10 @@ _OF_THE_MACHINE = "__"
 _SETTINGS = "hparams"
 _NO_EXPERIMENT = "default"
 _TRIES = 20
-"""Of a database that a trainer writes to, files may go while it is opened, and with them values."""
+"""Attempts to open a database: while a trainer writes to it, files may vanish, and values with them."""
 _TRAINING = frozenset({"train", "training"})
 _HELD_OUT = {"valid": "val", "dev": "val"} | {name: name for name in ("eval", "val", "validation", "test")}
-"""Words of a context, and those that names of metrics here begin with."""
+"""Word of a context -> prefix of the metric's name."""
 _PROPERTIES = (
     "SELECT r.hash, r.name, r.is_archived, e.name, t.name FROM run r LEFT JOIN experiment e ON e.id = r.experiment_id "
     "LEFT JOIN run_tag l ON l.run_id = r.id LEFT JOIN tag t ON t.id = l.tag_id ORDER BY r.id, t.id"
@@ -44,14 +44,14 @@ _GONE = (
 
 
 def aim_repository(directory: Path) -> Path | None:
-    """The repository that ``directory`` is or holds."""
+    """Return the repository that ``directory`` is or holds; None if there is none."""
     if directory.name != AIM_NAME:
         directory = directory / AIM_NAME
     return directory if directory.is_dir() else None
 
 
 class _Storage(NamedTuple):
-    """The part of Aim's package that is used."""
+    """The functions of Aim's package that are used."""
 
     opened: Callable[[Path], Any]
     path: Callable[[tuple[str | int, ...]], bytes]
@@ -61,7 +61,7 @@ class _Storage(NamedTuple):
 
 
 def _storage() -> _Storage:
-    """Raises ``ImportError`` where Aim is not installed, or is older than its databases."""
+    """Load Aim's functions. Raises ``ImportError`` if Aim is not installed, or too old for its databases."""
     import aimrocks
     from aim.storage import treeutils
     from aim.storage.encoding import decode, decode_path, encode_path
@@ -76,7 +76,7 @@ def _storage() -> _Storage:
 
 
 class _Properties(NamedTuple):
-    """Words of people about a run."""
+    """What users set for a run."""
 
     name: str = ""
     archived: bool = False
@@ -85,7 +85,7 @@ class _Properties(NamedTuple):
 
 
 class AimReading(LogReading):
-    """Of a repository."""
+    """Reading of a repository."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -98,8 +98,8 @@ class AimReading(LogReading):
         if not runs:
             raise ImportFormatError(self.path, f"{what}; has any run tracked anything yet?")
         storage = call_or(_storage, lambda error: self._without_aim(what, error))
-        for name, run, said in self._named(path, runs):
-            yield from self._run(storage, path, name, run, said)
+        for name, run, properties in self._named(path, runs):
+            yield from self._run(storage, path, name, run, properties)
 
     def about(self, run: str) -> About:
         """Name, experiment, settings and tags of a run."""
@@ -115,16 +115,16 @@ class AimReading(LogReading):
         order = {run: number for number, run in enumerate(properties)}
         found: dict[str, tuple[str, str, _Properties]] = {}
         for run in sorted(runs, key=lambda run: order.get(run, len(order))):
-            said = properties.get(run, _Properties())
-            if said.archived:
+            own = properties.get(run, _Properties())
+            if own.archived:
                 self.skips.add("a run that was archived", 0)
             else:
-                name = told_apart(said.name or run, run, found)
-                found[name] = (name, run, said)
+                name = unique_name(own.name or run, run, found)
+                found[name] = (name, run, own)
         return [found[self.only]] if self.only in found else list(found.values())
 
     def _properties(self, path: Path) -> dict[str, _Properties]:
-        """Of each run by its id; what cannot be read is counted."""
+        """Return the properties of each run by its id; count what cannot be read."""
         found: dict[str, _Properties] = {}
         try:
             with closing(opened(path / "run_metadata.sqlite")) as database:
@@ -136,11 +136,13 @@ class AimReading(LogReading):
             self.skips.add(f"names, experiments and tags of runs ({error})", 0)
         return found
 
-    def _run(self, storage: _Storage, path: Path, name: str, run: str, said: _Properties) -> Iterator[ImportedRow]:
+    def _run(
+        self, storage: _Storage, path: Path, name: str, run: str, properties: _Properties
+    ) -> Iterator[ImportedRow]:
         problem, read = "", None
         for _ in range(_TRIES):
             problem, read = call_or(
-                lambda: ("", _Run(storage, path, run).read(self)), lambda error: (_said(error), None)
+                lambda: ("", _Run(storage, path, run).read(self)), lambda error: (_message(error), None)
             )
             if read is not None:
                 break
@@ -151,14 +153,14 @@ class AimReading(LogReading):
         if not rows:
             self.skips.add("a run that has no metric of any step", 0)
         self.recognised = True
-        self._about[name] = About(name, said.project, config, said.tags)
+        self._about[name] = About(name, properties.project, config, properties.tags)
         for step in sorted(rows):
             at, metrics = rows[step]
             yield ImportedRow(step, metrics, 0, name, at)
 
 
 Rows = dict[int, tuple[float, dict[str, float]]]
-"""Moment and metrics of each step."""
+"""Step -> Unix time and metrics."""
 
 
 class _Run:
@@ -172,7 +174,7 @@ class _Run:
     def read(self, reading: LogReading) -> tuple[dict[str, JSON], Rows]:
         """Settings and rows."""
         meta = self._tree("meta", "chunks", self._run)
-        contexts = {context: said or {} for context, said in self._tree("meta", "contexts").items()}
+        contexts = {context: words or {} for context, words in self._tree("meta", "contexts").items()}
         taken: set[str] = set()
         rows: Rows = {}
         for context, names in sorted(meta.get("traces", {}).items(), key=lambda one: len(contexts.get(one[0], {}))):
@@ -184,15 +186,15 @@ class _Run:
         return _settings(meta.get("attrs", {})), rows
 
     def _take(self, called: str, series: tuple[int, str], version: int, rows: Rows, reading: LogReading) -> None:
-        """Add the values of one metric; the moment of a step is that of its first metric."""
+        """Add the values of one metric; the time of a step is that of its first metric."""
         way = ("seqs", *(() if version == 1 else (f"v{version}",)), "chunks", self._run, *series)
         places = self._places(way, version, called, reading)
         moments: dict[bytes, float] = {}
-        for key, said in self._items(*way, "val"):
-            value = value_of(said)
+        for key, stored in self._items(*way, "val"):
+            value = value_of(stored)
             if value is None:
                 reading.skips.add(f"{shown(called)} is not a number", 0)
-            elif key in places:  # of what is being written the value may be there, and the step not yet
+            elif key in places:  # while a trainer writes, the value may be stored before its step
                 step = places[key]
                 if step not in rows:
                     moments = moments or dict(self._items(*way, "time"))
@@ -205,18 +207,18 @@ class _Run:
                     rows[places[key]][1].setdefault("epoch", read)
 
     def _places(self, way: tuple[str | int, ...], version: int, called: str, reading: LogReading) -> dict[bytes, int]:
-        """The step of each key of a metric: what the key says or, since Aim 3.11, what a column of its own does."""
+        """Return the step of each key of a metric: from the key or, since Aim 3.11, from a column of its own."""
         column = "val" if version == 1 else "step"
         places = {}
-        for key, said in self._items(*way, column):
+        for key, stored in self._items(*way, column):
             try:
-                places[key] = step_of(self._storage.way(key)[0] if version == 1 else said)
+                places[key] = step_of(self._storage.way(key)[0] if version == 1 else stored)
             except ValueError as error:
                 reading.skips.add(f"{shown(called)}: {error}", 0)
         return places
 
     def _tree(self, *way: str) -> dict[Any, Any]:
-        """Everything below a place; empty where there is nothing."""
+        """Return everything below a path; empty where there is nothing."""
         try:
             return self._storage.tree((key, value) for key, value in self._below(self._meta, *way) if value)
         except KeyError:
@@ -252,9 +254,9 @@ def _files(path: Path) -> set[str]:
 
 
 def metric_name(name: str, context: Mapping[str, object], taken: Collection[str] = ()) -> str:
-    """Name of a metric in its context: what is of the training has its own, what was held out its word before it.
+    """Return the name of a metric in its context: a held-out context becomes a prefix, a training one is dropped.
 
-    Where another metric has that name, the whole context stands behind it.
+    If another metric has that name, the whole context is appended.
 
     >>> metric_name("reward", {"subset": "train"}), metric_name("reward", {"subset": "val", "rank": 1})
     ('reward', 'val/reward[rank=1]')
@@ -276,7 +278,7 @@ def _in_brackets(context: Mapping[str, object]) -> str:
 
 
 def _settings(attributes: Mapping[str, Any]) -> dict[str, JSON]:
-    """The hyperparameters, and beside them what else was set; not what Aim noted of the system."""
+    """Return the hyperparameters and all other settings, without Aim's facts about the machine."""
     given = attributes.get(_SETTINGS)
     others = {name: value for name, value in attributes.items() if not str(name).startswith(_OF_THE_MACHINE)}
     if isinstance(given, dict):
@@ -292,10 +294,10 @@ def _plain(value: Any) -> JSON:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _said(error: Exception) -> str:
-    """The words of RocksDB, which come as bytes."""
-    said = error.args[0] if error.args else ""
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else described(error)
+def _message(error: Exception) -> str:
+    """Return the text of an error; RocksDB's come as bytes."""
+    text = error.args[0] if error.args else ""
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else described(error)
 
 
 class AimRepository(DirectoryImporter):
@@ -309,5 +311,5 @@ class AimRepository(DirectoryImporter):
         return AimReading(path)
 
     def files(self, directory: Path) -> Iterator[Path]:
-        """Those of the databases of what was tracked."""
+        """Return the files of the metric databases."""
         return directory.glob(f"{_SERIES}/*/*")

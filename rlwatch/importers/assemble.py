@@ -1,4 +1,4 @@
-"""From rows to records: sequence numbers, one list per run, and the trainer that its metrics tell."""
+"""From rows to records: sequence numbers, one list per run, and the trainer that its metric names identify."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlwatch.importers.step_order import Numbered, StepOrder
 from rlwatch.records import StepRecord
 from rlwatch.redaction import clean_name
 
-_TELLING: tuple[tuple[str, frozenset[str]], ...] = (
+_SIGNATURES: tuple[tuple[str, frozenset[str]], ...] = (
     ("ms-swift", frozenset({"train_speed(iter/s)", "train_speed(s/it)", "memory(GiB)"})),
     ("slime", frozenset({"train/pg_loss", "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"})),
     ("prime-rl", frozenset({"mismatch_kl/all/mean", "entropy/all/mean", "off_policy/mean", "kl_ent_ratio/mean"})),
@@ -46,14 +46,16 @@ _TELLING: tuple[tuple[str, frozenset[str]], ...] = (
 )
 _DPO = "trl/dpo"
 _OF_PAIRS = frozenset({"rewards/chosen", "rewards/rejected", "rewards/accuracies"})
-"""Names that DPO logs together; one alone may stand in anybody's loop."""
+"""Names that DPO logs together; any custom loop may log one of them alone."""
 _TRACKER = "train/"
 _OF_HUGGING_FACE = frozenset({"epoch", "num_tokens", "learning_rate", "eval_loss", "Training Loss"})
-"""Names in the rows of every trainer built on Hugging Face's: a printed dict without any is of a loop of one's own."""
+"""Names in the rows of every trainer built on Hugging Face's: a printed dict without any comes from a custom loop."""
 
 
 def source_of(names: Iterable[str], known_source: str = "") -> str:
-    """The trainer that uses ``names``; ``known_source`` (what the format told) is kept unless it is made finer.
+    """Return the trainer that logs ``names``; empty if unknown.
+
+    ``known_source`` is the trainer that the format implies; it is returned unless the names make it more specific.
 
     >>> source_of(["loss", "frac_reward_zero_std"], "trl")
     'trl/grpo'
@@ -62,8 +64,8 @@ def source_of(names: Iterable[str], known_source: str = "") -> str:
     """
     given = set(names)
     given |= {name.removeprefix(_TRACKER) for name in given}
-    for source, telling in _TELLING:
-        if not telling.isdisjoint(given) and _compatible(source, known_source):
+    for source, signature in _SIGNATURES:
+        if not signature.isdisjoint(given) and _compatible(source, known_source):
             return source
     if given >= _OF_PAIRS and _compatible(_DPO, known_source):
         return _DPO
@@ -71,7 +73,7 @@ def source_of(names: Iterable[str], known_source: str = "") -> str:
 
 
 def _compatible(source: str, known_source: str) -> bool:
-    """ms-swift prints as TRL does, since it is built on it; otherwise what the format told stands."""
+    """True if ``source`` refines the trainer that the format implies; ms-swift prints as TRL does."""
     return not known_source or source.startswith(known_source) or (source == "ms-swift" and known_source == "trl")
 
 
@@ -114,11 +116,11 @@ class RunAssembly:
         return self._records(taken)
 
     def finish(self, skips: Skips) -> list[StepRecord]:
-        """The records of the rows that are still held back, where nothing more will come."""
+        """Return the records of the rows that are still held back at the end of the log."""
         return self._records(self.order.finish(skips))
 
     def restart(self, skips: Skips) -> list[StepRecord]:
-        """The same where the trainer was started again: the next row begins another attempt."""
+        """Return the records held back when the trainer restarts; the next row begins another attempt."""
         return self._records(self.order.restart(skips))
 
     def add(self, row: ImportedRow, skips: Skips) -> None:
@@ -126,11 +128,11 @@ class RunAssembly:
         self.records += self.take(row, skips)
 
     def notes(self) -> tuple[str, ...]:
-        """Rows whose steps were not taken as they are written, and names that were given a role."""
+        """Return notes on rows that were moved to another step, and on names that the user mapped."""
         placed = f"rows of another counter are taken at the step they were printed at: {self.order.placed}"
         given = [f"{name} as {metric}" for name, metric in self._naming.metrics.items() if name in self.given]
-        told = f"read by --map or [map]: {', '.join(given)}"
-        return (*([placed] if self.order.placed else []), *([told] if given else []))
+        mapped = f"read by --map or [map]: {', '.join(given)}"
+        return (*([placed] if self.order.placed else []), *([mapped] if given else []))
 
     def _records(self, rows: Iterable[Numbered]) -> list[StepRecord]:
         return [self._record(row, attempt) for row, attempt in rows]

@@ -61,10 +61,22 @@ class Skips:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRow:
-    """Metrics of one step as one place of the log gives them.
+    """Metrics that one place of a log gives for one step.
 
-    ``run`` is empty where the log holds one run, ``ts`` (Unix seconds) 0 where it does not tell the time. ``starts``:
-    the log tells that a process begins with this row.
+    Attributes
+    ----------
+    step
+        Step as the log counts it.
+    metrics
+        Value of each metric, under the source's own name.
+    line
+        Line of the log, from 1; 0 where the format has no lines.
+    run
+        Name of the run; empty where the log holds only one.
+    ts
+        Unix time in seconds; 0 where the log holds no time.
+    starts
+        True if the log shows that a process began with this row.
     """
 
     step: int
@@ -85,11 +97,18 @@ class About(NamedTuple):
 
 
 class LogReading(ABC):
-    """One reading of a log: its rows, and what is learnt besides them.
+    """One reading of a log: its rows, and the facts about the run that the log holds.
 
-    ``skips``: what was left out; ``recognised``: whether the mark of the format was seen; ``source``: the trainer,
-    where the log tells another than its format does; ``only``: the run that is asked for, beside which others need
-    not be read.
+    Attributes
+    ----------
+    skips
+        Counts of what was left out.
+    recognised
+        True once the mark of the format was seen.
+    source
+        The trainer, where the log names another one than its format implies; None otherwise.
+    only
+        Name of the one run to read; None to read all.
     """
 
     def __init__(self, path: str) -> None:
@@ -98,31 +117,31 @@ class LogReading(ABC):
         self.recognised = False
         self.source: str | None = None
         self.example: tuple[int, str] | None = None
-        """A line that was a row, or ended one: its number and its text, where lines are."""
+        """Number and text of a line that was read as a row, or that ended one."""
         self.only: str | None = None
 
     @abstractmethod
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """Every row of the file, in its order. Raises ``ImportFormatError``."""
+        """Yield the rows of the file in their order. Raises ``ImportFormatError``."""
 
     def notes(self) -> tuple[str, ...]:
-        """Notes for the reader on how the log was read."""
+        """Return notes for the user on how the log was read."""
         return ()
 
     def config(self) -> Mapping[str, JSON]:
-        """Settings of the run, where the log holds them."""
+        """Return the settings of the run; empty where the log holds none."""
         return {}
 
     def tags(self) -> tuple[str, ...]:
-        """Words that people gave the run, where the log holds them."""
+        """Return the tags of the run; empty where the log holds none."""
         return ()
 
     def called(self) -> tuple[str, str]:
-        """Name and project that people gave the run; empty where the log holds neither."""
+        """Return the name and the project of the run; empty where the log holds neither."""
         return "", ""
 
     def about(self, run: str) -> About:  # noqa: ARG002
-        """The same three of the run called ``run``, where the log holds several."""
+        """Return name, project, settings and tags of the run called ``run``; a log may hold several."""
         return About(*self.called(), self.config(), self.tags())
 
 
@@ -138,12 +157,12 @@ class StreamIntake(Protocol):
         ...
 
     def cut(self) -> Iterator[ImportedRow]:
-        """The same when the file was written anew: its unfinished end is lost."""
+        """Rows still held back when the file was replaced; its unfinished last line is dropped."""
         ...
 
 
 class StreamReading(LogReading):
-    """Of a log that is read from its beginning to its end."""
+    """Reading of a log from its beginning to its end."""
 
     @abstractmethod
     def intake(self) -> StreamIntake:
@@ -158,7 +177,7 @@ class StreamReading(LogReading):
 
 
 class LineParser(StreamReading):
-    """Reads a log line by line; what it says never depends on how the bytes were cut.
+    """Reads a log line by line; the rows never depend on how the bytes were cut.
 
     Subclasses set ``recognised`` as soon as they have seen the mark of their format.
     """
@@ -218,7 +237,7 @@ class LineIntake:
         self._holed = data.endswith(b"\x00")
 
     def _of_rank(self, rank: str, segment: TextLine) -> Iterator[ImportedRow]:
-        """The rows of a line of one process of several: of the one that gave the first row."""
+        """Yield the rows of a line if the rank that printed it is the one that printed the first row."""
         if self._rank and self._rank != rank:
             self._parser.skips.add(OTHER_RANK, segment.line)
             return
@@ -244,9 +263,16 @@ class LineIntake:
 class ImportedRun:
     """One run read from a log.
 
-    ``records`` carry the source's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
-    ``notes`` say what a reader should know about how the log was read (where the steps came from), ``title`` and
-    ``project`` what a tracker called the run; ``example``: number and text of a line that was read as a row.
+    Attributes
+    ----------
+    records
+        Records with the source's own metric names, ``seq`` 1, 2, 3... and the ``attempt`` they belong to.
+    notes
+        Notes for the user on how the log was read, such as where the steps came from.
+    title, project
+        Name and project that a tracker gave the run; empty where there are none.
+    example
+        Number and text of a line that was read as a row.
     """
 
     name: str
@@ -276,9 +302,9 @@ class Importer(Protocol):
 
     name: ClassVar[str]
     expects: ClassVar[str]
-    """Looks of the format, for the message that says it was not found."""
+    """Looks of the format, for the message that it was not found."""
     source: ClassVar[str]
-    """The trainer, where the format tells; names of metrics may tell more."""
+    """The trainer that writes this format; empty if several do. Names of metrics may identify it further."""
     anywhere: ClassVar[bool]
     """True if the first row may come after any amount of other output."""
     table: ClassVar[bool]
@@ -352,7 +378,7 @@ class LineImporter(StreamImporter):
                 list(parser.feed(segment))
                 if parser.recognised:
                     break
-        except ImportFormatError:  # it is this format, with a mistake in it: reading will say which
+        except ImportFormatError:  # it is this format, with a mistake in it: reading reports which
             return FormatMatch(self.weight, f"{self.expects}, with a mistake in it")
         if parser.recognised:
             return FormatMatch(self.weight, f"found {self.expects}")
@@ -372,7 +398,7 @@ STEP_FIELDS = (
     "_step",
     "iteration",
 )
-"""Fields in which a row may say its step, first match wins; ``"1/3820"`` is step 1."""
+"""Fields that may hold the step of a row; the first match counts. ``"1/3820"`` is step 1."""
 OWN_STEP_FIELDS = (
     "current_steps",
     "grpo_step",
@@ -386,7 +412,7 @@ OWN_STEP_FIELDS = (
     "time/iterations",
     "time/total_timesteps",
 )
-"""Fields of LLaMA-Factory, loops of one's own and Stable-Baselines3, looked for where none of those stands."""
+"""Fields of LLaMA-Factory, custom loops and Stable-Baselines3, used where a row has none of ``STEP_FIELDS``."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|[nN]a[nN]|[iI]nf(?:inity)?)"
 _NUMBER = re.compile(NUMBER)
 _CALL = re.compile(rf"[A-Za-z_][\w.]*\(\s*({NUMBER})\s*(?:,[^()]*)?\)")
@@ -407,15 +433,15 @@ def number(text: str) -> float | None:
 
 
 def is_null(value: object) -> bool:
-    """True for JSON's null and for the text that stands for it."""
+    """True for JSON's null, and for the texts ``null`` and ``None``."""
     return value is None or (isinstance(value, str) and value in _NULLS)
 
 
 def value_of(value: object) -> float | None:
     """A number for a JSON value, a string that is a number, or null; None for anything else.
 
-    null means NaN, as it does for trainers that write it of what they measured (verl's orjson, TRL's all-NaN means).
-    Of a writer nobody knows :class:`~rlwatch.importers.own_rows.OwnRows` has to be asked first.
+    null means NaN, as in the logs of trainers that write it for a measured value (verl's orjson, TRL's all-NaN means).
+    Rows of an unknown writer go through :class:`~rlwatch.importers.own_rows.OwnRows` first.
     """
     if isinstance(value, str):
         read = number(value)
@@ -445,9 +471,12 @@ def metrics_of(items: Mapping[str, object], skips: Skips, line: int) -> dict[str
 
 
 def step_of(value: object) -> int:
-    """The step that ``value`` says: an integer >= 0, also as ``12.0``, ``"12"`` or ``"12/500"``.
+    """Return the step that ``value`` holds: an integer >= 0, also as ``12.0``, ``"12"`` or ``"12/500"``.
 
-    Raises ``ValueError`` with what is wrong with it.
+    Raises
+    ------
+    ValueError
+        If ``value`` is not an integer from 0 up to 2**53; the message names the problem.
     """
     text = value.split("/", 1)[0] if isinstance(value, str) else value
     read = value_of(text) if text is not None else None

@@ -10,7 +10,7 @@ from typing import Protocol
 from rlwatch.importers.lines import LONGEST_RECORD
 
 CHECKED = 1 << 16
-"""Data of a TFRecord beyond this many bytes are pictures and the like, whose checksum nobody needs."""
+"""Bytes of a TFRecord up to which its checksum is verified: larger ones hold pictures and the like."""
 WANDB = b":W&B"
 _BLOCK = 32768
 _HEAD = struct.Struct("<IHB")
@@ -22,7 +22,7 @@ class Frames(Protocol):
     """Bytes in, complete records out."""
 
     damage: str
-    """Damage of the bytes fed so far, if there was any; may be cleared by whoever reported it."""
+    """Damage of the bytes fed so far; empty if there was none. A caller that reported it may clear it."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The records that ``data`` completes."""
@@ -60,9 +60,9 @@ def _too_long(longest: int) -> str:
 
 
 class TfRecords:
-    """TFRecords. After a damaged one nothing more can be found, since nothing says where the next begins.
+    """TFRecords. Reading ends at a damaged record, since the start of the next one is unknown.
 
-    One of more than ``longest`` bytes is passed over without being held.
+    A record of more than ``longest`` bytes is skipped without being held in memory.
     """
 
     def __init__(self, *, longest: int = LONGEST_RECORD) -> None:

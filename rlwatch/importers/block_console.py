@@ -1,14 +1,14 @@
 """Consoles that print a step as a block of lines: a head with the step, then a name and a value a line, or a table.
 
-* NeMo-RL: ``===== Step 3/100 =====``, then ``  • Loss: 0.0123`` below ``Training Results:``; what stands below
-  ``Validation Results:`` is of held-out data and called ``eval/...``.
+* NeMo-RL: ``===== Step 3/100 =====``, then ``  • Loss: 0.0123`` below ``Training Results:``. Metrics below
+  ``Validation Results:`` come from held-out data and are called ``eval/...``.
 * torchforge: ``=== [logger] - METRICS STEP 3 ===``, then ``  name: value`` up to a line of ``=``.
 * AReaL: ``Train step 3/1000 done.``, then a table ``│ name │ value │ name │ value │``.
-* Stable-Baselines3: a table ``| rollout/ |  |``, ``|    ep_rew_mean | 0.5 |`` between two rules, which says its step
-  itself (``iterations``, else ``total_timesteps``).
+* Stable-Baselines3: a table ``| rollout/ |  |``, ``|    ep_rew_mean | 0.5 |`` between two rules, with a row for the
+  step (``iterations``, else ``total_timesteps``).
 
-A value with a unit (``12.31s``, ``80 %``) is none of a metric. A block ends where the next begins, at its rule, or with
-the log. ``nan`` and ``inf`` are read as such.
+A value with a unit (``12.31s``, ``80 %``) is not read. A block ends where the next begins, at its rule, or with the
+log. ``nan`` and ``inf`` are read as such.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESULTS = re.compile(r"\b(?P<of>Training|Validation) Results:")
 _RULE = re.compile(r"\s*(?:={10,}|-{10,}|\+?[-+]{10,}|╘[═╧]+╛)\s*")
 _OWN_STEPS = ("time/iterations", "time/total_timesteps")
 LONGEST = 4000
-"""Characters of a line of a block; longer ones are text somebody generated."""
+"""Characters of a line of a block; longer lines are generated text."""
 
 
 class BlockConsoleParser(LineParser):
@@ -61,7 +61,7 @@ class BlockConsoleParser(LineParser):
             self._take(self._section + pair["name"], float(pair["value"]))
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row of the block that is open, if it holds anything."""
+        """Yield the row of the open block, if it holds a metric."""
         metrics, self._metrics, self._section = self._metrics, {}, ""
         step, self._step = self._step, None
         own = next((metrics[name] for name in _OWN_STEPS if name in metrics), None)
@@ -75,12 +75,12 @@ class BlockConsoleParser(LineParser):
             yield ImportedRow(step, metrics, self._line)
 
     def _cells(self, cells: list[str], line: int) -> None:
-        """Take names and values that stand beside each other."""
+        """Take names and values from neighbouring cells."""
         if len(cells) == 2 and not cells[1].strip() and cells[0].strip().endswith("/"):
             self._section, self._line = cells[0].strip(), line
             return
-        for name, said in zip(cells[::2], cells[1::2], strict=False):
-            value = number(said)
+        for name, text in zip(cells[::2], cells[1::2], strict=False):
+            value = number(text)
             if name.strip() and value is not None:
                 self._take((self._section if name.startswith("  ") else "") + name.strip(), value)
 

@@ -1,9 +1,9 @@
 """Offline sessions of ClearML: ``metrics.jsonl`` of ``~/.clearml/cache/offline/offline-ID/``.
 
 Each line is a list of events, a scalar each. A scalar has a title (``metric``) and a series (``variant``), which are
-one name ``title/series``, or one word where they are equal. ClearML writes NaN and the infinities as 0, unless it is
-told otherwise (``Logger.set_reporting_nan_value``), and says so on the console only: a note warns of it. Settings are
-in ``task.json`` beside it.
+one name ``title/series``, or one word where they are equal. By default ClearML writes NaN and the infinities as 0
+(``Logger.set_reporting_nan_value`` changes it) and warns of that on the console only: a note repeats the warning.
+Settings are in ``task.json`` in the same directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SETTINGS = "task.json"
 
 
 class ClearMlParser(LineParser):
-    """Every scalar says its step."""
+    """Parser of events that each hold one scalar and its step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -61,14 +61,14 @@ class ClearMlParser(LineParser):
         yield from self._rows.finish()
 
     def config(self) -> Mapping[str, JSON]:
-        """The hyperparameters of the task, where its file lies beside the metrics."""
+        """Return the hyperparameters of the task, from the file next to the metrics."""
         file = Path(self.path).with_name(_SETTINGS)
         found: Any = load_document(file) if file.is_file() else {}
         sections = found.get("hyperparams", {}) if isinstance(found, dict) else {}
         return {name: one.get("value") for section in sections.values() for name, one in section.items()}
 
     def notes(self) -> tuple[str, ...]:
-        """Warning of what ClearML does to NaN."""
+        """Warn that ClearML replaces NaN by 0."""
         return ("ClearML writes NaN and infinities as 0: a value that was not finite is not seen here",)
 
 

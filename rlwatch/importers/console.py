@@ -1,4 +1,4 @@
-"""Pieces of console output: printed dicts of metrics, tqdm's progress bars, and the steps that these tell."""
+"""Pieces of console output: printed dicts of metrics, tqdm's progress bars, and the steps that bars show."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Bar:
 
     @property
     def may_count_steps(self) -> bool:
-        """True if it may be the trainer's own bar: that one has no title (``Map:``, ``Loading shards:`` have)."""
+        """True if it may be the trainer's own bar, which has no title (``Map:``, ``Loading shards:`` are others)."""
         return not self.title or "train" in self.title.lower()
 
 
@@ -96,7 +96,7 @@ def bars(text: str) -> Iterator[Bar]:
         yield Bar(int(match["n"]), int(match["total"]), title, match.start(), end)
 
 
-# Steps of rows that do not say theirs, from the progress bars around them.
+# Steps of rows without one, from the progress bars around them.
 #
 # HF's Trainer prints its metrics without the step; the bar that tqdm redraws right after the row shows it. Where
 # stdout was buffered rows come in batches, long after their steps: a batch of 31 rows before ``620/1875`` is one row
@@ -106,20 +106,20 @@ def bars(text: str) -> Iterator[Bar]:
 T = TypeVar("T")
 _NOTHING = (0, 0)
 MOST_WAITING = 1000
-"""Rows held back for a bar at most. 8 KiB of buffered stdout are about a hundred; a bar may also never come."""
+"""Most rows held back for a bar. 8 KiB of buffered stdout are about a hundred; a bar may also never come."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[T]):
     row: T
     trains: bool
-    beside: tuple[int, int]
+    bar_before: tuple[int, int]
 
 
 class StepClock(Generic[T]):
     """Takes rows and bars in the order of the log; gives rows back with their step.
 
-    ``trains`` tells a row of a training step (its step is its own) from an evaluation (the step of the row before).
+    A row that ``trains`` has a step of its own; any other is an evaluation and gets the step of the row before.
     """
 
     def __init__(self) -> None:
@@ -128,27 +128,27 @@ class StepClock(Generic[T]):
         self.last = 0
         """The step of the last row."""
         self.counted = False
-        """True if any row had to be numbered because no bar told its step."""
+        """True if any row had to be numbered because no bar showed its step."""
         self._waiting: list[_Waiting[T]] = []
         self._trainings = 0
-        """Training steps among them."""
+        """Training steps among the rows that wait."""
         self._total: int | None = None
         self._guessed: int | None = None
         self._n = 0
         self._bars_seen = False
-        self._batches = False  # rows come late and together: where the bar stands now says nothing of a single one
+        self._batches = False  # rows come late and together: a bar does not show the step of a single row
 
-    def row(self, row: T, *, trains: bool, beside: tuple[int, int] = _NOTHING) -> list[tuple[T, int]]:
-        """Take a row; ``beside`` is (n, total) of the bar printed before it on the same line, if any."""
+    def row(self, row: T, *, trains: bool, bar_before: tuple[int, int] = _NOTHING) -> list[tuple[T, int]]:
+        """Take a row; ``bar_before`` is (n, total) of the bar printed before it on the same line, if any."""
         if not trains and not self._waiting:
             return [(row, self.last if self._total is None or self._batches else max(self.last, self._n))]
-        self._waiting.append(_Waiting(row, trains, beside))
+        self._waiting.append(_Waiting(row, trains, bar_before))
         self._trainings += trains
         barless = not self._bars_seen and (self._trainings > 1 or self.counted)
         return self._count() if barless or len(self._waiting) > MOST_WAITING else []
 
     def bar(self, n: int, total: int, *, directly: bool) -> list[tuple[T, int]]:
-        """Take a bar; ``directly`` says that nothing but line ends lies between it and the last row."""
+        """Take a bar; ``directly`` means that only line ends lie between it and the last row."""
         self._bars_seen = True
         if self._total is None:
             self._guess(n, total)
@@ -160,9 +160,9 @@ class StepClock(Generic[T]):
         return self._settle(n) if n > 0 else []
 
     def _guess(self, n: int, total: int) -> None:
-        """Before any row has told which bar is the trainer's: the first that is not yet through.
+        """Guess that the trainer's bar is the first unfinished one, until a row identifies it.
 
-        An evaluation's bar begins later; one that loads data is through before the first row.
+        The bar of an evaluation begins later; a bar of data loading is finished before the first row.
         """
         if self._guessed is None:
             self._guessed = total
@@ -172,31 +172,31 @@ class StepClock(Generic[T]):
                 self._guessed = None
 
     def _is_own(self, n: int, total: int, *, directly: bool) -> bool:
-        """True if a bar is the trainer's: the one that is redrawn after its rows, and counts at least as far."""
+        """True if a bar is the trainer's: it is redrawn after the trainer's rows, and counts at least as far."""
         if total == self._total:
             return True
         if not self._waiting or n < max(1, self._trainings):
             return False
-        return directly or total == self._waiting[0].beside[1] or (self._total is None and total == self._guessed)
+        return directly or total == self._waiting[0].bar_before[1] or (self._total is None and total == self._guessed)
 
-    def _beside(self) -> int:
-        """Place of the bar beside the only row that waits; 0 if there was none, or if it did not count this row.
+    def _bar_before(self) -> int:
+        """Return the count of the bar before the only row that waits; 0 if there was none, or it lagged.
 
-        A bar beside the first of several rows says nothing: they come in a batch.
+        A bar before the first of several rows shows no step: such rows come in a batch.
         """
-        alone = self._waiting[0].beside[0] if len(self._waiting) == 1 else 0
+        alone = self._waiting[0].bar_before[0] if len(self._waiting) == 1 else 0
         return alone if alone > self.last else 0
 
     def at(self, step: int) -> list[tuple[T, int]]:
-        """Learn of a row that says its own step; gives back what waited before it."""
+        """Take the step of a row that holds it; return the rows that waited before it."""
         settled = self.flush()
         self._advance(step)
         return settled
 
     def again(self, share: float) -> list[tuple[T, int]]:
-        """Learn that the next row is the first of another start; gives back what waited before it.
+        """Restart the counter before the first row of a restarted training; return the rows that waited.
 
-        ``share``: how far that start had come, of what the one before had, where a checkpoint was loaded.
+        ``share``: epoch of the checkpoint that was loaded over the epoch that was reached before, 0 to 1.
         """
         settled = self.flush()
         self.last = max(0, round(self.last * share) - (self.pace or 1))
@@ -205,12 +205,12 @@ class StepClock(Generic[T]):
         return settled
 
     def flush(self) -> list[tuple[T, int]]:
-        """Give back what still waits, with the best guess there is: training, or the log, has ended."""
+        """Return the rows that still wait, with the best guess of their steps: the training or the log has ended."""
         return self._settle(self._n) if self._n > self.last else self._count()
 
     def _settle(self, n: int) -> list[tuple[T, int]]:
-        """Spread the waiting rows over the steps up to ``n``, where the bar stands."""
-        return self._assign(self._spread(self._trainings, self._beside() or n))
+        """Spread the waiting rows over the steps up to ``n``, the count of the bar."""
+        return self._assign(self._spread(self._trainings, self._bar_before() or n))
 
     def _count(self) -> list[tuple[T, int]]:
         trainings = self._trainings
@@ -231,7 +231,7 @@ class StepClock(Generic[T]):
         return step
 
     def _spread(self, rows: int, n: int) -> list[int]:
-        """Steps of ``rows`` consecutive rows of which the last is at or shortly before ``n``."""
+        """Return the steps of ``rows`` consecutive rows of which the last is at or shortly before ``n``."""
         if rows <= 1:
             return [n] * rows
         self._batches = True

@@ -1,7 +1,8 @@
-"""Rows that several ranks print, each as it is: where rows are numbered by counting, a copy would be a step of its own.
+"""Identical rows that several ranks print: if rows are numbered by counting, each copy would be a step of its own.
 
-Nothing in one row tells a copy from a training in which nothing changes. So the first rows are looked at: two that are
-printed equally often, with other measurements the second time, are of ranks; from then on each group of so many is one.
+A single row does not show whether it is a copy or whether nothing changed in the training. So the first two different
+rows decide: if both are printed equally often, with other measurements in the second, several ranks print, and from
+then on each group of that many equal rows counts once.
 """
 
 from __future__ import annotations
@@ -11,39 +12,39 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 MOST_RANKS = 16
-"""Equal rows from the beginning after which nothing more is waited for."""
-_TELL_NOTHING = frozenset({"epoch", "learning_rate", "lr", "num_tokens"})
-"""Fields that change in a training in which nothing does, and are rounded."""
+"""Equal rows at the beginning after which no more are held back."""
+_NO_MEASUREMENTS = frozenset({"epoch", "learning_rate", "lr", "num_tokens"})
+"""Fields that change, rounded, even in a training in which no measurement changes."""
 
 
 class Copies(Generic[T]):
-    """Takes what was printed, rows and others, in its order; gives back what is to be read, without copies.
+    """Takes printed rows and other output in order; returns them without the copies.
 
     Parameters
     ----------
     left_out
-        Told of each copy.
+        Called with each copy.
     """
 
     def __init__(self, left_out: Callable[[T], object]) -> None:
         self._left_out = left_out
         self._times = 0
-        """How often each row is printed; 0 while that is not known."""
+        """Number of times that each row is printed; 0 while unknown."""
         self._first = 0
         self._row: Mapping[str, str] | None = None
         self._count = 0
         self._held: list[tuple[bool, T]] = []
-        """What waits, and whether it is a copy if there are any."""
+        """Held output, each with True if it is a copy in case several ranks print."""
 
-    def beside(self, thing: T) -> list[T]:
-        """Things to be read now that ``thing``, which is no row, was printed."""
+    def other(self, thing: T) -> list[T]:
+        """Take output that is no row; return what can be read now."""
         if not self._held:
             return [thing]
         self._held.append((False, thing))
         return []
 
     def row(self, items: Mapping[str, str], thing: T) -> list[T]:
-        """The same of a row."""
+        """Take a row with its ``items``; return what can be read now."""
         again = items == self._row
         before, self._row = self._row, items
         if self._times:
@@ -68,7 +69,7 @@ class Copies(Generic[T]):
         return self._settled(1, thing)
 
     def _settled(self, times: int, *things: T) -> list[T]:
-        """The things held back, now that it is known how often each row is printed, and then ``things``."""
+        """Return the held output, then ``things``; each row is known to be printed ``times`` times."""
         held, self._held, self._times, self._count = self._held, [], times, 1
         for copy, thing in held:
             if copy and times > 1:
@@ -76,12 +77,12 @@ class Copies(Generic[T]):
         return [thing for copy, thing in held if not copy or times == 1] + list(things)
 
     def finish(self) -> list[T]:
-        """The things that wait, where nothing more comes."""
+        """Return the held output at the end of the log."""
         if not self._held:
             return []
         return self._settled(self._first if self._count == self._first else 1)
 
 
 def _differs(row: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """True if something was measured otherwise."""
-    return any(row.get(name) != value for name, value in other.items() if name not in _TELL_NOTHING)
+    """True if a measurement differs."""
+    return any(row.get(name) != value for name, value in other.items() if name not in _NO_MEASUREMENTS)

@@ -1,8 +1,8 @@
 """CSV, long (``run_id,step,metric,value``) and wide (``step,loss,reward,...``).
 
-Both may hold several runs (a ``run_id`` column) or one (none). Separators: comma, semicolon, tab, bar; beside all but
-the first a number may have a decimal comma. Lines of comments (``#``) before the header, and a header that is written
-again, are passed over. ``nan``, ``inf`` and ``-inf`` in words are values. An **empty cell means not measured**: pandas
+Both may hold several runs (with a ``run_id`` column) or one (without). Separators: comma, semicolon, tab, bar; with all
+but the first a number may have a decimal comma. Comment lines (``#``) before the header, and repeated headers, are
+skipped. ``nan``, ``inf`` and ``-inf`` in words are values. An **empty cell means not measured**: pandas
 leaves a cell empty both for NaN and for what was never logged, and a log that calls every gap a NaN would be one long
 false alarm.
 """
@@ -26,8 +26,8 @@ _OF_TENSORBOARD = ["wall time", "step", "value"]
 _EXTREMES = ("__MIN", "__MAX")
 _OF_SB3 = ("time/iterations", "time/total_timesteps")
 STEP_COLUMNS = (*STEP_FIELDS, "training_step", "train_step", "iter", "update", "timestep", "steps", *_OF_SB3, "epoch")
-"""In this order: an epoch is the step of a log that has no other. A header says what each column is, a single row of
-another format does not: there ``"steps": 2000`` is as likely a setting.
+"""Columns that may hold the step; the first match counts, so that an epoch is the step of a log that has no other. The
+list is longer than for other formats: a column is a series, while ``"steps": 2000`` in a JSON row may be a setting.
 """
 SEPARATORS = ",;\t"
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
@@ -44,7 +44,7 @@ def cells_of_line(text: str, separator: str) -> list[str]:
 
 
 def plain_number(text: str, separator: str) -> str:
-    """A number with a point where its decimals begin; beside all separators but the comma they may have a comma.
+    """Return a number with a decimal point; with any separator but the comma it may have a decimal comma.
 
     >>> plain_number("0,5", ";"), plain_number("0.5", ";")
     ('0.5', '0.5')

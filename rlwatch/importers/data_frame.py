@@ -1,11 +1,12 @@
 """Rows that are in memory: tables of pandas, polars and pyarrow, mappings of columns, lists of rows.
 
-A table has a row a step, or (columns ``metric`` and ``value``) a row a value; a column ``run_id`` or ``run`` tells
-several runs apart. ``attempt`` is none of its metrics: where steps go back an attempt begins, as in any log.
+A table has a row for each step, or (with columns ``metric`` and ``value``) a row for each value; a column ``run_id`` or
+``run`` separates several runs. ``attempt`` is not read as a metric: an attempt begins where steps go back, as in any
+log.
 
-**NaN and missing.** Where columns can tell them apart (polars, pyarrow, Arrow and nullable types of pandas, lists,
-mappings) NaN is NaN and null is not measured. A float column of numpy in pandas has NaN for both: it is then judged as
-a ``null`` of a JSON log is, NaN where there is evidence (see :mod:`~rlwatch.importers.own_rows`).
+**NaN and missing.** If the type of a column distinguishes them (polars, pyarrow, Arrow and nullable types of pandas,
+lists, mappings), NaN is NaN and null is not measured. A float column of numpy in pandas has NaN for both: it is judged
+like a ``null`` of a JSON log, and is NaN if there is evidence (see :mod:`~rlwatch.importers.own_rows`).
 """
 
 from __future__ import annotations

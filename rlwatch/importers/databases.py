@@ -1,7 +1,7 @@
-"""SQLite databases of trackers: trackio's, one a project, and MLflow's, with all its experiments.
+"""SQLite databases of trackers: trackio's, one for each project, and MLflow's, with all its experiments.
 
-Both hold many runs; each is one here, with its configuration. They are read through SQLite, read only, also while a
-trainer writes to them. "Lines" are numbers of rows.
+Both hold many runs, each with its configuration. They are read through SQLite, read only, also while a trainer writes
+to them. Lines are numbers of rows.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rlwatch.records import JSON
 
 _MAGIC = b"SQLite format 3\x00"
 PATIENCE_S = 10.0
-"""How long to wait for a trainer that writes."""
+"""Seconds to wait for a trainer that writes."""
 _TRACKIO = "SELECT id, run_id, run_name, step, timestamp, metrics FROM metrics ORDER BY run_id, id"
 _TRACKIO_CONFIGS = "SELECT run_id, run_name, config FROM configs"
 _OLD_TRACKIO = "SELECT id, run_name, run_name, step, timestamp, metrics FROM metrics ORDER BY run_name, id"
 _OLD_TRACKIO_CONFIGS = "SELECT run_name, run_name, config FROM configs"
-"""Before runs had ids."""
+"""Queries for databases of trackio before runs had ids."""
 _MLFLOW = (
     "SELECT m.run_uuid, r.name, m.step, m.timestamp, m.key, m.value, m.is_nan FROM metrics m "
     "JOIN runs r ON r.run_uuid = m.run_uuid WHERE r.lifecycle_stage = 'active' "
@@ -41,7 +41,7 @@ _OWN_HINT = "is a run of rlwatch itself: see `rlwatch runs --store DIR`, with th
 
 
 class DatabaseReading(LogReading):
-    """Of the database of a tracker."""
+    """Reading of the database of a tracker."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -71,11 +71,11 @@ class DatabaseReading(LogReading):
 
     def _trackio(self, database: sqlite3.Connection, rows: str, configs: str) -> Iterator[ImportedRow]:
         self.recognised = True
-        for run_id, _, config in _asked(database, configs):
+        for run_id, _, config in _rows_of(database, configs):
             found = _parsed(config)
             self._configs[run_id] = {name: value for name, value in found.items() if not name.startswith("_")}
-        for number, run_id, name, step, at, said in database.execute(rows):
-            entry = _parsed(said)
+        for number, run_id, name, step, at, metrics_json in database.execute(rows):
+            entry = _parsed(metrics_json)
             if not entry:
                 self.skips.add("metrics that are no JSON object, or an empty one", number)
             metrics = metrics_of(flattened(entry), self.skips, number)
@@ -84,7 +84,7 @@ class DatabaseReading(LogReading):
 
     def _mlflow(self, database: sqlite3.Connection) -> Iterator[ImportedRow]:
         self.recognised = True
-        for run_id, name, value in _asked(database, "SELECT run_uuid, key, value FROM params"):
+        for run_id, name, value in _rows_of(database, "SELECT run_uuid, key, value FROM params"):
             self._configs.setdefault(run_id, {})[name] = value
         number = 0
         for (run_id, name), values in groupby(database.execute(_MLFLOW), key=lambda row: row[:2]):
@@ -94,21 +94,21 @@ class DatabaseReading(LogReading):
                 yield row
 
     def _named(self, run_id: str, name: str | None) -> str:
-        """Name of a run; with the beginning of its id where another run has the name."""
+        """Return the name of a run, with the beginning of its id if another run has that name."""
         if run_id not in self._names:
-            self._names[run_id] = told_apart(name or run_id, run_id, self._names.values())
+            self._names[run_id] = unique_name(name or run_id, run_id, self._names.values())
         return self._names[run_id]
 
 
-def told_apart(name: str, run_id: str, taken: Collection[str]) -> str:
-    """Name of a run; with the beginning of its id where another run has the name."""
+def unique_name(name: str, run_id: str, taken: Collection[str]) -> str:
+    """Return the name of a run, with the beginning of its id if the name is in ``taken``."""
     return f"{name}-{run_id[:8]}" if name in taken else name
 
 
 def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, number: int = 0) -> Iterator[ImportedRow]:
-    """Rows of (step, moment, metric, value) in order of steps; what was logged again at a step is a row of its own.
+    """Yield rows of ``values``: (step, Unix time, metric, value), sorted by step.
 
-    ``number``: values that came before these.
+    A metric that was logged again at a step begins another row. ``number`` counts the values that came before.
     """
     for step, those in groupby(values, key=lambda value: value[0]):
         metrics: dict[str, float] = {}
@@ -123,12 +123,12 @@ def rows_of_steps(values: Iterable[tuple[int, float, str, float]], run: str, num
 
 
 def opened(path: Path) -> sqlite3.Connection:
-    """A database that is only read."""
+    """Open a database read only."""
     return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, timeout=PATIENCE_S)
 
 
 def _parsed(text: str | bytes) -> dict[str, JSON]:
-    """The JSON object that ``text`` is; an empty one for anything else."""
+    """Return the JSON object in ``text``; an empty one for anything else."""
     try:
         found = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -136,8 +136,8 @@ def _parsed(text: str | bytes) -> dict[str, JSON]:
     return found if isinstance(found, dict) else {}
 
 
-def _asked(database: sqlite3.Connection, query: str) -> list[tuple[str, str, str]]:
-    """The rows of a query; none where its table is not there."""
+def _rows_of(database: sqlite3.Connection, query: str) -> list[tuple[str, str, str]]:
+    """Return the rows of a query; none if its table is missing."""
     try:
         return list(database.execute(query))
     except sqlite3.OperationalError:
@@ -153,7 +153,7 @@ def _other(database: sqlite3.Connection) -> str:
 
 
 def _value(value: float, *, nan: bool) -> float:
-    """A value as MLflow keeps it: NaN beside a flag, infinities as the largest float there is."""
+    """Decode a value of MLflow, which stores NaN as a flag and infinities as the largest float."""
     if nan:
         return math.nan
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else float(value)
@@ -176,7 +176,7 @@ class RunDatabase:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Sure by the bytes that each begins with."""
+        """Return high confidence for the bytes that every SQLite file begins with."""
         found = head.startswith(_MAGIC)
         return FormatMatch(0.99 if found else 0.0, f"{'found an' if found else 'no'} {self.expects}")
 

@@ -1,6 +1,6 @@
-"""Following a file that grows, and the place where reading of it stands.
+"""Following a file that grows, and the position up to which it was read.
 
-Only new bytes are read where a format can be read from the middle, else the whole file again.
+Only new bytes are read if a format can be read from the middle, otherwise the whole file again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,26 @@ from rlwatch.importers.tensorboard_events import event_files
 from rlwatch.records import JSON
 
 MARK = 256
-"""Bytes before the place that are remembered."""
+"""Bytes before the position that are remembered."""
 A_WHILE_S = 0.5
 _MOST_SIBLINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """``offset`` bytes of ``file`` were read; its first row follows the one numbered ``base``.
+    """Position in a log, for a later process.
 
-    ``mark`` tells the bytes before ``offset``: a file that has others there is another file, or was written anew,
-    whatever its name, its inode and its times say.
+    Attributes
+    ----------
+    file
+        Name of the file.
+    base
+        ``seq`` of the record before the first row of the file.
+    offset
+        Bytes of the file that were read.
+    mark
+        Hash of the bytes before ``offset``. A file with other bytes there is another file or was written anew,
+        whatever its name, inode and times.
     """
 
     file: str
@@ -42,12 +51,12 @@ class Position:
     mark: str
 
     def to_dict(self) -> dict[str, JSON]:
-        """For JSON."""
+        """Return the fields as JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: object) -> Position | None:
-        """Position of a dict made by :meth:`to_dict`; None if ``data`` is nothing of the kind."""
+        """Return the position that :meth:`to_dict` wrote; None if ``data`` is anything else."""
         if not isinstance(data, dict):
             return None
         file, base, offset, mark = (data.get(name) for name in ("file", "base", "offset", "mark"))
@@ -57,7 +66,7 @@ class Position:
 
 
 def mark_of(tail: bytes) -> str:
-    """The mark of the bytes before a place."""
+    """Return the mark of the bytes before a position."""
     return hashlib.sha256(tail[-MARK:]).hexdigest()[:32]
 
 
@@ -70,7 +79,7 @@ def holds_mark(file: IO[bytes], offset: int, mark: str) -> bool:
 
 
 def is_at(path: Path, offset: int, mark: str) -> bool:
-    """The same of the file at ``path``; False if it cannot be read."""
+    """True if the file at ``path`` holds, before ``offset``, the bytes of ``mark``; False if it cannot be read."""
     try:
         with open_regular(path) as file:
             return holds_mark(file, offset, mark)
@@ -79,9 +88,9 @@ def is_at(path: Path, offset: int, mark: str) -> bool:
 
 
 def kept_copy(path: Path, offset: int, mark: str) -> Path | None:
-    """The file beside ``path`` that holds what was read of it: a rotated log, or the copy of a truncated one.
+    """Return the file next to ``path`` that holds what was read of it: a rotated log, or a copy made before truncation.
 
-    They are called ``train.log.1``, ``train.log-20260101`` or ``train-20260101.log``; packed ones are not looked at.
+    Its name is like ``train.log.1``, ``train.log-20260101`` or ``train-20260101.log``; packed files do not count.
     """
     if offset == 0:
         return None
@@ -113,18 +122,18 @@ class Follower(Protocol):
     problem: str
     """Reason why the file cannot be read at the moment; empty if it can."""
     more: bool
-    """True if the last poll ended before the file did: others must have their turn."""
+    """True if the last poll ended before the file did, so that other logs have their turn."""
 
     def poll(self) -> Iterable[ImportedRow]:
         """New rows; none if the file has not changed or is gone for a moment."""
         ...
 
     def close(self) -> Iterable[ImportedRow]:
-        """The rows held back for more output that will not come; lets go of the file."""
+        """Return the rows held back for more output, and close the file."""
         ...
 
     def release(self) -> None:
-        """Let go of the file for now; the next poll goes on where this one was."""
+        """Close the file for now; the next poll goes on where the last ended."""
         ...
 
     def place(self) -> tuple[Path, int, str]:
@@ -143,10 +152,10 @@ class StreamFollower:
     Parameters
     ----------
     begun
-        Told, between the rows of two files, that the next one begins, and whether as a new attempt.
+        Called between the rows of two files, with True if the next file is a new attempt.
     position
-        Where an earlier process stood. The file it stood in, or its rotated copy, is read from its beginning (a
-        parser must see all of it); ``begun`` is told first unless that file is gone for good.
+        Position of an earlier process. Its file, or the rotated copy, is read from its beginning, since a parser must
+        see all of it. If neither is left, ``begun`` is called first.
     """
 
     def __init__(
@@ -174,12 +183,12 @@ class StreamFollower:
                 yield from self._appended()
 
     def close(self) -> Iterator[ImportedRow]:
-        """The unfinished end, and whatever the parser held back."""
+        """Yield the row of the unfinished last line, and the rows that the parser held back."""
         yield from self._rest()
         self.release()
 
     def release(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file = None
@@ -211,7 +220,7 @@ class StreamFollower:
 
     def _appended(self) -> Iterator[ImportedRow]:
         file = self._opened()
-        if file is None:  # written anew, and nobody kept what it held
+        if file is None:  # written anew, without a copy of its old content
             yield from self._intake.cut()
             self._move(self._at, restarted=True)
             file = self._opened()
@@ -222,7 +231,7 @@ class StreamFollower:
             yield from self._intake.feed(block)
 
     def _blocks(self, file: IO[bytes]) -> Iterator[bytes]:
-        """Bytes that are there now. NUL bytes at the end of text are places that somebody has yet to write to."""
+        """Yield the bytes that are there now; NUL bytes at the end of a text file are not written yet."""
         while block := file.read(BLOCK):
             skipped = 0
             self._left -= len(block)
@@ -242,7 +251,7 @@ class StreamFollower:
                 return
 
     def _opened(self) -> IO[bytes] | None:
-        """The file, open, if it holds what was read of it; its copy if that does; None if it was written anew."""
+        """Return the open file, or its copy, whichever holds what was read of it; None if it was written anew."""
         mark = mark_of(self._tail)
         if self._file is not None and holds_mark(self._file, self._offset, mark):
             return self._file
@@ -258,7 +267,7 @@ class StreamFollower:
         return file
 
     def _next(self) -> Path | None:
-        """The file to go on with, if the log goes on in another one."""
+        """Return the file in which the log goes on; None if it goes on in the same one."""
         if self._at != self._path:
             return self._path if self._path.exists() else None
         if self._file is None:
@@ -296,11 +305,22 @@ class DirectoryFollower(StreamFollower):
 
 
 class WholeFollower:
-    """Reads the whole file or directory again when it has changed, and gives the rows that the last reading had not.
+    """Reads the whole file or directory again when it has changed, and returns the rows that are new.
 
-    What came late to a row is a row of its own. From the first row on that says another thing than it did, all are
-    given: the log was written anew. What cannot be read (half-written) is left for the next time, and so is what took
-    ``A_WHILE_S`` of CPU until reading it again takes ``share`` of the time: the trainer is often on the same machine.
+    Metrics that came late to a row are a row of their own. If a known row has changed, the log was written anew, and
+    all rows from there on are returned. A half-written file is left for the next poll.
+
+    Parameters
+    ----------
+    path
+        The file or directory.
+    importer
+        Its format.
+    run
+        The run to read of several; None for all.
+    share
+        Share of CPU time, 0 to 1, that reading may take. A file that took ``A_WHILE_S`` of CPU time is read again only
+        after a pause, since the trainer is often on the same machine.
     """
 
     def __init__(self, path: Path, importer: Importer, run: str | None = None, *, share: float = 0.1) -> None:
@@ -335,7 +355,7 @@ class WholeFollower:
         return self._news(rows)
 
     def _marked(self) -> list[tuple[int, int, int]]:
-        """Times, sizes and inodes: the same as long as nothing is written; empty if it is gone for a moment."""
+        """Return times, sizes and inodes, which change with every write; empty if the log is gone for a moment."""
         importer = self._importer
         found: list[tuple[int, int, int]] = []
         newest = 0
@@ -368,20 +388,20 @@ class WholeFollower:
         return news
 
     def close(self) -> list[ImportedRow]:
-        """New rows, however short ago it was read."""
+        """Return new rows, even if the log was read a moment ago."""
         self._due = 0.0
         return self.poll()
 
     def release(self) -> None:
-        """Nothing is ever held."""
+        """Do nothing: no file stays open."""
 
     def place(self) -> tuple[Path, int, str]:
-        """Of no use here: reading always begins at the beginning."""
+        """Return the newest file and offset 0: reading always begins at the beginning."""
         return self.newest, 0, ""
 
 
 def _only_nul(file: IO[bytes]) -> bool:
-    """True if nothing but NUL bytes follows in ``file``; stays where it is read next if something else does."""
+    """True if only NUL bytes follow in ``file``; otherwise stops at the first other bytes."""
     left = A_LOOK
     while left > 0:
         start = _data_from(file)
@@ -396,20 +416,20 @@ def _only_nul(file: IO[bytes]) -> bool:
 
 
 def _data_from(file: IO[bytes]) -> int | None:
-    """Go to the next bytes that somebody wrote and return their place; None if only a hole is left."""
+    """Seek to the next written bytes and return their offset; None if only a hole is left."""
     start = file.tell()
     try:
         return os.lseek(file.fileno(), start, os.SEEK_DATA)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None
-    except AttributeError:  # a system that tells nothing of holes
+    except AttributeError:  # a system that does not report holes
         pass
     return start
 
 
 def _holds(row: ImportedRow, before: ImportedRow) -> bool:
-    """True if a row says all that it did before; NaN equals NaN."""
+    """True if a row still holds all values that it held before; NaN equals NaN."""
     return row.metrics == before.metrics or all(
         repr(row.metrics.get(name)) == repr(value) for name, value in before.metrics.items()
     )

@@ -1,9 +1,9 @@
 """Logs that are one JSON document: rows in a list, columns in lists, and tables of rows.
 
-``[{"step": 1, "loss": 0.5}, ...]`` is what a callback dumps at the end; ``{"loss": [0.5, 0.4], "reward": [...]}`` what
-is kept for a plot, ``{"history": [{...}, ...]}`` either within other things, columns also by group (``{"history":
-{"step": [...], "train": {"reward": [...]}}}``). Rows that do not say their step are
-numbered. Several tables in one document are a run each. Line numbers are numbers of rows.
+Callbacks dump ``[{"step": 1, "loss": 0.5}, ...]`` at the end; plots are drawn from ``{"loss": [0.5, 0.4], "reward":
+[...]}``. Either may be nested in other data (``{"history": [{...}, ...]}``), columns also by group (``{"history":
+{"step": [...], "train": {"reward": [...]}}}``). Rows without a step are numbered. Several tables in one document are a
+run each. Line numbers are numbers of rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlwatch.importers.json_logs import HISTORY, SUMMARY, is_row, load_document
 from rlwatch.importers.lines import shown
 from rlwatch.importers.own_rows import OwnRows, flattened, step_field
 from rlwatch.importers.single_records import may_be_numbered, of_single
-from rlwatch.metrics.words import said
+from rlwatch.metrics.words import stems
 from rlwatch.records import JSON
 
 _Table = tuple[str, Sequence[Mapping[str, object]]]
@@ -43,7 +43,7 @@ _COLUMNS = re.compile(rb'\s*\{.{0,100000}?"[^"\\]{1,200}"\s*:\s*\[\s*(?:\{\s*"|-
 _WRAPPED = b'"stream_name"'
 MOST_TABLES = 100
 LOOKED_AT = 100
-"""Rows of a table that are looked at for what they are of."""
+"""Rows of a table that are checked for records of single responses."""
 LEAST_ROWS = 2
 """A list of fewer is no series."""
 
@@ -60,7 +60,7 @@ class JsonDocumentReading(LogReading):
         yield from self.rows_of(load_document(path))
 
     def rows_of(self, document: JSON) -> Iterator[ImportedRow]:
-        """The same of a document that was loaded already."""
+        """Yield the rows of every table of a document that is loaded already."""
         found = [(name, rows) for name, rows in _tables(document) if len(rows) >= LEAST_ROWS][:MOST_TABLES]
         tables = self._of_a_training(found, listed=not _is_columns(document))
         several = sum(not of_held_out(name) for name, _ in tables) > 1
@@ -73,10 +73,10 @@ class JsonDocumentReading(LogReading):
             yield from self._table(rows, name, held_out=False)
 
     def _of_a_training(self, tables: Sequence[_Table], *, listed: bool) -> list[_Table]:
-        """The tables whose rows may be of steps. Raises ``ImportFormatError`` where there are others only.
+        """Return the tables whose rows may be training steps. Raises ``ImportFormatError`` if there are none.
 
-        ``listed``: rows of a list, of which nothing tells that they come one after another, unless they say a step.
-        Of columns, which are kept to be plotted, a reward is enough.
+        ``listed`` rows come from a list, whose order may mean nothing unless the rows hold a step. Columns are kept to
+        be plotted, so that a reward is enough.
         """
         problems = {name: _no_training(rows, listed=listed) for name, rows in tables}
         wrong = [problem for problem in problems.values() if problem]
@@ -89,7 +89,7 @@ class JsonDocumentReading(LogReading):
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""
-        return ("no row says its step: they are numbered 1, 2, 3...",) if self._numbered else ()
+        return ("no row holds its step: rows are numbered 1, 2, 3...",) if self._numbered else ()
 
     def _table(self, rows: Sequence[Mapping[str, object]], run: str, *, held_out: bool) -> Iterator[ImportedRow]:
         own = OwnRows()
@@ -111,7 +111,7 @@ class JsonDocumentReading(LogReading):
 
 
 def _no_training(rows: Sequence[Mapping[str, object]], *, listed: bool) -> str:
-    """Reason why ``rows`` are no rows of a training; empty if they may be."""
+    """Return the reason why ``rows`` are no rows of a training; empty if they may be."""
     looked = [flattened(row) for row in rows[:LOOKED_AT]]
     fields = [field for row in looked if (field := of_single(row))]
     if 2 * len(fields) > len(looked):
@@ -119,7 +119,7 @@ def _no_training(rows: Sequence[Mapping[str, object]], *, listed: bool) -> str:
             f"records of single responses or episodes (each with its own {shown(fields[0])}), an evaluation or samples"
         )
     stepless = all(step_field(row, _FIELDS) is None for row in looked)
-    kept = not listed and any("reward" in said(name) for row in looked for name in row)
+    kept = not listed and any("reward" in stems(name) for row in looked for name in row)
     if stepless and not kept and not may_be_numbered(looked):
         return "records without a step, and nothing in them that only a training has, as a loss or a KL"
     return ""
@@ -154,7 +154,7 @@ def _rows_of(value: object) -> list[dict[str, object]]:
 
 
 def _columns(document: Mapping[str, object]) -> list[dict[str, object]]:
-    """The rows of an object of columns: of those as long as most are; none if it holds no two numbers in a list."""
+    """Return the rows of an object of columns, of the most frequent length; empty if no list holds two numbers."""
     columns = {name: value for name, value in document.items() if _is_column(value)}
     lengths = Counter(len(value) for value in columns.values() if isinstance(value, list))
     if not lengths:
@@ -178,7 +178,7 @@ class JsonDocument:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Sure of a list of rows with numbers; less so of an object that holds lists."""
+        """Return high confidence for a list of rows with numbers, less for an object that holds lists."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if _WRAPPED in text[:200] or b"<t" in text or HISTORY.encode() in text or is_row(text):
             return FormatMatch(0.0, f"no {self.expects}")

@@ -2,8 +2,8 @@
 
 verl writes ``{"step": 12, "data": {...}}`` with orjson, which turns NaN **and** both infinities into ``null``: null
 reads as NaN, "not finite, observed". Python's ``json`` writes ``NaN``, ``Infinity``, ``-Infinity``, which are read
-as such; in rows of TRL a null is its mean of nothing but NaN, so it reads as NaN too. In the rows of anybody else it
-may be NaN or nothing at all: :mod:`~rlwatch.importers.own_rows` tells which, and which rows are of an evaluation.
+as such; in rows of TRL a null is its mean of nothing but NaN, so it reads as NaN too. In rows of other writers it may
+mean NaN or "not measured": :mod:`~rlwatch.importers.own_rows` decides, and finds the rows of an evaluation.
 """
 
 from __future__ import annotations

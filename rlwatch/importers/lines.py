@@ -3,9 +3,8 @@
 A progress bar redraws itself with carriage returns, so one physical line of a console log may hold hundreds of
 states. A :class:`TextLine` is one such state: the text between two line ends of either kind.
 
-Logs come from anywhere. Whatever is in one, reading it takes time in proportion to its size and no more memory than
-the bounds below allow; what goes beyond is left out and counted, or refused by name where the rest would be
-meaningless.
+Logs are untrusted input. Reading one takes time in proportion to its size, and no more memory than the bounds below
+allow. Data beyond a bound is left out and counted; if the rest would be meaningless, the log is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """``repr`` of what a log says, cut to what a message can hold.
+    """Return ``repr`` of a value from a log, cut to a length that fits a message.
 
     >>> len(shown("x" * 1_000_000)), shown(10**10_000)
     (80, 'a very large integer')
@@ -130,7 +129,7 @@ def without_prefix(text: str) -> str:
 class _Splitter:
     """Text in, (line, text) between line ends out; keeps the unfinished end, in the pieces it came in.
 
-    Of a line of more than ``longest`` characters nothing is kept; ``too_long`` is told its number.
+    A line of more than ``longest`` characters is dropped; ``too_long`` is called with its number.
     """
 
     def __init__(self, too_long: Callable[[int], None], longest: int) -> None:
@@ -181,8 +180,14 @@ class Segments:
     """Cuts a stream of bytes into segments; the result does not depend on how the stream was chunked.
 
     UTF-8 and UTF-16 with a byte order mark; bytes that are neither become U+FFFD. Lines of Kaggle
-    (``{"stream_name":...,"data":...}``) and Docker (``{"log":...,"stream":...}``) logs are unwrapped. A line of more
-    than ``longest`` characters is left out; ``too_long`` is told its number.
+    (``{"stream_name":...,"data":...}``) and Docker (``{"log":...,"stream":...}``) logs are unwrapped.
+
+    Parameters
+    ----------
+    too_long
+        Called with the number of each line that is left out as too long.
+    longest
+        Most characters of a line.
     """
 
     def __init__(self, too_long: Callable[[int], None] = lambda _line: None, *, longest: int = LONGEST_LINE) -> None:
@@ -271,7 +276,7 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 def unpacker(head: bytes) -> Unpacker | None:
-    """The unpacker of a file that begins so; None where it is not packed. The name of the file says nothing."""
+    """Return the unpacker of a file from its first bytes, whatever its name; None if it is not packed."""
     return next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
 
 
@@ -298,7 +303,7 @@ def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
     except _DAMAGED as error:
         raise _half_packed(path, error) from error
     except OSError as error:
-        if error.errno is None:  # bzip2 and zstd tell damage so
+        if error.errno is None:  # bzip2 and zstd report damage this way
             raise _half_packed(path, error) from error
         raise ImportFormatError(str(path), f"cannot be read: {error.strerror or error}") from error
 

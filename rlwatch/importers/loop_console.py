@@ -1,16 +1,16 @@
-"""Lines of loops of one's own: ``Epoch:[1/1](20/500), Reward: 0.4, KL_ref: 0.01`` and ``step=20 loss=0.5 entropy=1.2``.
+"""Lines of custom loops: ``Epoch:[1/1](20/500), Reward: 0.4, KL_ref: 0.01`` and ``step=20 loss=0.5 entropy=1.2``.
 
-No trainer writes them, so what a row looks like is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line
-may be one if it holds pairs of a name and a number and tells its step: before ``/`` in brackets, or behind a word for
-it (step, iteration, update, batch); where an epoch is told besides, steps go on across epochs. Lines without a step
-need two pairs, one of a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars
-(``step 3 | reward 0.5``), and in printed dicts, also nested ones. A line that says that it is of an evaluation gives
-metrics called ``eval/...``; of several ranks the one that printed the first row counts.
+No trainer writes them, so the look of a row is learnt from the log (:mod:`~rlwatch.importers.loop_kinds`). A line may
+be a row if it holds pairs of a name and a number, and its step: before ``/`` in brackets, or behind a word (step,
+iteration, update, batch). If a line also holds an epoch, steps go on across epochs. Lines without a step need two
+pairs, one of them a metric that rlwatch knows, and are numbered. Pairs are found in text, between bars
+(``step 3 | reward 0.5``), and in printed dicts, also nested ones. Metrics of a line that names an evaluation are called
+``eval/...``. If several ranks print, only the rank that printed the first row is read.
 
-A step may also be a **block**: a line that tells it, then a pair a line, or a table ``| reward | 0.5 |`` with a row for
-the step. A block ends where the next begins. Of a block only those lines count that recur as they are written.
+A step may also be a **block**: a line with the step, then one pair on each line, or a table ``| reward | 0.5 |`` with a
+row for the step. A block ends where the next begins. Only lines that recur in the same form belong to a block.
 
-This format is the last that is tried: what a trainer prints is read as the trainer's.
+This format is tried last: output of a known trainer is read by that trainer's own importer.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rlwatch.importers.loop_pairs import STEP_NAMES, is_step
 from rlwatch.importers.single_records import of_a_step
 from rlwatch.metrics import Family, resolve
 
-_SAYING = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
+_RL_FAMILIES = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
 """Families of metrics that only a reinforcement learner prints."""
 _SETTINGS = frozenset({"optim/lr", "policy/kl_coef", "policy/vocab_size", "time/step", "tokens/total", "val/score"})
 _RULE = re.compile(r"\s*[-=+|┌┬┐├┼┤└┴┘─━═]{3,}\s*")
 _WORD = re.compile(r"[A-Za-z]{2,}")
 LONGEST = 4000
-"""Characters of a line of metrics; longer ones are text somebody generated."""
+"""Characters of a line of metrics; longer lines are generated text."""
 MOST_WORDS = 4
 """Words of a line that begins a block."""
 EVAL = "eval/"
 _BLOCK = "block "
 _OF_BLOCK = frozenset({_BLOCK})
-"""Stands for the names of a block: which of its lines are its own is known only later."""
+"""Placeholder for the names of a block: which of its lines belong to it is known only later."""
 SAME_START = 16
 """Characters in which lines of one logger are alike but for their numbers."""
 
@@ -52,13 +52,15 @@ class LoopConsoleParser(LineParser):
 
     Parameters
     ----------
-    told
-        Names of metrics of which the user says what they mean.
+    path
+        The log, for error messages.
+    mapped
+        Names in the log that the user mapped to metrics.
     """
 
-    def __init__(self, path: str, told: frozenset[str] = frozenset()) -> None:
+    def __init__(self, path: str, mapped: frozenset[str] = frozenset()) -> None:
         super().__init__(path)
-        self._told = told
+        self._mapped = mapped
         self._reader = LineReader()
         self._kinds = Kinds(self.skips, self._of_use)
         self._epochs = _Epochs()
@@ -69,7 +71,7 @@ class LoopConsoleParser(LineParser):
         self._row_step: int | None = None
         self._start = ""
         self._plain: set[str] = set()
-        """Ways of writing rows that are of the training, whatever word is in them."""
+        """Forms of lines that are training rows even if they contain a word for an evaluation."""
         self._row_names: frozenset[str] = frozenset()
         self._row_start = ""
         self._left: set[str] = set()
@@ -80,7 +82,7 @@ class LoopConsoleParser(LineParser):
         return self._kinds.known
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row of a line, and that of a block that it ends."""
+        """Yield the row of a line, and the row of the block that the line ends."""
         text = segment.text
         if len(text) > LONGEST:
             return
@@ -105,12 +107,12 @@ class LoopConsoleParser(LineParser):
 
     def notes(self) -> tuple[str, ...]:
         """Source of the steps."""
-        return ("no line says its step: they are numbered 1, 2, 3...",) if self._kinds.counted else ()
+        return ("no line holds its step: rows are numbered 1, 2, 3...",) if self._kinds.counted else ()
 
     def _of_line(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
-        """A line that may be a row by itself, or go on with one."""
+        """Yield the rows that a line settles, which may be a row or continue one."""
         if line.step is None:
-            yield from self._untold(line, number)
+            yield from self._without_step(line, number)
             return
         if self._block is not None and not self._blocks.head:
             yield from self._closed()
@@ -121,8 +123,8 @@ class LoopConsoleParser(LineParser):
         else:
             yield from self._offered(line, number)
 
-    def _untold(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
-        """A line that tells no step."""
+    def _without_step(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
+        """Yield the rows that a line without a step settles."""
         names = frozenset(line.metrics)
         has_step = self._kinds.known and self._kinds.step >= 0 and not self._kinds.counted
         if self._block is not None and self._blocks.head:
@@ -161,9 +163,9 @@ class LoopConsoleParser(LineParser):
             self._leave(line.left, number)
 
     def _going_on(self, line: ParsedLine, names: frozenset[str], number: int) -> Iterator[ImportedRow]:
-        """A line below a row that has other names: the rest of it."""
+        """Offer a line with other names, below a row, as the rest of that row."""
         if not self._is_below(line, names, number):
-            if len(names) > 1 and any(map(self._tells, names)):
+            if len(names) > 1 and any(map(self._counts, names)):
                 self.skips.add(NO_ROW, number)
             return
         self._row_line, self._row_names = number, self._row_names | names
@@ -172,14 +174,14 @@ class LoopConsoleParser(LineParser):
         yield from self._kinds.take(Offer(BELOW, names, lambda: metrics, self._row_step, number, mark))
 
     def _is_below(self, line: ParsedLine, names: frozenset[str], number: int) -> bool:
-        """True if a line may go on with the row above it: it has other names, and is indented or of the same logger."""
+        """True if a line may continue the row above it: it has other names, and is indented or of the same logger."""
         if number != self._row_line + 1 or self._row_step is None or not names.isdisjoint(self._row_names):
             return False
         indented = line.bare and self._start[:1].isspace() and not self._row_start[:1].isspace()
         return indented or (bool(line.before) and _same_start(self._row_start, self._start))
 
     def _head(self, line: ParsedLine) -> Iterator[ImportedRow]:
-        """A line with a step and nothing else begins a block, where rows are none by themselves."""
+        """Begin a block with a line that holds a step and nothing else, unless single lines are rows here."""
         if self._blocks.head not in ("", line.written) or (self._kinds.known and not self._blocks.head):
             return
         if len(_WORD.findall(line.written)) > MOST_WORDS:
@@ -188,7 +190,7 @@ class LoopConsoleParser(LineParser):
         self._block = _Block(line.written, line)
 
     def _of_block(self, line: ParsedLine, number: int) -> Iterator[ImportedRow]:
-        """A pair that is alone in its line: a part of the block that is open, or its step."""
+        """Take a pair that is alone in its line as a part of the open block, or as its step."""
         name = line.lone
         below = self._block is None and name in line.metrics and self._is_below(line, frozenset(line.metrics), number)
         if below or (self._kinds.known and not self._blocks.head):
@@ -214,12 +216,12 @@ class LoopConsoleParser(LineParser):
             self._block.take(name, line.metrics[name], line.written, number)
 
     def _closed(self) -> Iterator[ImportedRow]:
-        """The row of the open block, if that tells its step and something of learning."""
+        """Yield the row of the open block if it holds a step and a known metric."""
         block, self._block = self._block, None
         if block is None or block.line is None or not block.values or block.line.step is None:
             return
         names = self._blocks.names(block)
-        if not any(map(self._tells, names)):
+        if not any(map(self._counts, names)):
             return
         line = block.line
         step = self._epochs.step(line.step or 0, line.total, line.epoch)
@@ -234,26 +236,26 @@ class LoopConsoleParser(LineParser):
             self.recognised = self.recognised or (self._kinds.known and any(map(self._of_rl, row.metrics)))
             yield row
 
-    def _of_use(self, names: frozenset[str], told: bool) -> bool:
-        """True if lines with these names may be rows; those that tell no step only if a training alone has such."""
+    def _of_use(self, names: frozenset[str], has_step: bool) -> bool:
+        """True if lines with these names may be rows; without a step they need a name that only a training has."""
         if names == _OF_BLOCK:
             return True
-        of_step = told or any(map(of_a_step, names)) or not names.isdisjoint(self._told)
-        return of_step and any(map(self._tells, names))
+        of_step = has_step or any(map(of_a_step, names)) or not names.isdisjoint(self._mapped)
+        return of_step and any(map(self._counts, names))
 
-    def _tells(self, name: str) -> bool:
-        """True if the name is that of a metric, and not of a setting."""
-        return name in self._told or _is_metric(name)
+    def _counts(self, name: str) -> bool:
+        """True if the name is that of a metric, not of a setting."""
+        return name in self._mapped or _is_metric(name)
 
     def _of_rl(self, name: str) -> bool:
-        """True if it is one that only a reinforcement learner prints, as far as the name or the user says."""
-        if name in self._told:
+        """True for the name of a metric that only reinforcement learning has, or that the user mapped."""
+        if name in self._mapped:
             return True
         reading = resolve(name)
-        return _is_metric(name) and reading is not None and reading.metric.family in _SAYING
+        return _is_metric(name) and reading is not None and reading.metric.family in _RL_FAMILIES
 
     def _leave(self, names: tuple[str, ...], number: int) -> None:
-        """Say once of each name what was left out of the rows."""
+        """Count each name that was left out of the rows once."""
         for name in names:
             if name not in self._left:
                 self._left.add(name)
@@ -261,12 +263,12 @@ class LoopConsoleParser(LineParser):
 
 
 def _same_start(one: str, other: str) -> bool:
-    """True if two lines begin with the same of a logger, but for numbers."""
+    """True if two lines begin with the same logger prefix, apart from numbers."""
     return "0".join(NUMBERS.split(one)[::2])[:8] == "0".join(NUMBERS.split(other)[::2])[:8]
 
 
 class _Epochs:
-    """Steps that are counted anew in each epoch, as they go on."""
+    """Turns steps that restart at each epoch into steps of the run."""
 
     def __init__(self) -> None:
         self._epoch = self._within = self._before = 0
@@ -289,12 +291,12 @@ class _Block:
     def __init__(self, head: str, line: ParsedLine | None = None) -> None:
         self.head = head
         self.line = line
-        """Tells the step."""
+        """The line that holds the step."""
         self.values: dict[tuple[str, str], float] = {}
         self.number = 0
 
     def take(self, name: str, value: float, written: str, number: int) -> bool:
-        """Take a pair; False for one that is there already, written alike."""
+        """Take a pair; return False if the block already holds it in the same form."""
         if (name, written) in self.values:
             return False
         self.values[name, written] = value
@@ -305,7 +307,7 @@ class _Block:
 class _Blocks:
     """The look of the lines of blocks in this console: their indentation, and the text around a name.
 
-    Those count that are written as lines are whose numbers change and that stand in most blocks.
+    A line counts if its form is that of lines whose numbers change and that occur in most blocks.
     """
 
     def __init__(self) -> None:
@@ -316,7 +318,7 @@ class _Blocks:
         self._blocks_with: Counter[str] = Counter()
 
     def names(self, block: _Block) -> frozenset[str]:
-        """The names in a block, of which it is learnt."""
+        """Return the names in a block, and learn the forms of its lines."""
         self._blocks_with.update({_style(key) for key in block.values})
         for key, value in block.values.items():
             if self._first.setdefault(key, value) != value:
@@ -342,26 +344,26 @@ def _style(key: tuple[str, str]) -> str:
 
 
 def _is_metric(name: str) -> bool:
-    """True if the name is known as that of a metric, and not of a setting."""
+    """True if the name is that of a known metric, not of a setting."""
     reading = resolve(name)
     return reading is not None and reading.metric.name not in _SETTINGS
 
 
 class LoopConsole(LineImporter):
-    """Console output of a loop of one's own.
+    """Console output of a custom loop.
 
     Parameters
     ----------
-    told
-        Names of metrics of which the user says what they mean: a console may have no other.
+    mapped
+        Names in the log that the user mapped to metrics; a console may have no other known ones.
     """
 
-    def __init__(self, told: frozenset[str] = frozenset()) -> None:
-        self._told = told
+    def __init__(self, mapped: frozenset[str] = frozenset()) -> None:
+        self._mapped = mapped
 
     def reading(self, path: str) -> LoopConsoleParser:
-        """A fresh parser."""
-        return LoopConsoleParser(path, self._told)
+        """Return a new parser."""
+        return LoopConsoleParser(path, self._mapped)
 
     name: ClassVar[str] = "loop-console"
     expects: ClassVar[str] = "lines 'step: N, name: value, name: value'"
@@ -370,7 +372,7 @@ class LoopConsole(LineImporter):
     parser: ClassVar[type[LineParser]] = LoopConsoleParser
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Sure of lines with a metric of reinforcement learning; hardly of others: warm-ups print a loss, too."""
+        """Return high confidence for lines with an RL metric, low for others: warm-ups print a loss, too."""
         parser, segments = self.reading(str(path)), Segments()
         for segment in segments.feed(head) + segments.finish():
             list(parser.feed(segment))

@@ -1,11 +1,11 @@
-"""The look of a row in this console, learnt from the lines that recur: text that only looks like a row is none.
+"""The form of rows in a console, learnt from the lines that recur, so that text which looks like a row is left out.
 
-Lines are of one **kind** if they are written alike around their step and hold mostly the same names. A kind is one of
-rows once ``LEAST_ROWS`` of its lines advanced the counter (``LEAST_UNTOLD`` different ones, where lines tell no step);
-until then they are held back. Beside a kind that is known another is taken up where three of its lines, between three
-rows, told the step at which the run stood: a second line a step, an evaluation. One with steps of its own is taken up
-only where ``LASTING`` lines in a row advanced it, and none of the known kind came between: the trainer writes otherwise
-now. What does neither is text, and is counted: "Step 2: reward = 5" of a completion, a traceback, source code.
+Lines are of one **kind** if the text around their step is alike and they hold mostly the same names. A kind becomes a
+kind of rows once ``LEAST_ROWS`` of its lines advanced the counter (``LEAST_UNNUMBERED`` different lines, if they hold
+no step); until then its lines are held back. A second kind is accepted if three of its lines, between three rows, held
+the current step of the run: a second line for each step, or an evaluation. A kind with a counter of its own is accepted
+only if ``LASTING`` lines in a row advanced it and no line of the known kind came between: the trainer changed its
+format. All other lines are text, and are counted: "Step 2: reward = 5" of a completion, a traceback, source code.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from rlwatch.importers.base import ImportedRow, Skips
 
 LEAST_ROWS = 3
-LEAST_UNTOLD = 6
+LEAST_UNNUMBERED = 6
 LASTING = 12
 ALIKE = 0.5
-"""Share of the names that two lines of one kind have in common."""
+"""Share of names, 0 to 1, that two lines of one kind have in common."""
 BELOW = "below"
-"""The form of lines below a row, which tell no step and go on with it."""
+"""Form of the lines below a row that hold no step and continue it."""
 NO_ROW = "a line with numbers that is no row of this log (text, or another counter)"
 MOST_CANDIDATES = 200
 MOST_HELD = 64
@@ -31,9 +31,10 @@ Key = tuple[str, frozenset[str]]
 
 @dataclass(slots=True)
 class Offer:
-    """A line, or a block of lines, that may be a row; ``step`` is None where it tells none.
+    """A line, or a block of lines, that may be a row.
 
-    ``metrics`` are asked for when the row is given: of a block it is known only later which lines are its own.
+    ``step`` is None where it holds none. ``metrics`` is called when the row is given: the lines that belong to a block
+    are known only later.
     """
 
     form: str
@@ -42,24 +43,24 @@ class Offer:
     step: int | None
     line: int
     mark: object = None
-    """Tells it from others that tell no step either."""
+    """Distinguishes it from other offers without a step."""
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines that are written alike, and may be rows."""
+    """Lines of one form, which may be rows."""
 
     form: str
     names: frozenset[str]
     last: int = -1
     steady: int = 0
-    """Times it told the step of the run, each after another row."""
+    """Times it held the step of the run, each after another row."""
     alone: int = 0
     """Lines that advanced its own counter since the last row."""
     at_row: int = -1
     held: list[Offer] = field(default_factory=list)
     odd: list[Offer] = field(default_factory=list)
-    """Lines that went back, before it is known which of both counters is the run's."""
+    """Lines whose step went back, until it is known which of both counters is the run's."""
     marks: set[object] = field(default_factory=set)
 
 
@@ -68,8 +69,10 @@ class Kinds:
 
     Parameters
     ----------
+    skips
+        Counter of the lines that are no rows.
     of_use
-        Asked whether lines with these names may be rows, and told whether they tell their step.
+        Returns whether lines may be rows, from their names and whether they hold a step.
     """
 
     def __init__(self, skips: Skips, of_use: Callable[[frozenset[str], bool], bool]) -> None:
@@ -82,9 +85,9 @@ class Kinds:
         """Rows so far."""
         self._gap = 1
         self._back, self._last_back = 0, -1
-        """Rows in a row that went back, and the step of the last: the run stands there once they last."""
+        """Consecutive rows that went back, and the step of the last: the run is there once they last."""
         self.step = -1
-        """Where the run stands."""
+        """Current step of the run; -1 before the first row."""
         self.counted = 0
         """Rows that had to be numbered."""
 
@@ -102,11 +105,11 @@ class Kinds:
             yield from self._weighed(self._candidate(key), offer)
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The rows held back, where nothing is known at the end: the lines of the kind that there is most of."""
+        """Yield the rows held back at the end: the lines of the most frequent kind, if no kind became known."""
         if not self._rows_of and self._candidates:
             kind = max(self._candidates.values(), key=lambda kind: len(kind.held))
-            told = all(offer.step is not None for offer in kind.held)
-            if self._of_use(kind.names, told) and len(kind.names) > 1:
+            has_step = all(offer.step is not None for offer in kind.held)
+            if self._of_use(kind.names, has_step) and len(kind.names) > 1:
                 yield from self._taken_up(kind)
         for kind in self._candidates.values():
             self._drop(kind)
@@ -148,7 +151,7 @@ class Kinds:
 
     def _weighed(self, kind: _Kind, offer: Offer) -> Iterator[ImportedRow]:
         if offer.step is None:
-            yield from self._untold(kind, offer)
+            yield from self._without_step(kind, offer)
             return
         step = offer.step
         in_step = self.known and self.step <= step <= self.step + self._gap
@@ -171,7 +174,7 @@ class Kinds:
             yield from self._taken_up(kind)
 
     def _went_back(self, kind: _Kind, offer: Offer) -> None:
-        """Keep a line that goes back: once three do, and go on from each other, those before them were text."""
+        """Keep a line whose step goes back; if three do and advance, the lines before them were text."""
         if kind.odd and (offer.step or 0) <= (kind.odd[-1].step or 0):
             self._left_out(kind.odd)
         kind.odd.append(offer)
@@ -185,14 +188,14 @@ class Kinds:
             self._skips.add(NO_ROW, offer.line)
         offers.clear()
 
-    def _untold(self, kind: _Kind, offer: Offer) -> Iterator[ImportedRow]:
-        """Lines that tell no step: rows of a console in which none does."""
+    def _without_step(self, kind: _Kind, offer: Offer) -> Iterator[ImportedRow]:
+        """Weigh a line without a step; it is a row only in a console where no line has one."""
         if self.known:
             self._skips.add(NO_ROW, offer.line)
             return
         kind.marks.add(offer.mark)
         self._keep(kind, offer)
-        if len(kind.marks) >= LEAST_UNTOLD and self._of_use(kind.names, False):
+        if len(kind.marks) >= LEAST_UNNUMBERED and self._of_use(kind.names, False):
             yield from self._taken_up(kind)
 
     def _keep(self, kind: _Kind, offer: Offer) -> None:
@@ -201,18 +204,18 @@ class Kinds:
             self._skips.add(NO_ROW, kind.held.pop(0).line)
 
     def _taken_up(self, kind: _Kind) -> Iterator[ImportedRow]:
-        """Know a kind from now on, and give its rows that were held back."""
+        """Accept a kind as rows, and yield those of its rows that were held back."""
         self._rows_of.append(kind)
         self._known[kind.form, kind.names] = True
         self._candidates = {key: other for key, other in self._candidates.items() if other is not kind}
-        stood, held, kind.held = self.step, kind.held, []
+        before, held, kind.held = self.step, kind.held, []
         for offer in held:
             yield self._row(offer)
         if kind.steady >= LEAST_ROWS:
-            self.step = max(stood, self.step)
+            self.step = max(before, self.step)
 
     def _drop(self, kind: _Kind) -> None:
-        """Take what is held of a kind for text."""
+        """Count the held lines of a kind as text."""
         self._left_out(kind.held)
         self._left_out(kind.odd)
         kind.held, kind.steady, kind.alone, kind.last = [], 0, 0, -1

@@ -1,7 +1,7 @@
-"""One line of a loop's console, read: which step it tells, which names and numbers it holds, and how it is written.
+"""Parser of one line of a loop's console: its step, its names and numbers, and the form of its text.
 
-Lines of one kind differ in their numbers only. What was found in one is remembered by the text between its numbers, so
-that the next of its kind is cut instead of searched.
+Lines of one form differ only in their numbers. The parser remembers what it found in a line by the text between its
+numbers, so that it cuts the next line of that form instead of searching it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _BEFORE_DICT = re.compile(r"\s*\(?(?P<n>\d{1,12})(?P<total>)[:,]?\s+(?=\{\s*['\"])")
-"""What ``print(step, metrics)`` puts before a dict."""
+"""The step that ``print(step, metrics)`` puts before a dict."""
 _COUNTED = re.compile(r"\((?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\)")
 _BRACKETS = re.compile(r"\[(?P<n>\d{1,12})\s*/\s*(?P<total>\d{1,12})\]")
 _EPOCH = re.compile(r"(?<![A-Za-z])epoch[\s:=#\[(]{0,3}(?P<n>\d{1,9})(?![\d.]*[eE.]\d)", re.IGNORECASE)
@@ -50,10 +50,10 @@ _JOINT = re.compile(r"\s*[:=]?")
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[A-Za-z]")
 MOST_KINDS = 1000
-"""Ways of writing a line that are remembered at a time."""
+"""Forms of lines that are remembered at a time."""
 BAR = "#bar"
 AROUND = 12
-"""Characters before the step that tell how a line is written."""
+"""Characters before the step that identify the form of a line."""
 
 
 class NumberSpan(NamedTuple):
@@ -65,11 +65,22 @@ class NumberSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """The step, the metrics and the looks of a line.
+    """The step, the metrics and the form of a line.
 
-    ``step`` is None where it tells none. ``form``: how it is written around the step; ``evaluation``: it says that it
-    is of one; ``rank``: the process that printed it, -1 where it does not say; ``left``: names whose numbers have a
-    unit, or a spread that was left out.
+    Attributes
+    ----------
+    metrics
+        Value of each name.
+    step, total, epoch
+        Step and epoch, None where the line holds none; number of steps in all, 0 where unknown.
+    form
+        Text around the step.
+    evaluation
+        True if the line names an evaluation.
+    rank
+        Rank that printed the line; -1 where unknown.
+    left
+        Names that were left out because their numbers have a unit or a spread.
     """
 
     metrics: dict[str, float]
@@ -81,19 +92,19 @@ class ParsedLine:
     rank: int = -1
     left: tuple[str, ...] = ()
     lone: str = ""
-    """Name of the pair that the line holds and nothing besides: of a metric, or a word for a step."""
+    """Name of the only pair in a line without other text: a metric, or a word for a step."""
     written: str = ""
     """The line without its numbers, where it may be one of a block."""
     table: bool = False
     before: str = ""
-    """What stands before its first pair, without numbers."""
+    """Text before the first pair, without numbers."""
     bare: bool = False
-    """Nothing but pairs, and what separates them, is in it."""
+    """True if the line holds only pairs and separators."""
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Cuts a line of one kind: the number of each thing among the numbers of the line; -1 for none."""
+    """Plan for cutting lines of one form: the index of each part among the numbers of the line; -1 for none."""
 
     pairs: list[tuple[str, int, bool]]
     step: int
@@ -104,12 +115,12 @@ class _Plan:
 
 
 class LineReader:
-    """Reads lines; knows again how those were written that it read."""
+    """Reads lines, and remembers their forms."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._united: set[str] = set()
-        """Names of what has a unit and so is no metric, also where a line that is cut off hides it."""
+        """Names seen with a unit, which are no metrics, also where a cut line hides the unit."""
 
     def read(self, text: str) -> ParsedLine | None:
         """The line ``text``, read; None if there is no number in it, or no name."""
@@ -130,33 +141,33 @@ class LineReader:
         if not units <= self._united:
             self._united |= units
             self._plans.clear()
-        told, alone = _told(text)
+        step, by_word = _step_match(text)
         lone = lone_pair(text)
-        found = {pair.name: pair for pair in found_in(text, told.end() if told else -1) or ([lone] if lone else [])}
+        found = {pair.name: pair for pair in found_in(text, step.end() if step else -1) or ([lone] if lone else [])}
         metrics = {name: pair for name, pair in found.items() if name not in self._united and not is_step(name)}
-        if told is not None and not alone and any(pair.start < told.start() for pair in metrics.values()):
-            told = None
-        told_at = _span(told) or _of_pair(text, found) or (_of_bar(text) if metrics else None)
-        total = NumberSpan(*told.span("total")) if told is not None and told["total"] else None
+        if step is not None and not by_word and any(pair.start < step.start() for pair in metrics.values()):
+            step = None
+        step_at = _span(step) or _of_pair(text, found) or (_of_bar(text) if metrics else None)
+        total = NumberSpan(*step.span("total")) if step is not None and step["total"] else None
         epoch, rank = _EPOCH.search(text), _RANK.search(text)
         first = min((pair.start for pair in metrics.values()), default=len(text))
         spread = tuple(f"{name} ±" for name, pair in metrics.items() if pair.spread)
         line = ParsedLine(
             {name: amount(text[pair.start : pair.end], percent=pair.percent) for name, pair in metrics.items()},
-            None if told_at is None else _number(text[told_at.start : told_at.end]),
+            None if step_at is None else _number(text[step_at.start : step_at.end]),
             int(text[total.start : total.end]) if total else 0,
             int(epoch["n"]) if epoch else None,
-            _form(text, told_at) + _joint(text, first, metrics),
+            _form(text, step_at) + _joint(text, first, metrics),
             _is_evaluation(text, metrics, first),
             int(rank["n"]) if rank else -1,
             (*sorted(units), *spread),
             lone.name if lone else "",
-            pieces[0] if lone else "0".join(pieces[::2]) if told_at and not metrics else "",
+            pieces[0] if lone else "0".join(pieces[::2]) if step_at and not metrics else "",
             lone is not None and in_table_row(text),
-            "" if told_at else NUMBERS.sub("0", text[:first].removesuffix(_name_at(text, first, metrics))),
-            told_at is None and _is_bare(text, metrics),
+            "" if step_at else NUMBERS.sub("0", text[:first].removesuffix(_name_at(text, first, metrics))),
+            step_at is None and _is_bare(text, metrics),
         )
-        self._remember(text, pieces, line, list(metrics.values()), (told_at, total, _span(epoch), _span(rank)))
+        self._remember(text, pieces, line, list(metrics.values()), (step_at, total, _span(epoch), _span(rank)))
         return line
 
     def _remember(
@@ -167,7 +178,7 @@ class LineReader:
         pairs: list[NamedNumber],
         places: tuple[NumberSpan | None, ...],
     ) -> None:
-        """Keep how the line is cut, if each of its parts is one of its numbers and no name holds any."""
+        """Keep the plan for cutting the line if each part is one of its numbers and no name holds a digit."""
         if not (pairs or line.written) or any(map(_DIGIT.search, line.metrics)):
             return
         at = {match.span(): number for number, match in enumerate(NUMBERS.finditer(text))}
@@ -183,7 +194,7 @@ class LineReader:
 
 
 def _cut(plan: _Plan, pieces: list[str]) -> ParsedLine | None:
-    """A line of a kind that is known; None if its step is none."""
+    """Return the line, cut by the plan of its form; None if its step is not a step."""
     known = plan.line
     step = _number(pieces[plan.step]) if plan.step > 0 else None
     if plan.step > 0 and step is None:
@@ -214,14 +225,14 @@ def _cut(plan: _Plan, pieces: list[str]) -> ParsedLine | None:
     )
 
 
-def _told(text: str) -> tuple[re.Match[str] | None, bool]:
-    """The part that tells the step, and whether a word does."""
+def _step_match(text: str) -> tuple[re.Match[str] | None, bool]:
+    """Return the match of the step, and whether a word (``step 3``) or a dict identifies it."""
     by_word = _STEP.search(text) or _BEFORE_DICT.match(text)
     return (by_word, True) if by_word else (_COUNTED.search(text) or _BRACKETS.search(text), False)
 
 
 def _number(text: str) -> int | None:
-    """The step that a text says; None if it says none."""
+    """Return the step that a number stands for; None if it is not a whole number >= 0."""
     if text.isdigit() and len(text) <= 12:
         return int(text)
     value = float(text.replace(",", ""))
@@ -229,7 +240,7 @@ def _number(text: str) -> int | None:
 
 
 def _of_pair(text: str, found: dict[str, NamedNumber]) -> NumberSpan | None:
-    """The place of a step that is written as the metrics are."""
+    """Return the span of a step that is written like a metric."""
     for name, pair in found.items():
         value = amount(text[pair.start : pair.end]) if name.lower() in STEP_NAMES else -1.0
         if value.is_integer() and 0 <= value < LARGEST_STEP:
@@ -238,7 +249,7 @@ def _of_pair(text: str, found: dict[str, NamedNumber]) -> NumberSpan | None:
 
 
 def _of_bar(text: str) -> NumberSpan | None:
-    """The place of the step in a progress bar of the trainer's own."""
+    """Return the span of the step in the trainer's progress bar."""
     for bar in bars(text):
         at = _IN_BAR.search(text, bar.start) if bar.may_count_steps else None
         if at is not None:
@@ -265,7 +276,7 @@ def _joint(text: str, first: int, metrics: dict[str, NamedNumber]) -> str:
 
 
 def _is_bare(text: str, metrics: dict[str, NamedNumber]) -> bool:
-    """True if no word but names of metrics is in a line."""
+    """True if a line holds no words other than names of metrics."""
     rest = without_units(text)
     for name, pair in sorted(metrics.items(), key=lambda item: -item[1].start):
         rest = rest[: pair.start].removesuffix(_name_at(rest, pair.start, {name: pair})) + rest[pair.end :]
@@ -273,7 +284,7 @@ def _is_bare(text: str, metrics: dict[str, NamedNumber]) -> bool:
 
 
 def _is_evaluation(text: str, metrics: dict[str, NamedNumber], first: int) -> bool:
-    """True if a line says before its first number that it is of an evaluation, unless its names do so themselves."""
+    """True if a line names an evaluation before its first number, and its metric names do not."""
     match = _EVALUATION.search(text, 0, first)
     return match is not None and not any(map(of_held_out, metrics))
 

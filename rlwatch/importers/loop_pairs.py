@@ -1,7 +1,7 @@
-"""Pairs of a name and a number in a line that nobody's trainer prints: in text, between bars, in a dict, in a table.
+"""Pairs of a name and a number in a line of a custom loop: in text, between bars, in a dict, in a table.
 
 A number may have groups of thousands (``1,000``), a spread (``0.65±0.077``, which is left out) or a change
-(``0.48 -> 0.49``: what it is now); ``48 %`` is 0.48. One with any other unit is none of a metric.
+(``0.48 -> 0.49``, of which the new value counts); ``48 %`` is 0.48. A number with any other unit is not read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEEPEST = 8
 
 
 class NamedNumber(NamedTuple):
-    """A name, and the place of its number in the line; ``percent``: of a hundred; ``spread``: one stands behind it."""
+    """A name, and the place of its number in the line; ``percent`` and ``spread`` if one follows the number."""
 
     name: str
     start: int
@@ -82,11 +82,18 @@ def is_step(name: str) -> bool:
 
 
 def found_in(text: str, after: int = -1) -> list[NamedNumber]:
-    """The pairs of a line, with that of its step where it is written as the others are.
+    """Return the pairs of a line, with that of its step if it is written like the others.
 
-    A printed dict counts if it tells its step, follows it (``step 3 {'reward': 0.5}``), or has a name in a line with
-    other pairs: others are of an answer, or of an evaluation. ``after``: the end of what tells the step; names and
-    numbers that fill the line from there are pairs without a sign between them.
+    A printed dict counts if it holds the step, follows it (``step 3 {'reward': 0.5}``), or has a name in a line with
+    other pairs; any other dict is an answer or an evaluation.
+
+    Parameters
+    ----------
+    text
+        The line.
+    after
+        Index at which the text of the step ends; -1 if there is none. Names and numbers that fill the line from there
+        are pairs without a sign between them.
     """
     dicts = "{" in text and ("'" in text or '"' in text)
     if dicts:
@@ -137,14 +144,14 @@ def _pair(name: str, match: re.Match[str]) -> NamedNumber:
 
 
 def _without_logger(name: str) -> str:
-    """The last word of a name that only the words of a logger before it make unknown, as in ``trainer reward=0.5``."""
+    """Return a name without the words of a logger that make it unknown, as in ``trainer reward=0.5``."""
     last = name.rpartition(" ")[2]
     known = not _LEVEL.match(name) and (resolve(name) is not None or unjudged(name))
     return last if not known and (resolve(last) is not None or last.lower() in STEP_NAMES) else name
 
 
 def _in_dict(text: str, begin: int = -1) -> Iterator[NamedNumber]:
-    """The numbers of a printed dict by their way: ``train/reward``; only of the one in which ``begin`` is, if given."""
+    """Yield the numbers of a printed dict by their path (``train/reward``); only of the dict at ``begin``, if given."""
     way: list[str] = []
     for match in _IN_DICT.finditer(text, max(0, begin)):
         if match["nested"]:
@@ -161,7 +168,7 @@ def _in_dict(text: str, begin: int = -1) -> Iterator[NamedNumber]:
 
 
 def lone_pair(text: str) -> NamedNumber | None:
-    """The pair of a line that holds nothing else, or of a table's row; None if there is no such.
+    """Return the only pair of a line, or of a table's row; None if the line holds anything else.
 
     >>> line = "  mean reward: 0.5"
     >>> lone_pair(line), lone_pair("| entropy    | 1.25  |").name, lone_pair("took 3 s")
@@ -180,12 +187,12 @@ def lone_pair(text: str) -> NamedNumber | None:
 
 
 def in_table_row(text: str) -> bool:
-    """True if a pair that is alone in its line is a row of a table, where the step need not come first."""
+    """True if the only pair of a line is a row of a table, in which the step need not come first."""
     return _BARS.search(text) is not None
 
 
 def without_units(text: str) -> str:
-    """``text`` with blanks in place of what has a unit; all else stays where it is.
+    """Return ``text`` with blanks in place of numbers with a unit; all else keeps its place.
 
     >>> without_units("loss=4.5 took=1.25s"), without_units("kl 0.5 | took 1.2 s")
     ('loss=4.5           ', 'kl 0.5             ')
@@ -196,5 +203,5 @@ def without_units(text: str) -> str:
 
 
 def units_of(text: str) -> set[str]:
-    """Names in a line whose numbers have a unit, and so are none of a metric."""
+    """Return the names in a line whose numbers have a unit, and so are no metrics."""
     return {match["name"] for match in _WITH_UNIT.finditer(text)} if "=" in text or ":" in text else set()

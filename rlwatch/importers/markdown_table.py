@@ -1,8 +1,8 @@
-"""Markdown tables with a column ``Step``: model cards of Hugging Face's trainers, and what people paste into issues.
+"""Markdown tables with a column ``Step``: model cards of Hugging Face's trainers, and tables pasted into issues.
 
-A card's table is of evaluations: beside ``Validation Loss`` all but ``Training Loss`` and ``Epoch`` was measured on
-held-out data, and is called ``eval/...``. ``No log`` is what was not measured; ``nan`` and ``inf`` are read as such. A
-second table begins anew, as another attempt.
+The table of a card holds evaluations: if it has a column ``Validation Loss``, all columns but ``Training Loss`` and
+``Epoch`` come from held-out data, and are called ``eval/...``. ``No log`` means not measured; ``nan`` and ``inf`` are
+read as such. A second table begins another attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST = 20_000
 
 
 class MarkdownTableParser(LineParser):
-    """Every row of a table says its step."""
+    """Parser of tables whose rows each hold their step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -51,12 +51,12 @@ class MarkdownTableParser(LineParser):
             self.skips.add(str(error), line)
             return
         held_out = _HELD_OUT in named
-        said = {
+        measured = {
             name if not held_out or name in _OF_TRAINING else f"eval/{name}": cell
             for name, cell in named.items()
             if cell not in _NOTHING and 0 < len(name) <= LONGEST_NAME
         }
-        yield ImportedRow(step, metrics_of(said, self.skips, line), line)
+        yield ImportedRow(step, metrics_of(measured, self.skips, line), line)
 
 
 def cells_of(line: str) -> list[str]:
@@ -69,7 +69,7 @@ def cells_of(line: str) -> list[str]:
 
 
 class MarkdownTable(LineImporter):
-    """A table of a model card, or one that somebody pasted."""
+    """A table of a model card, or a pasted one."""
 
     name: ClassVar[str] = "markdown"
     expects: ClassVar[str] = "Markdown table with a column 'Step'"

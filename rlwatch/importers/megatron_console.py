@@ -1,8 +1,8 @@
 """Megatron's console line: ``iteration 7/ 2174 | learning rate: 1.0E-06 | loss: 1.2E-01 | grad norm: 0.016 |``.
 
-Of Megatron-LM and what trains with it (ms-swift, MindSpeed, NeMo before 2). ``nan`` and ``inf`` are read as such; a
-value with a unit (``3d 18h``) is no metric. Megatron says nothing of an iteration in which it skipped the update but
-that it was one, so a row may lack its losses.
+Megatron-LM and the trainers built on it (ms-swift, MindSpeed, NeMo before 2) print it. ``nan`` and ``inf`` are read as
+such; a value with a unit (``3d 18h``) is no metric. For an iteration whose update was skipped Megatron prints no
+losses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LINE = re.compile(r"(?:^|[\s\]])iteration {1,20}(?P<n>\d{1,15})/ {0,20}\d{1,15}
 
 
 class MegatronConsoleParser(LineParser):
-    """Every row says its step."""
+    """Parser of lines that each hold their step."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
@@ -28,8 +28,8 @@ class MegatronConsoleParser(LineParser):
             return
         metrics: dict[str, float] = {}
         for part in text[match.end() :].split("|"):
-            name, told, said = part.rpartition(":")
-            value = number(said) if told else None
+            name, colon, written = part.rpartition(":")
+            value = number(written) if colon else None
             if value is not None and 0 < len(name.strip()) <= LONGEST_NAME:
                 metrics[name.strip()] = value
         if metrics:

@@ -1,7 +1,7 @@
 """MLflow's file store: ``mlruns/EXPERIMENT/RUN/metrics/NAME``, a line ``milliseconds value step`` for each value.
 
-``mlruns``, an experiment and a run may be given. Each run is one here, with its settings (``params/NAME``); deleted
-ones are left out. A metric's name may have slashes, which are directories. NaN and the infinities are written as such.
+The path may be ``mlruns``, an experiment or a run. Each run is one here, with its settings (``params/NAME``); deleted
+runs are left out. A metric's name may have slashes, which are directories. NaN and the infinities are written as such.
 Lines of MLflow before 1.0 have no step, which MLflow reads as 0. "Lines" are numbers of values.
 """
 
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from rlwatch.errors import ImportFormatError
 from rlwatch.importers.base import About, DirectoryImporter, ImportedRow, LogReading, number, step_of
-from rlwatch.importers.databases import rows_of_steps, told_apart
+from rlwatch.importers.databases import rows_of_steps, unique_name
 from rlwatch.importers.lines import MOST_RUNS, shown
 from rlwatch.records import JSON
 
@@ -26,7 +26,7 @@ _TAG_OF_NAME = "tags/mlflow.runName"
 
 
 def runs_of_mlflow(directory: Path) -> list[Path]:
-    """The runs of a file store, of one of its experiments, or the run that ``directory`` is; none of any other."""
+    """Return the runs of a file store, of one of its experiments, or the run that ``directory`` is; else none."""
     if _is_run(directory):
         return [directory]
     return next((runs for pattern in _DEPTHS if (runs := list(filter(_is_run, sorted(directory.glob(pattern)))))), [])
@@ -37,7 +37,7 @@ def _is_run(path: Path) -> bool:
 
 
 class MlflowReading(LogReading):
-    """Of a file store, an experiment or a run."""
+    """Reading of a file store, an experiment or a run."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -49,7 +49,7 @@ class MlflowReading(LogReading):
         if len(runs) > MOST_RUNS:
             raise ImportFormatError(self.path, f"holds more than {MOST_RUNS:,} runs; give one of its directories")
         for run in runs:
-            name = told_apart(_name(run), run.name, self._configs)
+            name = unique_name(_name(run), run.name, self._configs)
             self._configs[name] = {str(key): value for key, value in _files(run / _PARAMS)}
             self.recognised = True
             yield from rows_of_steps(iter(sorted(self._values(run), key=lambda value: value[:2])), name)
@@ -60,8 +60,8 @@ class MlflowReading(LogReading):
 
     def _values(self, run: Path) -> Iterator[tuple[int, float, str, float]]:
         for name, text in _files(run / _METRICS):
-            for line, said in enumerate(text.splitlines(), 1):
-                moment, value, step = [*said.split(" "), "0", "0"][:3] if " " in said else ("", "", "")
+            for line, entry in enumerate(text.splitlines(), 1):
+                moment, value, step = [*entry.split(" "), "0", "0"][:3] if " " in entry else ("", "", "")
                 read = number(value)
                 try:
                     at = float(moment) / 1000
@@ -75,7 +75,7 @@ class MlflowReading(LogReading):
 
 
 def _name(run: Path) -> str:
-    """The name that MLflow shows: of its description, or, before 2.0, a tag; its id otherwise."""
+    """Return the name that MLflow shows: from the run's metadata, or from a tag before 2.0; else the run's id."""
     found = _NAME.search(_text(run / _ABOUT))
     return (found[2] if found else "") or _text(run / _TAG_OF_NAME).strip() or run.name
 
@@ -108,5 +108,5 @@ class MlflowFiles(DirectoryImporter):
         return MlflowReading(path)
 
     def files(self, directory: Path) -> Iterator[Path]:
-        """Those of the metrics of every run."""
+        """Return the metric files of every run."""
         return (file for run in runs_of_mlflow(directory) for file in (run / _METRICS).rglob("*"))

@@ -1,4 +1,4 @@
-"""Roles that a user gives names of a log (``--map reward=my_name``), where no rule can know what they mean."""
+"""Metrics that a user assigns to names of a log (``--map reward=my_name``) whose meaning no rule can know."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Name in the log -> canonical metric. ``asked``: names that the log must have, since they were given for it."""
+    """Metrics that the user assigned to names of a log.
+
+    Attributes
+    ----------
+    metrics
+        Name in the log -> canonical metric.
+    required
+        Names that the log must have, since they were given for this log.
+    """
 
     metrics: Mapping[str, str] = field(default_factory=dict)
-    asked: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
 
     def renamed(self, row: Mapping[str, T]) -> Mapping[str, T]:
-        """A row under the names that its metrics are given; of two for one metric the first counts."""
+        """Return a row under canonical names; of two names for one metric the first counts."""
         given = [name for name in row if name in self.metrics]
         if not given:
             return row
@@ -31,9 +39,9 @@ class Naming:
         return {**{name: value for name, value in row.items() if name not in self.metrics}, **named}
 
     def missing(self, names: Iterable[str]) -> str:
-        """The problem with a log that has ``names``, where one that was asked for is not among them; else empty."""
+        """Return the problem with a log whose ``names`` lack a required one; empty if it has all."""
         there = sorted(names)
-        lacking = sorted(self.asked.difference(there))
+        lacking = sorted(self.required.difference(there))
         if not lacking:
             return ""
         close = nearest(lacking[0], there, 3, 0.6)
@@ -46,17 +54,17 @@ class Naming:
 NONE = Naming()
 
 
-def naming_of(asked: Sequence[str] = (), configured: Mapping[str, Sequence[str]] | None = None) -> Naming:
-    """The naming of ``ROLE=NAME`` pairs, and of what a configuration gives each role besides.
+def naming_of(pairs: Sequence[str] = (), configured: Mapping[str, Sequence[str]] | None = None) -> Naming:
+    """Return the naming of ``ROLE=NAME`` pairs, and of the names that a configuration lists for each role.
 
-    Raises ``ConfigError`` for a pair that is none, or a role that is none.
+    Raises ``ConfigError`` for a malformed pair or an unknown role.
 
     >>> naming_of(["reward=my_score"]).metrics
     {'my_score': 'reward/mean'}
     """
     metrics = {name: _metric(role, "[map]") for role, names in (configured or {}).items() for name in names}
     mine: dict[str, str] = {}
-    for pair in asked:
+    for pair in pairs:
         role, equals, name = pair.partition("=")
         if not equals or not role.strip() or not name.strip():
             raise ConfigError(f"--map {pair}: give a role and a name of the log, as in --map {ROLE_NAMES[0]}=my_name")

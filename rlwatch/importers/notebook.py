@@ -1,11 +1,11 @@
 """Notebooks (``.ipynb``): the tables that Hugging Face's Trainer shows, and what cells printed, as a console's output.
 
 A table reads ``<th>Step</th><th>Training Loss</th>...`` and is redrawn as it grows, so that the notebook keeps the
-last one, with every row. What was printed beside it is of the same training, and joined by step: a table may show the
-loss alone. What other cells printed goes with the only table if it has its steps and contradicts it nowhere. Several
-tables are a run each, and else so is what other cells printed. What was not measured reads ``No log``
-and is left out; a name that was broken at its slashes, to fit the table, is mended. "Lines" are numbers of rows, of
-printed output those of all cells together.
+last one, with every row. The output that a cell printed with its table belongs to the same training, and is joined by
+step: a table may show only the loss. The output of other cells joins the only table if its steps match and no value
+contradicts it; otherwise it is a run of its own. Several tables are a run each. ``No log`` means not measured and is
+left out. A name that was broken at its slashes, to fit the table, is mended. Lines are numbers of rows; lines of
+printed output are counted over all cells together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING = "No log"
 DEEPEST = 12
 LEAST_ROWS = 2
 SURE = 0.2
-"""Least confidence of a console in text that stands beside a table: there people print samples, too."""
+"""Least confidence of a console importer in the output next to a table, where users also print samples."""
 _TRAINER, _LOSS = "trl", "Training Loss"
 _WRITTEN = 1e-4
 """Rounding of a loss that is printed with four digits."""
@@ -53,7 +53,7 @@ class NotebookReading(LogReading):
         self._notes: dict[str, None] = {}
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of every training, one after another: a table with what its cell printed, or what cells printed."""
+        """Yield the rows of every training, one training after another, from tables and printed output."""
         document = load_document(path)
         trainings: list[list[ImportedRow]] = []
         elsewhere: list[str] = []
@@ -71,7 +71,7 @@ class NotebookReading(LogReading):
             problem = "is a notebook of whose outputs none is a table of training steps or a trainer's console output"
             raise ImportFormatError(str(path), problem)
         if printed_rows is not None and (not trainings or len(printed_rows) >= LEAST_ROWS):
-            joined = _beside(trainings[0], printed_rows) if len(trainings) == 1 else None
+            joined = _joined(trainings[0], printed_rows) if len(trainings) == 1 else None
             if joined is not None and not _contradict(trainings[0], printed_rows):
                 trainings = [joined]
                 self._notes = {"the rows of a table and what other cells printed are joined by step": None}
@@ -86,7 +86,7 @@ class NotebookReading(LogReading):
         return tuple(self._notes)
 
     def _printed(self, text: str, path: Path, least: float) -> list[ImportedRow] | None:
-        """The rows of the console whose output ``text`` is; None if that is none, or no more than ``least`` sure."""
+        """Return the rows of printed output; None if no console importer is more confident than ``least``."""
         printed = text.encode()
         best = max(self._consoles, key=lambda console: console.sniff(printed, path).confidence)
         if best.sniff(printed, path).confidence <= least:
@@ -101,20 +101,20 @@ class NotebookReading(LogReading):
         return rows
 
     def _with_printed(self, tables: list[list[ImportedRow]], text: str, path: Path) -> list[list[ImportedRow]]:
-        """The tables of a cell; the one that was drawn while the cell printed ``text`` has its metrics besides."""
+        """Return the tables of a cell; the table whose steps match the printed ``text`` also has its metrics."""
         kept, notes = self.recognised, dict(self._notes)
-        self.recognised = True  # what is printed beside a table does not tell the trainer
+        self.recognised = True  # output printed with a table does not identify the trainer
         printed = self._printed(text, path, SURE) or []
         self.recognised = kept
         for table in tables:
-            joined = _beside(table, printed)
+            joined = _joined(table, printed)
             if joined is not None:
                 table[:] = joined
                 self._notes = notes | {"the rows of a table and what its cell printed are joined by step": None}
                 return tables
         self._notes = notes
         if printed:
-            self.skips.add("a row printed beside a table, at no step of it that can be told", 0)
+            self.skips.add("a row printed with a table, whose step in that table is unknown", 0)
         return tables
 
 
@@ -135,7 +135,7 @@ def _streamed(cell: JSON) -> str:
 
 
 def _joined_tables(tables: list[list[ImportedRow]]) -> list[list[ImportedRow]]:
-    """The tables of a cell, those of the same steps as one: a training may draw what it logs and what it evaluates."""
+    """Return the tables of a cell, those of the same steps as one: a training may draw its logs and evaluations."""
     joined: list[list[ImportedRow]] = []
     for table in tables:
         steps = [row.step for row in table]
@@ -149,11 +149,10 @@ def _joined_tables(tables: list[list[ImportedRow]]) -> list[list[ImportedRow]]:
     return joined
 
 
-def _beside(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> list[ImportedRow] | None:
-    """The rows of a table and what was printed, by step; None where nothing tells that the two go together.
+def _joined(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> list[ImportedRow] | None:
+    """Return the rows of a table and of printed output, joined by step; None if most of their steps differ.
 
-    Most of the steps of one must be steps of the other. What the table has under a name of its own that means the same
-    stays.
+    If both hold the same metric, under whatever name, the value of the table counts.
     """
     placed = _placed(table, printed)
     by_step: dict[int, dict[str, float]] = {}
@@ -163,24 +162,25 @@ def _beside(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> lis
     shared = own.keys() & by_step.keys()
     if len(by_step) < len(placed) or 2 * len(shared) < min(len(own), len(by_step)) or not shared:
         return None
-    told = known([name for row in table for name in row.metrics], _TRAINER)
+    in_table = known([name for row in table for name in row.metrics], _TRAINER)
     joined = []
     for step in sorted(own.keys() | by_step.keys()):
         row = own.get(step, ImportedRow(step, {}))
-        fresh = {name: value for name, value in by_step.get(step, {}).items() if not known([name], _TRAINER) & told}
+        others = by_step.get(step, {}).items()
+        fresh = {name: value for name, value in others if not known([name], _TRAINER) & in_table}
         joined.append(replace(row, metrics={**row.metrics, **fresh}))
     return [row for row in joined if row.metrics]
 
 
 def _contradict(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> bool:
-    """True if both say a loss, and mostly another one at the same step: they are of two trainings."""
+    """True if both hold a loss and most losses of the same step differ: they belong to two trainings."""
     losses = {row.step: row.metrics.get(_LOSS) for row in table}
     pairs = [(losses.get(row.step), row.metrics["loss"]) for row in printed if "loss" in row.metrics]
     return 2 * sum(own is not None and not _agree(own, loss) for own, loss in pairs) > len(pairs)
 
 
 def _placed(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> Sequence[ImportedRow]:
-    """Printed rows, at the steps of the table where they were only numbered: row by row, or where the losses agree."""
+    """Return printed rows; if they were only numbered, move them to the steps of the table, by order or by loss."""
     steps = [row.step for row in printed]
     if steps != list(range(1, len(printed) + 1)) or set(steps).issuperset(row.step for row in table):
         return printed
@@ -196,7 +196,7 @@ def _placed(table: Sequence[ImportedRow], printed: Sequence[ImportedRow]) -> Seq
 
 
 def _agree(shown: float | None, printed: float | None) -> bool:
-    """True if two numbers are one, as far as both were written out."""
+    """True if two numbers are equal within the digits that both were written with."""
     return shown is not None and printed is not None and abs(shown - printed) <= _WRITTEN * max(1.0, abs(shown))
 
 
@@ -228,8 +228,8 @@ def _tables(text: str, skips: Skips) -> Iterator[list[ImportedRow]]:
             except ValueError as error:
                 skips.add(str(error), number)
                 continue
-            said = {name.replace(" / ", "/"): cell for name, cell in named.items() if cell != _NOTHING}
-            rows.append(ImportedRow(step, metrics_of(said, skips, number), number))
+            measured = {name.replace(" / ", "/"): cell for name, cell in named.items() if cell != _NOTHING}
+            rows.append(ImportedRow(step, metrics_of(measured, skips, number), number))
         yield rows
 
 
@@ -252,7 +252,7 @@ class Notebook:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Sure of JSON with a table of steps, and of a notebook: where its table stands, if any, nobody knows."""
+        """Return high confidence for JSON with a table of steps, and for any notebook: its table may come later."""
         if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{") and _MARK.encode() in head:
             return FormatMatch(0.97, "found a table of steps")
         if is_notebook(head, path):

@@ -18,7 +18,7 @@ _LINE = re.compile(r"Global step (\S+): *(?=\{)")
 
 
 class OpenRlhfConsoleParser(LineParser):
-    """Every row says its step."""
+    """Parser of lines that each hold their step."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""

@@ -1,16 +1,16 @@
-"""Rows of loops of one's own: what kind of row each is, and what a ``null`` in it stands for.
+"""Rows of custom loops: the kind of each row, and the meaning of a ``null`` in it.
 
-**Kinds.** One JSONL may hold rows of rollouts, of updates and of evaluations, told apart by a field (``"type"``).
-Metrics of an evaluation are read as ``eval/<name>``: else a reward on held-out prompts would be one more reward of the
-training. Of rollouts and updates whoever used a name first keeps it; the other's is read as ``train/<name>`` or
-``rollout/<name>``.
+**Kinds.** One JSONL may hold rows of rollouts, of updates and of evaluations, distinguished by a field (``"type"``).
+Metrics of an evaluation are read as ``eval/<name>``: otherwise a reward on held-out prompts would count as a reward of
+the training. If rollouts and updates share a name, the kind that used it first keeps it; the name of the other is read
+as ``train/<name>`` or ``rollout/<name>``.
 
-**null** is what some writers make of NaN (orjson, pandas, JavaScript, ``None if isnan(x) else x``) and what others
-write for "not measured". It is NaN where the format is known to write NaN so (verl's file logger, Hugging Face's
-trainers), or where, in a training row, the metric was finite three times running and a neighbour is broken too: another
-such metric is null in the same row, a value of the row is NaN or infinite, or the metric's own last value was.
-Otherwise it was not measured: before the first finite value of a metric, in rows of an evaluation or a baseline, in
-rows that measure held-out prompts besides, and where it stands alone. What is read so is counted.
+**null** means NaN for some writers (orjson, pandas, JavaScript, ``None if isnan(x) else x``) and "not measured" for
+others. It is read as NaN in two cases. The format is known to write NaN so (verl's file logger, Hugging Face's
+trainers). Or the metric was finite three times running in training rows and a neighbour is broken too: another such
+metric is null in the same row, a value of the row is NaN or infinite, or the metric's own last value was. All other
+nulls are read as not measured, and are counted: before the first finite value of a metric, in rows of an evaluation or
+a baseline, in rows that also measure held-out prompts, and a single null in a row.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _KIND_FIELDS = (
     "event",
     *(f"{of}_{kind}" for of in ("log", "row", "record", "entry", "line", "event", "data") for kind in _KINDS),
 )
-"""Fields whose value may be the kind of a row; the first that says one counts."""
+"""Fields whose value may be the kind of a row; the first that holds one counts."""
 _FLAGS = ("eval", "is_eval", "evaluation", "is_baseline", "baseline")
 """Fields that are true in rows that train nothing."""
-_SAYING = frozenset((*_KIND_FIELDS, *_FLAGS))
+_KIND_MARKERS = frozenset((*_KIND_FIELDS, *_FLAGS))
 _WORD = re.compile(r"[a-z]+")
 _OF_NO_TRAINING = HELD_OUT | {"evaluate", "valid", "dev", "baseline", "benchmark"}
 _OF_ROLLOUTS = frozenset({"rollout", "rollouts", "sample", "sampling", "generate", "generation", "collect"})
 _OF_UPDATES = frozenset({"train", "training", "update", "optim", "optimizer", "learn", "step"})
 _WRAPPERS = frozenset({"metrics", "logs", "log", "stats", "data", "values"})
-"""Fields that hold a row's metrics and say nothing themselves."""
+"""Fields that only wrap the metrics of a row; their names are dropped."""
 _SETTINGS = frozenset({"config", "args", "hparams", "settings"})
 EVAL, ROLLOUT, TRAIN = "eval", "rollout", "train"
 _WRITE_NAN_AS_NULL = ("trl", "ms-swift")
@@ -50,18 +50,18 @@ STEADY = 3
 
 
 def kind_of(row: Mapping[str, object]) -> str:
-    """``"eval"``, ``"rollout"`` or ``"train"`` where a field of ``row`` says so; empty otherwise.
+    """Return ``"eval"``, ``"rollout"`` or ``"train"`` if a field of ``row`` names the kind; empty otherwise.
 
     >>> kind_of({"type": "evaluation", "reward": 0.5}), kind_of({"phase": "warmup"})
     ('eval', '')
     """
-    if row.keys().isdisjoint(_SAYING):
+    if row.keys().isdisjoint(_KIND_MARKERS):
         return ""
     if any(row.get(name) is True for name in _FLAGS):
         return EVAL
     for field in _KIND_FIELDS:
-        said = row.get(field)
-        words = set(_WORD.findall(said.lower())) if isinstance(said, str) and len(said) <= 40 else set()
+        value = row.get(field)
+        words = set(_WORD.findall(value.lower())) if isinstance(value, str) and len(value) <= 40 else set()
         for kind, meant in ((EVAL, _OF_NO_TRAINING), (ROLLOUT, _OF_ROLLOUTS), (TRAIN, _OF_UPDATES)):
             if words & meant:
                 return kind
@@ -88,7 +88,7 @@ def flattened(row: Mapping[str, object], depth: int = 3) -> dict[str, object]:
 
 
 def is_flat(row: Mapping[str, object]) -> bool:
-    """True of a row of JSON in which no value is a dict: most are numbers, so their types are few."""
+    """True if no value of a row of JSON is a dict: most are numbers, so their types are few."""
     kinds = set(map(type, row.values()))
     if str in kinds and any(isinstance(value, str) and value.startswith("{") for value in row.values()):
         return False
@@ -96,7 +96,7 @@ def is_flat(row: Mapping[str, object]) -> bool:
 
 
 def _unquoted(text: str) -> object:
-    """The dict of numbers that was written as text; the text itself where it is none.
+    """Return the dict that was written as text; the text itself if it is no dict.
 
     >>> _unquoted("{'reward': 0.5, 'kl': nan}"), _unquoted("{x}")
     ({'reward': '0.5', 'kl': 'nan'}, '{x}')
@@ -108,7 +108,7 @@ def _unquoted(text: str) -> object:
 
 
 def step_field(row: Mapping[str, object], fields: Sequence[str]) -> str | None:
-    """The first of ``fields`` that ``row`` has, however it is capitalised; None if it has none.
+    """Return the first of ``fields`` that ``row`` has, however it is capitalised; None if it has none.
 
     >>> step_field({"Step": 3, "loss": 0.5}, ("global_step", "step"))
     'Step'
@@ -132,17 +132,17 @@ class OwnRows:
         self._owner: dict[str, str] = {}
         """Name -> the kind of row that used it first."""
         self._finite: dict[str, int] = {}
-        """Name -> finite values since the last null that was no NaN, at most :data:`STEADY`."""
+        """Name -> finite values since the last null that meant "not measured", at most :data:`STEADY`."""
         self._steady: set[str] = set()
-        """Names with so many."""
+        """Names with :data:`STEADY` finite values."""
         self._broken: set[str] = set()
         """Names whose last value was not finite."""
         self._last = -1
 
     def read(self, step: int, row: Mapping[str, object], skips: Skips, line: int) -> Mapping[str, object]:
-        """``row`` without the nulls that stand for nothing, its names told apart by the kind of row."""
+        """Return ``row`` without the nulls that mean "not measured", its names prefixed by the kind of row."""
         kind = kind_of(row)
-        if step < self._last:  # another start of the training: what it has not measured yet it has not measured
+        if step < self._last:  # another start of the training: it has measured nothing yet
             self._finite.clear()
             self._steady.clear()
             self._broken.clear()
@@ -164,16 +164,16 @@ class OwnRows:
         return kept
 
     def _meant(self, row: Mapping[str, object], nulls: list[str], *, trains: bool) -> set[str]:
-        """Those of ``nulls`` that stand for NaN."""
+        """Return the names in ``nulls`` whose null means NaN."""
         if source_of(row).startswith(_WRITE_NAN_AS_NULL):
             return set(nulls)
         values = {name: value_of(value) for name, value in row.items() if name not in nulls}
         numbers = {name: value for name, value in values.items() if value is not None}
-        beside = any(of_held_out(name) and math.isfinite(value) for name, value in numbers.items())
+        held_out = any(of_held_out(name) and math.isfinite(value) for name, value in numbers.items())
         steady = {name for name in nulls if self._finite.get(name, 0) >= STEADY}
         still = self._broken.intersection(nulls)
-        witness = len(steady) > 1 or any(not math.isfinite(value) for value in numbers.values())
-        meant = still | (steady if witness else set()) if trains and not beside else set()
+        neighbour = len(steady) > 1 or any(not math.isfinite(value) for value in numbers.values())
+        meant = still | (steady if neighbour else set()) if trains and not held_out else set()
         for name in set(nulls) - meant:
             self._finite[name] = 0
             self._steady.discard(name)

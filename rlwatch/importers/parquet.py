@@ -22,7 +22,7 @@ class ParquetReading(JsonDocumentReading):
     """Read as a whole, since its columns lie one after another."""
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
-        """The rows of the table; of several runs where a column tells them apart."""
+        """Yield the rows of the table; a column may assign them to several runs."""
         try:
             parquet = import_module("pyarrow.parquet")
         except ImportError:

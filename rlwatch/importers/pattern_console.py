@@ -1,8 +1,8 @@
-r"""Lines of anything, read by a regular expression of the user's.
+r"""Lines of any text, read by the user's regular expression.
 
-Its named groups say what is what: ``step``; ``name`` and ``value`` of one metric, as often in a line as they are found;
-any other group is a metric called as the group is. What is printed of one step on several lines is one row. Where no
-group is ``step``, each line that holds something is a row, numbered 1, 2, 3...
+Its named groups are ``step``; ``name`` and ``value`` of a metric, which may match several times in a line; any other
+group is a metric of that name. Lines of the same step are one row. Without a group ``step`` each line with a metric is
+a row, numbered 1, 2, 3...
 
 >>> lines = pattern_console(r"it (?P<step>\d+) R (?P<reward>\S+)").reading("train.log")
 >>> [*lines.feed(TextLine(1, "it 7 R nan")), *lines.finish()]
@@ -63,9 +63,9 @@ class PatternParser(LineParser):
         return ("the pattern has no group 'step': rows are numbered 1, 2, 3...",) if self._numbered else ()
 
     def _take(self, groups: dict[str, str | None], line: int) -> Iterator[ImportedRow]:
-        if (said := groups.pop(STEP, None)) is not None:
+        if (matched := groups.pop(STEP, None)) is not None:
             try:
-                step = step_of(said)
+                step = step_of(matched)
             except ValueError as error:
                 self.skips.add(str(error), line)
                 return
@@ -85,7 +85,7 @@ class PatternParser(LineParser):
         self.recognised = self.recognised or bool(metrics)
 
     def _value(self, name: str, text: str | None, line: int) -> float | None:
-        """The number of a group; None, counted unless the group was not there, for what is none."""
+        """Return the number of a group; None if it did not match, or is not a number, which is counted."""
         value = None if text is None else number(text)
         if value is None and text is not None:
             self.skips.add(f"{shown(name)} is not a number", line)
@@ -93,7 +93,7 @@ class PatternParser(LineParser):
 
 
 class PatternConsole(StreamImporter):
-    """Any text, by a regular expression; never found out by looking."""
+    """Any text, read by a regular expression; never recognised by content."""
 
     name: ClassVar[str] = "pattern"
     expects: ClassVar[str] = "lines in which the pattern finds a number"
@@ -105,8 +105,8 @@ class PatternConsole(StreamImporter):
         self._pattern = pattern
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Nothing: it is asked for by name."""
-        return FormatMatch(0.0, "asked for by --pattern only")
+        """Return no confidence: this format is chosen by ``--pattern`` only."""
+        return FormatMatch(0.0, "chosen by --pattern only")
 
     def reading(self, path: str) -> PatternParser:
         """A fresh parser."""
@@ -114,7 +114,7 @@ class PatternConsole(StreamImporter):
 
 
 def pattern_console(pattern: str) -> PatternConsole:
-    """The format of a pattern. Raises ``ImportFormatError`` for one that is none, or that names nothing to read."""
+    """Return the format of a pattern. Raises ``ImportFormatError`` if it is invalid or has no group for a metric."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -128,5 +128,6 @@ def pattern_console(pattern: str) -> PatternConsole:
         raise ImportFormatError("--pattern", problem)
     if len(groups & {NAME, VALUE}) == 1:
         missing = VALUE if NAME in groups else NAME
-        raise ImportFormatError("--pattern", f"has no group (?P<{missing}>...) beside the other; got {shown(pattern)}")
+        problem = f"has no group (?P<{missing}>...), although (?P<{NAME}>...) and (?P<{VALUE}>...) go together"
+        raise ImportFormatError("--pattern", f"{problem}; got {shown(pattern)}")
     return PatternConsole(compiled)

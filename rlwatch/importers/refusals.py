@@ -1,4 +1,4 @@
-"""Names of what cannot be read, and advice on what to give instead."""
+"""Names of files that cannot be read, and advice on what to give instead."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlwatch.metrics import foremost, known, like_rewards
 
 EXPORT = "export the metrics to a CSV 'run_id,step,metric,value' and give that"
 _WRITE = (
-    'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\'; or say how its '
-    f"lines are read (--pattern, docs/watch.md), or {EXPORT}"
+    'log a row a step, as JSON lines {"step": 12, "reward": 0.5} or lines \'step: 12, reward: 0.5\'; or give a pattern '
+    f"for its lines (--pattern, docs/watch.md), or {EXPORT}"
 )
 LONGEST_OF_LINE = 4000
 LEAST_CHANGES = 4
@@ -24,9 +24,9 @@ RUNS_NOT_STEPS = (
     "table of runs: one row a run, with its last values and none of its steps; give the history of one run instead "
     "(its .wandb file, or what run.scan_history() returns as a CSV with a column '_step')"
 )
-_BESIDE_WANDB = frozenset({"wandb-metadata.json", "wandb-summary.json"})
+_WANDB_SIDECARS = frozenset({"wandb-metadata.json", "wandb-summary.json"})
 NO_LOG_OF_WANDB = (
-    "is kept by wandb beside a run and holds none of its steps; give the run's directory, or its run-ID.wandb"
+    "is kept by wandb with a run and holds none of its steps; give the run's directory, or its run-ID.wandb"
 )
 _ERROR = re.compile(rb"^[\w.]{1,200}(?:Error|Exception|Interrupt|Exit)\b[^\n]*", re.MULTILINE)
 _HOLES = re.compile(rb"\x00{8,}|\x00+\Z")
@@ -43,7 +43,7 @@ _TEXT: tuple[tuple[re.Pattern[bytes], str], ...] = (
 
 
 def named_binary(head: bytes) -> str | None:
-    """Name of the known format of ``head`` that is not text and not supported, with advice; None otherwise."""
+    """Return the problem with a binary file of a known, unsupported format, with advice; None for any other."""
     for magic, name, advice in _MAGIC:
         if head.startswith(magic):
             return f"is {name}, which is not supported yet; {advice}"
@@ -51,7 +51,7 @@ def named_binary(head: bytes) -> str | None:
 
 
 def named_text(head: bytes) -> str | None:
-    """The same for text that no importer recognised."""
+    """Return the problem with text of a known, unsupported format, with advice; None for any other."""
     if _RUN_TABLE.match(head):
         return f"is a {RUNS_NOT_STEPS}"
     for pattern, name in _TEXT:
@@ -61,13 +61,13 @@ def named_text(head: bytes) -> str | None:
 
 
 def unknown_format(head: bytes, tried: str) -> str:
-    """The problem with text that no importer recognised; ``tried``: the formats, and what one found."""
+    """Return the problem with text that no importer recognised; ``tried`` lists the formats and their findings."""
     names = _names_of_lines(head)
     return named_text(head) or (none_known(names) if names else f"no known format; {_WRITE} ({tried})")
 
 
 def none_known(names: Sequence[str]) -> str:
-    """The problem with a log whose metrics have names that nothing reads."""
+    """Return the problem with a log that has no metric of a known name."""
     few = ", ".join(shown(name) for name in names[:5]) or "none"
     likely = next(iter((*like_rewards(names), *foremost(names))), "my_name")
     one = len(names) == 1
@@ -84,7 +84,7 @@ def none_known(names: Sequence[str]) -> str:
 
 
 def _names_of_lines(head: bytes) -> list[str]:
-    """Names in lines with a step and numbers that change, as of metrics; empty where there are no such lines."""
+    """Return the names in lines with a step and changing numbers; empty if there are no such lines."""
     last: dict[tuple[str, ...], dict[str, float]] = {}
     changes: Counter[tuple[str, ...]] = Counter()
     segments = Segments()
@@ -110,13 +110,13 @@ def is_binary(head: bytes) -> bool:
     return b"\x00" in rest or 20 * sum(byte in _CONTROLS for byte in rest) > len(rest)
 
 
-def beside_wandb(path: Path) -> bool:
-    """True for what wandb keeps beside its run."""
-    return path.name in _BESIDE_WANDB or (path.name == "config.yaml" and path.parent.name == "files")
+def is_wandb_sidecar(path: Path) -> bool:
+    """True for the files of settings and last values that wandb keeps with a run."""
+    return path.name in _WANDB_SIDECARS or (path.name == "config.yaml" and path.parent.name == "files")
 
 
 def died_early(end: bytes) -> str | None:
-    r"""The problem with the output of a program that failed before it logged anything; None if it did not fail.
+    r"""Return the problem with the output of a program that failed before it logged anything; None otherwise.
 
     >>> died_early(b"Loading...\nTraceback (most recent call last):\n  File \"x.py\"\nValueError: no GPU\n")
     'holds no step of a training: the program failed before it logged one, by ValueError: no GPU'
@@ -125,5 +125,5 @@ def died_early(end: bytes) -> str | None:
     errors = _ERROR.findall(end, at) if at >= 0 else []
     if not errors:
         return None
-    said = shown(errors[-1].decode("utf-8", "replace").strip())[1:-1]
-    return f"holds no step of a training: the program failed before it logged one, by {said}"
+    last = shown(errors[-1].decode("utf-8", "replace").strip())[1:-1]
+    return f"holds no step of a training: the program failed before it logged one, by {last}"

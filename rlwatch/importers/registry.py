@@ -36,9 +36,9 @@ from rlwatch.importers.pattern_console import PREFIX, pattern_console
 from rlwatch.importers.refusals import (
     NO_LOG_OF_WANDB,
     RUNS_NOT_STEPS,
-    beside_wandb,
     died_early,
     is_binary,
+    is_wandb_sidecar,
     named_binary,
     none_known,
     unknown_format,
@@ -57,7 +57,7 @@ from rlwatch.wording import meant, nearest
 # Directories that are runs, and the logs below a directory.
 
 PATTERNS = ("*.log", "*.jsonl", "*.out", "*.csv", "*.wandb", "*.swanlab")
-"""Names of logs, unless somebody says otherwise."""
+"""Names of logs by default."""
 DEEPEST = 12
 """Levels of directories that are looked through."""
 _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)$")
@@ -68,7 +68,7 @@ _STATE_OF_OTHER_NAME = "?*trainer_state.json"
 
 
 def run_directory(directory: Path) -> Path | None:
-    """Log that a directory is: itself (TensorBoard, MLflow's files), or its tracker's file; None if it is none."""
+    """Return the log that a directory is: itself (TensorBoard, MLflow's files), or its tracker's file; None if none."""
     runs = sorted(run for pattern in _RUN_FILES for run in directory.glob(pattern))
     if len(runs) == 1:
         return runs[0]
@@ -76,7 +76,7 @@ def run_directory(directory: Path) -> Path | None:
 
 
 def run_in(directory: Path) -> Path:
-    """The run of ``directory``. Raises ``ImportFormatError`` with what to do where it is not one."""
+    """Return the run of ``directory``. Raises ``ImportFormatError`` with advice if it is not a run."""
     run = run_directory(directory) or aim_repository(directory)
     if run is not None:
         return run
@@ -94,7 +94,7 @@ def run_in(directory: Path) -> Path:
 
 
 def boards_below(directory: Path) -> list[Path]:
-    """The directories of event files below one that holds none, and no other log; none otherwise."""
+    """Return the directories of event files below one that holds no log itself; empty if other logs are below, too."""
     if not directory.is_dir() or run_directory(directory) is not None:
         return []
     logs = list(islice(logs_below(directory), MOST_RUNS))
@@ -102,7 +102,7 @@ def boards_below(directory: Path) -> list[Path]:
 
 
 def newest_states(directory: Path) -> list[Path]:
-    """The newest ``trainer_state.json`` of each training below ``directory``: of its last checkpoint, or its own."""
+    """Return the newest ``trainer_state.json`` of each training below ``directory``: its own or a checkpoint's."""
     newest: dict[Path, Path] = {}
     for state in sorted(directory.rglob("trainer_state.json"), key=_how_far):
         home = state.parent.parent if state.parent.name.startswith(_CHECKPOINT) else state.parent
@@ -111,15 +111,15 @@ def newest_states(directory: Path) -> list[Path]:
 
 
 def _how_far(state: Path) -> tuple[int, int]:
-    """Order of the states of one training: by the number of the checkpoint; one that is in none is of the end."""
+    """Return the sort key of a state: the number of its checkpoint; a state outside checkpoints is the last."""
     digits = state.parent.name.removeprefix(_CHECKPOINT)
     return (0, int(digits)) if digits.isdecimal() and state.parent.name.startswith(_CHECKPOINT) else (1, 0)
 
 
 def logs_in(path: Path) -> list[Path]:
-    """The logs that ``path`` stands for: itself, or, of a directory that is no run, those in it and below it.
+    """Return the logs that ``path`` means: itself, or, if it is a directory but no run, those in it and below it.
 
-    Of checkpoints of one training only the newest state counts, which holds all before.
+    Of the checkpoints of one training only the newest state counts, which holds all before.
     """
     if not path.is_dir() or run_directory(path) is not None or boards_below(path):
         return [path]
@@ -134,11 +134,19 @@ Refused = Callable[[Path, OSError], None]
 def logs_below(
     directory: Path, patterns: Sequence[str] = PATTERNS, refused: Refused = lambda _directory, _error: None
 ) -> Iterator[Path]:
-    """The logs in ``directory`` and below it, each once, directories in order of their names.
+    """Yield the logs in ``directory`` and below it, each once, directories in order of their names.
 
-    A directory with event files is one log, and one with a ``.wandb`` or ``.swanlab`` file is nothing but that run.
-    Hidden directories, checkpoints, links, what is neither file nor directory, and stores of rlwatch are left out. So
-    are directories that cannot be read, of which ``refused`` is told.
+    A directory with event files is one log; a directory with a ``.wandb`` or ``.swanlab`` file is only that run.
+    Hidden directories, checkpoints, links, special files and stores of rlwatch are left out.
+
+    Parameters
+    ----------
+    directory
+        Where to look.
+    patterns
+        Patterns of the names of logs.
+    refused
+        Called with each directory that cannot be read, and the error.
     """
     yield from _below(directory, tuple(patterns), DEEPEST, refused)
 
@@ -216,7 +224,7 @@ _OVERLAP = 1 << 14
 _LISTED = 20
 LEAST_RUNS = 3
 MOST_NAMES_TRIED = 5000
-"""Files beside one that is not there, among which its name is looked for."""
+"""Most files searched for a name similar to that of a missing file."""
 HARDLY = 0.2
 
 
@@ -226,26 +234,26 @@ def formats() -> tuple[str, ...]:
 
 
 def importers(naming: Naming = NONE) -> tuple[Importer, ...]:
-    """All of them, those of plugins last. One that knows rows by their names knows those of ``naming``, too."""
+    """Return all importers, those of plugins last; importers that recognise rows by names also know ``naming``'s."""
     others = usable("rlwatch.importers", {importer.name for importer in IMPORTERS}).values()
     known_ones = (*IMPORTERS, *(other() if isinstance(other, type) else other for other in others))
     if not naming.metrics:
         return known_ones
     loop = LoopConsole(frozenset(naming.metrics))
     consoles = [loop if isinstance(console, LoopConsole) else console for console in CONSOLES]
-    told: dict[str, Importer] = {loop.name: loop, Notebook.name: Notebook(consoles)}
-    return tuple(told.get(importer.name, importer) for importer in known_ones)
+    renaming: dict[str, Importer] = {loop.name: loop, Notebook.name: Notebook(consoles)}
+    return tuple(renaming.get(importer.name, importer) for importer in known_ones)
 
 
 def _sniffed(importer: Importer, head: bytes, path: Path) -> FormatMatch:
-    """Verdict of an importer; one of a plugin that raises is not sure."""
+    """Return the confidence of an importer; 0 for an importer of a plugin that raises."""
     if importer in IMPORTERS or isinstance(importer, LoopConsole | Notebook):
         return importer.sniff(head, path)
     return call_or(lambda: importer.sniff(head, path), lambda error: FormatMatch(0.0, f"failed: {described(error)}"))
 
 
 def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
-    """The importer of a format, or of ``pattern:REGEX``. Raises ``ImportFormatError`` if there is none of that name."""
+    """Return the importer of a format, or of ``pattern:REGEX``. Raises ``ImportFormatError`` for an unknown name."""
     if name.startswith(PREFIX):
         return pattern_console(name.removeprefix(PREFIX))
     for importer in importers(naming):
@@ -258,9 +266,10 @@ def named(name: str, path: str = "", naming: Naming = NONE) -> Importer:
 def verdicts(
     head: bytes, path: Path, *, beginning: bool = True, naming: Naming = NONE
 ) -> list[tuple[Importer, FormatMatch]]:
-    """Verdict of each importer on ``head``; of a later piece only those are asked whose rows may come anywhere.
+    """Return the confidence of each importer in ``head``.
 
-    Lines of anybody's loop are looked for only where nobody is more certain: that takes longer than all the rest.
+    A later piece of a log (``beginning`` False) goes only to importers whose rows may come anywhere. The importer of
+    custom loops takes longer than all others together, so it runs only if no other importer is more confident.
     """
     given: list[tuple[Importer, FormatMatch]] = []
     for importer in importers(naming):
@@ -275,11 +284,14 @@ def verdicts(
 def recognise(
     head: bytes, path: Path, *, beginning: bool = True, last: bool = False, naming: Naming = NONE
 ) -> tuple[Importer | None, str]:
-    """The importer with the highest confidence in ``head`` and its reason, or None and what was tried.
+    """Return the importer with the highest confidence in ``head`` and its reason, or None and what was tried.
 
-    One that is hardly sure counts only where nothing else was found anywhere in the log (``last``).
+    A confidence up to 0.2 counts only in a second pass over the log (``last``), in which nothing better was found.
 
-    Raises ``ImportFormatError`` for what is certainly no log that can be read.
+    Raises
+    ------
+    ImportFormatError
+        If ``head`` begins a file that is certainly not a readable log.
     """
     if beginning:
         binary = binary_format(head, path)
@@ -290,13 +302,13 @@ def recognise(
     importer, best = max(given, key=lambda pair: pair[1].confidence)
     if best.confidence > (0 if last else HARDLY):
         return importer, best.reason
-    # Each format lacks its mark; only what one found besides helps the reader.
+    # Each format lacks its mark; only further findings help the user.
     partly = [f"{one.name}: {verdict.reason}" for one, verdict in given if verdict.reason != f"no {one.expects}"]
     return None, "; ".join([f"tried {', '.join(one.name for one, _ in given)}", *partly])
 
 
 def binary_format(head: bytes, path: Path) -> Importer | None:
-    """The format of a file that is no text, if it is one that can be read."""
+    """Return the format of a binary file; None if no importer reads it."""
     return next((importer for importer in BINARY if importer.sniff(head, path).confidence > 0), None)
 
 
@@ -322,7 +334,7 @@ def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:
     log = readable(path)
     if log.is_dir():
         return of_directory(log)
-    if beside_wandb(log):
+    if is_wandb_sidecar(log):
         raise ImportFormatError(str(log), NO_LOG_OF_WANDB)
     head, tried, window = b"", "", b""
     for last in (False, True):
@@ -359,7 +371,7 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def nearly(missing: Path) -> str:
-    """Names beside a file that is not there, as a question; empty if none is almost its name."""
+    """Return names similar to that of a missing file, as a question; empty if there are none."""
     try:
         names = [*islice((path.name for path in missing.parent.iterdir()), MOST_NAMES_TRIED)]
     except OSError:
@@ -369,7 +381,7 @@ def nearly(missing: Path) -> str:
 
 
 def run_name(path: Path) -> str:
-    """A name for the run of a log that does not name it: the file's, or that of the directory that stands for it."""
+    """Return a name for the run of a log that does not name it: that of the file or of its directory."""
     if is_event_file(path):
         return path.resolve().parent.name or "run"
     if path.is_dir():
@@ -391,10 +403,25 @@ def read_log(
 
     A directory with nothing but directories of TensorBoard's event files below it holds all their runs.
 
-    ``format`` overrules recognition by content; ``naming`` says what names mean that nothing knows. Raises
-    ``ImportFormatError`` (path, line, what to do) if the log cannot be read, holds no run of that name, lacks a name
-    that was given a role, or has none of the metrics rlwatch knows.
+    Parameters
+    ----------
+    path
+        A log, or a directory that holds one.
+    run
+        Name of the run to read; None reads all.
+    format
+        Name of the format; None recognises it by content.
+    naming
+        Metrics that the user assigned to unknown names.
 
+    Raises
+    ------
+    ImportFormatError
+        If the log cannot be read, holds no run of that name, lacks a name that the user mapped, or has none of the
+        metrics that rlwatch knows. The message names the path, the line and what to do.
+
+    Examples
+    --------
     >>> import tempfile, pathlib
     >>> log = pathlib.Path(tempfile.mkdtemp()) / "seed3.log"
     >>> _ = log.write_text("(main_task pid=7) step:1 - actor/entropy:0.42 - actor/grad_norm:nan\n")
@@ -445,7 +472,7 @@ def _assembled(
         name = row.run or unnamed
         if name not in found:
             if run not in (None, name) and len(found) > _LISTED:
-                continue  # asked for another: of these the first few names are enough
+                continue  # another run is wanted: the first few names are enough for a message
             if run is None and len(found) >= MOST_RUNS:
                 names = ", ".join(shown(other) for other in list(found)[:3])
                 problem = f"holds more than {MOST_RUNS:,} runs ({names}, ...), which are not read together; name one "
@@ -464,7 +491,7 @@ def _assembled(
 
 
 def _read_boards(directory: Path, boards: Sequence[Path], run: str | None, naming: Naming = NONE) -> list[ImportedRun]:
-    """The runs of the event directories below ``directory``, each called by its way there."""
+    """Return the runs of the event directories below ``directory``, each named by its relative path."""
     found: dict[str, ImportedRun] = {}
     problem: ImportFormatError | None = None
     for board in boards:
@@ -483,8 +510,8 @@ def _read_boards(directory: Path, boards: Sequence[Path], run: str | None, namin
     return [each for name, each in found.items() if run in (None, name)]
 
 
-def _told_source(importer: Importer, reading: LogReading) -> str:
-    """The trainer, as far as the log or else its format tells."""
+def _known_source(importer: Importer, reading: LogReading) -> str:
+    """Return the trainer that the log names, or else the one that its format implies."""
     return importer.source if reading.source is None else reading.source
 
 
@@ -492,7 +519,7 @@ def _run(name: str, assembly: RunAssembly, importer: Importer, reading: LogReadi
     about = reading.about(name)
     return ImportedRun(
         name=name,
-        source=source_of(assembly.names, _told_source(importer, reading)),
+        source=source_of(assembly.names, _known_source(importer, reading)),
         format=importer.name,
         path=reading.path,
         records=assembly.by_step() if importer.table else assembly.records,
@@ -517,14 +544,14 @@ def _check_found(found: Mapping[str, RunAssembly], importer: Importer, reading: 
 
 
 def _check_rows(runs: Mapping[str, RunAssembly], importer: Importer, path: str) -> None:
-    """Refuse a table whose rows are runs: one row of each tells nothing of what happened in it."""
+    """Refuse a table whose rows are runs: a single row of a run has no history."""
     rows = [len(assembly.records) for assembly in runs.values()]
     if isinstance(importer, LongTable | WideTable) and len(rows) >= LEAST_RUNS and sorted(rows)[len(rows) // 2] == 1:
         raise ImportFormatError(path, f"is a {RUNS_NOT_STEPS}")
 
 
 def _check_named(runs: Mapping[str, RunAssembly], reading: LogReading, naming: Naming) -> None:
-    """Refuse a log without a name that was given a role."""
+    """Refuse a log that lacks a name which the user mapped."""
     problem = naming.missing({name for assembly in runs.values() for name in (*assembly.names, *assembly.given)})
     if problem:
         raise ImportFormatError(reading.path, problem)
@@ -532,5 +559,5 @@ def _check_named(runs: Mapping[str, RunAssembly], reading: LogReading, naming: N
 
 def _check_known(runs: Mapping[str, RunAssembly], importer: Importer, reading: LogReading) -> None:
     names = list(dict.fromkeys(name for assembly in runs.values() for name in assembly.names))
-    if not known(names, source_of(names, _told_source(importer, reading))):
+    if not known(names, source_of(names, _known_source(importer, reading))):
         raise ImportFormatError(reading.path, none_known(names))

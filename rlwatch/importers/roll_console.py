@@ -1,4 +1,4 @@
-"""ROLL's console: a JSON object of metrics, then ``pipeline step 3 finished``, which says the step.
+"""ROLL's console: a JSON object of metrics, then a line with its step, ``pipeline step 3 finished``.
 
 The object is printed every ``logging_steps`` only. Python's ``json`` writes ``NaN`` and ``Infinity``; ``null`` is NaN.
 """
@@ -18,19 +18,19 @@ _METRICS = re.compile(r"\{\"[\w@.-]+/[^\"]{1,200}\": (?:-?\d|NaN|-?Infinity|null
 
 
 class RollConsoleParser(LineParser):
-    """A row is held until its step is told."""
+    """Parser that holds a row until the line with its step."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._held: tuple[dict[str, float], int] | None = None
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row whose step ``segment`` tells."""
-        told = _STEP.search(segment.text)
-        if told is not None and self._held is not None:
+        """Yield the row whose step ``segment`` holds."""
+        step = _STEP.search(segment.text)
+        if step is not None and self._held is not None:
             (metrics, line), self._held = self._held, None
             self.recognised = True
-            yield ImportedRow(step_of(told[1]), metrics, line)
+            yield ImportedRow(step_of(step[1]), metrics, line)
             return
         found = _METRICS.search(segment.text)
         rows = [] if found is None else dict_rows(segment.text[found.start() :])[:1]

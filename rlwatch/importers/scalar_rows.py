@@ -1,4 +1,4 @@
-"""Rows of logs that hold one scalar a record: what stands together for one step."""
+"""Rows of logs whose records hold one scalar each: consecutive records of one step are a row."""
 
 from __future__ import annotations
 

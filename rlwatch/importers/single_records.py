@@ -1,8 +1,8 @@
 """Records of single responses, episodes or questions, which are no rows of a training.
 
-A file of an evaluation has a record for each question, one of rollouts a record for each response. Numbered, they would
-read as a training without trend. Such a record names what it is of (``question_id``, ``prompt_idx``) or holds its text,
-and has nothing that only a step of a training has: no loss, gradient, KL, entropy, and no mean or spread of anything.
+A file of an evaluation has a record for each question, a file of rollouts one for each response. Numbered, they would
+read as a training without trend. Such a record holds an id (``question_id``, ``prompt_idx``) or a text, and nothing
+that only a training step has: no loss, gradient, KL or entropy, and no mean or spread of anything.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlwatch.metrics import Family, resolve
-from rlwatch.metrics.words import in_order, said
+from rlwatch.metrics.words import in_order, stems
 
 _ITEMS = frozenset((
     "episode", "question", "prompt", "sample", "example", "problem", "task", "record", "response",
     "item", "instance", "trajectory", "traj", "query", "dialogue", "conversation", "case", "test", "val",
 ))  # fmt: skip
-"""What a record may be of, each word in the form of :func:`~rlwatch.metrics.words.said`."""
+"""Things that a record may describe, as stems of :func:`~rlwatch.metrics.words.stems`."""
 _NUMBERED = frozenset({"id", "ids", "idx", "index", "uid", "uuid", "no", "hash"})
 _ALONE = frozenset({"uid", "uuid", "idx"})
 _TEXTS = frozenset((
@@ -28,7 +28,7 @@ _TEXTS = frozenset((
 ))  # fmt: skip
 _OUTCOMES = frozenset({"correct", "success", "pass", "solve", "win", "done", "error"})
 _OF_STEPS = frozenset({"mean", "std", "median", "var", "batch", "epoch", "lr", "group"})
-"""Words of what is measured over many responses, or said of a step."""
+"""Words for statistics over many responses, or for facts about a step."""
 _TRAINS = frozenset({Family.EXPLORATION, Family.TRUST_REGION, Family.OPTIMISATION, Family.CRITIC, Family.MISMATCH})
 _GRADED = _OUTCOMES | {"reward", "score", "accuracy", "return"}
 LEAST_SEVERAL = 5
@@ -38,23 +38,23 @@ OFTEN = 0.15
 MOST_LOOKED_AT = 200
 _WHAT_ONE_HAS = "what only a step of a training has (a loss, a KL, a mean)"
 _OF_ONE_EACH = (
-    "they are records of single responses; give the trainer's log, which has a row a step (or say that this is one: "
-    "--map reward=NAME)"
+    "they are records of single responses; give the trainer's log, which has a row a step (if this is one, name its "
+    "reward: --map reward=NAME)"
 )
 REASON = "a record of a single response or episode, no row of a step"
 
 
 @lru_cache(maxsize=1024)
 def _trains(name: str) -> bool:
-    """True of what only a step of a training has."""
+    """True if only a training step has a metric of this name."""
     read = resolve(name)
     return read is not None and read.metric.family in _TRAINS
 
 
 class _Shape(NamedTuple):
-    """Names of a record: that which tells of which response it is, those that do with a text, or with a yes or no."""
+    """Names of a record's fields: its id, its texts, and its outcomes of yes or no."""
 
-    told: str
+    identity: str
     texts: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
 
@@ -64,20 +64,20 @@ def _shape(names: tuple[str, ...]) -> _Shape:
     if any(map(_trains, names)):
         return _Shape("")
     words = {name: in_order(name.rpartition("/")[2]) for name in names}
-    told = (
+    identities = (
         name
         for name, own in words.items()
         if (_NUMBERED & {*own} and _ITEMS & {*own}) or (own and _ALONE.issuperset(own))
     )
-    if any(said(name) & _OF_STEPS for name in names):
-        return _Shape(next(told, ""))
+    if any(stems(name) & _OF_STEPS for name in names):
+        return _Shape(next(identities, ""))
     last = {name: own[-1] for name, own in words.items() if own}
     texts = tuple(name for name, word in last.items() if word in _TEXTS)
-    return _Shape(next(told, ""), texts, tuple(name for name, word in last.items() if word in _OUTCOMES))
+    return _Shape(next(identities, ""), texts, tuple(name for name, word in last.items() if word in _OUTCOMES))
 
 
 def of_single(row: Mapping[str, object]) -> str:
-    """The field that says that ``row`` is of one response or episode; empty if it may be one of a training.
+    """Return the field that marks ``row`` as a single response or episode; empty if it may be a training row.
 
     >>> of_single({"question_id": 3, "score": 0.5}), of_single({"step": 3, "completion": "so", "reward": 1.0})
     ('question_id', 'completion')
@@ -85,8 +85,8 @@ def of_single(row: Mapping[str, object]) -> str:
     ''
     """
     shape = _shape(tuple(row))
-    if shape.told or not (shape.texts or shape.outcomes):
-        return shape.told
+    if shape.identity or not (shape.texts or shape.outcomes):
+        return shape.identity
     texts = (name for name in shape.texts if isinstance(row[name], str | list | dict) and row[name])
     return next(texts, "") or next((name for name in shape.outcomes if isinstance(row[name], bool)), "")
 
@@ -97,7 +97,7 @@ def may_be_of_single(names: Iterable[str]) -> bool:
 
 
 def may_be_numbered(rows: Iterable[Mapping[str, object]]) -> bool:
-    """True if rows that say no step may be numbered: one at least has what only a step of a training has.
+    """True if rows without a step may be numbered: one at least has a metric that only a training step has.
 
     >>> may_be_numbered([{"score": 0.4}, {"score": 0.5}]), may_be_numbered([{"loss": 0.1, "reward": 0.4}])
     (False, True)
@@ -106,15 +106,15 @@ def may_be_numbered(rows: Iterable[Mapping[str, object]]) -> bool:
 
 
 def of_a_step(name: str) -> bool:
-    """True of a name that only a step of a training has, or that says itself that it is of many responses."""
-    return _trains(name) or not said(name).isdisjoint(_OF_STEPS)
+    """True if only a training step has this name, or if it names a statistic over many responses."""
+    return _trains(name) or not stems(name).isdisjoint(_OF_STEPS)
 
 
 class OneByOne:
-    """Tells of the rows of a run, as they come, whether each is of a single response, though they say a step.
+    """Detects, row by row, that each row of a run describes a single response, although it holds a step.
 
-    Several at most steps are; so are rows whose outcome is 0 or 1 throughout, now this, now that. Where anything is
-    named that only a training has, nothing more is asked.
+    It does if most steps have several rows, or if an outcome is 0 or 1 in every row and changes often. The check ends
+    at the first name that only a training has.
     """
 
     def __init__(self) -> None:
@@ -124,14 +124,14 @@ class OneByOne:
         self._row: Mapping[str, float] = {}
         self._is_several = False
         self._outcomes: dict[str, tuple[float, int]] = {}
-        """Name of an outcome -> its last value, and how often it changed; none that was ever anything but 0 or 1."""
+        """Name of an outcome -> its last value and its number of changes; only outcomes that were always 0 or 1."""
 
     def named(self, names: Iterable[str]) -> None:
         """Take names that were not seen before."""
         self.possible = self.possible and not any(map(of_a_step, names))
 
     def take(self, step: int, metrics: Mapping[str, float]) -> str:
-        """The problem with the rows so far; empty as long as there is none."""
+        """Take a row; return the problem with the rows so far, empty if there is none."""
         again = step == self._step and metrics.keys() == self._row.keys()
         if not again:
             self._steps += 1
@@ -153,7 +153,7 @@ class OneByOne:
 
     def _look_at(self, metrics: Mapping[str, float]) -> None:
         if self._rows == 1:
-            self._outcomes = {name: (value, 0) for name, value in metrics.items() if said(name) & _GRADED}
+            self._outcomes = {name: (value, 0) for name, value in metrics.items() if stems(name) & _GRADED}
         for name, (before, changes) in list(self._outcomes.items()):
             value = metrics.get(name, math.nan)
             if value in (0.0, 1.0):

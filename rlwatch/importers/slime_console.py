@@ -20,7 +20,7 @@ _COUNTERS = frozenset({"rollout/step", "train/step", "eval/step"})
 
 
 class SlimeConsoleParser(LineParser):
-    """Every row says its step."""
+    """Parser of lines that each hold their step."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
@@ -31,8 +31,8 @@ class SlimeConsoleParser(LineParser):
             self.recognised = True
             if row.cut:
                 self.skips.add("the last value of a row that is cut off", segment.line)
-            said = {name: value for name, value in row.items.items() if name not in _COUNTERS}
-            yield ImportedRow(step_of(match.group(1)), metrics_of(said, self.skips, segment.line), segment.line)
+            items = {name: value for name, value in row.items.items() if name not in _COUNTERS}
+            yield ImportedRow(step_of(match.group(1)), metrics_of(items, self.skips, segment.line), segment.line)
 
     def notes(self) -> tuple[str, ...]:
         """Counters that the steps are."""

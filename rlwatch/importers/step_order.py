@@ -1,20 +1,19 @@
-"""The counter of a run: which rows go on with it, which begin it anew, and which are of a counter of their own.
+"""The step counter of a run: rows that continue it, rows that restart it, and rows of another counter.
 
-A log holds more than one counter: evaluations that number themselves, a resumed trainer that repeats steps, text that a
-model wrote and that looks like rows. Steps that go back are a **restart**, and so the next attempt, only where they
-*last*: rows of the same kind (mostly the same names) go on from there for ``LASTING`` steps, in a long run for a few
-more; rows of another kind need ``LASTING_OTHERWISE``. Until that is settled such rows are held back: what is given out
-is never taken back. If the old counter goes on, they were of another one, and what repeats is left out. Where the log
-tells that a process began (another event file, a state written anew), one row that goes back is enough.
+A log may hold several counters: evaluations with numbers of their own, a resumed trainer that repeats steps, generated
+text that looks like rows. Steps that go back are a **restart**, and begin the next attempt, only if they *last*: rows
+of the same kind (mostly the same names) advance from there for ``LASTING`` steps, in a long run for a few more. Rows of
+another kind need ``LASTING_OTHERWISE`` steps. Until then such rows are held back, since a returned row is never
+withdrawn. If the old counter goes on, they belong to another counter, and repeated steps are left out. If the log shows
+that a process began (another event file, a state written anew), one row that goes back is enough.
 
 A row far **ahead** of the counter is held back in the same way, until ``LASTING`` steps show that the counter jumped.
-If it did not, an evaluation is taken at the step at which it was printed, and a row of the training's own names is left
-out. A row with only new names at an earlier step is a late record of the same attempt; where such rows lag ever
-further, they have a slower counter (of rollouts, beside one of updates) and are taken at the step at which they were
-printed. Rows on held-out prompts never begin an attempt. A row that is printed again as it was (by each rank, say)
-counts once.
+If it did not, an evaluation gets the step at which it was printed, and a row with the training's own names is left out.
+A row with only new names at an earlier step is a late record of the same attempt. If such rows lag ever further, they
+have a slower counter (of rollouts, when the run counts updates) and get the step at which they were printed. Rows on
+held-out prompts never begin an attempt. A row that is printed again unchanged (by each rank, say) counts once.
 
-All of it depends on the rows before and on at most a few after, never on when they were read.
+The result depends on the rows before and on at most a few rows after, never on the time of reading.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ LASTING = 3
 """Steps of rows of the training's kind after which a return is a restart."""
 SHARE_THAT_LASTS = 20
 MOST_LASTING = 8
-"""The same in a long run: a return for one in so many of its rows, but no more than so many steps, is a few rows."""
+"""In a long run a restart needs a step for every ``SHARE_THAT_LASTS`` rows, at most ``MOST_LASTING`` steps."""
 LASTING_OTHERWISE = 12
-"""The same of rows with other names."""
+"""Steps of rows with other names after which a return is a restart."""
 SETTLED = 5
-"""Rows after which it is known how far apart they are, and which names recur."""
+"""Rows after which the usual gap between steps and the recurring names are known."""
 LEAST_GAPS = 2
-"""Gaps after which a row may be far ahead: it costs a log that does jump no more than to wait for one row."""
+"""Gaps after which a row may count as far ahead: a log that does jump only waits for one more row."""
 MOST_AHEAD = 4
-"""Times the widest gap so far that the counter may jump by without a second row to say so."""
+"""The counter may jump by this many times the widest gap so far without a second row to confirm it."""
 OFTEN = 4
-"""Rows whose names are seen at least one in so many times as those of most rows are of the training, too."""
+"""A kind of rows belongs to the training if it has at least one row for this many rows of the main kind."""
 ALIKE = 0.5
-"""Share of the names of two rows that are of one kind."""
+"""Least share of common names, 0 to 1, of two rows of one kind."""
 MOST_HELD = 1000
 MOST_WRITTEN = 1000
 MOST_OF_A_STEP = 64
@@ -79,7 +78,7 @@ class _Held(NamedTuple):
 class StepOrder:
     """Takes the rows of one run in the order of the log; gives them back with their attempts, from 1.
 
-    ``ordered``: rows come in the order of their steps, where none is odd; those of a table may come in any.
+    ``ordered`` is False for tables, whose rows may come in any order.
 
     >>> order, skips = StepOrder(), Skips()
     >>> rows = [ImportedRow(step, {"loss": 0.5}) for step in (1, 2, 3, 4, 2, 3, 4, 5)]
@@ -91,16 +90,16 @@ class StepOrder:
         self.attempt = 1
         self.ordered = ordered
         self.returns = 0
-        """Times that the steps went back, whether that lasted or not."""
+        """Times that the steps went back, whether it lasted or not."""
         self.placed = 0
         """Rows of another counter that were taken at the step at which they were printed."""
         self._kinds: dict[frozenset[str], _Kind] = {}
         self._written: dict[tuple[str, ...], _Kind] = {}
-        """The same by their names in the order of the row: found sooner."""
+        """The kinds by their names in the order of the row, for a faster lookup."""
         self._main: _Kind | None = None
-        """That of most rows."""
+        """The kind of most rows."""
         self._sets: dict[frozenset[str], frozenset[str]] = {}
-        """One of each: most steps have the same names."""
+        """Each set of names once: most steps have the same names."""
         self._gaps = self._widest = 0
         self._held: list[_Held] = []
         self._holding = _Holding.NOTHING
@@ -139,7 +138,7 @@ class StepOrder:
         return kind
 
     def finish(self, skips: Skips) -> list[Numbered]:
-        """The rows still held back, where nothing more will come."""
+        """Return the rows still held back at the end of the log."""
         if self._holding is _Holding.BACK:
             return self._refuted_back(skips, TOO_FEW)
         if self._holding is _Holding.AHEAD and self._at >= 0:
@@ -147,7 +146,7 @@ class StepOrder:
         return self._given()
 
     def restart(self, skips: Skips) -> list[Numbered]:
-        """Say that the trainer was started again: the next row begins another attempt, whatever its step."""
+        """Begin another attempt with the next row, whatever its step: the trainer was restarted."""
         given = self.finish(skips)
         if self._begun:
             self.attempt += 1
@@ -155,7 +154,7 @@ class StepOrder:
         return given
 
     def _next(self, row: ImportedRow, kind: _Kind) -> list[Numbered]:
-        """Give the row that most are: the next of the training. The same as :meth:`_emit` does, in less time."""
+        """Return the next row of the training, the usual case; a faster form of :meth:`_emit`."""
         step = row.step
         kind.count += 1
         self._gaps += 1
@@ -185,11 +184,11 @@ class StepOrder:
         return self._emit(row, kind)
 
     def _is_of_a_slower_counter(self, step: int, kind: _Kind) -> bool:
-        """True for a row of names of its own that lags by more than any late record: it counts rollouts, say."""
+        """True for a row with new names that lags further than any late record: it counts rollouts, say."""
         return kind.count >= LASTING and self._gaps >= SETTLED and self._at - step > self._widest * MOST_AHEAD
 
     def _reach(self, kind: _Kind) -> int:
-        """Steps that the counter may go on by at once."""
+        """Return the number of steps that the counter may jump."""
         return self._widest * (MOST_AHEAD if self._is_regular(kind) else 1)
 
     def _while_ahead(self, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
@@ -217,7 +216,7 @@ class StepOrder:
         return self._hold(_Holding.BACK, row, kind, skips)
 
     def _hold(self, why: _Holding, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
-        """Keep a row, and give all that are kept once they say what they are."""
+        """Keep a row, and return all held rows once they are decided."""
         self.returns += why is _Holding.BACK and not self._held
         self._holding = why
         self._held.append(_Held(row, kind))
@@ -246,7 +245,7 @@ class StepOrder:
         self._back, self._back_alike, self._last_back = set(), set(), -1
 
     def _given(self) -> list[Numbered]:
-        """The rows that are held back, as they are."""
+        """Return the held rows unchanged."""
         held = self._held
         self._settle()
         given = [numbered for one in held for numbered in self._emit(*one)]
@@ -254,7 +253,7 @@ class StepOrder:
         return given
 
     def _again(self, row: ImportedRow, kind: _Kind, skips: Skips) -> list[Numbered]:
-        """Give a row of a restart, unless it is a copy of another."""
+        """Return a row of a restart, unless it is a copy of another."""
         if row.step == self._at and any(_same(row.metrics, other) for other in self._rows_at):
             skips.add(COPY, row.line)
             return []
@@ -290,7 +289,7 @@ class StepOrder:
         return row if row.step == step else replace(row, step=step)
 
     def _emit(self, row: ImportedRow, kind: _Kind) -> list[Numbered]:
-        """Give a row, and learn from it."""
+        """Return a row, and learn from it."""
         step = row.step
         kind.count += 1
         self._begun = True
@@ -301,7 +300,7 @@ class StepOrder:
         self._seen[step] = self._sets.setdefault(together, together)
         in_pace = (
             not kind.held_out and step - self._at <= self._widest
-        )  # a row that lacks what is measured now and then
+        )  # a row that lacks metrics which are measured now and then
         if step > self._at and (in_pace or self._is_regular(kind)):
             if self._at < 0:
                 self._first = step
@@ -314,7 +313,7 @@ class StepOrder:
         return [(row, self.attempt)]
 
     def _is_regular(self, kind: _Kind) -> bool:
-        """True for a row of the training, by its names."""
+        """True if the names of a row are those of the training."""
         main = self._main
         if kind is main or main is None:
             return not kind.held_out
@@ -325,14 +324,14 @@ class StepOrder:
         return len(kind.names & main.names) >= ALIKE * len(kind.names | main.names)
 
     def _goes_back(self, step: int, kind: _Kind) -> bool:
-        """True for a row that repeats what was measured at its step, or that is of before the first."""
+        """True for a row that repeats a metric of its step, or whose step is before the first."""
         if self.ordered and self._gaps > 1 and step < self._first and kind is self._main:
             return True
         return not self._seen.get(step, frozenset()).isdisjoint(kind.names)
 
 
 def _same(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """True if both say the same; NaN equals NaN."""
+    """True if both hold the same values; NaN equals NaN."""
     return metrics.keys() == others.keys() and all(
         value == others[name] or (value != value and others[name] != others[name])  # noqa: PLR0124
         for name, value in metrics.items()

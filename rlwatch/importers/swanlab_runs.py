@@ -95,13 +95,13 @@ def _of_json(frame: bytes) -> Scalar | None:
     data = record["data"]
     metric = data["metric"]
     at = datetime.fromisoformat(metric["create_time"]).timestamp()
-    said = metric["data"]
-    value = math.inf if said == _INFINITE else value_of(said)
+    written = metric["data"]
+    value = math.inf if written == _INFINITE else value_of(written)
     return Scalar(str(data["key"]), step_of(data["step"]), value, at)
 
 
 class SwanLabReading(StreamReading):
-    """Of a ``.swanlab`` file."""
+    """Reading of a ``.swanlab`` file."""
 
     def intake(self) -> SwanLabIntake:
         """Takes one file in."""

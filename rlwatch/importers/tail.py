@@ -32,17 +32,17 @@ from rlwatch.records import StepRecord
 
 
 class Tail(Protocol):
-    """The records of a run as they come, wherever they come from."""
+    """The records of a run as they come, from a file or a server."""
 
     name: str
     behind: bool
     turned: bool
     training: int
-    """Number of the training that the last records are of: a directory of TensorBoard's may hold several."""
+    """Number of the training of the last records, from 1: a directory of TensorBoard's may hold several."""
 
     @property
     def format(self) -> str:
-        """The format's name; empty while nothing tells it."""
+        """The format's name; empty until it is recognised."""
         ...
 
     @property
@@ -67,17 +67,17 @@ class Tail(Protocol):
 
     @property
     def position(self) -> Position | None:
-        """Place where reading stands, for a later process."""
+        """Position up to which the log was read, for a later process."""
         ...
 
     @property
     def read(self) -> tuple[int, int]:
-        """Amount read, and the amount there is."""
+        """Amount read and total amount, in bytes."""
         ...
 
     @property
     def modified(self) -> float:
-        """Time of the last news (Unix seconds). Raises ``OSError`` if it is gone."""
+        """Unix time in seconds of the last change. Raises ``OSError`` if the log is gone."""
         ...
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
@@ -85,11 +85,11 @@ class Tail(Protocol):
         ...
 
     def close(self) -> list[StepRecord]:
-        """The records still held back."""
+        """Return the records still held back."""
         ...
 
     def release(self) -> None:
-        """Let go of files for now."""
+        """Close files for now."""
         ...
 
 
@@ -100,25 +100,34 @@ class LogTail:
     however the writing and the polls fell. Console output, JSON lines, CSV, TensorBoard's and wandb's files are read
     incrementally and survive half-written ends, truncation (the next attempt begins) and rotation;
     ``trainer_state.json``, databases and gzipped logs are read again when they change. Where a directory of
-    TensorBoard's holds another training, ``training`` goes up and records are numbered anew: they are of another run.
+    TensorBoard's holds another training, ``training`` goes up and records are numbered anew: they belong to another
+    run.
 
     Parameters
     ----------
     path
         The log. It must exist, but may be empty or hold nothing of use yet.
     run
-        Which run of a log that holds several.
+        The run to read of a log that holds several.
     format
-        Overrules recognition by content.
+        Name of the format; None recognises it by content.
     naming
-        What names mean that nothing knows.
+        Metrics that the user assigned to unknown names.
     position, last_seq
-        Where an earlier process stood, and the ``seq`` of the last record it kept: numbers go on, and records up
-        to that one are given again, so that whoever keeps records must pass over those it has.
+        Position of an earlier process, and the ``seq`` of the last record it kept. Numbers go on. Records up to that
+        one are returned again, so that a caller who keeps records must skip those it has.
 
-    ``turned`` says that the last poll ended where another file begins, which ``position`` then stands for already.
+    Attributes
+    ----------
+    behind
+        True if there may be more records already.
+    turned
+        True if the last poll ended where another file begins, to which ``position`` then refers already.
 
-    Raises ``ImportFormatError`` as ``read_log`` does, except for what may still come.
+    Raises
+    ------
+    ImportFormatError
+        As ``read_log`` does, except for what may still be written.
     """
 
     def __init__(
@@ -163,12 +172,12 @@ class LogTail:
 
     @property
     def format(self) -> str:
-        """The format's name; empty while the log holds nothing that tells it."""
+        """The format's name; empty until the log holds its mark."""
         return self._importer.name if self._importer else ""
 
     @property
     def source(self) -> str:
-        """The trainer, as far as the metrics seen so far tell."""
+        """The trainer that the format and the metrics seen so far identify; empty if unknown."""
         return source_of(self._assembly.names, self._importer.source if self._importer else "")
 
     @property
@@ -198,7 +207,7 @@ class LogTail:
 
     @property
     def position(self) -> Position | None:
-        """Place where reading stands, for a later process; None while nothing was read, or nothing is to be known."""
+        """Position up to which the log was read, for a later process; None while nothing was read."""
         if self._follower is None:
             return self._position
         path, offset, mark = self._follower.place()
@@ -219,10 +228,10 @@ class LogTail:
         return (self._follower.place()[0] if self._follower else self.path).stat().st_mtime
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
-        """The records that were completed since the last poll, in order; never waits.
+        """Return the records that were completed since the last poll, in order; never waits.
 
-        At most ``most`` of them and those that were held back, and none of two files; then ``behind`` says that
-        there may be more already.
+        At most ``most`` of them, plus those that were held back, all from one file. ``behind`` is then True if there
+        may be more already.
         """
         self._recognise(final=False)
         if self._interrupted:
@@ -233,7 +242,7 @@ class LogTail:
         return records
 
     def close(self) -> list[StepRecord]:
-        """The records still held back for output that will not come. Lets go of the file."""
+        """Return the records still held back for more output, and close the file."""
         records = self._drained(())
         self._recognise(final=True)
         if self._follower is None:
@@ -245,7 +254,7 @@ class LogTail:
         return records + self._assembly.finish(self._skips)
 
     def release(self) -> None:
-        """Let go of the file for now: the next poll goes on where this one was."""
+        """Close the file for now: the next poll goes on where the last ended."""
         if self._follower is not None and not self.behind:
             self._follower.release()
 
@@ -260,8 +269,8 @@ class LogTail:
         self._position = None
 
     def _begun(self, restarted: bool) -> None:
-        """The next row is the first of another file."""
-        if self._position is not None:  # that of the earlier process is gone, with all that was kept of it
+        """Begin another file, to which the next row belongs."""
+        if self._position is not None:  # the file of the earlier process is gone, and so are its copies
             self._assembly.seq = max(self._assembly.seq, self._last_seq)
         settled = self._assembly.restart if restarted else self._assembly.finish
         self._due += settled(self._skips)
@@ -269,10 +278,10 @@ class LogTail:
         self._begins = True
 
     def _recognise(self, *, final: bool) -> None:
-        """Ask the importers of each piece of the log once: a long preamble is not read again at every poll.
+        """Try the importers on each piece of the log once: a long preamble is not read again at every poll.
 
-        Of a line still being written they are asked only when it is ``final``. Unless it is, no more is read than
-        other logs can wait for.
+        An unfinished last line counts only if the log is ``final``. Otherwise reading stops after ``A_LOOK`` bytes, so
+        that other logs have their turn.
         """
         if self._follower is not None:
             return
@@ -286,7 +295,7 @@ class LogTail:
                     self._look_through(stream, final=True, last=True)
 
     def _look_through(self, stream: IO[bytes], *, final: bool, last: bool = False) -> None:
-        """Ask of what was not looked at yet."""
+        """Try the importers on the pieces that they have not seen yet."""
         if stream.seek(0, os.SEEK_END) < self._scanned:  # it was begun anew
             self._scanned = 0
         until = self._scanned + A_LOOK
@@ -315,7 +324,7 @@ class LogTail:
             stream.seek(self._scanned)
 
     def _unpack(self, stat: os.stat_result) -> None:
-        """Recognise a packed log: from its beginning, whenever it has changed."""
+        """Recognise a packed log from its beginning, whenever it has changed."""
         mark = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if mark == self._packed:
             return
@@ -326,7 +335,7 @@ class LogTail:
             self._problem = error.problem
 
     def _drained(self, rows: Iterable[ImportedRow]) -> list[StepRecord]:
-        """Records of what was left over and of all ``rows``."""
+        """Return the records of the rows that were left over and of all ``rows``."""
         records: list[StepRecord] = []
         for source in ((), rows) if self.behind else (rows,):
             records += self._taken(source, None)
@@ -335,7 +344,7 @@ class LogTail:
         return records
 
     def _taken(self, rows: Iterable[ImportedRow], most: int | None) -> list[StepRecord]:
-        """Records of the rows that were left over or, if none were, of ``rows``."""
+        """Return the records of the rows that were left over or, if there were none, of ``rows``."""
         left = self._rows if self.behind else iter(rows)
         self.behind = self.turned = False
         records: list[StepRecord] = []
@@ -358,7 +367,7 @@ class LogTail:
         return due
 
     def _noted(self, row: ImportedRow) -> ImportedRow:
-        """The row; another run begins where the first row of another event file begins a training anew."""
+        """Return the row; begin another run if the first row of another event file starts a new training."""
         if self._training is None:
             return row
         if self._begins and self._training.is_another(row):
@@ -372,7 +381,7 @@ class LogTail:
             return True
         if self._wanted is None:
             if self._run is not None and row.run != self._run:
-                problem = f"holds several runs ({shown(self._run)}, {shown(row.run)}...); say which one to follow"
+                problem = f"holds several runs ({shown(self._run)}, {shown(row.run)}...); name the one to follow"
                 raise ImportFormatError(str(self.path), problem, row.line or None)
             self._run = self.name = row.run
         return row.run == self._wanted or self._wanted is None

@@ -1,13 +1,13 @@
 """TensorBoard's event files: scalars of ``SummaryWriter``, of Hugging Face's, verl's and OpenRLHF's loggers.
 
-An event holds one scalar, so a row is what stands together for one step. It ends where the next step begins and,
-so that the alarm need not wait for that, after the first value of a step that is not finite. Values have the
-precision they were written with (``float`` mostly). "Lines" are numbers of events.
+An event holds one scalar, so consecutive events of one step are a row. A row ends where the next step begins, and after
+the first value that is not finite, so that an alarm need not wait for the next step. Values have the precision they
+were written with (``float`` mostly). Lines are numbers of events.
 
-A directory holds the starts of a trainer, one file each, in order of their names, which begin with the time. One that
-goes on where an earlier one had been (a checkpoint was loaded) is of the same run, and so is one of other metrics (a
-second writer). One that begins where a training begins, with metrics that the run has, is **another training**: a run
-of its own, called ``<directory>#2``, and so on.
+A directory holds one file for each start of a trainer, in order of their names, which begin with the time. A file that
+goes on where an earlier one had been (a checkpoint was loaded) belongs to the same run, and so does a file of other
+metrics (a second writer). A file that begins at the first steps again, with metrics that the run has, is **another
+training**: a run of its own, called ``<directory>#2``, and so on.
 
 Fields by number as in tensorboard/compat/proto: event.proto, summary.proto, tensor.proto.
 """
@@ -33,7 +33,7 @@ _TENSORS = {1: "<f", 2: "<d", 3: "<i", 9: "<q", 19: "<e"}
 
 
 def is_event_file(path: Path) -> bool:
-    """True if the name is that of an event file; what the profiler leaves beside them holds no scalar."""
+    """True if the name is that of an event file, not of a file of the profiler, which holds no scalar."""
     return "tfevents" in path.name and not path.name.endswith(".profile-empty")
 
 
@@ -96,7 +96,7 @@ class EventIntake:
         return step, ts, scalars
 
     def _value(self, entry: int | bytes) -> tuple[str, float] | None:
-        """Tag and number of a ``Summary.Value``; only the first of a tag says which plugin shows it."""
+        """Return tag and number of a ``Summary.Value``; only the first of a tag names the plugin that shows it."""
         tag, number, kind = "", None, ""
         for at, value in fields(message(entry)):
             if at == 1:
@@ -148,7 +148,7 @@ class Training:
         self.names: set[str] = set()
 
     def is_another(self, row: ImportedRow) -> bool:
-        """True if a file with ``row`` first begins anew what this training has done."""
+        """True if a file whose first row is ``row`` repeats steps of this training."""
         return self.first is not None and row.step <= self.first and not self.names.isdisjoint(row.metrics)
 
     def add(self, row: ImportedRow) -> None:
@@ -158,7 +158,7 @@ class Training:
 
 
 def trainings_until(directory: Path, file: str) -> tuple[int, Training]:
-    """Number of the training that ``file`` of a directory is of, and that training, as far as first rows tell."""
+    """Return the number of the training that ``file`` belongs to, and that training, from the first rows of files."""
     training, number = Training(), 1
     for path in event_files(directory):
         if path.name > file:
@@ -181,7 +181,7 @@ def called(name: str, number: int) -> str:
 
 
 class EventReading(StreamReading):
-    """Of an event file, or of a directory of them."""
+    """Reading of an event file, or of a directory of them."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -2,15 +2,15 @@
 
 Values come as floats or, since transformers 5, as strings of 4 digits. Rows are glued to progress bars, lose their
 leading brace when copied, and the last may be cut off (then its last value is left out). ``nan`` and ``inf`` are
-read as such; ``None`` is TRL's mean of nothing but NaN and reads as NaN; in a row without an epoch, which is not of
-HF's, it may be nothing at all (:mod:`~rlwatch.importers.own_rows`). Most rows do not say their step: see
-:mod:`~rlwatch.importers.console`. ms-swift's do (``'global_step/max_steps': '5/3766'``).
+read as such. ``None`` is TRL's mean of nothing but NaN and reads as NaN; in a row without an epoch, which no HF trainer
+printed, it may mean "not measured" (:mod:`~rlwatch.importers.own_rows`). Rows of ms-swift hold their step
+(``'global_step/max_steps': '5/3766'``). Most other rows do not: see :mod:`~rlwatch.importers.console`.
 
 A row that a terminal or a document wrapped is joined, as long as each line goes on where the one before was cut off.
 
-A row that several ranks print, each as it is, is one (:mod:`~rlwatch.importers.copies`).
+Identical rows that several ranks print count once (:mod:`~rlwatch.importers.copies`).
 
-A training whose ``epoch`` falls, or that goes on after its own summary, was started again: its steps begin anew.
+If ``epoch`` falls, or rows follow the trainer's summary, the training was restarted, and its steps begin anew.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _OPENRLHF = re.compile(r"Global step \d+:")
 _EVAL = "eval_"
 _STEP_NAMED = frozenset(_STEP_FIELDS)
 _CODE = re.compile(r"(?:\breturn|[=(,\[])\s*\{?\s*$")
-"""What stands before a dict in source code."""
+"""Text before a dict in source code."""
 NEAR = 80
-"""Characters before a dict in which that is looked for: a line may hold a thousand dicts."""
+"""Characters before a dict that are searched for ``_CODE``: a line may hold a thousand dicts."""
 LEAST_ROWS = 3
-"""Different rows after which dicts are taken for a trainer's that tell neither step nor epoch."""
+"""Different rows without step and epoch after which dicts count as a trainer's."""
 LONGEST_ROW = 100_000
 """Characters of a row that is put together from wrapped lines."""
 
@@ -60,56 +60,56 @@ class TrlConsoleParser(LineParser):
         self._ended = False  # by a summary
         self._own = OwnRows()
         self._rows = 0
-        """Rows that tell their step, or their epoch."""
+        """Number of rows with a step or an epoch."""
         self._different: set[tuple[str, ...]] = set()
-        """Rows that tell neither."""
+        """Values of the rows without either."""
         self._copies: Copies[tuple[Bar | DictRow, Bar | None, int]] = Copies(lambda row: self.skips.add(COPY, row[2]))
         self._held: tuple[str, DictRow, Bar | None, int] | None = None
-        """A row that was cut off, as it was printed: it may go on in the next line."""
+        """A row that was cut off, with its text: the next line may continue it."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """Rows whose step ``segment`` settles."""
         text = segment.text
         if "logging_steps" in text and self._clock.pace is None and (match := _PACE.search(text)):
             self._clock.pace = int(match.group(1)) or None
-        text, line, beside = without_prefix(text), segment.line, None
+        text, line, bar_before = without_prefix(text), segment.line, None
         if self._held is not None:
             held, row, bar, begun = self._held
             self._held = None
             if _goes_on(held, row, text):
-                text, line, beside = held + text, begun, bar
+                text, line, bar_before = held + text, begun, bar
             else:
                 yield from self._offered(row, bar, begun)
-        yield from self._printed(text, line, beside)
+        yield from self._printed(text, line, bar_before)
 
-    def _printed(self, text: str, line: int, beside: Bar | None) -> Iterator[ImportedRow]:
+    def _printed(self, text: str, line: int, bar: Bar | None) -> Iterator[ImportedRow]:
         found = self._found(text)
         for thing in found:
             if isinstance(thing, Bar):
-                beside = thing
-                yield from self._read(self._copies.beside((thing, None, line)))
+                bar = thing
+                yield from self._read(self._copies.other((thing, None, line)))
             elif thing.cut and thing is found[-1] and len(text) < LONGEST_ROW:
-                self._held = (text[thing.start :], replace(thing, start=0), beside, line)
+                self._held = (text[thing.start :], replace(thing, start=0), bar, line)
             else:
-                yield from self._offered(thing, beside, line)
+                yield from self._offered(thing, bar, line)
         if not found:
             self._directly = False
 
-    def _offered(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[ImportedRow]:
-        """The rows that a printed dict settles, unless it is a copy."""
+    def _offered(self, row: DictRow, bar: Bar | None, line: int) -> Iterator[ImportedRow]:
+        """Yield the rows that a printed dict settles, unless it is a copy."""
         if SUMMARY in row.items:
             yield from self._read(self._copies.finish())
-            yield from self._dict(row, beside, line)
+            yield from self._dict(row, bar, line)
             return
-        yield from self._read(self._copies.row(row.items, (row, beside, line)))
+        yield from self._read(self._copies.row(row.items, (row, bar, line)))
 
     def _read(self, things: list[tuple[Bar | DictRow, Bar | None, int]]) -> Iterator[ImportedRow]:
-        for thing, beside, line in things:
+        for thing, bar, line in things:
             if isinstance(thing, Bar):
                 yield from self._settled(self._clock.bar(thing.n, thing.total, directly=self._directly))
                 self._directly = False
             else:
-                yield from self._dict(thing, beside, line)
+                yield from self._dict(thing, bar, line)
 
     def _found(self, text: str) -> list[Bar | DictRow]:
         """The trainer's bars and rows in ``text``, left to right."""
@@ -120,7 +120,7 @@ class TrlConsoleParser(LineParser):
             found.sort(key=lambda thing: thing.start)
         return found
 
-    def _dict(self, row: DictRow, beside: Bar | None, line: int) -> Iterator[ImportedRow]:
+    def _dict(self, row: DictRow, bar: Bar | None, line: int) -> Iterator[ImportedRow]:
         if not self._is_usual(row.items):
             self.skips.add("a printed dict that is no row of this trainer", line)
             return
@@ -140,12 +140,12 @@ class TrlConsoleParser(LineParser):
         trains = not any(name.startswith(_EVAL) for name in metrics)
         if trains and (share := self._share_of_another_start(metrics)) is not None:
             yield from self._settled(self._clock.again(share))
-        place = (beside.n, beside.total) if beside else (0, 0)
         self._directly = trains
-        yield from self._settled(self._clock.row((metrics, line), trains=trains, beside=place))
+        bar_before = (bar.n, bar.total) if bar else (0, 0)
+        yield from self._settled(self._clock.row((metrics, line), trains=trains, bar_before=bar_before))
 
     def _is_usual(self, items: Mapping[str, str]) -> bool:
-        """True for a dict of the trainer's; rows of Hugging Face's have an epoch, where any has."""
+        """True if the trainer printed the dict; if any row has an epoch, all rows of HF's trainer have one."""
         if "epoch" in items or SUMMARY in items or not _STEP_NAMED.isdisjoint(items):
             self.recognised = True
             self._rows += 1
@@ -172,7 +172,7 @@ class TrlConsoleParser(LineParser):
         return metrics_of(self._own.read(self._clock.last, items, self.skips, line), self.skips, line)
 
     def _share_of_another_start(self, metrics: Mapping[str, float]) -> float | None:
-        """Progress of a row's training over that of the one before, if it cannot be the same; None if it can."""
+        """Return the epoch over that of the row before, if the training restarted; None if it did not."""
         epoch, before = metrics.get("epoch", math.nan), self._epoch
         ended, self._ended = self._ended, False
         self._epoch = epoch if math.isfinite(epoch) else before
@@ -181,7 +181,7 @@ class TrlConsoleParser(LineParser):
         return epoch / before if 0 <= epoch < before else 0.0
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Rows that still waited for their end or for a bar."""
+        """Yield the rows that still wait for their end or for a bar."""
         if self._held is not None:
             _, row, bar, line = self._held
             self._held = None
@@ -198,7 +198,7 @@ class TrlConsoleParser(LineParser):
         pace = self._clock.pace or 1
         if self._clock.counted:
             numbers = f"{pace}, {2 * pace}, {3 * pace}..."
-            return (f"no progress bar tells the steps of some rows: they are numbered on ({numbers})",)
+            return (f"no progress bar shows the steps of some rows: they are numbered on ({numbers})",)
         if self._stated:
             return ()
         every = "step" if pace == 1 else f"{pace} steps"
@@ -206,7 +206,7 @@ class TrlConsoleParser(LineParser):
 
 
 def _goes_on(held: str, row: DictRow, text: str) -> bool:
-    """True if ``text`` goes on with ``row``, which was cut off at the end of ``held``."""
+    """True if ``text`` continues ``row``, which was cut off at the end of ``held``."""
     joined = dict_rows(held + text)
     return bool(joined) and joined[0].start == 0 and len(joined[0].items) > len(row.items)
 
@@ -223,7 +223,7 @@ def _is_trainers(items: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _are_metrics(names: tuple[str, ...]) -> bool:
-    """True if any of them is a metric that is known, and no setting."""
+    """True if any name is that of a known metric, not of a setting."""
     return bool(known(name.removeprefix(_EVAL) for name in names) - _SETTINGS)
 
 

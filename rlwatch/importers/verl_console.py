@@ -2,7 +2,7 @@
 
 Under Ray each line comes after a coloured ``(TaskRunner pid=123)``, between progress bars, and may be glued to
 one. numpy 2 prints ``np.float64(...)``. Non-finite values are printed as ``nan``, ``inf``, ``-inf``: they are read
-as what they say. Lines wrapped by a terminal or a document (`` - ``, or the middle of a name, at the start of the
+as such. Lines wrapped by a terminal or a document (`` - ``, or the middle of a name, at the start of the
 next line) are joined: the rest becomes a further record of the same step, so that no line waits for the next one.
 """
 
@@ -103,7 +103,7 @@ class VerlConsoleParser(LineParser):
 
 
 def _pieces(body: str) -> list[str]:
-    """The ``name:value`` pieces of (a part of) a line; an empty last one says that it ended in a dash."""
+    """Return the ``name:value`` pieces of (a part of) a line; the last is empty if the line ended in a dash."""
     body = body.rstrip()
     body = body.lstrip().removeprefix("- ") if body.lstrip().startswith("- ") else body.removeprefix(" ")
     return body.removesuffix(" -").split(_BETWEEN) + ([""] if body.endswith(" -") or body == "-" else [])

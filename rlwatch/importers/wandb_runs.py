@@ -43,8 +43,8 @@ MOST_AXES = 50
 class WandbSteps:
     """Turns the rows of one wandb run into rows with steps.
 
-    A row's step is the trainer's own, or that of an axis that ``define_metric`` declared, or ``global_step``, or
-    what the last row with one of the first two had, or wandb's.
+    The step of a row comes from the first of these that exists: the trainer's own field, an axis that ``define_metric``
+    declared, ``global_step``, the last row with one of the first two, wandb's ``_step``.
     """
 
     def __init__(self, skips: Skips) -> None:
@@ -53,12 +53,12 @@ class WandbSteps:
         self._last: int | None = None
 
     def define(self, axis: str) -> None:
-        """Learn of an axis that the user declared."""
+        """Add an axis that the user declared."""
         if axis not in (*self._axes, OWN, PLAIN, "") and len(self._axes) < MOST_AXES:
             self._axes.append(axis)
 
     def row(self, items: Mapping[str, object], number: int) -> ImportedRow | None:
-        """The row, or None if it holds no number; ``number`` counts rows."""
+        """Return the row, or None if it holds no number; ``number`` counts rows."""
         step = self._step(items, number)
         metrics = {
             name: value
@@ -70,7 +70,7 @@ class WandbSteps:
         return ImportedRow(step, metrics, number, ts=_time(items.get("_timestamp")))
 
     def _value(self, name: str, raw: object, items: Mapping[str, object], number: int) -> float | None:
-        """None (no measurement) is NaN only where Hugging Face's trainers write it for NaN."""
+        """Return the value; None (not measured) counts as NaN only in rows of Hugging Face's trainers."""
         if raw is None and HUGGING_FACE not in items:
             return None
         value = value_of(raw)
@@ -116,14 +116,14 @@ _UPDATE, _NAME, _NESTED, _JSON = 1, 1, 2, 16
 _ITEM_OF_STATS, _CONFIG_OF_RUN, _TAG_OF_RUN = 3, 4, 10
 _WORDS_OF_RUN: Mapping[int, str] = {3: "project", 6: "group", 7: "job_type", 8: "name", 9: "notes"}
 SYSTEM = "system/"
-"""Prefix that wandb's pages give what it measures of the machine."""
+"""Prefix that wandb's pages use for measurements of the machine."""
 _NO_NUMBER = object()
 
 
 class WandbIntake:
-    """Takes one ``.wandb`` file in.
+    """Reads one ``.wandb`` file.
 
-    What wandb measures of the machine has no step: the next row gets the last of it.
+    wandb's measurements of the machine have no step: the next row gets the last of them.
     """
 
     def __init__(self, reading: WandbReading) -> None:
@@ -165,7 +165,7 @@ class WandbIntake:
                 self._steps.define(next((text(axis) for at, axis in fields(message(value)) if at == 4), ""))
             elif number == _STATS:
                 measured = (
-                    (SYSTEM + name, value_of(said)) for name, said in _items(message(value), _ITEM_OF_STATS).items()
+                    (SYSTEM + name, value_of(item)) for name, item in _items(message(value), _ITEM_OF_STATS).items()
                 )
                 self._system.update((name, number) for name, number in measured if number is not None)
             elif number == _CONFIG:
@@ -191,20 +191,20 @@ class WandbIntake:
 
 
 def _items(record: bytes, number: int) -> dict[str, JSON]:
-    """Names and values of the items of a record, its fields of ``number``; what is no JSON is left out."""
+    """Return names and values of the items of a record, in its fields ``number``; other than JSON is left out."""
     found: dict[str, JSON] = {}
     for at, value in fields(record):
         if at == number:
             item = list(fields(message(value)))
             name = ".".join(text(part) for at, part in item if at in (_NAME, _NESTED))
-            said = next((text(part) for at, part in item if at == _JSON), "")
+            encoded = next((text(part) for at, part in item if at == _JSON), "")
             with suppress(ValueError):
-                found[name] = parsed(said)
+                found[name] = parsed(encoded)
     return found
 
 
 def _history(record: bytes) -> Mapping[str, object]:
-    """The values of a row by name; what belongs to a histogram, an image or a table is left out."""
+    """Return the values of a row by name, without those of histograms, images and tables."""
     items: dict[str, object] = {}
     for number, value in fields(record):
         if number == 1:
@@ -222,7 +222,7 @@ def _history(record: bytes) -> Mapping[str, object]:
 
 
 def _parents(name: str) -> Iterator[str]:
-    """Names that ``name`` may be a part of: of ``a.b.c`` ``a`` and ``a.b``."""
+    """Yield the names that contain ``name``: ``a`` and ``a.b`` for ``a.b.c``."""
     at = name.find(".", 0, LONGEST_NAME)
     while at >= 0:
         yield name[:at]
@@ -256,9 +256,16 @@ def _json(text: str) -> object:
 
 
 class WandbReading(StreamReading):
-    """Of a ``.wandb`` file. ``settings`` and ``labels`` are the run's configuration and tags, in order.
+    """Reading of a ``.wandb`` file.
 
-    ``words``: its project, name, group, job type and notes.
+    Attributes
+    ----------
+    settings
+        The run's configuration.
+    labels
+        The run's tags, in order.
+    words
+        The run's project, name, group, job type and notes.
     """
 
     def __init__(self, path: str) -> None:
@@ -268,20 +275,20 @@ class WandbReading(StreamReading):
         self.words: dict[str, str] = {}
 
     def config(self) -> Mapping[str, JSON]:
-        """The configuration as the run had it last, without what wandb keeps there for itself."""
-        beside = {f"wandb/{word}": self.words[word] for word in ("group", "job_type", "notes") if self.words.get(word)}
-        return {name: value for name, value in self.settings.items() if name != "_wandb"} | beside
+        """Return the last configuration of the run, without wandb's own entries."""
+        extra = {f"wandb/{word}": self.words[word] for word in ("group", "job_type", "notes") if self.words.get(word)}
+        return {name: value for name, value in self.settings.items() if name != "_wandb"} | extra
 
     def called(self) -> tuple[str, str]:
         """The run's name and project."""
         return self.words.get("name", ""), self.words.get("project", "")
 
     def tags(self) -> tuple[str, ...]:
-        """The tags that people gave the run before it began."""
+        """Return the tags that the run was started with."""
         return tuple(self.labels)
 
     def intake(self) -> WandbIntake:
-        """Takes one file in."""
+        """Return the intake of one file."""
         return WandbIntake(self)
 
 
@@ -295,7 +302,7 @@ class WandbOffline(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Sure by the mark that every such file begins with."""
+        """Return high confidence for the mark that every such file begins with."""
         if head.startswith(WANDB):
             return FormatMatch(0.99, "found the mark of a wandb file")
         return FormatMatch(0.0, f"no {self.expects}")
@@ -307,18 +314,18 @@ class WandbOffline(StreamImporter):
 
 # A run on a wandb server, polled through wandb's public API; needs wandb, and a key of its user.
 #
-# ``scan_history`` gives every row exactly (``history`` would sample). wandb has no way to be told of new rows, so it
-# is asked now and then.
+# ``scan_history`` gives every row exactly (``history`` would sample). wandb sends no notice of new rows, so it is
+# polled now and then.
 
 T = TypeVar("T")
 
 ASK_S = 30.0
-"""Seconds between two questions to the server."""
+"""Seconds between two requests to the server."""
 _ADDRESS = re.compile(r"(?:wandb://|https?://[^/]+/)([^/\s]+)/([^/\s]+)/(?:runs/)?([^/?#\s]+)/?(?:[?#].*)?")
 
 
 def wandb_run(address: str) -> str | None:
-    """``entity/project/run`` of an address of wandb; None if it is none.
+    """Return ``entity/project/run`` of an address of wandb; None if it is no such address.
 
     >>> wandb_run("https://wandb.ai/me/math-rl/runs/1jfgog54?nw=x"), wandb_run("wandb://me/math-rl/1jfgog54")
     ('me/math-rl/1jfgog54', 'me/math-rl/1jfgog54')
@@ -337,9 +344,12 @@ class WandbTail:
     api
         Gives a ``wandb.Api``; that of the installed wandb by default.
     naming
-        What names mean that nothing knows.
+        Metrics that the user assigned to unknown names.
 
-    Raises ``ImportFormatError`` if wandb is not installed or knows no key. What the network does is in ``problem``.
+    Raises
+    ------
+    ImportFormatError
+        If wandb is not installed or has no key. ``problem`` holds errors of the network.
     """
 
     def __init__(
@@ -367,7 +377,7 @@ class WandbTail:
 
     @property
     def source(self) -> str:
-        """The trainer, as far as the metrics tell."""
+        """The trainer that the metric names identify; empty if unknown."""
         return source_of(self._assembly.names)
 
     @property
@@ -382,16 +392,16 @@ class WandbTail:
 
     @property
     def position(self) -> Position | None:
-        """None: every row is asked for again, and the store knows those it has."""
+        """None: every row is requested again, and the store skips those it has."""
         return None
 
     @property
     def read(self) -> tuple[int, int]:
-        """Nothing is known of how much there is."""
+        """Zeros: the amount is unknown."""
         return 0, 0
 
     def poll(self, most: int | None = None) -> list[StepRecord]:
-        """The records of rows that came since; asks the server at most every 30 s."""
+        """Return the records of new rows; sends a request at most every 30 s."""
         records: list[StepRecord] = []
         if self._rows is None and self._clock.monotonic() < self._ask_at:
             return records
@@ -400,27 +410,27 @@ class WandbTail:
             _answered(partial(self._read_into, records, most))
         except _UnansweredError as why:
             self._rows = None
-            self.problem = f"wandb cannot be asked for {self.run}: {why}"
+            self.problem = f"wandb does not answer for {self.run}: {why}"
         self.behind = self._rows is not None
         self._ask_at = self._clock.monotonic() + ASK_S
         return records
 
     def close(self) -> list[StepRecord]:
-        """The records that waited for a row to tell whether they are of the run."""
+        """Return the records that were held back until a later row shows whether they belong to the run."""
         return self._assembly.finish(self._skips)
 
     def release(self) -> None:
-        """Nothing is ever held."""
+        """Do nothing: no connection stays open."""
 
     def _read_into(self, records: list[StepRecord], most: int | None) -> None:
-        self._rows = self._rows or self._asked()
+        self._rows = self._rows or self._new_rows()
         for items in self._rows:
             records += self._records(items)
             if most is not None and len(records) >= most:
                 return
         self._rows = None
 
-    def _asked(self) -> Iterator[Mapping[str, object]]:
+    def _new_rows(self) -> Iterator[Mapping[str, object]]:
         rows: Iterable[Mapping[str, object]] = self._api.run(self.run).scan_history(min_step=self._next)
         return iter(rows)
 
@@ -453,9 +463,9 @@ class _UnansweredError(Exception):
 
 
 def _answered(question: Callable[[], T]) -> T:
-    """The seam to wandb: its errors and those of its network libraries share no base, and change by its version.
+    """Call wandb; turn any error into ``_UnansweredError``.
 
-    Raises ``_UnansweredError``.
+    The errors of wandb and of its network libraries share no base class, and change with its version.
     """
 
     def unanswered(error: Exception) -> T:

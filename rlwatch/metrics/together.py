@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rlwatch.metrics.reading import BY_NAME, OF_NO_POLICY, PROXY, metric_of, resolve
 from rlwatch.metrics.rows import Family
 from rlwatch.metrics.unjudged import unjudged
-from rlwatch.metrics.words import BESIDE_REWARDS, HELD_OUT, ONLY_REWARD, only_reward, said
+from rlwatch.metrics.words import BESIDE_REWARDS, HELD_OUT, ONLY_REWARD, only_reward, stems
 
 REWARD = "reward/mean"
 _ONLY = PROXY + 1 + ONLY_REWARD
@@ -100,13 +100,13 @@ class RowReader:
         self._plans.clear()
         fresh = [name for name in names if name not in self._seen]
         self._seen.update(fresh)
-        rewards = [name for name in fresh if "reward" in said(name)]
+        rewards = [name for name in fresh if "reward" in stems(name)]
         self._rewards += rewards
         for name in fresh:
             own = _read(name, self._source)
-            self._loss = self._loss or "loss" in said(name)
+            self._loss = self._loss or "loss" in stems(name)
             if own is not None:
-                if own.metric == REWARD and own.closeness > PROXY and "accuracy" in said(name):
+                if own.metric == REWARD and own.closeness > PROXY and "accuracy" in stems(name):
                     self._accuracies.add(name)
                 elif not self._policy:
                     self._policy = _of_a_policy(own.metric)
@@ -276,8 +276,8 @@ def like_rewards(names: Iterable[str]) -> list[str]:
     ['attack_reward', 'defend_reward']
     """
     none = BESIDE_REWARDS | {HELD_OUT, "token"}
-    spoken = [name for name in names if said(name) & _SOUND and not said(name) & none]
-    return sorted(spoken, key=lambda name: ("reward" not in said(name), name))
+    spoken = [name for name in names if stems(name) & _SOUND and not stems(name) & none]
+    return sorted(spoken, key=lambda name: ("reward" not in stems(name), name))
 
 
 # Roles, as people call them.

@@ -62,10 +62,10 @@ _ONE_WORD = {
 
 
 @lru_cache(maxsize=4096)
-def said(name: str) -> frozenset[str]:
+def stems(name: str) -> frozenset[str]:
     """The words of a name in lower case, each in one form.
 
-    >>> sorted(said("train/AvgGradientNorm"))
+    >>> sorted(stems("train/AvgGradientNorm"))
     ['grad', 'mean', 'norm', 'train']
     """
     return frozenset(in_order(name))
@@ -84,7 +84,7 @@ def words_of(name: str) -> frozenset[str]:
     >>> sorted(words_of("train/AvgGradientNorm"))
     ['grad', 'norm']
     """
-    return said(name) - _EMPTY_WORDS
+    return stems(name) - _EMPTY_WORDS
 
 
 # The grammar of the six roles. Costs only order the names of one run that mean the same metric.
@@ -243,7 +243,7 @@ def role_of(name: str) -> tuple[str, int] | None:
     >>> [role_of(name) for name in ("reward_std", "reward_model_loss", "kl_coef", "max_length", "R2")]
     [None, None, None, None, None]
     """
-    words = said(name)
+    words = stems(name)
     if words & (_SMOOTHED.keys() | {"last"}) or ("mean" in words and not words.isdisjoint(_WINDOWS)):
         words = frozenset(word for word in words if not word.isdigit()) - {"last"} | {"window"}
     if HELD_OUT in words:
@@ -288,7 +288,7 @@ def only_reward(names: Iterable[str]) -> str | None:
     >>> only_reward(["loss", "wordle_reward", "wordle_reward_std"]), only_reward(["attack_reward", "defend_reward"])
     ('wordle_reward', None)
     """
-    spoken = {name: words for name in names if "reward" in (words := said(name)) and HELD_OUT not in words}
+    spoken = {name: words for name in names if "reward" in (words := stems(name)) and HELD_OUT not in words}
     rewards = {name: words for name, words in spoken.items() if not words & BESIDE_REWARDS}
     if len({frozenset(words - _CONTEXT.keys()) for words in rewards.values()}) != 1:
         return None

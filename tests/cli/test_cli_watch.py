@@ -209,7 +209,7 @@ def test_a_run_on_a_wandb_server_is_followed_and_its_silences_reported(
         watch_log.follow(log, str(tmp_path / "runs"), None, steps, clock, tail=tail)
 
     assert [r.step for r in open_store(tmp_path / "runs").records("x1")] == list(range(8))
-    assert capsys.readouterr().err == "waiting: wandb cannot be asked for me/math/x1: away\n" * 2
+    assert capsys.readouterr().err == "waiting: wandb does not answer for me/math/x1: away\n" * 2
 
 
 def test_a_log_nothing_ever_came_to_leaves_no_run(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_goes_with_no_row_of_the_table_is_left_out_with_a_count(tmp_path):
 
     assert set(run.records[0].metrics) == {"Training Loss"}
     assert [skipped.reason for skipped in run.skipped] == [
-        "a row printed beside a table, at no step of it that can be told"
+        "a row printed with a table, whose step in that table is unknown"
     ]
 
 

@@ -191,7 +191,7 @@ def test_a_list_of_rows_is_a_run(tmp_path):
     for text in (json_document(ROWS).decode(), json.dumps([{"reward": 0.1 * i, "loss": 0.5} for i in range(1, 9)])):
         run = read(tmp_path, text, "log.json")
         assert (run.format, [r.step for r in run.records]) == ("json", list(range(1, 9)))
-    assert run.notes == ("no row says its step: they are numbered 1, 2, 3...",)
+    assert run.notes == ("no row holds its step: rows are numbered 1, 2, 3...",)
 
 
 def test_lists_of_numbers_are_columns(tmp_path):
@@ -474,7 +474,7 @@ def test_lines_without_a_step_are_numbered(tmp_path):
     run = read(tmp_path, "".join(f"rl_loss: -0.5, time: {n}.5, token_entropy: 0.25\n" for n in range(6)), "run.log")
 
     assert [record.step for record in run.records] == [1, 2, 3, 4, 5, 6]
-    assert run.notes == ("no line says its step: they are numbered 1, 2, 3...",)
+    assert run.notes == ("no line holds its step: rows are numbered 1, 2, 3...",)
 
 
 def test_lines_with_nothing_but_a_loss_are_read_where_nothing_else_is(tmp_path):

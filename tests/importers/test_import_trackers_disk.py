@@ -189,7 +189,7 @@ def test_what_wandb_keeps_beside_a_run_is_named(tmp_path):
     (tmp_path / "files").mkdir()
     for name in ("wandb-metadata.json", "wandb-summary.json", "config.yaml"):
         (tmp_path / "files" / name).write_text('{"reward": 0.5}')
-        with pytest.raises(ImportFormatError, match=r"kept by wandb beside a run.*\.wandb"):
+        with pytest.raises(ImportFormatError, match=r"kept by wandb with a run.*\.wandb"):
             read_log(tmp_path / "files" / name)
 
 

@@ -99,7 +99,7 @@ def test_what_the_network_does_is_said_and_tried_again(tail: WandbTail, server: 
     server.add(1, 2)
     server.down = True
     assert tail.poll() == []
-    assert tail.problem == "wandb cannot be asked for me/math/x1: no route to host"
+    assert tail.problem == "wandb does not answer for me/math/x1: no route to host"
     server.down = False
     clock.advance(ASK_S)
 
@@ -114,7 +114,7 @@ def test_rows_before_a_break_are_kept(tail: WandbTail, server: Server, clock: Ma
     server.rows = BreaksAfter(2, whole)
 
     assert [record.step for record in tail.poll()] == [1, 2]
-    assert (tail.problem, tail.behind) == ("wandb cannot be asked for me/math/x1: reset by peer", False)
+    assert (tail.problem, tail.behind) == ("wandb does not answer for me/math/x1: reset by peer", False)
     server.rows = whole
     assert tail.poll() == []  # not at once
     clock.advance(ASK_S)
