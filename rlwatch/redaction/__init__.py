@@ -1,14 +1,14 @@
-"""Reduce other people's values to what may be shown: plain JSON without secrets. The only place that decides it.
+"""Removal of secrets from values before they are stored or shown; the result is plain JSON.
 
-A secret is known by three things. By its **name**, however it is spelt and nested (``hub_token``, ``accessToken``,
-``--api-key X`` in a command line, ``password='x'`` in an object's text). By its **shape**, wherever it stands: known
-beginnings (``hf_``, ``ghp_``, ``AKIA`` ...), what an address holds besides its host, private keys, random letters. And
-by its **value**: what this process's environment calls a secret, and the addresses and secrets of its own channels.
+A secret is recognised in three ways. By its **name**, however it is spelt and nested (``hub_token``, ``accessToken``,
+``--api-key X`` in a command line, ``password='x'`` in an object's text). By its **shape**, in any text: known
+prefixes (``hf_``, ``ghp_``, ``AKIA`` ...), the parts of an address besides its host, private keys, random letters. And
+by its **value**: environment variables of this process whose names mark a secret, and the addresses and secrets of its
+alert channels.
 
-The table of beginnings follows what the services document and what gitleaks and detect-secrets look for. Neither is
-used here: this runs in a trainer, which needs no more than numpy, and both look for keys in source code, where a
-``max_tokens`` is rare and a commit's hash suspicious. Text of models, prompts and completions, is data and is not
-touched.
+The table of prefixes follows the documentation of the services, and the rules of gitleaks and detect-secrets. Neither
+tool is used here: this code runs in a trainer, which needs only numpy, and both tools look for keys in source code,
+where ``max_tokens`` is rare and a commit's hash suspicious. Prompts and completions are data and are not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 from rlwatch.redaction.names import (
     HIDDEN,
-    Says,
+    Suspicion,
     hides,
     hides_number,
     is_a_word,
@@ -42,7 +42,7 @@ from rlwatch.redaction.names import (
     names_a_secret,
     opened_by_keys,
     option_of,
-    says,
+    suspicion,
     without_logins,
     words_of,
 )
@@ -54,11 +54,11 @@ DEEPEST = 40
 MOST_TAGS = 1000
 MOST_IN_ARRAY = 1000
 MOST_WORDS = 30
-"""Of a command that is a list, within which a program's option is looked for."""
+"""Words of a command given as a list that are searched for a program's option."""
 MOST_BITS = 1024
-"""Of a whole number; a longer one is no setting, and json refuses to write it."""
+"""Bits of a whole number; a longer one is no setting, and json refuses to write it."""
 _SHORTEST = 4
-"""Shorter fragments of an address are words everybody uses, not secrets."""
+"""Characters below which a fragment of an address is a common word, not a secret."""
 
 
 def _set_of(text: str) -> frozenset[str]:
@@ -133,7 +133,7 @@ _COMMON_PAIRS = _set_of(
 
 
 def redacted(text: str, *, most: int = 5 * MAX_TEXT) -> str:
-    """``text`` without secrets, cut at ``most`` characters.
+    """Return ``text`` without secrets, cut at ``most`` characters.
 
     >>> redacted("GET https://ann:s3cret@h/x?sig=ab12&n=1 failed, HF_TOKEN=abc --lr 1e-6")
     'GET https://[redacted]@h/x?sig=[redacted]&n=1 failed, HF_TOKEN=[redacted] --lr 1e-6'
@@ -146,18 +146,18 @@ _MOST_CLEAN = 100_000
 
 
 def clean_names(named: Mapping[str, Any]) -> dict[str, Any]:
-    """``named`` with names that hold no secret, as they are nearly always; itself where it is such a dictionary.
+    """Return ``named`` with the secrets in its names removed; ``named`` itself if it is a dict without any.
 
     >>> clean_names({"loss": 1.0, "http://ann:s3cret@h/loss": 2.0})
     {'loss': 1.0, 'http://[redacted]@h/loss': 2.0}
     """
-    if type(named) is dict and _clean.issuperset(named):  # of each row of a training: one look
+    if type(named) is dict and _clean.issuperset(named):  # the fast path for each row of a training
         return named
     return {clean_name(name) if type(name) is str else name: value for name, value in named.items()}
 
 
 def clean_name(name: str) -> str:
-    """The name of a metric or the kind of an event, without secrets. What looks drawn may be the id of a task."""
+    """Return the name of a metric or an event without secrets; random letters stay, as they may be a task's id."""
     if name in _clean:
         return name
     kept = _without_secrets(name, max(5 * MAX_TEXT, len(name)), own_secrets(), drawn=False)
@@ -185,15 +185,15 @@ def _without_secrets(text: str, most: int, known: Sequence[str], *, drawn: bool 
 
 
 def _without_user(found: re.Match[str]) -> str:
-    """A user alone is no secret, but of http it is a token (``https://TOKEN@host``)."""
+    """Hide the user part of an address; a user name alone is no secret, except in http (``https://TOKEN@host``)."""
     only_a_name = ":" not in found[2] and found[1].lower() not in ("http", "https")
     return found[0] if only_a_name or found[2] == HIDDEN else f"{found[1]}://{HIDDEN}@"
 
 
 def _qualified(owner: str, name: str) -> str:
-    """A lone ``key``, ``pass`` or ``token`` with whose it is, where that says more: wandb's is one, whatever it is."""
+    """Return a lone ``key``, ``pass`` or ``token`` with its owner (``wandb.key``) if that is more suspicious."""
     whole = f"{owner}.{name}"
-    more = says(whole) > says(name) or (says(whole) is Says.SURE and is_a_word(name))
+    more = suspicion(whole) > suspicion(name) or (suspicion(whole) is Suspicion.SURE and is_a_word(name))
     return whole if owner and len(words_of(name)) == 1 and more else name
 
 
@@ -208,12 +208,12 @@ def _without_query(found: re.Match[str]) -> str:
 
 
 def _without_assigned(text: str) -> str:
-    """Without what it assigns to names of secrets: ``KEY=x``, ``key: 'x'``, ``--key x``. Values may assign again."""
+    """Hide values assigned to names of secrets: ``KEY=x``, ``key: 'x'``, ``--key x``. Values may assign again."""
     parts, at = [], 0
     while found := _ASSIGNMENT.search(text, at):
         flag, name, sign = found.groups()
-        how = says(name) if flag or sign.strip() else Says.NOTHING
-        value = _VALUE.match(text, found.end()) if how is not Says.NOTHING else None
+        how = suspicion(name) if flag or sign.strip() else Suspicion.NOTHING
+        value = _VALUE.match(text, found.end()) if how is not Suspicion.NOTHING else None
         if value is None or not _is_assigned(name, sign, value[0], how):
             parts.append(text[at : found.end()])
             at = found.end()
@@ -224,14 +224,14 @@ def _without_assigned(text: str) -> str:
 
 
 _PATTERN = re.compile(r"[(\[^.\\][^'\"]*[\\*+?|\]^].*|[\[(^\\].*")
-"""A regular expression, of which the text is one."""
+"""Texts that are regular expressions."""
 
 
-def _is_assigned(name: str, sign: str, value: str, how: Says) -> bool:
-    """False where a text seems to assign and does not: words after ``each token:``, a pattern, ``end_token=</s>``."""
+def _is_assigned(name: str, sign: str, value: str, how: Suspicion) -> bool:
+    """True if a secret is assigned, not words after ``each token:``, a pattern, or ``end_token=</s>``."""
     quoted, value = value[:1] in "'\"", value.strip("'\" ")
-    spoken = not quoted and sign.strip() == ":" and is_a_word(name) and not _HAS_DIGIT(value)
-    return not spoken and not _PATTERN.fullmatch(value) and hides(name, value, how)
+    prose = not quoted and sign.strip() == ":" and is_a_word(name) and not _HAS_DIGIT(value)
+    return not prose and not _PATTERN.fullmatch(value) and hides(name, value, how)
 
 
 _HAS_DIGIT = re.compile(r"\d").search
@@ -244,7 +244,7 @@ _LABELS = _set_of(
 
 
 def _is_a_label(name: str) -> bool:
-    """True of what people and programs put together of parts: it looks drawn and tells which one it was."""
+    """True for names of identifiers and paths, whose values may look random without being secret."""
     return words_of(name)[-1] in _LABELS
 
 
@@ -255,10 +255,10 @@ _MOMENT = re.compile(
 
 
 def is_random(text: str) -> bool:
-    """True if the letters of ``text`` look drawn, as those of a key are; hashes and names do not.
+    """True if ``text`` looks like random letters, as a key does; hashes and names do not.
 
-    Of 20 or more letters and digits of three kinds, neighbours change their kind in 0.6 of all places where drawn, in
-    0.3 of names; and of neighbouring letters 0.2 are pairs common in English where drawn, 0.6 in names.
+    In random text of 20 or more digits, small and capital letters, the kind changes between 0.6 of all neighbours (0.3
+    in names), and 0.2 of neighbouring letters are pairs common in English (0.6 in names).
 
     >>> is_random("f8Kq2ZtV1rX7bLw9Dq-Qm3Ns"), is_random("Qwen2ForCausalLMWithValueHead-lr1e6-bs512")
     (True, False)
@@ -271,12 +271,12 @@ def is_random(text: str) -> bool:
         return False  # a name of many parts
     pairs = [pair for piece in pieces for pair in pairwise(piece)]
     changes = sum(kind_of(one) != kind_of(other) for one, other in pairs) / len(pairs)
-    spoken = [(one + other).lower() in _COMMON_PAIRS for one, other in pairs if (one + other).isalpha()]
-    return changes >= 0.36 and sum(spoken) <= 0.42 * len(spoken)
+    common = [(one + other).lower() in _COMMON_PAIRS for one, other in pairs if (one + other).isalpha()]
+    return changes >= 0.36 and sum(common) <= 0.42 * len(common)
 
 
 def redact_url(url: str) -> str:
-    """Scheme and host only: the path of a webhook's address is its password (Slack, Discord, Teams).
+    """Return scheme and host only: the path of a webhook's address is its password (Slack, Discord, Teams).
 
     >>> redact_url("https://user:pw@hooks.example.com:8443/services/T0/B1/abc?key=1")
     'https://hooks.example.com:8443/[redacted]'
@@ -297,16 +297,16 @@ def redact_url(url: str) -> str:
 _own: set[str] = set()
 _environment: tuple[float, tuple[str, ...]] = (-math.inf, ())
 LOOKED_S = 1.0
-"""How long the environment is not looked through again, in seconds."""
+"""Seconds between two scans of the environment."""
 
 
 def remember(secret: str) -> None:
-    """Recognise ``secret``, an address or a key that this process uses, wherever it stands from now on."""
-    _own.update(_telling(secret))
+    """Recognise ``secret``, an address or a key that this process uses, in any text from now on."""
+    _own.update(_recognisable(secret))
 
 
 def own_secrets() -> tuple[str, ...]:
-    """Values that this process's environment and its channels call secret, the longest first."""
+    """Return the secrets of this process's environment and of its alert channels, the longest first."""
     global _environment
     if time.monotonic() >= _environment[0]:
         with suppress(KeyError, RuntimeError):  # another thread changes it at this moment
@@ -321,17 +321,17 @@ def _look_again() -> None:
 
 
 def _of_variable(name: str, value: str) -> Iterator[str]:
-    if not value.startswith(("/", "~", ".")) and hides(name, value, says(name)):
-        yield from _telling(value)
+    if not value.startswith(("/", "~", ".")) and hides(name, value, suspicion(name)):
+        yield from _recognisable(value)
     elif "://" in value and "@" in value:  # a proxy's, say
         try:
-            yield from _telling(urlsplit(value).password or "")
+            yield from _recognisable(urlsplit(value).password or "")
         except ValueError:
             return
 
 
-def _telling(secret: str) -> Iterator[str]:
-    """The secret, and of an address the parts that are; what is short or a plain word tells nothing."""
+def _recognisable(secret: str) -> Iterator[str]:
+    """Yield the forms of a secret to search for: itself, and the secret parts of an address; no short or plain word."""
     forms = {secret, unquote(secret)}
     if "://" in secret:
         forms |= {part for part in _parts(secret) if len(part) >= 12 or any(map(str.isdigit, part))}
@@ -342,7 +342,7 @@ def _telling(secret: str) -> Iterator[str]:
 
 
 class Redactor:
-    """Blacks out the given secrets, and every secret part of the given addresses, in text.
+    """Hides the given secrets, and every secret part of the given addresses, in text.
 
     >>> Redactor(urls=["https://h/T0K3N"], secrets=["hush!"]).text("no hush! at /T0K3N, https://h/T0K3N")
     'no [redacted] at /[redacted], https://h/[redacted]'
@@ -357,15 +357,15 @@ class Redactor:
         self._replacements += [(part, HIDDEN) for part in sorted(found, key=len, reverse=True)]
 
     def text(self, text: str) -> str:
-        """``text`` without them."""
+        """Return ``text`` without the secrets."""
         for secret, shown in self._replacements:
             text = text.replace(secret, shown)
         return text
 
     def error(self, error: BaseException) -> str:
-        """An exception as type and message, without them."""
-        words = str(error).strip()
-        return self.text(f"{type(error).__name__}: {words}" if words else type(error).__name__)
+        """Return the type and message of an exception, without the secrets."""
+        message = str(error).strip()
+        return self.text(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._replacements)} secrets)"
@@ -386,17 +386,26 @@ def _parts(url: str) -> set[str]:
 
 
 def recordable(config: object) -> dict[str, JSON]:
-    """A training configuration as it may be kept: plain JSON without secrets.
+    """Return a training configuration as it may be stored: plain JSON without secrets.
 
-    Mappings, namespaces, dataclasses and OmegaConf's containers at any depth; None is an empty one. Whatever is no
-    JSON becomes its ``repr``, cut at 2000 characters. What contains itself, is nested 40 deep, or comes after 20,000
-    values is named and left out. An object that raises when it is looked at is recorded as that.
+    Parameters
+    ----------
+    config
+        A mapping, namespace, dataclass or OmegaConf container, nested at will; None is an empty one.
+
+    Returns
+    -------
+    dict
+        Values that are no JSON become their ``repr``, cut at 2000 characters. A value that contains itself, is nested
+        40 deep, comes after 20,000 others or raises is replaced by a description in angle brackets.
 
     Raises
     ------
     ConfigError
-        If it is nothing that has names and values.
+        If ``config`` has no names and values.
 
+    Examples
+    --------
     >>> recordable({"lr": 1e-6, "hub_token": "hf_x"})
     {'lr': 1e-06, 'hub_token': '[redacted]'}
     """
@@ -404,7 +413,7 @@ def recordable(config: object) -> dict[str, JSON]:
         return {}
     as_dict = next((name for name in ("to_dict", "model_dump") if callable(getattr(type(config), name, None))), "")
     if as_dict and not _is_named(config):
-        config = _asked(config, as_dict)
+        config = _converted(config, as_dict)
     if not _is_named(config):
         raise ConfigError(
             "config must have names and values (a dict, a dataclass, a namespace, OmegaConf), got "
@@ -415,8 +424,8 @@ def recordable(config: object) -> dict[str, JSON]:
     return kept if isinstance(kept, dict) else {"config": kept}
 
 
-def _asked(config: object, method: str) -> object:
-    """The result of ``config.to_dict()``; transformers', ml_collections' and pydantic's have no other names."""
+def _converted(config: object, method: str) -> object:
+    """Return ``config.to_dict()``, as configs of transformers, ml_collections and pydantic are no mappings."""
 
     def refused(error: Exception) -> object:
         raise ConfigError(
@@ -427,20 +436,20 @@ def _asked(config: object, method: str) -> object:
 
 
 def plain(body: Mapping[str, object]) -> dict[str, JSON]:
-    """Somebody's words on an event, as they may be kept: as :func:`recordable`, but texts are not cut so short."""
+    """Return the body of a user's event as it may be stored: like :func:`recordable`, but with longer texts."""
     kept = _Plain(most=5 * MAX_TEXT).value("", body)
     return kept if isinstance(kept, dict) else {}
 
 
 class _Unread:
-    """In place of a value that raised when it was asked for."""
+    """Placeholder for a value that raised when it was read."""
 
     def __init__(self, error: Exception) -> None:
         self.kind = type(error).__name__
 
 
 class _Plain:
-    """One walk through somebody's values. Nothing they do when looked at gets out, but for ``BaseException``."""
+    """Conversion of a user's values to JSON. Their exceptions are suppressed, other than ``BaseException``."""
 
     def __init__(self, most: int = MAX_TEXT) -> None:
         self._most = most
@@ -448,16 +457,16 @@ class _Plain:
         self._within: list[int] = []
         self._known = own_secrets()
 
-    def value(self, name: str, value: object, *, secret: Says = Says.NOTHING) -> JSON:
-        """``value`` of this ``name``; ``secret``: as much is said by what it is within."""
+    def value(self, name: str, value: object, *, secret: Suspicion = Suspicion.NOTHING) -> JSON:
+        """Return the JSON of ``value`` under ``name``; ``secret`` is the suspicion inherited from its container."""
         self._left -= 1
-        secret = max(secret, says(name))
+        secret = max(secret, suspicion(name))
         return call_or(
             lambda: self._any(name, value, secret=secret),
             lambda error: f"<{type(value).__name__}, which cannot be read: {type(error).__name__}>",
         )
 
-    def _any(self, name: str, value: object, *, secret: Says) -> JSON:
+    def _any(self, name: str, value: object, *, secret: Suspicion) -> JSON:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
@@ -482,7 +491,7 @@ class _Plain:
         finally:
             self._within.pop()
 
-    def _other(self, name: str, value: object, *, secret: Says) -> JSON:
+    def _other(self, name: str, value: object, *, secret: Suspicion) -> JSON:
         scalar = _scalar(value)
         if scalar is not None:
             return self._any(name, scalar, secret=secret)
@@ -491,29 +500,29 @@ class _Plain:
         shown = bytes(value[: 2 * self._most]) if isinstance(value, bytes | bytearray) else value
         return self._text(name, repr(shown), secret=secret)
 
-    def _array(self, name: str, value: Any, *, secret: Says) -> JSON:
-        """Of numpy or torch: a small one as a list. Nobody waits for a device."""
+    def _array(self, name: str, value: Any, *, secret: Suspicion) -> JSON:
+        """Return a small array of numpy or torch as a list, a large one as its shape; never wait for a device."""
         if not getattr(value, "is_cpu", True):
             return f"<{type(value).__name__} of shape {tuple(value.shape)} on {value.device}>"
         if math.prod(value.shape) <= MOST_IN_ARRAY:
             return self.value(name, value.tolist(), secret=secret)
         return f"<{type(value).__name__} of shape {tuple(value.shape)}>"
 
-    def _number(self, name: str, value: int | float, *, secret: Says) -> JSON:
-        """A number as JSON has it; a password is none."""
+    def _number(self, name: str, value: int | float, *, secret: Suspicion) -> JSON:
+        """Return a number for JSON, or a placeholder for a numeric password."""
         if isinstance(value, int) and hides_number(name, secret):
             return HIDDEN
         if isinstance(value, int) and int.bit_length(value) > MOST_BITS:
             return f"<a whole number of {int.bit_length(value)} bits>"
         return float.__float__(value) if isinstance(value, float) else int.__int__(value)
 
-    def _text(self, name: str, text: str, *, secret: Says) -> str:
+    def _text(self, name: str, text: str, *, secret: Suspicion) -> str:
         text = text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
         if not hides(name, text, secret):
             return _without_secrets(text, self._most, self._known, drawn=not _is_a_label(name))
         return redact_url(text) if "://" in text and "hook" in name.lower() else HIDDEN
 
-    def _mapping(self, owner: str, value: object, *, secret: Says) -> dict[str, JSON]:
+    def _mapping(self, owner: str, value: object, *, secret: Suspicion) -> dict[str, JSON]:
         kept: dict[str, JSON] = {}
         named = ""
         entries = list(islice(_entries(value), MOST_VALUES + 1))
@@ -522,19 +531,19 @@ class _Plain:
             if self._left <= 0:
                 kept["..."] = f"<more than {MOST_VALUES} values>"
                 break
-            name = self._text("", _name(key), secret=Says.NOTHING)
+            name = self._text("", _name(key), secret=Suspicion.NOTHING)
             held = call_or(get, _Unread)  # OmegaConf's ??? raises
             if type(held) is _Unread:  # a value may lie about its class, or raise
                 kept[name] = f"<cannot be read: {held.kind}>"
                 continue
             if name.lower() in ("name", "key") and isinstance(held, str):
                 named = held  # {"name": "HF_TOKEN", "value": ...}, as Kubernetes and Ray write it
-            within = max(secret, says(named)) if name.lower() == "value" else secret
-            within = Says.SURE if name in opened else within
+            within = max(secret, suspicion(named)) if name.lower() == "value" else secret
+            within = Suspicion.SURE if name in opened else within
             kept[name] = self.value(_qualified(owner, name), held, secret=within)
         return kept
 
-    def _list(self, name: str, items: Iterable[object], *, secret: Says) -> list[JSON]:
+    def _list(self, name: str, items: Iterable[object], *, secret: Suspicion) -> list[JSON]:
         kept: list[JSON] = []
         before, argv = "", list[str]()
         for item in items:
@@ -543,29 +552,31 @@ class _Plain:
                 break
             # an option and its value, or a name and its value
             flag = before.startswith("-") and isinstance(item, str) and not item.startswith("-")
-            pair = len(kept) == 1 and before and (says(before) is Says.MAYBE or not is_a_word(before))
+            pair = len(kept) == 1 and before and (suspicion(before) is Suspicion.MAYBE or not is_a_word(before))
             owner = before.lstrip("-") if flag or pair else ""
             shown = option_of(argv, item) if isinstance(item, str) and len(argv) < MOST_WORDS else None
-            kept.append(shown or self.value(owner if says(owner) is not Says.NOTHING else name, item, secret=secret))
+            kept.append(
+                shown or self.value(owner if suspicion(owner) is not Suspicion.NOTHING else name, item, secret=secret)
+            )
             before = item if isinstance(item, str) and len(item) <= 100 and "=" not in item else ""
             argv = [*argv, item] if isinstance(item, str) and len(item) <= 100 else []
         return kept
 
 
 def _is_named(value: object) -> bool:
-    """True if it has names and values. Asks its type: the object may answer anything, or raise."""
+    """True if the type of ``value`` has names and values; the object itself may lie, or raise."""
     kind = type(value)
     return issubclass(kind, (Mapping, *_namespaces())) or (is_dataclass(kind) and not issubclass(kind, type))
 
 
 def _namespaces() -> tuple[type, ...]:
-    """Nobody has argparse's who has not imported it, and that takes time a run's beginning should not."""
+    """Return the namespace types, argparse's only if it is imported already: importing it would slow the start."""
     argparse = sys.modules.get("argparse")
     return (SimpleNamespace,) if argparse is None else (SimpleNamespace, argparse.Namespace)
 
 
 def _entries(value: Any) -> Iterator[tuple[object, Callable[[], object]]]:
-    """Names, and how to get their values: each may raise for itself (OmegaConf's ``???``)."""
+    """Yield names, and functions that return their values: each may raise on its own (OmegaConf's ``???``)."""
     if isinstance(value, dict):
         yield from ((key, partial(dict.__getitem__, value, key)) for key in dict.keys(value))
     elif isinstance(value, Mapping):
@@ -590,7 +601,7 @@ def _items(value: object) -> Iterable[object] | None:
 
 
 def _scalar(value: object) -> int | float | None:
-    """Of a number of numpy."""
+    """Return a number of numpy as Python's; None for anything else."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         found = value.item()
@@ -603,12 +614,12 @@ def _name(key: object) -> str:
 
 
 def tags_of(tags: object) -> tuple[str, ...]:
-    """Tags as they may be kept: of None none, of one text that one.
+    """Return tags as they may be stored: None gives none, a single text one.
 
     Raises
     ------
     ConfigError
-        If they are no list of texts.
+        If ``tags`` is no list of texts.
     """
     if tags is None:
         return ()

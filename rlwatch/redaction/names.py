@@ -1,8 +1,8 @@
-"""Judge by the name of a value, and where that leaves room by its shape, whether it is a secret.
+"""Recognition of secrets by the name of a value and, if the name is ambiguous, by its shape.
 
-A name says it (``db_pw``), says that it may be (``judge_key``, beside ``prompt_key``), or says nothing. What a name
-says for certain is hidden but for what cannot be one: a flag, a variable's name, nothing. Of what may be one the
-value decides: ``conversation_id`` is a column, ``k9f8Kq2Zt`` is a key.
+A name is surely that of a secret (``db_pw``), maybe (``sort_key``), or not. Under a sure name every value is hidden,
+except for those that cannot be secret: a flag, the name of a variable, nothing. Under an ambiguous name the value
+decides: ``conversation_id`` is a column, ``k9f8Kq2Zt`` is a key.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import pairwise
 HIDDEN = "[redacted]"
 
 
-class Says(IntEnum):
-    """The weight of a name as a sign that its value is a secret."""
+class Suspicion(IntEnum):
+    """Likelihood, from its name, that a value is a secret."""
 
     NOTHING = 0
     MAYBE = 1
@@ -36,7 +36,7 @@ _ALWAYS = _words(
     "userpass refreshtoken hubtoken authkey psk sessionid sessid csrf csrftoken xsrf xsrftoken otp totp "
     "mnemonic htpasswd pgpass passwort kennwort motdepasse mdp senha contrasena wachtwoord haslo lozinka"
 )
-"""Secret wherever they stand in a name, unless its last word tells something about a secret."""
+"""Words that mark a secret anywhere in a name, unless its last word is one of ``_ABOUT``."""
 _GLUED = re.compile(
     r".*(?:password|passwd|passphrase|apikey|apitoken|authtoken|accesstoken|accesskey|secretkey|privatekey|sessid|sessionid|"
     r"clientsecret|csrftoken)s?"
@@ -44,7 +44,7 @@ _GLUED = re.compile(
     r"login|bind|key|store|keystore|vault|my|app|su)(?:pass|pw|pwd)"
     r"|(?:npm|hf|hub|bot|api|auth|access|refresh|id|github|gitlab|slack)token"
 )
-"""Where somebody wrote two words as one (``pgpassword``)."""
+"""Names in which two words are written as one (``pgpassword``)."""
 _ELSEWHERE = re.compile("密码|密碼|口令|密钥|密鑰|秘钥|パスワード|비밀번호|пароль", re.IGNORECASE)
 _KEYS = _words(
     "api access secret private auth ssh signing sign encryption encrypt decryption decrypt cipher crypto aes des rsa "
@@ -61,18 +61,18 @@ _KEYS = _words(
     "interpreter runner gateway inference cloud bedrock bailian sagemaker broker telegram email mailer sms crawler "
     "retriever reranker rerank cookie symmetric"
 )
-"""Before ``key`` and ``keys``."""
+"""Words before ``key`` and ``keys`` of a service."""
 _COLUMNS = _words(
     "cache sort group dedup partition index primary foreign hash etag unique object prompt label image data sample row "
     "video audio file dataset document"
 )
-"""Before ``key`` where it is one of data: a hash is an ordinary value, and an address beside it theirs."""
+"""Words before ``key`` that make it a key of data: its value may be a hash, and need not belong to an address."""
 _TOKENS = _words(
     "api access auth hf hub huggingface bearer refresh session secret private personal github gitlab git bot slack "
     "discord telegram deploy ci job upload push npm pypi oauth sas csrf xsrf user id security aws azure gcp wandb "
     "read write admin service account login device registry docker webhook app client x"
 )
-"""Before ``token`` and ``tokens`` of a service."""
+"""Words before ``token`` and ``tokens`` of a service."""
 _TEXT_TOKENS = _words(
     "pad bos eos unk mask sep cls image img video audio vision speech think thinking start end stop begin "
     "special additional extra max min num per first last next new prev step reward response prompt placeholder "
@@ -80,14 +80,14 @@ _TEXT_TOKENS = _words(
     "target source draft split decoder encoder forced suppress separator newline padding cutoff fim prefix "
     "suffix middle latent good bad space query yes no true memory register class boundary"
 )
-"""What comes before ``token`` where it is one of a vocabulary."""
+"""Words before ``token`` of a vocabulary."""
 _LOGINS = _words("basic proxy http https redis rediscli smtp registry docker npm sasl imap")
 _PATS = _words("gh github gitlab git ado azure personal user my hub")
 _PASSES = _words(
     "forward backward first second third last next prev single multi one two n num number compiler fusion render "
     "optimization per each full test tests must should did high low band fast slow val eval train by"
 )
-"""Before ``pass`` where nothing is let in."""
+"""Words before ``pass`` that is no password."""
 _CODES = _words("recovery backup verification access auth otp unlock security pin invite mfa sms")
 _ABOUT = _words(
     "path paths file filename files dir directory env var variable name names type types mode method enabled disabled "
@@ -98,55 +98,55 @@ _ABOUT = _words(
     "retries version location bucket samesite domain jar scanning found detected present set given protected hint "
     "dim dropout loss metric template prompt question header_name side tier quota age created updated at label"
 )
-"""As the last word of a name, it tells something about a secret and is none."""
+"""Last words of names whose values describe a secret without being one."""
 _FLAGS = _words(
     "n num number no has have is are use uses used using enable disable allow allows require requires show hide with "
     "without skip check max min total count detect scan"
 )
-"""As the first word of a name it asks how many, or whether."""
+"""First words of names whose values are counts or flags."""
 _JUST_TEXT = _words("value string str header plain text")
 _HOOKS = _words("webhook webhooks url urls uri address endpoint id")
 _CALLED = frozenset(
     tuple(name.split("_"))
     for name in _words("url uri endpoint base base_url base_uri api_base api_url api_version user username account")
 )
-"""After the name of a service, where it says how the service is called: ``tool_url`` beside ``tool_key``."""
+"""Words after the name of a service for its address or account: with ``tool_url``, ``tool_key`` is a secret."""
 _OF_A_SERVICE = _CALLED - {("url",), ("uri",), ("base",), ("user",), ("username",), ("account",)}
-"""The same beside a ``key`` alone: data have addresses and users, too."""
+"""The same for a lone ``key``: data have addresses and users, too."""
 
 
 @lru_cache(maxsize=4096)
-def says(name: str) -> Says:
-    """The weight of ``name``. Of a dotted name the last part counts, what qualifies it, and what holds secrets.
+def suspicion(name: str) -> Suspicion:
+    """Return the likelihood that values under ``name`` are secrets.
 
-    >>> [says(name).name for name in ("hub_token", "judge.pw", "sort_key", "n_passwords", "eos_token_id")]
+    >>> [suspicion(name).name for name in ("hub_token", "judge.pw", "sort_key", "n_passwords", "eos_token_id")]
     ['SURE', 'SURE', 'MAYBE', 'MAYBE', 'NOTHING']
     """
     if _ELSEWHERE.search(name):
-        return Says.SURE
+        return Suspicion.SURE
     words = words_of(name)
     if "webhook" in words and words[-1] in _HOOKS:
-        return Says.SURE
+        return Suspicion.SURE
     if words[-1] in _ABOUT:
-        return Says.SURE if words[-3:] in (["access", "key", "id"],) else Says.NOTHING
+        return Suspicion.SURE if words[-3:] in (["access", "key", "id"],) else Suspicion.NOTHING
     secret = [word for word in words if word in _ALWAYS or _GLUED.fullmatch(word)]
-    found = Says.SURE if secret else _last(words)
+    found = Suspicion.SURE if secret else _last(words)
     if len(words) > 1 and secret == words[:1] and secret[0].startswith("cookie"):
-        found = Says.MAYBE  # ``cookie_banner``
-    return min(found, Says.MAYBE) if len(words) > 1 and words[0] in _FLAGS else found
+        found = Suspicion.MAYBE  # ``cookie_banner``
+    return min(found, Suspicion.MAYBE) if len(words) > 1 and words[0] in _FLAGS else found
 
 
 def names_a_secret(name: str) -> bool:
-    """True if values of this name are secrets, whatever they look like but for flags and references.
+    """True if values of this name are secrets, other than flags and references.
 
     >>> [names_a_secret(name) for name in ("hub_token", "accessToken", "x-api-key", "eos_token_id", "input_key")]
     [True, True, True, False, False]
     """
-    return says(name) is Says.SURE
+    return suspicion(name) is Suspicion.SURE
 
 
 def opened_by_keys(names: Iterable[str]) -> frozenset[str]:
-    """Those of names that stand together whose key opens the service that others of them say how to call.
+    """Return the keys in ``names`` that belong to a service whose address or account is in ``names``, too.
 
     >>> sorted(opened_by_keys(["tool_url", "tool_key", "prompt_key"])), sorted(opened_by_keys(["endpoint", "key"]))
     (['tool_key'], ['key'])
@@ -163,7 +163,7 @@ def opened_by_keys(names: Iterable[str]) -> frozenset[str]:
 
 
 def words_of(name: str) -> list[str]:
-    """Its words in small letters, without what only says that it is a text; ``pass word`` is one."""
+    """Return the words of a name in small letters, without endings such as ``str``; ``pass word`` is one word."""
     words = [word.lower() for word in _WORD.findall(name[-200:])] or [""]
     while len(words) > 1 and (words[-1].isdigit() or words[-1] in _JUST_TEXT):
         words.pop()
@@ -176,25 +176,33 @@ def words_of(name: str) -> list[str]:
     return joined
 
 
-def _last(words: list[str]) -> Says:
-    """By the last word and the one before it."""
+def _last(words: list[str]) -> Suspicion:
+    """Return the suspicion from the last word of a name and the one before it."""
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if last in ("key", "keys"):
-        return Says.SURE if before in _KEYS else Says.NOTHING if before == "public" else Says.MAYBE
+        return Suspicion.SURE if before in _KEYS else Suspicion.NOTHING if before == "public" else Suspicion.MAYBE
     if last in ("token", "tokens", "tok", "tkn"):
         if before in _TEXT_TOKENS or words == ["tok"]:
-            return Says.NOTHING
-        return Says.SURE if before in _TOKENS or words == ["token"] else Says.MAYBE
+            return Suspicion.NOTHING
+        return Suspicion.SURE if before in _TOKENS or words == ["token"] else Suspicion.MAYBE
     if last in ("pass", "pw", "pwd"):
         if last == "pass" and before in _PASSES:
-            return Says.NOTHING
-        return Says.MAYBE if words in (["pass"], ["pwd"]) else Says.SURE
+            return Suspicion.NOTHING
+        return Suspicion.MAYBE if words in (["pass"], ["pwd"]) else Suspicion.SURE
     if last in ("auth", "oauth", "pat", "sas", "sig", "signature", "salt", "sid"):
-        return Says.SURE if before in (_PATS if last == "pat" else _LOGINS) and last in ("pat", "auth") else Says.MAYBE
+        return (
+            Suspicion.SURE
+            if before in (_PATS if last == "pat" else _LOGINS) and last in ("pat", "auth")
+            else Suspicion.MAYBE
+        )
     if last in ("code", "codes", "phrase", "phrases"):
-        return Says.SURE if before in (_CODES if last.startswith("code") else ("seed", "recovery")) else Says.NOTHING
+        return (
+            Suspicion.SURE
+            if before in (_CODES if last.startswith("code") else ("seed", "recovery"))
+            else Suspicion.NOTHING
+        )
     holds = {"tokens", "keys"} & set(words[:-1])
-    return Says.MAYBE if holds and words[0] in holds else Says.NOTHING
+    return Suspicion.MAYBE if holds and words[0] in holds else Suspicion.NOTHING
 
 
 # --- what the value adds ---------------------------------------------------------------------------------------------
@@ -205,7 +213,7 @@ _REFERENCE = re.compile(
     r"env:\S*|\$\{?[A-Z_][A-Z0-9_]*\}?|\$\{.*|\{\{.*|%[A-Z_]+%|!(?:vault|secret|env|ref|sub)\b.*|\*+|x{3,}|\.{3}"
     r"|<[a-z _-]+>"
 )
-"""Where it is to be found, or that it is not shown."""
+"""References to a secret, and placeholders for one."""
 _PATH = re.compile(
     r"(?:~/|\.{1,2}/|/(?:etc|home|root|var|opt|mnt|tmp|usr|run|data|work\w*|secrets|srv|Users|nfs)\b)[^\s]*"
 )
@@ -220,22 +228,22 @@ _USED_IN_PROSE = ("token", "tokens", "key", "keys", "auth")
 
 
 def is_a_word(name: str) -> bool:
-    """True of names that stand before colons, and in lists, of ordinary texts as well: ``each token: of``."""
-    return says(name) is Says.MAYBE or words_of(name)[-1] in _USED_IN_PROSE
+    """True for names that are also words of ordinary texts, before a colon or in a list: ``each token: of``."""
+    return suspicion(name) is Suspicion.MAYBE or words_of(name)[-1] in _USED_IN_PROSE
 
 
 def is_hash(text: str) -> bool:
-    """True of a digest or an id in hexadecimal digits."""
+    """True for a digest or an id in hexadecimal digits."""
     return bool(_HASH.fullmatch(text))
 
 
-def hides(name: str, text: str, how: Says) -> bool:
-    """True if ``text`` under ``name``, of which that much is said, is a secret."""
+def hides(name: str, text: str, how: Suspicion) -> bool:
+    """True if ``text`` under ``name``, with the suspicion ``how``, is a secret."""
     text = text.strip()
-    if how is Says.NOTHING or text.lower() in _NOTHING or text == HIDDEN or _REFERENCE.fullmatch(text):
+    if how is Suspicion.NOTHING or text.lower() in _NOTHING or text == HIDDEN or _REFERENCE.fullmatch(text):
         return False
     words = words_of(name)
-    if how is Says.SURE:
+    if how is Suspicion.SURE:
         if words[-1] in ("token", "tokens") and (
             _SPECIAL.fullmatch(text) or (len(words) == 1 and _ONE_WORD.fullmatch(text))
         ):
@@ -258,29 +266,29 @@ def _maybe_hides(words: list[str], text: str) -> bool:
     return looks_opaque(text) or (words in (["pass"], ["pwd"]) and not plain)
 
 
-def hides_number(name: str, how: Says) -> bool:
-    """Numbers are no secrets, however they are called (``max_tokens``), unless they are somebody's password."""
-    return how is Says.SURE and bool(_PASSWORDS.search(name))
+def hides_number(name: str, how: Suspicion) -> bool:
+    """True if a number under ``name`` is a password or a PIN; other numbers are never secret (``max_tokens``)."""
+    return how is Suspicion.SURE and bool(_PASSWORDS.search(name))
 
 
 _NO_TOKEN_OF_TEXT = re.compile(r"(?!<|\[)(?:(?=\S*\d)(?=\S*[A-Za-z])[^\s{}]{6,}|[!-~]{9,})")
-"""Longer than what a vocabulary has, or with digits in it."""
+"""Texts that are no token of a vocabulary: longer, or with digits."""
 _NAMED = re.compile(r"[A-Za-z]+(?:[_\-./@ ,]+[A-Za-z0-9]+)*")
 _HEX_KEY = re.compile(r"[0-9a-f]{16,}|[0-9A-F]{16,}")
 _SPOKEN = re.compile(r"(?:[A-Z]?[a-z]{2,}+|[A-Z]{2,4}+(?![a-z]))++\d{0,4}|[vV]?\d{1,4}[a-zA-Z]?")
-"""One part of a name, of words that are written together: ``LiveCodeBench``, ``v5``."""
+"""One part of a name, words written together: ``LiveCodeBench``, ``v5``."""
 _SYMBOLS = frozenset("!&#%?~=+")
 _GROUPED = re.compile(r"(?:[A-Za-z0-9]{4,8}-){2,}[A-Za-z0-9]{4,8}|(?:[A-Za-z0-9]{3}-){3,}[A-Za-z0-9]{3}")
-"""As keys are written that people copy by hand, if the groups are equally long."""
+"""Groups of equal length, as in keys that are copied by hand."""
 _PUNCTUATED = re.compile(r"(?=[^$%]*[A-Za-z])(?=\S*\d)[\w$.@-]*(?:[!#&]|(?<=\w)\$)[\w!#&$%@.^*-]*")
-"""A word with a digit and a mark that no name has."""
+"""Words with a digit and a mark that no name has."""
 _LONGEST = 200
 _CHANGES = 0.42
-"""Of neighbouring characters that differ in kind, of letters and digits that were drawn; of names 0.3 at most."""
+"""Least share of neighbouring characters of different kinds in random text; names have at most 0.3."""
 
 
 def looks_opaque(text: str) -> bool:
-    """True if ``text`` is no word, column, path or number anybody would choose: letters and digits in a jumble.
+    """True if ``text`` is a jumble of letters and digits, unlike words, columns, paths and numbers.
 
     >>> [looks_opaque(text) for text in ("conversation_id", "qwen2p5_7b", "eval/aime24/pass@1", "k9f8Kq2Ztx")]
     [False, False, False, True]
@@ -312,7 +320,7 @@ def _kinds(parts: list[str]) -> int:
 
 
 def kind_of(letter: str) -> str:
-    """Of a letter or digit: ``0``, ``a`` or ``A``."""
+    """Return the kind of a letter or digit: ``0``, ``a`` or ``A``."""
     return "0" if letter.isdigit() else "a" if letter.islower() else "A"
 
 
@@ -322,19 +330,19 @@ def kind_of(letter: str) -> str:
 _BEFORE_AT = re.compile(
     r"(?<![\w/@:.%+-])([\w.+-]{1,64}):([^\s/'\"<>,]{1,200})@(?=((?:tcp|udp|unix|cloudsql)\(|[A-Za-z\d][\w-]{0,62})(\.\w|:\d)?)"
 )
-"""Without a scheme before it, as Go and clients of databases write it."""
+"""A login without a scheme before it, as Go and clients of databases write it."""
 _NO_HOST = frozenset({"sha1", "sha256", "sha512", "md5"})
 _PLAIN = re.compile(r"[a-z]+|[\d.,vex+%-]+[a-z%]{0,3}|v?\d[\w.]*")
 _ORACLE = re.compile(r"((?:jdbc:oracle:\w{1,10}:|\bsqlplus\s+(?:-\S{1,20}\s+){0,3})[\w$#]{1,64}/)([^\s@]{1,200})(?=@)")
 _NETRC = re.compile(r"(\blogin\s+\S{1,100}\s+(?:password|passwd|account)\s+)(\S+)")
 _SETTING = re.compile(r"(\b(?:requirepass|masterauth)\s+)(\S+)")
 _SQL = re.compile(r"(\b(?:IDENTIFIED\s+BY|PASSWORD)\s+)('[^'\n]*'|\"[^\"\n]*\")", re.IGNORECASE)
-_SAID = re.compile(
+_PASSWORD_IN_PROSE = re.compile(
     r"(\b(?:password|passwd|passphrase|passcode|pwd|pw)\b(?:\s+is|\s+was|:)?\s+['\"]?)(?=[^\s'\"]*\d)(?=[^\s'\"]*[A-Za-z])"
     r"([^\s'\"=/:;,]{5,})",
     re.IGNORECASE,
 )
-_MENTIONED = re.compile(
+_TOKEN_IN_PROSE = re.compile(
     r"(\b(?:token|key|secret)\s+['\"]?)(?=[^\s'\"]*\d)(?=[^\s'\"]*[a-z])(?=[^\s'\"]*[A-Z])([\w~+.-]{8,})(?![\w/])"
 )
 _SET = re.compile(r"(\b(?:setx?|setenv)\s+)([A-Z_][A-Z0-9_]{0,60})(\s+)(\S+)")
@@ -358,7 +366,7 @@ _PROGRAMS: tuple[tuple[str, str, bool], ...] = (
     (r"mysql\w{0,10}|mariadb[\w-]{0,10}|mycli|7z[arz]?", "p", False),
     (r"(?:un)?rar", "h?p", False),
 )
-"""Programs, the option that takes a password, and whether a blank may stand between the two."""
+"""Programs, their option for a password, and True if a blank may separate the option from the password."""
 
 
 def _option(program: str, option: str, *, blank: bool) -> re.Pattern[str]:
@@ -379,7 +387,7 @@ _PLACED = re.compile(
     r"|mc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,64}\s+\S{1,200}\s+\S{1,128}\s+"
     r"|xfreerdp\b[^|;&\n]{0,200}?\s/p:))((?!--?[a-z]|\w{1,30}=)[^\s|;&]+)"
 )
-"""Where the place after the command says it."""
+"""Where the place after the command suspicion it."""
 _PIPED = re.compile(
     r"(\becho\s+(?:-n\s+)?)([^\s|;&]+)(?=\s*\|\s*(?:sudo\s+-S|chpasswd|kinit|docker\s+login|openssl)\b)"
 )
@@ -396,19 +404,19 @@ _WORTH = re.compile(
 
 
 def without_logins(text: str) -> str:
-    """``text`` without the passwords that stand where passwords stand."""
+    """Return ``text`` without the passwords that follow a login, a command's option or a word for a password."""
     if not _WORTH.search(text):
         return text
     text = _BEFORE_AT.sub(_without_user, text) if "@" in text else text
     text = _CURL.sub(rf"\1{HIDDEN}", text)
-    for pattern in (_ORACLE, _NETRC, _SETTING, _SQL, _SAID, _MENTIONED, _PIPED, _HERE, *_OF_COMMANDS):
+    for pattern in (_ORACLE, _NETRC, _SETTING, _SQL, _PASSWORD_IN_PROSE, _TOKEN_IN_PROSE, _PIPED, _HERE, *_OF_COMMANDS):
         text = pattern.sub(_second, text)
     text = _CONFIGURED.sub(_without_set, _SET.sub(_without_set, text))
     return _CRYPT.sub(HIDDEN, _BASIC.sub(_without_basic, text))
 
 
 def option_of(argv: Sequence[str], word: str) -> str | None:
-    """``word``, which follows ``argv``, with its password out, where the program of ``argv`` takes one there."""
+    """Return ``word``, which follows ``argv``, without the password that the program takes there; None if none."""
     if not argv:
         return None
     line = " ".join((*argv, word))
@@ -425,7 +433,7 @@ def _second(found: re.Match[str]) -> str:
 
 
 def _without_set(found: re.Match[str]) -> str:
-    hidden = hides(found[2], found[4], says(found[2])) and found[4] != HIDDEN and not found[4].startswith("=")
+    hidden = hides(found[2], found[4], suspicion(found[2])) and found[4] != HIDDEN and not found[4].startswith("=")
     return "".join(found.groups()[:3]) + HIDDEN if hidden else found[0]
 
 

@@ -105,7 +105,7 @@ def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Findi
 
 @cache
 def broken_run(seed: int = 0, length: int = 230, at: int = 60) -> tuple[ClosedStep, ...]:
-    """A healthy run in which everything goes wrong at once: every detector has something to say.
+    """Return a healthy run in which everything goes wrong at step ``at``: every detector has a finding.
 
     Held-out scores fall first. Entropy explodes and then, 40 steps on, collapses, while KL to the reference falls to
     nothing, and the reward with it. Made once, as the healthy ones are.
@@ -117,7 +117,7 @@ def broken_run(seed: int = 0, length: int = 230, at: int = 60) -> tuple[ClosedSt
 
 
 def broken_runs() -> tuple[tuple[ClosedStep, ...], ...]:
-    """Broken in the middle, and by the first updates: every detector has something to say of one of them."""
+    """Return two runs, broken in the middle and by the first updates: every detector has a finding in one of them."""
     return broken_run(), broken_run(at=3)
 
 
@@ -165,7 +165,7 @@ def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> Non
     assert finding.kind in detector.kinds
     assert finding.family == detector.family
     assert finding.severity in Severity
-    assert finding.severity.rank <= entry(finding.kind).severity.rank, "worse than the catalogue says"
+    assert finding.severity.rank <= entry(finding.kind).severity.rank, "worse than in the catalogue"
     assert finding.step == step.step
     assert finding.onset_step <= finding.step
     assert (finding.attempt, finding.seq) == (step.attempt, step.seq)
@@ -194,7 +194,7 @@ class DetectorContract:
         assert {name for option in detector.requires for name in option} <= {*BY_NAME, *(row.name for row in OPEN)}
 
     def test_a_prefix_of_the_run_gives_a_prefix_of_the_findings(self, make: Make) -> None:
-        """Causal: what comes later changes nothing that was said."""
+        """Causal: later rows do not change earlier findings."""
 
         @settings(max_examples=10, deadline=None)
         @given(stream=streams(make()), cut=st.integers(0, 40))
@@ -204,7 +204,7 @@ class DetectorContract:
         check()
 
     def test_the_same_run_gives_the_same_findings(self, make: Make) -> None:
-        """Deterministic, even with another instance working beside it."""
+        """Deterministic, even with another instance at work."""
         for run in broken_runs():
             first, second = make(), make()
             together = [(first.update(row), second.update(row)) for row in run]
@@ -257,7 +257,7 @@ class DetectorContract:
 
         assert [f for per_row in findings for f in per_row if f.severity is Severity.CRITICAL] == []
 
-    def test_arrival_does_not_change_what_update_says(self, make: Make) -> None:
+    def test_arrival_does_not_change_the_findings_of_update(self, make: Make) -> None:
         """Judging a record early leaves no trace."""
         for run in broken_runs():
             eager = make()

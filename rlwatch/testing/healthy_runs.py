@@ -1,4 +1,4 @@
-"""Make runs that a monitor must be silent on: the shapes healthy RLVR runs really have; and break them."""
+"""Healthy RLVR runs with realistic shapes, which no detector may report, and broken ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlwatch.records import ClosedStep
 
 
 def machine_metrics(at: int, noise: random.Random) -> dict[str, float]:
-    """Metrics of two machines: busy, warm, with caches that fill at first and checkpoints that come and go.
+    """Return metrics of two busy machines whose caches fill at first, while checkpoints come and go.
 
-    ``at``: rows before this one. At half of the steps one of the four ranks is slower, now this, now that.
+    ``at`` is the number of rows before. At half of the steps one of the four ranks, chosen at random, is slower.
     """
     slow = noise.choice("01234567")
     filling = 30.0 * math.exp(-at / 20.0)
@@ -34,7 +34,7 @@ MACHINE_BROKEN = {"system/gpu/0/throttled": 0.9, "system/gpu/0/temperature": 92.
 
 
 def machine_broken(row: Mapping[str, float], since: int) -> dict[str, float]:
-    """Values that replace those of the healthy ``row``, so many rows after everything began to go wrong."""
+    """Return the values that replace those of the healthy ``row``, ``since`` rows after the failure began."""
     if "system/memory/free" not in row:
         return {}
     left = max(0.0, 1.0 - since / 200.0)
@@ -42,9 +42,7 @@ def machine_broken(row: Mapping[str, float], since: int) -> dict[str, float]:
 
 
 def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Metrics beside ``row`` (of :func:`healthy_metrics`) of a mixture of experts trained with tools, in half
-    precision; every update is made and every response is text.
-    """
+    """Return further metrics for ``row`` (of :func:`healthy_metrics`): mixture of experts, tools, half precision."""
 
     def around(level: float, sigma: float = 0.2) -> float:
         return level * math.exp(noise.gauss(0.0, sigma))
@@ -92,9 +90,9 @@ def engine_metrics(row: dict[str, float], noise: random.Random) -> dict[str, flo
 
 
 def critic_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """Metrics of a value function beside ``row``, and of advantages: it explains nothing at first, then half.
+    """Return metrics of a value function and of advantages for ``row``; explained variance rises from 0 to half.
 
-    ``progress``: share of the run that has passed. Half of the rollouts are one version old.
+    ``progress`` is the share of the run that has passed, 0 to 1. Half of the rollouts are one version old.
     """
 
     def around(level: float, sigma: float = 0.2) -> float:
@@ -182,11 +180,11 @@ ROLLOUTS_BROKEN = {
 }
 """What a broken run multiplies them by."""
 EMPTY = {"len/empty": 0.7}
-"""What replaces values that are nothing in a healthy run."""
+"""Broken values of metrics that are zero in a healthy run."""
 VANISHES = "text/distinct_2"
-"""The metric a broken run logs no more."""
+"""Metric that a broken run stops logging."""
 HELD_OUT = "val/score"
-"""What a broken run measures besides: it falls before anything else does, while the reward still rises."""
+"""Metric of a broken run that falls before all others, while the reward still rises."""
 
 
 def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, float]:
@@ -226,9 +224,9 @@ def rollout_metrics(row: dict[str, float], noise: random.Random) -> dict[str, fl
 
 
 def part_metrics(progress: float, row: dict[str, float], noise: random.Random) -> dict[str, float]:
-    """The parts of the reward beside ``row``: the format is learnt in the first tenth of the run, the answer all along.
+    """Return parts of the reward for ``row``: the format is learnt in the first tenth of the run, the answer steadily.
 
-    ``progress``: share of the run that has passed.
+    ``progress`` is the share of the run that has passed, 0 to 1.
     """
     answer = row["reward/mean"] + noise.gauss(0.0, 0.02)
     return {

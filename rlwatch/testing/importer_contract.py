@@ -180,7 +180,7 @@ class ImporterContract:
         assert tail.format == self.format
 
     def _only_names(self, records: Sequence[StepRecord]) -> list[StepRecord]:
-        """Records without what the source adds of its own (an epoch, say)."""
+        """Return the records without metrics that the source adds (an epoch, for example)."""
         return [
             StepRecord(r.step, {n: r.metrics[n] for n in self.names if n in r.metrics}, attempt=r.attempt, seq=r.seq)
             for r in records

@@ -28,7 +28,7 @@ from rlwatch.testing.webhook_receiver import WebhookReceiver, WebhookReply
 SECRET = "contract-s3cret-value"  # noqa: S105  (made up, to look for)
 PATH_TOKEN = "T0KEN-in-the-p4th"  # noqa: S105
 NEVER_S = 120.0
-"""A notifier that has not answered by then never will, however busy the machine: what it waits for does not come."""
+"""Seconds after which a notifier is considered hung, even on a busy machine."""
 
 
 def a_message(message_id: str = "0123456789abcdef", **payload: JSON) -> OutboxMessage:
@@ -51,7 +51,7 @@ class NotifierContract:
         """The channel it serves."""
         assert notifier.name.strip()
 
-    def test_it_delivers_and_says_so(self, notifier: Notifier) -> None:
+    def test_it_delivers_and_reports_success(self, notifier: Notifier) -> None:
         """``ok``, with a reason."""
         delivery = notifier.deliver(a_message())
 
@@ -92,7 +92,7 @@ class HTTPNotifierContract(NotifierContract):
 
     limit_s = 0.3
     yes = b""
-    """The body of an answer that says yes, for services that look at it."""
+    """Body of a positive answer, for services that report success in the body."""
 
     def make(self, url: str, secret: str, limit_s: float) -> Notifier:
         """A notifier for this address that gives up after ``limit_s`` seconds in all."""
@@ -125,7 +125,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
     def test_2xx_is_delivered(self, status: int) -> None:
-        """Whatever kind of success; where a service says yes in words, silence is not a yes."""
+        """Any kind of success; if a service confirms in the body, an empty body is no success."""
         silent = status == 204 and self.yes != b""
         delivery, _ = self.answered(WebhookReply(status, body=b"" if status == 204 else self.yes))
 
@@ -154,8 +154,8 @@ class HTTPNotifierContract(NotifierContract):
         assert (delivery.ok, delivery.retryable, delivery.retry_after_s) == (False, True, 37.0)
         assert len(receiver.received) == 1
 
-    def test_nothing_a_receiver_says_is_repeated(self, caplog: pytest.LogCaptureFixture) -> None:
-        """It could say the secret itself: in the body, a header or the reason phrase, with any status."""
+    def test_no_answer_of_a_receiver_is_repeated(self, caplog: pytest.LogCaptureFixture) -> None:
+        """It could contain the secret: in the body, a header or the reason phrase, with any status."""
         caplog.set_level(logging.DEBUG)
         text = f"{SECRET} {PATH_TOKEN}"
         for status in (200, 400, 401, 403, 404, 429, 500):
@@ -167,7 +167,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     def test_a_redirect_is_not_followed(self, status: int) -> None:
-        """The alert, and perhaps a secret, would go to an address nobody configured."""
+        """The alert, and perhaps a secret, would go to an address that was not configured."""
         with WebhookReceiver(200) as elsewhere:
             delivery, receiver = self.answered(WebhookReply(status, {"Location": elsewhere.url}))
 
@@ -192,7 +192,7 @@ class HTTPNotifierContract(NotifierContract):
         assert (delivery.ok, delivery.retryable) == (False, True)
 
     def test_a_huge_answer_is_not_read_into_memory(self) -> None:
-        """The status says it all."""
+        """The status is enough."""
         assert self.answered(WebhookReply(200, body=self.yes + b" " * 20_000_000))[0].ok
 
     def test_network_trouble_is_an_answer_and_leaks_no_secret(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +229,7 @@ def assert_no_secret(secrets: tuple[str, ...], *texts: str) -> None:
 
 
 def closed_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """Return a local port without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -238,7 +238,7 @@ def closed_port() -> int:
 
 @contextmanager
 def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
-    """A server that reads a little, says ``words`` to everybody, byte by byte if ``every_s``, and hangs up."""
+    """Serve ``words`` to every client after one read, a byte every ``every_s`` seconds if given, and close."""
     server, done = socket.create_server(("127.0.0.1", 0)), threading.Event()
 
     def talk(connection: socket.socket) -> None:

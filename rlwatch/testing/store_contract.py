@@ -1,14 +1,14 @@
-"""The contract of :mod:`rlwatch.store` as tests. A backend passes it by giving one fixture.
+"""The contract of :mod:`rlwatch.store` as tests. A backend runs them by defining one fixture.
 
 >>> class TestMyStore(StoreContract):
 ...     @pytest.fixture
 ...     def store(self):
 ...         return MyStore("somewhere new")
 
-``reopen`` is how another process would open the same store; override it where the URL is not enough.
-A test may be overridden only with the reason written beside it. Here are the parts on commands, alerts, the outbox and
-silences; ``store_run_contract``, ``store_data_contract``, ``store_series_contract``, ``store_curation_contract``,
-``store_people_contract`` and ``store_fields_contract`` beside it have the others.
+``reopen`` opens the same store as another process would; override it if the URL is not enough. If you override a test,
+state the reason in a comment. This module tests commands, alerts, the outbox and silences. ``store_run_contract``,
+``store_data_contract``, ``store_series_contract``, ``store_curation_contract``, ``store_people_contract`` and
+``store_fields_contract`` test the rest.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CommandContract(StoreHooks):
         with pytest.raises(RunNotFoundError, match="absent"):
             store.claim("absent", 0.0)
 
-    def test_a_run_nobody_asked_anything_has_no_commands(self, store: Store) -> None:
+    def test_a_run_without_commands_has_an_empty_list(self, store: Store) -> None:
         """And polling it is no error."""
         fill(store)
 
@@ -150,7 +150,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run", CommandStatus.DONE) == [done]
 
     def test_the_first_answer_stays(self, store: Store) -> None:
-        """And whoever comes second learns it."""
+        """The second caller gets an error."""
         fill(store)
         store.submit(command())
         store.claim("run", 1.0)
@@ -160,7 +160,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run") == [first]
 
     def test_an_expired_command_stays_expired(self, store: Store) -> None:
-        """Nobody may say later that it was done."""
+        """It cannot be reported as done later."""
         fill(store)
         store.submit(command(expires_at=1.0))
         store.claim("run", 2.0)
@@ -181,7 +181,7 @@ class CommandContract(StoreHooks):
         assert [each.status for each in store.commands("run")] == [CommandStatus.QUEUED]
 
     def test_claiming_from_many_threads_hands_each_out_once(self, store: Store) -> None:
-        """Trainer and a stray second trainer, say."""
+        """For example, the trainer and a stray second trainer."""
         fill(store)
         names = {store.submit(command(f"c{number}")).command_id for number in range(20)}
 
@@ -221,7 +221,7 @@ class CommandContract(StoreHooks):
         assert self.reopen(store).claim("run", 4.0) == []
         assert store.commands("run") == [cancelled]
 
-    def test_a_claimed_command_is_let_go_by_whoever_claimed_it(self, store: Store) -> None:
+    def test_a_claimed_command_is_released_by_its_claimant(self, store: Store) -> None:
         """Only they know whether it was begun; then its answer stays what it was."""
         fill(store)
         for command_id in ("c1", "c2"):
@@ -238,7 +238,7 @@ class CommandContract(StoreHooks):
         assert store.cancel("run", "c2", 4.0, result="too late") == begun
 
     def test_what_was_answered_is_not_cancelled(self, store: Store) -> None:
-        """Expired, say; what is unknown is an error."""
+        """For example if it expired; an unknown command is an error."""
         fill(store)
         store.submit(command(expires_at=1.0))
         store.claim("run", 2.0)
@@ -354,7 +354,7 @@ class AlertContract(StoreHooks):
             ("m1", {"n": 1}),
         ]
 
-    def test_a_leased_message_is_nobody_elses_until_the_lease_ends(self, store: Store) -> None:
+    def test_a_leased_message_is_not_leased_again_until_the_lease_ends(self, store: Store) -> None:
         """A deliverer that died gives its messages back that way."""
         fill(store)
         store.put_alerts([], [message()])
@@ -386,7 +386,7 @@ class AlertContract(StoreHooks):
         assert store.lease_messages(9.0, lease_s=1.0, limit=0) == []
 
     def test_settling_writes_the_outcome_and_drops_the_lease(self, store: Store) -> None:
-        """A failed try comes due again when it says."""
+        """A failed attempt is due again at the time that it gave."""
         fill(store)
         store.put_alerts([], [message()])
         [leased] = store.lease_messages(1.0, lease_s=60.0)
@@ -402,7 +402,7 @@ class AlertContract(StoreHooks):
 
     @pytest.mark.parametrize("over", [OutboxStatus.SENT, OutboxStatus.DEAD])
     def test_what_is_over_stays_over(self, store: Store, over: OutboxStatus) -> None:
-        """Never leased again, whatever is said of it later."""
+        """It is never leased again, whatever is reported later."""
         fill(store)
         store.put_alerts([], [message()])
         [leased] = store.lease_messages(1.0, lease_s=1.0)
@@ -431,7 +431,7 @@ class AlertContract(StoreHooks):
         assert kept["dead"] == (OutboxStatus.PENDING, 1, "why")
         assert kept["sent"][0] is OutboxStatus.SENT
 
-    def test_whoever_lost_the_lease_can_only_report_success(self, store: Store) -> None:
+    def test_a_deliverer_that_lost_its_lease_can_only_report_success(self, store: Store) -> None:
         """A slow deliverer's failure must not take the message out of the hands of the next one."""
         fill(store)
         store.put_alerts([], [message()])
@@ -463,9 +463,9 @@ QUIET = Silence("s1", "ann", "node 7 is in repair", 10.0, 20.0, run="run", kind=
 
 
 class DeskContract(StoreHooks):
-    """Telling, acknowledging, silencing."""
+    """Notifying, acknowledging, silencing."""
 
-    def test_whoever_composes_sees_all_that_is_stored(self, store: Store) -> None:
+    def test_the_composer_sees_all_that_is_stored(self, store: Store) -> None:
         """The alert just put, what was written before, and who took it on."""
         fill(store)
         store.put_alerts([alert("a1")], [message("m1")])
@@ -529,7 +529,7 @@ class DeskContract(StoreHooks):
         assert self.reopen(store).acknowledgements("run") == store.acknowledgements() == [worse]
 
     def test_acknowledgements_and_ledgers_need_their_run(self, store: Store) -> None:
-        """Asking, putting and telling."""
+        """Reading, writing and notifying."""
         with pytest.raises(RunNotFoundError, match="run"):
             store.acknowledge(Acknowledgement("a1", "run", "ann"))
         with pytest.raises(RunNotFoundError, match="run"):
@@ -539,7 +539,7 @@ class DeskContract(StoreHooks):
         with pytest.raises(RunNotFoundError, match="run"):
             store.ledger("run")
 
-    def test_a_run_nobody_alerted_on_has_an_empty_ledger(self, store: Store) -> None:
+    def test_a_run_without_alerts_has_an_empty_ledger(self, store: Store) -> None:
         """Asking makes nothing."""
         fill(store)
 
@@ -556,7 +556,7 @@ class DeskContract(StoreHooks):
         assert store.silences() == [replace(QUIET, until=15.0), other]
 
     def test_one_caller_at_a_time_holds_the_store(self, store: Store) -> None:
-        """Over all threads (and processes): what it reads nobody changes meanwhile."""
+        """Across threads and processes: no other caller changes what it reads meanwhile."""
         fill(store)
         store.put_alerts([alert("a1", state=AlertState.FIRING)], [])
 

@@ -1,4 +1,4 @@
-"""The part of the store's contract on what people say about runs: names, tags, notes, archiving, deleting."""
+"""The part of the store's contract on users' edits of runs: names, tags, notes, archiving, deleting."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlwatch.testing.store_run_contract import StoreHooks, alert, fill, steps
 
 
 class CurationContract(StoreHooks):
-    """People's words about runs."""
+    """Users' edits of runs."""
 
-    def test_a_run_nobody_edited_is_as_its_trainer_wrote_it(self, store: Store) -> None:
-        """And asking makes nothing."""
+    def test_a_run_without_edits_is_as_its_trainer_wrote_it(self, store: Store) -> None:
+        """Reading creates nothing."""
         fill(store)
 
         assert store.run("run").curation == Curation()
@@ -83,7 +83,7 @@ class CurationContract(StoreHooks):
         assert [edit.deleted for edit in store.edits("run")] == [True, True, False]
 
     def test_a_run_that_goes_on_is_not_hidden(self, store: Store) -> None:
-        """Somebody resumed what another had deleted: nobody trains in secret."""
+        """One user resumed a run that another had deleted: no training is hidden."""
         fill(store, steps(1), finish=True)
         store.put_alerts([alert()], [])
         store.edit(RunEdit("run", "ann", 1e10, deleted=True))
@@ -111,8 +111,8 @@ class CurationContract(StoreHooks):
         fill(store, steps(1, 2))
         assert [run.curation for run in store.runs()] == [Curation()]
 
-    def test_what_somebody_writes_is_not_purged(self, store: Store) -> None:
-        """Whatever the edits say."""
+    def test_a_run_with_a_writer_is_not_purged(self, store: Store) -> None:
+        """Even if it is marked as deleted."""
         writer = store.open_run(RunInfo("run"))
         store.edit(RunEdit("run", "ann", 1e10, deleted=True))
 

@@ -196,7 +196,7 @@ class ReadingContract(StoreHooks):
         assert store.metric_names("run") == sorted(["z", "a/<script>", "é" * 200])
 
     def test_last_values_are_those_last_recorded(self, store: Store) -> None:
-        """Of each metric, by arrival: a resumed run may say less about a lower step."""
+        """The last value of each metric by arrival: a resumed run may log fewer metrics at a lower step."""
         fill(store, [StepRecord(9, {"a": 1.0, "b": 1.0}), StepRecord(9, {"c": math.inf})])
         fill(store, [StepRecord(4, {"b": 2.0}, attempt=2)])
 
@@ -218,7 +218,7 @@ class ReadingContract(StoreHooks):
         assert writer.last_seq == 0
 
     def test_recoveries_are_kept_apart_from_findings(self, store: Store) -> None:
-        """That one eased or is over tells of no new failure."""
+        """A finding that eased or ended is no new failure."""
         began = Finding("d", "reward_drop", Severity.CRITICAL, 7, 6, "it fell", seq=4)
         worse = replace(began, step=8, seq=5, stage=Stage.WORSENED)
         eased = replace(began, step=9, severity=Severity.WARNING, evidence={"level": 0.7}, seq=6, stage=Stage.EASED)
@@ -281,7 +281,7 @@ class ReadingContract(StoreHooks):
         assert len(store.top_spikes("run", limit=2)) == 2
 
     def test_whole_responses_are_not_among_the_worst_rows(self, store: Store) -> None:
-        """They are kept for reading; whoever is to blame in them is a culprit as well."""
+        """They are kept for reading; their worst tokens are culprits as well."""
         columns = {"contribution": np.array([9.0, 1.0])}
         fill(store, [SpikeBatch(1, columns, RESPONSES), SpikeBatch(1, {"contribution": np.array([9.0])}, CULPRITS)])
 
@@ -290,7 +290,7 @@ class ReadingContract(StoreHooks):
 
     @pytest.mark.parametrize("reason", APART)
     def test_batches_without_tokens_are_read_where_they_are_asked_for(self, store: Store, reason: str) -> None:
-        """There is one a step: whoever reads tokens does not meet them, and they hold no worst rows."""
+        """There is one for each step: reading tokens skips them, and they hold no worst rows."""
         columns: dict[str, Any] = {"quantity": np.array([2]), "bin": np.array([500]), "count": np.array([7])}
         counted = [SpikeBatch(step, columns, reason) for step in (1, 2)]
         fill(store, [counted[0], SpikeBatch(1, {"logp": np.zeros(1)}, "odd"), counted[1]])
@@ -387,7 +387,7 @@ def _bits(value: float) -> bytes:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value)  # tells NaN from null and -0.0 from 0.0, which == does not
+    return json.dumps(value)  # distinguishes NaN from null and -0.0 from 0.0, which == does not
 
 
 class ValuesContract(StoreHooks):

@@ -52,8 +52,8 @@ MORE: dict[str, Any] = {
     "tones": ["a", "b"],
     "calm": False,
 }
-"""What a newer rlwatch says in fields that this one does not know, as JSON has it."""
-_SAID = {**MORE, "tones": ("a", "b")}
+"""Values of fields that only a newer rlwatch knows, as JSON."""
+_NEWER_VALUES = {**MORE, "tones": ("a", "b")}
 
 
 _kinds: dict[Any, Any] = {}
@@ -66,13 +66,13 @@ def _kind_of_newer(kind: Any) -> Any:
 
 
 def of_newer(record: _T, **more: object) -> _T:
-    """The record as a newer rlwatch makes it: its class has more fields, and a value in each (``more``: others)."""
-    made: _T = _kind_of_newer(type(record))(**{**codec.encoded(record), **(more or _SAID)})
+    """Return the record as a newer rlwatch makes it: with more fields, and a value in each (``more`` replaces them)."""
+    made: _T = _kind_of_newer(type(record))(**{**codec.encoded(record), **(more or _NEWER_VALUES)})
     return made
 
 
 def extra_of(record: Any) -> str:
-    """The fields that are kept, as text, so that NaN is equal to itself."""
+    """Return the fields of a newer rlwatch that a record kept, as text, so that NaN equals itself."""
     return repr(getattr(record, codec.EXTRA, None))
 
 
@@ -124,7 +124,7 @@ class FieldsContract(StoreHooks):
         assert (run.name, run.attempt, extra_of(run)) == ("second", 2, repr(MORE))
         assert [extra_of(each) for each in store.runs()] == [repr(MORE)]
 
-    def test_what_people_and_rules_say_keeps_fields_of_a_newer_rlwatch(self, store: Store) -> None:
+    def test_edits_and_alerts_keep_fields_of_a_newer_rlwatch(self, store: Store) -> None:
         """Commands, alerts, messages, acknowledgements, silences, the audit, answers, edits, purges."""
         fill(store, finish=True)
         store.submit(of_newer(command()))
@@ -223,7 +223,7 @@ _OWN: dict[str, st.SearchStrategy[Any]] = {
     "idempotency_key": st.just(""),
 }
 _OF_THE_WRITER = ("state", "state_reason", "heartbeat_at", "last_step", "last_ts", "curation")
-"""Fields of a run that are no caller's to say."""
+"""Fields of a run that only its writer sets."""
 _KINDS = (
     RunInfo, StepRecord, Event, Finding, ForecastRecord, SpikeBatch, CompletionBatch, Command, Alert, OutboxMessage,
     Acknowledgement, Silence, AuditEntry, ForecastAnswer,
@@ -263,7 +263,9 @@ def _of_type(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def _shown(record: Any) -> str:
-    """All of it, so that NaN is equal to itself and -0.0 is not 0.0."""
+    """Return a record as text, so that NaN equals itself and -0.0 differs from 0.0."""
     columns = getattr(record, "columns", {})
-    said = {name: value for name, value in codec.encoded(record).items() if name != "columns"}
-    return repr((said, {name: list(getattr(value, "tolist", lambda v=value: v)()) for name, value in columns.items()}))
+    others = {name: value for name, value in codec.encoded(record).items() if name != "columns"}
+    return repr(
+        (others, {name: list(getattr(value, "tolist", lambda v=value: v)()) for name, value in columns.items()})
+    )

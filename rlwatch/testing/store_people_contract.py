@@ -1,4 +1,4 @@
-"""Contract of a store: what people do and say comes back whole, to every process."""
+"""Contract of a store: every process reads users' actions and answers unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PeopleContract(StoreHooks):
     """Snoozes, the audit, answers to forecasts."""
 
     def test_a_snooze_names_its_alerts_and_how_bad_they_may_get(self, store: Store) -> None:
-        """Beside silences of everything."""
+        """As do silences without a limit."""
         snooze = Silence("z1", "ann", "until the node is back", 1.0, 9.0, alerts=("a1", "é2"), up_to=Severity.WARNING)
         whole = Silence("z2", "bob", "", 2.0, 3.0)
         for silence in (snooze, whole):
@@ -36,7 +36,7 @@ class PeopleContract(StoreHooks):
         assert (store.audit("run"), store.audit("gone")) == ([note], [])
 
     def test_the_last_answer_about_a_forecast_counts(self, store: Store) -> None:
-        """One an attempt and step, whoever gave it."""
+        """One for each attempt and step, from any user."""
         fill(store)
         first = ForecastAnswer("run", 40, right=False, by="ann", why="a harmless dip", at=2.0)
         again = replace(first, right=True, by="bob", why="", at=3.0)
@@ -46,8 +46,8 @@ class PeopleContract(StoreHooks):
 
         assert self.reopen(store).forecast_answers("run") == store.forecast_answers() == [again, later]
 
-    def test_nobody_said_anything_yet(self, store: Store) -> None:
-        """Asking makes nothing; answers need their run."""
+    def test_a_new_run_has_no_answers(self, store: Store) -> None:
+        """Reading creates nothing; answers need their run."""
         with pytest.raises(RunNotFoundError, match="run"):
             store.answer_forecast(ForecastAnswer("run", 1, right=True, by="ann"))
         fill(store)

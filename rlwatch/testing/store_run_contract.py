@@ -106,7 +106,7 @@ class RunContract(StoreHooks):
         assert (store.runs(), dict(store.unreadable()), store.alerts(), store.outbox()) == ([], {}, [], [])
 
     def test_a_run_comes_back_as_it_was_opened(self, store: Store) -> None:
-        """Every field that is the caller's to say."""
+        """Every field that the caller sets."""
         opened = RunInfo(
             "qwen-0.5b_seed3",
             project="math <script>alert(1)</script>",
@@ -130,7 +130,7 @@ class RunContract(StoreHooks):
         assert fill(store).created_at > 0
 
     @pytest.mark.parametrize("read", _READS)
-    def test_reading_an_unknown_run_says_so(self, store: Store, read: Callable[[Store], object]) -> None:
+    def test_reading_an_unknown_run_is_an_error(self, store: Store, read: Callable[[Store], object]) -> None:
         """``RunNotFoundError`` with the name asked for, in a store with runs as in an empty one."""
         with pytest.raises(RunNotFoundError, match="absent"):
             read(store)
@@ -207,7 +207,7 @@ class RunContract(StoreHooks):
         assert self.reopen(store).run("run").state is RunState.RUNNING
 
     def test_after_finish_only_close_is_left(self, store: Store) -> None:
-        """Writing says so; closing may be repeated."""
+        """Writing raises; closing may be repeated."""
         writer = store.open_run(RunInfo("run"))
         writer.finish(RunState.FINISHED, "", 1.0)
         with pytest.raises(StoreError, match="finished"):
@@ -219,7 +219,7 @@ class RunContract(StoreHooks):
 
         assert store.records("run") == []
 
-    def test_a_second_writer_is_refused_until_the_first_lets_go(self, store: Store) -> None:
+    def test_a_second_writer_is_refused_until_the_first_closes(self, store: Store) -> None:
         """Before it changed anything."""
         writer = store.open_run(RunInfo("run", name="first"))
         other = self.reopen(store)
@@ -245,7 +245,7 @@ class RunContract(StoreHooks):
         assert (len(store.records("one")), len(store.records("two"))) == (1, 2)
 
     def test_opening_again_begins_the_next_attempt(self, store: Store) -> None:
-        """Numbers go on, the state is running again, birth stays, the newer description wins where it says anything."""
+        """Numbers go on, the state is running again, the creation time stays, a newer description replaces the old."""
         first = store.open_run(
             RunInfo("run", project="p", name="n", source="trl", created_at=5.0, config={"lr": 1}, tags=("t",), pid=1)
         )
@@ -273,7 +273,7 @@ class RunContract(StoreHooks):
 
         assert store.configs("run") == {1: {"lr": 1e-6, "nested": {"beta": 0.1}}, 2: {}, 3: {"lr": 2e-6}}
         with pytest.raises(RunNotFoundError):
-            store.configs("nobody")
+            store.configs("unknown")
 
     def test_attempts_in_the_records_count_too(self, store: Store) -> None:
         """An imported log may hold restarts; a real resume comes after them."""
@@ -384,7 +384,7 @@ class BranchContract(StoreHooks):
         assert newest == [step for step in range(start, start + length) if step < before_step]
 
 
-# Contract: forecasts are kept beside what was measured, once each, and never come back as measurements.
+# Contract: forecasts are stored apart from measurements, once each, and are never returned as measurements.
 
 
 def forecast(step: int, p50: float, seq: int, attempt: int = 1) -> ForecastRecord:
@@ -406,7 +406,7 @@ class ForecastContract(StoreHooks):
         assert store.forecasts("run", last=2) == written[1:]
 
     def test_forecasts_are_series_of_the_run(self, store: Store) -> None:
-        """With the steps and numbers of the records they are of, beside one that was measured."""
+        """With the steps and numbers of their records, read together with a measured one."""
         fill(store, [StepRecord(7, {"kl": 1.0}), StepRecord(9, {"kl": 2.0}), forecast(7, 0.1, 1), forecast(9, 0.7, 2)])
 
         series = store.series("run", ["forecast/p50", "kl"])
@@ -429,7 +429,7 @@ class ForecastContract(StoreHooks):
         assert store.run("run").last_step == 2
 
     def test_a_forecast_is_kept_once(self, store: Store) -> None:
-        """A resumed run relives its past and says it again, perhaps in a newer program's words."""
+        """A resumed run repeats its past forecasts, perhaps in a newer program's words."""
         fill(store, [*steps(1), forecast(1, 0.7, 1)])
         fill(store, [forecast(1, 0.2, 1), *steps(2), forecast(2, 0.3, 2, attempt=2)])
 

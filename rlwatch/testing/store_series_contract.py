@@ -1,4 +1,4 @@
-"""Contract of long runs: read by row, by column, what is new, a range, or thinned, they are what was written."""
+"""Contract of long runs: every way of reading (rows, columns, news, ranges, thinned) returns what was written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _value(rng: random.Random) -> float:
     return rng.gauss(0.0, 1.0)
 
 
-def _told(attempt: int, rng: random.Random, seq: int) -> Iterator[Storable]:
+def _items(attempt: int, rng: random.Random, seq: int) -> Iterator[Storable]:
     """Two metrics a step, an evaluation each tenth, an event each fiftieth, a forecast each second."""
     for step in _ATTEMPTS[attempt]:
         seq += 1
@@ -45,7 +45,7 @@ def long_run(store: Store) -> list[Storable]:
     written: list[Storable] = []
     for attempt in _ATTEMPTS:
         writer = store.open_run(RunInfo("run"))
-        items = list(_told(attempt, rng, writer.last_seq))
+        items = list(_items(attempt, rng, writer.last_seq))
         written += items
         while items:
             size = rng.choice((1, 30, 400, 1500))
@@ -61,7 +61,7 @@ def _rows(written: Iterable[Storable], name: str) -> list[tuple[int, int, int, f
     return [(item.seq, item.step, item.attempt, item.metrics[name]) for item in kept]
 
 
-def _told_rows(series: Series) -> list[tuple[int, int, int, float]]:
+def _read_rows(series: Series) -> list[tuple[int, int, int, float]]:
     columns = (series.seqs, series.steps, series.attempts, series.values)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -74,7 +74,7 @@ class SeriesContract(StoreHooks):
     """Whatever a store does to keep long runs small and quick to read."""
 
     def test_a_long_run_is_read_as_it_was_written(self, store: Store) -> None:
-        """By row: from any place on, so many, the newest; by column; and what is told of its steps."""
+        """By row from any seq on, with a limit, the newest; by column; and its steps."""
         written = long_run(store)
         records = [item for item in written if isinstance(item, StepRecord)]
         again = self.reopen(store)
@@ -86,7 +86,7 @@ class SeriesContract(StoreHooks):
             assert _text(again.records("run", after_seq=after, last=5000)) == _text(newer[-5000:])
         assert _text(again.records("run", last=7)) == _text(records[-7:])
         for name, series in again.series("run", _NAMES).items():
-            assert _text(_told_rows(series)) == _text(_rows(written, name))
+            assert _text(_read_rows(series)) == _text(_rows(written, name))
         assert again.steps("run") == {attempt: list(steps) for attempt, steps in _ATTEMPTS.items()}
         moments = again.moments("run")
         assert _text(moments.values.tolist()) == _text([record.ts for record in records])
@@ -114,7 +114,7 @@ class SeriesContract(StoreHooks):
         written = long_run(store)
         for after in (0, 2500, 13000, 10**9):
             for name, series in store.series("run", _NAMES, after_seq=after).items():
-                assert _text(_told_rows(series)) == _text([row for row in _rows(written, name) if row[0] > after])
+                assert _text(_read_rows(series)) == _text([row for row in _rows(written, name) if row[0] > after])
         last = store.judged("run")[1]
         fill(store, steps(12000, attempt=4, name="policy/kl"))
 
@@ -127,10 +127,10 @@ class SeriesContract(StoreHooks):
         for low, high in ((0, 11999), (4990, 5010), (8499, 8501), (700, 700), (20000, 30000), (5, 4)):
             for name, series in store.series("run", _NAMES, steps=(low, high)).items():
                 wanted = [row for row in _rows(written, name) if low <= row[1] <= high]
-                assert _text(_told_rows(series)) == _text(wanted)
+                assert _text(_read_rows(series)) == _text(wanted)
 
-    def test_a_thinned_series_keeps_what_stands_out(self, store: Store) -> None:
-        """Extremes and what is not finite, of what counts and of what was replaced; measured rows, in order."""
+    def test_a_thinned_series_keeps_outliers(self, store: Store) -> None:
+        """Extremes and values that are not finite, of current and replaced rows; only measured rows, in order."""
         written = long_run(store)
         bounds = {1: 5000, 2: 8500, 3: math.inf}
         for window in (None, (0, 20000), (4000, 8700), (5990, 6010), (9000, 11000)):
@@ -138,7 +138,7 @@ class SeriesContract(StoreHooks):
             for name in _NAMES:
                 low, high = window or (0, 20000)
                 rows = [row for row in _rows(written, name) if low <= row[1] <= high]
-                left = _told_rows(found[name])
+                left = _read_rows(found[name])
                 assert [row[0] for row in left] == sorted({row[0] for row in left})
                 assert {*map(_text, left)} <= {*map(_text, rows)}
                 for counts in (True, False):
@@ -146,7 +146,7 @@ class SeriesContract(StoreHooks):
                         np.array([v for _, step, attempt, v in some if (step < bounds[attempt]) == counts])
                         for some in (rows, left)
                     )
-                    assert _standing_out(thin) == _standing_out(whole)
+                    assert _outliers(thin) == _outliers(whole)
 
     def test_a_thinned_series_is_short(self, store: Store) -> None:
         """That is, a long one; a short one stays whole, and the newest row is always there."""
@@ -171,7 +171,7 @@ class SeriesContract(StoreHooks):
         assert store.spans("run") == {attempt: (steps[0], steps[-1]) for attempt, steps in _ATTEMPTS.items()}
 
 
-def _standing_out(values: np.ndarray) -> object:
+def _outliers(values: np.ndarray) -> object:
     finite = values[np.isfinite(values)]
     odd = tuple(bool(hit.any()) for hit in (np.isnan(values), values == np.inf, values == -np.inf))
     return odd, (float(finite.min()), float(finite.max())) if len(finite) else None

@@ -24,7 +24,7 @@ _ENDED = {
     "train_samples_per_second": 1140.088, "train_steps_per_second": 8.907,
 }  # fmt: skip
 _TAPPED = {f"{family.name}exact-1.5b_[a]": 0.25 for family in OPEN}
-"""What is watched beside the log: a member of each family whose members a trainer names."""
+"""Metrics that rlwatch adds to the log: a member of each family whose members a trainer names."""
 _ROWS = {2: _TRAINED | _TAPPED, 4: _TRAINED | {"reward": float("nan")}, 6: {"eval_reward": 0.5}, 240: _ENDED}
 """By step, as GRPOTrainer of TRL 1.16 logged them."""
 
@@ -33,7 +33,7 @@ class TRLLogContract(StoreHooks):
     """Each name of such a log can be asked for, and the run be viewed."""
 
     def test_a_log_of_trl_is_read_by_every_name_it_has(self, store: Store) -> None:
-        """In its newest value, in its series, in what is told of it."""
+        """In its newest value, its series and its description."""
         writer = store.open_run(RunInfo("run", source="trl"))
         writer.write([StepRecord(step, row, seq=seq) for seq, (step, row) in enumerate(_ROWS.items(), 1)])
         writer.finish(RunState.FINISHED, "", 2.0)

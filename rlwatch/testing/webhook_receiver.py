@@ -115,7 +115,7 @@ class WebhookReceiver:
             return self._changed.wait_for(lambda: len(self._received) >= count, timeout_s)
 
     def take(self, path: str, headers: Mapping[str, str], body: bytes) -> WebhookReply:
-        """Record a request and say how to answer it."""
+        """Record a request and return the scripted reply."""
         verified = self._verified(headers, body)
         with self._changed:
             answer = self._script[min(len(self._received), len(self._script) - 1)]
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
-        """Read, record, answer as the script says."""
+        """Read and record a request, and send the scripted reply."""
         length = self.headers.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST_BODY:
             self._reply(WebhookReply(413))
