@@ -1,8 +1,8 @@
-"""Comparing runs: which metric diverged first, and by which evidence; the settings in which they differ.
+"""Comparison of runs: the metric that diverged first, with its evidence, and the settings in which runs differ.
 
-One run, usually the one that crashed, is held against each of the others. Metrics are read under their canonical names,
-so that runs of different trainers can be compared, and only the branch that counts is looked at. Seeds of one
-configuration form a group, and two groups are compared by a permutation test (:mod:`~rlwatch.compare.noise`).
+One run, usually the one that crashed, is compared with each of the others. Metrics have their canonical names, so that
+runs of different trainers can be compared; steps that a later attempt repeated are left out. Seeds of one configuration
+form a group, and two groups are compared by a permutation test (:mod:`~rlwatch.compare.noise`).
 """
 
 from __future__ import annotations
@@ -73,17 +73,33 @@ __all__ = [
 ]
 
 ROWS_TO_DATE = 24
-"""Rows below which that nothing diverged is not said: only what is far out shows in fewer."""
+"""Rows below which the absence of a divergence proves nothing: with fewer rows only large differences show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, held against each other.
+    """Comparison of two runs.
 
-    ``partings``: first first, then what was apart from the first rows on. ``compared``: metrics that both have with
-    rows enough; ``short``: those with too few. ``only_left``, ``only_right``: metrics that the other lacks.
-    ``differs_from``: the first place where any compared metric is not equal to the digit, None: there is none. ``end``:
-    the last place that both have. ``rows``: most that any metric has in both. ``problem``: why nothing was compared.
+    Attributes
+    ----------
+    left, right
+        Names of the runs.
+    axis
+        Axis along which rows are matched.
+    partings
+        Divergences in order of place, then metrics that differ from the first rows on.
+    compared, short
+        Metrics that both runs have, with enough rows and with too few.
+    only_left, only_right
+        Metrics that the other run lacks.
+    differs_from
+        First place at which a compared metric is not exactly equal; None if all are.
+    end
+        Last place that both runs have.
+    rows
+        Most rows that a metric has in both runs.
+    problem
+        Reason why nothing was compared; empty if something was.
     """
 
     left: str
@@ -101,12 +117,12 @@ class Comparison:
 
     @property
     def first(self) -> Parting | None:
-        """The first that parted on the way and stayed apart; None where none did."""
+        """The first divergence that lasts; None if there is none."""
         return next((one for one in self.partings if not one.apart_from_start and one.until is None), None)
 
     @property
     def answer(self) -> str:
-        """The metric that diverged first, in a sentence; or that none did, as far as can be told."""
+        """The metric that diverged first, in a sentence, or that none did."""
         if self.problem:
             return f"{self.problem}."
         if not self.compared:
@@ -131,7 +147,7 @@ class Comparison:
 
     @property
     def first_of(self) -> str:
-        """The rest of the story: metrics that followed."""
+        """The metrics that diverged next, in a sentence; empty if there are none."""
         later = [one for one in self.partings if not one.apart_from_start and one.until is None][1:4]
         if not later:
             return ""
@@ -142,7 +158,7 @@ class Comparison:
 
 
 def compare(left: ComparedRun, right: ComparedRun, axis: Axis = Axis.STEP) -> Comparison:
-    """Hold one run against another, row by row along ``axis``."""
+    """Compare one run with another, row by row along ``axis``."""
     mine, yours = judged_metrics(left), judged_metrics(right)
     both = [name for name in mine if name in set(yours)]
     empty = Comparison(

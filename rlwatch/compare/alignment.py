@@ -1,4 +1,4 @@
-"""The parts of a run that are compared, and the place of its rows: step, tokens, time, or distance to the crash."""
+"""Compared runs, and the place of their rows on an axis: step, tokens, time, or distance to the crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_AT_ONCE = 8
 
 
 class Axis(StrEnum):
-    """Place by which rows of different runs belong together."""
+    """Axis along which rows of different runs are matched."""
 
     STEP = "step"
     TOKENS = "tokens"
@@ -46,11 +46,20 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run that is compared, out of a store or a log.
+    """A run that is compared, from a store or a log.
 
-    ``names``: canonical name (or the run's own, where nothing knows it) -> the name it is recorded under. ``read``:
-    whole series by recorded name; ``moments``: Unix seconds of all records, read when it is asked for. ``crash``: the
-    step at which it failed, None where it did not.
+    Attributes
+    ----------
+    names
+        Canonical name (or the run's own, if unknown) -> recorded name.
+    read
+        Returns whole series by recorded name.
+    moments
+        Returns the Unix seconds of all records.
+    config
+        Settings of the run.
+    crash
+        Step at which the run failed; None if it did not.
     """
 
     name: str
@@ -62,14 +71,14 @@ class ComparedRun:
     crash: int | None = None
 
     def series(self, metrics: Iterable[str]) -> dict[str, Series]:
-        """By canonical name; metrics that the run does not have are left out."""
+        """Return series by canonical name, without metrics that the run lacks."""
         held = {metric: self.names[metric] for metric in metrics if metric in self.names}
         read = self.read(sorted(set(held.values()))) if held else {}
         return {metric: read[name] for metric, name in held.items()}
 
 
 def names_of(recorded: Iterable[str], source: str) -> dict[str, str]:
-    """Canonical name -> recorded name; what no table knows stands for itself."""
+    """Return canonical name -> recorded name; unknown names map to themselves."""
     every = sorted(recorded)
     canonical = canonicalise(dict.fromkeys(every, 0.0), source)[1]
     read = set(canonical.values())
@@ -77,7 +86,7 @@ def names_of(recorded: Iterable[str], source: str) -> dict[str, str]:
 
 
 def subject_of_run(store: Store, run: RunInfo) -> ComparedRun:
-    """A run of a store."""
+    """Return a run of a store for comparison."""
     return ComparedRun(
         name=run.name or run.run_id,
         source=run.source,
@@ -90,14 +99,14 @@ def subject_of_run(store: Store, run: RunInfo) -> ComparedRun:
 
 
 def held(store: Store, run: RunInfo) -> ComparedRun:
-    """The same, in memory: it can be compared when the store is closed."""
+    """Return a run of a store for comparison, in memory, so that the store may be closed."""
     one = subject_of_run(store, run)
     whole, moments = store.series(run.run_id, sorted(set(one.names.values()))), store.moments(run.run_id)
     return replace(one, read=lambda names: {name: whole[name] for name in names}, moments=lambda: moments)
 
 
 def crash_step(store: Store, run: RunInfo) -> int | None:
-    """Step at which the run failed, as its verdict says, else its last step if its process crashed."""
+    """Return the step of failure in the run's verdict, else the last step if the process crashed; None if neither."""
     verdict = stored_verdict(store, run)
     if verdict.at is not None and verdict.urgency is Severity.CRITICAL:
         return verdict.at
@@ -107,7 +116,7 @@ def crash_step(store: Store, run: RunInfo) -> int | None:
 def subject_of_records(
     name: str, source: str, records: Sequence[StepRecord], config: Mapping[str, JSON], crash: int | None = None
 ) -> ComparedRun:
-    """A run that a log tells of."""
+    """Return a run of a log for comparison."""
     columns = _columns(records)
     return ComparedRun(
         name=name,
@@ -165,7 +174,7 @@ def counts(one: Series, starts: Mapping[int, int]) -> np.ndarray:
 
 
 def rows_that_count(one: Series, starts: Mapping[int, int]) -> MetricSeries:
-    """The branch that counts by step, the last value of each."""
+    """Return the rows that no later attempt replaced, by step, with the last value of each step."""
     kept = counts(one, starts)
     steps, values = one.steps[kept][::-1], one.values[kept][::-1]  # newest first: of a step the first is kept
     distinct, first = np.unique(steps, return_index=True)
@@ -177,23 +186,23 @@ def rows_that_count(one: Series, starts: Mapping[int, int]) -> MetricSeries:
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Places of steps: at ``steps`` (N,) lies ``places`` (N,), in between on the line between them."""
+    """Map from ``steps`` (N,) to ``places`` (N,), linear in between."""
 
     steps: Floats
     places: Floats
 
     def laid(self, rows: MetricSeries) -> MetricSeries:
-        """``rows`` by place; outside of the ruler there is none."""
+        """Return ``rows`` by place, without rows outside of the ruler."""
         inside = (rows.x >= self.steps[0]) & (rows.x <= self.steps[-1])
         places, first = np.unique(np.interp(rows.x[inside], self.steps, self.places), return_index=True)
         return MetricSeries(places, rows.values[inside][first])
 
 
 def ruler(subject: ComparedRun, axis: Axis, last: int, starts: Mapping[int, int]) -> Ruler | None:
-    """Ruler of a run whose last step is ``last``; None where it does not tell what the axis needs.
+    """Return the ruler of a run whose last step is ``last``; None if it lacks the values that the axis needs.
 
-    Seconds begin at the first record. The distance to the crash is in steps and negative before it; a run that did not
-    crash is laid at its end.
+    Seconds begin at the first record. The distance to the crash is in steps and negative before it; for a run that did
+    not crash, the distance to its end is used.
     """
     if axis in (Axis.STEP, Axis.CRASH):
         shift = 0 if axis is Axis.STEP else last if subject.crash is None else subject.crash
@@ -204,8 +213,8 @@ def ruler(subject: ComparedRun, axis: Axis, last: int, starts: Mapping[int, int]
     if one is None:
         return None
     rows = rows_that_count(one, starts)
-    told = np.isfinite(rows.values) & (rows.values > 0)
-    x, values = rows.x[told], rows.values[told]
+    usable = np.isfinite(rows.values) & (rows.values > 0)
+    x, values = rows.x[usable], rows.values[usable]
     if len(x) < 2:
         return None
     if axis is Axis.TIME:

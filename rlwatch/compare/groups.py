@@ -16,13 +16,13 @@ from rlwatch.wording import nearest, number, plural
 
 MOST_LISTED = 5
 EARLY = 0.8
-"""Share of the longest run below which another one is said to end early."""
+"""Share of the longest run below which another run counts as ending early."""
 _SEED = re.compile(r"(?:[-_ ./](?:seed|s)[-_ =]?)?\d+$")
 _OF_A_SEED = re.compile(r"(?:^|[._])(?:seed|data_seed|run_name|output_dir|logging_dir)$")
 
 
 def group_of(run: RunInfo) -> str:
-    """The group of a run: its tag ``group:NAME``, else its setting ``group``, else its name without the seed.
+    """Return the group of a run: its tag ``group:NAME``, else its setting ``group``, else its name without the seed.
 
     >>> group_of(RunInfo("r1", name="math-7b-s3")), group_of(RunInfo("r2", name="x-1", tags=("group:A",)))
     ('math-7b', 'A')
@@ -38,10 +38,19 @@ def group_of(run: RunInfo) -> str:
 
 
 def runs_of_group(runs: Sequence[RunInfo], name: str) -> list[RunInfo]:
-    """The runs of a group, newest first as they came; deleted ones are left out.
+    """Return the runs of a group in the order of ``runs``, without deleted ones.
 
-    ``PROJECT/NAME`` asks for those of a project. Raises ``ConfigError`` if there are none, only one, or a name alone
-    fits groups of several projects.
+    Parameters
+    ----------
+    runs
+        All runs of the store.
+    name
+        Name of the group, or ``PROJECT/NAME``.
+
+    Raises
+    ------
+    ConfigError
+        If the group has no run or only one, or if groups of several projects have this name.
     """
     members: dict[str, list[RunInfo]] = {}
     for run in runs:
@@ -72,7 +81,7 @@ class SeedGroup:
 
     @property
     def mixed(self) -> list[Setting]:
-        """Settings, besides the seed and where things are written, in which its runs are not alike."""
+        """Settings in which the runs differ, other than seeds and output paths."""
         return [
             setting
             for setting in config_diff([run.config for run in self.runs])
@@ -82,12 +91,19 @@ class SeedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Two groups of seeds, metric by metric.
+    """Comparison of two groups of seeds, metric by metric.
 
-    ``metrics``: by canonical name; those that differ come first, ordered by step, and of them first those that still do
-    with corrected p. ``p_of_all``: their p, corrected for the number of metrics. ``left_out``: metrics that have no
-    place with a finite value of every run.
-    ``early``: last place of each run that ends before :data:`EARLY` of the longest, after which nothing is compared.
+    Attributes
+    ----------
+    metrics
+        Result of each metric by canonical name. Metrics that differ come first, by step, and among them those whose
+        corrected p is significant.
+    p_of_all
+        p-value of each metric, corrected for the number of metrics.
+    left_out
+        Metrics without a place at which every run has a finite value.
+    early
+        Last place of each run that ends before :data:`EARLY` of the longest; later rows are not compared.
     """
 
     left: SeedGroup
@@ -166,22 +182,22 @@ def compare_groups(left: SeedGroup, right: SeedGroup, axis: Axis = Axis.STEP) ->
             series = [one[name] for one in rows]
             ends = {i: max([ends[i], *one.x[-1:].tolist()]) for i, one in enumerate(series)}
             found[name] = compare_seeds(series[: len(left.runs)], series[len(left.runs) :])
-    told = {name: one for name, one in found.items() if len(one.places)}
-    if not told:
+    comparable = {name: one for name, one in found.items() if len(one.places)}
+    if not comparable:
         raise ConfigError(f"no {axis.value} is common to all runs of {left.name} and {right.name}")
-    together = dict(zip(told, corrected(list(told.values())), strict=True))
+    together = dict(zip(comparable, corrected(list(comparable.values())), strict=True))
 
     def place(name: str) -> tuple[bool, bool, float, float, str]:
-        one = told[name]
+        one = comparable[name]
         return one.since is None, together[name] > ALPHA, one.since or 0.0, one.p, name
 
-    ordered = sorted(told, key=place)
+    ordered = sorted(comparable, key=place)
     return GroupComparison(
         left,
         right,
         axis,
-        {name: told[name] for name in ordered},
+        {name: comparable[name] for name in ordered},
         {name: together[name] for name in ordered},
-        tuple(name for name in names if name not in told),
+        tuple(name for name in names if name not in comparable),
         {runs[i].name: end for i, end in ends.items() if end < EARLY * max(ends.values())},
     )

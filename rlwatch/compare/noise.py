@@ -1,8 +1,8 @@
-"""Two groups of seeds, metric by metric: they differ from a step on, or no more than seeds do, or seeds are too few.
+"""Permutation test for two groups of seeds, metric by metric.
 
-A permutation test. Runs of both groups are shuffled into two groups of the same sizes, and the largest difference over
-the whole curve is computed each time. How often it reaches the one that was found is the p-value, so that the search
-for the step is paid for. It assumes one thing: without a difference, any run could have been in either group.
+Runs of both groups are shuffled into two groups of the same sizes, and the largest difference over the whole curve is
+computed each time. The p-value is the share of shuffles that reach the observed difference, so that it accounts for the
+search over steps. The only assumption: without a difference, any run could have been in either group.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from rlwatch.compare.parting import Floats, MetricSeries
 Flags = NDArray[np.bool_]
 
 ALPHA = 0.05
-"""Chance of a difference found where there is none, for one metric."""
+"""Chance of a false difference, for one metric."""
 MOST_EXACT = 20_000
-"""Labellings up to which each is tried."""
+"""Number of labellings up to which all are tried."""
 SAMPLED = 10_000
-"""Labellings that are tried, drawn at random, where there are more."""
+"""Number of random labellings that are tried if there are more."""
 MOST_PLACES = 400
-"""Places of a curve; longer ones are averaged in blocks of rows."""
+"""Most places of a curve; longer curves are averaged in blocks of rows."""
 WINDOW = 20
-"""Windows that a curve has, side by side: what is shorter is no difference of the arms."""
+"""Number of windows in a curve: a shorter difference does not count."""
 AROUND = 4
-"""Windows over which the spread of the seeds is averaged: that of three seeds at one place says little."""
+"""Windows over which the spread of the seeds is averaged: three seeds at one place give a poor estimate."""
 AT_ONCE = 1 << 22
-"""Numbers of one array, at most, while labellings are tried."""
+"""Most numbers in one array while labellings are tried."""
 LARGEST_GROUP = 100
-"""Seeds up to which those needed are counted."""
+"""Largest group of seeds that :func:`needed` considers."""
 
 
 class Answer(StrEnum):
@@ -121,9 +121,21 @@ def needed(left: int, right: int) -> tuple[int, int | None]:
 
 
 def labellings(left: int, right: int, seed: int = 0) -> tuple[Flags, bool]:
-    """Ways (P, left + right) to choose ``left`` of the runs, the one that was run first; and whether these are all.
+    """Return the labellings of the runs, the actual one first, and whether these are all.
 
-    Above :data:`MOST_EXACT` ways, :data:`SAMPLED` drawn by ``seed`` stand for them, besides the first.
+    Parameters
+    ----------
+    left, right
+        Number of runs in each group.
+    seed
+        Seed of the random labellings, used above :data:`MOST_EXACT`.
+
+    Returns
+    -------
+    chosen
+        bool (P, left + right): True for the runs of the left group. With random labellings P is :data:`SAMPLED` + 1.
+    exact
+        True if ``chosen`` holds all labellings.
     """
     runs = left + right
     count = math.comb(runs, left)
@@ -138,7 +150,7 @@ def labellings(left: int, right: int, seed: int = 0) -> tuple[Flags, bool]:
 
 
 def compare_seeds(left: Sequence[MetricSeries], right: Sequence[MetricSeries], *, seed: int = 0) -> SeedComparison:
-    """Say whether two groups of seeds differ in a metric, from which place on, and with which p.
+    """Test whether two groups of seeds differ in a metric, and from which place on.
 
     Parameters
     ----------
@@ -147,7 +159,7 @@ def compare_seeds(left: Sequence[MetricSeries], right: Sequence[MetricSeries], *
         finite are left out. Curves end where the shortest does. Where few places are common to all, rows are averaged
         in bins as wide as the rows of the sparsest run are apart.
     seed
-        Of the labellings drawn, where there are too many to try all.
+        Seed of the random labellings, used if there are too many to try all.
 
     Raises
     ------
@@ -184,19 +196,19 @@ def compare_seeds(left: Sequence[MetricSeries], right: Sequence[MetricSeries], *
 
 
 def corrected(found: Sequence[SeedComparison]) -> list[float]:
-    """The p of each metric, corrected for the search over all of them (Westfall and Young's maxT).
+    """Return the p of each metric, corrected for the search over all metrics (Westfall and Young's maxT).
 
-    All must be of the same runs in the same order. NaN where p is.
+    All comparisons must have the same runs in the same order. The result is NaN where p is.
     """
-    told = [one.null for one in found if len(one.null)]
-    if not told:
+    nulls = [one.null for one in found if len(one.null)]
+    if not nulls:
         return [math.nan] * len(found)
-    largest = np.max(told, axis=0)
+    largest = np.max(nulls, axis=0)
     return [float((largest >= _rounded(one.statistic)).mean()) if len(one.null) else math.nan for one in found]
 
 
 def _rounded(statistic: float) -> float:
-    """Labellings that mirror each other differ by rounding alone, that of float32."""
+    """Lower a statistic by more than the rounding of float32, so that mirrored labellings count as equal."""
     return statistic * (1 - 1e-6)
 
 
@@ -257,16 +269,16 @@ def _moving(values: Floats, window: int) -> Floats:
 def _band(values: Floats) -> Band:
     present = np.isfinite(values)
     count = present.sum(axis=0)
-    told = np.where(present, values, np.nan)
+    measured = np.where(present, values, np.nan)
     nothing = np.full(values.shape[1], np.nan)
     some = count > 0
     of = {name: nothing.copy() for name in ("median", "low", "high", "mean", "std")}
     if some.any():
         for name, function in (("median", np.nanmedian), ("low", np.nanmin), ("high", np.nanmax), ("mean", np.nanmean)):
-            of[name][some] = function(told[:, some], axis=0)
+            of[name][some] = function(measured[:, some], axis=0)
         several = count > 1
         if several.any():
-            of["std"][several] = np.nanstd(told[:, several], axis=0, ddof=1)
+            of["std"][several] = np.nanstd(measured[:, several], axis=0, ddof=1)
     return Band(**of, seeds=count.astype(np.int64))
 
 
@@ -274,10 +286,10 @@ def _band(values: Floats) -> Band:
 
 
 def differences(values: Floats, chosen: Flags) -> Floats:
-    """Differences (P, T) of the means of two groups, in standard deviations of a seed within its group.
+    """Return differences (P, T) of the means of two groups, in standard deviations of seeds within their group.
 
-    ``values`` (runs, T) are without gaps; ``chosen`` (P, runs) says which runs are the left group. The spread is
-    averaged over some windows around each place. Without any spread a difference is infinite, and none is 0.
+    ``values`` (runs, T) has no gaps; ``chosen`` (P, runs) is True for the runs of the left group. The spread is
+    averaged over some windows around each place. Without any spread a difference is infinite, and no difference is 0.
     """
     left = chosen.astype(np.float64)
     n = left.sum(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """The step from which two runs differ by more than chance, metric by metric.
 
-What chance does is learnt from the runs themselves, from the rows before: how far each run alone moves over so many
-rows, beyond its trend, and how far the difference of the two did. A difference that leaves this range and stays out of
-it has parted; so has a metric that is not finite in one run alone. Rows after the parting never enter.
+The range of chance is estimated from the earlier rows of both runs: the movement of each run over a number of rows,
+beyond its trend, and that of their difference. A metric has diverged if the difference leaves this range and stays
+outside, or if it is not finite in one run alone. Rows after the divergence are not used for the estimate.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from rlwatch.wording import number, step
 Floats = NDArray[np.float64]
 
 FEWEST = 8
-"""Rows that both runs must have before anything can be said to be usual."""
+"""Rows that both runs must have before a usual range can be estimated."""
 HOLD, ALLOWED = 6, 1
-"""A parting shows in so many rows on end, of which so many may be odd."""
+"""A divergence must show in this many consecutive rows, with this many exceptions."""
 NOISE, WANDERING = 3.0, 4.0
-"""Standard deviations that are beyond chance, of the noise of single rows and of how far a level wanders: the wanderer
-comes back to where it was the more seldom, and a row on end with five others is already no noise at 3.
+"""Standard deviations that are beyond chance, for the noise of single rows and for the drift of a level. Drift needs
+the larger limit, since it returns less often; six consecutive rows beyond 3 standard deviations are no noise.
 """
 LEAST = 0.02
-"""Smallest difference worth a word, as a share of the metric's usual size."""
+"""Smallest difference that is reported, as a share of the metric's usual size."""
 SMALLEST_FRACTION = 0.01
-"""Usual size, at least, of a metric that is a fraction."""
+"""Least usual size of a metric that is a fraction."""
 MOST_ROWS = 2048
-"""Rows that are looked at one by one; longer series are averaged in blocks first, then looked at around the place."""
+"""Rows that are searched one by one; longer series are averaged in blocks first, then searched around the place."""
 BLOCKS = (1, 4, 16)
-"""Rows whose means are looked at."""
+"""Numbers of rows whose means are searched."""
 GROWTH = 1.5
-"""Of the rows that chance is learnt from, from one look at the rows after them to the next."""
+"""Factor by which the rows of the estimate grow from one search of the rows after them to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,28 @@ class MetricSeries:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """The place where one metric of two runs parted.
+    """The divergence of one metric in two runs.
 
-    ``at``: the first place (a step, unless aligned otherwise) from which the difference stayed beyond chance, where it
-    was ``left`` in the one and ``right`` in the other run; ``together``: the place before, None where they were apart
-    from the first rows on. ``times``: how far the difference moved there from what it was, ``before``, as a multiple
-    of how far it moved before (infinite where it did not, or where one is not finite). ``until``: where they came
-    together again, None: they did not. ``dated``: False where the rows show that they parted, and are too few to tell
-    where: ``at`` is then the likeliest place, and the values are those of the last rows.
+    Attributes
+    ----------
+    metric
+        Canonical name.
+    at
+        First place (a step, unless aligned otherwise) from which the difference stays beyond chance.
+    left, right
+        Values of both runs at that place.
+    times
+        Change of the difference as a multiple of its earlier range; infinite if it was constant before, or if a value
+        is not finite.
+    together
+        Place before ``at``; None if the runs differ from the first rows on.
+    until
+        Place where the runs come together again; None if they do not.
+    before
+        Difference before the divergence.
+    dated
+        False if the rows show a divergence but are too few to date it: ``at`` is then the likeliest place, and the
+        values are those of the last rows.
     """
 
     metric: str
@@ -77,12 +91,12 @@ class Parting:
 
     @property
     def apart_from_start(self) -> bool:
-        """True where no row shows them together: a setting, more than an event."""
+        """True if the runs differ from the first rows on, because of a setting rather than an event."""
         return self.together is None
 
     @property
     def order(self) -> tuple[bool, bool, float, float]:
-        """Sorts what lasted first, then what is dated, then by place, then the stronger first."""
+        """Sort key: lasting divergences first, then dated ones, then by place, then the stronger first."""
         return self.until is not None, not self.dated, self.at, -self.times
 
     def text(self, place: Callable[[float], str] = lambda at: step(round(at))) -> str:
@@ -97,7 +111,7 @@ class Parting:
 
     @property
     def strength(self) -> str:
-        """Size of it beside what separated them before."""
+        """Size of the divergence against the difference before it, in words."""
         if not (math.isfinite(self.left) and math.isfinite(self.right)):
             return "both were finite before"
         if math.isinf(self.times) and self.before:
@@ -108,12 +122,12 @@ class Parting:
 
 
 def first_parted(partings: Iterable[Parting]) -> list[Parting]:
-    """Those that parted on the way, first first; then those that were apart from the first rows on."""
+    """Return divergences by place, then those that exist from the first rows on."""
     return sorted(partings, key=lambda one: (one.apart_from_start, *one.order))
 
 
 def parting(metric: str, left: MetricSeries, right: MetricSeries) -> Parting | None:
-    """Place where ``metric`` parted; None where it is chance, or fewer than :data:`FEWEST` rows can be compared."""
+    """Return the divergence of ``metric``; None if chance explains it, or if fewer than :data:`FEWEST` rows match."""
     x, a, b = paired(left, right)
     odd = _only_one_finite(a, b)
     finite = np.isfinite(a) & np.isfinite(b)
@@ -340,15 +354,15 @@ def _held(beyond: Floats, above: float = 1.0, *, short: bool = True) -> NDArray[
 
 
 def _reach(u: Floats, v: Floats, lags: Floats) -> Floats:
-    """The farthest that chance brings the difference of two rows from its level so many rows ago.
+    """Return the largest change of the difference over each of ``lags`` rows that chance explains.
 
-    The noise of single rows, and how far the level moves: the larger of how far that of the difference did move and how
-    far those of two runs would that move like each of these. Beyond the lags that the rows hold it grows on as it did.
+    The sum of the noise of single rows and the drift of the level. The drift is the larger of the observed drift of the
+    difference and that of two independent runs which drift like these. Beyond the observed lags it is extrapolated.
     """
     held = 2 ** np.arange(0, max(1, int(math.log2(max(len(u) // 4, 2)))) + 1)
     alone, together = (np.array(column) for column in zip(*(_apart(u, v, lag) for lag in held.tolist()), strict=True))
     noise = max(alone[0] / 6.0, together[0] / 2.0)
-    # Levels are means of half the lag, in which that much less noise is left; long lags fit in seldom and tell less.
+    # Levels are means of half the lag, which leaves that much less noise; long lags occur seldom and are less certain.
     left = (1.0 + 0.5 * np.sqrt(held / len(u))) / np.maximum(held // 2, 1)
     wandered = np.maximum((alone - left * alone[0]) / 2.0, together - left * together[0])
     moved = np.maximum.accumulate(np.maximum(wandered, 0.0))
@@ -356,7 +370,7 @@ def _reach(u: Floats, v: Floats, lags: Floats) -> Floats:
     slope = (moved[-1] - moved[base]) / max(held[-1] - held[base], 1)
     beyond = np.maximum(lags - held[-1], 0.0)
     far = NOISE**2 * noise + WANDERING**2 * (np.interp(lags, held, moved) + slope * beyond)
-    return np.asarray(np.sqrt(far) * (1.0 + 8.0 / len(u)), dtype=np.float64)  # few rows tell little of chance
+    return np.asarray(np.sqrt(far) * (1.0 + 8.0 / len(u)), dtype=np.float64)  # few rows give a poor estimate
 
 
 def _apart(u: Floats, v: Floats, lag: int) -> tuple[float, float]:

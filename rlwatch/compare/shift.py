@@ -1,9 +1,9 @@
-"""A lasting change in the difference of two runs, found by all rows at once: a step or a ramp, and when it began.
+"""A lasting change in the difference of two runs, fitted to all rows at once: a step or a ramp, and its beginning.
 
-Looking row by row asks each row to lie far out. Few rows, or noisy ones, do not, and yet all of them after some place
-lie on one side. Here the whole difference is fitted by a level that changes once, at once or over some rows, and the
-change is measured in its own standard error. The noise is taken from what the fit leaves, rows that resemble their
-neighbours counting as fewer: so a level that wanders, as that of sound twins does, has a standard error to match.
+A search row by row needs rows that lie far out. In short or noisy runs none does, although all rows after some place
+lie on one side. Here a level that changes once, at once or over some rows, is fitted to the whole difference, and the
+change is measured in its own standard error. The noise is estimated from the residuals. Rows that resemble their
+neighbours count as fewer, so that a drifting level, as two healthy runs have it, gives a larger standard error.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_ROWS = 12
-"""Rows from which a change is looked for."""
+"""Least number of rows in which a change is searched."""
 MOST_ROWS = 256
-"""Rows that are looked at; longer series are averaged in blocks."""
+"""Most rows that are searched; longer series are averaged in blocks."""
 RAMPS = (0.0, 0.06, 0.12, 0.25, 0.5)
-"""Shares of the length that a change takes."""
+"""Lengths of a change, as shares of the series."""
 EDGE = 4
-"""Rows there must be before a change and after it began."""
+"""Least number of rows before a change, and after its beginning."""
 CLEAR = 6.0
-"""Standard errors of a change that is told: of white noise, of what wanders and of heavy tails one in some hundred
-pairs of sound twins of ten metrics has one."""
+"""Least change that is reported, in standard errors. With white noise, drifting levels and heavy tails, one in some
+hundred pairs of healthy runs with ten metrics exceeds it."""
 EIGHTH = 8
 LARGE, SMALL = 0.6, 0.35
-"""Least change, of the logarithm, that is told by this: smaller ones sound twins come to by wandering. Where the noise
-of single rows is all that moves the levels of eighths, the smaller.
+"""Least change of the logarithm that is reported: healthy runs drift apart by less. ``SMALL`` applies if the noise of
+single rows explains all changes between the levels of eighths.
 """
 FAR, FARTHER, FARTHEST = 4.0, 7.0, 10.0
-"""How many times farther a change must be than the levels of neighbouring eighths are apart besides: where noise is all
-that moves them, where they wander, and where the change is small.
+"""Least ratio of a change to the other differences between neighbouring eighths: if noise explains those, if the levels
+drift, and if the change is small.
 """
 STILL = 1.3
-"""Times what the noise of single rows explains, up to which levels do not wander."""
+"""Levels whose differences are up to this many times those explained by noise do not drift."""
 WIDE = 0.24
-"""Share of the length within which the beginning must lie to be dated; more is too few rows."""
+"""Share of the length within which the beginning must lie to be dated; otherwise there are too few rows."""
 KEPT = 0.5
 """Share of the change that the last quarter of the rows must still show."""
 PLAUSIBLE = 9.0
@@ -111,9 +111,9 @@ def _shapes(n: int) -> tuple[NDArray[np.int64], Floats, Floats]:
 
 
 def _memory(rest: Floats) -> float:
-    """By how much rows that resemble their neighbours raise the variance of a mean; at least 1.
+    """Return the factor, at least 1, by which autocorrelation raises the variance of a mean.
 
-    The larger of what the first two lags say, as if the one before caused each (Bartlett), corrected for few rows.
+    The largest estimate over a few lags of an AR(1) process (Bartlett), corrected for few rows.
     """
     n, power = len(rest), float(rest @ rest)
     if power <= 0.0:
@@ -128,7 +128,7 @@ def _memory(rest: Floats) -> float:
 
 
 def _beyond_wandering(rest: Floats, change: float) -> bool:
-    """True where the levels of the eighths of the run do not wander so far besides."""
+    """True if the change is far larger than the drift between the levels of eighths of the run."""
     rows = max(2, len(rest) // EIGHTH)
     levels = rest[: len(rest) // rows * rows].reshape(-1, rows).mean(axis=1)
     apart = float(np.sqrt(np.mean(np.diff(levels) ** 2)))
@@ -139,7 +139,7 @@ def _beyond_wandering(rest: Floats, change: float) -> bool:
 
 
 def _kept(level: Floats, shape: Floats, size: float) -> bool:
-    """True where the last quarter of the rows lies where the change led to."""
+    """True if the last quarter of the rows is still at the level after the change."""
     before = level[shape <= shape[0]]
     quarter = level[-max(3, len(level) // 4) :]
     return bool(np.sign(size) * (np.median(quarter) - np.median(before)) >= KEPT * abs(size))

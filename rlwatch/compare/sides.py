@@ -1,4 +1,4 @@
-"""Parts of a run that are compared, along an axis: its metrics that tell of learning, and their rows by place."""
+"""The parts of a run that are compared: its metrics of learning, and their rows along an axis."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Self
 
 from rlwatch.compare.alignment import TOKENS, Axis, ComparedRun, Ruler, attempt_starts, rows_that_count, ruler
 from rlwatch.compare.parting import MetricSeries
-from rlwatch.metrics import BESIDE_LEARNING, LAYER_PREFIX, Family, family_of, metric_of, unjudged
+from rlwatch.metrics import LAYER_PREFIX, NOT_LEARNING, Family, family_of, metric_of, unjudged
 
 
 def judged_metrics(subject: ComparedRun) -> list[str]:
-    """Metrics of a run that tell of its learning: neither clocks, counters and machines nor single layers."""
-    return sorted(name for name in subject.names if _tells(name))
+    """Return the metrics of learning of a run, without clocks, counters, machines and single layers."""
+    return sorted(name for name in subject.names if _of_learning(name))
 
 
-def _tells(metric: str) -> bool:
+def _of_learning(metric: str) -> bool:
     if metric_of(metric) is not None:
         return metric != TOKENS and family_of(metric) not in (Family.SYSTEM, Family.ENGINE)
-    return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in BESIDE_LEARNING
+    return not metric.startswith(LAYER_PREFIX) and unjudged(metric) not in NOT_LEARNING
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A run laid along an axis; ``ruler`` is None where it does not tell what the axis needs."""
+    """A run along an axis; ``ruler`` is None if the run lacks the values that the axis needs."""
 
     subject: ComparedRun
     starts: Mapping[int, int]
@@ -32,14 +32,14 @@ class Side:
 
     @classmethod
     def of(cls, subject: ComparedRun, axis: Axis) -> Self:
-        """Read how far the run came, and its ruler."""
+        """Read the length of the run, and make its ruler."""
         rows = subject.moments()
         starts = attempt_starts([rows])
         last = int(rows.steps.max()) if len(rows.steps) else 0
         return cls(subject, starts, ruler(subject, axis, last, starts) if len(rows.steps) else None)
 
     def rows(self, metrics: Sequence[str]) -> dict[str, MetricSeries]:
-        """Rows that count by place; of a metric that the run does not have there are none."""
+        """Return the current rows of each metric by place, without metrics that the run lacks."""
         if self.ruler is None:
             return {}
         return {

@@ -34,12 +34,12 @@ from rlwatch.metrics.together import (
     taken,
     unread,
 )
-from rlwatch.metrics.unjudged import BESIDE_LEARNING, foremost, unjudged
+from rlwatch.metrics.unjudged import NOT_LEARNING, foremost, unjudged
 
 __all__ = [
-    "BESIDE_LEARNING",
     "BY_NAME",
     "LAYER_PREFIX",
+    "NOT_LEARNING",
     "OPEN",
     "ROLE_NAMES",
     "TABLE",

@@ -1,4 +1,4 @@
-"""Reading metric names: the canonical metric meant, and how closely; of trainers, and in everyday words."""
+"""From trainers' and everyday names to canonical metrics, with the closeness of each reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_WORDS = _everyday_index()
 
 
 def everyday(name: str) -> tuple[str, int] | None:
-    """The canonical metric that ``name`` most likely means, and how far-fetched that is (0: least); None if unknown.
+    """Return the canonical metric that ``name`` most likely means, and its distance (0: closest); None if unknown.
 
     >>> everyday("MeanReward"), everyday("resp_len"), everyday("clipped")
     (('reward/mean', 0), ('len/mean', 1), None)
@@ -32,7 +32,7 @@ def everyday(name: str) -> tuple[str, int] | None:
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in TABLE}
 LONGEST_NAME = 500
-"""Characters of a name that is read at all."""
+"""Characters up to which a name is read."""
 LAYER_PREFIX = "grad_layer/"
 """Per-layer gradient norms are ``grad_layer/<layer>``."""
 WEIGHTS_PREFIX = "mismatch/weights_differ/"
@@ -40,7 +40,7 @@ WEIGHTS_PREFIX = "mismatch/weights_differ/"
 
 
 def metric_of(name: str) -> Metric | None:
-    """The row of a canonical name, also of a member of an open family; None for any other name.
+    """Return the row of a canonical name, also of a member of an open family; None for any other name.
 
     >>> metric_of("reward/by_task/gsm8k").name
     'reward/by_task/gsm8k'
@@ -53,7 +53,7 @@ def metric_of(name: str) -> Metric | None:
 
 
 def unit_of(name: str) -> str:
-    """Unit of a canonical name, also of a member of an open family; empty where it has none or is not known.
+    """Return the unit of a canonical name, also of a member of an open family; empty if it has none or is unknown.
 
     >>> unit_of("reward/part/exact"), unit_of("len/by_task/gsm8k")
     ('', 'tokens')
@@ -63,7 +63,7 @@ def unit_of(name: str) -> str:
 
 
 def meaning_of(name: str) -> str:
-    """Meaning of a canonical name, also of a member of an open family; empty where it is not known."""
+    """Return the meaning of a canonical name, also of a member of an open family; empty if it is unknown."""
     row = metric_of(name)
     return "" if row is None else row.meaning
 
@@ -72,7 +72,7 @@ def meaning_of(name: str) -> str:
 class Reading:
     """Meaning of one source name: the metric, and how closely it fits.
 
-    ``guess``: no trainer's name; how far-fetched the reading is, from 1.
+    ``guess`` is 0 for a trainer's name, otherwise the distance of a reading by words, from 1.
     """
 
     metric: Metric
@@ -106,7 +106,7 @@ _ALIASES = _index()
 _NO_MEMBER = frozenset(
     {"mean", "std", "min", "max", "total", "total_reward", "chosen", "rejected", "margins", "accuracies"}
 )
-"""Parts of names that say how a batch was summed up, or of which pairs: no name of a member."""
+"""Parts of names for a statistic or a kind of pairs, which are no members of a family."""
 
 
 def _patterns() -> list[tuple[re.Pattern[str], Metric, Alias]]:
@@ -118,14 +118,14 @@ _PATTERNS = _patterns()
 
 
 _PARTS = frozenset({"format", "accuracy", "answer", "correct", "correctness", "length", "reasoning", "style"})
-"""Words that name a part of a reward in anybody's loop."""
+"""Words that name a part of a reward in any custom loop."""
 
 
 def _member(name: str, source: str) -> Reading | None:
-    """Reading of a trainer's name for a member of an open family; None if it is none.
+    """Return the reading of a trainer's name for a member of an open family; None if there is none.
 
-    Where the trainer is not known, a pattern of plain words (``*_reward``) is read for the words of ``_PARTS`` only:
-    ``attack_reward`` and ``defend_reward`` are those of two policies, ``best_reward`` is one of other steps.
+    If the trainer is unknown, a pattern of plain words (``*_reward``) matches only the words of ``_PARTS``:
+    ``attack_reward`` and ``defend_reward`` belong to two policies, ``best_reward`` to another step.
     """
     for pattern, family, alias in _PATTERNS:
         found = pattern.fullmatch(name) if _matches(alias, source) else None
@@ -140,7 +140,7 @@ _NO_LETTER = re.compile(r"[^a-z0-9]+")
 
 
 def _flat(name: str) -> str:
-    """A name as tables and databases write it that allow no slash: ``critic/score/mean`` as ``critic_score_mean``."""
+    """Return a name as tables and databases without slashes write it: ``critic_score_mean``."""
     return _NO_LETTER.sub("_", name.lower())
 
 
@@ -155,7 +155,7 @@ def _flat_index() -> dict[str, list[tuple[Metric, Alias]]]:
 _FLAT = _flat_index()
 _FLAT_CANONICAL = {_flat(metric.name): metric for metric in TABLE}
 PROXY = 2
-"""Closeness of a proxy: what is further is a guess."""
+"""Closeness of a proxy; anything above is a guess."""
 _TRACKER_PREFIXES = ("train/", "tap/")
 
 
@@ -165,13 +165,12 @@ def _matches(alias: Alias, source: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def resolve(name: str, source: str = "") -> Reading | None:
-    """Reading of ``name`` in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
+    """Return the reading of ``name`` in a run of ``source`` (``"trl/grpo"``, ``"verl"``...); None if unknown.
 
-    Dots read as slashes, and a name in which they became underscores as what it was; the ``train/`` prefix trackers
-    add is looked through. An alias of the very source wins over one of any trainer, also where it says that there the
-    name is something else. A name that is none of the trainer's is read by its words (people log beside it, and some of
-    its names are found in loops of their own); where the trainer is not known, so is one of plain words that a single
-    trainer uses for what it means.
+    Dots read as slashes; names in which slashes became underscores are recognised, and the ``train/`` prefix of
+    trackers is ignored. An alias of the given source wins over an alias of any trainer, also if it means something else
+    there. A name that the trainer does not log is read by its words, since users log further metrics. If the trainer is
+    unknown, plain words win over a name that only a single trainer uses.
 
     >>> resolve("actor/grad_norm", "verl").metric.name
     'optim/grad_norm'

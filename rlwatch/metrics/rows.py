@@ -26,7 +26,7 @@ class Relation(StrEnum):
     SAME = "same"
     PROXY = "proxy"
     OTHER = "other"
-    """It only has the name: in this source the metric is not to be read from it."""
+    """The same name for another quantity: in this source the metric is not read from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Metric:
     aliases
         Names that trainers log it under.
     everyday
-        Names of it in tables and loops of one's own, the least far-fetched first.
+        Names in custom tables and loops, the plainest first.
     panel
         Place among the charts of its family, 1 first; the first few are shown, the others one click away. None: after
         these, in the order of the table.
@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def span(self) -> str:
-        """Its range in words; empty where it has none.
+        """The range in words; empty if unbounded.
 
         >>> fraction("x", Family.REWARD, "share").span
         '0 to 1'
@@ -85,7 +85,7 @@ class Metric:
 
     @property
     def called(self) -> str:
-        """Names that trainers have for it, proxies with a tilde before them: ``any: entropy; verl: actor/entropy``."""
+        """Trainers' names, proxies with a tilde: ``any: entropy; verl: actor/entropy``."""
         by_source: dict[str, list[str]] = {}
         for alias in self.aliases:
             if alias.relation is not Relation.OTHER:
@@ -95,17 +95,17 @@ class Metric:
 
 
 def same(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
-    """An alias that is the same quantity."""
+    """Return an alias for the same quantity."""
     return Alias(name, source, Relation.SAME, estimator, aggregator)
 
 
 def proxy(name: str, source: str = "", estimator: str = "", aggregator: str = "") -> Alias:
-    """An alias that is a related one."""
+    """Return an alias for a related quantity, an approximation of the metric."""
     return Alias(name, source, Relation.PROXY, estimator, aggregator)
 
 
 def other(name: str, source: str) -> Alias:
-    """A name that other sources use for the quantity, and ``source`` for something else."""
+    """Return an alias that ``source`` uses for another quantity than all other trainers."""
     return Alias(name, source, Relation.OTHER)
 
 

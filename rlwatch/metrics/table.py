@@ -1,8 +1,8 @@
 # ruff: noqa: E501  (one row of the table is one line or two)
 """The table of metrics, family by family, in the order every page and document keeps.
 
-A row is all there is to say of a metric: name, unit, range and meaning, what trainers call it (``aliases``), what people
-call it in loops of their own (``everyday``), and its place among the charts of its family (``panel``).
+A row holds all facts about a metric: name, unit, range and meaning, trainers' names for it (``aliases``), everyday names
+in custom loops (``everyday``), and its place among the charts of its family (``panel``).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ OPEN_REWARD: tuple[Metric, ...] = (
     fraction("verifier/timeouts/", Family.REWARD, "checks of one reward function that raised a timeout", aggregator="check fraction"),
     fraction("verifier/absent/", Family.REWARD, "answers that one reward function gave no reward: None or NaN", aggregator="sequence fraction"),
     fraction("verifier/constant/", Family.REWARD, "calls of one reward function in which every answer of the batch got the same reward", aggregator="call fraction"),
-    fraction("verifier/full_on_error/", Family.REWARD, "full marks of one reward function given in spite of an exception in the check, where count_errors tells of which answer",
+    fraction("verifier/full_on_error/", Family.REWARD, "full marks of one reward function given in spite of an exception in the check, where count_errors assigns it to an answer",
              aggregator="sequence fraction"),
     Metric("verifier/seconds/", Family.REWARD, "s", "time of one call of a reward function", 0.0, aggregator="call mean"),
     Metric("verifier/seconds_max/", Family.REWARD, "s", "longest call of a reward function", 0.0, aggregator="maximum"),
@@ -287,7 +287,7 @@ OPEN_OPTIMISATION: tuple[Metric, ...] = (
 
 # The rollout engine against the trainer: the same weights, two sets of log-probs.
 #
-# Throughout, d = log trainer - log rollout of a sampled token, and its weight is exp(d), raw unless a row says
+# Throughout, d = log trainer - log rollout of a sampled token, and its weight is exp(d), raw unless a row notes
 # otherwise.
 
 _ANY_BAND = "at the run's own threshold, of tokens or of responses"
@@ -353,7 +353,7 @@ _WEIGHTS: tuple[Metric, ...] = (
         proxy("rollout_corr/rollout_is_ratio_fraction_high", "verl", aggregator=_ANY_BAND),
         proxy("rollout_correction/clipped_frac", aggregator="in the run's own mode, at its threshold"),
         proxy("train/tis_clipfrac", "slime", aggregator="of both sides, or of IcePop"))),
-    fraction("mismatch/icepop_masked", Family.MISMATCH, "tokens whose weight lies outside [0.5, 5]: falls while the gap widens, so read it beside logp_absdiff", aliases=(
+    fraction("mismatch/icepop_masked", Family.MISMATCH, "tokens whose weight lies outside [0.5, 5]: falls while the gap widens, so read it together with logp_absdiff", aliases=(
         proxy("rollout_corr/rollout_is_oob_ratio", "verl", aggregator=_ANY_BAND),
         proxy("is_oob_ratio", "nemo-rl", aggregator=_ANY_BAND), proxy("is_filter_ratio", "openrlhf", aggregator=_ANY_BAND),
         proxy("is_masked/mean", "prime-rl", aggregator=_ANY_BAND), proxy("is_masked/all/mean", "prime-rl", aggregator=_ANY_BAND))),
@@ -516,7 +516,7 @@ ROLLOUTS: tuple[Metric, ...] = (
            aggregator="sampled sequence fraction", aliases=(same("rollout/repetition_frac", "slime", aggregator="every sequence"),)),
     fraction("text/garbled", Family.ROLLOUTS, "sampled characters that are U+FFFD, control, private-use, unassigned or surrogate",
            aggregator="sampled sequence mean"),
-    fraction("text/replacement", Family.ROLLOUTS, "sampled characters that are U+FFFD, which stands for undecodable bytes",
+    fraction("text/replacement", Family.ROLLOUTS, "sampled characters that are U+FFFD, the replacement of undecodable bytes",
            aggregator="sampled sequence mean"),
     Metric("text/script_switches", Family.ROLLOUTS, "per 100 characters", "changes between writing systems within sampled text", 0.0, 100.0,
            aggregator="sampled sequence mean"),
@@ -586,7 +586,7 @@ SYSTEM: tuple[Metric, ...] = (
         same("timing/step_total", "openrlhf"), same("time/step"), same("perf/step_time", "slime"), same("timing/step", "skyrl"), same("time/total", "tinker"),
         same("total_step_time", "nemo-rl"), same("perf/step_s", "trl")),
         panel=1, everyday=("step elapsed", "step time", "step seconds", "step duration")),
-    Metric("time/throughput", Family.SYSTEM, "tokens/s", "tokens of prompts and responses processed per second (and GPU, where the trainer says so)", 0.0,
+    Metric("time/throughput", Family.SYSTEM, "tokens/s", "tokens of prompts and responses processed per second (per GPU, where the trainer logs it so)", 0.0,
            aggregator="sum", aliases=(same("perf/throughput", "verl"),)),
     fraction("time/rollout_idle", Family.SYSTEM, "share of the time in which the rollout engines waited", aggregator="time fraction", aliases=(
         same("fully_async/rollouter/idle_ratio", "verl"),)),
@@ -636,5 +636,5 @@ OPEN: tuple[Metric, ...] = (
     *OPEN_ROLLOUTS,
     *OPEN_MACHINE,
 )
-"""Families whose members a run names itself (its layers, its tasks): a row's name is what theirs begin with. In an alias
-of theirs ``*`` stands for the member's name; without one it is the last part."""
+"""Families whose members a run names itself (its layers, its tasks). The name of a row is the prefix of its members. In
+an alias ``*`` matches the member's name; without ``*`` the last part of the alias is the member's name."""

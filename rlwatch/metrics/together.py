@@ -1,4 +1,4 @@
-"""The names of one run, read together: of several that mean one metric the closest is it."""
+"""Reading of all names of a run together: of several names for one metric the closest counts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from rlwatch.metrics.reading import BY_NAME, OF_NO_POLICY, PROXY, metric_of, resolve
 from rlwatch.metrics.rows import Family
 from rlwatch.metrics.unjudged import unjudged
-from rlwatch.metrics.words import BESIDE_REWARDS, HELD_OUT, ONLY_REWARD, only_reward, stems
+from rlwatch.metrics.words import HELD_OUT, NO_REWARDS, ONLY_REWARD, only_reward, stems
 
 REWARD = "reward/mean"
 _ONLY = PROXY + 1 + ONLY_REWARD
 MOST_PLANS = 256
 _OF_A_POLICY = frozenset({Family.REWARD, Family.EXPLORATION, Family.TRUST_REGION, Family.CRITIC, Family.MISMATCH})
-_OF_NOBODY = frozenset({"policy/kl_coef", "policy/vocab_size", "val/score"})
+_OF_NO_POLICY = frozenset({"policy/kl_coef", "policy/vocab_size", "val/score"})
 """Metrics of these families that other trainings have, too."""
 
 
@@ -28,17 +28,17 @@ class RoleReading(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Places of a row's metrics: those its names tell for certain, and guesses, which its values may contradict."""
+    """Source names of a row's metrics: certain ones, and guesses, which the values may contradict."""
 
     certain: tuple[tuple[str, str], ...]
     guesses: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class RowReader:
-    """Reads the rows of a run, canonically named, by all the names that the run has shown so far.
+    """Renames the rows of a run canonically, from all names that the run has logged so far.
 
-    A guess at a metric that the run names more closely elsewhere must not stand in for it in rows where that is absent:
-    an accuracy that is measured before the training is no reward of it.
+    If the run has a closer name for a metric, a guess does not replace it in rows that lack the closer name: an
+    accuracy that is measured before the training is no reward of it.
 
     >>> reader = RowReader()
     >>> reader.canonicalise({"accuracy": 0.3})[1], reader.canonicalise({"mean_reward": 0.5})[1]
@@ -51,34 +51,34 @@ class RowReader:
         self._source = source
         self._seen: set[str] = set()
         self._own: dict[str, RoleReading] = {}
-        """As each is read by itself, without the one below."""
+        """Reading of each name by itself."""
         self._rewards: list[str] = []
-        """Names that speak of a reward."""
+        """Names that contain "reward"."""
         self._lone: str | None = None
         self._accuracies: set[str] = set()
-        """Names that are a reward only by being an accuracy."""
+        """Names that count as a reward only because they are an accuracy."""
         self._loss = self._policy = False
-        """Whether a loss was seen, and anything that only a policy has."""
+        """True once a loss, and a metric that only a policy has, was logged."""
         self._closest: dict[str, int] = {}
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._learn(names)
 
     def read(self, name: str) -> RoleReading | None:
-        """Reading of one of the names seen, whatever others there are of that metric; None if unknown.
+        """Return the reading of a logged name, even if another name is closer; None if unknown.
 
-        An accuracy beside a loss, in a run that shows nothing of a policy, is that of labels or of preference pairs.
+        In a run with a loss and without any metric of a policy, an accuracy is that of labels or preference pairs.
         """
         if name in self._accuracies and self._loss and not self._policy:
             return None
         return RoleReading(REWARD, _ONLY) if name == self._lone else self._own.get(name)
 
     def gives_way(self, name: str) -> bool:
-        """True of a guess at a metric that another name means more closely."""
+        """True for a guess at a metric for which the run has a closer name."""
         read = self.read(name)
         return read is not None and read.closeness > max(PROXY, self._closest[read.metric])
 
     def canonicalise(self, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-        """Canonical name -> value, and canonical name -> the source name it was read from, of a row of the run."""
+        """Return the values of a row by canonical name, and the source name of each canonical name."""
         names = tuple(metrics)
         plan = self._plans.get(names)
         if plan is None:
@@ -139,7 +139,7 @@ class RowReader:
 
 @lru_cache(maxsize=4096)
 def _read(name: str, source: str) -> RoleReading | None:
-    """Also of a member of an open family; None if unknown."""
+    """Return the reading of a name, also of a member of an open family; None if unknown."""
     reading = resolve(name, source)
     if reading is not None:
         return RoleReading(reading.metric.name, reading.closeness)
@@ -147,14 +147,14 @@ def _read(name: str, source: str) -> RoleReading | None:
 
 
 def _of_a_policy(name: str) -> bool:
-    """True of a metric that only a run that trains a policy has."""
+    """True for a metric that only a run that trains a policy has."""
     metric = metric_of(name)
     of_it = metric is not None and (metric.family in _OF_A_POLICY or name.startswith("len/"))
-    return of_it and name not in _OF_NOBODY
+    return of_it and name not in _OF_NO_POLICY
 
 
 def _in_range(name: str, value: float) -> bool:
-    """True if the metric can be that; what is not finite can be anything."""
+    """True if the metric can have the value; values that are not finite are always possible."""
     metric = BY_NAME.get(name)
     if metric is None:
         return True
@@ -168,17 +168,31 @@ def _reader(names: tuple[str, ...], source: str) -> RowReader:
 
 
 def canonicalise(metrics: Mapping[str, float], source: str = "") -> tuple[dict[str, float], dict[str, str]]:
-    """Canonical name -> value, and canonical name -> the source name it was read from, of a row by itself.
+    """Rename a single row canonically.
 
-    Where several names read as one metric the closest wins (canonical, same, proxy, guess), then the first. A
-    guess that the metric's range contradicts (a percentage for a fraction) is none.
-    Names the table does not know are left out; members of its open families (layers, tasks) pass through.
+    If several names mean one metric, the closest wins (canonical, same, proxy, guess), then the first. A guess whose
+    value lies outside the metric's range (a percentage for a fraction) is dropped. Unknown names are left out; members
+    of open families (layers, tasks) pass through.
+
+    Parameters
+    ----------
+    metrics
+        Value of each source name.
+    source
+        The trainer; empty if unknown.
+
+    Returns
+    -------
+    values
+        Value of each canonical name.
+    origin
+        Source name of each canonical name.
     """
     return _reader(tuple(metrics), source).canonicalise(metrics)
 
 
 def shadowed(names: Iterable[str], source: str = "") -> set[str]:
-    """Those of a run's ``names`` that are guesses at a metric which another of them names more closely.
+    """Return those of a run's ``names`` that are guesses at a metric for which there is a closer name.
 
     >>> shadowed(["accuracy", "mean_reward"])
     {'accuracy'}
@@ -189,7 +203,7 @@ def shadowed(names: Iterable[str], source: str = "") -> set[str]:
 
 
 def read_as(name: str, source: str = "") -> str:
-    """The canonical name of what a run of ``source`` logs as ``name``; empty where that is not known.
+    """Return the canonical name of what a run of ``source`` logs as ``name``; empty if unknown.
 
     >>> read_as("rewards/exact/mean", "trl"), read_as("len/by_task/gsm8k"), read_as("my_own")
     ('reward/part/exact', 'len/by_task/gsm8k', '')
@@ -199,7 +213,7 @@ def read_as(name: str, source: str = "") -> str:
 
 
 def known(names: Iterable[str], source: str = "") -> set[str]:
-    """The canonical metrics that ``names`` cover, members of open families too.
+    """Return the canonical metrics that ``names`` cover, with members of open families.
 
     >>> sorted(known(["wordle_reward", "kl", "grad_layer/0"]))
     ['grad_layer/0', 'policy/kl_ref', 'reward/mean']
@@ -210,13 +224,13 @@ def known(names: Iterable[str], source: str = "") -> set[str]:
 
 
 def unread(names: Iterable[str], source: str = "") -> list[str]:
-    """Those of ``names`` that are no metric of the table and of none of its open families, sorted."""
+    """Return those of ``names`` that are neither in the table nor in an open family, sorted."""
     names = tuple(sorted(set(names)))
     reader = _reader(names, source)
     return [name for name in names if reader.read(name) is None]
 
 
-# What became of each name, in words.
+# The reading of each name, with its reason.
 
 _WHY = {0: "its canonical name", 1: "a trainer's name for it", PROXY: "a trainer's name for an approximation of it"}
 _OF_LABELS = "accuracy on labels or preference pairs"
@@ -224,9 +238,18 @@ _BY_WORDS, _ALONE = "guessed from its name", "the only reward of the run"
 
 
 class Taken(NamedTuple):
-    """One name of a run: the metric it is read as and why, or why it is none (``metric`` is empty then).
+    """The reading of one name of a run.
 
-    ``guess``: no trainer's name, but read by its words.
+    Attributes
+    ----------
+    name
+        Name in the log.
+    metric
+        Canonical metric; empty if the name is not used.
+    why
+        Reason for the reading, or for not using the name.
+    guess
+        True if the name was read by its words, not as a trainer's name.
     """
 
     name: str
@@ -236,7 +259,7 @@ class Taken(NamedTuple):
 
 
 def taken(names: Iterable[str], source: str = "") -> list[Taken]:
-    """Each of a run's names and what it is read as, those that are read first.
+    """Return the reading of each of a run's names, used ones first.
 
     >>> for each in taken(["acc", "mean_reward", "kl_coef"]): print(*each[:3], sep=" | ")
     mean_reward | reward/mean | guessed from its name
@@ -246,8 +269,8 @@ def taken(names: Iterable[str], source: str = "") -> list[Taken]:
     names = tuple(sorted(names))
     reader = _reader(names, source)
     _, origin = reader.canonicalise(dict.fromkeys(names, math.nan))
-    told = [_taken(name, source, reader.read(name), origin) for name in names]
-    return sorted(told, key=lambda each: (not each.metric, each.name))
+    readings = [_taken(name, source, reader.read(name), origin) for name in names]
+    return sorted(readings, key=lambda each: (not each.metric, each.name))
 
 
 def _taken(name: str, source: str, read: RoleReading | None, origin: Mapping[str, str]) -> Taken:
@@ -262,22 +285,22 @@ def _taken(name: str, source: str, read: RoleReading | None, origin: Mapping[str
     return Taken(name, read.metric, why, read.closeness > PROXY)
 
 
-_SOUND = frozenset(
+_REWARD_WORDS = frozenset(
     {"reward", "return", "score", "accuracy", "success", "solve", "win", "pass", "correct", "r", "match"}
 )
 
 
 def like_rewards(names: Iterable[str]) -> list[str]:
-    """Those of a run's ``names`` that may be its reward, the likeliest first; those of which the words say no are none.
+    """Return those of a run's ``names`` that may be its reward, the likeliest first.
 
-    An accuracy of single tokens is that of a supervised loss.
+    An accuracy of single tokens is left out: it belongs to a supervised loss.
 
     >>> like_rewards(["loss", "defend_reward", "attack_reward", "reward_std", "eval_reward", "mean_token_accuracy"])
     ['attack_reward', 'defend_reward']
     """
-    none = BESIDE_REWARDS | {HELD_OUT, "token"}
-    spoken = [name for name in names if stems(name) & _SOUND and not stems(name) & none]
-    return sorted(spoken, key=lambda name: ("reward" not in stems(name), name))
+    excluded = NO_REWARDS | {HELD_OUT, "token"}
+    candidates = [name for name in names if stems(name) & _REWARD_WORDS and not stems(name) & excluded]
+    return sorted(candidates, key=lambda name: ("reward" not in stems(name), name))
 
 
 # Roles, as people call them.
@@ -286,7 +309,7 @@ ROLE_NAMES = ("reward", "entropy", "kl", "length", "gradient", "loss")
 
 
 def metric_called(role: str) -> str:
-    """The canonical metric that a role, a canonical name or another plain word for one stands for; empty if none does.
+    """Return the canonical metric of a role, a canonical name or a plain word; empty if there is none.
 
     >>> metric_called("kl"), metric_called("gradient"), metric_called("policy/entropy"), metric_called("apples")
     ('policy/kl_ref', 'optim/grad_norm', 'policy/entropy', '')

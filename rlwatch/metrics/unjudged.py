@@ -1,6 +1,6 @@
-"""Names of trainers that are seen and not judged, and why: what is left after these is unknown.
+"""Trainers' names that are recognised but not used, with the reason; all other names are unknown.
 
-Asked only of names that no row of the table reads, so a pattern may be broad; the first that fits counts.
+The patterns apply only to names that no row of the table reads, so they may be broad; the first match counts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from functools import lru_cache
 
 SPEED, MACHINES = "speed", "machine load"
 PART = "part of the reward"
-SETTING, BESIDE_LOSS = "setting", "auxiliary loss"
+SETTING, AUXILIARY_LOSS = "setting", "auxiliary loss"
 COUNT, BATCH = "counter", "batch composition"
-BESIDE_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
-"""Reasons of names that do not tell how a policy fares, whatever they do."""
+NOT_LEARNING = frozenset({SPEED, MACHINES, COUNT, BATCH})
+"""Reasons of names that measure no learning of the policy."""
 _HELD_OUT = r"^(?:eval|val|val-core|val-aux|validation|test|heldout)(?:[/_]|$)"
 _REASONS: tuple[tuple[str, str], ...] = (
     (
         _HELD_OUT + r"|(?:^|[/_])pass_?k$|(?:^|/)(?:best|worst|maj)@|^rollouter/validate",
         "held-out evaluation",
     ),
-    (r"(?:reward_?model|^rm)(?:[/_].*)?_loss$|^reward_loss$", BESIDE_LOSS),
+    (r"(?:reward_?model|^rm)(?:[/_].*)?_loss$|^reward_loss$", AUXILIARY_LOSS),
     (r"^reward_?(?:coef|coeff|weight|scale|scaling|clip|threshold|target)s?$", SETTING),
     (
         r"^rewards?[/_].+|^gdpo/|^self_distillation/rewards/|baseline_reward|/histogram$|non_score_reward|_reward_fn|reward_func"
@@ -66,7 +66,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^aux_loss$|aux_loss|mtp_loss|z_loss|routed_expert|/moe|^moe|ce_loss|perplexity$",
-        BESIDE_LOSS,
+        AUXILIARY_LOSS,
     ),
     (
         r"filter_groups|dynamic_(?:filter|sampling)|evicted|discarded|masked_seqs|^pool/|_valid$|rollout_failure|sample_mask"
@@ -87,16 +87,16 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ),
 )
 _PATTERNS = tuple((re.compile(pattern), reason) for pattern, reason in _REASONS)
-_SAYING = re.compile(
+_IMPORTANT = re.compile(
     r"reward|score|entropy|kl|grad|loss|ratio|clip|len|adv|value|stale|accura|logp|prob", re.IGNORECASE
 )
 LONGEST = 500
 
 
 def unjudged(name: str, *, whole: bool = True) -> str:
-    """Reason why a name that nothing reads is not judged; empty where it is simply unknown.
+    """Return the reason why a recognised name is not used; empty for an unknown name.
 
-    ``whole``: whether the reward of the run is read: else a part of it may be all there is.
+    ``whole`` is True if the total reward of the run is known; otherwise a part of it may be its only reward.
 
     >>> unjudged("timing_s/gen"), unjudged("my_own_score")
     ('speed', '')
@@ -116,9 +116,9 @@ def _reason(name: str) -> str:
 
 
 def foremost(names: Iterable[str]) -> list[str]:
-    """``names`` with those first that sound like what matters.
+    """Return ``names`` with those first that sound like metrics of learning.
 
     >>> foremost(["apples", "my_kl"])
     ['my_kl', 'apples']
     """
-    return sorted(names, key=lambda name: (_SAYING.search(name) is None, name))
+    return sorted(names, key=lambda name: (_IMPORTANT.search(name) is None, name))

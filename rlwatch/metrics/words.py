@@ -1,10 +1,10 @@
-"""Names in everyday words, of tables and loops of one's own: which metric they most likely mean.
+"""The most likely metric of a name in everyday words, as custom tables and loops have them.
 
-Two ways lead from words to a metric. The table lists names (``everyday``), which are compared as sets of words. The six
-roles that a verdict hangs on are read by a grammar besides: a noun (*reward*, *entropy*, *kl*...), beside which only
-words may stand that leave the quantity what it is. Each word costs something, so that the plainest name wins; one word
-that is not among them, and the name means something else (``reward_std``, ``reward_model_loss``, ``kl_coef``,
-``max_length``): better no metric than a wrong one.
+There are two ways from words to a metric. The table lists names (``everyday``), which are compared as sets of words.
+The six roles that verdicts depend on also have a grammar: a noun (*reward*, *entropy*, *kl*...) and modifiers that do
+not change the quantity. Each modifier has a cost, so that the plainest name wins. With any other word the name means
+something else (``reward_std``, ``reward_model_loss``, ``kl_coef``, ``max_length``): no metric is better than a wrong
+one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _EMPTY_WORDS = frozenset({"mean", "batch", "metrics", "train", "losses", "charts", "scalars", "learner"})
-"""Words that fit every series here, and so tell none from another."""
+"""Words that fit every series, and so distinguish none."""
 _ONE_WORD = {
     **dict.fromkeys(("avg", "average", "averaged"), "mean"),
     **dict.fromkeys(("rewards", "rew", "rews", "rwd"), "reward"),
@@ -63,7 +63,7 @@ _ONE_WORD = {
 
 @lru_cache(maxsize=4096)
 def stems(name: str) -> frozenset[str]:
-    """The words of a name in lower case, each in one form.
+    """Return the words of a name in lower case, each in one form.
 
     >>> sorted(stems("train/AvgGradientNorm"))
     ['grad', 'mean', 'norm', 'train']
@@ -72,14 +72,14 @@ def stems(name: str) -> frozenset[str]:
 
 
 def in_order(name: str) -> list[str]:
-    """The same in the order of the name."""
+    """Return the stems of a name in their order."""
     return [
         _ONE_WORD.get(word, word) for word in (part.lower() for part in _WORD.findall(name.replace("%", " percent")))
     ]
 
 
 def words_of(name: str) -> frozenset[str]:
-    """The same without those that say nothing.
+    """Return the stems of a name without those that fit every series.
 
     >>> sorted(words_of("train/AvgGradientNorm"))
     ['grad', 'norm']
@@ -92,7 +92,7 @@ def words_of(name: str) -> frozenset[str]:
 _ALGORITHMS = ("rl", "grpo", "ppo", "dapo", "rloo", "gspo", "reinforce")
 _LOGGED = (*sorted(_EMPTY_WORDS - {"batch"}), "stats", "log", "logs", "summary", "performance")
 _CONTEXT = dict.fromkeys((*_LOGGED, "batch", "step", "per", "at", "epoch", "online", *_ALGORITHMS), 0)
-"""Words that say of what the mean is, or where it was logged."""
+"""Words for the averaged unit, or for the place of logging."""
 _ACTOR = dict.fromkeys(("policy", "actor", "agent", "model", "pi"), 1)
 _SUM = (
     "total",
@@ -108,33 +108,39 @@ _SUM = (
     "all",
 )
 _WHOLE = dict.fromkeys((*_SUM, "whole", "net", "cumulative", "cum", "global"), 5)
-"""Words for a sum of parts: what is judged where nothing plainer is logged."""
+"""Words for a sum of parts, which is used if nothing plainer is logged."""
 _SMOOTHED = dict.fromkeys(("running", "moving", "ma", "ema", "smoothed", "smooth", "rolling", "window", "recent"), 12)
 _WINDOWS = frozenset({"10", "20", "25", "50", "100", "200", "500", "1000"})
-"""Rows that people take a moving mean of."""
+"""Usual numbers of rows in a moving mean."""
 _FURTHEST = 18
-"""Most that the words beside a noun cost: nouns are 20 apart."""
+"""Most that the modifiers of a noun cost: nouns are 20 apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A metric that a verdict hangs on, and names it has in everyday words.
+    """A metric that verdicts depend on, and the grammar of its names in everyday words.
 
-    ``nouns``: sets of words of which a name has one whole, and what each costs. ``beside``: words that may stand beside
-    any of them, with theirs.
+    Attributes
+    ----------
+    metric
+        Canonical name.
+    nouns
+        Set of words -> cost; a name contains one of the sets whole.
+    modifiers
+        Word -> cost; words that may accompany any of the nouns.
     """
 
     metric: str
     nouns: Mapping[frozenset[str], int]
-    beside: Mapping[str, int]
+    modifiers: Mapping[str, int]
 
     def cost(self, words: frozenset[str]) -> int | None:
-        """Distance of the reading (0: least far-fetched); None if the words mean something else."""
+        """Return the distance of the words from the plainest name (0); None if they mean something else."""
         costs = []
         for noun, cost in self.nouns.items():
             rest = words - noun
-            if noun <= words and all(word in self.beside for word in rest):
-                costs.append(cost + min(_FURTHEST, sum(self.beside[word] for word in rest)))
+            if noun <= words and all(word in self.modifiers for word in rest):
+                costs.append(cost + min(_FURTHEST, sum(self.modifiers[word] for word in rest)))
         return min(costs, default=None)
 
 
@@ -236,7 +242,7 @@ HELD_OUT = "val"
 
 @lru_cache(maxsize=4096)
 def role_of(name: str) -> tuple[str, int] | None:
-    """The role that a name means (or the score on held-out prompts), and how far-fetched that is; None if none.
+    """Return the metric of the role that a name means (or of held-out scores), and its distance; None if none.
 
     >>> role_of("reward_overall"), role_of("avg_gen_tokens"), role_of("eval_reward")
     (('reward/mean', 5), ('len/mean', 5), ('val/score', 0))
@@ -253,11 +259,11 @@ def role_of(name: str) -> tuple[str, int] | None:
     return next(found, None)
 
 
-# A reward under a name of its own: read where a run logs no other.
+# A reward under a custom name, used if a run logs no other.
 
 ONLY_REWARD = 50
-"""How far-fetched it is that the only reward of a run is its whole one; that its accuracy is one is further."""
-BESIDE_REWARDS = frozenset((
+"""Distance of the reading that the only reward of a run is the total one; less than that of an accuracy."""
+NO_REWARDS = frozenset((
     "std", "var", "variance", "stdev", "sd", "max", "min", "median", "quantile", "p", "best", "worst", "top",
     "highest", "lowest", "peak", "loss", "model", "coef", "coeff", "coefficient", "weight", "weights", "scale",
     "scaling", "factor", "baseline", "target", "threshold", "clip", "clipped", "gap", "margin", "margins", "diff",
@@ -268,7 +274,7 @@ BESIDE_REWARDS = frozenset((
     "func", "version", "temperature", "cap", "limit", "floor", "compute", "calculation", "previous", "prev",
     "old", "initial", "first",
 ))  # fmt: skip
-"""Words of what is measured of rewards, and is none."""
+"""Words in names of statistics about rewards, which are no mean reward."""
 _OF_A_PART = frozenset((
     "format", "length", "style", "penalty", "bonus", "shaping", "shaped", "intrinsic", "tag", "xml", "think",
     "thinking", "reasoning", "brevity", "repetition", "language", "win", "success", "correct", "failed",
@@ -276,20 +282,20 @@ _OF_A_PART = frozenset((
     "value", "values", "greedy", "parse", "parsing", "syntax", "nll", "component", "part", "parts", "efficiency",
     "turn", "tool", "by",
 ))  # fmt: skip
-"""Words of parts of a reward, of which none is the whole, and of rewards under a condition, or of somebody else."""
+"""Words in names of a part of the reward, or of a reward under a condition or of another model."""
 
 
 def only_reward(names: Iterable[str]) -> str | None:
-    """The one name that calls something a reward in words of its own, where no other does; None if there are several.
+    """Return the only name that contains "reward"; None if there are several, or if it names a part of a reward.
 
-    Of several nobody knows whether they are parts of one, or of two policies; and a part that stands alone is no whole.
-    Reward is the last word, but for those that say of what the mean is: ``reward_budget`` is a budget.
+    Several may be parts of one reward, or rewards of two policies. "reward" must be the last word, apart from words for
+    the averaged unit: ``reward_budget`` is a budget.
 
     >>> only_reward(["loss", "wordle_reward", "wordle_reward_std"]), only_reward(["attack_reward", "defend_reward"])
     ('wordle_reward', None)
     """
-    spoken = {name: words for name in names if "reward" in (words := stems(name)) and HELD_OUT not in words}
-    rewards = {name: words for name, words in spoken.items() if not words & BESIDE_REWARDS}
+    candidates = {name: words for name in names if "reward" in (words := stems(name)) and HELD_OUT not in words}
+    rewards = {name: words for name, words in candidates.items() if not words & NO_REWARDS}
     if len({frozenset(words - _CONTEXT.keys()) for words in rewards.values()}) != 1:
         return None
     name, words = next(iter(rewards.items()))
