@@ -52,10 +52,10 @@ def gauges(store: Store, now: float, *, quiet_for_s: float = math.inf) -> list[G
 
 
 def _of_run(row: Mapping[str, Any]) -> Iterator[tuple[Gauge, Labels, float]]:
-    """Each gauge that a run has a value of, with labels of that gauge alone, and the value."""
-    told = {"source": row["source"], "status": row["status"], "verdict": row["verdict"]["name"]}
+    """Yield each gauge for which a run has a value, with labels of that gauge alone, and the value."""
+    labels = {"source": row["source"], "status": row["status"], "verdict": row["verdict"]["name"]}
     urgency = _URGENCY.get(row["verdict"]["urgency"] or "", 0)
-    yield Gauge("rlwatch.run.info", "always 1: trainer, status and verdict of a run are its labels"), told, 1.0
+    yield Gauge("rlwatch.run.info", "always 1: trainer, status and verdict of a run are its labels"), labels, 1.0
     yield Gauge("rlwatch.run.urgency", "of the verdict; 0: none, 1: a warning, 2: critical"), {}, float(urgency)
     yield Gauge("rlwatch.run.silence", "time since the last sign of the run", "s"), {}, row["age_s"]
     if row["last_step"] is not None:

@@ -1,4 +1,4 @@
-"""Rows of plain values on the runs of a store: for DataFrames, and for the command line."""
+"""Rows of plain values about the runs of a store, for DataFrames and for the command line."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ KEY_METRICS = {
     "KL": ("policy/kl_ref", "policy/kl_ref_k3"),
     "grad norm": ("optim/grad_norm",),
 }
-"""Column -> canonical metrics, the first that was measured: what tells a healthy run from a dying one at a glance."""
+"""Column -> canonical metrics, of which the first measured one counts: the main signs of a run's health."""
 
 
 def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
-    """One run as a row: who it is, how it is, and its last canonical values."""
+    """Return a run as a row: identity, status, verdict and last canonical values."""
     last = {name: value for name, (_, value) in store.last_values(run.run_id).items()}
     from rlwatch.control.liveness import last_sign, sign_of
     from rlwatch.view import stored_verdict
@@ -54,19 +54,19 @@ def describe(store: Store, run: RunInfo, now: float) -> dict[str, JSON]:
         "age_s": None if seen is None else max(0.0, now - seen),
         "last_values": canonicalise(last, run.source)[0],
     }
-    said = codec.encoded(run.curation) | codec.encoded(run)
-    return row | {name: value for name, value in said.items() if name not in row and name not in LEFT_OUT_OF_RUNS}
+    fields = codec.encoded(run.curation) | codec.encoded(run)
+    return row | {name: value for name, value in fields.items() if name not in row and name not in LEFT_OUT_OF_RUNS}
 
 
 def key_values(last: Mapping[str, float]) -> dict[str, float | None]:
-    """Column -> last value, None where nothing of it was measured."""
+    """Return column -> last value; None if none of its metrics was measured."""
     return {column: next((last[name] for name in names if name in last), None) for column, names in KEY_METRICS.items()}
 
 
 def status(run: RunInfo, sign: LivenessSigns | None = None) -> str:
-    """``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), or how it ended.
+    """Return ``running``, ``paused``, ``stale`` (no step), ``dead`` (no sign of its process), or the final state.
 
-    The writer's word, doubted after a silence.
+    The state that the writer stored counts, unless the run has been silent.
     """
     if run.state is not RunState.RUNNING or sign is None:
         return run.state.value
@@ -81,7 +81,7 @@ HETEROGENEITY = "layers/heterogeneity"
 
 
 def layer_row(store: Store, run: RunInfo) -> dict[str, JSON] | None:
-    """Heterogeneity of the layers' gradients: last value, median and largest of the run; None where never known.
+    """Return the heterogeneity of the layers' gradients: last value, median and maximum; None if never measured.
 
     The heaviest layer is that of the last step.
     """
@@ -107,7 +107,7 @@ def layer_row(store: Store, run: RunInfo) -> dict[str, JSON] | None:
 
 
 def last_metrics(store: Store, run: RunInfo) -> list[dict[str, JSON]]:
-    """Each recorded metric: its name, what it is canonically, unit, last step and value."""
+    """Return a row for each recorded metric: name, canonical name, unit, last step and value."""
     rows = []
     for name, (at, value) in sorted(store.last_values(run.run_id).items()):
         canonical = read_as(name, run.source)

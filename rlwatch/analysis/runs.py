@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
 Steps = range | slice | Collection[int]
-"""Steps asked for; a slice is half open, as in a list: ``slice(100, 200)`` is 100 to 199."""
+"""Selected steps; a slice is half open, as in a list: ``slice(100, 200)`` is 100 to 199."""
 PLACE = ("steps", "attempts")
 FARTHEST = 2**62
 """A step that no run reaches."""
@@ -176,10 +176,10 @@ class Runs(Sequence["StoredRun"]):
     def compare(self, left: str, right: str, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
         """Compare two groups of seeds: metrics that differ, and from where on (:data:`SEEDS`).
 
-        A group is what its runs were given by ``rlwatch.init(group=)`` or a tag ``group:NAME``, or their name without
-        the seed. ``frame.attrs["answer"]`` says it in a sentence, ``frame.attrs["found"]`` has the bands of every
-        metric, for charts (:class:`rlwatch.compare.GroupComparison`). Raises ``ConfigError`` where there is no such
-        group, a group has one run, or nothing is common to all.
+        The group of a run comes from ``rlwatch.init(group=)``, from a tag ``group:NAME``, or from its name without the
+        seed. ``frame.attrs["answer"]`` holds the result in a sentence, ``frame.attrs["found"]`` the bands of every
+        metric, for charts (:class:`rlwatch.compare.GroupComparison`). Raises ``ConfigError`` if there is no such group,
+        a group has one run, or no metric or step is common to all.
 
         >>> import math
         >>> for arm, more in (("old", 0.0), ("new", 0.3)):
@@ -220,12 +220,12 @@ class Runs(Sequence["StoredRun"]):
         return self.store.unreadable()
 
     def close(self) -> None:
-        """Let go of the store; idempotent."""
+        """Close the store; idempotent."""
         self.store.close()
 
 
 _ROW_ONLY = ("state", "last_values", "deleted_at", "deleted_by")
-"""What the row of a run has beside its columns."""
+"""Fields in the row of a run that are no columns."""
 SHOWN = ("status", "verdict", "project", "name", "run_id", "last_step", "reward", "entropy", "KL", "grad norm")
 
 
@@ -236,9 +236,9 @@ def _columns_of_runs(rows: Sequence[Row]) -> Mapping[str, Column]:
 
 def _flat(row: Row) -> Row:
     verdict = row["verdict"]
-    told = {name: verdict[name] for name in ("urgency", "level", "judged")}
-    told |= {"verdict": verdict["name"], "says": verdict["text"], "tags": ", ".join(row["tags"])}
-    return row | told | key_values(row["last_values"])
+    flat = {name: verdict[name] for name in ("urgency", "level", "judged")}
+    flat |= {"verdict": verdict["name"], "says": verdict["text"], "tags": ", ".join(row["tags"])}
+    return row | flat | key_values(row["last_values"])
 
 
 def _shown(value: JSON) -> str:
@@ -349,7 +349,7 @@ class StoredRun:
         return framed(glance(view), figures(*self._drawn(view, (), None, MOST_CHARTS)))
 
     def view(self) -> RunView:
-        """The run as every face shows it: verdict, cause, advice, findings, forecast, what was not judged.
+        """The run as every interface shows it: verdict, cause, advice, findings, forecast, unused checks.
 
         >>> run.view().verdict.name, runs["seed-3"].view().verdict.name
         ('at risk', 'collapsed@30')
@@ -359,7 +359,7 @@ class StoredRun:
         return view_of_run(self.store, info, gone=gone)
 
     def metrics(self) -> pd.DataFrame:
-        """Every metric: its name as logged, what it is read as, unit, last step and value (:data:`METRICS`).
+        """Every metric: name as logged, canonical name, unit, last step and value (:data:`METRICS`).
 
         >>> run.metrics()[["metric", "canonical", "step", "value"]]
             metric       canonical  step  value
@@ -413,7 +413,7 @@ class StoredRun:
         return data_frame((_wide if form == "wide" else _long)({name: series[own] for name, own in names.items()}))
 
     def findings(self) -> pd.DataFrame:
-        """Findings, and that they eased or are over, in order (:data:`FINDINGS`).
+        """Findings, with those that eased or ended, in order (:data:`FINDINGS`).
 
         >>> run.findings()[["step", "kind", "severity", "stage", "metric"]]
            step       kind severity  stage          metric
@@ -500,9 +500,9 @@ class StoredRun:
         return Table(columns, lambda: _row_by_row(series), lambda: _wide(series))
 
     def _findings(self) -> Table:
-        told = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
-        told.sort(key=attrgetter("seq"))
-        return _of_records(FINDINGS, told)
+        findings = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
+        findings.sort(key=attrgetter("seq"))
+        return _of_records(FINDINGS, findings)
 
     def _alerts(self) -> Table:
         return _of_records(ALERTS, self.store.alerts(self.run_id))
@@ -540,9 +540,9 @@ class StoredRun:
         return self._frame([{"option": o, "value": value} for o, value in options_of(given).items()], OPTIONS)
 
     def diff(self, other: StoredRun, *, by: Literal["step", "tokens", "time"] = "step") -> pd.DataFrame:
-        """Metrics in which this run and ``other`` parted by more than chance, first first (:data:`PARTINGS`).
+        """Metrics in which this run and ``other`` diverged by more than chance, in order of step (:data:`PARTINGS`).
 
-        ``frame.attrs["answer"]`` says it in a sentence. Raises ``ConfigError`` where nothing can be laid side by side.
+        ``frame.attrs["answer"]`` holds the result in a sentence. Raises ``ConfigError`` if nothing can be compared.
 
         >>> runs["seed-2"].diff(runs["seed-3"])[["metric", "at", "left", "right"]]
                 metric    at     left  right
@@ -613,14 +613,15 @@ class StoredRun:
         )
 
     def to_mlflow(self, uri: str | None = None, *, experiment: str = "", progress: Progress = iter) -> Sent:
-        """Make a run of MLflow at a tracking URI (None: the one that MLflow takes by itself)."""
+        """Make a run of MLflow at a tracking URI (None: MLflow's default)."""
         return to_mlflow(self._story(), uri=uri, experiment=experiment, progress=progress)
 
     def _story(self) -> Story:
         info = self.info
         starts = {attempt: low for attempt, (low, _) in self.store.spans(self.run_id).items()}
-        told = sorted([*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)], key=lambda one: one.seq)
-        counted = [f for f in told if all(f.attempt >= later or f.step < low for later, low in starts.items())]
+        findings = [*self.store.findings(self.run_id), *self.store.recoveries(self.run_id)]
+        findings.sort(key=attrgetter("seq"))
+        counted = [f for f in findings if all(f.attempt >= later or f.step < low for later, low in starts.items())]
         verdict = describe(self.store, info, time.time())["verdict"]["text"]
         given = dict(recordable(info.config))
         return story_of(info, list(self._rows()), counted, options=options_of(given), config=given, verdict=verdict)
@@ -711,7 +712,7 @@ class Plot:
 
 
 def _of_records(columns: Mapping[str, Column], records: Sequence[Finding | Alert | Event]) -> Table:
-    """Their table: fields that only a newer rlwatch knows have columns, too."""
+    """Return the table of records; fields that only a newer rlwatch knows have columns, too."""
     rows = [codec.encoded(record) for record in records]
     return Table(columns_seen(columns, rows), lambda: rows)
 
@@ -739,7 +740,7 @@ def _all(series: Series) -> NDArray[np.bool_]:
 
 
 def _span(steps: Steps | None) -> tuple[int, int] | None:
-    """Lowest and highest of the steps asked for; None where these are all."""
+    """Return the lowest and highest selected step; None if all are selected."""
     if steps is None:
         return None
     if isinstance(steps, slice):
@@ -749,7 +750,7 @@ def _span(steps: Steps | None) -> tuple[int, int] | None:
 
 
 def _among(own: NDArray[np.int64], steps: Steps | None) -> NDArray[np.bool_]:
-    """True (N,) of those that are wanted."""
+    """Return a mask (N,) of the selected steps."""
     if steps is None:
         return np.ones(len(own), dtype=np.bool_)
     if not isinstance(steps, slice):
@@ -768,7 +769,7 @@ def _kept(series: Series, kept: NDArray[np.bool_]) -> Series:
 
 
 def _wide(series: Mapping[str, Series]) -> pa.Table:
-    """A row for each step of each attempt; of several values of one metric there the last logged."""
+    """Return a row for each step of each attempt, with the last logged value of each metric there."""
     arrow = pyarrow()
     steps, attempts, metrics = _aligned(series)
     columns: dict[str, Any] = {"step": arrow.array(steps), "attempt": arrow.array(attempts)}
@@ -778,7 +779,7 @@ def _wide(series: Mapping[str, Series]) -> pa.Table:
 
 
 def _row_by_row(series: Mapping[str, Series]) -> Iterator[Row]:
-    """The same rows one by one, without what is missing."""
+    """Yield the same rows one by one, without missing values."""
     steps, attempts, metrics = _aligned(series)
     columns = [(name, values.tolist(), missing.tolist()) for name, values, missing in metrics]
     for i, place in enumerate(zip(steps.tolist(), attempts.tolist(), strict=True)):
@@ -790,7 +791,7 @@ _Column = tuple[str, NDArray[np.float64], NDArray[np.bool_]]
 
 
 def _aligned(series: Mapping[str, Series]) -> tuple[NDArray[np.int64], NDArray[np.int64], Iterator[_Column]]:
-    """Steps and attempts (R,) of all rows, and of each metric its values (R,) and where there is none (R,)."""
+    """Return steps and attempts (R,) of all rows, and for each metric its values (R,) and a mask (R,) of gaps."""
     nothing = [np.zeros(0, dtype=np.int64)]
     steps, attempts = (np.concatenate([*nothing, *(getattr(s, of) for s in series.values())]) for of in PLACE)
     first = int(steps.min(initial=0))
@@ -810,7 +811,7 @@ def _aligned(series: Mapping[str, Series]) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _long(series: Mapping[str, Series]) -> pa.Table:
-    """A row for each value, by attempt and step, in the order of the metrics."""
+    """Return a row for each value, by attempt and step, in the order of the metrics."""
     arrow = pyarrow()
     attempts, steps, which, values = (
         np.concatenate([empty, *(part for part in parts)])

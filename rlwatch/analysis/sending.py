@@ -1,8 +1,9 @@
-"""A recorded run sent to another tracker: MLflow, wandb, TensorBoard's event files; each through its own package.
+"""Export of a recorded run to another tracker: MLflow, wandb, TensorBoard's event files; each through its own package.
 
-Sent is the branch that counts: values at their steps and times, settings without secrets, tags, verdict and findings as
-text, and what the tees send back: ``rlwatch/<kind>`` is 1, 2, 3 while a finding of that kind holds as info, warning,
-critical, and 0 after; forecasts are ``forecast/...``. Neither is a measurement where rlwatch reads it again.
+The export has the rows that no later attempt replaced, with their steps and times, settings without secrets, tags, and
+verdict and findings as text. Findings and forecasts are also series: ``rlwatch/<kind>`` is 1, 2, 3 while a finding of
+that kind holds as info, warning, critical, and 0 after; forecasts are ``forecast/...``. rlwatch does not read these
+series back as measurements.
 """
 
 from __future__ import annotations
@@ -22,19 +23,31 @@ from rlwatch.records import JSON, Finding, RunInfo, RunState, Stage, StepRecord
 from rlwatch.wording import cut, for_markdown, one_line
 
 Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
-"""Shows how far it is: gives back what it is given, one by one."""
-LONGEST_TOLD = 5000
-"""Characters of a text that every MLflow takes."""
+"""Displays progress: yields the records that it is given, one by one."""
+LONGEST_SUMMARY = 5000
+"""Characters of a text that every version of MLflow accepts."""
 MOST_METRICS, MOST_ENTRIES = 1000, 100
-"""Metrics, and settings, that MLflow takes at once."""
+"""Metrics, and settings, that MLflow accepts in one call."""
 OWN_TAG = "rlwatch.run_id"
-"""Tag by which a run is known in MLflow."""
+"""Tag that identifies a run in MLflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A run as it is sent. ``records``: a row for each step, in order; ``options``: settings by dotted name;
-    ``config``: the same as they were given, both without secrets; ``verdict`` in a line.
+    """A run for export.
+
+    Attributes
+    ----------
+    info
+        Description of the run.
+    records
+        A row for each step, in order.
+    options, config
+        Settings by dotted name, and as they were given; both without secrets.
+    verdict
+        The verdict in one line.
+    findings
+        Findings to list, in order.
     """
 
     info: RunInfo
@@ -45,15 +58,15 @@ class Story:
     findings: Sequence[Finding]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Verdict and findings as Markdown."""
         lines = [f"**{for_markdown(self.verdict)}**", ""]
         lines += [f"- step {f.step}, {f.severity.value}: {for_markdown(f.message)}" for f in self.findings]
-        return cut("\n".join(lines), LONGEST_TOLD)
+        return cut("\n".join(lines), LONGEST_SUMMARY)
 
     @property
     def name(self) -> str:
-        """The name people know the run by."""
+        """Name of the run; its id if it has none."""
         return self.info.name or self.info.run_id
 
     @property
@@ -64,7 +77,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Its place in the other tracker, how many rows and values were sent, and names that had to be changed."""
+    """Result of an export: the run's place in the other tracker, rows and values sent, and names that were changed."""
 
     where: str
     rows: int
@@ -81,20 +94,20 @@ def story_of(
     config: Mapping[str, JSON],
     verdict: str,
 ) -> Story:
-    """The run as it is sent, given what it logged and all findings, those that it recovered among them, in order."""
+    """Return a run for export, from its records and all findings, with recoveries, in order."""
     shown = [finding for finding in findings if not finding.stage.better]
     return Story(info, list(_with_levels(records, findings)), options, config, verdict, shown)
 
 
 def _with_levels(records: Sequence[StepRecord], findings: Sequence[Finding]) -> Iterator[StepRecord]:
-    """The rows, with what holds at each."""
-    told = sorted(findings, key=lambda finding: finding.step)
-    kinds = {finding.kind for finding in told}
+    """Yield the rows, each with the levels of the findings that hold there."""
+    by_step = sorted(findings, key=lambda finding: finding.step)
+    kinds = {finding.kind for finding in by_step}
     held: dict[tuple[str, str, str], int] = {}
     place = 0
     for record in records:
-        while place < len(told) and told[place].step <= record.step:
-            one = told[place]
+        while place < len(by_step) and by_step[place].step <= record.step:
+            one = by_step[place]
             held[one.kind, one.detector, one.metric] = 0 if one.stage is Stage.RESOLVED else one.severity.rank + 1
             place += 1
         levels = {
@@ -108,9 +121,16 @@ def _with_levels(records: Sequence[StepRecord], findings: Sequence[Finding]) -> 
 
 
 def to_tensorboard(story: Story, directory: Path, *, progress: Progress = iter) -> Sent:
-    """One event file in ``directory``, whole or not at all; numbers have the 32 bits that TensorBoard gives them.
+    """Write one event file into ``directory``, whole or not at all; numbers have TensorBoard's 32 bits.
 
-    Raises ``ConfigError`` where event files are there already, ``MissingExtraError`` without tensorboard, ``OSError``.
+    Raises
+    ------
+    ConfigError
+        If ``directory`` is a file or holds event files already.
+    MissingExtraError
+        If tensorboard is not installed.
+    OSError
+        If the file cannot be written.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -128,7 +148,7 @@ def to_tensorboard(story: Story, directory: Path, *, progress: Progress = iter) 
     target = directory / f"events.out.tfevents.{int(began):010d}.{socket.gethostname()}.rlwatch"
     part = target.with_name(f".{target.name}.part")
     settings = "".join(f"- {for_markdown(name)}: {for_markdown(value)}\n" for name, value in story.options.items())
-    texts = {"config": settings, "tags": for_markdown(", ".join(story.info.tags)), "rlwatch/findings": story.told}
+    texts = {"config": settings, "tags": for_markdown(", ".join(story.info.tags)), "rlwatch/findings": story.summary}
     values = 0
     try:
         with part.open("wb") as file:
@@ -194,7 +214,7 @@ def to_wandb(
             entity=entity,
             name=story.name,
             tags=[cut(tag, 64) for tag in story.info.tags if tag],
-            notes=story.told,
+            notes=story.summary,
             config={**story.config, "rlwatch": {"source": story.info.source, "attempts": story.info.attempt}},
             dir=str(home),
             mode="offline" if offline else "online",
@@ -268,10 +288,10 @@ def to_mlflow(story: Story, *, uri: str | None = None, experiment: str = "", pro
 
 
 def _tags_of(story: Story) -> dict[str, str]:
-    """Tags of the run, and what MLflow shows of it beside them."""
-    told = {"mlflow.note.content": story.told, "mlflow.source.name": story.info.source or "rlwatch"}
+    """Return the tags of the run, and those of MLflow's own fields."""
+    fields = {"mlflow.note.content": story.summary, "mlflow.source.name": story.info.source or "rlwatch"}
     own = {"rlwatch.verdict": story.verdict, OWN_TAG: story.info.run_id}
-    return {tag: "" for tag in map(_plain, story.info.tags) if tag} | told | own
+    return {tag: "" for tag in map(_plain, story.info.tags) if tag} | fields | own
 
 
 def _milliseconds(seconds: float) -> int:
@@ -290,7 +310,7 @@ def _lots(items: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Name -> one that MLflow can have, each another."""
+    """Return a distinct name that MLflow accepts for each name."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for name in dict.fromkeys(names):
@@ -305,7 +325,7 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """A name of letters, digits, ``_-. :/`` that is no path to elsewhere.
+    """Return a name of letters, digits and ``_-. :/`` that is no path outside of its directory.
 
     >>> _plain("reward[math]"), _plain("actor/kl"), _plain("../x")
     ('reward_math_', 'actor/kl', '.._x')
@@ -316,7 +336,7 @@ def _plain(name: str) -> str:
 
 @contextmanager
 def _refusals(tracker: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Say in a line what the other tracker refuses. Raises ``RLWatchError``."""
+    """Turn errors of the other tracker into an ``RLWatchError`` of one line."""
     try:
         yield
     except kinds as error:

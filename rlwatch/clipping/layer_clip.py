@@ -324,12 +324,12 @@ class LayerLayout:
 
     @classmethod
     def of(cls, model: nn.Module, by: By) -> LayerLayout:
-        """Lay out the model's parameters, frozen ones included. Raises ``ConfigError`` if they cannot be told apart."""
+        """Assign the model's parameters, with frozen ones, to groups. Raises ``ConfigError`` if that is impossible."""
         named = list(model.named_parameters())
         if not named:
             raise ConfigError("the model has no parameters to clip the gradients of")
         if any(hasattr(p, "_is_flat_param") or hasattr(p, "_fsdp_flattened") for _, p in named):
-            raise ConfigError("FSDP1 keeps weights flattened in one piece, where layers cannot be told; use FSDP2")
+            raise ConfigError("FSDP1 keeps weights flattened in one piece, without layers; use FSDP2")
         if divided(model):
             raise ConfigError(
                 "Megatron cuts the model over ranks, or holds its gradients in buffers, where they cannot be scaled by "

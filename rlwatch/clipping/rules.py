@@ -30,7 +30,7 @@ class ClipRule(Protocol):
 
     @property
     def by(self) -> By:
-        """Unit that the rule clips, unless the user says otherwise."""
+        """Unit that the rule clips by default."""
         ...
 
     def start(self, like: Tensor) -> State:

@@ -1,4 +1,4 @@
-"""Change what is said about a run, and remove what was deleted long enough ago."""
+"""Edit the description of runs, and remove runs that were deleted long enough ago."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlwatch.records import Purge, RunEdit, RunInfo
 from rlwatch.wording import duration, one_line
 
 GRACE_S = 7 * 86_400.0
-"""Seconds for which a deleted run cannot be purged, unless whoever purges says so."""
+"""Default for the seconds during which a deleted run cannot be purged."""
 LONGEST_NAME, LONGEST_TAG, LONGEST_NOTES, MOST_TAGS = 200, 60, 20_000, 50
 
 
@@ -29,27 +29,51 @@ def edit_run(
     deleted: bool | None = None,
     clock: Clock | None = None,
 ) -> RunInfo:
-    """Change what is given (an empty ``name``: back to the trainer's); returns the run as it is shown from now on.
+    """Edit the description of a run; None leaves a field as it is.
+
+    Parameters
+    ----------
+    store
+        The store of the run.
+    run_id
+        The run.
+    by
+        Name of the user who edits.
+    name
+        New name; an empty one restores the trainer's.
+    notes
+        New notes.
+    tag, untag
+        Tags to add and to remove.
+    archived, deleted
+        New state of the run.
+    clock
+        Source of the time; the system's by default.
+
+    Returns
+    -------
+    RunInfo
+        The run after the edit.
 
     Raises
     ------
     ConfigError
-        If nobody says who, nothing would change, a text is too long or a tag is none, or a live run is to be deleted.
+        If ``by`` is empty, a text is too long, a tag is invalid, or a live run is to be deleted.
     StoreError
-        If there is no such run, or the store cannot keep edits (now).
+        If there is no such run, or the store cannot keep edits.
     """
     now = (clock or SystemClock()).now()
     if not by.strip():
-        raise ConfigError(f"an edit needs a name, got {by!r}; say who you are with --by")
+        raise ConfigError(f"an edit needs a name, got {by!r}; give yours with --by")
     run = store.run(run_id)
     more = [one for one in dict.fromkeys(map(_tag, tag)) if one not in run.tags]
     less = [one for one in dict.fromkeys(map(_tag, untag)) if one in run.tags]
     if len(set(run.tags) | set(more)) > MOST_TAGS:
         raise ConfigError(f"a run has at most {MOST_TAGS} tags; {run_id} would have {len(run.tags) + len(more)}")
     if deleted and reports(run, now):
-        heard = duration(now - (last_sign(run) or now))
+        since_sign = duration(now - (last_sign(run) or now))
         raise ConfigError(
-            f"run {run_id} is live (last sign {heard} ago) and cannot be deleted; stop it first, or archive it"
+            f"run {run_id} is live (last sign {since_sign} ago) and cannot be deleted; stop it first, or archive it"
         )
     edit = RunEdit(
         run_id,
@@ -66,13 +90,18 @@ def edit_run(
 
 
 def purge_run(store: Store, run_id: str, *, by: str, grace_s: float = GRACE_S, clock: Clock | None = None) -> Purge:
-    """Remove the data of a run that was deleted at least ``grace_s`` seconds ago. There is no way back.
+    """Remove the data of a run for good, if it was deleted at least ``grace_s`` seconds ago.
 
-    Raises ``ConfigError`` where nobody says who or the grace lasts, ``StoreError`` where it is not deleted or in use.
+    Raises
+    ------
+    ConfigError
+        If ``by`` is empty, or the run was deleted less than ``grace_s`` seconds ago.
+    StoreError
+        If the run is not deleted, or in use.
     """
     now = (clock or SystemClock()).now()
     if not by.strip():
-        raise ConfigError(f"a purge needs a name, got {by!r}; say who you are with --by")
+        raise ConfigError(f"a purge needs a name, got {by!r}; give yours with --by")
     since = store.run(run_id).curation.deleted_at
     if since is not None and now - since < grace_s:
         left = duration(grace_s - (now - since))

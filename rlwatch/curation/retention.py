@@ -1,7 +1,7 @@
-"""Remove what is older than it need be, kind by kind: bulk that explains a day in the life of a run, not its history.
+"""Remove old bulk data of runs, kind by kind: details that explain single steps, not the history of the run.
 
-Metrics, events, findings, forecasts, alerts, commands and what people said are never removed by age; a run that
-somebody archived can be deleted as a whole, and is removed by ``rlwatch purge`` when nobody restored it.
+Metrics, events, findings, forecasts, alerts, commands and users' notes are never removed by age. An archived run can be
+deleted as a whole; ``rlwatch purge`` then removes it unless it is restored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from rlwatch.wording import duration
 
 ARCHIVED = "archived"
 KINDS = (*(kind.value for kind in Bulk), ARCHIVED)
-"""Kinds of what can be removed: bulk of every run, and archived runs as a whole."""
+"""Kinds of data that can be removed: bulk of every run, and archived runs as a whole."""
 SHORTEST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Part of a run that was removed, or would be. ``n`` batches (or runs) of ``bytes``; ``left``: why nothing was."""
+    """Part of a run that was removed, or would be.
+
+    ``n`` batches (or runs) with ``bytes`` bytes in all; ``left`` is the reason why nothing was removed.
+    """
 
     run_id: str
     kind: str
@@ -45,17 +48,32 @@ def prune(
     dry_run: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[Pruned]:
-    """Remove what is older than ``ages`` (kind -> seconds) say, of ``runs`` or of all; what has something to remove.
+    """Remove old data, and yield each part of a run with something to remove.
 
-    A live run of a directory is left alone, as its trainer alone writes it; on PostgreSQL its older bulk goes, too.
-    Each removal is kept in the audit, under ``by``.
+    In a store that is a directory a live run is skipped, as only its trainer writes it; on PostgreSQL its old bulk is
+    removed, too. Each removal is recorded in the audit.
+
+    Parameters
+    ----------
+    store
+        The store.
+    ages
+        Kind of data -> age in seconds above which it is removed, at least 3600.
+    by
+        Name of the user who removes.
+    runs
+        Ids of the runs; empty for all.
+    dry_run
+        True to yield what would be removed, and remove nothing.
+    clock
+        Source of the time; the system's by default.
 
     Raises
     ------
     ConfigError
-        For an unknown kind, an age below an hour, nobody to name, or a store that cannot do it.
+        For an unknown kind, an age below an hour, an empty ``by``, or a store that cannot remove parts of runs.
     StoreError
-        Where a run cannot be read or changed.
+        If a run cannot be read or changed.
     """
     wrong = next((kind for kind in ages if kind not in KINDS), None)
     if wrong is not None:
@@ -64,7 +82,7 @@ def prune(
     if short is not None:
         raise ConfigError(f"{short}: kept for an hour at least, got {ages[short]:g} s")
     if not by.strip():
-        raise ConfigError(f"a removal needs a name, got {by!r}; say who you are with --by")
+        raise ConfigError(f"a removal needs a name, got {by!r}; give yours with --by")
     if not callable(getattr(store, "prune", None)):
         raise ConfigError("this store cannot remove parts of runs: it is no directory and not on PostgreSQL")
     now = (clock or SystemClock()).now()
@@ -95,6 +113,6 @@ def _of_run(
         if not n:
             continue
         if not dry_run:
-            said = f"removed {n} {bulk.value} older than {duration(ages[bulk.value])}"
-            store.put_entry(AuditEntry(secrets.token_hex(8), now, by, "prune", said, run.run_id))
+            text = f"removed {n} {bulk.value} older than {duration(ages[bulk.value])}"
+            store.put_entry(AuditEntry(secrets.token_hex(8), now, by, "prune", text, run.run_id))
         yield Pruned(run.run_id, bulk.value, n, size)

@@ -1,8 +1,8 @@
-"""Find runs by what they are called, what people and trainers said of them, and their settings.
+"""Search for runs by name, tags, notes and settings.
 
-A query is terms, all of which must fit. ``lr=3e-5``, ``beta>0``, ``model~qwen``, ``tag=paper`` ask for a setting (by
-its path or the end of it) or one of :data:`FIELDS`; any other term is looked for in all of it. ``-`` before a term
-turns it round, quotes keep words together.
+A run must fit all terms of a query. ``lr=3e-5``, ``beta>0``, ``model~qwen``, ``tag=paper`` compare a setting (by its
+path or the end of it) or one of :data:`FIELDS`; any other term is searched in all texts. ``-`` before a term negates
+it, quotes keep words together.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _COMPARED = re.compile(r"([\w./-]+?)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class SearchDocument:
-    """Searchable facts of a run: fields by name, settings by path, and all of it as one text."""
+    """Searchable facts of a run: fields by name, settings by path, and everything as one text."""
 
     fields: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, JSON]
     text: str
 
     def values(self, key: str) -> list[JSON]:
-        """Values of a field, or of every setting of that name."""
+        """Return the values of a field, or of every setting of that name."""
         if key in self.fields:
             return list(self.fields[key])
         alike = next((names for names in SAME if key in names), frozenset({key}))
@@ -51,7 +51,7 @@ def _ends(path: str, names: frozenset[str]) -> bool:
 
 
 def facts_of(run: RunInfo) -> SearchDocument:
-    """The facts of a run, without secrets."""
+    """Return the searchable facts of a run, without secrets."""
     given = {one.name: one.values[0] for one in settings([run.config]) if one.values[0] is not ABSENT}
     notes = run.curation.notes
     fields = {
@@ -63,10 +63,10 @@ def facts_of(run: RunInfo) -> SearchDocument:
         "tag": run.tags,
         "note": (notes,),
     }
-    told = [text for values in fields.values() for text in values]
+    texts = [text for values in fields.values() for text in values]
     own = ((name, value) for name, value in given.items() if not name.startswith(f"{ORIGIN}."))
-    said = [f"{name}={value if isinstance(value, str) else _plain(value)}" for name, value in own]
-    return SearchDocument(fields, given, "\n".join((*told, *said)).casefold())
+    pairs = [f"{name}={value if isinstance(value, str) else _plain(value)}" for name, value in own]
+    return SearchDocument(fields, given, "\n".join((*texts, *pairs)).casefold())
 
 
 def _plain(value: JSON) -> str:
@@ -75,7 +75,7 @@ def _plain(value: JSON) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """A search, ready to be asked of many runs.
+    """A parsed search query, for use on many runs.
 
     >>> run = RunInfo("r1", name="seed3", tags=("paper",), config={"actor": {"optim": {"lr": 3e-5}}})
     >>> [SearchQuery.parse(text).fits(facts_of(run)) for text in ("lr=0.00003 tag=paper", "lr>1e-4", "SEED -paper")]
@@ -86,12 +86,12 @@ class SearchQuery:
 
     @classmethod
     def parse(cls, text: str) -> SearchQuery:
-        """Read a query; nothing is an error, an odd term is looked for as it is."""
+        """Parse a query. It never raises: a malformed term is searched literally."""
         found = [(minus == "-", _term(term.replace('"', ""))) for minus, term in _TERM.findall(text)]
         return cls(tuple(found))
 
     def fits(self, facts: SearchDocument, more: str = "") -> bool:
-        """True if every term fits; ``more`` is text that is searched beside the facts."""
+        """True if every term fits; ``more`` is text that is searched, too."""
         if more:
             facts = SearchDocument(facts.fields, facts.settings, f"{facts.text}\n{more.casefold()}")
         return all(fits(facts) is not inverted for inverted, fits in self.terms)
@@ -109,14 +109,14 @@ def _term(text: str) -> Callable[[SearchDocument], bool]:
 
 
 def _is(value: JSON, how: str, wanted: str) -> bool:
-    said = value if isinstance(value, str) else _plain(value)
+    text = value if isinstance(value, str) else _plain(value)
     if how == "~":
-        return wanted.casefold() in said.casefold()
-    one, other = _number(said), _number(wanted)
+        return wanted.casefold() in text.casefold()
+    one, other = _number(text), _number(wanted)
     if how == "=":
         if one is not None and other is not None:
             return math.isclose(one, other, rel_tol=1e-9) or (math.isnan(one) and math.isnan(other))
-        return said.casefold() == wanted.casefold()
+        return text.casefold() == wanted.casefold()
     if one is None or other is None:
         return False
     return {"<": one < other, "<=": one <= other, ">": one > other, ">=": one >= other}[how]
@@ -130,6 +130,6 @@ def _number(text: str) -> float | None:
 
 
 def matching(runs: Sequence[RunInfo], text: str) -> list[RunInfo]:
-    """The runs that fit a query."""
+    """Return the runs that fit a query."""
     query = SearchQuery.parse(text)
     return [run for run in runs if not query.terms or query.fits(facts_of(run))]

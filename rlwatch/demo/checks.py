@@ -1,4 +1,4 @@
-"""The demo as its store tells it: the facts, the person who acts on them, and the promises with their evidence.
+"""The demo as its store records it: the facts, the simulated user, and the promises with their evidence.
 
 Exit code 0 means that all promises were kept.
 """
@@ -77,7 +77,7 @@ class DemoFacts:
 
 
 def look(store: Store, run_id: str) -> DemoFacts | None:
-    """The facts now; None while the run has not begun or its files are held by somebody for a moment."""
+    """Return the current facts; None while the run has not begun, or its files are locked for a moment."""
     try:
         return DemoFacts(
             run=store.run(run_id),
@@ -129,11 +129,11 @@ class Person:
         try:
             return request(self._store, self._run_id, RESET, why=why, by=NAME, idempotency_key=key)
         except StoreBusyError:
-            return None  # the reason will still be there at the next look
+            return None  # the reason remains at the next attempt
 
 
 def reason_to_reset(facts: DemoFacts) -> str | None:
-    """Reason for a reset: a finding says so, or the curve looks it; None if neither."""
+    """Return the reason for a reset, from a finding or from the curve; None if there is none."""
     for finding in facts.findings:
         if finding.kind == "kl_saturation":
             return finding.message
@@ -192,7 +192,7 @@ class Delivered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DemoCheck:
-    """One promise, whether it was kept, and the numbers that say so."""
+    """One promise, True if it was kept, and the numbers that prove it."""
 
     promise: str
     kept: bool
@@ -247,7 +247,7 @@ def _no_early_alarm(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
 def _reset(facts: DemoFacts, command: Command | None, reset: int | None, recipe: Recipe) -> DemoCheck:
     promise = "the live trainer reset its reference when asked"
     if command is None:
-        return DemoCheck(promise, False, "nobody asked")
+        return DemoCheck(promise, False, "no request was made")
     if reset is None:
         return DemoCheck(promise, False, f"{command.status.value}: {command.result or 'no answer'}")
     recorded = any(event.kind == "reference_reset" and event.step == reset for event in facts.events)
@@ -294,7 +294,7 @@ def _forecast(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
     """From the step on at which its learning rate began to grow, and before any detector was sure."""
     promise = "the collapse was forecast"
     shown = [forecast_of(record) for record in facts.forecasts]
-    if shown and all(one.p50 is None for one in shown):  # a kind of log of which no chance is shown, and it says why
+    if shown and all(one.p50 is None for one in shown):  # a kind of log for which no chance is shown, with the reason
         return DemoCheck("no chance was shown of a kind of log that never warned", True, shown[-1].reason)
     late = [f for f in facts.findings if f.step >= recipe.range_test_step]
     forecast = next((f for f in late if f.kind == CRASH_FORECAST), None)
@@ -343,7 +343,7 @@ def _severity(payload: JSON) -> str:
 def _refused(command: Command | None) -> DemoCheck:
     promise = "a reset in the middle of the collapse was refused"
     if command is None:
-        return DemoCheck(promise, False, "nobody asked")
+        return DemoCheck(promise, False, "no request was made")
     named = any(kind in command.result for kind in COLLAPSE_KINDS)
     return DemoCheck(
         promise, command.status is CommandStatus.REJECTED and named, command.result or command.status.value

@@ -1,4 +1,4 @@
-"""``rlwatch demo``: start the trainer and the dashboard, tell what happens, act, and check what was promised."""
+"""``rlwatch demo``: start the trainer and the dashboard, narrate, act, and check the promises."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TrainerProcess:
         self._stop_s = stop_s
         self._log = directory / "training.log"
         config = directory / "rlwatch.toml"
-        config.touch()  # empty, but found first: nobody's own channels hear of a demo
+        config.touch()  # empty, but found first: no alert of the demo goes to the user's own channels
         self._command = command or command_line(store, config, directory, recipe)
         self._environment = {
             **_without_ranks(os.environ),
@@ -127,24 +127,24 @@ def command_line(store: str, config_file: Path, directory: Path, recipe: Recipe)
 
 
 def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The demo is one process even where the shell belongs to a distributed job."""
+    """Return the environment without a launcher's variables: the demo is one process even in a distributed job."""
     launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {name: value for name, value in environment.items() if name not in launcher}
 
 
-# ``rlwatch ui`` beside the demo.
+# ``rlwatch ui`` for the demo.
 
 HOST = "127.0.0.1"
 DASHBOARD_STOP_S = 10.0
 OWN_CHANNELS = ("RLWATCH_WEBHOOK_", "RLWATCH_CONFIG")
-"""Variables by which the user's own channels would be known."""
+"""Prefixes of variables that configure the user's own channels."""
 
 
 class DemoDashboard:
     """The dashboard as a process of its own on a free loopback port, while its ``with`` block runs.
 
-    Started elsewhere (``directory``) and without the webhook variables, so that no channel of the user's
-    own hears of the demo.
+    It starts in another ``directory`` and without the webhook variables, so that no alert of the demo goes to the
+    user's own channels.
     """
 
     def __init__(self, store: str, directory: Path) -> None:
@@ -155,17 +155,17 @@ class DemoDashboard:
 
     @staticmethod
     def possible() -> bool:
-        """True if what it needs is installed."""
+        """True if the packages of the dashboard are installed."""
         return all(find_spec(package) is not None for package in ("streamlit", "limits"))
 
     @property
     def url(self) -> str:
-        """Address that a person opens: the link of an operator."""
+        """Address to open: the login link of an operator."""
         return f"http://{HOST}:{self._port}/login?token={self._token}"
 
     def __enter__(self) -> Self:
-        away = (*OWN_CHANNELS, "RLWATCH_UI_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(away)}
+        removed = (*OWN_CHANNELS, "RLWATCH_UI_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
         environment["RLWATCH_UI_TOKEN"] = self._token
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -190,7 +190,7 @@ class DemoDashboard:
             self.process.wait()
 
     def wait(self) -> None:
-        """Until it ends or Ctrl-C."""
+        """Wait until it ends, or until Ctrl-C."""
         self.process.wait()
 
 
@@ -205,10 +205,10 @@ def _free_port() -> int:
 STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 ANSWERED = {CommandStatus.DONE: "green", CommandStatus.REJECTED: "magenta", CommandStatus.EXPIRED: "red"}
 MILESTONE = 50
-"""Steps between lines that say how the run is."""
+"""Steps between lines with the state of the run."""
 RECENT = 10
 PIPE_WIDTH = 160
-"""Columns where nobody watches: a log file needs no folded cells."""
+"""Columns of output that is no terminal: a log file needs no folded cells."""
 
 
 def console() -> Console:
@@ -244,34 +244,34 @@ class Narrator:
         self.progress.stop()
 
     def introduce(self, store_url: str, run_id: str, dashboard: str | None) -> None:
-        """Say what will happen before it does."""
+        """Print an introduction."""
         recipe = self._recipe
-        self.say(
+        self.print(
             "A tiny language model learns to sort digits: a real GRPO run of TRL in a process of its own. Everything "
             "below is read from its store."
         )
-        self.say(
+        self.print(
             f"Its learning-rate schedule holds a slip: a range test, forgotten at step {recipe.range_test_step}, lets "
             f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. One to three minutes."
         )
-        self.say(f"store {store_url}, run {run_id}", "dim")
+        self.print(f"store {store_url}, run {run_id}", "dim")
         if dashboard is not None:
-            self.say(f"dashboard {dashboard} (a few seconds from now)", "dim")
+            self.print(f"dashboard {dashboard} (a few seconds from now)", "dim")
 
-    def say(self, text: str, style: str = "") -> None:
-        """One line above the progress bar."""
+    def print(self, text: str, style: str = "") -> None:
+        """Print a line above the progress bar."""
         self._console.print(Text(text, style), soft_wrap=True)
 
     def narrate(self, facts: DemoFacts, deliveries: Sequence[Delivered]) -> None:
-        """Whatever is new since the last look."""
+        """Print what is new since the last call."""
         self.progress.update(self._bar, completed=facts.step, state=_state(facts))
         for key, text, style in [*_changes(facts), *_post(deliveries), *self._milestones(facts)]:
             if key not in self._reported:
                 self._reported.add(key)
-                self.say(text, style)
+                self.print(text, style)
 
     def conclude(self, checks: Sequence[DemoCheck]) -> None:
-        """The checklist."""
+        """Print the checklist of promises."""
         table = Table(title="what was promised", title_justify="left", box=None, pad_edge=False)
         table.add_column("")
         table.add_column("promise")
@@ -296,7 +296,7 @@ def _state(facts: DemoFacts) -> str:
 
 
 def _changes(facts: DemoFacts) -> Iterable[tuple[object, str, str]]:
-    """Key, line and style of all that findings, commands and alerts have to say, in that order."""
+    """Yield key, line and style of the findings, commands and alerts, in that order."""
     for f in facts.findings:
         yield ("finding", f.seq, f.kind, f.severity), f"step {f.step:4d}  {f.severity}  {f.message}", STYLES[f.severity]
     for c in facts.commands:
@@ -376,7 +376,9 @@ def _demonstrate(store: Store, directory: Path, recipe: Recipe, dashboard: str |
         with trainer, narrator:
             facts = _watch(store, run_id, trainer, receiver, narrator)
         if facts is None or trainer.code != 0:
-            narrator.say(f"the trainer ended with code {trainer.code}; its last words:\n{trainer.last_words()}", "red")
+            narrator.print(
+                f"the trainer ended with code {trainer.code}; its last output:\n{trainer.last_words()}", "red"
+            )
         if facts is None:
             return False
         diagnosis = stored_diagnosis(store, store.run(run_id))

@@ -95,9 +95,9 @@ def random_policy(tokenizer: Any) -> Any:
 
 
 def warm_start(policy: Any, tokenizer: Any, steps: int, rng: random.Random) -> float:
-    """Show the policy what an answer looks like, ``steps`` batches of 64; returns the last loss in nats per token.
+    """Train the policy on right answers for ``steps`` batches of 64; return the last loss in nats per token.
 
-    Reinforcement learning needs some right answers to begin with: this stands for supervised fine-tuning.
+    Reinforcement learning needs some right answers to begin with: this replaces supervised fine-tuning.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_START_RATE)
     loss = torch.tensor(float("nan"))
@@ -113,7 +113,7 @@ def warm_start(policy: Any, tokenizer: Any, steps: int, rng: random.Random) -> f
 
 
 def saved_and_loaded(policy: Any, tokenizer: Any, directory: Path) -> Any:
-    """The policy by way of ``directory``: TRL loads the reference from where the policy says it came from."""
+    """Save the policy to ``directory`` and load it from there, since TRL loads the reference from the policy's path."""
     policy.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return Qwen2ForCausalLM.from_pretrained(directory)

@@ -100,12 +100,12 @@ def _bad(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[tuple[i
     return tuple(sorted((at, word) for (_, word), at in found.items()))
 
 
-# What a post-mortem tells, apart from how it looks.
+# The content of a post-mortem, apart from its layout.
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A metric to draw: its canonical name, unit, the source's own name, its line, and its level in health."""
+    """A metric to draw: canonical name, unit, the source's own name, curve, and level of the healthy run."""
 
     name: str
     unit: str
@@ -126,12 +126,11 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run's story.
+    """The content of a run's post-mortem.
 
-    ``head`` maps labels to texts in the order to show them; ``culprits`` are rows of tokens blamed for a
-    gradient; ``completions`` the best and the worst
-    that were recorded, in order of reward; ``missing`` says what was not measured, and why that matters; ``config``
-    holds no secrets.
+    ``head`` maps labels to texts in the order to show them; ``culprits`` are rows of tokens blamed for a gradient;
+    ``completions`` are the best and the worst recorded ones, in order of reward; ``missing`` lists quantities that were
+    not measured, and why they matter; ``config`` holds no secrets.
     """
 
     title: str
@@ -302,7 +301,7 @@ def _asked(command: Command) -> TimelineEntry:
     return TimelineEntry(command.finished_step or 0, f"command {command.kind}{by}: {command.status.value}{why}")
 
 
-# Collects what a post-mortem tells: of a run in a store, or of a log that was replayed.
+# Collects the content of a post-mortem, from a run in a store or from a replayed log.
 
 MOST_CULPRITS = 40
 """Tokens shown: the newest localised steps first."""
@@ -573,7 +572,7 @@ MOST_TEXT = 120
 
 
 def _ends(text: str) -> str:
-    """On one line, with its end: the answer stands there."""
+    """Return a text on one line, cut in the middle: its end holds the answer."""
     whole = " ".join(text.split())
     return whole if len(whole) <= 2 * MOST_TEXT else f"{whole[:MOST_TEXT]} … {whole[-MOST_TEXT:]}"
 

@@ -43,8 +43,8 @@ def id0_run(ids: Tensor, mask: Tensor) -> Tensor:
 def unended(ids: Tensor, mask: Tensor, eos: tuple[int, ...]) -> Tensor:
     """Flag responses whose last token inside ``mask`` (B, T) is none of ``eos``, (B,) bool.
 
-    These were cut, for a trainer that does not say so; pass all ids that end a sequence. One without tokens
-    has not ended either.
+    For trainers that do not report truncation; pass all ids that end a sequence. A response without tokens has not
+    ended either.
     """
     on = mask.bool()
     if not on.shape[1]:
@@ -123,10 +123,10 @@ def distinct(ids: Tensor, mask: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return fresh.sum(-1) / total.float(), total > 0
 
 
-# Responses that say the same again and again: one block of tokens, of any length, repeated in a row.
+# Responses that repeat themselves: one block of tokens, of any length, several times in a row.
 
 LOOP_WINDOW = 16
-"""Tokens that must be equal before a place counts as said before; phrases shorter than this repeat in any text."""
+"""Equal tokens from which a place counts as a repetition; shorter phrases repeat in any text."""
 
 _MIX = 0x5851F42D4C957F2D
 """An odd multiplier (Knuth's MMIX): powers of it spread the ids of a window over 64 bits."""
@@ -134,7 +134,17 @@ _MIX = 0x5851F42D4C957F2D
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """Per response (B,): share of its tokens in the longest loop, share in a loop it ends in, whether long enough."""
+    """Loops of each response (B,).
+
+    Attributes
+    ----------
+    longest
+        Share of the tokens in the longest loop, 0 to 1.
+    tail
+        Share of the tokens in the loop that the response ends in, 0 to 1.
+    measured
+        bool: True if the response is long enough to be measured.
+    """
 
     longest: Tensor
     tail: Tensor
@@ -144,9 +154,9 @@ class Loops:
     def of(cls, ids: Tensor, mask: Tensor) -> Self:
         """Find loops in ``ids`` (B, T) inside ``mask`` (B, T).
 
-        A loop is a block that stands at least twice in a row; its cover is all its repetitions, the last of which may
-        be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence: within a loop of period
-        p that lies p tokens back at each place, so a run of equal distances is a loop, found in one sort, whatever its
+        A loop is a block that occurs at least twice in a row; its cover is all its repetitions, the last of which may
+        be cut. Every window of :data:`LOOP_WINDOW` tokens is compared with its last occurrence. Within a loop of period
+        p that lies p tokens back at each place, so a run of equal distances is a loop. One sort finds loops of any
         period. A response needs more than one window to be measured.
         """
         on = mask.bool()
@@ -163,7 +173,7 @@ class Loops:
 
 
 def distance_back(ids: Tensor, on: Tensor) -> Tensor:
-    """Distance to the last occurrence of each window of :data:`LOOP_WINDOW` tokens, (B, T'); 0 where it is new."""
+    """Return the distance to the last occurrence of each window of :data:`LOOP_WINDOW` tokens, (B, T'); 0 if new."""
     whole = windows(on, LOOP_WINDOW)
     key = _hashes(ids.detach().long(), whole.shape[1]).masked_fill(~whole, torch.iinfo(torch.int64).max)
     ordered, place = key.sort(dim=-1, stable=True)
@@ -191,12 +201,12 @@ def _wrap(x: int) -> int:
 
 
 def _cover(back: Tensor) -> Tensor:
-    """Tokens of the loop that each window stands at the end of, (B, T'); 0 where it ends none."""
+    """Return the length in tokens of the loop that ends with each window, (B, T'); 0 if none does."""
     place = torch.arange(back.shape[1], device=back.device).expand_as(back)
     breaks = torch.ones_like(back, dtype=torch.bool)
     breaks[:, 1:] = back[:, 1:] != back[:, :-1]
     begin = torch.where(breaks, place, 0).cummax(-1).values if back.numel() else place
-    # A run of equal distances `back`, r windows long, says that r + LOOP_WINDOW - 1 tokens equal those `back` earlier.
-    # If that is a whole period at least, the block stands twice, and the loop covers the first block as well.
+    # In a run of equal distances `back`, r windows long, r + LOOP_WINDOW - 1 tokens equal those `back` earlier. If that
+    # is a whole period at least, the block occurs twice, and the loop covers the first block as well.
     again = place - begin + LOOP_WINDOW  # tokens that equal those `back` earlier
     return torch.where((back > 0) & (again >= back), again + back, 0)

@@ -1,6 +1,6 @@
 """The shape of the gap between rollout engine and trainer, which differs from cause to cause.
 
-How large the gap is says :mod:`rlwatch.tensors.mismatch`. With d = log trainer - log rollout of a sampled token:
+:mod:`rlwatch.tensors.mismatch` measures the size of the gap. With d = log trainer - log rollout of a sampled token:
 
 * Sampling that cuts the distribution (top-p, top-k, min-p) and is renormalised makes d = log(kept mass) <= 0 wherever
   anything was cut. So nothing of the gap lies above 0, and the mean weight, 1 for any engine that can sample all that

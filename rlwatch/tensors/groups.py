@@ -59,9 +59,9 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Grouped(Stat):
-    """Base: keeps ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch until they are read.
+    """Base of group statistics: keeps ``values`` (B, ...), ``groups`` (B,) and ``masks`` of every batch until read.
 
-    ``count`` is the number of values kept; what could be measured of groups, :meth:`settle` tells.
+    ``count`` is the number of values kept; :meth:`settle` computes what can be measured of groups.
     """
 
     values: tuple[Tensor, ...]
@@ -316,9 +316,8 @@ class AnswerStat(Grouped):
         return Mean(measured.sum().float(), torch.where(measured, per_group, 0.0).sum())
 
     def _per_group(self, given: Tensor, times: Tensor, grouping: Grouping, n: Tensor) -> Tensor:
-        """The statistic of each group; a response whose answer was given m times is one of m that say the same."""
-        # So the sum over responses of 1 / m counts each distinct answer once, and the mean of -log(m / n) is the
-        # entropy.
+        """Return the statistic of each group; ``times`` is the number m of responses with the same answer."""
+        # The sum over responses of 1 / m counts each distinct answer once, and the mean of -log(m / n) is the entropy.
         if self.kind == "majority":
             return grouping.largest(torch.where(given, times, 0.0)) / n
         share = times / n[grouping.labels]

@@ -28,7 +28,7 @@ class Histogram(Stat):
 
     @classmethod
     def of(cls, x: Tensor, mask: Tensor, bits: int) -> Self:
-        """Count ``x`` inside ``mask`` (same shape); ``bits`` of the mantissa tell bins apart."""
+        """Count ``x`` inside ``mask`` (same shape); ``bits`` of the mantissa define the bins."""
         # The sign, the exponent and the first bits of the mantissa are the bin: a shift, where logarithms and a search
         # of edges took ten times as long. Counts are whole numbers, so their order does not matter.
         raw = widen(x).float().contiguous().view(torch.int32)

@@ -262,7 +262,7 @@ def sampling_kl(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Tensor:
     for a response without tokens.
     """
     # A mean per token, as published: length does not matter, and one catastrophic token in a long response is hidden.
-    # Hence offpolicy/kl_neg_max beside the fractions.
+    # Therefore offpolicy/kl_neg_max complements the fractions.
     gap = widen(sampling_logp) - widen(logp)
     return keep(gap, mask.bool() & ~sampling_logp.isnan(), 0.0).sum(-1) / mask.bool().sum(-1)
 

@@ -130,5 +130,5 @@ def _in_order(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:
-    """``mask`` as bool, in the shape it has beside ``x``."""
+    """Return ``mask`` as bool, broadcast to the shape of ``x``."""
     return mask.bool() if mask.shape == x.shape else mask.bool() & torch.ones_like(x, dtype=torch.bool)

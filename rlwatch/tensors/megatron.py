@@ -22,22 +22,22 @@ from torch.nn import Parameter
 from rlwatch.tensors.gradnorm import GradNorms, Piece, grad_norms, norms_of, shard_of
 
 EXPERT = "allreduce"
-"""Megatron's mark of a parameter: False of an expert that other ranks have others beside."""
+"""Attribute that Megatron sets on a parameter: False for an expert if other ranks hold other experts."""
 
 
 def groups() -> Any:
-    """Megatron's groups of ranks; None where it is not loaded, or they are not there yet."""
+    """Return Megatron's groups of ranks; None if it is not loaded or not initialised yet."""
     state = sys.modules.get("megatron.core.parallel_state")
     return state if state is not None and state.model_parallel_is_initialized() else None
 
 
 def chunks_of(model: Any) -> Sequence[Any]:
-    """The chunks of a model: Megatron, and verl's engine, hold a list of them."""
+    """Return the chunks of a model: Megatron, and verl's engine, hold a list of them."""
     return list(model) if isinstance(model, list | tuple) else [model]
 
 
 def cut(model: Any) -> bool:
-    """True if ranks of ``model`` hold different weights, by Megatron's marks, as far as can be told here."""
+    """True if, by Megatron's attributes, the ranks of ``model`` hold different weights."""
     if not any(_marked(p) for chunk in chunks_of(model) for p in chunk.parameters()):
         return False
     state = groups()
@@ -48,7 +48,7 @@ def cut(model: Any) -> bool:
 
 
 def divided(model: Any) -> bool:
-    """True if who reads ``.grad`` of ``model`` sees a part of the gradient, or nothing."""
+    """True if ``.grad`` of the parameters holds only a part of the gradient, or nothing."""
     return cut(model) or any(_buffered(chunk) or _outside(chunk) for chunk in chunks_of(model))
 
 
@@ -58,9 +58,7 @@ def hindrance(model: Any) -> str | None:
         return None
     chunks, state = chunks_of(model), groups()
     if state is None:
-        return (
-            "Megatron's groups (megatron.core.parallel_state), which say how the model is cut over ranks, are not there"
-        )
+        return "Megatron's groups (megatron.core.parallel_state), which define how ranks share the model, are missing"
     if state.get_pipeline_model_parallel_world_size() > 1:
         return "stages of a pipeline each count layers from 0, and hold different ones"
     if _unmarked_experts(state) and any(
@@ -79,10 +77,10 @@ def hindrance(model: Any) -> str | None:
 
 
 def model_norms(model: Any, *, rank: int = 0) -> GradNorms | None:
-    """Norms of the gradients that ``model`` holds now, as far as they count on this ``rank``, whoever holds it.
+    """Return norms of the gradients of ``model`` that this ``rank`` counts; None if there are none.
 
-    None if nothing does, or :func:`hindrance` says why not. Of Megatron's models once their gradients are reduced
-    (``finalize_model_grads``), and before the optimizer's step.
+    It is also None if :func:`hindrance` returns a reason. For Megatron's models call it after the gradients are reduced
+    (``finalize_model_grads``) and before the optimizer's step.
     """
     if hindrance(model) is not None:
         return None

@@ -45,12 +45,12 @@ class Stat(ABC):
 
     @abstractmethod
     def value(self) -> Tensor:
-        """The number to report, 0-d; meaningless where ``count`` is 0."""
+        """Return the number to report, 0-d; meaningless if ``count`` is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Single(Stat):
-    """Base of those that keep, beside the count, just the number they report."""
+    """Base of statistics that keep only their count and the number they report."""
 
     kept: Tensor
 

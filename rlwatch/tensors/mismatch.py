@@ -6,7 +6,7 @@ truncation is heavy.
 
 No single number is enough. KL is blind for hundreds of steps while the old log-probs are recomputed, and the share
 of tokens that IcePop masks falls while the gap widens (KPop, ringtech.notion.site/kpop): read
-``mismatch/icepop_masked`` only beside ``mismatch/logp_absdiff``. So there are the level (:func:`gap_stats`), the
+``mismatch/icepop_masked`` only together with ``mismatch/logp_absdiff``. So there are the level (:func:`gap_stats`), the
 kind of divergence (:func:`divergence_stats`), where it sits (:func:`tail_stats`), what it does to the gradient
 (:func:`advantage_stats`), how it adds up over a response (:func:`response_gap_stats`), and one cause of it
 (:func:`routing_stats`).
@@ -206,8 +206,8 @@ def jensen_shannon(d: Tensor) -> Tensor:
 def binary_kl(rollout_logp: Tensor, trainer_logp: Tensor) -> Tensor:
     """KL between "this token" and "any other", rollout || trainer, per token, nats, >= 0.
 
-    p log(p/q) + (1-p) log((1-p)/(1-q)): the exact divergence of what one sampled token can tell. It is the trust
-    region of DPPO (arXiv 2602.04879) and of OpenRLHF's ``is_correction_gating="binary_kl"``.
+    p log(p/q) + (1-p) log((1-p)/(1-q)): the exact divergence that one sampled token reveals. It is the trust region of
+    DPPO (arXiv 2602.04879) and of OpenRLHF's ``is_correction_gating="binary_kl"``.
     """
     p, q = (logp.exp().clamp(_EDGE, 1 - _EDGE) for logp in (rollout_logp, trainer_logp))
     return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
@@ -220,7 +220,7 @@ def reverse_kl(d: Tensor) -> Tensor:
     token impossible. The two signs of d are written apart, so that neither overflows nor loses its digits near 0.
     """
     # w d - w + 1 with w = exp(d): for d < 0 it is w d - expm1(d), for d > 0 w (d - 1 + exp(-d)) = w k3(d), and the
-    # other part is 0. Below -100 w d is 4e-42, nothing beside 1, and at -inf it would be 0 * -inf.
+    # other part is 0. Below -100 w d is 4e-42, negligible against 1, and at -inf it would be 0 * -inf.
     below, above = d.clamp(-100.0, 0.0), d.clamp(min=0.0)
     return below.exp() * below - torch.expm1(below) + above.exp() * k3(above)
 
@@ -248,11 +248,11 @@ SURE, UNSURE = 0.9, 0.5
 
 
 def tail_stats(gap: LogProbGap, at: Thresholds = USUAL, entropy: Tensor | None = None) -> Stats:
-    """Statistics of where the mismatch sits, over the scored tokens; ``entropy`` (B, T) nats.
+    """Return statistics of where the mismatch occurs, over the scored tokens; ``entropy`` (B, T) in nats.
 
     ``factor2_frac``: share of tokens whose probabilities differ by more than a factor of 2; ``overconfident_frac``:
     share that the engine held above .9 and the trainer below .5; ``absdiff_per_1k``: growth of |d| over 1,000 tokens
-    of a response; ``ess_truncated``: the effective sample size after truncation, beside the raw one it flatters.
+    of a response; ``ess_truncated``: the effective sample size after truncation, which looks better than the raw one.
     """
     distance = gap.d.abs()
     position = torch.arange(gap.d.shape[-1], device=gap.d.device, dtype=gap.d.dtype) / 1000
@@ -460,8 +460,10 @@ MOST_EXPERTS = 512
 
 @dataclass(frozen=True, slots=True)
 class MeanLoadViolation(Stat):
-    """Mean size of load * experts - 1 over experts and layers, of the ``loads`` (layers, MOST_EXPERTS) int64, which
-    count how often a token went to each. There are as many experts as the highest number that was seen says.
+    """Mean of ``|load * experts - 1|`` over experts and layers.
+
+    ``loads`` (layers, MOST_EXPERTS) int64 counts the tokens that went to each expert. The number of experts follows
+    from the highest index that was seen.
     """
 
     loads: Tensor

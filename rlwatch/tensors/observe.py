@@ -1,8 +1,8 @@
 """All statistics of one micro-batch, under their canonical names.
 
-An observer is a function of this room that takes a :class:`~rlwatch.tensors.tokens.TokenBatch` and returns the
-statistics of one subject, as far as the batch holds what they need. To add one, write it beside its subject and add it
-to a list below: to ``CORE`` where it takes a pass or two over (B, T), to ``FULL`` where it sorts, groups or compares.
+An observer is a function of this package that takes a :class:`~rlwatch.tensors.tokens.TokenBatch` and returns the
+statistics of one subject whose inputs the batch holds. To add one, write it in the module of its subject and add it to
+a list below: to ``CORE`` if it takes a pass or two over (B, T), to ``FULL`` if it sorts, groups or compares.
 """
 
 from __future__ import annotations

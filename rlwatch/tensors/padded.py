@@ -21,8 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 class Padded:
     """Detached ``values`` (B, T, ...).
 
-    ``valid`` (B, T) bool says which of them a row really has; None where a whole tensor was given. ``lengths`` are
-    those of the rows, where the CPU knows them.
+    ``valid`` (B, T) bool is True for values that are no padding; None if a whole tensor was given. ``lengths`` are
+    those of the rows, None if they are only on the device.
     """
 
     values: Tensor

@@ -12,8 +12,8 @@ A trainer gives what it has, in one call, as tensors, arrays or lists::
     )
     tally.add_stats(observe_responses(batch))
 
-Give a quantity once a step: lengths that a :class:`~rlwatch.tensors.tokens.TokenBatch` with ``cut`` tells of are
-not to be given here as well.
+Pass a quantity once for each step: if a :class:`~rlwatch.tensors.tokens.TokenBatch` has ``cut``, it measures lengths,
+and they must not be passed here as well.
 """
 
 from __future__ import annotations
@@ -258,9 +258,9 @@ class ResponseBatch:
         budget: float | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """Make a batch of tensors, arrays or lists; its arguments are described on the class, but for these.
+        """Make a batch of tensors, arrays or lists; the class documents all arguments but these.
 
-        ``rewards``: in a list, None where a response has none (of a tensor, ``scored`` says so).
+        ``rewards``: in a list, None where a response has none (for a tensor, pass ``scored``).
         ``groups``: how many responses a group has, if groups lie one after the other, whole, in this batch; else one
         id a response: integers, or anything that has a text, such as verl's ``uid``.
         ``answers``: one a response, of any type; None where none was extracted.
@@ -308,7 +308,7 @@ def _group_ids(groups: Any, known: Sequence[Tensor]) -> Tensor:
     if not isinstance(groups, Integral):
         return codes_of(groups)
     if not known:
-        raise ValueError("a size of groups tells nothing without responses")
+        raise ValueError("a size of groups was given without any tensor of responses")
     return consecutive(known[0].shape[0], int(groups))
 
 
@@ -324,7 +324,7 @@ def as_numbers(x: Any) -> Tensor:
 
 
 def as_optional_numbers(x: Any) -> tuple[Tensor, Tensor | None]:
-    """Numbers of which a list may lack some: NaN where None stands, and which are there (None: all), both (B,)."""
+    """Return numbers (B,) with NaN for each None, and a mask (B,) of those that are present (None: all)."""
     if isinstance(x, Tensor) or not any(value is None for value in x):
         return as_numbers(x), None
     there = torch.tensor([value is not None for value in x], device="cpu")
@@ -417,10 +417,10 @@ def by_task(prefix: str, x: Tensor, mask: Tensor, codes: Tensor, names: Iterable
 
 
 def observe_responses(batch: ResponseBatch) -> Stats:
-    """All statistics that ``batch`` holds the inputs of; the others are absent. Waits for nothing.
+    """Return all statistics whose inputs ``batch`` holds, without waiting for the device.
 
-    Statistics of groups keep one value a response, so that a group may be spread over several batches, unless the
-    batch says that its groups are whole.
+    Statistics of groups keep one value for each response, so that a group may be spread over several batches, unless
+    the batch is marked as holding whole groups.
     """
     with torch.no_grad(), counting_once():
         stats: Stats = {}

@@ -48,7 +48,7 @@ class TokenBatch:
     experts, rollout_experts
         (B, T, layers, k) ids of the experts a token was routed to, in the trainer and in the rollout engine.
     eos
-        Ids that end a response, where the trainer says so.
+        Ids that end a response; empty if the trainer does not give them.
     """
 
     logp: Tensor
@@ -88,7 +88,7 @@ class TokenBatch:
         return self.experts is not None or self.rollout_experts is not None
 
     def copied(self) -> TokenBatch:
-        """The same in memory of its own, but for experts: whoever made it may write over theirs."""
+        """Return a copy whose memory the trainer does not reuse; ids of experts are not copied."""
         mine = {name: x.detach().clone() for name, x in _tensors(self).items() if name not in _EXPERTS}
         return replace(self, **mine)
 

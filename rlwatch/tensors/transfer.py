@@ -1,4 +1,4 @@
-"""Tensors and statistics off the device: to the CPU in one copy that nobody waits for, to another rank as bytes."""
+"""Tensors and statistics off the device: to the CPU in one asynchronous copy, to another rank as bytes."""
 
 from __future__ import annotations
 
@@ -73,20 +73,19 @@ def _flattened(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``. Nobody waits, but for a copy to the CPU: it would be read half-written."""
+    """Return ``tensor`` on ``device``; only a copy to the CPU is waited for, as it could be read half-written."""
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def meeting_place(tensors: Sequence[Tensor]) -> torch.device:
-    """The first device that is not the CPU: to bring all of them there nobody has to wait."""
+    """Return the first device that is not the CPU, to which all tensors can be copied without waiting."""
     return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
 
 
 # Statistics taken apart into tensors and a plain description, and put together again elsewhere.
 #
-# So they go to the CPU in one copy and to another rank as bytes, where they merge as exactly as they would have here:
-# sums and means continue in float64. What a statistic is made of: tensors, other statistics, tuples of these, and
-# constants that JSON knows.
+# So they go to the CPU in one copy and to another rank as bytes, and merge there as exactly as here: sums and means
+# continue in float64. A statistic consists of tensors, other statistics, tuples of these, and JSON constants.
 
 logger = logging.getLogger("rlwatch")
 MOST_VALUES = 16_384
