@@ -13,10 +13,10 @@ from rlwatch.compare import (
     Absent,
     Axis,
     Comparison,
+    ConfigOption,
     MetricSeries,
     Ruler,
     SeedGroup,
-    Setting,
     compare,
     compare_groups,
     config_diff,
@@ -198,7 +198,7 @@ class Group:
     runs: tuple[RunInfo, ...]
 
 
-def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[Setting]) -> list[Group]:
+def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[ConfigOption]) -> list[Group]:
     """The runs by what they share, in the order in which they were chosen."""
     if by == NOT_GROUPED:
         return [Group(called(run), (run,)) for run in runs]
@@ -443,7 +443,7 @@ def written(value: object) -> str:
     return fmt.shorten("null" if value is None else cell(value), 60)
 
 
-def show_settings(runs: Sequence[RunInfo], differing: Sequence[Setting], go_to_run: GoToRun) -> None:
+def show_settings(runs: Sequence[RunInfo], differing: Sequence[ConfigOption], go_to_run: GoToRun) -> None:
     """The settings in which the runs differ, a column a run; and the way to each run."""
     st.html(el("div", "Settings that differ", cls="rl-family"))
     if not differing:

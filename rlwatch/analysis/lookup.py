@@ -1,4 +1,4 @@
-"""From what a person types to one run of a store."""
+"""Lookup of a run in a store by the text that a user types."""
 
 from __future__ import annotations
 

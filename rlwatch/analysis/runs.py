@@ -98,7 +98,7 @@ def open(url: str | os.PathLike[str] | None = None) -> Runs:  # noqa: A001  (rlw
 
 
 class Runs(Sequence["StoredRun"]):
-    """The runs of a store, newest first, read afresh whenever they are asked for.
+    """The runs of a store, newest first, read anew at every access.
 
     ``runs[0]`` is the newest, ``runs["math"]`` the one of that id or name, or whose id or name alone begins so; raises
     ``RunNotFoundError`` with the closest, ``ConfigError`` where several fit. Usable as a context manager.
@@ -162,7 +162,7 @@ class Runs(Sequence["StoredRun"]):
         return [_flat(describe(self.store, run, now)) for run in runs]
 
     def table(self, project: str | None = None, *, search: str = "") -> pd.DataFrame:
-        """The same as a DataFrame, a row a run.
+        """The runs as a DataFrame, a row for each.
 
         >>> runs.table()[["name", "status", "verdict", "last_step"]]
              name    status       verdict  last_step
@@ -381,8 +381,8 @@ class StoredRun:
         Parameters
         ----------
         metrics
-            Names as logged, canonical names (``policy/entropy``), or patterns (``actor/*``); None: all that was
-            measured. A column is called as it was asked for.
+            Names as logged, canonical names (``policy/entropy``), or patterns (``actor/*``); None for all metrics. A
+            column has the name that was given here.
         steps
             Only these.
         attempts

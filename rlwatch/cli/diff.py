@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlwatch.compare import Axis, Band, ComparedRun, Comparison, GroupComparison, SeedGroup, Setting
+    from rlwatch.compare import Axis, Band, ComparedRun, Comparison, ConfigOption, GroupComparison, SeedGroup
     from rlwatch.importers.naming import Naming
 
 EPILOG = examples(
@@ -193,7 +193,7 @@ def _told_apart(runs: list[ComparedRun]) -> list[ComparedRun]:
     ]
 
 
-def document(names: list[str], comparisons: list[Comparison], differing: list[Setting]) -> dict[str, JSON]:
+def document(names: list[str], comparisons: list[Comparison], differing: list[ConfigOption]) -> dict[str, JSON]:
     """All of it as plain values; a setting that a run was not given is absent from ``values``."""
     from rlwatch.compare import Absent
 
@@ -369,7 +369,7 @@ def print_comparison(one: Comparison) -> None:
     say()
 
 
-def print_settings(names: list[str], differing: list[Setting]) -> None:
+def print_settings(names: list[str], differing: list[ConfigOption]) -> None:
     """The settings in which the runs differ."""
     from rlwatch.compare import Absent
 

@@ -24,7 +24,7 @@ from rlwatch.compare.alignment import (
     subject_of_records,
     subject_of_run,
 )
-from rlwatch.compare.configs import ABSENT, Absent, Setting, config_diff, settings
+from rlwatch.compare.configs import ABSENT, Absent, ConfigOption, config_diff, settings
 from rlwatch.compare.groups import (
     GroupComparison,
     SeedGroup,
@@ -45,13 +45,13 @@ __all__ = [
     "Band",
     "ComparedRun",
     "Comparison",
+    "ConfigOption",
     "GroupComparison",
     "MetricSeries",
     "Parting",
     "Ruler",
     "SeedComparison",
     "SeedGroup",
-    "Setting",
     "Side",
     "attempt_starts",
     "compare",

@@ -11,7 +11,7 @@ from rlwatch.redaction import recordable
 
 
 class Absent:
-    """A setting that a run was not given; ``null`` is one that it was."""
+    """Value of an option that a run does not have, as opposed to ``null``."""
 
     def __repr__(self) -> str:
         return "-"
@@ -21,32 +21,35 @@ ABSENT = Absent()
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """``name`` is the path to it, joined by dots; ``values`` one for each run, :data:`ABSENT` where there is none."""
+class ConfigOption:
+    """An option of several configurations.
+
+    ``name`` is its path, joined by dots; ``values`` has one for each run, :data:`ABSENT` if the run lacks the option.
+    """
 
     name: str
     values: tuple[JSON | Absent, ...]
 
     @property
     def differs(self) -> bool:
-        """True unless all runs have the same."""
+        """True unless all runs have the same value."""
         return any(not _same(one, self.values[0]) for one in self.values[1:])
 
 
-def settings(configs: Sequence[Mapping[str, JSON]]) -> list[Setting]:
-    """Every setting of any of the runs by name, without secrets: two that are blacked out look the same."""
+def settings(configs: Sequence[Mapping[str, JSON]]) -> list[ConfigOption]:
+    """Return every option of any run by name, without secrets: two redacted values look the same."""
     flat = [dict(_leaves(recordable(config))) for config in configs]
     names = sorted(set().union(*flat)) if flat else []
-    return [Setting(name, tuple(one.get(name, ABSENT) for one in flat)) for name in names]
+    return [ConfigOption(name, tuple(one.get(name, ABSENT) for one in flat)) for name in names]
 
 
-def config_diff(configs: Sequence[Mapping[str, JSON]]) -> list[Setting]:
-    """The settings in which any two of the runs differ, by name."""
+def config_diff(configs: Sequence[Mapping[str, JSON]]) -> list[ConfigOption]:
+    """Return the options in which any two of the runs differ, by name."""
     return [setting for setting in settings(configs) if setting.differs]
 
 
 def _leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:
-    """Paths and values; a list is one value unless it holds mappings or lists, an empty mapping one, too."""
+    """Yield paths and values; a list of scalars and an empty mapping are one value each."""
     if isinstance(value, Mapping) and (value or not path):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
@@ -58,7 +61,7 @@ def _leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:
 
 
 def _same(one: JSON | Absent, other: JSON | Absent) -> bool:
-    """Equal, ``true`` is not 1 and NaN is NaN."""
+    """True if both are equal; ``true`` differs from 1, and NaN equals NaN."""
     if isinstance(one, bool) != isinstance(other, bool):
         return False
     if isinstance(one, float) and isinstance(other, float) and math.isnan(one):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlwatch.compare.alignment import READ_AT_ONCE, Axis, ComparedRun
-from rlwatch.compare.configs import Setting, config_diff
+from rlwatch.compare.configs import ConfigOption, config_diff
 from rlwatch.compare.noise import ALPHA, Answer, SeedComparison, compare_seeds, corrected
 from rlwatch.compare.sides import Side, judged_metrics
 from rlwatch.errors import ConfigError
@@ -80,7 +80,7 @@ class SeedGroup:
     runs: tuple[ComparedRun, ...]
 
     @property
-    def mixed(self) -> list[Setting]:
+    def mixed(self) -> list[ConfigOption]:
         """Settings in which the runs differ, other than seeds and output paths."""
         return [
             setting
@@ -126,7 +126,7 @@ class GroupComparison:
 
     @property
     def answer(self) -> str:
-        """All of it in one or two sentences."""
+        """The result in one or two sentences."""
         sizes = len(self.left.runs), len(self.right.runs)
         count, any_one = plural(len(self.metrics), "metric"), next(iter(self.metrics.values()))
         if self.too_few:

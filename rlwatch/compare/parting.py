@@ -140,7 +140,7 @@ def parting(metric: str, left: MetricSeries, right: MetricSeries) -> Parting | N
 
 
 def _only_one_finite(a: Floats, b: Floats) -> int | None:
-    """The first row in which one run alone is not finite; None where that is its way: both were before."""
+    """Return the first row in which only one run is finite; None if both stopped being finite at the same row."""
     strange = np.flatnonzero(~(np.isfinite(a) & np.isfinite(b)))
     if not len(strange):
         return None
@@ -183,7 +183,7 @@ def _cadence(x: Floats) -> float:
 
 
 def _binned(rows: MetricSeries, low: float, width: float) -> tuple[Floats, Floats, Floats]:
-    """Numbers of the bins that hold rows, the first place in each, and the mean there."""
+    """Return the indices of the bins that hold rows, the first place in each, and the mean there."""
     numbers = np.floor((rows.x - low) / width)
     bins, firsts, counts = np.unique(numbers, return_index=True, return_counts=True)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -225,13 +225,13 @@ def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | N
 
 
 def _shift(a: Floats, b: Floats) -> Shift | None:
-    """The lasting change of the difference, in which what is larger than usual counts by its ratio."""
+    """Return the lasting change of the difference on a scale that is logarithmic for large values; None if none."""
     size = max(float(np.median(np.abs(a))), float(np.median(np.abs(b))))
     return lasting_shift(np.arcsinh(a / size) - np.arcsinh(b / size)) if size > 0.0 else None
 
 
 def _by_shift(metric: str, x: Floats, a: Floats, b: Floats, shift: Shift) -> Parting:
-    """A parting that no single row shows."""
+    """Return a divergence that only all rows together show."""
     dated = shift.at is not None
     at = min(len(x) - 1, shift.near)
     last = slice(-max(3, len(x) // 8), None)
@@ -243,12 +243,12 @@ def _by_shift(metric: str, x: Floats, a: Floats, b: Floats, shift: Shift) -> Par
 
 
 def _own_noise(values: Floats) -> float:
-    """Standard deviation of single rows about a smooth course, from differences of rows."""
+    """Return the standard deviation of single rows about a smooth curve, from differences of rows."""
     return _spread(_bend(values, 1)) / math.sqrt(6.0)
 
 
 def _place(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
-    """Row of the parting, and the one where it ended, if it did."""
+    """Return the row of the divergence, and the row where it ended, None if it lasts; None without divergence."""
     if len(a) <= MOST_ROWS:
         return _search(metric, a, b)
     block = -(-len(a) // MOST_ROWS)
@@ -263,7 +263,7 @@ def _place(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
 
 
 def _search(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
-    """The same, in single rows and in means of a few and of more, which noise hides less from."""
+    """Search single rows, and means of several rows, which have less noise; return as :func:`_place` does."""
     found = []
     for block in BLOCKS:
         if len(a) < block * FEWEST:
@@ -279,7 +279,7 @@ def _search(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
 
 
 def _in_blocks(metric: str, a: Floats, b: Floats, block: int) -> tuple[Floats, Floats]:
-    """Means of so many rows, in which one far out does not outweigh the others."""
+    """Return means of ``block`` rows, on a scale on which an outlier does not dominate."""
     if block == 1 or len(a) < block:
         return a, b
     size = _size(metric, a[: FEWEST * block], b[: FEWEST * block], a, b)
@@ -288,7 +288,7 @@ def _in_blocks(metric: str, a: Floats, b: Floats, block: int) -> tuple[Floats, F
 
 
 def _turn(a: Floats, b: Floats, near: int, block: int) -> int:
-    """The row at which the difference changes its level most surely, around one of a block that has parted."""
+    """Return the row near ``near`` at which the level of the difference most likely changes."""
     low, high = max(0, near - 3 * block), min(len(a), near + HOLD * block)
     d = a[low:high] - b[low:high]
     d = np.clip(d, *np.quantile(d, (0.05, 0.95)))
@@ -298,7 +298,7 @@ def _turn(a: Floats, b: Floats, near: int, block: int) -> int:
 
 
 def _search_rows(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | None:
-    """Look at the rows bit by bit; chance is learnt from all rows before those that are looked at."""
+    """Search the rows in growing pieces; the range of chance comes from all rows before the piece."""
     known = FEWEST
     while known < len(a):
         further = max(known + 1, int(known * GROWTH))
@@ -312,7 +312,7 @@ def _search_rows(metric: str, a: Floats, b: Floats) -> tuple[int, int | None] | 
 
 
 def _size(metric: str, a: Floats, b: Floats, *whole: Floats) -> float:
-    """Usual size of the metric: differences far beyond it count by their ratio, those below it as they are."""
+    """Return the usual size of the metric: the scale is linear below it, and logarithmic far above."""
     row = metric_of(metric)
     least = SMALLEST_FRACTION if row is not None and (row.low, row.high) == (0.0, 1.0) else 0.0
     both = np.abs(np.concatenate((a, b)))
@@ -320,7 +320,7 @@ def _size(metric: str, a: Floats, b: Floats, *whole: Floats) -> float:
 
 
 def _left_range(u: Floats, v: Floats, known: int, further: int) -> tuple[int, int | None] | None:
-    """The first row of ``known`` to ``further`` from which the difference stays out of its range."""
+    """Return the first row from ``known`` to ``further`` from which the difference stays out of its range."""
     d = u - v
     half = max(2, known // 4)
     level = float(np.median(d[known - half : known]))
@@ -338,7 +338,7 @@ def _left_range(u: Floats, v: Floats, known: int, further: int) -> tuple[int, in
 
 
 def _held(beyond: Floats, above: float = 1.0, *, short: bool = True) -> NDArray[np.bool_]:
-    """Rows that lie above, and almost all of the ``HOLD`` from there on; at the end fewer must, and lie farther out."""
+    """Return rows that are outside with almost all of the next ``HOLD``; at the end fewer, farther ones are enough."""
     hits = beyond > above
     sums = np.concatenate(([0], np.cumsum(hits)))
     n = len(beyond)
@@ -385,7 +385,7 @@ def _apart(u: Floats, v: Floats, lag: int) -> tuple[float, float]:
 
 
 def _levels(values: Floats, rows: int) -> Floats:
-    """Running means."""
+    """Return running means."""
     if rows < 2:
         return values
     sums = np.cumsum(np.concatenate(([0.0], values)))
@@ -397,7 +397,7 @@ def _bend(values: Floats, lag: int) -> Floats:
 
 
 def _wider(values: Floats) -> float:
-    """The spread of all of them or of the later half: noise grows with what grows."""
+    """Return the larger of the spreads of all values and of the later half, as noise may grow."""
     return max(_spread(values), _spread(values[len(values) // 2 :]))
 
 
@@ -410,7 +410,7 @@ def _spread(values: Floats) -> float:
 
 
 def _quantiles(values: Floats, shares: tuple[float, ...]) -> list[float]:
-    """As ``np.quantile``, which takes ten times as long over the few rows that most calls have."""
+    """Return a quantile like ``np.quantile``, ten times as fast for few rows."""
     last = len(values) - 1
     places = [divmod(share * last, 1.0) for share in shares]
     lows = [int(low) for low, _ in places]
@@ -420,7 +420,7 @@ def _quantiles(values: Floats, shares: tuple[float, ...]) -> list[float]:
 
 
 def _different_at_once(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
-    """A difference that the first rows have, and keep to the end."""
+    """Return a difference that exists from the first rows to the end; None if there is none."""
     size = _size(metric, a[:FEWEST], b[:FEWEST], a, b)
     u, v = np.arcsinh(a / size), np.arcsinh(b / size)
     d = u - v

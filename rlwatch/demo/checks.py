@@ -283,7 +283,7 @@ def _collapsed(facts: DemoFacts) -> DemoCheck:
 
 
 def _named(diagnosis: Diagnosis, recipe: Recipe) -> DemoCheck:
-    """As the likeliest cause, from when its range test began: the first detector to notice speaks of something else."""
+    """Check that the learning rate is the likeliest cause, with an onset near the beginning of the range test."""
     first = diagnosis.causes[0] if diagnosis.causes else None
     near = first is not None and abs(first.onset_step - recipe.range_test_step) <= NAMED_WITHIN
     named = first is not None and first.kind == "learning_rate" and near
@@ -291,7 +291,7 @@ def _named(diagnosis: Diagnosis, recipe: Recipe) -> DemoCheck:
 
 
 def _forecast(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
-    """From the step on at which its learning rate began to grow, and before any detector was sure."""
+    """Check that the collapse was forecast after the learning rate began to grow, and before a critical finding."""
     promise = "the collapse was forecast"
     shown = [forecast_of(record) for record in facts.forecasts]
     if shown and all(one.p50 is None for one in shown):  # a kind of log for which no chance is shown, with the reason

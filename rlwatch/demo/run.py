@@ -46,17 +46,17 @@ class TrainerProcess:
     Parameters
     ----------
     store
-        URL of the store; the process writes there, everybody else reads.
+        URL of the store; only this process writes there.
     run_id
-        The run it will be.
+        Id of the new run.
     directory
-        For the model, the output and the log.
+        Directory for the model, the output and the log.
     webhook_url, webhook_secret
-        Where alarms go; handed over in the environment, never on the command line, where ``ps`` shows them.
+        Receiver of alerts; passed in the environment, not on the command line, which ``ps`` shows.
     command
-        Command line that is run in place of the training's.
+        Command line to run instead of the training's.
     stop_s
-        Seconds that the process has to end once it is asked to.
+        Seconds that the process has to end after the signal to stop.
     """
 
     def __init__(

@@ -311,7 +311,7 @@ class Importer(Protocol):
     """True if the order of lines carries no meaning (a table may be sorted by metric)."""
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """True if ``head``, a piece of the log, looks like this format."""
+        """Return the confidence that ``head``, a piece of the log, has this format."""
         ...
 
     def reading(self, path: str) -> LogReading:
@@ -337,7 +337,7 @@ class DirectoryImporter(ABC):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """No file is one."""
+        """Return no confidence: the format is a directory, not a file."""
         return FormatMatch(0.0, f"no {self.expects}")
 
     @abstractmethod
@@ -369,7 +369,7 @@ class LineImporter(StreamImporter):
         return self.parser(path)
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Sure as soon as its own parser finds its mark in ``head``."""
+        """Return ``weight`` as soon as the parser finds the mark of the format in ``head``."""
         if not any(mark in head for mark in self.marks) and not head.startswith(UTF16):
             return FormatMatch(0.0, f"no {self.expects}")
         parser, segments = self.reading(str(path)), Segments()

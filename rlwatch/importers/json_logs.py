@@ -200,7 +200,7 @@ class TrainerState:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Sure if the head is an object with ``log_history``; its name alone is a good sign."""
+        """Return high confidence for an object with ``log_history``, and a little less for the name of the file."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if not text.startswith(b"{") or is_row(text):
             return FormatMatch(0.0, f"no {self.expects}")

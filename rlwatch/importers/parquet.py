@@ -53,7 +53,7 @@ class ParquetTable:
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Sure by the bytes that each begins with."""
+        """Return high confidence for the bytes that every Parquet file begins with."""
         found = head.startswith(_MAGIC)
         return FormatMatch(0.99 if found else 0.0, f"{'found a' if found else 'no'} {self.expects}")
 

@@ -339,6 +339,6 @@ def _same(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
 
 
 def numbered(rows: Iterable[ImportedRow], skips: Skips) -> list[Numbered]:
-    """All of ``rows``, with their attempts."""
+    """Return all rows that count, with their attempts."""
     order = StepOrder()
     return [found for row in rows for found in order.take(row, skips)] + order.finish(skips)

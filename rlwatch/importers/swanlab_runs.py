@@ -36,7 +36,7 @@ class Scalar(NamedTuple):
 
 
 class SwanLabIntake:
-    """Takes one file in."""
+    """Reads one ``.swanlab`` file."""
 
     def __init__(self, reading: StreamReading) -> None:
         self._reading = reading
@@ -104,7 +104,7 @@ class SwanLabReading(StreamReading):
     """Reading of a ``.swanlab`` file."""
 
     def intake(self) -> SwanLabIntake:
-        """Takes one file in."""
+        """Return the intake of one file."""
         return SwanLabIntake(self)
 
 
@@ -118,7 +118,7 @@ class SwanLabRun(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:  # noqa: ARG002
-        """Sure by the mark that every such file begins with."""
+        """Return high confidence for the mark that every such file begins with."""
         found = head.startswith(_MARK)
         return FormatMatch(0.99 if found else 0.0, f"{'found the mark of a' if found else 'no'} {self.expects}")
 

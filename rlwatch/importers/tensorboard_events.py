@@ -43,7 +43,7 @@ def event_files(directory: Path) -> list[Path]:
 
 
 class EventIntake:
-    """Takes one event file in."""
+    """Reads one event file."""
 
     def __init__(self, reading: LogReading) -> None:
         self._reading = reading
@@ -72,7 +72,7 @@ class EventIntake:
         yield from self._rows.finish()
 
     def cut(self) -> Iterator[ImportedRow]:
-        """The same."""
+        """Yield the row of the last step of a file that was replaced."""
         return self.finish()
 
     def _scalar(self, step: int, ts: float, name: str, value: float) -> Iterator[ImportedRow]:
@@ -188,7 +188,7 @@ class EventReading(StreamReading):
         self._trainings = self._empty = 0
 
     def intake(self) -> EventIntake:
-        """Takes one file in."""
+        """Return the intake of one file."""
         return EventIntake(self)
 
     def rows(self, path: Path) -> Iterator[ImportedRow]:
@@ -229,7 +229,7 @@ class TensorBoardEvents(StreamImporter):
     table: ClassVar[bool] = False
 
     def sniff(self, head: bytes, path: Path) -> FormatMatch:
-        """Sure by the version that every event file begins with, and by the name that all have."""
+        """Return high confidence for the version that every event file begins with, and for its usual name."""
         if _VERSION in head[:64]:
             return FormatMatch(0.99, "found the version of an event file")
         if is_event_file(path):

@@ -56,7 +56,7 @@ class VerlConsoleParser(LineParser):
         return rows
 
     def finish(self) -> list[ImportedRow]:
-        """Nothing is held back; a name cut off at the end is counted."""
+        """Count a name that is cut off at the end; no row is held back."""
         self._close()
         return []
 

@@ -149,11 +149,11 @@ class WandbIntake:
             self._frames.damage = ""
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Nothing is held back."""
+        """Yield nothing: no row is held back."""
         return iter(())
 
     def cut(self) -> Iterator[ImportedRow]:
-        """Nothing is held back."""
+        """Yield nothing: no row is held back."""
         return iter(())
 
     def _record(self, frame: bytes) -> ImportedRow | None:

@@ -254,12 +254,12 @@ def timeline(
     alarms = [
         TimelineEntry(a.step, f"alarm: {words(a.kind)}", a.severity.value) for a in alerts if a.fired_at is not None
     ]
-    asked = [_asked(command) for command in commands if command.finished_step is not None]
+    ordered = [_command(command) for command in commands if command.finished_step is not None]
     critical = {(f.detector, f.kind) for f in findings if f.severity is Severity.CRITICAL}
     better = [
         TimelineEntry(f.step, f"{words(f.kind)}: {f.message}") for f in recoveries if (f.detector, f.kind) in critical
     ]
-    rest = [*alarms, *better, *filter(None, map(_happened, events)), *asked, *others]
+    rest = [*alarms, *better, *filter(None, map(_happened, events)), *ordered, *others]
     kept = [*numbered, *sorted(rest, key=_order)[: MOST_MOMENTS - len(numbered)]]
     return tuple(
         TimelineEntry(m.step, cut(m.text, LONGEST_MOMENT), m.level, m.number) for m in sorted(kept, key=_order)
@@ -271,7 +271,7 @@ def _order(moment: TimelineEntry) -> tuple[int, bool, int, str]:
 
 
 def _once(findings: Sequence[Finding]) -> list[Finding]:
-    """Each failure's beginning once, in its severest words."""
+    """Return one finding for each kind and onset, the most severe."""
     worst: dict[tuple[str, int], Finding] = {}
     for finding in findings:
         known = worst.get((finding.kind, finding.onset_step))
@@ -295,7 +295,7 @@ def _happened(event: Event) -> TimelineEntry | None:
     return TimelineEntry(event.step, EVENT_TEXTS[event.kind]) if event.kind in EVENT_TEXTS else None
 
 
-def _asked(command: Command) -> TimelineEntry:
+def _command(command: Command) -> TimelineEntry:
     by = f" by {command.requested_by}" if command.requested_by else ""
     why = f" ({command.why})" if command.why else ""
     return TimelineEntry(command.finished_step or 0, f"command {command.kind}{by}: {command.status.value}{why}")
@@ -450,7 +450,7 @@ def shown(config: Mapping[str, JSON]) -> dict[str, str]:
 
 
 def options_of(config: Mapping[str, JSON]) -> dict[str, str]:
-    """The same with values of any length, by name."""
+    """Return the configuration with dotted names and values of any length, sorted by name."""
     return dict(sorted(_flat(recordable(config), "")))
 
 
@@ -494,13 +494,13 @@ def _table(
 
 
 def findings_table(facts: RunSummary) -> ReportTable:
-    """Each, newest first."""
+    """Return the table of findings, newest first."""
     rows = [_cells(FINDINGS, FINDINGS_SHOWN, finding) for finding in reversed(facts.findings)]
     return _table(heads(FINDINGS, FINDINGS_SHOWN), rows, folded=len(rows) > 12)
 
 
 def alerts_table(facts: RunSummary) -> ReportTable:
-    """Each, in order of onset."""
+    """Return the table of alerts, in order of onset."""
     rows = [_cells(ALERTS, ALERTS_SHOWN, alert) for alert in facts.alerts]
     return _table(heads(ALERTS, ALERTS_SHOWN), rows)
 

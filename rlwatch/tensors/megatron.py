@@ -1,11 +1,11 @@
-"""Gradients of models that Megatron holds: cut over ranks, and in plain ``.grad`` or in the flat buffers of its DDP.
+"""Gradients of Megatron's models: sharded over ranks, in plain ``.grad`` or in the flat buffers of its DDP.
 
-What this rank has of each gradient counts once among all ranks. Of a weight that tensor parallelism cuts each of its
-ranks has a piece; what it does not cut lies whole on all of them, and the first counts it. Experts lie apart, over
-groups of their own. Of data-parallel copies the first counts; with the distributed optimizer each rank has, once
-gradients are reduced, only its part of each bucket.
+Each element of a gradient counts once among all ranks. A weight that tensor parallelism shards has a piece on each of
+its ranks. Other weights are whole on all of them, and the first rank counts them. Experts have groups of ranks of their
+own. The first of the data-parallel copies counts; with the distributed optimizer each rank holds, once gradients are
+reduced, only its part of each bucket.
 
-No collective: ranks, groups and marks are asked, all of which Megatron set up.
+No collective is called: ranks, groups and attributes of parameters come from Megatron.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _Lines:
 
 
 def _pieces(chunk: Any, state: Any) -> Iterator[Piece]:
-    """Each gradient: what of it counts on this rank, out of the elements that all ranks hold."""
+    """Yield for each gradient the part that this rank counts, and the number of elements on all ranks."""
     places = _places(chunk)
     for name, parameter in chunk.named_parameters():
         if getattr(parameter, "shared", False) or not (parameter in places or parameter.grad is not None):
@@ -147,7 +147,7 @@ def _pieces(chunk: Any, state: Any) -> Iterator[Piece]:
 
 
 def _reduced(chunk: Any, parameter: Parameter, places: Mapping[Parameter, Any], lines: _Lines) -> Tensor | None:
-    """The part of a gradient that is reduced here and counts here, among data-parallel ranks."""
+    """Return the part of a gradient that this rank counts among data-parallel ranks; None if it counts nothing."""
     grad = parameter.grad
     if parameter not in places:
         if grad is None or hasattr(grad, "to_local"):

@@ -486,7 +486,7 @@ class MeanLoadViolation(Stat):
         return replace(self, count=torch.where(both, self.count + other.count, 0.0), loads=self.loads + other.loads)
 
     def violations(self) -> tuple[Tensor, Tensor]:
-        """(layers, MOST_EXPERTS) load * experts - 1, and where there is an expert."""
+        """Return load * experts - 1 (layers, MOST_EXPERTS), and a mask of the experts that exist."""
         number = torch.arange(1, MOST_EXPERTS + 1, device=self.loads.device)
         experts = torch.where(self.loads.any(0), number, 0).amax()
         loads = self.loads.double()
@@ -499,7 +499,7 @@ class MeanLoadViolation(Stat):
 
 
 class LoadViolation(MeanLoadViolation):
-    """Of the busiest expert, mean over layers."""
+    """Load * experts - 1 of the busiest expert, mean over layers."""
 
     @override
     def value(self) -> Tensor:
@@ -508,7 +508,7 @@ class LoadViolation(MeanLoadViolation):
 
 
 class WorstLoadViolation(MeanLoadViolation):
-    """Of the busiest expert of all layers."""
+    """Load * experts - 1 of the busiest expert of all layers."""
 
     @override
     def value(self) -> Tensor:
