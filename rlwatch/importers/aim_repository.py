@@ -76,7 +76,7 @@ def _storage() -> _Storage:
 
 
 class _Properties(NamedTuple):
-    """What users set for a run."""
+    """Name, experiment and tags that users set for a run."""
 
     name: str = ""
     archived: bool = False

@@ -125,7 +125,7 @@ def played(clock, events):
     given_ = []
     for n, (kind, flag, number) in enumerate(events):
         if kind == "row":
-            given_ += clock.row(n, trains=flag, beside=(number, 60) if number else (0, 0))
+            given_ += clock.row(n, trains=flag, bar_before=(number, 60) if number else (0, 0))
         elif kind == "bar":
             given_ += clock.bar(number, 60, directly=flag)
         else:
