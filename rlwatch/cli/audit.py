@@ -19,13 +19,23 @@ from rlwatch.wording import local_moment, one_line
 
 
 _PINS = "pin"
-"""Acts about a person's own view of the dashboard, which change nothing for anybody else."""
+"""Prefix of acts on a user's own view of the dashboard, which change nothing for other users."""
 
 
 def acts_of_people(store: Store, run_id: str | None = None) -> list[AuditEntry]:
-    """Notes, acknowledgements, silences, prunings, commands, edits and purges; oldest first, of one run or of all.
+    """Return notes, acknowledgements, silences, prunings, commands, edits and purges, oldest first.
 
-    Raises ``StoreError`` where the run, or the store, cannot be read.
+    Parameters
+    ----------
+    store
+        The store to read.
+    run_id
+        The run; None for all runs.
+
+    Raises
+    ------
+    StoreError
+        If the run, or the store, cannot be read.
     """
     runs = [store.run(run_id)] if run_id is not None else [*store.runs(), *store.runs(deleted=True)]
     found = [entry for entry in store.audit(run_id) if not entry.act.startswith(_PINS)]
@@ -34,7 +44,7 @@ def acts_of_people(store: Store, run_id: str | None = None) -> list[AuditEntry]:
         try:
             found += [_command(command) for command in store.commands(run.run_id)]
         except ControlUnavailableError:
-            continue  # a place that carries none
+            continue  # a store without commands
     found += [_purge(purge) for purge in store.purges() if run_id in (None, purge.run_id)]
     return sorted(found, key=lambda entry: entry.at)
 
@@ -48,7 +58,7 @@ def _command(command: Command) -> AuditEntry:
 
 
 def _edit(edit: RunEdit) -> AuditEntry:
-    said = {
+    changes = {
         "name": edit.name,
         "notes": edit.notes,
         "tagged": ", ".join(edit.tagged) or None,
@@ -56,7 +66,7 @@ def _edit(edit: RunEdit) -> AuditEntry:
         "archived": edit.archived,
         "deleted": edit.deleted,
     }
-    parts = [f"{name}: {_word(value)}" for name, value in said.items() if value is not None]
+    parts = [f"{name}: {_word(value)}" for name, value in changes.items() if value is not None]
     text = "; ".join(parts)
     return AuditEntry(f"edit-{edit.run_id}-{edit.at}", edit.at, edit.by, "edit", one_line(text, 400), edit.run_id)
 

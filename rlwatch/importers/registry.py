@@ -443,7 +443,7 @@ def read_data(data: object, *, run: str | None = None, naming: Naming = NONE) ->
     """The runs that a DataFrame, a mapping or a list of rows holds; only ``run`` if given.
 
     Mappings and lists are read as :mod:`~rlwatch.importers.json_document` reads them from a file, tables of pandas,
-    polars and pyarrow as :mod:`~rlwatch.importers.data_frame` says. Raises ``ImportFormatError`` as :func:`read_log`.
+    polars and pyarrow as :mod:`~rlwatch.importers.data_frame` does. Raises ``ImportFormatError`` as :func:`read_log`.
 
     >>> [one] = read_data({"step": [1, 2], "entropy": [0.5, float("nan")]})
     >>> one.format, [record.metrics for record in one.records]

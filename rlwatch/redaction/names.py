@@ -324,7 +324,7 @@ def kind_of(letter: str) -> str:
     return "0" if letter.isdigit() else "a" if letter.islower() else "A"
 
 
-# Passwords where a text gives them without naming them: ``ann:pw@host``, ``mysql -ppw``, netrc, SQL.
+# Passwords in texts that do not name them: ``ann:pw@host``, ``mysql -ppw``, netrc, SQL.
 
 
 _BEFORE_AT = re.compile(
@@ -387,7 +387,7 @@ _PLACED = re.compile(
     r"|mc\s+(?:alias|config\s+host)\s+(?:set|add)\s+\S{1,64}\s+\S{1,200}\s+\S{1,128}\s+"
     r"|xfreerdp\b[^|;&\n]{0,200}?\s/p:))((?!--?[a-z]|\w{1,30}=)[^\s|;&]+)"
 )
-"""Where the place after the command suspicion it."""
+"""Commands that take a password at a fixed place."""
 _PIPED = re.compile(
     r"(\becho\s+(?:-n\s+)?)([^\s|;&]+)(?=\s*\|\s*(?:sudo\s+-S|chpasswd|kinit|docker\s+login|openssl)\b)"
 )

@@ -201,10 +201,11 @@ class Covariance(Paired):
 
 @dataclass(frozen=True, slots=True)
 class Pairs(Stat):
-    """Base of those that need the c_t of all tokens together: pairs are kept until the step ends.
+    """Base of statistics that need the c_t of all tokens together: pairs are kept until the step ends.
 
-    ``logp`` and ``masks`` hold one (B, T) a micro-batch, ``advantages`` one that broadcasts to it; ``means`` are of all
-    their tokens. A pair of the i-th micro-batch stands for ``every[i]`` pairs: 1, unless they were made compact.
+    ``logp`` and ``masks`` hold one (B, T) tensor for each micro-batch, ``advantages`` one that broadcasts to it;
+    ``means`` cover all their tokens. A pair of the i-th micro-batch represents ``every[i]`` pairs, 1 unless they were
+    thinned.
     """
 
     means: Covariance
@@ -249,11 +250,11 @@ class Pairs(Stat):
         return x * y, columns["masks"]
 
     def columns(self) -> dict[str, Tensor]:
-        """Columns of all pairs that are kept by field, (N,)."""
+        """Return the columns (N,) of all kept pairs, by field."""
         return {name: self._column(getattr(self, name)) for name in self._kept()}
 
     def times(self, mask: Tensor) -> Tensor | None:
-        """Number of pairs that each stands for, (N,), 0 outside the ``mask``; None where each is itself alone."""
+        """Return the number of pairs that each kept pair represents, (N,), 0 outside ``mask``; None if all are 1."""
         if max(self.every, default=1) == 1:
             return None
         counts = [x.new_full((x.numel(),), n, dtype=torch.float64) for x, n in zip(self.logp, self.every, strict=True)]

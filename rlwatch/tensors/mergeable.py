@@ -325,8 +325,8 @@ class Ess(Stat):
 class Quantile(Stat):
     """An exact quantile; keeps the values (4 bytes a token) until the step ends.
 
-    A value of the i-th piece stands for ``every[i]`` values: 1, unless it was made compact. Of n values, a compact
-    one is exact for some q' within ``every / n`` of ``q``.
+    A value of the i-th piece represents ``every[i]`` values, 1 unless it was thinned. With n values, the result of a
+    thinned piece is exact for some q' within ``every / n`` of ``q``.
     """
 
     q: float
@@ -358,7 +358,7 @@ class Quantile(Stat):
             return self
         ordered, n = keep(x, mask, torch.inf).sort().values, mask.sum()
         first = torch.arange(0, len(x), every, device=x.device)
-        # The middle of each run of `every` order statistics stands for the run: no rank is off by more than half a run,
+        # The middle of each run of `every` order statistics represents the run: no rank is off by more than half a run,
         # so that any quantile of the merged values is exact for some q' within every / n of q.
         middle = (first + (every - 1) // 2).minimum((n - 1).clamp(min=0))
         broken = keep(x, mask, 0.0).isnan().any()

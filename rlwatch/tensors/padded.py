@@ -153,10 +153,10 @@ _ODD = (-7046029254386353131, -4417276706812531889, 1609587929392839161)
 
 
 def places_of(rows: Sequence[Tensor], known: Sequence[Tensor]) -> Tensor | None:
-    """(B,) the first row of ``known`` that has the same ids; -1 where none has, None where the widths differ.
+    """Return the index (B,) of the first row of ``known`` with the same ids; -1 if none, None if the widths differ.
 
-    Tables may come in parts (B, L) and (N, L), whole numbers of one device each. Rows are compared by a hash, and with
-    the one row that has the same: nothing larger than B x N is made, and nobody waits for the device.
+    Tables may come in parts (B, L) and (N, L), integers on one device each. Rows are compared by a hash, and then with
+    the one row of the same hash: no tensor is larger than B x N, and there is no synchronisation with the device.
 
     >>> places_of([torch.tensor([[3, 4], [9, 9]])], [torch.tensor([[1, 2], [3, 4]])]).tolist()
     [1, -1]

@@ -153,7 +153,7 @@ def test_marks_without_groups_are_refused_where_there_are_ranks(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    assert "are not there" in megatron.hindrance(model)
+    assert "are missing" in megatron.hindrance(model)
     assert megatron.hindrance(net()) is None
 
 
