@@ -183,7 +183,7 @@ class Controller:
             _reject_the_unanswered(waiting, STOPPED, step)
 
     def _resolved(self, command: Command) -> Command:
-        handler = self._handlers.get(command.kind)
+        handler: object = self._handlers.get(command.kind)
         if not isinstance(handler, Resolving):
             return command
         return self._seam.attempt(f"command {command.kind}", handler.resolved, command) or command
