@@ -33,7 +33,7 @@ from rlwatch.compare.groups import (
     runs_of_group,
 )
 from rlwatch.compare.noise import Answer, Band, SeedComparison, compare_seeds
-from rlwatch.compare.parting import FEWEST, MetricSeries, Parting, first_parted, paired, parting
+from rlwatch.compare.parting import FEWEST, Divergence, MetricSeries, by_place, divergence_of, paired
 from rlwatch.compare.sides import Side, judged_metrics
 from rlwatch.wording import plural
 
@@ -46,9 +46,9 @@ __all__ = [
     "ComparedRun",
     "Comparison",
     "ConfigOption",
+    "Divergence",
     "GroupComparison",
     "MetricSeries",
-    "Parting",
     "Ruler",
     "SeedComparison",
     "SeedGroup",
@@ -59,11 +59,11 @@ __all__ = [
     "compare_seeds",
     "config_diff",
     "counts",
+    "divergence_of",
     "group_of",
     "held",
     "judged_metrics",
     "paired",
-    "parting",
     "rows_that_count",
     "ruler",
     "runs_of_group",
@@ -105,7 +105,7 @@ class Comparison:
     left: str
     right: str
     axis: Axis = Axis.STEP
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[Divergence, ...] = ()
     compared: tuple[str, ...] = ()
     short: tuple[str, ...] = ()
     only_left: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Comparison:
     problem: str = ""
 
     @property
-    def first(self) -> Parting | None:
+    def first(self) -> Divergence | None:
         """The first divergence that lasts; None if there is none."""
         return next((one for one in self.partings if not one.apart_from_start and one.until is None), None)
 
@@ -153,7 +153,7 @@ class Comparison:
             return ""
         return "Then " + ", ".join(self._when(one) for one in later) + "."
 
-    def _when(self, one: Parting) -> str:
+    def _when(self, one: Divergence) -> str:
         return f"{one.metric} at {self.axis.place(one.at)}" if one.dated else f"{one.metric}, not dated"
 
 
@@ -186,11 +186,11 @@ def compare(left: ComparedRun, right: ComparedRun, axis: Axis = Axis.STEP) -> Co
             unequal = np.flatnonzero((a != b) & ~(np.isnan(a) & np.isnan(b)))
             if len(unequal):
                 differs.append(float(x[unequal[0]]))
-            found = parting(name, one[name], other[name])
+            found = divergence_of(name, one[name], other[name])
             partings += [] if found is None else [found]
     return replace(
         empty,
-        partings=tuple(first_parted(partings)),
+        partings=tuple(by_place(partings)),
         compared=tuple(compared),
         short=tuple(short),
         differs_from=min(differs, default=None),

@@ -54,7 +54,7 @@ class MetricSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The divergence of one metric in two runs.
 
     Attributes
@@ -121,22 +121,22 @@ class Parting:
         return f"{number(self.times, 2)} x noise"
 
 
-def first_parted(partings: Iterable[Parting]) -> list[Parting]:
+def by_place(partings: Iterable[Divergence]) -> list[Divergence]:
     """Return divergences by place, then those that exist from the first rows on."""
     return sorted(partings, key=lambda one: (one.apart_from_start, *one.order))
 
 
-def parting(metric: str, left: MetricSeries, right: MetricSeries) -> Parting | None:
+def divergence_of(metric: str, left: MetricSeries, right: MetricSeries) -> Divergence | None:
     """Return the divergence of ``metric``; None if chance explains it, or if fewer than :data:`FEWEST` rows match."""
     x, a, b = paired(left, right)
     odd = _only_one_finite(a, b)
     finite = np.isfinite(a) & np.isfinite(b)
     if odd is not None:
         finite[odd:] = False
-    found = _finite_parting(metric, x[finite], a[finite], b[finite])
+    found = _finite_divergence(metric, x[finite], a[finite], b[finite])
     if odd is None or (found is not None and not found.apart_from_start and found.until is None):
         return found
-    return Parting(metric, float(x[odd]), float(a[odd]), float(b[odd]), math.inf, float(x[odd - 1]) if odd else None)
+    return Divergence(metric, float(x[odd]), float(a[odd]), float(b[odd]), math.inf, float(x[odd - 1]) if odd else None)
 
 
 def _only_one_finite(a: Floats, b: Floats) -> int | None:
@@ -194,7 +194,7 @@ def _binned(rows: MetricSeries, low: float, width: float) -> tuple[Floats, Float
 # What chance does, and what it does not.
 
 
-def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
+def _finite_divergence(metric: str, x: Floats, a: Floats, b: Floats) -> Divergence | None:
     if len(x) < FEWEST or np.array_equal(a, b):
         return None
     place, shift = _place(metric, a, b), _shift(a, b)
@@ -212,7 +212,7 @@ def _finite_parting(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | N
     offset = float(np.median(before))
     usual = max(GAUSSIAN * float(np.median(np.abs(before - offset))), _own_noise(a[:at]), _own_noise(b[:at]))
     apart = abs(float(a[at] - b[at]) - offset)
-    return Parting(
+    return Divergence(
         metric,
         float(x[at]),
         float(a[at]),
@@ -230,14 +230,14 @@ def _shift(a: Floats, b: Floats) -> Shift | None:
     return lasting_shift(np.arcsinh(a / size) - np.arcsinh(b / size)) if size > 0.0 else None
 
 
-def _by_shift(metric: str, x: Floats, a: Floats, b: Floats, shift: Shift) -> Parting:
+def _by_shift(metric: str, x: Floats, a: Floats, b: Floats, shift: Shift) -> Divergence:
     """Return a divergence that only all rows together show."""
     dated = shift.at is not None
     at = min(len(x) - 1, shift.near)
     last = slice(-max(3, len(x) // 8), None)
     one, other = (float(a[at]), float(b[at])) if dated else (float(np.median(a[last])), float(np.median(b[last])))
     offset = float(np.median(a[:at] - b[:at]))
-    return Parting(
+    return Divergence(
         metric, float(x[at]), one, other, abs(shift.size) / shift.noise, float(x[at - 1]), before=offset, dated=dated
     )
 
@@ -419,7 +419,7 @@ def _quantiles(values: Floats, shares: tuple[float, ...]) -> list[float]:
     return [low + (high - low) * part for (low, high), (_, part) in zip(ends, places, strict=True)]
 
 
-def _different_at_once(metric: str, x: Floats, a: Floats, b: Floats) -> Parting | None:
+def _different_at_once(metric: str, x: Floats, a: Floats, b: Floats) -> Divergence | None:
     """Return a difference that exists from the first rows to the end; None if there is none."""
     size = _size(metric, a[:FEWEST], b[:FEWEST], a, b)
     u, v = np.arcsinh(a / size), np.arcsinh(b / size)
@@ -430,4 +430,4 @@ def _different_at_once(metric: str, x: Floats, a: Floats, b: Floats) -> Parting 
         return None
     noise = max(_own_noise(a), _own_noise(b))
     apart = abs(float(a[0] - b[0]))
-    return Parting(metric, float(x[0]), float(a[0]), float(b[0]), apart / noise if noise > 0 else math.inf)
+    return Divergence(metric, float(x[0]), float(a[0]), float(b[0]), apart / noise if noise > 0 else math.inf)

@@ -72,19 +72,19 @@ values = st.one_of(
 
 
 def metric_names(detector: Detector) -> list[str]:
-    """Metrics it requires, and those it may ask for corroboration."""
+    """Return the metrics that a detector requires, and those that it reads if present."""
     asked = {*(name for option in detector.requires for name in option), *getattr(detector, "reads", ())}
     own = {name for one in asked for name in _members(one)}
     return sorted(own | {"reward/mean", "reward/zero_std_frac", "optim/grad_norm", "policy/vocab_size"})
 
 
 def _members(name: str) -> list[str]:
-    """The metric, or some of an open family."""
+    """Return the metric, or some members of an open family."""
     return [f"{name}layers.{i}" for i in range(LAYERS)] if name.endswith("/") else [name]
 
 
 def streams(detector: Detector, max_size: int = 40) -> st.SearchStrategy[list[ClosedStep]]:
-    """Streams of rows with increasing steps of any gap, and any of the metrics missing."""
+    """Return a strategy for rows with increasing steps, any gaps, and any missing metrics."""
     metrics = st.dictionaries(st.sampled_from(metric_names(detector)), values, max_size=6)
     rows = st.lists(st.tuples(st.integers(1, 20), metrics), max_size=max_size)
     return rows.map(_closed)
@@ -99,7 +99,7 @@ def _closed(rows: Sequence[tuple[int, dict[str, float]]]) -> list[ClosedStep]:
 
 
 def outputs(detector: Detector, stream: Sequence[ClosedStep]) -> list[list[Finding]]:
-    """Its findings at each row."""
+    """Return the findings of a detector at each row."""
     return [detector.update(step) for step in stream]
 
 
@@ -123,7 +123,7 @@ def broken_runs() -> tuple[tuple[ClosedStep, ...], ...]:
 
 @cache
 def whole_run(seed: int = 0, length: int = 300, every: int = 1) -> tuple[ClosedStep, ...]:
-    """A healthy run with everything in it. Made once: every detector is shown the same."""
+    """Return a healthy run with all metrics, made once and shared by all detectors."""
     return tuple(healthy_run(seed, length=length, every=every, layers=LAYERS, taps=True))
 
 
@@ -160,7 +160,7 @@ def _broken(row: ClosedStep, since: int) -> dict[str, float]:
 
 
 def check_finding(detector: Detector, finding: Finding, step: ClosedStep) -> None:
-    """A finding names its detector, a declared kind, a past onset, and numbers JSON can carry."""
+    """Check that a finding has its detector, a declared kind, a past onset, and numbers that JSON can hold."""
     assert finding.detector == detector.name
     assert finding.kind in detector.kinds
     assert finding.family == detector.family

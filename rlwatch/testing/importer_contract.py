@@ -40,12 +40,12 @@ CUTS = 150
 
 
 def comparable(records: Sequence[StepRecord]) -> list[tuple[int, int, int, str]]:
-    """Records as plain comparable values (NaN equals NaN)."""
+    """Return records as plain comparable values (NaN equals NaN)."""
     return [(record.seq, record.attempt, record.step, repr(dict(record.metrics))) for record in records]
 
 
 class ImporterContract:
-    """For all importers."""
+    """Tests of every importer."""
 
     format: ClassVar[str]
     names: ClassVar[tuple[str, str]]
@@ -55,7 +55,7 @@ class ImporterContract:
     """What the source's way of writing NaN, Inf and -Inf reads as."""
 
     def write(self, rows: Sample) -> bytes:
-        """The log of a run that logged ``rows``, as the source writes it; longer for more rows."""
+        """Return the log of a run that logged ``rows``, as the source writes it; more rows must make it longer."""
         raise NotImplementedError("write the log as the trainer does")
 
     def rows(self, count: int, *, first: int = 1) -> list[tuple[int, dict[str, float]]]:
@@ -69,13 +69,13 @@ class ImporterContract:
         return tmp_path / self.filename
 
     def records(self, log: Path, data: bytes) -> list[StepRecord]:
-        """Records that reading ``data`` gives."""
+        """Return the records of ``data``."""
         log.write_bytes(data)
         [run] = read_log(log)
         return run.records
 
     def records_unless_refused(self, log: Path, data: bytes) -> list[StepRecord] | None:
-        """The same, or None if the log was refused with an error that names it."""
+        """Return the records of ``data``, or None if it was refused with an error that names the log."""
         try:
             return self.records(log, data)
         except ImportFormatError as error:
@@ -84,7 +84,7 @@ class ImporterContract:
         return None
 
     def test_it_is_recognised_and_by_no_other_more(self, log: Path) -> None:
-        """By content; of all importers it is the most sure."""
+        """By content, with the highest confidence of all importers."""
         log.write_bytes(self.write(self.rows(5)))
         given_ = {importer.name: verdict for importer, verdict in verdicts(log.read_bytes(), log)}
 
@@ -141,7 +141,7 @@ class ImporterContract:
 
     @pytest.mark.parametrize("garbage", GARBAGE)
     def test_garbage_after_the_end_changes_nothing_or_is_a_clear_error(self, log: Path, garbage: bytes) -> None:
-        """A crash prints all sorts of things."""
+        """A crash may print any text."""
         whole = self.write(self.rows(5))
         expected = comparable(self.records(log, whole))
         records = self.records_unless_refused(log, whole + garbage)

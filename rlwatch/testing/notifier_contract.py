@@ -38,7 +38,7 @@ def a_message(message_id: str = "0123456789abcdef", **payload: JSON) -> OutboxMe
 
 
 class NotifierContract:
-    """For all notifiers."""
+    """Tests of every notifier."""
 
     secrets: tuple[str, ...] = ()
 
@@ -80,7 +80,7 @@ class NotifierContract:
         assert notifier.deliver(a_message(**payload)).ok
 
     def test_its_repr_and_logs_leak_no_secret(self, notifier: Notifier, caplog: pytest.LogCaptureFixture) -> None:
-        """At the most talkative level, libraries included."""
+        """At level DEBUG, libraries included."""
         caplog.set_level(logging.DEBUG)
         delivery = notifier.deliver(a_message())
 
@@ -88,7 +88,7 @@ class NotifierContract:
 
 
 class HTTPNotifierContract(NotifierContract):
-    """For notifiers that deliver over HTTP; talks to a real server on the loopback interface."""
+    """Tests of notifiers that deliver over HTTP, against a real server on the loopback interface."""
 
     limit_s = 0.3
     yes = b""
@@ -100,23 +100,23 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.fixture
     def receiver(self) -> Iterator[WebhookReceiver]:
-        """Accepts everything."""
+        """Return a receiver that accepts everything."""
         with WebhookReceiver(WebhookReply(200, body=self.yes), any_path=True) as receiver:
             yield receiver
 
     @pytest.fixture
     def notifier(self, receiver: WebhookReceiver) -> Notifier:
-        """One that delivers to :meth:`receiver`."""
+        """Return a notifier that delivers to :meth:`receiver`."""
         self.secrets = (SECRET, receiver.url.rpartition("/")[2])
         return self.make(receiver.url, SECRET, 5.0)
 
     def answered(self, answer: WebhookReply | int, limit_s: float = NEVER_S) -> tuple[Delivery, WebhookReceiver]:
-        """Delivery that the notifier makes of one answer."""
+        """Return the delivery that follows from one answer, and its receiver."""
         with WebhookReceiver(answer, any_path=True) as receiver:
             return self.make(receiver.url, SECRET, limit_s).deliver(a_message()), receiver
 
     def test_a_retry_carries_the_same_idempotency_key(self, notifier: Notifier, receiver: WebhookReceiver) -> None:
-        """So that a receiver can drop what it has seen."""
+        """A receiver can drop duplicates by it."""
         for message_id in ("first", "first", "second"):
             notifier.deliver(a_message(message_id))
 
@@ -141,7 +141,7 @@ class HTTPNotifierContract(NotifierContract):
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 413, 422])
     def test_a_refusal_is_final(self, status: int) -> None:
-        """The same again would be refused again."""
+        """Another attempt would be refused, too."""
         delivery, _ = self.answered(status)
 
         assert (delivery.ok, delivery.retryable) == (False, False)
@@ -184,7 +184,7 @@ class HTTPNotifierContract(NotifierContract):
         assert (delivery.ok, delivery.retryable) == (False, True)
 
     def test_a_receiver_that_drips_is_given_up_in_time(self) -> None:
-        """A byte now and then resets every limit that is not one on the whole."""
+        """Slow bytes reset every timeout except one on the whole request."""
         with dripping() as url:
             notifier = self.make(url, SECRET, self.limit_s)
             delivery = in_time(lambda: notifier.deliver(a_message()))
@@ -212,7 +212,7 @@ class HTTPNotifierContract(NotifierContract):
 
 
 def in_time(deliver: Callable[[], Delivery]) -> Delivery:
-    """Answer of ``deliver`` to something that never comes; a failure if it waits for it."""
+    """Call ``deliver`` with a server that never answers; fail if it does not return in time."""
     answers: list[Delivery] = []
     thread = threading.Thread(target=lambda: answers.append(deliver()), daemon=True)
     thread.start()
@@ -222,7 +222,7 @@ def in_time(deliver: Callable[[], Delivery]) -> Delivery:
 
 
 def assert_no_secret(secrets: tuple[str, ...], *texts: str) -> None:
-    """Fail without showing the secret's surroundings, which may hold others."""
+    """Fail if a text holds a secret, without printing the text, which may hold others."""
     for secret in secrets:
         for number, text in enumerate(texts):
             assert secret not in text, f"text {number} leaks a secret"
@@ -273,6 +273,6 @@ def speaking(words: bytes, every_s: float | None = None) -> Iterator[str]:
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """A server whose answer takes hours, a byte every 20 ms."""
+    """Serve an answer that takes hours, a byte every 20 ms."""
     with speaking(b"HTTP/1.1 200 OK\r\nX-Drip: " + b"x" * 1_000_000, every_s=0.02) as url:
         yield url

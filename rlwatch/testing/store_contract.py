@@ -54,7 +54,7 @@ __all__ = ["StoreContract", "pytest"]
 
 
 class CommandContract(StoreHooks):
-    """Queued, claimed, settled; or expired."""
+    """Commands are queued, claimed and settled, or expire."""
 
     def test_a_command_comes_back_as_it_was_submitted(self, store: Store) -> None:
         """Every field, from any opener."""
@@ -76,7 +76,7 @@ class CommandContract(StoreHooks):
         assert self.reopen(store).commands("run") == [asked]
 
     def test_commands_need_their_run(self, store: Store) -> None:
-        """Typing errors must not look like orders given."""
+        """A mistyped run id must be an error, not an accepted command."""
         fill(store)
         with pytest.raises(RunNotFoundError, match="absent"):
             store.submit(command(run_id="absent"))
@@ -86,7 +86,7 @@ class CommandContract(StoreHooks):
             store.claim("absent", 0.0)
 
     def test_a_run_without_commands_has_an_empty_list(self, store: Store) -> None:
-        """And polling it is no error."""
+        """Polling it is no error."""
         fill(store)
 
         assert (store.commands("run"), store.claim("run", 1.0)) == ([], [])
@@ -130,7 +130,7 @@ class CommandContract(StoreHooks):
         assert [(each.command_id, each.finished_at) for each in expired] == [("old", 10.0), ("now", 10.0)]
 
     def test_settling_answers_with_step_and_result(self, store: Store) -> None:
-        """Done or rejected."""
+        """Either as done or as rejected."""
         fill(store)
         for command_id in ("c1", "c2"):
             store.submit(command(command_id))
@@ -169,7 +169,7 @@ class CommandContract(StoreHooks):
         assert late.status is CommandStatus.EXPIRED
 
     def test_settling_what_cannot_be_settled_is_refused(self, store: Store) -> None:
-        """Unknown, not claimed yet, or to something that is no answer."""
+        """The command is unknown or not claimed yet, or the new status is no final one."""
         fill(store)
         with pytest.raises(StoreError, match="c1"):
             store.settle("run", "c1", CommandStatus.DONE, 1.0, step=None, result="")
@@ -191,7 +191,7 @@ class CommandContract(StoreHooks):
         assert sorted(each.command_id for each in claimed) == sorted(names)
 
     def test_commands_do_not_need_the_writer(self, store: Store) -> None:
-        """They are asked for by others, while it lives and after it has gone."""
+        """Other processes read them while the writer runs and after it has ended."""
         writer = store.open_run(command_run := fill(store))
         store.submit(command())
         assert len(store.claim("run", 1.0)) == 1
@@ -200,7 +200,7 @@ class CommandContract(StoreHooks):
         assert len(self.reopen(store).commands("run")) == 1
 
     def test_every_answer_is_kept(self, store: Store) -> None:
-        """Failed, expired in the hands of the trainer, or cancelled there."""
+        """The trainer may report that a command failed, expired or was cancelled."""
         fill(store)
         answers = (CommandStatus.FAILED, CommandStatus.EXPIRED, CommandStatus.CANCELLED)
         for answer in answers:
@@ -212,7 +212,7 @@ class CommandContract(StoreHooks):
         assert [each.status for each in self.reopen(store).commands("run")] == list(answers)
 
     def test_a_queued_command_is_cancelled_at_once(self, store: Store) -> None:
-        """And never handed out."""
+        """It is never handed out."""
         fill(store)
         store.submit(command())
         cancelled = store.cancel("run", "c1", 3.0, result="by ann")
@@ -222,7 +222,7 @@ class CommandContract(StoreHooks):
         assert store.commands("run") == [cancelled]
 
     def test_a_claimed_command_is_released_by_its_claimant(self, store: Store) -> None:
-        """Only they know whether it was begun; then its answer stays what it was."""
+        """Only the claimant knows whether it was begun; a later answer stays."""
         fill(store)
         for command_id in ("c1", "c2"):
             store.submit(command(command_id))
@@ -274,7 +274,7 @@ class CommandContract(StoreHooks):
 
 
 class AlertContract(StoreHooks):
-    """Alerts and outbox."""
+    """Alerts and the messages of the outbox."""
 
     def test_an_alert_comes_back_whole(self, store: Store) -> None:
         """Every field, and again after each change."""
@@ -324,7 +324,7 @@ class AlertContract(StoreHooks):
         assert {each.alert_id for each in store.alerts()} == {"a1", "a2", "a3", "b1"}
 
     def test_alerts_of_several_runs_in_one_call(self, store: Store) -> None:
-        """Each lands with its run."""
+        """Each alert belongs to its run."""
         for run_id in ("run", "other"):
             fill(store, run_id=run_id)
         store.put_alerts([alert("a1"), alert("b1", "other")], [message("m1"), message("n1", "other")])
@@ -334,7 +334,7 @@ class AlertContract(StoreHooks):
         assert [each.message_id for each in store.outbox("run")] == ["m1"]
 
     def test_alerts_need_their_run(self, store: Store) -> None:
-        """Asking and putting."""
+        """Both reading and writing."""
         with pytest.raises(RunNotFoundError, match="run"):
             store.put_alerts([alert()], [])
         with pytest.raises(RunNotFoundError, match="run"):
@@ -355,7 +355,7 @@ class AlertContract(StoreHooks):
         ]
 
     def test_a_leased_message_is_not_leased_again_until_the_lease_ends(self, store: Store) -> None:
-        """A deliverer that died gives its messages back that way."""
+        """The messages of a deliverer that died are leased again."""
         fill(store)
         store.put_alerts([], [message()])
 
@@ -483,7 +483,7 @@ class DeskContract(StoreHooks):
         assert store.ledger("run") == Ledger((alert("a1"), alert("a2")), (message("m1"), message("m2")), (taken,))
 
     def test_what_was_written_already_is_not_written_again(self, store: Store) -> None:
-        """Nor returned; two of one id in one answer are one."""
+        """It is not returned either; two messages of one id in one call count once."""
         fill(store)
         store.publish("run", [], lambda _: [message("m1")])
 
@@ -495,7 +495,7 @@ class DeskContract(StoreHooks):
         assert [each.channel for each in store.outbox("run")] == ["hook", "hook"]
 
     def test_a_composer_that_fails_leaves_nothing_behind(self, store: Store) -> None:
-        """The alerts of the call neither: it may be made again."""
+        """The alerts of the call are not stored either, so that it may be repeated."""
         fill(store)
 
         def broken(_: Ledger) -> list[OutboxMessage]:
@@ -507,7 +507,7 @@ class DeskContract(StoreHooks):
         assert store.ledger("run").alerts == ()
 
     def test_many_composers_never_write_one_thing_twice(self, store: Store) -> None:
-        """Each writes a message only if none is there: one is."""
+        """Each writes a message only if there is none: exactly one is written."""
         fill(store)
 
         def first_only(ledger: Ledger) -> list[OutboxMessage]:
@@ -519,7 +519,7 @@ class DeskContract(StoreHooks):
         assert len(store.outbox("run")) == 1
 
     def test_an_acknowledgement_stays_unless_a_worse_one_comes(self, store: Store) -> None:
-        """The first has it; what covers more replaces."""
+        """The first one counts until one with a wider scope replaces it."""
         fill(store)
         store.put_alerts([alert("a1")], [])
         first = Acknowledgement("a1", "run", "ann", "é", 1.0, Severity.WARNING)
@@ -540,7 +540,7 @@ class DeskContract(StoreHooks):
             store.ledger("run")
 
     def test_a_run_without_alerts_has_an_empty_ledger(self, store: Store) -> None:
-        """Asking makes nothing."""
+        """Reading creates nothing."""
         fill(store)
 
         assert (store.ledger("run"), store.acknowledgements("run"), store.silences()) == (Ledger(), [], [])
@@ -586,4 +586,4 @@ class StoreContract(
     PeopleContract,
     FieldsContract,
 ):
-    """All of it."""
+    """The whole contract of a store."""

@@ -57,7 +57,7 @@ class ReadingContract(StoreHooks):
     """Records, events, series, findings, spikes."""
 
     def test_many_questions_asked_at_once_are_answered_as_ever(self, store: Store) -> None:
-        """Of that run and of others, in this thread; afterwards what came meanwhile is there."""
+        """About that run and others, in this thread; data written meanwhile is visible afterwards."""
         fill(store, steps(1, 2))
         fill(store, steps(7), run_id="other")
         with store.at_once("run"):
@@ -83,7 +83,7 @@ class ReadingContract(StoreHooks):
         assert list(store.records("run")[0].metrics) == ["b", "a"]
 
     def test_the_newest_records_come_in_order_of_seq(self, store: Store) -> None:
-        """``last`` of those after ``after_seq``; more than there are is all."""
+        """``last`` counts records after ``after_seq``; a larger number returns all."""
         fill(store, steps(1, 2, 3, 4))
 
         assert [r.seq for r in store.records("run", last=2)] == [3, 4]
@@ -138,13 +138,13 @@ class ReadingContract(StoreHooks):
         assert (store.events("run"), store.spikes("run"), store.metric_names("run")) == ([], [], ["new"])
 
     def test_numpy_numbers_are_numbers(self, store: Store) -> None:
-        """Trainers hand them over everywhere."""
+        """Trainers pass them in every field."""
         fill(store, [StepRecord(cast("int", np.int64(3)), {"kl": cast("float", np.float32(0.5)), "n": 2})])
 
         assert [(record.step, record.metrics) for record in store.records("run")] == [(3, {"kl": 0.5, "n": 2.0})]
 
     def test_an_empty_batch_is_nothing(self, store: Store) -> None:
-        """And no error."""
+        """It is no error."""
         fill(store, [])
 
         assert store.records("run") == []
@@ -171,7 +171,7 @@ class ReadingContract(StoreHooks):
             ]
 
     def test_the_moments_of_records_come_without_their_metrics(self, store: Store) -> None:
-        """One a record in order of arrival; a moment that is no number stays one, and no record is no moment."""
+        """One for each record in order of arrival; a time that is NaN stays NaN, and an empty run has none."""
         fill(store, [StepRecord(1, {"a": 1.0}, ts=10.5), StepRecord(2, {}, ts=math.nan)])
         fill(store, [StepRecord(2, {"b": 2.0}, ts=30.0, attempt=2)])
 
@@ -259,7 +259,7 @@ class ReadingContract(StoreHooks):
         assert store.spikes("run", step=9, reason="") == store.spikes("run", step=4) == []
 
     def test_the_worst_spike_rows_of_all_batches_come_first(self, store: Store) -> None:
-        """By gradient contribution where measured; what is not a number is worst of all."""
+        """By gradient contribution if it was measured; NaN counts as worst."""
         columns: dict[str, Any] = {
             "contribution": np.array([1.0, -8.0, math.nan]),
             "token_id": np.array([1, 2, 3]),
@@ -303,7 +303,7 @@ class ReadingContract(StoreHooks):
 
     @pytest.mark.parametrize("reason", [FAR_OUT, NON_FINITE])
     def test_the_screen_of_far_out_tokens_reads_as_one_under_its_old_name_too(self, store: Store, reason: str) -> None:
-        """Runs recorded before contributions were call it ``contribution``."""
+        """Older runs store it under the name ``contribution``."""
         fill(store, [SpikeBatch(1, {"contribution": np.array([2.0]), "logp": np.array([-1.0])}, reason)])
 
         assert list(store.spikes("run")[0].columns) == ["screen", "logp"]
@@ -330,7 +330,7 @@ class ReadingContract(StoreHooks):
         assert [batch.step for batch in store.completions("run", last=1)] == [3]
 
     def test_answers_are_snapshots(self, store: Store) -> None:
-        """Neither what was handed in nor what was handed out is shared with the store."""
+        """The store shares no object with its callers."""
         config, metrics, body, logp = {"lr": [1]}, {"kl": 1.0}, {"list": [1]}, np.zeros(2)
         writer = store.open_run(RunInfo("run", config=config))
         writer.write([StepRecord(1, metrics), Event("note", body=body), SpikeBatch(1, {"logp": logp})])
@@ -453,7 +453,7 @@ class ValuesContract(StoreHooks):
 
     @pytest.mark.parametrize("value", [None, *ODD])
     def test_scores_keep_none_apart_from_nan(self, store: Store, value: float | None) -> None:
-        """Not judged, and judged to be not a number, are different things."""
+        """A missing score and a score of NaN differ."""
         fill(store, [Finding("d", "k", Severity.INFO, 1, 1, "m", score=value, baseline=value)])
 
         [finding] = store.findings("run")

@@ -31,7 +31,7 @@ _numbers = count()
 
 
 class StoreHooks:
-    """Give the fixture ``store``: an empty store, new for each test."""
+    """Fixtures of the contract; override ``store`` with a new, empty store for each test."""
 
     @pytest.fixture
     def store(self) -> Store:
@@ -44,12 +44,12 @@ class StoreHooks:
 
 
 def new_run() -> str:
-    """A run id not given before in this process: examples of one property share a store."""
+    """Return a run id that is new in this process: examples of one property share a store."""
     return f"run{next(_numbers)}"
 
 
 def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, finish: bool = False) -> RunInfo:
-    """One attempt of ``run_id`` that writes ``items``; returns the run as its writer had it."""
+    """Write ``items`` in one attempt of ``run_id``; return the run as its writer had it."""
     writer = store.open_run(RunInfo(run_id))
     writer.write(items)
     if finish:
@@ -59,7 +59,7 @@ def fill(store: Store, items: Sequence[Storable] = (), run_id: str = "run", *, f
 
 
 def steps(*numbers: int, attempt: int = 1, name: str = "kl") -> list[StepRecord]:
-    """A record a number, whose one metric is a tenth of it."""
+    """Return a record for each number, with one metric that is a tenth of it."""
     return [StepRecord(number, {name: number / 10}, ts=float(number), attempt=attempt) for number in numbers]
 
 
@@ -126,7 +126,7 @@ class RunContract(StoreHooks):
         assert run.heartbeat_at is not None
 
     def test_a_run_without_a_creation_time_gets_one(self, store: Store) -> None:
-        """So that listing newest first means something."""
+        """Runs are listed by their creation time."""
         assert fill(store).created_at > 0
 
     @pytest.mark.parametrize("read", _READS)
@@ -140,7 +140,7 @@ class RunContract(StoreHooks):
 
     @pytest.mark.parametrize("run_id", _BAD_IDS)
     def test_an_id_that_is_no_name_is_refused(self, store: Store, run_id: str) -> None:
-        """For writing with what an id may be, for reading as a run that cannot exist."""
+        """Writing reports the rules for ids; reading reports an unknown run."""
         with pytest.raises(StoreError, match="letters, digits"):
             store.open_run(RunInfo(run_id))
         with pytest.raises(RunNotFoundError):
@@ -201,7 +201,7 @@ class RunContract(StoreHooks):
         assert len(store.records("run")) == 2
 
     def test_a_run_closed_without_finish_stays_running(self, store: Store) -> None:
-        """Judging that it is stale is the reader's."""
+        """Readers decide whether it is stale."""
         fill(store, steps(1))
 
         assert self.reopen(store).run("run").state is RunState.RUNNING
@@ -267,7 +267,7 @@ class RunContract(StoreHooks):
         assert [(record.seq, record.attempt) for record in store.records("run")] == [(1, 1), (2, 1), (4, 2)]
 
     def test_the_configuration_of_each_attempt_is_kept(self, store: Store) -> None:
-        """That of a later attempt does not take the place of an earlier one; none at all is a value."""
+        """A later attempt does not replace an earlier configuration; an empty one is kept, too."""
         for config in ({"lr": 1e-6, "nested": {"beta": 0.1}}, {}, {"lr": 2e-6}):
             store.open_run(RunInfo("run", config=config)).close()
 
@@ -282,7 +282,7 @@ class RunContract(StoreHooks):
         assert fill(store).attempt == 5
 
     def test_closing_the_store_is_idempotent_and_keeps_the_runs(self, store: Store) -> None:
-        """They are the store's, not the handle's."""
+        """The runs belong to the store, not to the handle."""
         fill(store, steps(1))
         store.close()
         store.close()
@@ -304,10 +304,10 @@ def _items_of(store: Store, attempt: int, before_step: int, run_id: str = "run")
 
 
 class BranchContract(StoreHooks):
-    """Of each earlier attempt, what lies below where the next one took over."""
+    """The history of a run: each attempt up to the first step of the next one."""
 
     def test_a_first_attempt_continues_nothing(self, store: Store) -> None:
-        """Whatever it has written itself."""
+        """Even if it has written rows itself."""
         fill(store, steps(0, 1, 2))
 
         assert list(store.branch("run", 1, 2)) == []
@@ -364,7 +364,7 @@ class BranchContract(StoreHooks):
     )
     @given(spans=_spans, before_step=st.integers(0, 20))
     def test_a_branch_is_one_line_of_steps(self, store: Store, spans: list[tuple[int, int]], before_step: int) -> None:
-        """Whatever the restarts: below its bound, strictly rising, and in order of arrival."""
+        """With any restarts, its steps are below the bound, strictly rising, and in order of arrival."""
         run_id = new_run()
         written = [
             record

@@ -25,7 +25,7 @@ def _value(rng: random.Random) -> float:
 
 
 def _items(attempt: int, rng: random.Random, seq: int) -> Iterator[Storable]:
-    """Two metrics a step, an evaluation each tenth, an event each fiftieth, a forecast each second."""
+    """Yield two metrics at each step, an evaluation at each tenth, an event at each 50th, a forecast at each second."""
     for step in _ATTEMPTS[attempt]:
         seq += 1
         yield StepRecord(step, {"policy/kl": _value(rng), "optim/lr": 1e-6}, float(seq), attempt, step % 2, seq)
@@ -40,7 +40,7 @@ def _items(attempt: int, rng: random.Random, seq: int) -> Iterator[Storable]:
 
 
 def long_run(store: Store) -> list[Storable]:
-    """A run of three attempts, written in batches of any size; all that was written."""
+    """Write a run of three attempts in batches of random sizes; return all items."""
     rng = random.Random(0)
     written: list[Storable] = []
     for attempt in _ATTEMPTS:
@@ -56,7 +56,7 @@ def long_run(store: Store) -> list[Storable]:
 
 
 def _rows(written: Iterable[Storable], name: str) -> list[tuple[int, int, int, float]]:
-    """Seq, step, attempt and value of each time that ``name`` was written."""
+    """Return seq, step, attempt and value of each item that has ``name``."""
     kept = (item for item in written if isinstance(item, StepRecord | ForecastRecord) and name in item.metrics)
     return [(item.seq, item.step, item.attempt, item.metrics[name]) for item in kept]
 
@@ -71,7 +71,7 @@ def _text(rows: object) -> str:
 
 
 class SeriesContract(StoreHooks):
-    """Whatever a store does to keep long runs small and quick to read."""
+    """Long runs, which a store may compress or rearrange."""
 
     def test_a_long_run_is_read_as_it_was_written(self, store: Store) -> None:
         """By row from any seq on, with a limit, the newest; by column; and its steps."""
@@ -110,7 +110,7 @@ class SeriesContract(StoreHooks):
         assert [item.seq for item in followed] == list(range(2001, 2901))
 
     def test_what_is_new_is_above_a_seq(self, store: Store) -> None:
-        """All of it once, also where nothing is; and more comes with the next write."""
+        """Each row is returned once; there may be none, and the next write adds more."""
         written = long_run(store)
         for after in (0, 2500, 13000, 10**9):
             for name, series in store.series("run", _NAMES, after_seq=after).items():
@@ -149,7 +149,7 @@ class SeriesContract(StoreHooks):
                     assert _outliers(thin) == _outliers(whole)
 
     def test_a_thinned_series_is_short(self, store: Store) -> None:
-        """That is, a long one; a short one stays whole, and the newest row is always there."""
+        """A long series is thinned, a short one stays whole, and the newest row is always kept."""
         written = long_run(store)
         thin = store.series("run", ["policy/kl", "eval/acc"], points=20)
         short = store.series("run", ["policy/kl"], steps=(11990, 11999), points=20)["policy/kl"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from twins import collapsed, parted, records, rows, sound, subject
 
-from rlwatch.compare import Parting, compare, parting
+from rlwatch.compare import Divergence, compare, divergence_of
 
 NAN, INF = math.nan, math.inf
 
@@ -44,7 +44,9 @@ def test_a_reward_that_dies_in_one_run_diverges(steps, answers):
     """Few rows, or few answers a row: all rows after the place say it, and date it within 12 % of the length."""
     at = round(0.45 * steps)
     found = [
-        parting("reward/mean", rows(taught(steps, seed, answers, dies=at)), rows(taught(steps, 100 + seed, answers)))
+        divergence_of(
+            "reward/mean", rows(taught(steps, seed, answers, dies=at)), rows(taught(steps, 100 + seed, answers))
+        )
         for seed in range(10)
     ]
     dated = [one for one in found if one is not None and one.dated]
@@ -59,7 +61,7 @@ def test_a_slow_fall_is_dated_to_its_beginning():
     whole, lost = taught(200, 1, 64), taught(200, 2, 64)
     lost *= np.clip(1.0 - (np.arange(200) - 110) / 20.0, 0.0, 1.0)
 
-    found = parting("reward/mean", rows(lost), rows(whole))
+    found = divergence_of("reward/mean", rows(lost), rows(whole))
 
     assert found is not None
     assert abs(found.at - 110) <= 8
@@ -73,20 +75,20 @@ def test_rewards_of_sound_twins_do_not_diverge(answers):
     assert not [
         (steps, seed)
         for steps, seed in pairs
-        if parting("reward/mean", rows(taught(steps, seed, answers)), rows(taught(steps, 500 + seed, answers)))
+        if divergence_of("reward/mean", rows(taught(steps, seed, answers)), rows(taught(steps, 500 + seed, answers)))
     ]
 
 
 def test_what_diverged_and_cannot_be_dated_is_said_so():
     """Two levels so far apart in time that noise hides where the one began: never that it is chance."""
     one, other = taught(24, 3, 4), taught(24, 7, 4, dies=12)
-    found = parting("reward/mean", rows(one), rows(other))
+    found = divergence_of("reward/mean", rows(one), rows(other))
     words = compare(subject(records({"reward": one})), subject(records({"reward": other}))).answer
 
     assert "chance" not in words
     if found is None:
         assert "are too few to tell a divergence from noise" in words or "within noise" in words
-    undated = Parting("reward/mean", 14, 0.62, 0.0, 7.0, 13, dated=False)
+    undated = Divergence("reward/mean", 14, 0.62, 0.0, 7.0, 13, dated=False)
     assert undated.text() == "reward/mean diverged, too few rows to date it: 0.62 against 0 at the end, 7 x noise"
 
 
@@ -119,7 +121,7 @@ def test_the_evidence_is_a_sentence():
     left, right = 0.9 * noise, 0.9 * noise[::-1]
     left[171:] *= 5
 
-    found = parting("optim/grad_norm", rows(left), rows(right))
+    found = divergence_of("optim/grad_norm", rows(left), rows(right))
 
     assert found is not None
     assert (found.at, found.together, found.left, found.right) == (171, 170, left[171], right[171])
@@ -132,7 +134,7 @@ def test_of_runs_that_were_always_apart_it_is_the_change_that_is_measured():
     """A learning rate that was half as large and then was raised, not less than what separated them."""
     x = np.arange(60.0)
     raised = np.where(x < 40, 3e-4, 3e-4 * 1.08 ** (x - 39))
-    found = parting("optim/lr", rows(raised), rows(np.full(60, 2e-4)))
+    found = divergence_of("optim/lr", rows(raised), rows(np.full(60, 2e-4)))
 
     assert found is not None
     assert (found.at, found.times) == (40, INF)
@@ -162,7 +164,7 @@ def test_one_row_that_is_not_finite_in_one_run_parts(value):
     left, right = sound(100, 1)["loss"], sound(100, 2)["loss"]
     left[60] = value
 
-    found = parting("loss/policy", rows(left), rows(right))
+    found = divergence_of("loss/policy", rows(left), rows(right))
 
     assert found is not None
     assert (found.at, found.together, found.times) == (60, 59, INF)
@@ -174,7 +176,7 @@ def test_rows_that_are_not_finite_in_both_are_no_difference():
     left, right = sound(100, 1)["loss"], sound(100, 2)["loss"]
     left[10] = right[10] = left[70] = NAN
 
-    assert parting("loss/policy", rows(left), rows(right)) is None
+    assert divergence_of("loss/policy", rows(left), rows(right)) is None
 
 
 def test_a_rise_before_the_nan_is_what_is_dated():
@@ -183,7 +185,7 @@ def test_a_rise_before_the_nan_is_what_is_dated():
     left[100:] *= 50
     left[130:] = NAN
 
-    found = parting("optim/grad_norm", rows(left), rows(right))
+    found = divergence_of("optim/grad_norm", rows(left), rows(right))
 
     assert found is not None
     assert 98 <= found.at <= 104
@@ -196,11 +198,11 @@ def test_the_last_rows_of_a_run_that_died_are_enough_where_they_are_far_out():
     odd = sound(200, 1)["entropy"]
     odd[118] *= 20
 
-    found = parting("policy/entropy", rows(left), rows(right))
+    found = divergence_of("policy/entropy", rows(left), rows(right))
 
     assert found is not None
     assert found.at == 118
-    assert parting("policy/entropy", rows(odd), rows(right)) is None
+    assert divergence_of("policy/entropy", rows(odd), rows(right)) is None
 
 
 def test_runs_that_come_together_again_say_so_and_come_last():
@@ -280,7 +282,7 @@ def test_a_long_series_is_dated_to_the_row():
     left, right = (1 + 0.1 * rng.normal(size=100_000) for _ in range(2))
     left[70_123:] *= 3
 
-    found = parting("optim/grad_norm", rows(left), rows(right))
+    found = divergence_of("optim/grad_norm", rows(left), rows(right))
 
     assert found is not None
     assert found.at == 70_123
