@@ -18,7 +18,8 @@ compat       compat               compat               compat               comp
 localise     localise             none: no tokens      localise             localise             none: DeepSpeed
 rooms        verifiers            layer_clipping                            plugin, heartbeat,   driver
                                                                             settings, driver,
-                                                                            worker, sampling
+                                                                            worker, sampling,
+                                                                            saving
 ===========  ===================  ===================  ===================  ===================  ===================
 
 - **attach** makes the run and puts everything in place: ``watch(trainer)``, ``Watcher``, the hooks on imported classes.

@@ -41,6 +41,20 @@ class RollbackMeans:
     drop: Callable[[int], str] = lambda _step: ""
 
 
+def chosen(keeper: SnapshotKeeper, command: Command, step: int, restored: tuple[int, int] | None) -> Snapshot:
+    """Return the snapshot that ``command`` names after ``step``. Raises ``RLWatchError`` with the reason for none.
+
+    ``restored``: the step of the last roll-back, and of the state that it put back.
+    """
+    to = COMMAND_KINDS[ROLLBACK].read(command.args)["to"]
+    snapshot = keeper.find(str(to))
+    if restored == (step, snapshot.step):
+        raise RLWatchError(f"the state of step {snapshot.step} was put back at this very step")
+    if snapshot.step == step and snapshot.why_not != UNDONE:
+        raise RLWatchError(f"the state is that of step {step} already")
+    return snapshot
+
+
 class Rollback:
     """Handles ``rollback`` with ``{"to": "last-good" or a step}``.
 
@@ -109,13 +123,7 @@ class Rollback:
         return self._keeper
 
     def _chosen(self, keeper: SnapshotKeeper, command: Command) -> Snapshot:
-        to = COMMAND_KINDS[self.kind].read(command.args)["to"]
-        snapshot, step = keeper.find(str(to)), self._means.step()
-        if self._restored == (step, snapshot.step):
-            raise RLWatchError(f"the state of step {snapshot.step} was put back at this very step")
-        if snapshot.step == step and snapshot.why_not != UNDONE:
-            raise RLWatchError(f"the state is that of step {step} already")
-        return snapshot
+        return chosen(keeper, command, self._means.step(), self._restored)
 
     @staticmethod
     def _report(snapshot: Snapshot, kept: StateCopy, step: int, dropped: str) -> Mapping[str, JSON]:

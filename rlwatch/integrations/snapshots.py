@@ -231,6 +231,8 @@ class SnapshotKeeper:
         Bytes of memory that may still be taken.
     seconds
         A monotonic clock.
+    owner
+        Run and rank, by which files are named; by default those of the seam's run.
     """
 
     def __init__(
@@ -241,7 +243,9 @@ class SnapshotKeeper:
         *,
         available: Callable[[], float] = free_bytes,
         seconds: Callable[[], float] = time.perf_counter,
+        owner: Callable[[], tuple[str, int]] | None = None,
     ) -> None:
+        self._owner = owner or self._run_and_rank
         self.settings = settings
         self.taken: list[Snapshot] = []
         """The snapshots that are kept, by step."""
@@ -294,7 +298,7 @@ class SnapshotKeeper:
         """Return what all ranks shall do after ``step``: on the rank that records, where a snapshot is due."""
         if not self._together or not self._records or not self._due(step):
             return None
-        room = self._room(sum(tensor.nbytes for tensor in tensors_of(self._find()).values()), step)
+        room = self._room(self._needed(), step)
         if room is None:
             self._last = (step, self._seconds())
             return None
@@ -308,7 +312,7 @@ class SnapshotKeeper:
         self._planned_at = self._seconds()
         if any(one.step == plan.step for one in self.taken):
             raise RLWatchError(f"there is a snapshot of step {plan.step} already")
-        needed = sum(tensor.nbytes for tensor in tensors_of(self._find()).values())
+        needed = self._needed()
         held = sum(one.nbytes for one in self.taken if one.step in plan.keep and one.file is None)
         if held + needed > self._allowed():
             raise RLWatchError(self._full(needed, held))
@@ -338,6 +342,14 @@ class SnapshotKeeper:
             known = any(one.step == plan.step for one in self.taken)  # of a roll-back at this very boundary
             if self._records and not known:
                 self._say("ranks", f"no snapshot was taken after step {plan.step}: {refusal}")
+
+    def _needed(self) -> int:
+        """Return the bytes of a snapshot of now."""
+        return sum(tensor.nbytes for tensor in tensors_of(self._find()).values())
+
+    def _run_and_rank(self) -> tuple[str, int]:
+        run = self._seam.run
+        return ("", 0) if run is None else (run.info.run_id, run.rank)
 
     @property
     def _together(self) -> bool:
@@ -439,7 +451,11 @@ class SnapshotKeeper:
         self.taken.sort(key=lambda one: one.step)
         ended = self._seconds()
         self._last, self._cost_s = (step, ended), ended - began
-        if first and self._seam.run is not None:
+        if first:
+            self._tell(step, needed)
+
+    def _tell(self, step: int, needed: int) -> None:
+        if self._seam.run is not None:
             settings = self.settings
             body = {"every": settings.every, "keep": settings.keep, "where": str(settings.where or "")}
             self._seam.run.event("snapshots", step, bytes=needed, **body)
@@ -512,10 +528,10 @@ class SnapshotKeeper:
                 self._write(one, Path(self.settings.where))
 
     def _write(self, snapshot: Snapshot, where: Path) -> None:
-        run, kept = self._seam.run, snapshot.kept
-        if run is None or kept is None:
+        (run_id, rank), kept = self._owner(), snapshot.kept
+        if not run_id or kept is None:
             return
-        path = where / run.info.run_id / f"snapshot-{snapshot.step}-rank{run.rank}.pt"
+        path = where / run_id / f"snapshot-{snapshot.step}-rank{rank}.pt"
         snapshot.writing = True
         threading.Thread(
             target=self._seam.guard_background,

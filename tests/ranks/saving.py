@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import time
 
 import torch
 import torch._dynamo  # see training.py
@@ -65,6 +66,8 @@ class Loop:
         if self.rank == 0:
             self.watcher.run.flush(20.0)  # what is known to be good is what has been judged
             ask_all(self.watcher.run, self.folder / "store", kind, args=args() if callable(args) else args)
+            while not self.watcher.run.has_commands(for_all_ranks=True):  # it may be called for a snapshot already
+                time.sleep(0.01)
             called_together(self.watcher.run)
         self.asked += 1
         meet(f"{self.name} asked {self.asked}", self.rank)

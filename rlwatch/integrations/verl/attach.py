@@ -402,15 +402,26 @@ def rlwatch_collect(self: Any, step: int, before: bool = False) -> dict[str, Any
     return dict(_inside(self).collect(step, before=before))
 
 
-def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse if this rank cannot carry out a command; changes nothing."""
-    _inside(self).check(kind, args)
+def rlwatch_check(self: Any, kind: str, args: Mapping[str, Any], step: int = 0) -> dict[str, Any]:
+    """Refuse if this rank cannot carry out a command after ``step``; changes nothing."""
+    _inside(self).check(kind, args, step)
     return {}
 
 
 def rlwatch_do(self: Any, kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out a command that every rank has checked."""
     return {"report": dict(_inside(self).do(kind, args))}
+
+
+def rlwatch_settle(self: Any, kind: str, args: Mapping[str, Any], refusal: str | None = None) -> dict[str, Any]:
+    """Keep what was carried out, as all ranks did it; or undo it, for ``refusal`` is why a rank could not."""
+    _inside(self).settle(kind, args, refusal)
+    return {}
+
+
+def rlwatch_due(self: Any, kind: str, step: int) -> dict[str, Any]:
+    """Arguments of the command that ends ``kind`` after ``step``, None while it goes on."""
+    return {"due": _inside(self).due(kind, step)}
 
 
 def rlwatch_reset_reference(self: Any, optimizer: str = "clear") -> dict[str, Any]:
@@ -456,6 +467,8 @@ CALLS: tuple[Callable[..., dict[str, Any]], ...] = (
     rlwatch_collect,
     rlwatch_check,
     rlwatch_do,
+    rlwatch_settle,
+    rlwatch_due,
     rlwatch_reset_reference,
     rlwatch_save_reference,
     rlwatch_forget_reference,

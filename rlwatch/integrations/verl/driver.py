@@ -42,6 +42,7 @@ from rlwatch.integrations.verl.compat import in_words
 from rlwatch.integrations.verl.heartbeat import failing
 from rlwatch.integrations.verl.ranks import Answers, Reply, Workers, accepted
 from rlwatch.integrations.verl.sampling import MEASURED_SHARE, EveryResponse, SampledRows, SamplingBudget
+from rlwatch.integrations.verl.saving import SnapshotLedger, ledger_of, saving_handlers
 from rlwatch.integrations.verl.settings import VerlSettings
 from rlwatch.records import LOCALISED, CompletionBatch
 from rlwatch.rollouts import PART
@@ -71,6 +72,7 @@ class VerlDriver:
         self.checkpoints: Checkpoints | None = None
         self.controller: Controller | None = None
         self._kept: KeptSettings | None = None
+        self.snapshots: SnapshotLedger | None = None
 
     def attach(self) -> None:
         """The workers are there: put their taps in place. Without them only the batch is measured."""
@@ -86,6 +88,8 @@ class VerlDriver:
     def loaded(self) -> None:
         """A checkpoint was loaded, or none was there."""
         step = int(self.trainer.global_steps)
+        if self.snapshots is not None:
+            self.seam.attempt("snapshot", self.snapshots.begin, step)
         if self.checkpoints is None or self._kept is None or self.controller is None or not step:
             return
         self.checkpoints.loaded()
@@ -102,7 +106,10 @@ class VerlDriver:
     def obey(self) -> None:
         """The policy of this step is final and the rollout engine still sleeps: carry out commands."""
         if self.controller is not None:
-            self.controller.obey(int(self.trainer.global_steps))
+            step = int(self.trainer.global_steps)
+            self.controller.obey(step)
+            if self.snapshots is not None:
+                self.seam.attempt("snapshot", self.snapshots.look, step)
 
     def measure(self, meta: Any) -> None:
         """Read the step's batch ``meta`` (a ``KVBatchMeta``) before verl drops it; compute on another thread."""
@@ -136,6 +143,8 @@ class VerlDriver:
             "truncation": reading.truncation,
             "localise": self._settings.localise,
             "text": self._settings.text,
+            "snapshots": self._settings.snapshots,
+            "run_id": self.run.info.run_id,
         }
         self._attached(accepted(workers.call("attach", given)))
         self.seam.attempt("tokenizer", self._decode, trainer.tokenizer)
@@ -144,7 +153,9 @@ class VerlDriver:
         coefficient = Coefficient(trainer, workers)
         set_kl = SetKLCoef(coefficient.read, coefficient.write, self.seam)
         self._kept = KeptSettings([set_kl], self.seam, lambda: True)
-        commands = [*handlers(trainer, workers, self.checkpoints, self.seam), set_kl]
+        ledger = self.snapshots = ledger_of(self._settings.snapshots, workers, self.seam)
+        saving = saving_handlers(ledger, workers, lambda: int(trainer.global_steps), self.statistics.when_measured)
+        commands = [*handlers(trainer, workers, self.checkpoints, self.seam), *saving, set_kl]
         self.controller = Controller(self.seam, commands, measured=self.statistics.when_measured)
 
     def _attached(self, replies: Sequence[Reply]) -> None:

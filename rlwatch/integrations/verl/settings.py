@@ -13,7 +13,7 @@ from rlwatch.integrations.level import Level
 NAME = "rlwatch"
 """The tracking backend, and the optional section ``trainer.rlwatch``."""
 
-OURS = ("level", "text", "completions", "localise", "budget_ms")
+OURS = ("level", "text", "completions", "localise", "budget_ms", "snapshots")
 FOR_INIT = (
     "project", "name", "run_id", "resume", "store", "tags", "output_dir", "config_file", "webhook_url", "forecast"
 )  # fmt: skip
@@ -41,6 +41,8 @@ class VerlSettings:
     Without ``text`` (of extreme tokens) and ``completions`` no text leaves the trainer, only measures of it.
     ``localise`` are the fields of :class:`~rlwatch.integrations.localising.Localise` that were given; None: spikes are
     not localised. ``budget_ms``: milliseconds of the driver that the tokens of a step may cost; None for any.
+    ``snapshots``: the fields of :class:`~rlwatch.integrations.snapshots.Snapshots` that were given; None: none are
+    kept.
     """
 
     level: Level = Level.FULL
@@ -48,6 +50,7 @@ class VerlSettings:
     completions: KeepCompletions | None = None
     localise: Mapping[str, Any] | None = None
     budget_ms: float | None = BUDGET_MS
+    snapshots: Mapping[str, Any] | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -79,7 +82,50 @@ class VerlSettings:
         text, completions = bool(given.get("text", False)), _keep(given.get("completions", False))
         actor = ((config or {}).get("actor_rollout_ref") or {}).get("actor") or {}
         localise = _localise(given.get("localise"), level, str(actor.get("strategy", "fsdp")))
-        return cls(level, text, completions, localise, _budget(given.get("budget_ms", BUDGET_MS)), init)
+        snapshots = _snapshots(given.get("snapshots", False), config or {})
+        budget = _budget(given.get("budget_ms", BUDGET_MS))
+        return cls(level, text, completions, localise, budget, snapshots, init)
+
+
+INSTEAD = "use verl's own checkpoints instead (trainer.save_freq)"
+
+
+def no_snapshots(config: Mapping[str, Any]) -> str | None:
+    """Explain that no snapshot could be put back in a training with this configuration; None if one can."""
+    actor = (config.get("actor_rollout_ref") or {}).get("actor") or {}
+    strategy = str(actor.get("strategy", "fsdp"))
+    trainer = config.get("trainer") or {}
+    mode = str((trainer.get("v1") or {}).get("trainer_mode", "sync"))
+    if strategy == "megatron":
+        return f"Megatron cuts the model and its optimizer over ranks; {INSTEAD}"
+    if strategy != "fsdp2":
+        return f"{strategy} holds weights and optimizer in a form that rlwatch does not copy; {USE}, or {INSTEAD}"
+    if mode != "sync":
+        return (
+            f"the trainer {mode} goes on sampling while it trains, and what it has sampled with weights that are "
+            f"undone cannot be dropped; {INSTEAD}"
+        )
+    if str((config.get("algorithm") or {}).get("adv_estimator", "gae")) == "gae":
+        return f"the critic is trained beside the policy, and is in no snapshot; {INSTEAD}"
+    return None
+
+
+def _snapshots(wish: Any, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """``true``, ``false``, or a section with the fields of ``Snapshots``."""
+    if not wish:
+        return None
+    from rlwatch.integrations.snapshots import Snapshots
+
+    given = {} if wish is True else wish
+    known = [one.name for one in fields(Snapshots)]
+    if not isinstance(given, Mapping) or not given.keys() <= set(known):
+        got = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
+        raise ConfigError(f"trainer.rlwatch.snapshots is true, false, or holds: {', '.join(known)}; got {got}")
+    Snapshots(**given)
+    reason = no_snapshots(config)
+    if reason is not None:
+        raise ConfigError(f"trainer.rlwatch.snapshots: {reason}")
+    return dict(given)
 
 
 def _budget(wish: Any) -> float | None:

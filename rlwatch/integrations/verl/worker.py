@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from rlwatch.control.commands import COMMAND_KINDS
 from rlwatch.error_boundary import ErrorBoundary
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations import megatron
+from rlwatch.integrations.commands import Settled, Timed
 from rlwatch.integrations.compat import vocab_size_of
+from rlwatch.integrations.held_updates import Hold, SkipStep
 from rlwatch.integrations.learning_rate import LowerLR, Paced
 from rlwatch.integrations.level import Level
 from rlwatch.integrations.localising import Localise
 from rlwatch.integrations.reference import clear_state, clearable
+from rlwatch.integrations.rollback import Rollback, RollbackMeans
+from rlwatch.integrations.snapshot_state import Holdings
+from rlwatch.integrations.snapshots import SnapshotKeeper, Snapshots, TakeTogether
 from rlwatch.integrations.step_tally import StepTally, encoded_tally
 from rlwatch.integrations.verl.compat import missing_of_actor, policy_losses
 from rlwatch.integrations.verl.localise import RankLocalising
@@ -48,6 +54,31 @@ from rlwatch.tensors.gradnorm import GradNorms, ShardedNorm
 from rlwatch.tensors.megatron import hindrance, model_norms
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Snapshots of one rank: how they are kept, and by which run and rank their files are named."""
+
+    settings: Snapshots | None = None
+    run_id: str = ""
+    rank: int = 0
+
+    @classmethod
+    def of(cls, worker: Any, settings: Mapping[str, Any]) -> Saving:
+        """Read the driver's settings."""
+        wish = settings.get("snapshots")
+        made = None if wish is None else Snapshots(**wish)
+        return cls(made, str(settings.get("run_id", "")), int(worker.rank))
+
+    def keeper(self, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
+        """Return the keeper, which takes what the driver plans; None where none are wished for."""
+        if self.settings is None:
+            return None
+        return SnapshotKeeper(self.settings, find, seam, owner=lambda: (self.run_id, self.rank))
+
+
+NOTHING_SAVED = Saving()
+
+
 class Inside:
     """One rank's end. Nothing raises through the taps; everything else is called by the driver, and may refuse."""
 
@@ -58,6 +89,8 @@ class Inside:
         taps: WorkerTaps | None,
         missing: Mapping[str, str],
         localising: RankLocalising | str | None = None,
+        *,
+        saving: Saving = NOTHING_SAVED,
     ) -> None:
         self.missing = missing
         """What cannot be measured here, and why."""
@@ -68,8 +101,15 @@ class Inside:
         self._worker = worker
         self._seam = seam
         self.taps = taps
-        lower: CommandHandler = LowerLR(self._paced, seam)
-        self._handlers = {handler.kind: handler for handler in (lower, self.anchor)}
+        self.step = 0
+        """The step that has ended, as the driver told it last."""
+        self._saving = saving
+        hold: CommandHandler = Hold(self._optimizers, seam, lambda: self.step, dict)
+        keeper = saving.keeper(self.holdings, seam)
+        made: list[CommandHandler] = [LowerLR(self._paced, seam), self.anchor, hold, SkipStep(self._optimizers, seam)]
+        made.append(Rollback(keeper, RollbackMeans(lambda: self.step, self._paced)))
+        made += [] if keeper is None else [TakeTogether(keeper)]
+        self._handlers = {handler.kind: handler for handler in made}
 
     @classmethod
     def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
@@ -94,7 +134,7 @@ class Inside:
         layers = hindrance(actor.engine.module) if worker.config.actor.strategy == MEGATRON else None
         if layers is not None and level.includes(Level.GRADIENTS):
             missing["norms of layers"] = layers
-        return cls(worker, seam, taps, missing, localising)
+        return cls(worker, seam, taps, missing, localising, saving=Saving.of(worker, settings))
 
     def collect(self, step: int, *, before: bool = False) -> Mapping[str, Any]:
         """Hand over what was measured since the last call, packed for the driver; then go by ``before``.
@@ -111,13 +151,40 @@ class Inside:
         localised = self.localising.take(step) if isinstance(self.localising, RankLocalising) else {}
         return {**parcel, **localised, "errors": self._seam.errors}
 
-    def check(self, kind: str, args: Mapping[str, Any]) -> None:
-        """Raise ``RLWatchError`` if this rank cannot carry out ``kind``."""
+    def check(self, kind: str, args: Mapping[str, Any], step: int = 0) -> None:
+        """Raise ``RLWatchError`` if this rank cannot carry out ``kind`` after ``step``."""
+        self.step = step or self.step
         self._handler(kind).check(Command("", "", kind, args))
 
     def do(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, JSON]:
         """Carry it out."""
         return self._handler(kind)(Command("", "", kind, args))
+
+    def settle(self, kind: str, args: Mapping[str, Any], refusal: str | None) -> None:
+        """Keep what :meth:`do` did, or undo it, since a rank could not do it for the reason ``refusal``."""
+        handler: Any = self._handler(kind)
+        if isinstance(handler, Settled):
+            handler.settled(Command("", "", kind, args), refusal)
+
+    def due(self, kind: str, step: int) -> Mapping[str, JSON] | None:
+        """Arguments of the command that ends ``kind`` after ``step``, if it is time to; else None."""
+        self.step = step
+        handler: Any = self._handler(kind)
+        command = handler.due(step) if isinstance(handler, Timed) else None
+        return None if command is None else dict(command.args)
+
+    def holdings(self) -> Holdings:
+        """Return what a snapshot of this rank is made of. Raises ``RLWatchError`` where it cannot be copied."""
+        engine = self.anchor.policy
+        strategy = str(self._worker.config.actor.strategy)
+        if strategy != "fsdp2":
+            raise RLWatchError(f"the actor is trained with {strategy!r}, whose optimizer rlwatch does not copy")
+        synchronized()
+        schedulers = [] if engine.lr_scheduler is None else [engine.lr_scheduler]
+        return Holdings(engine.module, [engine.optimizer], schedulers, getattr(engine, "scaler", None))
+
+    def _optimizers(self) -> list[Any]:
+        return [self.anchor.policy.optimizer]
 
     def kl_coef(self, value: float | None) -> float:
         """The coefficient of the KL term of the actor's loss, set to ``value`` if that is not None."""
