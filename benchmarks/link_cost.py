@@ -27,7 +27,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from rlwatch.link.hub import Chair, Hub
+from rlwatch.link.hub import Hub
+from rlwatch.link.rounds import Chair
 from rlwatch.link.spoke import WorkerClient, introduced
 from rlwatch.link.wire import Frame, FrameKind, StepKey
 

@@ -1,8 +1,9 @@
 """Between the ranks of one run: each sends what it measured to rank 0, and hears what to do.
 
 Plain TCP, without torch: rank 0 holds a :class:`~rlwatch.link.hub.Hub`, every other rank a
-:class:`~rlwatch.link.spoke.WorkerClient`; both speak :mod:`~rlwatch.link.wire`. A rank that dies closes its
-connections, so that no other rank waits for it.
+:class:`~rlwatch.link.spoke.WorkerClient`; both speak :mod:`~rlwatch.link.wire`. Their training
+threads vote on commands in :mod:`~rlwatch.link.rounds`. A rank that dies closes its connections, so that no other rank
+waits for it.
 
 Commands go round: all ranks carry one out at the same boundary, or none does, and nobody waits where none is.
 

@@ -1,4 +1,8 @@
-"""Rank 0's end: a thread that takes what the other ranks send, and the training thread's part in rounds of commands."""
+"""Rank 0's end of the link: a thread that admits the other ranks and takes what they send.
+
+:class:`Admission` lets in who proves that it is of the run, :class:`Inbox` keeps what ranks measured, and a
+:class:`Peer` is a rank that is linked. The votes on commands are :mod:`~rlwatch.link.rounds`'s.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,7 @@ from rlwatch.link.limits import GREETING_S, STRANGERS
 from rlwatch.link.wire import (
     LARGEST,
     LOOPBACK,
-    NEW,
-    PATIENCE_S,
     SMALL,
-    START,
     STRANGERS_BYTES,
     Caller,
     Frame,
@@ -34,15 +35,11 @@ from rlwatch.link.wire import (
     LinkError,
     ListenAddress,
     StepKey,
-    StepKeyCounter,
-    after,
-    ballot_body,
     challenge,
     identified,
     listen,
     names_of,
     own_secret,
-    read_ballot,
     send_all,
     this_machine,
     tuned,
@@ -227,6 +224,55 @@ class PendingConnection:
     peer: Peer | None = None
 
 
+class Admission:
+    """Connections of those who have not proven yet that they are of the run, and the proof. Used from one thread.
+
+    Parameters
+    ----------
+    greeting_s
+        Longest somebody may stay connected without the proof, in seconds.
+    """
+
+    def __init__(self, greeting_s: float) -> None:
+        known = own_secret()
+        self.secret = known or secrets.token_hex(32)
+        self.shared_secret = "" if known else self.secret
+        """The secret, where other ranks learn it from rank 0's address; empty where they have it already."""
+        self._greeting_s = greeting_s
+        self._strangers: dict[PendingConnection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._strangers)
+
+    def waiting(self) -> list[PendingConnection]:
+        """Return those who are still to prove it, the longest connected first."""
+        return list(self._strangers)
+
+    def challenge(self, connection: socket.socket) -> PendingConnection | None:
+        """Ask who it is; None if it has gone again."""
+        guest = PendingConnection(connection, time.monotonic() + self._greeting_s)
+        try:
+            tuned(connection).setblocking(False)
+            connection.send(Frame(FrameKind.CHALLENGE, body=guest.asked.encode()).packed())
+        except OSError:
+            connection.close()
+            return None
+        self._strangers[guest] = None
+        return guest
+
+    def overdue(self, now: float) -> list[PendingConnection]:
+        """Return those whose time is up."""
+        return [guest for guest in self._strangers if guest.until <= now]
+
+    def identified(self, guest: PendingConnection, answer: Frame, world_size: int) -> Caller:
+        """Return which of the run's ``world_size`` ranks it is. Raises ``FrameError`` if ``answer`` proves nothing."""
+        return identified(answer, guest.asked, self.secret, world_size)
+
+    def remove(self, guest: PendingConnection) -> None:
+        """It is known now, or gone."""
+        self._strangers.pop(guest, None)
+
+
 MOST_NOTES = 256
 """Notes of other ranks that may wait; of more the oldest go."""
 
@@ -251,7 +297,6 @@ class Hub:
 
     def __init__(self, world_size: int, place: ListenAddress | None = None, *, greeting_s: float = GREETING_S) -> None:
         self.world_size = world_size
-        self._greeting_s = greeting_s
         self.place = place or ListenAddress()
         self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
@@ -260,15 +305,12 @@ class Hub:
         self.lap = 0
         self._orders = 0
         self._door = threading.Lock()
-        known = own_secret()
-        self.secret = known or secrets.token_hex(32)
-        self._shared_secret = "" if known else self.secret
+        self._admission = Admission(greeting_s)
         self._listener = listen(self.place)
         self._listener.setblocking(False)
         self.address = self._address()
         self._bell, self._rope = socket.socketpair()
         self._selector = selectors.PollSelector()
-        self._strangers: dict[PendingConnection, None] = {}
         self._resting_until: float | None = None
         self._everywhere = threading.Event()
         self._wanted_everywhere = False
@@ -289,9 +331,14 @@ class Hub:
         return str(host), int(port)
 
     @property
+    def secret(self) -> str:
+        """Secret that all ranks of the run share."""
+        return self._admission.secret
+
+    @property
     def strangers(self) -> int:
         """Connections of those who have not proven that they are of this run."""
-        return len(self._strangers)
+        return len(self._admission)
 
     @property
     def resting(self) -> bool:
@@ -361,12 +408,14 @@ class Hub:
 
     def _pause(self) -> float | None:
         """Seconds until something is due though nobody says anything."""
-        due = [guest.until for guest in self._strangers] + [self._resting_until or 0.0] * bool(self._resting_until)
+        due = [guest.until for guest in self._admission.waiting()] + [self._resting_until or 0.0] * bool(
+            self._resting_until
+        )
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _look_around(self) -> None:
         now = time.monotonic()
-        for guest in [guest for guest in self._strangers if guest.until <= now]:
+        for guest in self._admission.overdue(now):
             self._drop(guest)
         if self._resting_until is not None and now >= self._resting_until:
             self._resting_until = None
@@ -397,7 +446,7 @@ class Hub:
 
     def _address(self) -> HubAddress:
         hosts = names_of(self.place, self._listener)
-        return HubAddress(this_machine(), hosts, int(self._listener.getsockname()[1]), self._shared_secret)
+        return HubAddress(this_machine(), hosts, int(self._listener.getsockname()[1]), self._admission.shared_secret)
 
     def _accept(self) -> None:
         try:
@@ -405,22 +454,17 @@ class Hub:
         except OSError as error:  # usually whoever it was has gone again
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._say_once("rank 0 may not open more files: ranks that are not linked yet have to wait")
-                for guest in list(self._strangers):
+                for guest in self._admission.waiting():
                     self._drop(guest)
                 self._rest(FULL_S)
             return
-        guest = PendingConnection(connection, time.monotonic() + self._greeting_s)
-        try:
-            tuned(connection).setblocking(False)
-            connection.send(Frame(FrameKind.CHALLENGE, body=guest.asked.encode()).packed())
-        except OSError:
-            connection.close()
+        stranger = self._admission.challenge(connection)
+        if stranger is None:
             return
-        self._selector.register(connection, selectors.EVENT_READ, guest)
-        self._strangers[guest] = None
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
         missing = self.world_size - 1 - len(self.linked())
-        if len(self._strangers) > STRANGERS + 2 * missing:  # whoever has been there longest goes
-            self._drop(next(iter(self._strangers)))
+        if len(self._admission) > STRANGERS + 2 * missing:  # whoever has been there longest goes
+            self._drop(self._admission.waiting()[0])
             self._rest(REST_S)
 
     def _read(self, guest: PendingConnection) -> None:
@@ -447,7 +491,7 @@ class Hub:
     def _take(self, guest: PendingConnection, frame: Frame) -> None:
         peer = guest.peer
         if peer is None:
-            self._welcome(guest, identified(frame, guest.asked, self.secret, self.world_size))
+            self._welcome(guest, self._admission.identified(guest, frame, self.world_size))
         elif frame.kind is FrameKind.STEP:
             self.inbox.put(peer.rank, frame.moment, frame.body)
         elif frame.kind is FrameKind.END:
@@ -464,7 +508,7 @@ class Hub:
             if peer is not None:
                 peer.lose()
             peer = self.peers[caller.rank] = Peer(caller.rank)
-        self._strangers.pop(guest, None)
+        self._admission.remove(guest)
         guest.peer, guest.inflow.largest = peer, LARGEST if caller.role == "steps" else SMALL
         with self._door:
             welcome = caller.welcome(guest.asked, self.secret, lap=self.lap, orders=self._orders)
@@ -477,7 +521,7 @@ class Hub:
         self._selector.unregister(guest.connection)
         peer = guest.peer
         if peer is None:
-            self._strangers.pop(guest, None)
+            self._admission.remove(guest)
             return guest.connection.close()
         if self.peers.get(peer.rank) is peer:  # not one that has started anew since
             self.inbox.leave(peer.rank)
@@ -493,212 +537,11 @@ class Hub:
     def _part(self) -> None:
         for peer in self.peers.values():
             peer.disconnect()
-        for connection in (self._listener, self._bell, self._rope, *(guest.connection for guest in self._strangers)):
+        for connection in (
+            self._listener,
+            self._bell,
+            self._rope,
+            *(guest.connection for guest in self._admission.waiting()),
+        ):
             connection.close()
         self._selector.close()
-
-
-ACTING_S = 1800.0
-"""Longest rank 0 waits for the others to say that they acted (a checkpoint may take its time), in seconds."""
-PLACE_S = 5.0
-"""Longest rank 0 waits to hear where the others are, in seconds: their threads answer whatever training does."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """Round that rank 0 asks all ranks to at one place; ``meet`` is the earliest moment at which they meet."""
-
-    turn: int
-    meet: StepKey
-    asked: dict[int, Peer] = field(default_factory=dict)
-    places: dict[int, StepKey] = field(default_factory=dict)
-    refusal: str | None = None
-    ballot: int = 0
-
-    def send(self, frame: Frame) -> None:
-        """To all who were asked."""
-        for peer in self.asked.values():
-            peer.send(frame)
-
-    def next_word(self, peer: Peer, end: float, *kinds: FrameKind) -> Frame | None:
-        """Of ``peer`` in this round; None when it is gone or says nothing until ``end``."""
-        while (frame := peer.next_word(end - time.monotonic())) is not None:
-            if frame.turn == self.turn and frame.kind in kinds:
-                return frame
-        return None
-
-
-class Chair:
-    """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`; ``rounds`` counts those it has begun."""
-
-    def __init__(
-        self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S, place_s: float = PLACE_S
-    ) -> None:
-        self._hub = hub
-        self.patience_s = patience_s
-        self.place_s = place_s
-        self.rounds = 0
-        self._acting_s = acting_s
-        self._pace = StepKeyCounter()
-        self._here: StepKey | None = None
-        self._earliest = START
-        self._round: _Round | None = None
-        self._order: _Round | None = None
-        self._calling = threading.Lock()
-        self._in_vain = False
-
-    @property
-    def called(self) -> bool:
-        """True while all ranks are asked to a boundary."""
-        return self._round is not None
-
-    @property
-    def earliest(self) -> StepKey:
-        """The first boundary that this rank has not passed."""
-        return self._earliest
-
-    def call(self) -> None:
-        """On another thread, as soon as there are commands: find the first boundary that nobody has passed, so that all
-        meet at their next one. Where a rank cannot come, the training thread learns so when it is at its boundary.
-        """
-        with self._calling:
-            if self._round is None and self._order is None and not self._in_vain:
-                found = self._called(self._here or self._earliest)
-                self._in_vain = found.refusal is not None
-                if self._in_vain:
-                    found.send(Frame(FrameKind.OVER, turn=found.turn))
-                else:
-                    self._round = found
-
-    def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """True where all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. Else it is passed,
-        unless this rank stays at it (it is paused).
-
-        With commands rank 0 asks where the others are: where one has passed already, all meet at a later boundary.
-        """
-        with self._calling:
-            return self._meets(step, wanted=wanted, staying=staying)
-
-    def _meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        self._in_vain = False
-        if self._here is None or self._here.step != step:
-            self.leave()
-            self._here = self._pace.next(step)
-            self._hub.lap = self._pace.lap
-        if self._round is not None and self._round.meet < self._earliest:
-            self.over()  # training left that boundary in the middle of a round
-        if self._round is None and self._order is None and wanted:
-            self._round = self._called(self._here)
-        if self._round is not None and self._round.meet <= self._here:
-            return True
-        if not staying:
-            self.leave()
-        return False
-
-    def leave(self) -> None:
-        """The boundary is passed."""
-        if self._here is not None:
-            self._earliest, self._here = after(self._here), None
-
-    def offer(self, body: bytes) -> None:
-        """Tell the ranks that meet here what is wanted."""
-        if self._round is not None and self._round.refusal is None:
-            self._round.send(Frame(FrameKind.OFFER, self._round.meet, body, self._round.turn))
-
-    def order(self, body: bytes) -> None:
-        """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
-        with self._calling:
-            found = self._order = self._begun(START)
-        if body:
-            self._await_all()
-            found.refusal, found.asked = self._all_linked()
-        linked, number = self._hub.ordered()
-        for peer in linked.values():
-            peer.send(
-                Frame(FrameKind.ORDER, StepKey(0, number, 0), body if peer.rank in found.asked else b"", found.turn)
-            )
-
-    def decide(self, refusal: str | None) -> str | None:
-        """None if this rank and all others agree, else why not; all ranks are told."""
-        under_way = self._order or self._round
-        if under_way is None:
-            return refusal
-        under_way.ballot += 1
-        verdict = refusal or under_way.refusal or self._objection(under_way)
-        under_way.send(Frame(FrameKind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
-        return verdict
-
-    def over(self) -> None:
-        """Nothing more is asked in this round: whoever waits need not."""
-        under_way = self._order or self._round
-        if under_way is not None:
-            under_way.send(Frame(FrameKind.OVER, turn=under_way.turn))
-        if self._order is not None:
-            self._order = None  # a round that was put off to a later boundary goes on
-        else:
-            self._round = None
-
-    def _begun(self, meet: StepKey) -> _Round:
-        self.rounds += 1
-        return _Round(self.rounds, meet)
-
-    def _called(self, here: StepKey) -> _Round:
-        """A round at the first boundary that nobody has passed."""
-        found = self._begun(here)
-        found.refusal, found.asked = self._all_linked()
-        if found.refusal is None:
-            found.send(Frame(FrameKind.ASK, here, turn=found.turn))
-            end = time.monotonic() + self.place_s
-            for peer in found.asked.values():
-                found.refusal = self._not_coming(found, peer, end)
-                if found.refusal is not None:
-                    return found
-            found.meet = max(here, *found.places.values())
-            found.send(Frame(FrameKind.MEET, found.meet, turn=found.turn))
-        return found
-
-    def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
-        """Reason to give up hope that ``peer`` comes to a boundary soon; else its place is kept."""
-        frame = None if peer.silent else found.next_word(peer, end, FrameKind.PLACE)
-        if frame is None:
-            peer.silent = not peer.gone
-            return f"rank {peer.rank} does not answer"
-        if peer.owing is not None and frame.moment <= peer.owing:
-            return f"rank {peer.rank} has not come to a boundary since it was last waited for"
-        if frame.body == NEW and self._earliest > START:
-            return f"rank {peer.rank} has not come to its first boundary yet (every rank must call obey)"
-        peer.owing, found.places[peer.rank] = None, frame.moment
-        return None
-
-    def _all_linked(self) -> tuple[str | None, dict[int, Peer]]:
-        linked = dict(self._hub.linked())
-        for rank in range(1, self._hub.world_size):
-            if rank not in linked:
-                return f"rank {rank} is not connected, and all ranks must act together", {}
-        return None, linked
-
-    def _await_all(self) -> None:
-        """An order can be the first thing ranks do: give those time to link who are about to."""
-        end = time.monotonic() + self.patience_s
-        while len(self._hub.linked()) < self._hub.world_size - 1 and time.monotonic() < end:
-            if any(peer.gone for peer in list(self._hub.peers.values())):
-                return
-            time.sleep(0.01)
-
-    def _objection(self, under_way: _Round) -> str | None:
-        end = time.monotonic() + (self.patience_s if under_way.ballot == 1 else self._acting_s)
-        votes = [self._vote(under_way, peer, end) for peer in under_way.asked.values()]
-        return next((vote for vote in votes if vote is not None), None)
-
-    @staticmethod
-    def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
-        """Vote of ``peer`` in this ballot: None for yes."""
-        while (frame := under_way.next_word(peer, end, FrameKind.VOTE, FrameKind.PASSED)) is not None:
-            if frame.kind is FrameKind.PASSED:
-                return f"rank {peer.rank} had gone on already"
-            ballot, refusal = read_ballot(frame.body)
-            if ballot == under_way.ballot:
-                return None if refusal is None else f"rank {peer.rank}: {refusal}"
-        if under_way.ballot == 1:
-            peer.owing = under_way.places.get(peer.rank)
-        return f"rank {peer.rank} does not answer"

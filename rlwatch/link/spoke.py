@@ -1,4 +1,4 @@
-"""The end of another rank: a thread that finds rank 0 and sends to it, and the rank's part in rounds of commands."""
+"""The end of another rank: a thread that finds rank 0, stays linked to it and sends what this rank measures."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import logging
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from rlwatch.error_boundary import call_or, described, say, sheltered
 from rlwatch.errors import RLWatchError
+from rlwatch.link.rounds import WorkerMember
 from rlwatch.link.wire import (
-    NEW,
-    PATIENCE_S,
-    SMALL,
-    START,
     STRANGERS_BYTES,
     Caller,
     Frame,
@@ -26,13 +22,9 @@ from rlwatch.link.wire import (
     HubAddress,
     LinkError,
     StepKey,
-    StepKeyCounter,
-    after,
     asking,
-    ballot_body,
     challenge,
     connect,
-    read_ballot,
     send_all,
 )
 
@@ -312,251 +304,3 @@ def _taken_leave(connection: socket.socket) -> bool:
     with contextlib.suppress(OSError, FrameError):
         return _next(connection, FrameDecoder(), time.monotonic() + INTERVAL_S).kind is FrameKind.END
     return False
-
-
-VERDICT_S = 3600.0
-"""Longest a rank waits for the verdict, in seconds: by itself it must neither act nor go on. Rank 0 may have to wait
-for others, and to finish what it is doing itself.
-"""
-UNDECIDED = "rank 0 gave no verdict"
-
-
-class WorkerMember:
-    """Another rank: its training thread, and a thread that listens to rank 0 for it."""
-
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self.patience_s = patience_s
-        self._changed = threading.Condition()
-        self._sending = threading.Lock()
-        self._connection: socket.socket | None = None
-        self._pace = StepKeyCounter()
-        self._here: StepKey | None = None
-        self._earliest = START
-        self._turn = 0
-        self._meet: StepKey | None = None
-        self._mine = 0
-        self._ballot = 0
-        self._words: deque[Frame] = deque(maxlen=1000)
-        self._orders: dict[int, Frame] = {}
-        self._order = self._orders_over = 0
-        self._hoping = True
-        self.open = False
-        self.parted = False
-
-    def connected(self, connection: socket.socket, *, lap: int = 0, orders: int = 0) -> None:
-        """Rank 0 is in ``lap``, and ``orders`` have been given before it knew this rank."""
-        with self._changed:
-            self._connection, self._turn, self._meet = connection, 0, None
-            self._pace.join(lap)
-            self._orders_over = max(self._orders_over, orders)
-            self.open, self._hoping = True, True
-            self._changed.notify_all()
-        threading.Thread(target=self._listen, args=(connection,), name="rlwatch-ear", daemon=True).start()
-
-    @property
-    def here(self) -> StepKey | None:
-        """The boundary at which this rank is; None between two."""
-        return self._here
-
-    @property
-    def earliest(self) -> StepKey:
-        """The first boundary that this rank has not passed."""
-        return self._earliest
-
-    @property
-    def called(self) -> bool:
-        """True while rank 0 asks all ranks to a boundary."""
-        return self._turn != 0
-
-    @property
-    def meet(self) -> StepKey | None:
-        """The boundary at which all ranks meet, once rank 0 has named it."""
-        return self._meet
-
-    @property
-    def taking_part(self) -> bool:
-        """True while this rank is in a round: it met the others, and may vote."""
-        return self._mine != 0
-
-    def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
-        """True where all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
-
-        It waits only while rank 0 is about to say where all meet; ``wanted``: and where this rank knows as well as
-        rank 0 that something is due here.
-        """
-        passed = 0
-        with self._changed:
-            if self._here is None or self._here.step != step:
-                self._pass()
-                self._here = self._pace.next(step)
-            if wanted and not self._turn and self._hoping and self.open:
-                self._hoping = self._until(lambda: self._turn != 0, self.patience_s)
-            if self._turn and not self._until(lambda: self._meet is not None or not self._turn, self.patience_s):
-                self._turn = 0
-            if self._turn and self._meet is not None and self._meet < self._earliest:
-                passed, self._turn = self._turn, 0  # training left that boundary in the middle of a round
-            if self._turn and self._meet is not None and self._meet <= self._here:
-                self._mine, self._ballot = self._turn, 0
-                return True
-            if not staying:
-                self._pass()
-        if passed:
-            self._send(Frame(FrameKind.PASSED, turn=passed))
-        return False
-
-    def leave(self) -> None:
-        """The boundary is passed."""
-        with self._changed:
-            self._pass()
-
-    def offered(self) -> bytes:
-        """Commands of rank 0 here, where all meet; empty if there are none, or if it does not come."""
-        with self._changed:
-            frame = self._hear(self.patience_s, FrameKind.OFFER)
-            if frame is None:
-                if self._turn == self._mine:
-                    self._turn = 0  # what comes now comes too late, and is answered so
-                    logger.warning("rank 0 asked all ranks to a boundary and did not come to it")
-                self._mine = 0
-            return b"" if frame is None else frame.body
-
-    def ordered(self) -> bytes:
-        """At a place of order: what rank 0 wants, usually nothing."""
-        with self._changed:
-            number = self._order + 1
-            patience = self.patience_s if self._hoping else 0.0
-            self._hoping = self._until(lambda: self._knows_order(number), patience, though_closed=True)
-            self._order = number
-            frame = self._orders.pop(number, None)
-            if not self._hoping and patience:
-                logger.warning("rank 0 did not come to where it says what a checkpoint needs; this rank goes on")
-            self._mine, self._ballot = (0 if frame is None else frame.turn), 0
-            return b"" if frame is None else frame.body
-
-    def _knows_order(self, number: int) -> bool:
-        lost = self._connection is not None and not self.open
-        return number in self._orders or number <= self._orders_over or lost or self.parted
-
-    def over(self) -> None:
-        """Leave the round; rank 0 learns so, if it still waits for a word."""
-        with self._changed:
-            turn, self._mine = self._mine, 0
-        if turn:
-            self._send(Frame(FrameKind.PASSED, turn=turn))
-
-    def vote(self, refusal: str | None) -> str | None:
-        """Tell rank 0 whether this rank can and did; returns the verdict: None, or a refusal."""
-        if not self._mine:
-            return refusal or UNDECIDED
-        self._ballot += 1
-        self._send(Frame(FrameKind.VOTE, START, ballot_body(self._ballot, refusal), self._mine))
-        end = time.monotonic() + VERDICT_S
-        with self._changed:
-            while (frame := self._hear(end - time.monotonic(), FrameKind.VERDICT)) is not None:
-                ballot, verdict = read_ballot(frame.body)
-                if ballot == self._ballot:
-                    return verdict
-        return refusal or UNDECIDED
-
-    def disconnect(self) -> None:
-        """Go in good order."""
-        self._send(Frame(FrameKind.END))
-        self.close()
-
-    def deserted(self) -> None:
-        """There is no rank 0 to wait for, and will be none."""
-        with self._changed:
-            self.parted = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Hear and say nothing more; rank 0 notices."""
-        self.open = False
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # the listening thread then sees its end
-            connection.close()
-
-    def forked(self) -> None:
-        """In a forked child: close our copy and nothing else."""
-        self.open = False
-        if self._connection is not None:
-            self._connection.close()
-
-    def _pass(self) -> None:
-        if self._here is not None:
-            self._earliest, self._here = after(self._here), None
-
-    def _until(self, condition: Callable[[], bool], seconds: float, *, though_closed: bool = False) -> bool:
-        """Wait, with the lock, for what the listening thread does; whether it did."""
-        done = self._changed.wait_for(
-            lambda: condition() or not (self.open or though_closed), max(0.0, min(seconds, threading.TIMEOUT_MAX))
-        )
-        return done and condition()
-
-    def _hear(self, seconds: float, kind: FrameKind) -> Frame | None:
-        """With the lock: the next word of ``kind`` in this rank's round; None if it does not come any more."""
-
-        def found() -> Frame | None:
-            return next((frame for frame in self._words if frame.turn == self._mine), None)
-
-        while self._until(lambda: found() is not None, seconds) and (frame := found()) is not None:
-            if frame.kind is not FrameKind.OVER:  # which stays, so that whoever asks again hears it, too
-                self._words.remove(frame)
-            if frame.kind in (kind, FrameKind.OVER):
-                return frame if frame.kind is kind else None
-        return None
-
-    def _send(self, frame: Frame) -> None:
-        with self._sending:
-            if self.open and self._connection is not None:
-                try:
-                    send_all(self._connection, frame.packed(), self.patience_s)
-                except OSError:
-                    self.close()
-
-    def _listen(self, connection: socket.socket) -> None:
-        def untaken(error: BaseException) -> None:  # whatever it is: as if the connection had broken
-            if not isinstance(error, OSError | FrameError):
-                say(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
-
-        sheltered(lambda: self._hear_all(connection), untaken)
-        with self._changed:
-            if self._connection is connection:
-                self.open, self._turn = False, 0
-                self._changed.notify_all()
-
-    def _hear_all(self, connection: socket.socket) -> None:
-        inflow = FrameDecoder(SMALL)
-        while data := connection.recv(2**16):
-            for frame in inflow.feed(data):
-                answer = self._take(frame)
-                if answer is not None:
-                    self._send(answer)
-
-    def _take(self, frame: Frame) -> Frame | None:
-        """Keep what rank 0 says; returns the answer it gets at once, if any."""
-        answer = None
-        with self._changed:
-            if frame.kind is FrameKind.ASK:
-                self._turn, self._meet, self._hoping = frame.turn, None, True
-                new = self._here is None and self._earliest == START
-                answer = Frame(FrameKind.PLACE, self._here or self._earliest, NEW if new else b"", frame.turn)
-            elif frame.kind is FrameKind.MEET and frame.turn == self._turn:
-                self._meet = frame.moment
-            elif frame.kind is FrameKind.ORDER and frame.moment.step > self._order:
-                self._orders[frame.moment.step], self._hoping = frame, True
-            elif frame.kind is FrameKind.ORDER:
-                self._hoping = True
-                answer = Frame(FrameKind.PASSED, turn=frame.turn) if frame.body else None
-            elif frame.kind is FrameKind.OFFER and frame.turn != self._turn:
-                answer = Frame(FrameKind.PASSED, turn=frame.turn)
-            elif frame.kind in (FrameKind.OFFER, FrameKind.VERDICT, FrameKind.OVER):
-                self._words.append(frame)
-                if frame.kind is FrameKind.OVER and frame.turn == self._turn:
-                    self._turn = 0
-            elif frame.kind is FrameKind.END:
-                self.parted = True
-            self._changed.notify_all()
-        return answer

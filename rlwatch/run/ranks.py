@@ -13,7 +13,8 @@ from typing import Any
 
 from rlwatch import codec
 from rlwatch.error_boundary import described, say, sheltered
-from rlwatch.link.hub import Chair, Hub
+from rlwatch.link.hub import Hub
+from rlwatch.link.rounds import Chair
 from rlwatch.link.spoke import HOPE_S, NobodyError, WorkerClient
 from rlwatch.link.wire import LOOPBACK, HubAddress, LinkError, ListenAddress, StepKey, StepKeyCounter
 from rlwatch.ports import Meeting, PendingRecord

@@ -1291,8 +1291,8 @@ THREADS = {
     "rlwatch/monitor/watchman.py": "run_forever",
     "rlwatch/alerts/outbox.py": "run_forever",
     "rlwatch/link/hub.py": "run_forever",
-    "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go; what its "
-    "ear raises is as if the connection had broken",
+    "rlwatch/link/spoke.py": "its loop holds whatever is raised: the link is given up, ranks that wait are let go",
+    "rlwatch/link/rounds.py": "what its ear raises is as if the connection had broken",
     "rlwatch/run/machine.py": "run_forever, and every look is sheltered",
     "rlwatch/cli/serve.py": "no training in its process: who serves watches the children and ends with them",
     "rlwatch/run/ranks.py": "every look holds whatever is raised",

@@ -5,7 +5,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from rlwatch.link.hub import Chair, Hub
+from rlwatch.link.hub import Hub
+from rlwatch.link.rounds import Chair
 from rlwatch.link.spoke import WorkerClient, introduced
 from rlwatch.link.wire import Frame, FrameDecoder, StepKey, send_all
 from rlwatch.recorder.intake import BoundedQueue

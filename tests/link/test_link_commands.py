@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from linked_ranks import Other, at, ranks, together, until
 
 from rlwatch.link.hub import Hub
-from rlwatch.link.spoke import UNDECIDED
+from rlwatch.link.rounds import UNDECIDED
 from rlwatch.link.wire import Frame, FrameKind, read_ballot
 
 HUNDREDS = itertools.count(1)

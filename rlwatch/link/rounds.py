@@ -1,0 +1,493 @@
+"""Rounds of commands: all ranks meet at one boundary, vote, and carry a command out or not.
+
+:class:`Chair` is the training thread of rank 0, :class:`WorkerMember` that of another rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlwatch.error_boundary import described, say, sheltered
+from rlwatch.link.hub import Hub, Peer
+from rlwatch.link.wire import (
+    NEW,
+    PATIENCE_S,
+    SMALL,
+    START,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    StepKey,
+    StepKeyCounter,
+    after,
+    ballot_body,
+    read_ballot,
+    send_all,
+)
+
+logger = logging.getLogger("rlwatch")
+
+# Rank 0.
+
+ACTING_S = 1800.0
+"""Longest rank 0 waits for the others to say that they acted (a checkpoint may take its time), in seconds."""
+PLACE_S = 5.0
+"""Longest rank 0 waits to hear where the others are, in seconds: their threads answer whatever training does."""
+
+
+@dataclass(slots=True)
+class _Round:
+    """Round that rank 0 asks all ranks to at one place; ``meet`` is the earliest moment at which they meet."""
+
+    turn: int
+    meet: StepKey
+    asked: dict[int, Peer] = field(default_factory=dict)
+    places: dict[int, StepKey] = field(default_factory=dict)
+    refusal: str | None = None
+    ballot: int = 0
+
+    def send(self, frame: Frame) -> None:
+        """To all who were asked."""
+        for peer in self.asked.values():
+            peer.send(frame)
+
+    def next_word(self, peer: Peer, end: float, *kinds: FrameKind) -> Frame | None:
+        """Of ``peer`` in this round; None when it is gone or says nothing until ``end``."""
+        while (frame := peer.next_word(end - time.monotonic())) is not None:
+            if frame.turn == self.turn and frame.kind in kinds:
+                return frame
+        return None
+
+
+class Chair:
+    """The training thread of rank 0 over a :class:`~rlwatch.link.hub.Hub`; ``rounds`` counts those it has begun."""
+
+    def __init__(
+        self, hub: Hub, patience_s: float = PATIENCE_S, acting_s: float = ACTING_S, place_s: float = PLACE_S
+    ) -> None:
+        self._hub = hub
+        self.patience_s = patience_s
+        self.place_s = place_s
+        self.rounds = 0
+        self._acting_s = acting_s
+        self._pace = StepKeyCounter()
+        self._here: StepKey | None = None
+        self._earliest = START
+        self._round: _Round | None = None
+        self._order: _Round | None = None
+        self._calling = threading.Lock()
+        self._in_vain = False
+
+    @property
+    def called(self) -> bool:
+        """True while all ranks are asked to a boundary."""
+        return self._round is not None
+
+    @property
+    def earliest(self) -> StepKey:
+        """The first boundary that this rank has not passed."""
+        return self._earliest
+
+    def call(self) -> None:
+        """On another thread, as soon as there are commands: find the first boundary that nobody has passed, so that all
+        meet at their next one. Where a rank cannot come, the training thread learns so when it is at its boundary.
+        """
+        with self._calling:
+            if self._round is None and self._order is None and not self._in_vain:
+                found = self._called(self._here or self._earliest)
+                self._in_vain = found.refusal is not None
+                if self._in_vain:
+                    found.send(Frame(FrameKind.OVER, turn=found.turn))
+                else:
+                    self._round = found
+
+    def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
+        """True where all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. Else it is passed,
+        unless this rank stays at it (it is paused).
+
+        With commands rank 0 asks where the others are: where one has passed already, all meet at a later boundary.
+        """
+        with self._calling:
+            return self._meets(step, wanted=wanted, staying=staying)
+
+    def _meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
+        self._in_vain = False
+        if self._here is None or self._here.step != step:
+            self.leave()
+            self._here = self._pace.next(step)
+            self._hub.lap = self._pace.lap
+        if self._round is not None and self._round.meet < self._earliest:
+            self.over()  # training left that boundary in the middle of a round
+        if self._round is None and self._order is None and wanted:
+            self._round = self._called(self._here)
+        if self._round is not None and self._round.meet <= self._here:
+            return True
+        if not staying:
+            self.leave()
+        return False
+
+    def leave(self) -> None:
+        """The boundary is passed."""
+        if self._here is not None:
+            self._earliest, self._here = after(self._here), None
+
+    def offer(self, body: bytes) -> None:
+        """Tell the ranks that meet here what is wanted."""
+        if self._round is not None and self._round.refusal is None:
+            self._round.send(Frame(FrameKind.OFFER, self._round.meet, body, self._round.turn))
+
+    def order(self, body: bytes) -> None:
+        """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
+        with self._calling:
+            found = self._order = self._begun(START)
+        if body:
+            self._await_all()
+            found.refusal, found.asked = self._all_linked()
+        linked, number = self._hub.ordered()
+        for peer in linked.values():
+            peer.send(
+                Frame(FrameKind.ORDER, StepKey(0, number, 0), body if peer.rank in found.asked else b"", found.turn)
+            )
+
+    def decide(self, refusal: str | None) -> str | None:
+        """None if this rank and all others agree, else why not; all ranks are told."""
+        under_way = self._order or self._round
+        if under_way is None:
+            return refusal
+        under_way.ballot += 1
+        verdict = refusal or under_way.refusal or self._objection(under_way)
+        under_way.send(Frame(FrameKind.VERDICT, START, ballot_body(under_way.ballot, verdict), under_way.turn))
+        return verdict
+
+    def over(self) -> None:
+        """Nothing more is asked in this round: whoever waits need not."""
+        under_way = self._order or self._round
+        if under_way is not None:
+            under_way.send(Frame(FrameKind.OVER, turn=under_way.turn))
+        if self._order is not None:
+            self._order = None  # a round that was put off to a later boundary goes on
+        else:
+            self._round = None
+
+    def _begun(self, meet: StepKey) -> _Round:
+        self.rounds += 1
+        return _Round(self.rounds, meet)
+
+    def _called(self, here: StepKey) -> _Round:
+        """A round at the first boundary that nobody has passed."""
+        found = self._begun(here)
+        found.refusal, found.asked = self._all_linked()
+        if found.refusal is None:
+            found.send(Frame(FrameKind.ASK, here, turn=found.turn))
+            end = time.monotonic() + self.place_s
+            for peer in found.asked.values():
+                found.refusal = self._not_coming(found, peer, end)
+                if found.refusal is not None:
+                    return found
+            found.meet = max(here, *found.places.values())
+            found.send(Frame(FrameKind.MEET, found.meet, turn=found.turn))
+        return found
+
+    def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
+        """Reason to give up hope that ``peer`` comes to a boundary soon; else its place is kept."""
+        frame = None if peer.silent else found.next_word(peer, end, FrameKind.PLACE)
+        if frame is None:
+            peer.silent = not peer.gone
+            return f"rank {peer.rank} does not answer"
+        if peer.owing is not None and frame.moment <= peer.owing:
+            return f"rank {peer.rank} has not come to a boundary since it was last waited for"
+        if frame.body == NEW and self._earliest > START:
+            return f"rank {peer.rank} has not come to its first boundary yet (every rank must call obey)"
+        peer.owing, found.places[peer.rank] = None, frame.moment
+        return None
+
+    def _all_linked(self) -> tuple[str | None, dict[int, Peer]]:
+        linked = dict(self._hub.linked())
+        for rank in range(1, self._hub.world_size):
+            if rank not in linked:
+                return f"rank {rank} is not connected, and all ranks must act together", {}
+        return None, linked
+
+    def _await_all(self) -> None:
+        """An order can be the first thing ranks do: give those time to link who are about to."""
+        end = time.monotonic() + self.patience_s
+        while len(self._hub.linked()) < self._hub.world_size - 1 and time.monotonic() < end:
+            if any(peer.gone for peer in list(self._hub.peers.values())):
+                return
+            time.sleep(0.01)
+
+    def _objection(self, under_way: _Round) -> str | None:
+        end = time.monotonic() + (self.patience_s if under_way.ballot == 1 else self._acting_s)
+        votes = [self._vote(under_way, peer, end) for peer in under_way.asked.values()]
+        return next((vote for vote in votes if vote is not None), None)
+
+    @staticmethod
+    def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
+        """Vote of ``peer`` in this ballot: None for yes."""
+        while (frame := under_way.next_word(peer, end, FrameKind.VOTE, FrameKind.PASSED)) is not None:
+            if frame.kind is FrameKind.PASSED:
+                return f"rank {peer.rank} had gone on already"
+            ballot, refusal = read_ballot(frame.body)
+            if ballot == under_way.ballot:
+                return None if refusal is None else f"rank {peer.rank}: {refusal}"
+        if under_way.ballot == 1:
+            peer.owing = under_way.places.get(peer.rank)
+        return f"rank {peer.rank} does not answer"
+
+
+# The other ranks.
+
+VERDICT_S = 3600.0
+"""Longest a rank waits for the verdict, in seconds: by itself it must neither act nor go on. Rank 0 may have to wait
+for others, and to finish what it is doing itself.
+"""
+UNDECIDED = "rank 0 gave no verdict"
+
+
+class WorkerMember:
+    """Another rank: its training thread, and a thread that listens to rank 0 for it."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._pace = StepKeyCounter()
+        self._here: StepKey | None = None
+        self._earliest = START
+        self._turn = 0
+        self._meet: StepKey | None = None
+        self._mine = 0
+        self._ballot = 0
+        self._words: deque[Frame] = deque(maxlen=1000)
+        self._orders: dict[int, Frame] = {}
+        self._order = self._orders_over = 0
+        self._hoping = True
+        self.open = False
+        self.parted = False
+
+    def connected(self, connection: socket.socket, *, lap: int = 0, orders: int = 0) -> None:
+        """Rank 0 is in ``lap``, and ``orders`` have been given before it knew this rank."""
+        with self._changed:
+            self._connection, self._turn, self._meet = connection, 0, None
+            self._pace.join(lap)
+            self._orders_over = max(self._orders_over, orders)
+            self.open, self._hoping = True, True
+            self._changed.notify_all()
+        threading.Thread(target=self._listen, args=(connection,), name="rlwatch-ear", daemon=True).start()
+
+    @property
+    def here(self) -> StepKey | None:
+        """The boundary at which this rank is; None between two."""
+        return self._here
+
+    @property
+    def earliest(self) -> StepKey:
+        """The first boundary that this rank has not passed."""
+        return self._earliest
+
+    @property
+    def called(self) -> bool:
+        """True while rank 0 asks all ranks to a boundary."""
+        return self._turn != 0
+
+    @property
+    def meet(self) -> StepKey | None:
+        """The boundary at which all ranks meet, once rank 0 has named it."""
+        return self._meet
+
+    @property
+    def taking_part(self) -> bool:
+        """True while this rank is in a round: it met the others, and may vote."""
+        return self._mine != 0
+
+    def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
+        """True where all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
+
+        It waits only while rank 0 is about to say where all meet; ``wanted``: and where this rank knows as well as
+        rank 0 that something is due here.
+        """
+        passed = 0
+        with self._changed:
+            if self._here is None or self._here.step != step:
+                self._pass()
+                self._here = self._pace.next(step)
+            if wanted and not self._turn and self._hoping and self.open:
+                self._hoping = self._until(lambda: self._turn != 0, self.patience_s)
+            if self._turn and not self._until(lambda: self._meet is not None or not self._turn, self.patience_s):
+                self._turn = 0
+            if self._turn and self._meet is not None and self._meet < self._earliest:
+                passed, self._turn = self._turn, 0  # training left that boundary in the middle of a round
+            if self._turn and self._meet is not None and self._meet <= self._here:
+                self._mine, self._ballot = self._turn, 0
+                return True
+            if not staying:
+                self._pass()
+        if passed:
+            self._send(Frame(FrameKind.PASSED, turn=passed))
+        return False
+
+    def leave(self) -> None:
+        """The boundary is passed."""
+        with self._changed:
+            self._pass()
+
+    def offered(self) -> bytes:
+        """Commands of rank 0 here, where all meet; empty if there are none, or if it does not come."""
+        with self._changed:
+            frame = self._hear(self.patience_s, FrameKind.OFFER)
+            if frame is None:
+                if self._turn == self._mine:
+                    self._turn = 0  # what comes now comes too late, and is answered so
+                    logger.warning("rank 0 asked all ranks to a boundary and did not come to it")
+                self._mine = 0
+            return b"" if frame is None else frame.body
+
+    def ordered(self) -> bytes:
+        """At a place of order: what rank 0 wants, usually nothing."""
+        with self._changed:
+            number = self._order + 1
+            patience = self.patience_s if self._hoping else 0.0
+            self._hoping = self._until(lambda: self._knows_order(number), patience, though_closed=True)
+            self._order = number
+            frame = self._orders.pop(number, None)
+            if not self._hoping and patience:
+                logger.warning("rank 0 did not come to where it says what a checkpoint needs; this rank goes on")
+            self._mine, self._ballot = (0 if frame is None else frame.turn), 0
+            return b"" if frame is None else frame.body
+
+    def _knows_order(self, number: int) -> bool:
+        lost = self._connection is not None and not self.open
+        return number in self._orders or number <= self._orders_over or lost or self.parted
+
+    def over(self) -> None:
+        """Leave the round; rank 0 learns so, if it still waits for a word."""
+        with self._changed:
+            turn, self._mine = self._mine, 0
+        if turn:
+            self._send(Frame(FrameKind.PASSED, turn=turn))
+
+    def vote(self, refusal: str | None) -> str | None:
+        """Tell rank 0 whether this rank can and did; returns the verdict: None, or a refusal."""
+        if not self._mine:
+            return refusal or UNDECIDED
+        self._ballot += 1
+        self._send(Frame(FrameKind.VOTE, START, ballot_body(self._ballot, refusal), self._mine))
+        end = time.monotonic() + VERDICT_S
+        with self._changed:
+            while (frame := self._hear(end - time.monotonic(), FrameKind.VERDICT)) is not None:
+                ballot, verdict = read_ballot(frame.body)
+                if ballot == self._ballot:
+                    return verdict
+        return refusal or UNDECIDED
+
+    def disconnect(self) -> None:
+        """Go in good order."""
+        self._send(Frame(FrameKind.END))
+        self.close()
+
+    def deserted(self) -> None:
+        """There is no rank 0 to wait for, and will be none."""
+        with self._changed:
+            self.parted = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Hear and say nothing more; rank 0 notices."""
+        self.open = False
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # the listening thread then sees its end
+            connection.close()
+
+    def forked(self) -> None:
+        """In a forked child: close our copy and nothing else."""
+        self.open = False
+        if self._connection is not None:
+            self._connection.close()
+
+    def _pass(self) -> None:
+        if self._here is not None:
+            self._earliest, self._here = after(self._here), None
+
+    def _until(self, condition: Callable[[], bool], seconds: float, *, though_closed: bool = False) -> bool:
+        """Wait, with the lock, for what the listening thread does; whether it did."""
+        done = self._changed.wait_for(
+            lambda: condition() or not (self.open or though_closed), max(0.0, min(seconds, threading.TIMEOUT_MAX))
+        )
+        return done and condition()
+
+    def _hear(self, seconds: float, kind: FrameKind) -> Frame | None:
+        """With the lock: the next word of ``kind`` in this rank's round; None if it does not come any more."""
+
+        def found() -> Frame | None:
+            return next((frame for frame in self._words if frame.turn == self._mine), None)
+
+        while self._until(lambda: found() is not None, seconds) and (frame := found()) is not None:
+            if frame.kind is not FrameKind.OVER:  # which stays, so that whoever asks again hears it, too
+                self._words.remove(frame)
+            if frame.kind in (kind, FrameKind.OVER):
+                return frame if frame.kind is kind else None
+        return None
+
+    def _send(self, frame: Frame) -> None:
+        with self._sending:
+            if self.open and self._connection is not None:
+                try:
+                    send_all(self._connection, frame.packed(), self.patience_s)
+                except OSError:
+                    self.close()
+
+    def _listen(self, connection: socket.socket) -> None:
+        def untaken(error: BaseException) -> None:  # whatever it is: as if the connection had broken
+            if not isinstance(error, OSError | FrameError):
+                say(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
+
+        sheltered(lambda: self._hear_all(connection), untaken)
+        with self._changed:
+            if self._connection is connection:
+                self.open, self._turn = False, 0
+                self._changed.notify_all()
+
+    def _hear_all(self, connection: socket.socket) -> None:
+        inflow = FrameDecoder(SMALL)
+        while data := connection.recv(2**16):
+            for frame in inflow.feed(data):
+                answer = self._take(frame)
+                if answer is not None:
+                    self._send(answer)
+
+    def _take(self, frame: Frame) -> Frame | None:
+        """Keep what rank 0 says; returns the answer it gets at once, if any."""
+        answer = None
+        with self._changed:
+            if frame.kind is FrameKind.ASK:
+                self._turn, self._meet, self._hoping = frame.turn, None, True
+                new = self._here is None and self._earliest == START
+                answer = Frame(FrameKind.PLACE, self._here or self._earliest, NEW if new else b"", frame.turn)
+            elif frame.kind is FrameKind.MEET and frame.turn == self._turn:
+                self._meet = frame.moment
+            elif frame.kind is FrameKind.ORDER and frame.moment.step > self._order:
+                self._orders[frame.moment.step], self._hoping = frame, True
+            elif frame.kind is FrameKind.ORDER:
+                self._hoping = True
+                answer = Frame(FrameKind.PASSED, turn=frame.turn) if frame.body else None
+            elif frame.kind is FrameKind.OFFER and frame.turn != self._turn:
+                answer = Frame(FrameKind.PASSED, turn=frame.turn)
+            elif frame.kind in (FrameKind.OFFER, FrameKind.VERDICT, FrameKind.OVER):
+                self._words.append(frame)
+                if frame.kind is FrameKind.OVER and frame.turn == self._turn:
+                    self._turn = 0
+            elif frame.kind is FrameKind.END:
+                self.parted = True
+            self._changed.notify_all()
+        return answer
