@@ -627,7 +627,7 @@ class StoredRun:
         return story_of(info, list(self._rows()), counted, options=options_of(given), config=given, verdict=verdict)
 
     def _rows(self) -> Iterator[StepRecord]:
-        """Rows of the branch that counts, by step; one without a time has that of the row before."""
+        """Yield the rows that no later attempt replaced, by step; a row without a time gets that of the row before."""
         times = self.store.moments(self.run_id)
         at = dict(
             zip(zip(times.attempts.tolist(), times.steps.tolist(), strict=True), times.values.tolist(), strict=True)

@@ -95,7 +95,7 @@ class LayerClip:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names of what is clipped as one, in model order."""
+        """Names of the groups that are clipped together, in model order."""
         return self._layout.groups
 
     def clip(self, before: Callable[[Tensor], object] | None = None) -> Clipped:
@@ -161,7 +161,7 @@ class LayerClip:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned.
+        """Restore the state that :meth:`state_dict` returned.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class LayerClip:
         return torch.where(left.isfinite(), (self.max_norm / (left + 1e-6)).clamp(max=1.0), 1.0)
 
     def _apply(self, parameters: list[Parameter], clipped: Clipped) -> None:
-        """First all that takes memory, then what changes gradients: all of them are scaled, or none."""
+        """Allocate all memory before any gradient changes, so that all gradients are scaled, or none."""
         factors = (clipped.scales * clipped.coefficient).unbind()
         finite = clipped.before.isfinite()
         ready = [
@@ -375,7 +375,7 @@ class LayerLayout:
 
 
 def local_gradient(parameter: Parameter) -> Tensor | None:
-    """The part of its gradient on this rank, to be changed in place; None if it has none."""
+    """Return the part of a gradient on this rank, to be changed in place; None if there is none."""
     grad: Any = parameter.grad
     if grad is None:
         return None

@@ -21,7 +21,7 @@ State = Mapping[str, Tensor]
 
 
 class ClipRule(Protocol):
-    """Decides by what factor each group of gradients (a layer, a tensor...) is scaled.
+    """Rule for the factor by which each group of gradients (a layer, a tensor...) is scaled.
 
     A rule is settings and arithmetic: deterministic, without random numbers, and without asking the device for a
     number (no ``.item()``, no ``if`` on a tensor). All it remembers it takes as ``state`` and returns anew, so that a
@@ -436,7 +436,7 @@ class LayerMaxNorm:
             raise ConfigError("LayerMaxNorm: pass each or total, not both")
 
     def start(self, like: Tensor) -> State:  # noqa: ARG002  (the protocol's signature)
-        """Empty state: there is nothing to remember."""
+        """Return an empty state: the rule has no memory."""
         return {}
 
     def scales(self, norms: Tensor, seen: Tensor, state: State) -> tuple[Tensor, State]:

@@ -103,6 +103,6 @@ class SkipOnSpike:
         return {"recent": list(self._recent), "skipped": dict(self.skipped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._recent = [int(step) for step in state["recent"]]
         self.skipped |= {str(kind): int(n) for kind, n in state["skipped"].items()}

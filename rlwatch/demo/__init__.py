@@ -47,6 +47,6 @@ class Recipe:
         return self._range_tested(max(0, step - self.range_test_step))
 
     def _range_tested(self, steps: int) -> float:
-        """The settled learning rate after so many steps of growth."""
+        """Return the learning rate after ``steps`` steps of the range test."""
         needed = math.log(self.range_test_end / self.learning_rate) / math.log(self.range_test_growth)
         return self.range_test_end if steps >= needed else self.learning_rate * self.range_test_growth**steps

@@ -112,7 +112,7 @@ ENOUGH = 2
 
 
 class Person:
-    """Acts on what one look at the store shows; call :meth:`act` at every look."""
+    """Simulated user who acts on the state of the store; call :meth:`act` with each new state."""
 
     def __init__(self, store: CommandStore, run_id: str) -> None:
         self._store = store

@@ -109,14 +109,14 @@ class TrainerProcess:
         return self.process.poll()
 
     def wait(self, seconds: float) -> int | None:
-        """Give it up to ``seconds`` to end; its exit code or None."""
+        """Wait up to ``seconds`` for its end; return the exit code, None if it still runs."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
     def last_words(self) -> str:
-        """The end of what it wrote to its output."""
+        """Return the end of its output."""
         return self._log.read_text(errors="replace")[-LAST_WORDS:]
 
 

@@ -72,7 +72,7 @@ def curve(series: Series, starts: Mapping[int, int]) -> ReportCurve:
 
 
 def counting(series: Series, starts: Mapping[int, int]) -> NDArray[np.bool_]:
-    """True (N,) of values on the newest branch: those of steps that no later attempt ran again."""
+    """Return a mask (N,) of the values whose steps no later attempt repeated."""
     kept = np.ones(len(series.steps), dtype=np.bool_)
     for later, first in starts.items():
         kept &= (series.attempts >= later) | (series.steps < first)
@@ -174,7 +174,7 @@ USUAL = (
 
 
 def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Finding]) -> list[str]:
-    """Source names of the metrics to draw: one for each canonical name, the closest reading of it."""
+    """Return the source names of the metrics to draw: for each canonical name the closest reading."""
     best: dict[str, str] = {}
     for name in sorted(names, key=lambda name: _distance(name, source)):
         reading = resolve(name, source)
@@ -190,7 +190,7 @@ def metrics_to_draw(names: Sequence[str], source: str, findings: Sequence[Findin
 def charts(
     series: Mapping[str, Series], source: str, findings: Iterable[Finding], starts: Mapping[int, int]
 ) -> tuple[Chart, ...]:
-    """The lines of the wanted metrics, in the order given."""
+    """Return the curves of the wanted metrics, in the given order."""
     levels = {f.metric: f.baseline for f in findings if f.metric and f.baseline is not None}
     drawn = []
     for name, one in series.items():
@@ -239,7 +239,7 @@ def timeline(
     *,
     recoveries: Sequence[Finding] = (),
 ) -> tuple[TimelineEntry, ...]:
-    """Rows in order of step; recoveries of what was critical."""
+    """Return rows in order of step, with recoveries from critical findings."""
     signs = [e for e in diagnosis.causes[0].evidence if e.severity is not None] if diagnosis.causes else []
     numbered = [
         TimelineEntry(e.step, f"{words(e.kind)}: {e.message or e.text}", e.severity.value if e.severity else "", number)
@@ -378,7 +378,7 @@ def facts_of_report(report: Report, imported: ImportedRun, *, now: float) -> Run
 
 
 def missing(metrics: Sequence[str] | set[str]) -> tuple[str, ...]:
-    """Detectors that lack their metrics, and what they would need; none of a run that has not begun."""
+    """Return the detectors whose metrics are missing, with those metrics; empty for a run that has not begun."""
     have = set(metrics)
     return tuple(
         f"{detector.name.replace('_', ' ')}: needs {_alternatives(detector.requires)}"

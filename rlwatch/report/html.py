@@ -24,7 +24,7 @@ BAD = ("crashed", "collapsed", "damaged", "failing", "killed", "not learning")
 
 
 def html(facts: RunSummary) -> str:
-    """The whole page. Raises ``MissingExtraError`` where jinja2 is not installed."""
+    """Return the whole page. Raises ``MissingExtraError`` if jinja2 is not installed."""
     return _template().render(
         facts=facts,
         look="critical" if facts.status.split("@")[0] in BAD else "good" if facts.status in GOOD else "warning",

@@ -20,7 +20,7 @@ COLUMNS = 60
 
 
 def markdown(facts: RunSummary) -> str:
-    """The whole text; what others wrote is escaped, so that it cannot become a link, an image or a heading.
+    """Return the whole text; texts of users are escaped, so that they cannot become links, images or headings.
 
     Raises ``MissingExtraError`` where jinja2 is not installed.
     """

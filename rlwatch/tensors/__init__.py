@@ -1,4 +1,4 @@
-"""The torch island: masked reductions of per-token tensors that stay on their device.
+"""Masked reductions of per-token tensors that stay on their device.
 
 Nothing here waits for the device, draws a random number or keeps a graph. Results are 0-d tensors (or
 :class:`~rlwatch.tensors.mergeable.Stat` objects holding them); :mod:`rlwatch.tensors.transfer` brings all

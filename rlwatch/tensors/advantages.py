@@ -1,7 +1,7 @@
-"""Advantages as the loss gets them, the two sides of a policy gradient, and likelihood displacement.
+"""Statistics of advantages, of the two sides of a policy gradient, and of likelihood displacement.
 
-The sides are the tokens made more and less likely. Displacement: updates that make the very responses less likely that
-they reward.
+The sides are the tokens that an update makes more likely and less likely. Likelihood displacement means that updates
+lower the likelihood of the responses that they reward.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def actions_lost(loss: Tensor, mask: Tensor) -> Tensor:
 
 
 def _below(x: Tensor, limit: float) -> Tensor:
-    """1.0 where below, 0.0 elsewhere, NaN where ``x`` is."""
+    """Return 1.0 where below, 0.0 elsewhere, NaN where ``x`` is NaN."""
     return torch.where(x.isnan(), x, (x < limit).to(x.dtype))
 
 

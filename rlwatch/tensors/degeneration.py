@@ -1,4 +1,4 @@
-"""Degenerate text seen on token ids: repetition, loops and runs of id 0; no tokenizer, no waiting for the device."""
+"""Degenerate text, from token ids alone: repetition, loops and runs of id 0, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def degeneration_stats(ids: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_degeneration(batch: TokenBatch) -> Stats:
-    """Repetition, loops and id-0 runs, where the token ids are known; no runs of id 0 where that ends a response."""
+    """Return repetition, loops and runs of id 0 if the token ids are known; no runs of id 0 if it ends a response."""
     if batch.ids is None:
         return {}
     stats = degeneration_stats(batch.ids, batch.mask)

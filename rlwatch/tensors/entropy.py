@@ -1,4 +1,4 @@
-"""Exact entropy of the next-token distribution, in a workspace of fixed size, and what drives it down."""
+"""Exact entropy of the next-token distribution, in a workspace of fixed size, and the covariance that lowers it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Softmax:
     entropy: Tensor
 
     def logp(self, rows: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        """Log-probs (n,) of the entries ``ids`` (n,) of ``rows`` (n, V); NaN where there is no such entry."""
+        """Return log-probs (n,) of the entries ``ids`` (n,) of ``rows`` (n, V); NaN for an id outside of V."""
         known = (ids >= 0) & (ids < rows.shape[-1])
         chosen = rows.gather(-1, ids.clamp(0, rows.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
         return torch.where(known, (widen(chosen) - self.top) / temperature - self.log_total, torch.nan)
@@ -130,7 +130,7 @@ def _jagged(values: Tensor, like: Any) -> Tensor:
 
 
 def observe_entropy(batch: TokenBatch) -> Stats:
-    """``policy/entropy``, and apart for tokens of positive and of negative advantage.
+    """Return ``policy/entropy``, and its values for tokens of positive and of negative advantage.
 
     Exploding entropy grows almost wholly from tokens of negative advantage.
     """
@@ -227,7 +227,7 @@ class Pairs(Stat):
 
     @override
     def compact(self, most: int) -> Self:
-        """Pairs evenly spaced in the order of c_t, where there are more than ``most``; all NaN if one was."""
+        """Return at most ``most`` pairs, evenly spaced in the order of c_t; all are NaN if one was."""
         # In the order of c_t under this rank's means, which are close to the common ones: what is read of the pairs are
         # tails and counts of c_t, and evenly spaced order statistics keep both to within every / n.
         if max(self.every) > 1:
@@ -320,7 +320,7 @@ class ClipCovCandidates(Pairs):
 
 
 def observe_covariance(batch: TokenBatch) -> Stats:
-    """``policy/cov``, the mean of c_t, where advantages are known; nats times the advantage's unit."""
+    """Return ``policy/cov``, the mean of c_t, if advantages are known; in nats times the advantage's unit."""
     a = batch.token_advantages
     return {} if a is None else {"policy/cov": Covariance.of(batch.logp, a, batch.mask)}
 

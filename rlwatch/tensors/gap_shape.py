@@ -186,7 +186,7 @@ def version_stats(gap: LogProbGap, staleness: Tensor) -> Stats:
 
 
 def observe_gap_shape(batch: TokenBatch) -> Stats:
-    """Statistics that differ between the causes of a mismatch, where the engine reported log-probs."""
+    """Return statistics that differ between the causes of a mismatch, if the engine reported log-probs."""
     if batch.rollout_logp is None:
         return {}
     gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)

@@ -1,7 +1,7 @@
 """Gradient norms per layer, before anything clips them, whole or in shards.
 
-No rank asks another one: each keeps the squares of the elements it holds, and these add up where the ranks' statistics
-meet. An element that is copied on several ranks counts on one of them.
+Ranks do not communicate here: each keeps the squares of the elements it holds, and these add up when the ranks'
+statistics are merged. An element that is copied on several ranks counts on one of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def layer_of(name: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what DDP, FSDP, ``torch.compile`` and PEFT put before it.
+    """Return a parameter's name without the prefixes of DDP, FSDP, ``torch.compile`` and PEFT.
 
     >>> plain_name("module._orig_mod.base_model.model.lm_head.weight")
     'lm_head.weight'
@@ -113,7 +113,7 @@ class GradNorms:
 
 
 def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) -> GradNorms | None:
-    """Gradient norms of ``parameters`` (name, parameter) as they are now; None if there is nothing to count here.
+    """Return current gradient norms of ``parameters`` (name, parameter); None if this rank counts none.
 
     Accumulated in float32 whatever the gradients' type. Gradients are read, never changed. Of a DTensor this rank's
     shard counts, on the lowest of the ranks that hold the same one; a whole gradient counts on ``rank`` 0, because
@@ -124,7 +124,7 @@ def grad_norms(parameters: Iterable[tuple[str, Parameter]], *, rank: int = 0) ->
 
 
 def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
-    """Gradient norms of what counts here of each gradient; None if nothing does."""
+    """Return gradient norms of the parts that this rank counts; None if there are none."""
     counted = {piece.name: piece.counted for piece in pieces if piece.counted is not None}
     if not counted:
         return None
@@ -145,7 +145,7 @@ def norms_of(pieces: Sequence[Piece]) -> GradNorms | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One gradient: ``counted`` is what of it counts on this rank, if anything, out of ``size`` elements."""
+    """One gradient: ``counted`` is the part that this rank counts, None if none, of ``size`` elements in all."""
 
     name: str
     counted: Tensor | None
@@ -153,7 +153,7 @@ class Piece:
 
     @classmethod
     def of(cls, name: str, parameter: Parameter, rank: int) -> Piece:
-        """Take what counts here of the gradient of ``parameter``."""
+        """Return the part of the gradient of ``parameter`` that this rank counts."""
         if parameter.grad is None:
             return cls(name, _partition(parameter), parameter.numel())
         grad = parameter.grad
@@ -170,7 +170,7 @@ class Piece:
 
 
 def shard_of(grad: Any) -> Tensor | None:
-    """The part of a DTensor on this rank, if it counts here: the first of its copies, and nothing left to reduce."""
+    """Return the part of a DTensor on this rank; None unless it is the first copy and fully reduced."""
     place = grad.device_mesh.get_coordinate()
     if place is None or any(placement.is_partial() for placement in grad.placements):
         return None
@@ -181,12 +181,12 @@ def shard_of(grad: Any) -> Tensor | None:
 
 
 def partitioned(parameter: Parameter) -> bool:
-    """True where DeepSpeed (ZeRO-1, -2) parts the gradient of ``parameter`` over the ranks, and leaves no ``.grad``."""
+    """True if DeepSpeed (ZeRO-1, -2) shards the gradient of ``parameter`` over ranks, and leaves no ``.grad``."""
     return parameter.grad is None and hasattr(parameter, "_hp_mapping")
 
 
 def _partition(parameter: Any) -> Tensor | None:
-    """The part of such a gradient on this rank; None where it has none, and once the engine has stepped."""
+    """Return the part of a gradient of DeepSpeed on this rank; None if it has none, or after the engine's step."""
     mapping = parameter._hp_mapping  # noqa: SLF001  (DeepSpeed's own API gathers the whole)
     if mapping is None:
         return None
@@ -233,7 +233,7 @@ class ShardedNorm(Stat):
 
     @classmethod
     def of(cls, kept: Tensor, held: int, size: int) -> Self:
-        """Keep what this rank holds."""
+        """Keep the elements that this rank holds."""
         return cls(kept.new_full((), float(held >= size)), kept, held, size)
 
     @override
@@ -251,7 +251,7 @@ class ShardedNorm(Stat):
 
     @abstractmethod
     def together(self, kept: Tensor) -> Tensor:
-        """Combine what this rank and another have kept."""
+        """Combine the elements of this rank and of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class Norm(ShardedNorm):
 
 @dataclass(frozen=True, slots=True)
 class Marked(ShardedNorm):
-    """Number of marked ones among P tensors; keeps a mark (0 or 1) for each, which one shard of it can set."""
+    """Number of marked tensors among P; keeps a mark (0 or 1) for each, which any of its shards can set."""
 
     @override
     def together(self, kept: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Groups of responses to one prompt: their rewards, pass@k, answers and first actions.
 
-A group's statistic exists only once all its responses are together, so these statistics keep one value a response
-until the step ends. Groups are known by int64 ids; an id below 0 is known within its own batch only, so that the
-groups of two batches stay apart (:func:`consecutive`).
+The statistic of a group needs all its responses, so these statistics keep one value for each response until the step
+ends. Groups have int64 ids; an id below 0 is valid only within its own batch, so that the groups of two batches remain
+separate (:func:`consecutive`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlwatch.tensors.mergeable import Mean, Stat, Total
 
 
 def consecutive(n: int, size: int, device: torch.device | None = None) -> Tensor:
-    """Ids (n,) of groups that lie one after the other, ``size`` responses each, whole within this batch.
+    """Return ids (n,) of consecutive groups of ``size`` responses each, all complete in this batch.
 
     Raises ``ValueError`` if groups of ``size`` do not divide ``n`` responses.
 
@@ -70,7 +70,7 @@ class Grouped(Stat):
 
     @classmethod
     def of(cls, values: Tensor, groups: Tensor, mask: Tensor) -> Self:
-        """Keep what lies inside ``mask``, (B,) or shaped as ``values``: copies, as a trainer may reuse its own."""
+        """Keep copies of the values inside ``mask``, (B,) or shaped as ``values``: a trainer may reuse its memory."""
         kept = (values.detach().clone(), groups.detach().clone(), mask.detach().bool().clone())
         return cls(masked_count(mask, mask.float()), *((tensor,) for tensor in kept))
 
@@ -85,7 +85,7 @@ class Grouped(Stat):
         )
 
     def reduce(self) -> Stat:
-        """The statistic without the values: all that is needed where no group lies in another batch too."""
+        """Return the statistic without the values, which are not needed if no group continues in another batch."""
         return self.over(joined(self.values), joined(self.masks), grouped_by(self.groups))
 
     @abstractmethod
@@ -146,7 +146,7 @@ def scores(rewards: Tensor, right: Tensor | None = None) -> Tensor:
 
 
 def near(x: Tensor, y: Tensor) -> Tensor:
-    """Flag where ``x`` and ``y`` are equal but for rounding; false where one is not finite."""
+    """Return True where ``x`` and ``y`` are equal up to rounding; False where one is not finite."""
     return (x - y).abs() <= EQUAL_RELATIVE * torch.maximum(x.abs(), y.abs()) + EQUAL_ABSOLUTE
 
 
@@ -361,7 +361,7 @@ _BASE = 2**21
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Grouped):
-    """Fraction with the same token, among all pairs of responses of a group at all positions where both have one.
+    """Fraction of equal tokens, over all pairs of responses of a group and all positions where both have a token.
 
     Counted without forming pairs: m equal tokens at one position of a group are m (m - 1) / 2 pairs that agree.
     """

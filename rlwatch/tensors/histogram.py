@@ -47,7 +47,7 @@ class Histogram(Stat):
 
 
 def observe_distributions(batch: TokenBatch) -> Stats:
-    """Histograms of what the batch holds: log-ratio to the old policy, log-prob difference to the engine, entropy."""
+    """Return histograms of the quantities in a batch: log-ratio to the old policy, log-prob gap, entropy."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     if batch.old_logp is not None:
         found["log_ratio"] = widen(batch.logp) - widen(batch.old_logp), batch.mask

@@ -76,7 +76,7 @@ def _estimates(x: Tensor, estimate: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_kl(batch: TokenBatch) -> Stats:
-    """KL to the reference, where there is one, and which tokens carry it."""
+    """Return the KL to the reference, if there is one, and its concentration on tokens."""
     if batch.ref_logp is None:
         return {}
     x = widen(batch.logp) - widen(batch.ref_logp)

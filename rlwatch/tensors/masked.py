@@ -1,4 +1,4 @@
-"""Masked reductions: what lies outside the mask does not exist, what lies inside is never hidden.
+"""Masked reductions: values outside the mask have no effect, values inside are never hidden.
 
 A NaN outside the mask (padding) changes no result here; a NaN inside makes the result NaN. A loss that masks last is
 another matter: padding can make its gradient NaN. Half-precision input is widened to float32, float64 stays float64.
@@ -46,7 +46,7 @@ def indicator(holds: Tensor, *compared: Tensor) -> Tensor:
 
 
 class _Counted(threading.local):
-    """Counts of the masks that this thread looks at now: (mask, count) by identity, shape and type."""
+    """Counts of the masks that this thread uses now: (mask, count) by identity, shape and type."""
 
     counts: dict[tuple[int, torch.Size, torch.dtype], tuple[Tensor, Tensor]] | None = None
 

@@ -108,7 +108,7 @@ def first_of_copies() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The place of this rank among those that share a kind of parameters: dense ones, or experts."""
+    """The place of this rank among the ranks that share dense parameters, or experts."""
 
     tensor: int
     tensor_rank: int
@@ -165,7 +165,7 @@ def _reduced(chunk: Any, parameter: Parameter, places: Mapping[Parameter, Any], 
 
 
 def _places(chunk: Any) -> dict[Parameter, Any]:
-    """Parameter -> buffer, first and last element in it, and bucket; of what Megatron's DDP holds."""
+    """Return parameter -> buffer, first and last element in it, and bucket, for parameters of Megatron's DDP."""
     buffers = [*chunk.buffers, *chunk.expert_parallel_buffers] if _buffered(chunk) else []
     return {p: (buffer, *place) for buffer in buffers for p, place in buffer.param_index_map.items()}
 

@@ -1,8 +1,8 @@
 """Sufficient statistics of one batch that combine exactly over micro-batches.
 
 A mean of means is wrong as soon as the micro-batches hold different numbers of tokens. Each statistic
-here keeps what is needed to be merged (sums, counts, maxima...), all as 0-d tensors on the device. ``count``
-is how many things were measured: 0 means "not measured", which is not the same as NaN.
+here keeps the values that a merge needs (sums, counts, maxima...), all as 0-d tensors on the device. ``count``
+is the number of measured values: 0 means "not measured", which differs from NaN.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Min(Single):
 
 @dataclass(frozen=True, slots=True)
 class Latest(Single):
-    """The last of several measurements: what is measured once a step."""
+    """The last of several measurements, for quantities that are measured once in each step."""
 
     @classmethod
     def of(cls, x: Tensor, measured: Tensor) -> Self:
@@ -150,7 +150,7 @@ class Latest(Single):
 
     @override
     def across(self, other: Self) -> Self:
-        """The lower rank's, if it measured: every rank measured the same."""
+        """Return the value of the lower rank, if it measured: every rank measured the same quantity."""
         lower = self.count > 0
         return type(self)(torch.where(lower, self.count, other.count), torch.where(lower, self.kept, other.kept))
 
@@ -199,7 +199,7 @@ def merge(first: Mapping[str, Stat], second: Mapping[str, Stat]) -> Stats:
 
 
 def _plain_sum(stat: Stat | None) -> TypeGuard[Total]:
-    """Check that adding count and sum is all there is to a merge."""
+    """True if a merge only adds count and sum."""
     return type(stat) in (Total, Mean)
 
 
@@ -351,7 +351,7 @@ class Quantile(Stat):
 
     @override
     def compact(self, most: int) -> Self:
-        """Evenly spaced order statistics where there are more than ``most`` values; all NaN if one was."""
+        """Return at most ``most`` evenly spaced order statistics; all are NaN if a value was."""
         x, mask = torch.cat(self.values), torch.cat(self.masks)
         every = -(-len(x) // most)
         if every <= 1 or max(self.every) > 1:
@@ -463,7 +463,7 @@ class Slope(Paired):
 
 
 def _constant(squares: Tensor, mean: Tensor, n: Tensor) -> Tensor:
-    """Flag what varies no more than float32 rounds: equal floats need not equal their own rounded mean."""
+    """Return True where the variance is within the rounding of float32: equal floats may differ from their mean."""
     # Inputs are float32 widened: a constant differs from its mean by a few ulp of it. 16 ulp for each of n values.
     rounding = 16 * torch.finfo(torch.float32).eps * mean
     return squares <= n * rounding.square()

@@ -98,7 +98,7 @@ class Thresholds:
                 raise ConfigError(f"{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
 
     def capped_as(self, truncation: float | None) -> Self:
-        """These thresholds with the cap of the run's own loss, where it has one."""
+        """Return these thresholds with the cap of the run's own loss, if it has one."""
         return self if truncation is None else replace(self, cap=truncation)
 
 
@@ -130,7 +130,7 @@ class LogProbGap:
         return cls(trainer, rollout, mask.bool() & ~rollout.isnan(), d, d.exp())
 
     def outside(self, band: Band) -> Tensor:
-        """1.0 where the weight lies outside ``band``, else 0.0; NaN where it is NaN. (B, T)."""
+        """Return 1.0 (B, T) where the weight lies outside ``band``, else 0.0; NaN where it is NaN."""
         low, high = band
         return indicator((self.weight < low) | (self.weight > high), self.weight)
 
@@ -337,7 +337,7 @@ class ResponseGaps:
 
 
 def response_gap_stats(gap: LogProbGap, at: Thresholds = USUAL) -> Stats:
-    """Statistics of whole responses; each counts once, while verl's sequence-level weights count it once a token."""
+    """Return statistics of whole responses; each counts once, unlike verl's, which count it once for each token."""
     responses = ResponseGaps.of(gap)
     return {
         **_response_weight_stats(responses, at),
@@ -535,7 +535,7 @@ def load_stats(experts: Tensor, mask: Tensor) -> Stats:
 
 
 def observe_mismatch(batch: TokenBatch) -> Stats:
-    """Trainer against rollout engine, where the engine reported log-probs: level, raw weights, probabilities."""
+    """Return level, raw weights and probabilities of the mismatch, if the engine reported log-probs."""
     if batch.rollout_logp is None:
         return {}
     gap = LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
@@ -549,7 +549,7 @@ def observe_mismatch(batch: TokenBatch) -> Stats:
 
 
 def observe_mismatch_detail(batch: TokenBatch) -> Stats:
-    """The rest: kinds of divergence, tails, gradient, whole responses, and experts where both routings are known."""
+    """Return all other statistics: divergences, tails, gradient, whole responses, and experts if both are known."""
     gap = None if batch.rollout_logp is None else LogProbGap.of(batch.trainer_logp, batch.rollout_logp, batch.mask)
     routes = batch.experts if batch.experts is not None else batch.rollout_experts
     loads = {} if routes is None else load_stats(routes, batch.mask)

@@ -1,7 +1,7 @@
 """Rows of unequal length as one right-padded tensor: nested tensors, lists of tensors, lists of numbers.
 
-Nothing waits for a device. Of a jagged tensor on a device the longest row must be known, because asking for it
-would be a wait.
+No function waits for a device. The longest row of a jagged tensor on a device must be known, because reading it would
+wait.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Padded:
 
     @classmethod
     def _of_jagged(cls, x: Any, longest: int | None) -> Self:
-        """Gathered by position, so that rows may lie anywhere in the values (``torch.nested.narrow``)."""
+        """Gather rows by position, so that they may lie anywhere in the values (``torch.nested.narrow``)."""
         if x._ragged_idx != 1:  # noqa: SLF001
             raise ValueError("it is jagged in another dimension than the second")
         values, starts = x.values().detach(), x.offsets()[:-1]

@@ -293,7 +293,7 @@ class ResponseBatch:
 
 
 def _tokens(ids: Any, mask: Any) -> dict[str, Tensor | None]:
-    """Ids (B, T), and a mask of them if one is given or their rows are unequal."""
+    """Return ids (B, T), and their mask if one is given or the rows have unequal lengths."""
     if ids is None:
         return {"ids": None, "mask": None}
     padded = Padded.of(ids)
@@ -332,7 +332,7 @@ def as_optional_numbers(x: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def codes_of(x: Any) -> Tensor:
-    """Codes (B,) int64, equal for what is equal, in every process: integers stand for themselves, None for -1.
+    """Return codes (B,) int64, equal for equal values in every process; integers map to themselves, None to -1.
 
     Anything else is hashed by its text, into 52 bits.
     """

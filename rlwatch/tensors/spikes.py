@@ -1,4 +1,4 @@
-"""The few tokens a person should look at: non-finite ones and those far out, chosen on the device."""
+"""The few tokens that a user should inspect, non-finite ones and outliers, chosen on the device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SpikeTable:
     rows: Tensor
 
     def merge(self, other: SpikeTable, k: int = 64) -> SpikeTable:
-        """The ``k`` most extreme rows of both; ``other`` must have the same columns."""
+        """Return the ``k`` most extreme rows of both; ``other`` must have the same columns."""
         if self.names != other.names:
             raise ValueError(f"spike columns differ: {self.names} and {other.names}")
         rows = torch.cat([self.rows, other.rows])

@@ -102,7 +102,7 @@ def alike(one: TokenBatch, other: TokenBatch) -> bool:
 
 
 def joined(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Responses of all ``batches``, in their order, padded to the longest with zeros that no mask counts."""
+    """Return the responses of all ``batches`` in order, padded to the longest with zeros outside of the mask."""
     if len(batches) == 1:
         return batches[0]
     width = max(one.logp.shape[1] for one in batches)
@@ -126,12 +126,12 @@ def _of_tokens(x: Tensor, batch: TokenBatch) -> bool:
 
 
 def _kind(x: Tensor, batch: TokenBatch) -> tuple[object, ...]:
-    """All that has to be the same of two tensors that are put together: not the number of responses or of tokens."""
+    """Return the properties that tensors must share to be joined: all but the numbers of responses and tokens."""
     return x.dtype, x.device, x.dim(), _of_tokens(x, batch), x.shape[2 if _of_tokens(x, batch) else 1 :]
 
 
 def _widened(x: Tensor, batch: TokenBatch, width: int) -> Tensor:
-    """(B, T, ...) -> (B, width, ...) with zeros behind; what is no token's as it is."""
+    """Return (B, T, ...) as (B, width, ...), padded with zeros; tensors without tokens stay as they are."""
     more = width - batch.logp.shape[1]
     return pad(x, [0, 0] * (x.dim() - 2) + [0, more]) if more and _of_tokens(x, batch) else x
 
