@@ -80,7 +80,7 @@ class State(StrEnum):
     """States of a run."""
 
     NOT_JUDGED = "not judged"
-    """No step, too few steps, or no reward among what is logged, and nothing that was found anyhow."""
+    """No step, too few steps, or no reward that carries information, and no finding."""
     HEALTHY = "healthy"
     NOT_LEARNING = "not learning"
     """The reward never rose, from the first steps on."""
@@ -157,7 +157,7 @@ class Verdict:
     text
         The state with its detail: what was found, what is over, what could not be judged.
     missing
-        Quantities that no metric tells (see :data:`MATTERS` and :data:`BESIDE`).
+        Quantities that are not logged, or carry no information (see :data:`MATTERS` and :data:`BESIDE`).
     state
         The state.
     at
@@ -390,15 +390,26 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 @dataclass(frozen=True, slots=True)
 class VerdictEvidence:
-    """The basis of a state: spans, first step, what is not logged, number of steps, and the ending."""
+    """The basis of a state: spans, first step, quantities that are not logged, number of steps, and the ending."""
 
     spans: Sequence[FindingSpan]
     first: int | None
-    missing: tuple[str, ...]
+    absent: tuple[str, ...]
     unread: Collection[str]
     logged: bool
     steps: int | None
     ending: Ending
+
+    @property
+    def hidden(self) -> list[FindingSpan]:
+        """Active remarks that a quantity is logged, but carries no information."""
+        return [span for span in self.spans if span.over is None and span.entry.hides]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Quantities that cannot be judged: not logged, or without information."""
+        gone = {*self.absent, *(span.entry.hides for span in self.hidden)}
+        return tuple(fact for fact in (*MATTERS, *BESIDE) if fact in gone)
 
     @property
     def standing(self) -> list[FindingSpan]:
@@ -456,7 +467,7 @@ def verdict_of(
     evidence = VerdictEvidence(
         spans=spans_of(held),
         first=min((own[0] for own in steps.values() if own), default=None),
-        missing=_missing(metrics) if metrics or unread_names else (),
+        absent=_missing(metrics) if metrics or unread_names else (),
         unread=unread_names,
         logged=bool(metrics or unread_names),
         steps=count,
@@ -589,7 +600,7 @@ def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: V
     if broken:
         parts.append(_dated(broken))
     if evidence.missing and state is not State.NOT_JUDGED:
-        parts.append(f"not judged: {_gap(evidence.missing, evidence.unread)}")
+        parts.append(f"not judged: {_gap(evidence)}")
     return "; ".join(parts)
 
 
@@ -619,7 +630,7 @@ def _unjudged(evidence: VerdictEvidence) -> str:
         return "there is no training step"
     if evidence.steps is not None and evidence.steps < LEAST_STEPS:
         return f"only {plural(evidence.steps, 'step')}, at least {LEAST_STEPS} are needed"
-    return _gap(evidence.missing, evidence.unread)
+    return _gap(evidence)
 
 
 def _last_rows(evidence: VerdictEvidence) -> FindingSpan | None:
@@ -635,7 +646,7 @@ def _only_reward(evidence: VerdictEvidence) -> str:
 
 
 def _reward_unread(evidence: VerdictEvidence) -> str:
-    return "; no reward was read" if REWARD in evidence.missing else ""
+    return "; no reward was read" if REWARD in evidence.absent else ""
 
 
 def _past(span: FindingSpan) -> str:
@@ -651,8 +662,13 @@ def _blind(missing: Collection[str]) -> bool:
     return MATTERS.keys() <= set(missing)
 
 
-def _gap(missing: Sequence[str], unread_names: Collection[str]) -> str:
-    """Return the quantities that are not known, and the names that may be them."""
+def _gap(evidence: VerdictEvidence) -> str:
+    """Return the quantities that cannot be judged: without information, not logged, and the names that may be them."""
+    hidden = list(dict.fromkeys(span.entry.happened for span in evidence.hidden))
+    return "; ".join((*hidden, *([_absent(evidence.absent, evidence.unread)] if evidence.absent else [])))
+
+
+def _absent(missing: Sequence[str], unread_names: Collection[str]) -> str:
     names = foremost(name for name in unread_names if not unjudged(name, whole=REWARD not in missing))
     more = f" and {len(names) - NAMES_LISTED} more" if len(names) > NAMES_LISTED else ""
     listed = f"; unknown names: {one_line(', '.join(names[:NAMES_LISTED]), LONGEST)}{more}" if names else ""

@@ -43,6 +43,7 @@ class FindingKind:
     outside: bool = False
     mute: bool = False
     symptom: bool = False
+    hides: str = ""
     mechanism: bool = False
     side: str = ""
     inhibits: str = ""

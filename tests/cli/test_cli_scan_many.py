@@ -23,7 +23,8 @@ HEALTHY = {"loss": 0.1, "grad_norm": 0.5, "entropy": 1.2, "reward": 0.3, "kl": 0
 def rows(broken: int = 0) -> list[dict[str, float]]:
     """Sixty sound steps, then some with NaN."""
     nan = dict.fromkeys(("grad_norm", "entropy", "kl"), math.nan)
-    return [HEALTHY | (nan if step > 60 else {}) | {"step": step} for step in range(1, 61 + broken)]
+    moving = lambda step: {"reward": 0.3 + 0.01 * (step % 4), "step": step}  # noqa: E731
+    return [HEALTHY | (nan if step > 60 else {}) | moving(step) for step in range(1, 61 + broken)]
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_what_the_spread_says_of_a_constant_mean(reward, spread, severity, words
         "reward/mean": lambda s: reward(s) + (0.01 * s if s < 20 and reward(0) == 0.4 else 0.0),
         "reward/std": spread,
     }
-    found = alarms(RewardConstant(), exact(curves))
+    found = alarms(RewardConstant(), exact(curves), "reward_constant")
 
     assert set(found) == {severity}
     assert words in found[severity].message
@@ -98,19 +98,19 @@ def test_gaps_do_not_end_a_stretch_and_one_other_value_does():
     gap = exact({"reward/mean": lambda s: math.nan if s in (10, 11) else 0.3})
     other = exact({"reward/mean": lambda s: 0.9 if s == 12 else 0.3}, length=30)
 
-    assert when(RewardConstant(), gap) == {"warning": 20}
-    assert when(RewardConstant(), other) == {}
+    assert when(RewardConstant(), gap, "reward_constant") == {"warning": 20}
+    assert when(RewardConstant(), other, "reward_constant") == {}
 
 
 @pytest.mark.parametrize("by", ["event", "step"])
 def test_a_resume_counts_anew(by):
     """The same steps again are no longer stretch."""
     judge = RewardConstant()
-    assert when(judge, exact({"reward/mean": always(0.3)}, length=14)) == {}
+    assert when(judge, exact({"reward/mean": always(0.3)}, length=14), "reward_constant") == {}
     if by == "event":
         judge.notice(Event("resume", step=14))
 
-    assert when(judge, exact({"reward/mean": always(0.3)}, length=14)) == {}
+    assert when(judge, exact({"reward/mean": always(0.3)}, length=14), "reward_constant") == {}
 
 
 @pytest.mark.parametrize("spread", ["reward/std", "optim/grad_norm"])
@@ -118,8 +118,15 @@ def test_a_mean_that_never_moved_over_rewards_that_vary_is_normalised(spread):
     """Spread, or a gradient where no spread is logged."""
     still = {"reward/mean": always(0.0), spread: always(1.0)}
 
-    assert when(RewardConstant(), exact(still)) == {}
-    assert when(RewardConstant(), exact(still | {spread: always(0.0)})) == {"warning": 20}
+    assert when(RewardConstant(), exact(still), "reward_constant") == {}
+    assert when(RewardConstant(), exact(still), "reward_uninformative") == {"info": 9}
+    assert when(RewardConstant(), exact(still | {spread: always(0.0)}), "reward_constant") == {"warning": 20}
+
+
+@pytest.mark.parametrize("rows", [{"reward/mean": always(1.0)}, {"reward/mean": lambda s: 0.1 if s == 4 else 0.0}])
+def test_a_mean_that_moved_and_a_full_score_carry_information(rows):
+    """However small the step; a task that is solved from the first row on has nothing left to show."""
+    assert when(RewardConstant(), exact(rows, length=60), "reward_uninformative") == {}
 
 
 # A gamed reward

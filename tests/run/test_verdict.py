@@ -261,6 +261,18 @@ def test_a_run_without_a_reward_or_with_few_steps_is_not_judged(metrics, unknown
     assert (verdict.judged, verdict.exit_code, verdict.urgency) == (False, 3, WARNING)
 
 
+def test_a_mean_reward_without_information_is_not_judged_until_it_moves():
+    """A reward of 0 in every row was once called healthy."""
+    still = Finding("reward_constant", "reward_uninformative", Severity.INFO, 12, 3, "", metric="reward/mean")
+    moved = replace(still, step=40, seq=2, stage=Stage.RESOLVED)
+
+    verdict = verdict_of([still], STEPS, EVERYTHING[:3], count=300)
+    assert verdict.brief == "Not judged: the mean reward never moved; no length is logged"
+    assert (verdict.missing, verdict.exit_code) == (("reward", "length"), 3)
+    assert verdict_of([still, COLLAPSE], STEPS, EVERYTHING).text.endswith("not judged: the mean reward never moved")
+    assert verdict_of([still, moved], STEPS, EVERYTHING, count=300).state is State.HEALTHY
+
+
 def test_what_was_found_is_told_though_no_reward_was_read():
     """Beside that no reward was read."""
     verdict = verdict_of([COLLAPSE], STEPS, EVERYTHING[1:], ("score_x",), count=5)

@@ -19,6 +19,8 @@ ROWS, STEPS = 15, 20
 """Rows and steps that one value must last: discrete rewards of small batches repeat for a few."""
 USUAL = 3
 """Times the longest constant stretch before: coarse rewards repeat now and then."""
+SEEN = 10
+"""Rows of one value from the first on after which a mean reward carries no information."""
 SOLVED = 0.999
 """Mean reward on the common 0..1 scale that cannot rise any more."""
 SETTLED = 0.01
@@ -169,9 +171,10 @@ class RewardConstant(BaseDetector):
 
     The cause is a verifier that always returns the same value, a policy that always answers the same, or a stuck
     logger. ``no_signal`` reports whether anything is still learned, so this finding is never critical; at full score it
-    is ``info``. A mean that never moved although rewards vary within the batch is that of normalised rewards and not
-    reported. Where no spread is logged, a gradient shows that rewards vary. Where the policy itself is broken (NaN),
-    deterministic or without gradient, the message names that as the reason instead of the metric.
+    is ``info``. A mean that never moved although rewards vary within the batch is normalised or rounded: it carries no
+    information (``reward_uninformative``, a remark), and the run is not judged by it. Where no spread is logged, a
+    gradient shows that rewards vary. Where the policy itself is broken (NaN), deterministic or without gradient, the
+    message names that as the reason instead of the metric.
 
     A reward that moves but stays near zero is reported as ``never_learns``. So is a reward that certainly gained
     nothing in 200 steps, if it is small and the share of agreeing groups is not logged, or if it is stiff on a scale of
@@ -215,6 +218,8 @@ class RewardConstant(BaseDetector):
         varies = self._spread is not None and self._spread > SAME
         normalised = varies and self._longest == 0
         barren, unmoved = self._barren.update(step, value), self._unmoved.update(step, value)
+        if self._longest == 0 and self._rows >= SEEN and (normalised or not stood) and not _full(value, varies):
+            return [self._uninformative(step, value)]
         if normalised:
             return []
         if stood:
@@ -223,6 +228,18 @@ class RewardConstant(BaseDetector):
         if barren:
             return [self._never(step, value)]
         return [self._never_moved(step, value)] if unmoved and self._conclusive(value) else []
+
+    def _uninformative(self, step: ClosedStep, value: float) -> Finding:
+        return self.finding(
+            step,
+            "reward_uninformative",
+            Severity.INFO,
+            f"the mean reward has been exactly {number(value)} in all {self._rows} rows: it is normalised or rounded, or "
+            "no response ever earned one; log the reward as the verifier gives it",
+            onset=self._since,
+            metric="reward/mean",
+            evidence=rounded({"reward": value, "rows": self._rows}),
+        )
 
     def _conclusive(self, value: float) -> bool:
         """Return whether a reward without gain is small with groups not logged, or stiff on a scale of its own.
@@ -274,7 +291,7 @@ class RewardConstant(BaseDetector):
         self._value, self._since, self._rows = value, step, 1
 
     def _finding(self, step: ClosedStep, value: float, varies: bool) -> Finding:
-        harmless = SOLVED <= value <= 1.0 and not varies
+        harmless = _full(value, varies)
         return self.finding(
             step,
             "reward_constant",
@@ -286,6 +303,11 @@ class RewardConstant(BaseDetector):
             score=self._rows / max(ROWS, USUAL * self._longest),
             evidence=rounded({"reward": value, "rows": self._rows, "longest_before": self._longest}),
         )
+
+
+def _full(value: float, varies: bool) -> bool:
+    """Return whether a constant mean reward is that of a run that solved its task."""
+    return SOLVED <= value <= 1.0 and not varies
 
 
 def _explanation(varies: bool, policy: Mapping[str, float]) -> str:
