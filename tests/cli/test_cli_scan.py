@@ -20,7 +20,10 @@ BROKEN = HEALTHY | {"grad_norm": math.nan, "entropy": math.nan, "kl": math.nan}
 
 
 def _rows(healthy: int = 60, broken: int = 0) -> list[dict[str, Any]]:
-    rows = [HEALTHY | {"entropy": 1.2 + 0.01 * (step % 3), "step": step} for step in range(1, healthy + 1)]
+    rows = [
+        HEALTHY | {"entropy": 1.2 + 0.01 * (step % 3), "reward": 0.3 + 0.01 * (step % 4), "step": step}
+        for step in range(1, healthy + 1)
+    ]
     return rows + [BROKEN | {"step": healthy + extra} for extra in range(1, broken + 1)]
 
 

@@ -64,6 +64,14 @@ def test_a_release_is_tried_on_every_python_that_is_claimed():
     assert {extra.strip("[]") for extra in matrix["extra"]} - {""} <= set(PROJECT["optional-dependencies"])
 
 
+def test_a_pull_request_is_checked_by_what_a_developer_runs():
+    """The workflow has no steps of its own that could differ."""
+    workflow = document(".github/workflows/test.yml")
+
+    assert "pull_request" in workflow[True]  # YAML reads ``on`` as true
+    assert [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step] == ["bash .ci/run"]
+
+
 @pytest.mark.parametrize(
     ("logs", "fail_on", "code", "output"),
     [
