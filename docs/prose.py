@@ -1,7 +1,9 @@
-"""Check the prose of the READMEs and docs/: ``python docs/prose.py``, part of ``make lint``.
+"""Check the prose of the READMEs and docs/, and the words of the code: ``python docs/prose.py``, part of ``make lint``.
 
-Two rules: no sentence over 40 words, and no word of ``WORDS`` more often than its ceiling. Code, tables, headings, URLs
-and generated text are left out. Vale downloads its binary at first use; proselint takes no rules from a project.
+Two rules for pages: no sentence over 40 words, and no word of ``WORDS`` more often than its ceiling. Code, tables,
+headings, URLs and generated text are left out. One rule for the code, its comments and docstrings: no word of
+``CODE_WORDS`` in more places than its ceiling. Vale downloads its binary at first use; proselint takes no rules from a
+project.
 """
 
 from __future__ import annotations
@@ -33,6 +35,15 @@ WORDS = {
     "beside": (0, "next to, with, compared with", "means too many things"),
 }
 """Word: how often it may stay, what to write instead, why. A ceiling only falls: lower it when you remove a use."""
+CODE_WORDS = {
+    "tell|tells|telling|told": (900, "report, post, send, distinguish, findings"),
+    "say|says|said": (1548, "state, report, print, return, message, text"),
+    "nobody|somebody|whoever|anybody": (461, "the operator, a reader, the caller, no process"),
+    "stands": (209, "is active, remains, is"),
+    "beside": (368, "next to, with, compared with"),
+}
+"""Word: in how many places of the code it may stay, and what to write instead. A ceiling only falls."""
+MOST_NAMED = 8
 GENERATED = {
     "reference-cli.md", "reference-settings.md", "detectors.md", "detection.md", "forecast-leaderboard.md",
     "reliability.md", "real-model.md",
@@ -81,12 +92,26 @@ def problems(pages: dict[str, str]) -> list[str]:
     return found
 
 
+def code_problems(sources: dict[str, str]) -> list[str]:
+    """Return, for each word above its ceiling in the code, the files that use it most; parts of names count, too."""
+    found = []
+    for words, (ceiling, instead) in CODE_WORDS.items():
+        word = re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.I)
+        uses = {path: count for path, text in sources.items() if (count := len(word.findall(text)))}
+        if (total := sum(uses.values())) > ceiling:
+            most = ", ".join(f"{path} {uses[path]}" for path in sorted(uses, key=lambda path: -uses[path])[:MOST_NAMED])
+            found.append(f"{words}: {total} uses in the code, {ceiling} are allowed; write: {instead}. Most: {most}")
+    return found
+
+
 def main() -> int:
     """Print the problems; 1 if there are any."""
     paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "sample_logs/README.md")]
     paths += sorted(ROOT.glob("examples/*/README.md"))
     paths += [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in GENERATED]
     found = problems({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths})
+    sources = (path for folder in ("rlwatch", "app") for path in (ROOT / folder).rglob("*.py"))
+    found += code_problems({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sources})
     sys.stdout.writelines(f"{line}\n" for line in found)
     return 1 if found else 0
 

@@ -54,3 +54,15 @@ def test_a_ceiling_only_falls(monkeypatch: pytest.MonkeyPatch):
     assert problems("Oddly so. Oddly not.\n") == []
     assert problems("Oddly so.\n") == ["oddly: 1 uses; lower its ceiling in docs/prose.py from 2"]
     assert len(problems("Oddly, oddly, oddly so.\n")) == 4
+
+
+def test_a_word_of_the_code_is_refused_above_its_ceiling_with_the_files_that_use_it_most(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Parts of names count, longer words do not."""
+    monkeypatch.setitem(PROSE["CODE_WORDS"], "oddly", (2, "rarely"))
+    sources = {"a.py": "oddly = 1  # oddlyish\n", "b.py": "is_oddly(oddly_so)\n"}
+
+    assert PROSE["code_problems"]({"a.py": sources["a.py"]}) == []
+    (found,) = PROSE["code_problems"](sources)
+    assert found == "oddly: 3 uses in the code, 2 are allowed; write: rarely. Most: b.py 2, a.py 1"
