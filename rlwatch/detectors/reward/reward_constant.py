@@ -234,8 +234,8 @@ class RewardConstant(BaseDetector):
             step,
             "reward_uninformative",
             Severity.INFO,
-            f"the mean reward has been exactly {number(value)} in all {self._rows} rows: it is normalised or rounded, or "
-            "no response ever earned one; log the reward as the verifier gives it",
+            f"the mean reward has been exactly {number(value)} in all {self._rows} rows: it is normalised or rounded, "
+            "or no response ever earned one; log the reward as the verifier gives it",
             onset=self._since,
             metric="reward/mean",
             evidence=rounded({"reward": value, "rows": self._rows}),
