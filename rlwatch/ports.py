@@ -26,6 +26,7 @@ from rlwatch.records import (
     ForecastRecord,
     Ledger,
     OutboxMessage,
+    PackedMetrics,
     Purge,
     RunEdit,
     RunInfo,
@@ -155,7 +156,12 @@ class Progress:
 class RowShape(Protocol):
     """Packing of rows of the same names."""
 
-    def opened(self, frame: bytes) -> tuple[int, int, float, dict[str, float]]:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the metrics."""
+        ...
+
+    def opened(self, frame: bytes) -> tuple[int, int, float, PackedMetrics]:
         """Number in the journal, step, time (Unix seconds) and metrics of a row."""
         ...
 

@@ -7,7 +7,8 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -195,6 +196,35 @@ class StepRecord:
     attempt: int = 1
     rank: int = 0
     seq: int = 0
+
+
+class PackedMetrics(Mapping[str, float]):
+    """Metrics of a row as a journal packed them: little-endian float64, one a name; numbers once somebody asks."""
+
+    __slots__ = ("_read", "names", "packed")
+
+    def __init__(self, names: tuple[str, ...], packed: bytes) -> None:
+        self.names, self.packed = names, packed
+        self._read: dict[str, float] | None = None
+
+    def plain(self) -> dict[str, float]:
+        """A dictionary, the same one at each call."""
+        if self._read is None:
+            values = struct.unpack(f"<{len(self.names)}d", self.packed)
+            self._read = dict(zip(self.names, values, strict=True))
+        return self._read
+
+    def __getitem__(self, name: str) -> float:
+        return self.plain()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return repr(self.plain())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from rlwatch.error_boundary import described, passing, sheltered
 from rlwatch.ports import Item
-from rlwatch.records import CompletionBatch, Event, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, PackedMetrics, SpikeBatch, StepRecord
 
 INBOX = 2_000
 """Rows that may wait in memory for the judge; what is more it reads from the store when it comes to them."""
@@ -55,6 +56,13 @@ class RowJudge(Protocol):
     def close(self) -> None:
         """Judge the last step, too."""
         ...
+
+
+def _read(row: StepRecord | Event) -> StepRecord | Event:
+    """The row with its metrics as a dictionary: it is asked for each of them, many times."""
+    if isinstance(row, StepRecord) and isinstance(row.metrics, PackedMetrics):
+        return replace(row, metrics=row.metrics.plain())
+    return row
 
 
 class JudgeThread:
@@ -207,7 +215,7 @@ class JudgeThread:
         while self._inbox and len(rows) < AT_ONCE:
             row = self._inbox.popleft()
             if row.seq > judging.seq:
-                rows.append(row)
+                rows.append(_read(row))
         if rows and rows[0].seq > judging.seq + 1 and judging.stored():  # a gap: some were too many to be handed over
             self._inbox.extendleft(reversed(rows))
             return True

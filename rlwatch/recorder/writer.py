@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlwatch.clock import Clock
 from rlwatch.error_boundary import described, raised_by, sheltered
 from rlwatch.errors import StoreError, UnstorableError
-from rlwatch.ports import Checkpoint, Item, Progress, RunWriter, Sink, Storable
+from rlwatch.ports import Checkpoint, Item, KeptRow, Progress, RunWriter, Sink, Storable
 from rlwatch.recorder.counters import Counters
 from rlwatch.recorder.intake import Awaited, BoundedQueue, Intake, Numbered, Queued, QueuedCall, Waiting, numbers
 from rlwatch.recorder.shedding import EVICTED_FROM
@@ -276,7 +276,10 @@ class Writer:
         drained = self._queue.drain(room)
         self._held.extend(drained)
         while self._held and self._due(self._held[0]):
-            self._guard_item(self._held.popleft(), batch, numbers)
+            if isinstance(self._held[0], tuple):
+                self._guard_kept(batch, numbers)
+            else:
+                self._guard_item(self._held.popleft(), batch, numbers)
         if self._intake.spilling:
             self._calm = 0
             if len(batch) < room and not self._held and not len(self._queue):
@@ -412,12 +415,6 @@ class Writer:
 
     def _guard_item(self, queued: Waiting, batch: list[Item], numbers: list[int]) -> None:
         """Turn what was queued into stamped records at the end of ``batch``; what cannot be is a counted loss."""
-        if isinstance(queued, tuple):
-            frame, shape = queued
-            number, step, ts, metrics = shape.opened(frame)
-            if number not in self._reread:
-                self._guard_take(self._stamp, StepRecord(step, metrics, ts), batch, number, numbers)
-            return
         number = queued.number if isinstance(queued, QueuedCall | Numbered) else 0
         if number and number in self._reread:
             return
@@ -425,6 +422,39 @@ class Writer:
             self._counters.add("dropped")
             if isinstance(queued, QueuedCall | Awaited):
                 self._counters.lose(queued.step)
+
+    def _guard_kept(self, batch: list[Item], numbers: list[int]) -> None:
+        """The same for rows that were taken the quick way, as many as come one after the other: all of them or none,
+        which are read of the journal then.
+        """
+        kept: list[KeptRow] = []
+        while self._held and isinstance(first := self._held[0], tuple):
+            kept.append(first)
+            self._held.popleft()
+        before, noted, seq = len(batch), len(numbers), self._seq
+        if not self._guard(self._take_kept, kept, batch, numbers):
+            del batch[before:], numbers[noted:]
+            self._seq, self._intake.spilling = seq, True
+
+    def _take_kept(self, kept: Sequence[KeptRow], batch: list[Item], numbers: list[int]) -> None:
+        """Counters and what is known beside the rows go with the first of them."""
+        attempt, rank, plain = self._attempt, self._rank, None
+        for frame, shape in kept:
+            number, step, ts, metrics = shape.opened(frame)
+            if number in self._reread:
+                continue
+            numbers.append(number)
+            if shape is plain:
+                self._seq += 1
+                batch.append(StepRecord(step, metrics, ts, attempt, rank, self._seq))
+            else:
+                self._stamp(StepRecord(step, metrics.plain(), ts), batch)
+                plain = None if self._has_layers(shape.names) else shape
+
+    def _has_layers(self, names: tuple[str, ...]) -> bool:
+        from rlwatch.layers import layer_norms
+
+        return bool(layer_norms(dict.fromkeys(names, 1.0)))
 
     def _guard_take(
         self,

@@ -141,6 +141,11 @@ class FieldTable(Generic[_T]):
         self._writes[text] = [(place, _writer(hint, text)) for place, hint in enumerate(self._hints)]
         return self._writes[text]
 
+    @property
+    def whole(self) -> bool:
+        """True where the columns hold every field of a record."""
+        return not self._outside and not self._moments
+
     def body(self, record: _T) -> dict[str, Any]:
         """All fields that no column holds."""
         if type(record) is self.kind:

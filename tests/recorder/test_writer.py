@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlwatch.clock import ManualClock
 from rlwatch.errors import StoreFullError
+from rlwatch.layers import DerivedLayers
 from rlwatch.recorder.counters import MOST_SPANS, Counters
 from rlwatch.recorder.intake import BoundedQueue, Intake, admit
 from rlwatch.recorder.writer import BATCH_LIMIT, FIRST_RETRY_S, FORECASTS_WAITING, FOUND_STORED_S, StoreSink, Writer
@@ -416,3 +417,73 @@ def test_a_flush_waits_for_more_than_one_batch():
     assert writer.flush(30.0)
     assert len(sink.items) == 5_500
     assert writer.stop(5.0)
+
+
+def quickly(tmp_path, rows, size=1000, **kwargs):
+    """What a sink is given of ``rows``, (step, metrics), that go the quick way where they may; the ways; the journal."""
+    journal, counters, sink = SQLiteJournal(tmp_path), Counters(), Collect()
+    intake, disk = Intake(BoundedQueue(size), journal, counters), Disk(journal)
+    ways = []
+    for step, metrics in rows:
+        ways.append(intake.quick(metrics, step))
+        if not ways[-1]:
+            intake.put(admit(metrics, step, 0.0))
+    writer = Writer(intake, [StoreSink(disk, counters, ManualClock()), sink], counters, interval=0.001, **kwargs)
+    writer.start()
+    assert writer.stop(60.0)
+    assert counters.snapshot() == {}
+    return sink.items, ways, journal
+
+
+ROWS = [(step, {"kl": step / 7, "loss": float("nan") if step % 5 == 0 else -step}) for step in range(50)]
+
+
+@pytest.mark.parametrize("size", [1000, 7])
+def test_rows_of_the_quick_way_are_stored_as_any_others(tmp_path, size):
+    """Same steps, numbers and order, each once, also where the queue is too short and the journal is read."""
+    given, ways, journal = quickly(tmp_path, ROWS, size=size, attempt=3, rank=2, last_seq=41)
+
+    assert ways == [False] + [True] * 49
+    assert [(r.step, r.attempt, r.rank, r.seq) for r in given] == [(k, 3, 2, 42 + k) for k in range(50)]
+    assert [repr(dict(r.metrics)) for r in given] == [
+        repr({name: float(value) for name, value in metrics.items()}) for _, metrics in ROWS
+    ]
+    assert journal.missing() == []
+
+
+def test_what_is_known_beside_goes_with_the_next_row_of_the_quick_way(tmp_path):
+    """Once, and under names that the row has not."""
+    beside = iter([{"system/cpu": 0.5}])
+    given, ways, _ = quickly(tmp_path, ROWS, beside=lambda: next(beside, {}))
+
+    assert all(ways[1:])
+    assert [dict(r.metrics).get("system/cpu") for r in given] == [0.5] + [None] * 49
+
+
+def test_layers_are_derived_of_rows_of_the_quick_way(tmp_path):
+    """As of any other row: none is passed by."""
+    rows = [(k, {f"grad_layer/{layer}": 1.0 + 0.1 * ((k * layer) % 3) for layer in range(4)}) for k in range(40)]
+    given, ways, _ = quickly(tmp_path, rows)
+    expected = [record.metrics for record in DerivedLayers().added(StepRecord(k, metrics) for k, metrics in rows)]
+
+    assert all(ways[1:])
+    assert [dict(r.metrics) for r in given] == expected
+    assert any(len(metrics) > 4 for metrics in expected)
+
+
+def test_rows_that_were_read_of_the_journal_are_not_taken_once_more(tmp_path):
+    """A thread may queue its row after others made the queue spill."""
+    journal, counters, sink = SQLiteJournal(tmp_path), Counters(), Collect()
+    intake = Intake(BoundedQueue(100), journal, counters)
+    intake.put(entry(0))
+    assert intake.quick({"m": 1.0}, 1)
+    intake.spilling = True
+    assert intake.quick({"m": 2.0}, 2)
+    late = journal.keep(3, {"m": 3.0})
+    writer = Writer(intake, [StoreSink(Disk(journal), counters, ManualClock()), sink], counters, interval=0.001)
+    writer.start()
+    assert writer.flush(30.0)
+    intake.queue.offer(late)
+    assert writer.stop(30.0)
+
+    assert [record.step for record in sink.items] == [0, 1, 2, 3]

@@ -1,7 +1,9 @@
 """The journal beside a run: what it keeps, what damage costs, and that it is drained once."""
 
+import contextlib
 import math
 import os
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlwatch.ports import Progress
-from rlwatch.records import CompletionBatch, Event, RunInfo, RunState, SpikeBatch, StepRecord
+from rlwatch.records import CompletionBatch, Event, PackedMetrics, RunInfo, RunState, SpikeBatch, StepRecord
 from rlwatch.store.sqlite.journal import JournalPosition, SQLiteJournal, entries
 from rlwatch.store.sqlite.layout import files_in
 from rlwatch.store.sqlite.segments import HEADER_BYTES, SEGMENT_BYTES
@@ -469,3 +471,62 @@ def test_a_disk_that_makes_the_quick_way_wait_is_left_alone(tmp_path, monkeypatc
     disk.now += 60.0
     assert journal.append_record(3, 0.0, {"kl": 1.0, "loss": 1.0})
     assert [item.step for item in items_of(tmp_path)] == [0, 1, 3]
+
+
+TABLES = ("metric_set", "record", "block", "chunk", "level", "event")
+
+
+def tables_of(path):
+    """Contents of the run's tables, value by value."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in TABLES}
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 1000])
+def test_rows_as_a_journal_packed_them_are_stored_to_the_same_bytes(tmp_path, at_once):
+    """Blocks, chunks and the rows that stay rows; other rows and events between them."""
+    values = np.random.default_rng(0).normal(size=(1700, 3))
+    values[5::7, 1] = np.nan
+    packed, plain = [], []
+    for k, row in enumerate(values):
+        of = (k * 3, 1.5 * k, 1, 0, k + 1)
+        if k % 400 == 399:
+            for each in (packed, plain):
+                each.append(Event("note", k * 3, {}, 1.0, 1, k + 1))
+        elif k % 50 == 49:
+            for each in (packed, plain):
+                each.append(StepRecord(of[0], {"kl": float(row[0]), "other": 1.0}, *of[1:]))
+        else:
+            metrics = dict(zip(("kl", "loss", "reward"), map(float, row), strict=True))
+            plain.append(StepRecord(of[0], metrics, *of[1:]))
+            packed.append(StepRecord(of[0], PackedMetrics(tuple(metrics), row.tobytes()), *of[1:]))
+    found = []
+    for name, items in (("packed", packed), ("plain", plain)):
+        store = open_store(tmp_path / name)
+        writer = store.open_run(RunInfo("run"))
+        for begin in range(0, len(items), at_once):
+            writer.write(items[begin : begin + at_once])
+        found.append((tables_of(tmp_path / name / "run" / "run.db"), repr(store.records("run"))))
+        writer.close()
+
+    assert found[0] == found[1]
+
+
+def test_packed_metrics_are_a_mapping_like_any_other():
+    """As a dictionary of the same numbers in the same order."""
+    plain = {"kl": 0.5, "loss": -0.0}
+    packed = PackedMetrics(tuple(plain), struct.pack("<2d", *plain.values()))
+
+    assert (dict(packed), packed == plain, plain == packed, len(packed), list(packed)) == (
+        plain,
+        True,
+        True,
+        2,
+        [*plain],
+    )
+    assert (repr(packed), packed.get("none"), "kl" in packed, math.copysign(1.0, packed["loss"])) == (
+        repr(plain),
+        None,
+        True,
+        -1.0,
+    )

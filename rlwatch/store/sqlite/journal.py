@@ -87,6 +87,9 @@ class JournalPosition:
 
     def after(self, numbers: Iterable[int]) -> JournalPosition:
         """The mark once these are stored, too."""
+        numbers = list(numbers)
+        if not self.above and numbers == list(range(self.upto + 1, self.upto + 1 + len(numbers))):
+            return JournalPosition(self.nonce, self.upto + len(numbers))  # in order, as mostly
         upto, above = self.upto, {*self.above, *(number for number in numbers if number > self.upto)}
         while above and (upto + 1 in above or max(above) - upto > _FORGOTTEN):
             upto += 1

@@ -22,6 +22,7 @@ from rlwatch.records import (
     Event,
     Finding,
     ForecastRecord,
+    PackedMetrics,
     SpikeBatch,
     StepRecord,
 )
@@ -212,6 +213,29 @@ class Batch:
 
         # columns and bodies may hold objects of anybody's, whose methods raise anything
         call_or(lambda: self._add(item), unstorable)
+
+    def add_all(self, items: Iterable[Storable]) -> None:
+        """Take the items. Raises ``UnstorableError`` naming what cannot be stored.
+
+        Nothing can be wrong with rows that a journal packed: their values lie there as they are to lie here.
+        """
+        names: tuple[str, ...] | None = None
+        number, packed = 0, Counter[int]()
+        for item in items:
+            if not isinstance(item, StepRecord) or type(item) is not StepRecord or not RECORD.whole:
+                self.add(item)
+                continue
+            metrics = item.metrics
+            if not isinstance(metrics, PackedMetrics) or item.seq <= self.last_seq:
+                self.add(item)
+                continue
+            if metrics.names is not names:
+                names, number = metrics.names, self._set_of(metrics.names)[0]
+            packed[number] += 1
+            self.last_seq = item.seq
+            self._records.append((item.seq, item.attempt, item.rank, item.step, item.ts, number, metrics.packed))
+        for number, rows in packed.items():
+            self.rows["record", number] += rows
 
     def _add(self, item: Storable) -> None:
         if isinstance(item, StepRecord):

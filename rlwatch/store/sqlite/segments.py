@@ -16,6 +16,8 @@ from operator import call
 from pathlib import Path
 from typing import Any
 
+from rlwatch.records import PackedMetrics
+
 MAGIC = b"rlwatch1"
 HEADER_BYTES = len(MAGIC) + 8
 SEGMENT_BYTES = 1 << 20
@@ -36,6 +38,7 @@ _KEEP_SIZE = 1
 MARK, END = b"\xf5RLW", b"wlr\xfa"
 FRAME_HEAD = struct.Struct("<4sI")
 _EMPTY = struct.Struct("")
+_ROW_HEAD = struct.Struct("<4sIBQqdI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +54,15 @@ class RowShape:
         """Length of the body of a frame."""
         return self.frame.size - FRAME_HEAD.size - len(END)
 
-    def opened(self, frame: bytes) -> tuple[int, int, float, dict[str, float]]:
+    def opened(self, frame: bytes) -> tuple[int, int, float, PackedMetrics]:
         """Number, step, time (Unix seconds) and metrics of a frame of this shape."""
-        _, _, _, number, step, ts, _, *values, _ = self.frame.unpack(frame)
-        return number, step, ts, dict(zip(self.names, values, strict=True))
+        _, _, _, number, step, ts, _ = _ROW_HEAD.unpack_from(frame)
+        return number, step, ts, PackedMetrics(self.names, frame[_ROW_HEAD.size : -len(END)])
 
 
 def shape_of(number: int, names: tuple[str, ...]) -> RowShape:
     """Shape of rows of these names."""
-    return RowShape(number, names, struct.Struct(f"<4sIBQqdI{len(names)}d4s"))
+    return RowShape(number, names, struct.Struct(f"{_ROW_HEAD.format}{len(names)}d4s"))
 
 
 class SegmentFile:

@@ -92,8 +92,7 @@ class Appender:
         if self._stale:
             items = self._not_stored(db, items)
         batch = Batch(self.last_seq, self._sets)
-        for item in items:
-            batch.add(item)
+        batch.add_all(items)
         given = tuple(items)  # the caller's list may grow until it is given again
         with self._guard, explained(self._where):
             self._unsure, self._stale = given, True
