@@ -107,7 +107,7 @@ def _records(
     for mset in blocked_sets(db, "record"):
         blocks = blocks_of(db, "record", mset, after_seq)
         if blocks:
-            sources.append(_of_blocks(db, blocks, names[mset], after_seq, before_attempt))
+            sources.append(_of_blocks(db, blocks, names[mset], after_seq, before_attempt, limit))
     found = heapq.merge(*sources, key=attrgetter("seq")) if len(sources) > 1 else sources[0]
     extra = extra_of(db, RECORD, after_seq)
     yield from _with_extra(found, extra) if extra else found
@@ -133,20 +133,25 @@ def _of_rows(
         yield StepRecord(step, _values(*sets[mset], blob), _moment(ts), attempt, rank, seq)
 
 
-def _of_blocks(
-    db: sqlite3.Connection, blocks: Sequence[Block], names: Sequence[str], after_seq: int, before_attempt: int | None
+def _of_blocks(  # noqa: PLR0917  (as it is asked for)
+    db: sqlite3.Connection,
+    blocks: Sequence[Block],
+    names: Sequence[str],
+    after_seq: int,
+    before_attempt: int | None,
+    limit: int,
 ) -> Iterator[StepRecord]:
     for block in blocks:
         axes = [block.steps, block.attempts, block.ranks(db), block.seqs]
-        values, moments = block.values(db, range(len(names))), block.moments(db)
         wanted = axes[3] > after_seq
         if before_attempt is not None:
             wanted &= axes[1] < before_attempt
-        places = wanted.nonzero()[0]
+        places = wanted.nonzero()[0][: limit if limit >= 0 else None]  # not thousands where some are asked for
+        values, moments = block.values(db, range(len(names)), places), block.moments(db)
         for begin in range(0, len(places), _AT_ONCE):
             some = places[begin : begin + _AT_ONCE]
             numbers = (axis[some].tolist() for axis in axes)
-            columns = (values[:, some].T.tolist(), moments[some].tolist())
+            columns = (values[:, begin : begin + _AT_ONCE].T.tolist(), moments[some].tolist())
             for row, ts, step, attempt, rank, seq in zip(*columns, *numbers, strict=True):
                 yield StepRecord(step, dict(zip(names, row, strict=True)), ts, attempt, rank, seq)
 
