@@ -26,7 +26,6 @@ from starlette.responses import Response, StreamingResponse
 from rlwatch.compare.alignment import names_of
 from rlwatch.control.commands import ROLLBACK
 from rlwatch.errors import RLWatchError, RunNotFoundError
-from rlwatch.notify.payload import json_safe
 from rlwatch.ports import Series
 from rlwatch.records import AlertState, RunInfo, RunState
 from rlwatch.state import explained, headline_of, next_action
@@ -97,19 +96,30 @@ def whole(value: int | None) -> int | str | None:
     return value if value is None or abs(value) <= FARTHEST else str(value)
 
 
+def plain(value: float | None) -> float | str | None:
+    """A number as JSON has it; one that is not finite as a word.
+
+    >>> plain(0.5), plain(math.nan), plain(-math.inf)
+    (0.5, 'NaN', '-Infinity')
+    """
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def wholes(values: np.ndarray) -> list[int | str]:
     """:func:`whole` of each of ``values`` (N,)."""
-    plain: list[int | str] = values.tolist()
+    found: list[int | str] = values.tolist()
     far = bool(len(values)) and (int(values.max()) > FARTHEST or int(values.min()) < -FARTHEST)
-    return [whole(int(value)) or 0 for value in plain] if far else plain
+    return [whole(int(value)) or 0 for value in found] if far else found
 
 
 def numbers(values: np.ndarray) -> list[float | str | None]:
     """``values`` (N,) as JSON; those that are not finite as words."""
-    plain: list[float | str | None] = values.tolist()
+    found: list[float | str | None] = values.tolist()
     for at in np.flatnonzero(~np.isfinite(values)).tolist():
-        plain[at] = json_safe(plain[at])
-    return plain
+        found[at] = plain(float(values[at]))
+    return found
 
 
 # What is asked for.
@@ -177,12 +187,12 @@ def run_json(entry: RunEntry) -> Json:
         "needs_attention": entry.health.needs_you,
         "ended": entry.health.ended,
         "last": {
-            "reward": json_safe(values.get("reward/mean")),
-            "entropy": json_safe(values.get("policy/entropy")),
-            "kl": json_safe(kl(entry.vitals)),
-            "grad_norm": json_safe(values.get("optim/grad_norm")),
+            "reward": plain(values.get("reward/mean")),
+            "entropy": plain(values.get("policy/entropy")),
+            "kl": plain(kl(entry.vitals)),
+            "grad_norm": plain(values.get("optim/grad_norm")),
         },
-        "risk": json_safe(risk(entry)),
+        "risk": plain(risk(entry)),
         "alarm": bool(forecast is not None and forecast.alarm),
     }
 
@@ -400,7 +410,7 @@ def state_json(run: RunInfo, who: Principal) -> Json:
         "next_action": None if action is None else {"id": action.id, "name": action.name},
         "forecast": None
         if forecast is None
-        else {"p20": json_safe(forecast.p20), "p50": json_safe(forecast.p50), "p100": json_safe(forecast.p100),
+        else {"p20": plain(forecast.p20), "p50": plain(forecast.p50), "p100": plain(forecast.p100),
               "alarm": forecast.alarm, "absent": forecast.absent},
         "firing": [
             {

@@ -4,6 +4,7 @@ import uPlot from "./uplot.js";
 import STYLE from "./style.js";
 import { AXES, change, listen, now, tell } from "./look.js";
 import { interpolated, smoothed, spacing } from "./curves.js";
+import { appended, follow } from "./live.js";
 
 const AXIS_PX = 52, MERGE_PX = 15, REACH_PX = 6, WAIT_MS = 260, PATIENCE_MS = 15000, NARROW_PX = 560, FEW = 3;
 
@@ -433,6 +434,32 @@ class Board {
     });
   }
 
+  // A live run's new rows come by themselves, and only where steps are looked at from the browser's own copy of them.
+  followed(looks) {
+    this.unfollow?.();
+    this.unfollow = undefined;
+    if (!looks?.live || this.given.axis !== "step") return;
+    const panels = () => [...(this.given.strip ?? []), ...(this.given.sections ?? []).flatMap((section) => section.panels)];
+    let after = looks.after;
+    this.unfollow = follow(looks.api, {
+      names: () => panels().filter((panel) => panel.ends).map((panel) => panel.name),
+      after: () => after,
+      take: (said) => {
+        if (said.attempt !== looks.attempt) return void this.ask({ kind: "anew" });
+        const { given } = this, origin = BigInt(given.origin ?? "0"), last = Number(BigInt(said.last_step ?? given.origin) - origin);
+        if (said.all) after = String(said.next);
+        let grew = false;
+        for (const panel of panels()) grew = appended(unpacked(panel), said, origin, (value) => number(value, 4)) || grew;
+        if (!grew) return;
+        if (given.window[1] >= given.whole[1]) given.window = [given.window[0], Math.max(last, given.window[1])];
+        given.whole = [given.whole[0], Math.max(last, given.whole[1])];
+        if (now().axis !== "step") rulersAgain(looks);
+        if (this.exactly && Date.now() - this.exactly.at > RULER_MS) this.exactly.key = "";
+        this.relook();
+      },
+    });
+  }
+
   // Another look at the same numbers: all of it happens here.
   relook() {
     this.derive();
@@ -448,9 +475,9 @@ class Board {
   // Thinned lines are smoothed here at once and by the server, from every row, as soon as it answers.
   exact({ smooth, clip }) {
     const { looks, window, strip, sections } = this.given, names = [...(strip ?? []), ...(sections ?? []).flatMap(({ panels }) => panels)].filter(thinned).map(({ name }) => name);
-    const key = JSON.stringify([smooth, clip, window, [...new Set(names)].sort()]);
+    const key = JSON.stringify([smooth, clip, window[0], [...new Set(names)].sort()]), how = `${smooth} ${clip}`;
     if (!names.length || this.exactly?.key === key) return this.exactly?.curves;
-    this.exactly = { key, curves: this.exactly?.key.startsWith(JSON.stringify([smooth, clip]).slice(0, -1)) ? this.exactly.curves : undefined };
+    this.exactly = { key, how, at: Date.now(), curves: this.exactly?.how === how ? this.exactly.curves : undefined };
     const mine = this.exactly, origin = BigInt(this.given.origin ?? "0");
     const asked = new URLSearchParams([...new Set(names)].map((name) => ["metrics", name]));
     asked.set("smooth", smooth);
@@ -469,7 +496,8 @@ class Board {
     this.given = component.data;
     this.given.marks = this.given.marks ?? [];
     const { looks } = this.given;
-    if (looks) rulersOf(looks, () => this.relook());
+    if (looks) rulersOf(looks);
+    this.followed(looks);
     this.derive();
     if (this.sent !== undefined && String(this.sent) === String(this.data.asked)) this.wanted = this.sent = undefined;
     if (this.wanted && (String(this.wanted) === String(this.data.asked) || Date.now() - this.since > PATIENCE_MS)) this.wanted = undefined;
@@ -832,6 +860,7 @@ class Board {
   destroy() {
     ALL.delete(this);
     this.unlisten();
+    this.unfollow?.();
     this.watcher.disconnect();
     this.observer.disconnect();
     for (const { chart } of this.charts.values()) chart.destroy();
@@ -843,7 +872,7 @@ class Board {
 const RULERS = new Map();
 
 // Places on the other axes are asked for once the charts are there, and again once the run is a tenth longer.
-function rulersOf(looks, then) {
+function rulersOf(looks) {
   const held = RULERS.get(looks.run);
   if (held) return;
   RULERS.set(looks.run, undefined);
@@ -852,6 +881,18 @@ function rulersOf(looks, then) {
     for (const board of ALL) if (board.given?.looks?.run === looks.run) board.relook();
   }).catch(() => RULERS.delete(looks.run));
   if (wanted) ask(); else (globalThis.requestIdleCallback ?? setTimeout)(ask);
+}
+
+// On another axis new rows have places once it is told anew: every few seconds at most.
+const RULER_MS = 10000;
+function rulersAgain(looks) {
+  const held = RULERS.get(looks.run);
+  if (!held || Date.now() - (held.at ?? 0) < RULER_MS) return;
+  held.at = Date.now();
+  fetch(`${looks.api}/axes`).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer.status))).then((said) => {
+    RULERS.set(looks.run, { ...said, at: Date.now() });
+    for (const board of ALL) if (board.given?.looks?.run === looks.run) board.relook();
+  }).catch(() => {});
 }
 
 // Whether a line may hold fewer points than there are rows: the server draws two of each stretch at most.

@@ -241,6 +241,7 @@ class Board:
             "band": None if panel.band is None else [_digits(end) for end in panel.band],
             "rules": [[_digits(level), words] for level, words in panel.rules],
             "last": None if panel.last is None else f"{number(panel.last, 4)}{panel.unit}",
+            **({"unit": panel.unit} if panel.unit else {}),
             "lastBad": panel.last is not None and not math.isfinite(panel.last),
             "bad": [[_digits(float(self.place.of(at))), word, name] for at, word, name in dict.fromkeys(bad)],
             "beyond": [point for line in panel.lines if not line.mute for point in self._beyond(line, low, high)],

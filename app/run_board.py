@@ -12,7 +12,7 @@ import streamlit as st
 
 from rlwatch.errors import RLWatchError
 from rlwatch.forecast.forecast import FORECAST
-from rlwatch.records import Finding, RunInfo
+from rlwatch.records import Finding, RunInfo, RunState
 
 from . import board, charts, health, layout, pins, queries, run_forecast, run_history, run_layers, smoothing
 from . import format as fmt
@@ -77,6 +77,11 @@ def chosen_pins(project: str) -> tuple[str, ...]:
     """Starred metrics: those in the address, which may say that there are none, else those of the project."""
     said = st.query_params.get_all(PIN)
     return tuple(dict.fromkeys(filter(None, said))) if said else pins.pins_of(project)
+
+
+def live() -> bool:
+    """True where whoever looks wants new rows as they come."""
+    return bool(st.session_state.get("live", st.query_params.get("live") != "false"))
 
 
 def find() -> str:
@@ -324,8 +329,39 @@ def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.ChartSect
 # The part of the page.
 
 
+CHARTS_SHOW = "charts-show"
+"""Session key of what the charts were drawn of; not there until they are. A browser fetches new rows by itself."""
+LONGER = 8
+"""Charts are drawn anew once the run is one part in so many longer: what was appended is not thinned."""
+
+
+def _drawn_of(run: RunInfo) -> tuple[object, ...]:
+    """Facts that change marks, sections or the thinning of charts, unlike a mere row."""
+    last = run.last_step or 0
+    counts = tuple(len(of(run.run_id)) for of in (queries.findings, queries.events, queries.commands))
+    fired = tuple(sorted((alert.alert_id, alert.state.value) for alert in queries.alerts(run.run_id)))
+    grown = int(np.log(max(last, 100)) / np.log1p(1 / LONGER))
+    return (run.run_id, run.attempt, run.state.value, len(queries.metric_names(run)), grown, counts, fired)
+
+
+def watch(run_id: str) -> None:
+    """Draw nothing, and the page anew where it shows less than there is: marks, findings, events, tokens of a spike."""
+    with layout.readable("This run"), queries.store().at_once(run_id):
+        if st.session_state.get(CHARTS_SHOW) not in (None, _drawn_of(queries.run(run_id))):
+            st.session_state.pop(CHARTS_SHOW)
+            st.rerun()
+
+
+def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
+    """Findings and events."""
+    with layout.readable("This run"), queries.store().at_once(run_id):
+        events = queries.events(run_id)
+        run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
+        run_history.show_events(events)
+
+
 def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """The strip, every metric with the map of layers, findings and events."""
+    """The strip, and every metric with the map of layers."""
     if st.session_state.pop(ANEW, False):
         st.rerun()  # the rest of the page shows the range, too
     step = st.session_state.pop(LEAVE, None)
@@ -345,8 +381,7 @@ def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
         marked = marks_of_run(queries.alerts(run_id), drawing.findings, events, drawing.outline.starts)
         if names:
             _boards(drawing, place or _by_step(run), names, marked)
-        run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
-        run_history.show_events(events)
+        st.session_state[CHARTS_SHOW] = _drawn_of(run)
 
 
 def _drawing(run: RunInfo, look: BoardOptions) -> Drawing:
@@ -376,7 +411,9 @@ def _boards(drawing: Drawing, place: board.StepAxis, names: Sequence[str], marke
             "smooth": look.scales.smooth,
             "clip": look.scales.clip,
             "smooths": smoothing.SMOOTHS,
-            "points": queries.BUCKETS,
+            "live": run.state is RunState.RUNNING and live(),
+            "attempt": run.attempt,
+            "after": str(queries.store().judged(run.run_id)[1]),
             "api": f"{board.base_path()}/api/runs/{quote(run.run_id, safe='')}",
         },
     }

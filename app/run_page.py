@@ -209,8 +209,7 @@ def page(go_to_tokens: GoToTokens) -> None:
 
 
 def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
-    wanted = st.session_state.get("live", st.query_params.get("live") != "false")
-    live = run.state is RunState.RUNNING and wanted
+    live = run.state is RunState.RUNNING and run_board.live()
     every = layout.REFRESH_S if live else None
     board.library()
     st.session_state.pop(CONTROLS_SHOW, None)
@@ -219,14 +218,16 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     commands.dialog_if_open(run)
     _part(show_head, every, run.run_id)
     _part(run_stages.show_stall, every, run.run_id)
-    _part(run_history.show_culprits, every, run.run_id, go_to_tokens)
+    _part(run_history.show_culprits, None, run.run_id, go_to_tokens)
     _part(rollouts_page.show_newest, every, run.run_id)
     _controls(run)
     charts_at, drawer_at = st.columns([3.4, 1], gap="medium")
     with drawer_at, st.container(key="drawer"):
         _drawer(run, every, asked, paused=paused)
     with charts_at:
-        _part(run_board.show_charts, every, run.run_id, go_to_tokens)
+        _part(run_board.show_charts, None, run.run_id, go_to_tokens)
+        _part(run_board.show_history, None, run.run_id, go_to_tokens)
+    _part(run_board.watch, every, run.run_id)
     _part(run_stages.show_timeline, every, run.run_id)
     for name, panel in usable("rlwatch.panels").items():
         _part(show_panel, every, name, panel, run.run_id)

@@ -1,0 +1,133 @@
+// @ts-check
+// New rows of a live run: told of by the server, fetched by themselves, appended to what is drawn. A page that nobody sees
+// asks nothing and catches up when it is looked at again; a server that was away is found again by itself.
+
+/**
+ * @typedef {object} Watcher  a board that shows the run
+ * @property {() => string[]} names  the metrics that it draws
+ * @property {() => string} after  the place up to which it has rows
+ * @property {(said: any) => void} take  new rows
+ */
+
+const AGAIN_MS = 10000, MOST_AT_ONCE = 200;
+
+/** @type {Map<string, Feed>} */
+const FEEDS = new Map();
+
+class Feed {
+  /** @param {string} api */
+  constructor(api) {
+    this.api = api;
+    /** @type {Set<Watcher>} */
+    this.watchers = new Set();
+    /** @type {EventSource | undefined} */
+    this.source = undefined;
+    /** @type {Promise<void> | undefined} */
+    this.asking = undefined;
+    this.missed = false;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.again = undefined;
+    this.turn = () => this.listen();
+    document.addEventListener("visibilitychange", this.turn);
+  }
+
+  listen() {
+    clearTimeout(this.again);
+    if (document.hidden || !this.watchers.size) {
+      this.source?.close();
+      this.source = undefined;
+      return;
+    }
+    if (this.source) return;
+    const [base, run] = this.api.split(/\/runs\/(?=[^/]*$)/);
+    this.source = new EventSource(`${base}/events?run=${run}`);
+    this.source.addEventListener("changed", () => this.ask());
+    this.source.addEventListener("over", () => this.stop());
+    this.source.addEventListener("error", () => {
+      if (this.source?.readyState !== EventSource.CLOSED) return; // it tries by itself
+      this.stop();
+      this.again = setTimeout(() => this.listen(), AGAIN_MS);
+    });
+  }
+
+  stop() {
+    this.source?.close();
+    this.source = undefined;
+  }
+
+  ask() {
+    if (this.asking) return void (this.missed = true);
+    this.asking = this.fetched().catch(() => {}).then(() => {
+      this.asking = undefined;
+      if (this.missed) { this.missed = false; this.ask(); }
+    });
+  }
+
+  async fetched() {
+    const watchers = [...this.watchers], names = [...new Set(watchers.flatMap((one) => one.names()))];
+    if (!names.length || document.hidden) return;
+    const places = watchers.map((one) => BigInt(one.after())), after = String(places.reduce((a, b) => (b < a ? b : a)));
+    for (let first = 0; first < names.length; first += MOST_AT_ONCE) {
+      const asked = new URLSearchParams(names.slice(first, first + MOST_AT_ONCE).map((name) => ["metrics", name]));
+      asked.set("after", after);
+      const answer = await fetch(`${this.api}/series?${asked}`);
+      if (!answer.ok) return;
+      const said = { ...(await answer.json()), all: first + MOST_AT_ONCE >= names.length };
+      for (const one of watchers) if (this.watchers.has(one)) one.take(said);
+    }
+  }
+}
+
+/**
+ * Be told of new rows; what it gives ends that.
+ * @param {string} api
+ * @param {Watcher} watcher
+ */
+export function follow(api, watcher) {
+  const feed = FEEDS.get(api) ?? new Feed(api);
+  FEEDS.set(api, feed);
+  feed.watchers.add(watcher);
+  feed.listen();
+  return () => {
+    feed.watchers.delete(watcher);
+    feed.listen();
+  };
+}
+
+const WORDS = new Map([["NaN", "NaN"], ["Infinity", "Inf"], ["-Infinity", "\u2212Inf"]]);
+
+/**
+ * Append what is new to a chart's first line; true if there was something.
+ * @param {any} panel
+ * @param {any} said
+ * @param {bigint} origin
+ * @param {(value: number) => string} words
+ */
+export function appended(panel, said, origin, words) {
+  const one = said.series[panel.name], [line] = panel.lines;
+  if (!one || !line || !panel.ends) return false;
+  const { steps } = said.rows[one.rows];
+  let grew = false;
+  one.values.forEach((/** @type {number | string} */ value, /** @type {number} */ i) => {
+    const last = line.x.at(-1), bad = panel.bad.at(-1)?.[0] ?? -Infinity, x = Number(BigInt(steps[i]) - origin);
+    if (x <= Math.max(last ?? -Infinity, bad)) return; // another look at the same rows
+    grew = true;
+    const word = WORDS.get(String(value));
+    if (word) {
+      panel.bad.push([x, word, line.name]);
+      if (last !== undefined && line.y.at(-1) !== null) { line.x.push((last + x) / 2); line.y.push(null); }
+    } else {
+      const y = Number(value);
+      line.x.push(x);
+      line.y.push(y);
+      for (const ends of panel.ends) {
+        const room = ends[2] === 1 ? 0 : 0.06 * (ends[1] - ends[0]);
+        if (y > ends[1]) ends[1] = y + room;
+        if (y < ends[0] && !(ends[2] === 1 && y <= 0)) ends[0] = ends[2] === 1 ? y / 1.1 : y - room;
+      }
+    }
+    panel.last = word ?? words(Number(value)) + (panel.unit ?? "");
+    panel.lastBad = Boolean(word);
+  });
+  return grew;
+}
