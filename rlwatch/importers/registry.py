@@ -26,11 +26,9 @@ from rlwatch.importers.json_logs import FlatJsonLines, TrainerState, VerlJsonLin
 from rlwatch.importers.lines import MOST_RUNS, blocks, shown
 from rlwatch.importers.loop_console import LoopConsole
 from rlwatch.importers.markdown_table import MarkdownTable
-from rlwatch.importers.megatron_console import MegatronConsole
 from rlwatch.importers.mlflow_files import MlflowFiles, runs_of_mlflow
 from rlwatch.importers.naming import NONE, Naming
 from rlwatch.importers.notebook import Notebook
-from rlwatch.importers.openrlhf_console import OpenRlhfConsole
 from rlwatch.importers.parquet import ParquetTable
 from rlwatch.importers.pattern_console import PREFIX, pattern_console
 from rlwatch.importers.refusals import (
@@ -43,10 +41,9 @@ from rlwatch.importers.refusals import (
     none_known,
     unknown_format,
 )
-from rlwatch.importers.roll_console import RollConsole
-from rlwatch.importers.slime_console import SlimeConsole
 from rlwatch.importers.swanlab_runs import SwanLabRun
 from rlwatch.importers.tensorboard_events import TensorBoardEvents, event_files, is_event_file
+from rlwatch.importers.trainer_consoles import MegatronConsole, OpenRlhfConsole, RollConsole, SlimeConsole
 from rlwatch.importers.trl_console import TrlConsole
 from rlwatch.importers.verl_console import VerlConsole
 from rlwatch.importers.wandb_runs import WandbOffline

@@ -8,7 +8,7 @@ printed, it may mean "not measured" (:mod:`~rlwatch.importers.own_rows`). Rows o
 
 A row that a terminal or a document wrapped is joined, as long as each line goes on where the one before was cut off.
 
-Identical rows that several ranks print count once (:mod:`~rlwatch.importers.copies`).
+Identical rows that several ranks print count once (:mod:`~rlwatch.importers.trl_console`).
 
 If ``epoch`` falls, or rows follow the trainer's summary, the training was restarted, and its steps begin anew.
 """
@@ -17,19 +17,106 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, number, step_of
 from rlwatch.importers.console import Bar, DictRow, StepClock, bars, dict_rows
-from rlwatch.importers.copies import Copies
 from rlwatch.importers.json_logs import SUMMARY
 from rlwatch.importers.lines import TextLine, without_prefix
 from rlwatch.importers.own_rows import OwnRows
 from rlwatch.importers.step_order import COPY
 from rlwatch.metrics import known
+
+# Identical rows that several ranks print: if rows are numbered by counting, each copy would be a step of its own.
+#
+# A single row does not show whether it is a copy or whether nothing changed in the training. So the first two
+# different rows decide: if both are printed equally often, with other measurements in the second, several ranks
+# print, and from then on each group of that many equal rows counts once.
+
+
+T = TypeVar("T")
+MOST_RANKS = 16
+"""Equal rows at the beginning after which no more are held back."""
+_NO_MEASUREMENTS = frozenset({"epoch", "learning_rate", "lr", "num_tokens"})
+"""Fields that change, rounded, even in a training in which no measurement changes."""
+
+
+class Copies(Generic[T]):
+    """Takes printed rows and other output in order; returns them without the copies.
+
+    Parameters
+    ----------
+    left_out
+        Called with each copy.
+    """
+
+    def __init__(self, left_out: Callable[[T], object]) -> None:
+        self._left_out = left_out
+        self._times = 0
+        """Number of times that each row is printed; 0 while unknown."""
+        self._first = 0
+        self._row: Mapping[str, str] | None = None
+        self._count = 0
+        self._held: list[tuple[bool, T]] = []
+        """Held output, each with True if it is a copy in case several ranks print."""
+
+    def other(self, thing: T) -> list[T]:
+        """Take output that is no row; return what can be read now."""
+        if not self._held:
+            return [thing]
+        self._held.append((False, thing))
+        return []
+
+    def row(self, items: Mapping[str, str], thing: T) -> list[T]:
+        """Take a row with its ``items``; return what can be read now."""
+        again = items == self._row
+        before, self._row = self._row, items
+        if self._times:
+            again = again and self._count < self._times
+            self._count = self._count + 1 if again else 1
+            if again:
+                self._left_out(thing)
+            return [] if again else [thing]
+        self._count += 1
+        if again:
+            self._held.append((True, thing))
+            too_many = self._count > (self._first or MOST_RANKS)
+            return self._settled(1) if too_many else []
+        if self._first:
+            return self._settled(self._first if self._count - 1 == self._first else 1, thing)
+        if self._count == 1:
+            return [thing]
+        self._first, self._count = self._count - 1, 1
+        if self._first > 1 and before is not None and _differs(items, before):
+            self._held.append((False, thing))
+            return []
+        return self._settled(1, thing)
+
+    def _settled(self, times: int, *things: T) -> list[T]:
+        """Return the held output, then ``things``; each row is known to be printed ``times`` times."""
+        held, self._held, self._times, self._count = self._held, [], times, 1
+        for copy, thing in held:
+            if copy and times > 1:
+                self._left_out(thing)
+        return [thing for copy, thing in held if not copy or times == 1] + list(things)
+
+    def finish(self) -> list[T]:
+        """Return the held output at the end of the log."""
+        if not self._held:
+            return []
+        return self._settled(self._first if self._count == self._first else 1)
+
+
+def _differs(row: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """True if a measurement differs."""
+    return any(row.get(name) != value for name, value in other.items() if name not in _NO_MEASUREMENTS)
+
+
+# Console output of HF's Trainer, and so of TRL: ``{'loss': 0.01, 'grad_norm': 2.6, ..., 'epoch': 0.1}``.
+
 
 _STEP_FIELDS = ("global_step/max_steps", "global_step", "step")
 _MARKS = frozenset({"loss", "grad_norm", "learning_rate", "lr", "epoch", "eval_loss", SUMMARY, *_STEP_FIELDS})

@@ -1,0 +1,174 @@
+"""Console lines of trainers that print a step at once: Megatron, OpenRLHF, ROLL and slime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from rlwatch.importers.base import ImportedRow, LineImporter, LineParser, metrics_of, number, step_of
+from rlwatch.importers.console import dict_rows
+from rlwatch.importers.lines import LONGEST_NAME, TextLine, without_prefix
+
+# Megatron's console line: ``iteration 7/ 2174 | learning rate: 1.0E-06 | loss: 1.2E-01 | grad norm: 0.016 |``.
+#
+# Megatron-LM and the trainers built on it (ms-swift, MindSpeed, NeMo before 2) print it. ``nan`` and ``inf`` are read
+# as such; a value with a unit (``3d 18h``) is no metric. For an iteration whose update was skipped Megatron prints no
+# losses.
+
+
+_MEGATRON_LINE = re.compile(r"(?:^|[\s\]])iteration {1,20}(?P<n>\d{1,15})/ {0,20}\d{1,15} \|")
+
+
+class MegatronConsoleParser(LineParser):
+    """Parser of lines that each hold their step."""
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """The row of one line."""
+        text = without_prefix(segment.text)
+        match = _MEGATRON_LINE.search(text)
+        if match is None:
+            return
+        metrics: dict[str, float] = {}
+        for part in text[match.end() :].split("|"):
+            name, colon, written = part.rpartition(":")
+            value = number(written) if colon else None
+            if value is not None and 0 < len(name.strip()) <= LONGEST_NAME:
+                metrics[name.strip()] = value
+        if metrics:
+            self.recognised = True
+            yield ImportedRow(step_of(match["n"]), metrics, segment.line)
+
+
+class MegatronConsole(LineImporter):
+    """Console output of Megatron-LM."""
+
+    name: ClassVar[str] = "megatron-console"
+    expects: ClassVar[str] = "line 'iteration N/ M | name: value | ...'"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"iteration ",)
+    parser: ClassVar[type[LineParser]] = MegatronConsoleParser
+
+
+# OpenRLHF's console line: ``Global step 12: {'policy_loss': 0.01, 'kl': 0.2, ...}``.
+#
+# Printed by every OpenRLHF trainer, under Ray after ``(PPOTrainer pid=123)`` and a logging prefix. Values are a
+# Python dict's: ``nan`` and ``inf`` are read as such, ``None`` as NaN.
+
+
+_OPENRLHF_LINE = re.compile(r"Global step (\S+): *(?=\{)")
+
+
+class OpenRlhfConsoleParser(LineParser):
+    """Parser of lines that each hold their step."""
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """The row of one line."""
+        match = _OPENRLHF_LINE.search(segment.text)
+        if match is None:
+            return
+        try:
+            step = step_of(match.group(1))
+        except ValueError as error:
+            self.skips.add(str(error), segment.line)
+            return
+        for row in dict_rows(segment.text[match.end() :])[:1]:
+            self.recognised = True
+            if row.cut:
+                self.skips.add("the last value of a row that is cut off", segment.line)
+            yield ImportedRow(step, metrics_of(row.items, self.skips, segment.line), segment.line)
+
+
+class OpenRlhfConsole(LineImporter):
+    """Console output of OpenRLHF."""
+
+    name: ClassVar[str] = "openrlhf-console"
+    expects: ClassVar[str] = "line 'Global step N: {...}'"
+    source: ClassVar[str] = "openrlhf"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"Global step ",)
+    parser: ClassVar[type[LineParser]] = OpenRlhfConsoleParser
+
+
+# ROLL's console: a JSON object of metrics, then a line with its step, ``pipeline step 3 finished``.
+#
+# The object is printed every ``logging_steps`` only. Python's ``json`` writes ``NaN`` and ``Infinity``; ``null`` is
+# NaN.
+
+
+_STEP = re.compile(r"pipeline step (\d{1,15}) finished")
+_METRICS = re.compile(r"\{\"[\w@.-]+/[^\"]{1,200}\": (?:-?\d|NaN|-?Infinity|null)")
+
+
+class RollConsoleParser(LineParser):
+    """Parser that holds a row until the line with its step."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._held: tuple[dict[str, float], int] | None = None
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """Yield the row whose step ``segment`` holds."""
+        step = _STEP.search(segment.text)
+        if step is not None and self._held is not None:
+            (metrics, line), self._held = self._held, None
+            self.recognised = True
+            yield ImportedRow(step_of(step[1]), metrics, line)
+            return
+        found = _METRICS.search(segment.text)
+        rows = [] if found is None else dict_rows(segment.text[found.start() :])[:1]
+        if rows and not rows[0].cut:
+            self._held = metrics_of(rows[0].items, self.skips, segment.line), segment.line
+
+
+class RollConsole(LineImporter):
+    """Console output of ROLL."""
+
+    name: ClassVar[str] = "roll-console"
+    expects: ClassVar[str] = "JSON of metrics, then 'pipeline step N finished'"
+    source: ClassVar[str] = "roll"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"pipeline step ",)
+    parser: ClassVar[type[LineParser]] = RollConsoleParser
+
+
+# slime's console lines: ``rollout 3: {'rollout/raw_reward': 0.5, ...}``, ``step 3: {'train/loss': 0.01, ...}``.
+#
+# Printed under Ray and Python's logging. A rollout and an update have a number each, which are the same where every
+# rollout is trained on in one update; both are read as the step. Values are a Python dict's: ``nan`` and ``inf`` are
+# read as such, ``None`` as NaN.
+
+
+_SLIME_LINE = re.compile(r"(?:^|[\s-])(?:rollout|step|perf|eval) (\d{1,15}): *(?=\{['\"](?:rollout|train|perf|eval)/)")
+_COUNTERS = frozenset({"rollout/step", "train/step", "eval/step"})
+
+
+class SlimeConsoleParser(LineParser):
+    """Parser of lines that each hold their step."""
+
+    def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
+        """The row of one line."""
+        match = _SLIME_LINE.search(segment.text)
+        if match is None:
+            return
+        for row in dict_rows(segment.text[match.end() :])[:1]:
+            self.recognised = True
+            if row.cut:
+                self.skips.add("the last value of a row that is cut off", segment.line)
+            items = {name: value for name, value in row.items.items() if name not in _COUNTERS}
+            yield ImportedRow(step_of(match.group(1)), metrics_of(items, self.skips, segment.line), segment.line)
+
+    def notes(self) -> tuple[str, ...]:
+        """Counters that the steps are."""
+        return ("a rollout and an update of the same number are read as one step",) if self.recognised else ()
+
+
+class SlimeConsole(LineImporter):
+    """Console output of slime."""
+
+    name: ClassVar[str] = "slime-console"
+    expects: ClassVar[str] = "line 'rollout N: {...}' or 'step N: {...}'"
+    source: ClassVar[str] = "slime"
+    anywhere: ClassVar[bool] = True
+    marks: ClassVar[tuple[bytes, ...]] = (b"rollout ", b"step ")
+    parser: ClassVar[type[LineParser]] = SlimeConsoleParser
