@@ -216,7 +216,7 @@ def _rounded(statistic: float) -> float:
 
 
 def _aligned(runs: Sequence[MetricSeries]) -> tuple[Floats, Floats]:
-    """Places (T,) that all runs reach, and the values (runs, T) there; NaN where a run has none."""
+    """Return places (T,) that all runs reach, and the values (runs, T) there; NaN where a run has none."""
     kept = [MetricSeries(run.x[fine], run.values[fine]) for run in runs for fine in [np.isfinite(run.values)]]
     empty = np.empty(0), np.empty((len(runs), 0))
     if not all(len(run) for run in kept):
@@ -258,7 +258,7 @@ def _smoothed(values: Floats, window: int) -> Floats:
 
 
 def _moving(values: Floats, window: int) -> Floats:
-    """Sums (..., T) over the ``window`` places around each; at the ends over those that are there."""
+    """Return sums (..., T) over the ``window`` places around each; over fewer at the ends."""
     size = values.shape[-1]
     begin = np.clip(np.arange(size) - (window - 1) // 2, 0, size)
     end = np.clip(np.arange(size) + window // 2 + 1, 0, size)
@@ -330,7 +330,7 @@ def _upper(values: Floats) -> Floats:
 
 
 def _stretch(places: Floats, found: Floats, beyond_all: float, envelope: Floats) -> tuple[float, float | None]:
-    """Place where the difference leaves the envelope, and its last place beyond it if it comes back for good.
+    """Return the place where the difference leaves the envelope, and the last place beyond it if it returns for good.
 
     What proves the difference is the largest one; a stretch begins where the difference left the narrower envelope of
     each place, before it grew so large.

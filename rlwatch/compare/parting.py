@@ -374,7 +374,7 @@ def _reach(u: Floats, v: Floats, lags: Floats) -> Floats:
 
 
 def _apart(u: Floats, v: Floats, lag: int) -> tuple[float, float]:
-    """Variances over a lag: of two runs that move each for itself, beyond their trends, and of what parts them.
+    """Return variances over a lag: of two independent runs, beyond their trends, and of their difference.
 
     Of white noise the first is 6 times its variance and the second 2, of a random walk it is 2 lag and lag.
     """

@@ -63,7 +63,7 @@ class Shift:
 
 
 def lasting_shift(d: Floats) -> Shift | None:
-    """The lasting change of a difference (N,), finite; None where noise and wandering explain it."""
+    """Return the lasting change of a finite difference (N,); None if noise and drift explain it."""
     block = -(-len(d) // MOST_ROWS)
     if len(d) // block < LEAST_ROWS:
         return None
@@ -91,7 +91,7 @@ def lasting_shift(d: Floats) -> Shift | None:
 
 
 def _clipped(d: Floats) -> Floats:
-    """Single rows far out do not weigh more than others; a change that half of the rows show is none of those."""
+    """Limit outliers to the range of other rows; a change that half of the rows show is kept."""
     low, middle, high = np.quantile(d, (0.05, 0.5, 0.95))
     return np.clip(d, middle - 1.5 * (middle - low), middle + 1.5 * (high - middle))
 

@@ -110,7 +110,7 @@ class AimReading(LogReading):
         raise ImportFormatError(self.path, f"{what}; {problem}") from error
 
     def _named(self, path: Path, runs: Sequence[str]) -> list[tuple[str, str, _Properties]]:
-        """Name, id and properties of each run that is to be read, in the order in which they were begun."""
+        """Return name, id and properties of each run to read, in the order of their start."""
         properties = self._properties(path)
         order = {run: number for number, run in enumerate(properties)}
         found: dict[str, tuple[str, str, _Properties]] = {}
@@ -241,7 +241,7 @@ class _Run:
 
 
 def _whole(storage: _Storage, path: Path) -> Any:
-    """A database whose files were the same before and after it was opened. Raises ``BlockingIOError`` otherwise."""
+    """Open a database. Raises ``BlockingIOError`` if its files changed meanwhile."""
     before = _files(path)
     database = storage.opened(path)
     if _files(path) != before:

@@ -97,7 +97,7 @@ class RunAssembly:
         self.seq = seq
 
     def take(self, row: ImportedRow, skips: Skips) -> list[StepRecord]:
-        """The records that the next row settles, without keeping them; what is left out is counted in ``skips``.
+        """Return the records that a row settles, without keeping them; count what is left out in ``skips``.
 
         Raises ``ImportFormatError`` where steps go back so often that the rows cannot be of one run, and where each row
         is of a single response.
@@ -142,7 +142,7 @@ class RunAssembly:
         return StepRecord(step=row.step, metrics=row.metrics, ts=row.ts, attempt=attempt, seq=self.seq)
 
     def _bounded(self, row: ImportedRow, skips: Skips) -> Mapping[str, float]:
-        """The metrics of a row with names not seen before, without those that are too many or too long."""
+        """Return the metrics of a row with new names, without names that are too long or too many."""
         kept: dict[str, float] = {}
         for name, value in row.metrics.items():
             if name not in self.names:

@@ -27,7 +27,7 @@ _RANK = re.compile(r"\W{0,3}rank[ _:=]?(?P<rank>\d{1,6})\b", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Things of one kind that could not be used. ``lines`` are the first few, 1-based (0: unknown)."""
+    """Unusable lines or values of one kind. ``lines`` are the first few, from 1 (0: unknown)."""
 
     reason: str
     count: int
@@ -35,7 +35,7 @@ class Skipped:
 
 
 class Skips:
-    """Counts what is left out, so that nothing is lost silently."""
+    """Counts of the lines and values that are left out, so that none is lost silently."""
 
     SHOWN = 3
     KINDS = 40
@@ -45,7 +45,7 @@ class Skips:
         self._counts: dict[str, int] = {}
 
     def add(self, reason: str, line: int) -> None:
-        """Count one thing at ``line``; beyond 40 different reasons they are counted together."""
+        """Count ``reason`` at ``line``; beyond 40 different reasons all others are counted together."""
         reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"
         if reason not in self._counts and len(self._counts) >= self.KINDS:
             reason = "other things that could not be used"
@@ -88,7 +88,7 @@ class ImportedRow:
 
 
 class About(NamedTuple):
-    """Name, project, settings and tags of a run, where its log holds them."""
+    """Name, project, settings and tags of a run; empty if its log does not hold them."""
 
     name: str = ""
     project: str = ""
@@ -202,7 +202,7 @@ class LineIntake:
         self._parser = parser
         self._segments = Segments(self._too_long)
         self._rank = ""
-        """The process whose rows are read, where each begins its lines with its number."""
+        """Rank whose rows are read, if every line begins with a rank."""
         self._begun = self._holed = False
         self._wide: bool | None = None
 
@@ -246,7 +246,7 @@ class LineIntake:
             yield row
 
     def finish(self) -> Iterator[ImportedRow]:
-        """Rows of the unterminated last line, and what the parser held back."""
+        """Yield the rows of the unterminated last line, and those that the parser held back."""
         for segment in self._segments.finish():
             yield from self._parser.feed(segment)
         yield from self._parser.finish()
@@ -346,7 +346,7 @@ class DirectoryImporter(ABC):
 
     @abstractmethod
     def files(self, directory: Path) -> Iterable[Path]:
-        """Files of which one changes, or is new, whenever something was logged."""
+        """Return the files that show new data: one of them changes, or appears, with every write."""
 
 
 class LineImporter(StreamImporter):
@@ -359,7 +359,7 @@ class LineImporter(StreamImporter):
     table: ClassVar[bool] = False
     weight: ClassVar[float] = 0.9
     marks: ClassVar[tuple[bytes, ...]] = (b"",)
-    """One of these is in every log of the format: what lacks them all need not be parsed to be refused."""
+    """Every log of the format contains one of these bytes, so that a log without them is refused unparsed."""
 
     parser: ClassVar[type[LineParser]]
     """Parser of its lines."""
@@ -420,7 +420,7 @@ _NULLS = frozenset({"null", "None"})
 
 
 def number(text: str) -> float | None:
-    """The number that ``text`` is, or None. Sees through ``np.float64(...)`` and ``tensor(..., device=...)``.
+    """Return the number in ``text``, also in ``np.float64(...)`` and ``tensor(..., device=...)``; None if it is none.
 
     >>> number("np.float64(-0.5)"), number("nan"), number("True")
     (-0.5, nan, None)
@@ -438,7 +438,7 @@ def is_null(value: object) -> bool:
 
 
 def value_of(value: object) -> float | None:
-    """A number for a JSON value, a string that is a number, or null; None for anything else.
+    """Return the number of a JSON value, of a numeric string, or of null (NaN); None for anything else.
 
     null means NaN, as in the logs of trainers that write it for a measured value (verl's orjson, TRL's all-NaN means).
     Rows of an unknown writer go through :class:`~rlwatch.importers.own_rows.OwnRows` first.

@@ -27,7 +27,7 @@ _OTHER = "a line of as many cells as the table has that is no row of it"
 
 
 class _Header(NamedTuple):
-    """Names of the columns, the place of the step among them, and what separates cells."""
+    """Names of the columns, the index of the step among them, and the separator of cells."""
 
     columns: tuple[str, ...]
     step: int
@@ -86,7 +86,7 @@ def _headers(text: str) -> Iterator[_Header]:
 
 
 def _row(header: _Header, text: str, line: int) -> ImportedRow | None:
-    """The row that a line is below ``header``; None if it is none."""
+    """Return the row of a line below ``header``; None if it is no row."""
     cells = _split(text, header.separator)
     if header.separator == BLANKS and len(cells) == len(header.columns) + 1 and cells[0].isdecimal():
         del cells[0]
@@ -115,5 +115,5 @@ class ConsoleTable(LineImporter):
     anywhere: ClassVar[bool] = True
     marks: ClassVar[tuple[bytes, ...]] = (b"step", b"Step", b"STEP", b"iter", b"Iter", b"update", b"Update", b"poch")
     weight: ClassVar[float] = 0.25
-    """Below the lines of loops, which may print a small table besides."""
+    """Below the confidence of custom loops, which may also print a small table."""
     parser: ClassVar[type[LineParser]] = ConsoleTableParser

@@ -34,7 +34,7 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
 
 
 def cells_of_line(text: str, separator: str) -> list[str]:
-    """The cells of one line; none if it cannot be CSV (the csv module refuses cells over 128 KiB)."""
+    """Return the cells of a line; empty if it is no CSV (the csv module refuses cells over 128 KiB)."""
     if '"' not in text:
         return [cell.strip() for cell in text.split(separator)]
     try:
@@ -117,7 +117,7 @@ class TableParser(LineParser):
         return (cells[self._run] if self._run >= 0 else ""), self._last[1]
 
     def _plain(self, text: str) -> str:
-        """A number with a point where its decimals begin."""
+        """Return a number with a decimal point."""
         return plain_number(text, self._separator)
 
     def _number(self, text: str, name: str, line: int) -> float | None:
@@ -185,7 +185,7 @@ class WideTableParser(TableParser):
         self._charted: list[tuple[str, str]] = []
         """Run and metric of each column; empty where columns are metrics."""
         self._of_single = False
-        """Whether its columns are such as records of single responses have."""
+        """True if its columns are those of records of single responses."""
 
     def _accepts(self, columns: list[str]) -> bool:
         given = [column.rpartition(" - ") for column in self._columns or ()]

@@ -50,7 +50,7 @@ def plain(data: Any) -> Any:
 
 
 def tables_of(frame: Any, path: str) -> dict[str, list[dict[str, object]]]:
-    """The rows of a table by run (``""`` where no column names it), without what was not measured.
+    """Return the measured rows of a table by run (``""`` if no column names runs).
 
     Raises ``ImportFormatError`` where columns have the same name.
     """
@@ -73,7 +73,7 @@ def tables_of(frame: Any, path: str) -> dict[str, list[dict[str, object]]]:
 
 
 def _names(data: object) -> list[str] | None:
-    """Names of the columns of a table; None of anything else."""
+    """Return the names of the columns of a table; None for anything else."""
     names = getattr(data, "column_names", None)  # pyarrow, whose ``columns`` are the values
     if names is None and not isinstance(data, Mapping) and hasattr(data, "__getitem__"):
         names = getattr(data, "columns", None)
@@ -81,7 +81,7 @@ def _names(data: object) -> list[str] | None:
 
 
 def _cells(frame: Any, name: str) -> list[object]:
-    """The cells of a column, what is missing as ``_ABSENT`` and what may be either as None."""
+    """Return the cells of a column: ``_ABSENT`` for missing ones, None for those that may be missing or NaN."""
     column = frame[name]
     listed = getattr(column, "to_pylist", None) or getattr(column, "to_list", None) or column.tolist
     kind = getattr(column, "dtype", None)
@@ -96,7 +96,7 @@ def _cell(value: object, *, either: bool) -> object:
 
 
 def _index(frame: Any) -> dict[str, list[object]]:
-    """The index of a frame of pandas, where it is called as steps are."""
+    """Return the index of a pandas frame if it has a name for steps; empty otherwise."""
     index = getattr(frame, "index", None)
     name = getattr(index, "name", None)
     found = step_field({name: 0}, STEP_FIELDS) if isinstance(name, str) else None
@@ -104,7 +104,7 @@ def _index(frame: Any) -> dict[str, list[object]]:
 
 
 def _wide(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Rows of values as rows of steps; one begins where the step changes, or a metric is there already."""
+    """Join rows of values into rows of steps; a row begins where the step changes or a metric repeats."""
     wide: list[dict[str, object]] = []
     for row in rows:
         head = {name: value for name, value in row.items() if name not in _LONG}

@@ -142,7 +142,7 @@ class Follower(Protocol):
 
 
 class StreamFollower:
-    """Reads what was appended, and holds back what is not complete yet.
+    """Reads appended bytes, and holds back incomplete rows.
 
     A file is known by its content, since network file systems report old sizes and times and change inodes. One
     that no longer holds what was read of it was written anew by a trainer that started again (verl's file logger

@@ -39,7 +39,7 @@ HISTORY = "log_history"
 
 
 class JsonLinesParser(LineParser):
-    """One JSON object a line; a line that is none (cut off by a crash) is counted and left out."""
+    """Parser of one JSON object on each line; a malformed line (cut off by a crash) is counted and left out."""
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
         """The row of one line."""
@@ -225,7 +225,7 @@ def is_row(head: bytes) -> bool:
 
 
 def load_document(path: Path) -> JSON:
-    """The value of a file that is one JSON document. Raises ``ImportFormatError``."""
+    """Return the value of a JSON document in a file. Raises ``ImportFormatError``."""
     found = bytearray()
     for block in blocks(path):
         found += block

@@ -36,7 +36,7 @@ LARGEST_DOCUMENT = 256 << 20
 """Bytes of a file that can only be read as a whole."""
 UNPACKED_FREELY = 256 << 20
 MOST_UNPACKED = 200
-"""A packed file may unpack to so many bytes and, beyond that, to so many times its size: progress bars reach 100."""
+"""A packed file may unpack to ``UNPACKED_FREELY`` bytes, or to this many times its size: progress bars reach 100."""
 LONGEST_NAME = 500
 """Characters of a metric's name."""
 MOST_NAMES = 20_000
@@ -66,7 +66,7 @@ def shown(value: object) -> str:
 
 
 def parsed(text: str) -> JSON:
-    """The value of JSON ``text``. Raises ``ValueError`` with what is wrong with it.
+    """Return the value of JSON ``text``. Raises ``ValueError`` with the problem.
 
     >>> parsed("[" * 200_000)
     Traceback (most recent call last):
@@ -163,7 +163,7 @@ class _Splitter:
             self._kept.append(text)
 
     def _ended(self, piece: str, line: int) -> list[tuple[int, str]]:
-        """Whole line of what was kept and ``piece``; none if it is empty or too long."""
+        """Return the line that ``piece`` completes; empty if it is blank or too long."""
         if self._length:
             self._keep(piece)
             length, piece = self._length, "".join(self._kept)
@@ -233,12 +233,12 @@ class Segments:
 
 
 def _segments(found: list[tuple[int, str]]) -> list[TextLine]:
-    """Segments of what is not blank."""
+    """Return the segments of texts that are not blank."""
     return [TextLine(line, text) for line, raw in found if (text := plain(raw)) and not text.isspace()]
 
 
 def _unwrap(text: str) -> str | None:
-    """Content of a wrapped line, or None if it is not wrapped."""
+    """Return the content of a wrapped line; None if it is not wrapped."""
     if not _WRAPPED.match(text):
         return None
     try:
@@ -310,7 +310,7 @@ def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """``path``, or a copy of it that is not packed, for readers that need a file. Raises ``ImportFormatError``."""
+    """Yield ``path``, or an unpacked copy of it, for readers that need a file. Raises ``ImportFormatError``."""
     if not is_packed(path):
         yield path
         return

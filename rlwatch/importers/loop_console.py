@@ -101,7 +101,7 @@ class LoopConsoleParser(LineParser):
             yield from self._head(line)
 
     def finish(self) -> Iterator[ImportedRow]:
-        """The row of the block that is open, and what was held back."""
+        """Yield the row of the open block, and the rows that were held back."""
         yield from self._closed()
         yield from self._noted(self._kinds.finish())
 
@@ -312,7 +312,7 @@ class _Blocks:
 
     def __init__(self) -> None:
         self.head = ""
-        """The line that begins a block, without its numbers, once that is known."""
+        """The line that begins a block, without its numbers; empty until it is known."""
         self._first: dict[tuple[str, str], float] = {}
         self._change: set[str] = set()
         self._blocks_with: Counter[str] = Counter()

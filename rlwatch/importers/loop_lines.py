@@ -94,7 +94,7 @@ class ParsedLine:
     lone: str = ""
     """Name of the only pair in a line without other text: a metric, or a word for a step."""
     written: str = ""
-    """The line without its numbers, where it may be one of a block."""
+    """The line without its numbers if it may belong to a block; empty otherwise."""
     table: bool = False
     before: str = ""
     """Text before the first pair, without numbers."""
@@ -123,7 +123,7 @@ class LineReader:
         """Names seen with a unit, which are no metrics, also where a cut line hides the unit."""
 
     def read(self, text: str) -> ParsedLine | None:
-        """The line ``text``, read; None if there is no number in it, or no name."""
+        """Return the parsed line; None if it has no number or no name."""
         pieces = NUMBERS.split(text)
         if len(pieces) == 1 or not any(map(_LETTER.search, pieces[::2])):
             return None
@@ -262,7 +262,7 @@ def _span(match: re.Match[str] | None) -> NumberSpan | None:
 
 
 def _name_at(text: str, first: int, metrics: dict[str, NamedNumber]) -> str:
-    """The name, and what joins it, of the pair whose number is at ``first``."""
+    """Return the name and the separator of the pair whose number is at ``first``."""
     name = next((name for name, pair in metrics.items() if pair.start == first), "")
     at = text.rfind(name, 0, first)
     return text[at:first] if name and at >= 0 else ""

@@ -18,7 +18,7 @@ ANY_NUMBER = rf"(?:[-+]?[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?(?![\d,]\d)|{NUMBER
 _SPREAD = rf"(?:\s?(?:±|\+/-|\+-)\s?{NUMBER})"
 _VALUE = rf"(?:{ANY_NUMBER}\s?(?:->|→|=>)\s?)?(?P<value>{ANY_NUMBER})(?P<spread>{_SPREAD})?(?P<percent>\s?%(?!\|))?"
 _OPEN = r"(?P<open>(?:[A-Za-z_][\w.]{0,40}\(|\[))?"
-"""What a number is wrapped in: ``np.float64(0.5)``, ``tensor(0.5, device='cuda:0')``, ``[0.5]``."""
+"""Wrappers of a number: ``np.float64(0.5)``, ``tensor(0.5, device='cuda:0')``, ``[0.5]``."""
 _CLOSE = r"(?(open)(?:,\s?\w{1,20}=[^,()\[\]]{1,40}){0,3}\s?[)\]])"
 _WORDS = r"[A-Za-z_][\w/.@-]*(?: [A-Za-z_][\w/.@-]*){0,3}"
 _NAME = rf"(?<![\w'\"/.])(?P<name>{_WORDS})\s?(?P<by>[:=]\s{{0,3}})"

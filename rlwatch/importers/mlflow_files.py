@@ -88,7 +88,7 @@ def _files(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _text(path: Path) -> str:
-    """Text of a file; empty where there is none. Raises ``ImportFormatError`` where it cannot be read."""
+    """Return the text of a file; empty if it is missing. Raises ``ImportFormatError`` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

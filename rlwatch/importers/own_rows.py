@@ -31,7 +31,7 @@ _KIND_FIELDS = (
 )
 """Fields whose value may be the kind of a row; the first that holds one counts."""
 _FLAGS = ("eval", "is_eval", "evaluation", "is_baseline", "baseline")
-"""Fields that are true in rows that train nothing."""
+"""Fields that are true in rows of an evaluation or a baseline."""
 _KIND_MARKERS = frozenset((*_KIND_FIELDS, *_FLAGS))
 _WORD = re.compile(r"[a-z]+")
 _OF_NO_TRAINING = HELD_OUT | {"evaluate", "valid", "dev", "baseline", "benchmark"}

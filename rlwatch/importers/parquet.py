@@ -15,7 +15,7 @@ from rlwatch.importers.lines import unpacked
 
 _MAGIC = b"PAR1"
 MOST_CELLS = 50_000_000
-"""Cells of a table that is read as a whole."""
+"""Most cells of a table, which is read as a whole."""
 
 
 class ParquetReading(JsonDocumentReading):

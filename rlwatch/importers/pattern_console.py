@@ -24,7 +24,7 @@ PREFIX = "pattern:"
 """Beginning of a format that is a pattern: ``pattern:it (?P<step>...``."""
 STEP, NAME, VALUE = "step", "name", "value"
 LONGEST = 4000
-"""Characters of a line that is looked at: a pattern may take time that grows faster than the line."""
+"""Most characters of a line: the time of a pattern may grow faster than the line."""
 
 
 class PatternParser(LineParser):
@@ -40,7 +40,7 @@ class PatternParser(LineParser):
         self._rows = 0
 
     def feed(self, segment: TextLine) -> Iterator[ImportedRow]:
-        """The row that was held back, where the line begins another."""
+        """Yield the row that was held back if the line begins another."""
         if len(segment.text) > LONGEST:
             self.skips.add(f"a line of more than {LONGEST:,} characters", segment.line)
             return

@@ -327,7 +327,7 @@ def windows(path: Path) -> Iterator[bytes]:
 
 
 def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:
-    """The importer for the log at ``path``. Raises ``ImportFormatError`` with what was tried if none fits."""
+    """Return the importer for the log at ``path``. Raises ``ImportFormatError`` with the tried formats if none fits."""
     log = readable(path)
     if log.is_dir():
         return of_directory(log)
@@ -347,14 +347,14 @@ def sniff(path: str | os.PathLike[str], naming: Naming = NONE) -> Importer:
 
 
 def of_directory(log: Path) -> Importer:
-    """The importer for a directory that is a log itself."""
+    """Return the importer for a directory that is a log itself."""
     if log.name == AIM_NAME:
         return AIM
     return MLFLOW_FILES if runs_of_mlflow(log) and not event_files(log) else TENSORBOARD
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
-    """The log that ``path`` is or, of a directory, holds. Raises ``ImportFormatError`` with what to do otherwise."""
+    """Return the log at ``path`` or in that directory. Raises ``ImportFormatError`` with advice if there is none."""
     log = Path(path)
     if log.is_dir():
         return run_in(log)
@@ -462,7 +462,7 @@ def _assembled(
     run: str | None,
     naming: Naming = NONE,
 ) -> list[ImportedRun]:
-    """The runs of ``rows``; those without a name are called ``unnamed``."""
+    """Return the runs of ``rows``; runs without a name are called ``unnamed``."""
     found: dict[str, RunAssembly] = {}
     path = reading.path
     for row in rows:

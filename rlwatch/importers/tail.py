@@ -62,7 +62,7 @@ class Tail(Protocol):
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Things that could not be used, and how often."""
+        """Counts of unusable lines and values."""
         ...
 
     @property
@@ -182,7 +182,7 @@ class LogTail:
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Things that could not be used since the log was last begun."""
+        """Counts of unusable lines and values since the log was last begun."""
         return self._follower.reading.skips.listed() if self._follower else ()
 
     @property

@@ -122,7 +122,7 @@ def _plugin(metadata: bytes) -> str:
 
 
 def _tensor(tensor: bytes) -> float | None:
-    """The number in a tensor of one element; None if it holds anything else."""
+    """Return the number in a tensor of one element; None for any other tensor."""
     kind, found = 0, list[float]()
     for at, value in fields(tensor):
         if at == 1:
@@ -213,7 +213,7 @@ class EventReading(StreamReading):
                 yield replace(row, run=name) if name else row
 
     def notes(self) -> tuple[str, ...]:
-        """Count of the trainings, and of files without anything."""
+        """Return notes on the number of trainings, and of files without scalars."""
         several = f"the event files of this directory are of {self._trainings} trainings, read as a run each"
         empty = f"{self._empty} event file{'s' if self._empty > 1 else ''} without a scalar"
         return tuple(note for note, of_use in ((several, self._trainings > 1), (empty, self._empty)) if of_use)

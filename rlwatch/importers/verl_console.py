@@ -24,7 +24,7 @@ _WITHIN = 2 * LONGEST_NAME
 
 
 def pair_of(piece: str) -> tuple[str, float] | None:
-    """``name:value`` as a pair; None if the value is no number. Output glued behind the number is dropped."""
+    """Split ``name:value``; return None if the value is no number. Output glued behind the number is dropped."""
     piece = piece.strip()
     match = _PAIR.match(piece[:_WITHIN])
     if match and match.end() == _WITHIN < len(piece):
@@ -70,7 +70,7 @@ class VerlConsoleParser(LineParser):
         yield from self._rows(_pieces(body), line)
 
     def _rows(self, pieces: list[str], line: int) -> Iterator[ImportedRow]:
-        """One row of the pieces that are pairs. The last piece, if it is none, waits for its end."""
+        """Yield a row of the pieces that are pairs; an incomplete last piece waits for its end."""
         metrics: dict[str, float] = {}
         for index, piece in enumerate(pieces):
             pair = pair_of(piece)

@@ -387,7 +387,7 @@ class WandbTail:
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Things that could not be used."""
+        """Counts of unusable values."""
         return self._skips.listed()
 
     @property

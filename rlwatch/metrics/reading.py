@@ -199,7 +199,7 @@ def resolve(name: str, source: str = "") -> Reading | None:
 
 
 def _closest(candidates: Iterable[tuple[Metric, Alias]], source: str) -> tuple[Metric, Alias] | None:
-    """The alias of the very source, else of any trainer; where the trainer is unknown the least particular one."""
+    """Return the alias of this source, else of any trainer; if the source is unknown, the most general one."""
     matching = [(metric, alias) for metric, alias in candidates if _matches(alias, source)]
     if not matching:
         return None
@@ -207,7 +207,7 @@ def _closest(candidates: Iterable[tuple[Metric, Alias]], source: str) -> tuple[M
 
 
 def _written_flat(name: str, source: str) -> Reading | None:
-    """Reading of a trainer's name with ``_`` for ``/``, where no two metrics are written so; None otherwise."""
+    """Return the reading of a trainer's name with ``_`` for ``/``; None if it is ambiguous or unknown."""
     flat = _flat(name)
     candidates = [pair for pair in _FLAT.get(flat, ()) if _matches(pair[1], source)]
     if len({metric.name for metric, _ in candidates}) == 1:
@@ -218,11 +218,11 @@ def _written_flat(name: str, source: str) -> Reading | None:
 
 
 OF_NO_POLICY = (*OF_A_DATASET, "trl/reward", "trl/prm", "trl/cpo", "trl/orpo", "trl/bco")
-"""Trainers that learn what they are given: what they call a reward, or entropy, no policy got."""
+"""Trainers of supervised or preference learning: their reward and entropy are not those of a policy."""
 
 
 def _guessed(name: str, source: str) -> Reading | None:
-    """Reading of a name that is none of the trainer's, by its words; None where another means something else by it."""
+    """Return the reading of a name by its words; None if another trainer uses the name for something else."""
     meant = None if metric_of(name) or source.startswith(OF_NO_POLICY) else everyday(name)
     if meant is None or (source and any(metric.name != meant[0] for metric, _ in _ALIASES.get(name, ()))):
         return None

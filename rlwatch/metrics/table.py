@@ -93,7 +93,7 @@ OPEN_REWARD: tuple[Metric, ...] = (
 # Exploration: entropy and diversity of the policy.
 
 OF_A_DATASET = ("trl/sft", "trl/dpo", "trl/kto", "trl/tpo", "trl/distillation")
-"""Trainers whose entropy is that of tokens they were given: it falls as they learn them, and nothing is explored."""
+"""Trainers whose entropy is that of a dataset's tokens: it falls as they learn, without any exploration."""
 
 EXPLORATION: tuple[Metric, ...] = (
     nats("policy/entropy", Family.EXPLORATION, "full-softmax entropy at rollout temperature", low=0.0, aliases=(

@@ -35,7 +35,7 @@ class Padded:
 
         Padding is NaN where the type has one, else 0: a row that is too short inside a mask shows. ``longest`` is
         the length of the longest row of a jagged tensor that does not know it itself.
-        Raises ``ValueError`` saying why it cannot be read.
+        Raises ``ValueError`` with the reason if it cannot be read.
         """
         with torch.no_grad():
             if isinstance(x, Tensor):
