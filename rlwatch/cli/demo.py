@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from rlwatch.cli.background import sigterm_as_ctrl_c
 from rlwatch.cli.options import StoreOption, examples
+from rlwatch.demo import SMOLLM2, TINY
 
-EPILOG = examples("rlwatch demo", "rlwatch demo --exit", "rlwatch demo --no-ui --store /tmp/demo-runs")
+EPILOG = examples(
+    "rlwatch demo", "rlwatch demo --exit", "rlwatch demo --model smollm2", "rlwatch demo --no-ui --store /tmp/demo-runs"
+)
+
+
+class DemoModel(StrEnum):
+    """The model that the demo trains."""
+
+    TINY = TINY
+    SMOLLM2 = SMOLLM2
 
 
 def demo(
@@ -17,6 +28,10 @@ def demo(
     ui: Annotated[
         bool, typer.Option("--ui/--no-ui", help="Start the dashboard too, if streamlit is installed.")
     ] = True,
+    model: Annotated[
+        DemoModel,
+        typer.Option("--model", help="tiny: made in a moment. smollm2: SmolLM2-135M-Instruct, slow, extra smollm2."),
+    ] = DemoModel.TINY,
     leave: Annotated[
         bool, typer.Option("--exit", help="Exit, and stop the dashboard, when the training ends.")
     ] = False,
@@ -28,4 +43,4 @@ def demo(
     from rlwatch.demo.run import main
 
     with sigterm_as_ctrl_c():
-        raise typer.Exit(main(store=store, ui=ui, exit=leave))
+        raise typer.Exit(main(store=store, ui=ui, exit=leave, model=model.value))

@@ -10,11 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+TINY, SMOLLM2 = "tiny", "smollm2"
+"""Models of the demo: one made for it in a moment, and SmolLM2-135M-Instruct (:mod:`rlwatch.demo.smollm2`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Hyper-parameters of the demo. Steps are optimizer steps, one rollout batch each."""
 
+    model: str = TINY
     seed: int = 0
     steps: int = 320
     batch: int = 128
@@ -50,3 +54,24 @@ class Recipe:
         """Return the learning rate after ``steps`` steps of the range test."""
         needed = math.log(self.range_test_end / self.learning_rate) / math.log(self.range_test_growth)
         return self.range_test_end if steps >= needed else self.learning_rate * self.range_test_growth**steps
+
+
+REAL = Recipe(
+    model=SMOLLM2,
+    steps=60,
+    batch=16,
+    beta=0.0,
+    warm_up_steps=1,
+    top_learning_rate=2e-5,
+    settled_step=2,
+    learning_rate=2e-5,
+    range_test_step=30,
+    range_test_growth=2.0,
+    range_test_end=1.2e-3,
+)
+"""The demo on SmolLM2: it learns sums in some 20 steps. Without a KL term there is no reference to reset."""
+
+
+def recipe_of(model: str) -> Recipe:
+    """Return the numbers of the demo for a model."""
+    return REAL if model == SMOLLM2 else Recipe()

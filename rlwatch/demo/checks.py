@@ -14,7 +14,7 @@ import numpy as np
 
 from rlwatch.control.commands import request
 from rlwatch.control.policy import COLLAPSE_KINDS
-from rlwatch.demo import Recipe
+from rlwatch.demo import SMOLLM2, Recipe
 from rlwatch.diagnosis import Diagnosis
 from rlwatch.errors import RunNotFoundError, StoreBusyError
 from rlwatch.forecast.forecast import forecast_of
@@ -203,6 +203,14 @@ def examine(
     facts: DemoFacts, diagnosis: Diagnosis, deliveries: Sequence[Delivered], exit_code: int | None, recipe: Recipe
 ) -> list[DemoCheck]:
     """All promises, in the order in which they should have come true."""
+    if recipe.model == SMOLLM2:
+        return [
+            _learned(facts, recipe),
+            _unlearned(facts),
+            _alarmed(facts, recipe),
+            _delivered(facts, deliveries),
+            _finished(facts, exit_code, recipe),
+        ]
     first, second = (*facts.commands, None, None)[:2]
     reset = first.finished_step if first is not None and first.status is CommandStatus.DONE else None
     return [
@@ -225,6 +233,18 @@ def _learned(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
     first = facts.level(REWARD, 0, ENDS // 2)
     best = facts.level(REWARD, recipe.range_test_step - ENDS, recipe.range_test_step)
     return DemoCheck("the policy learned", best - first > LEARNED, f"reward {first:.2f} -> {best:.2f}")
+
+
+def _unlearned(facts: DemoFacts) -> DemoCheck:
+    rewards = facts.values(REWARD)
+    best, end = (float(max(rewards)) if len(rewards) else math.nan), facts.level(REWARD, facts.step - ENDS // 2)
+    return DemoCheck("its own learning rate broke it", end < DEAD_REWARD * best, f"reward {best:.2f} -> {end:.2f}")
+
+
+def _alarmed(facts: DemoFacts, recipe: Recipe) -> DemoCheck:
+    after = [f for f in facts.findings if f.severity is Severity.CRITICAL and f.step >= recipe.range_test_step]
+    proof = ", ".join(f"{f.kind} at step {f.step}" for f in after) or f"none from step {recipe.range_test_step} on"
+    return DemoCheck("the failure was found while the run was alive", bool(after), proof)
 
 
 def _saturated(facts: DemoFacts, reset: int | None) -> DemoCheck:

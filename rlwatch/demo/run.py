@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rlwatch.demo import Recipe
+from rlwatch.demo import SMOLLM2, TINY, Recipe, recipe_of, smollm2
 from rlwatch.demo.checks import ENTROPY, KL, REWARD, Delivered, DemoCheck, DemoFacts, Person, examine, look
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.records import AlertState, CommandStatus, Severity
@@ -246,13 +246,13 @@ class Narrator:
     def introduce(self, store_url: str, run_id: str, dashboard: str | None) -> None:
         """Print an introduction."""
         recipe = self._recipe
-        self.print(
-            "A tiny language model learns to sort digits: a real GRPO run of TRL in a process of its own. Everything "
-            "below is read from its store."
-        )
+        real = recipe.model == SMOLLM2
+        what = "SmolLM2-135M-Instruct learns to add" if real else "A tiny language model learns to sort digits"
+        lasts = "Half an hour or more on a core." if real else "One to three minutes."
+        self.print(f"{what}: a real GRPO run of TRL in a process of its own. Everything below is read from its store.")
         self.print(
             f"Its learning-rate schedule holds a slip: a range test, forgotten at step {recipe.range_test_step}, lets "
-            f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. One to three minutes."
+            f"the rate grow by {recipe.range_test_growth - 1:.0%} a step. {lasts}"
         )
         self.print(f"store {store_url}, run {run_id}", "dim")
         if dashboard is not None:
@@ -328,6 +328,7 @@ def main(
     ui: bool = True,
     exit: bool = False,  # noqa: A002  (the name of the command's option)
     recipe: Recipe | None = None,
+    model: str = TINY,
 ) -> int:
     """Run the demo; returns 0 if everything promised really happened, else 1.
 
@@ -341,15 +342,20 @@ def main(
         Whether to end at the end, dashboard and all.
     recipe
         Other numbers than the demo's own.
+    model
+        The model that is trained: ``tiny`` or ``smollm2``.
 
     Raises
     ------
     MissingExtraError
-        If TRL or another part of the demo is not installed.
+        If TRL or another part of the demo is not installed, or the weights of ``smollm2``.
     ConfigError
         If ``store`` is in memory.
     """
+    recipe = recipe or recipe_of(model)
     _require()
+    if recipe.model == SMOLLM2:
+        smollm2.require()
     opened = open_store(store)
     if opened.url.startswith("memory:"):
         raise ConfigError("the demo trains in a process of its own, so its store must be a directory")
@@ -358,7 +364,7 @@ def main(
         dashboard = (
             stack.enter_context(DemoDashboard(opened.url, directory)) if ui and DemoDashboard.possible() else None
         )
-        kept = _demonstrate(opened, directory, recipe or Recipe(), dashboard.url if dashboard else None)
+        kept = _demonstrate(opened, directory, recipe, dashboard.url if dashboard else None)
         if dashboard is not None and not exit:
             _stay(dashboard)
     return 0 if kept else 1

