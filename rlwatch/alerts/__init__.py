@@ -1,6 +1,6 @@
 """Alerts, from findings to receivers.
 
-``rules`` say which findings become alerts, ``engine`` keeps their states, ``dispatch`` decides what is published to
-whom and writes ``messages`` to the outbox, which survives the process; ``outbox`` delivers it. ``silencing`` is what
-people do about alerts; ``config`` reads ``rlwatch.toml``, by the ``schema``.
+``rules`` define which findings become alerts, ``engine`` keeps the state of alerts, ``dispatch`` decides which message
+goes to which channel and writes ``messages`` to the outbox, which survives the process; ``outbox`` delivers it.
+``silencing`` holds what users do about alerts; ``config`` reads ``rlwatch.toml``, by the ``schema``.
 """

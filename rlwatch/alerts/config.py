@@ -1,13 +1,13 @@
-"""``rlwatch.toml``: rules, channels, where the store and the dashboard are.
+"""``rlwatch.toml``: rules, channels, and the addresses of the store and the dashboard.
 
-The one at the path given, else the one ``RLWATCH_CONFIG`` names, else that of the working directory, else that of the
-store's root. Without a file the defaults apply, and nothing beyond the standard library is needed. The environment adds
-to either: ``RLWATCH_WEBHOOK_URL`` (and ``RLWATCH_WEBHOOK_SECRET``, which signs) make the channel ``webhook``. The file
-names secrets as ``"env:VARIABLE"``; they are read when the notifiers are built and kept nowhere else.
+The file is looked for at the path given, at ``RLWATCH_CONFIG``, in the working directory, and in the store's root, in
+this order. Without a file the defaults apply, and nothing beyond the standard library is needed. The environment adds
+to either: ``RLWATCH_WEBHOOK_URL`` (and ``RLWATCH_WEBHOOK_SECRET``, which signs) define the channel ``webhook``. The
+file names secrets as ``"env:VARIABLE"``; they are read when the notifiers are built and stored nowhere else.
 
-Only the user's own file is obeyed (:mod:`rlwatch.trust`): it runs programs, reads the environment, names addresses and
-commands runs. One that came with the data tunes rules and no more: it cannot keep back what is critical, is never an
-error, and what it says beyond that is in ``Config.refused``.
+Only the user's own file applies in full (:mod:`rlwatch.trust`): it runs programs, reads the environment, names
+addresses and commands runs. A file that came with the data only tunes rules: it cannot hold back critical alerts, is
+never an error, and the rest of its contents is listed in ``Config.refused``.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ REFERENCE = "env:"
 
 MOST_BYTES = 65_536
 MOST_RULES = 200
-"""Of a file that came with the data: every rule costs the trainer time."""
+"""Limit for a file that came with the data: every rule costs the trainer time."""
 ADDED = ("kinds", "channels")
 TAKEN = ("min_severity", "for_steps", "for_critical", "keep_firing_for", "labels", "repeat_minutes")
-"""What such a file may change of a default rule: add to these, and set those; ``for_critical`` only downwards."""
+"""Keys of a default rule that such a file may change: it adds to some and sets others; ``for_critical`` only
+downwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
-    """One channel. ``options`` may name secrets (``"env:..."``) and hold an address: they are never shown."""
+    """One channel. ``options`` may name secrets (``"env:..."``) and contain an address: they are never shown."""
 
     name: str
     kind: str
@@ -63,10 +64,9 @@ class ChannelConfig:
 class Config:
     """The configuration that applies.
 
-    ``warnings``: sentences about what is allowed but cannot be meant; ``actions``, ``rescue``: as in the file;
-    ``refused``: what a file that came with the data says and may not, in one sentence, else ""; ``retention``: kind ->
-    seconds;
-    ``map``: role -> names of metrics in logs that have it.
+    ``warnings``: sentences about settings that are valid but hardly intended. ``actions``, ``rescue``: as in the file.
+    ``refused``: in one sentence, the settings that a file that came with the data may not make, else "". ``retention``:
+    kind -> seconds. ``map``: role -> names of metrics in logs.
     """
 
     policy: AlertingConfig = field(default_factory=AlertingConfig)
@@ -83,16 +83,16 @@ class Config:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules that apply."""
+        """Return the rules that apply."""
         return self.policy.rules
 
     @property
     def channel_names(self) -> tuple[str, ...]:
-        """The channels messages can be written for."""
+        """Return the channels for which messages can be written."""
         return tuple(channel.name for channel in self.channels)
 
     def with_webhook(self, url: str, secret: str = "") -> Config:
-        """The same, but the channel ``webhook`` goes to this address; ``secret`` if given replaces the file's."""
+        """Return the same with this address for the channel ``webhook``; ``secret``, if given, replaces the file's."""
         old = next((c.options for c in self.channels if c.name == "webhook" and c.kind == "webhook"), {})
         options = {**old, "url": url} | ({"secret": secret} if secret else {})
         others = tuple(channel for channel in self.channels if channel.name != "webhook")
@@ -106,24 +106,24 @@ def load_config(
     webhook_url: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Config:
-    """The configuration that applies here.
+    """Load the configuration that applies here.
 
     Parameters
     ----------
     path
-        The file; None: look for it.
+        The file; None: search for it.
     store_root
-        The last place to look, and where nothing but data lies.
+        The last place to search, which holds only data.
     webhook_url
-        Where the channel ``webhook`` goes, whatever the file and the environment say.
+        Address of the channel ``webhook``; overrides file and environment.
     env
         The environment; the process's own if None.
 
     Raises
     ------
     ConfigError
-        If a file that is named is not there, or the user's own does not say what it could: all that is wrong with it
-        at once, each with its key.
+        If a file that is named does not exist, or the user's own is not valid: one message with every problem and its
+        key.
     MissingExtraError
         If there is such a file and pydantic is not installed.
     """
@@ -137,7 +137,7 @@ def load_config(
 def build_notifiers(
     config: Config, *, console: bool = True, env: Mapping[str, str] | None = None
 ) -> dict[str, Notifier]:
-    """Channel -> notifier, secrets read from the environment; without the console's if not ``console``.
+    """Return channel -> notifier, with secrets from the environment; without the console unless ``console``.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def build_notifiers(
 
 
 def own_file() -> Path | None:
-    """The file that is named, else the user's own in the working directory: for processes started elsewhere."""
+    """Return the named file, or the user's own in the working directory: for processes started elsewhere."""
     named = os.environ.get(CONFIG_VARIABLE)
     here = Path(FILE_NAME)
     if named:
@@ -164,7 +164,7 @@ def own_file() -> Path | None:
 
 
 def _find(named: str | os.PathLike[str] | None, store_root: str | os.PathLike[str] | None) -> tuple[Path | None, str]:
-    """The file that applies, and why it is not obeyed ("" if it is)."""
+    """Return the file that applies, and why it does not apply in full ("" if it does)."""
     if named is not None:
         if not Path(named).is_file():
             raise ConfigError(f"there is no configuration file {os.fspath(named)!r}; 'rlwatch rules init' writes one")
@@ -227,7 +227,7 @@ def _parsed(file: Path, text: str) -> Parsed:
 
 
 def _tuned_by(file: Path, foreign: str) -> Config:
-    """The default rules as a file that came with the data tunes them."""
+    """Return the default rules as tuned by a file that came with the data."""
     try:
         text = _text(file, MOST_BYTES + 1)
     except ConfigError as error:
@@ -236,7 +236,7 @@ def _tuned_by(file: Path, foreign: str) -> Config:
 
 
 def tuned_config(file: Path, text: str, foreign: str = "it lies in a store") -> Config:
-    """The default rules as ``text``, of a file that came with the data, tunes them; ``foreign``: why no more."""
+    """Return the default rules as tuned by ``text`` of a file that came with the data; ``foreign``: the reason."""
     try:
         if len(text) > MOST_BYTES:
             raise ConfigError(f"{file} is larger than {MOST_BYTES} bytes")
@@ -260,7 +260,7 @@ def _table_list(value: object) -> list[object]:
 
 
 def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
-    """Tables of the file besides rules."""
+    """Return the tables of the file other than rules."""
     tables = [f"[notify.{name}]" for name, _, _ in parsed.channels]
     tables += ["[[actions]]"] if parsed.actions else []
     tables += ["[[rescue]]"] if parsed.rescue else []
@@ -274,9 +274,9 @@ def _beyond_rules(parsed: Parsed, raw: Mapping[str, object]) -> list[str]:
 
 
 def _tuned(usual: Rule | None, rule: Rule, given: Iterable[str]) -> tuple[Rule, list[str]]:
-    """The rule that applies, and the keys that do not: nothing critical is published later or less than by default."""
+    """Return the rule that applies, and the refused keys: those that would delay or reduce critical alerts."""
     keys = [key for key in given if key != "name"]
-    if usual is None:  # one more rule tells more
+    if usual is None:  # a rule more only adds alerts
         ignored = [key for key in keys if key == "severity" or key.startswith("escalate_")]
         return replace(rule, severity=None, **_NEVER_ESCALATES), ignored
     changed: dict[str, Any] = {key: getattr(rule, key) for key in keys if key in TAKEN}
@@ -300,8 +300,8 @@ def _refusal(file: Path, foreign: str, refused: list[str]) -> str:
     if not refused:
         return ""
     return one_line(
-        f"{file} only tunes rules, because {foreign}; not obeyed: {', '.join(refused)[:300]}. If you trust whoever can "
-        f"write it, name it: --config {file}, {CONFIG_VARIABLE}={file} or config_file="
+        f"{file} only tunes rules, because {foreign}; not obeyed: {', '.join(refused)[:300]}. If you trust everyone "
+        f"who can write it, name it: --config {file}, {CONFIG_VARIABLE}={file} or config_file="
     )
 
 
@@ -338,9 +338,9 @@ HEAD = """\
 # [retention]                    # what `rlwatch db prune` removes; findings, alerts and metrics stay
 # tokens = "30d"
 # completions = "90d"
-# archived = "365d"              # whole runs that somebody archived
+# archived = "365d"              # whole archived runs
 
-# [map]                          # what names of your logs mean that nobody can know: role = "name"
+# [map]                          # meanings of names in your logs: role = "name"
 # reward = "my_score"
 
 # [dashboard]                    # alerts link to it
@@ -367,7 +367,7 @@ HEAD = """\
 # argv = ["cat", "-"]
 # pass_env = ["PAGER_TOKEN"]     # of the environment it sees only this, PATH, HOME and the like
 
-# What a rule may say (steps are the trainer's step numbers, not rows and not seconds):
+# Keys of a rule (steps are the trainer's step numbers, not rows and not seconds):
 #   kinds, except_kinds, detectors   findings of this rule; none given: all
 #   min_severity                     "info", "warning" (default) or "critical"
 #   for_steps                        fires after the condition held this many steps
@@ -404,8 +404,8 @@ wait_s = {wait_s}
 """
 
 ACTIONS = """
-# What may be done to a live run without asking anybody. Nothing, unless written here; and only tried out (an event
-# says what would have been asked) while dry_run is true. do, args: a command as 'rlwatch command' takes it.
+# Commands that rlwatch may give to a live run by itself. None, unless written here; while dry_run is true only an event
+# is recorded. do, args: a command as 'rlwatch command' takes it.
 # A reset of the reference upon a collapse is refused: it would make the collapsing policy the anchor.
 # [[actions]]
 # name = "reset when due"
@@ -419,7 +419,7 @@ ACTIONS = """
 """
 
 RESCUE = """
-# Save a run without asking anybody: hold, probe, roll back, remove the cause, go on. It needs watch(snapshots=True).
+# Save a run automatically: hold, probe, roll back, remove the cause, go on. It needs watch(snapshots=True).
 # [[rescue]]
 # probe = 2             # batches that judge weights
 # scale = 0.1           # of the learning rate after a fall of the reward; mild_scale = 0.3 after a mismatch
@@ -431,7 +431,7 @@ RESCUE = """
 
 
 def default_toml() -> str:
-    """The file's text. Loading it gives the default rules."""
+    """Return the text of the file. Loading it gives the default rules."""
     usual = AlertingConfig()
     parts = [QUIET.format(by=_toml_text(usual.grouping.by.value), wait_s=_toml_text(usual.grouping.wait_s))]
     parts += [_toml_table("inhibit", inhibition, _LIKE) for inhibition in usual.inhibitions]
@@ -439,8 +439,7 @@ def default_toml() -> str:
 
 
 def rule_toml(rule: Rule, *, whole: bool = False) -> str:
-    """One ``[[rules]]`` table, without what is default anyway; ``whole``: with all that a default rule may have
-    otherwise.
+    """Return one ``[[rules]]`` table without default values; ``whole``: with every key that default rules set.
 
     >>> print(rule_toml(Rule("mine", kinds=("kl_drift",), for_steps=5)))
     [[rules]]
@@ -458,7 +457,7 @@ _LIKE = Inhibition(("x",))
 
 
 def _toml_table(name: str, thing: DataclassInstance, plain: DataclassInstance, always: Sequence[str] = ()) -> str:
-    """``[[name]]`` with what ``thing`` says beyond ``plain``."""
+    """Return the table ``[[name]]`` with the fields of ``thing`` that differ from ``plain``."""
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
     settings = {key: value for key, value in values.items() if key in always or value != getattr(plain, key)}
     return "\n".join([f"[[{name}]]", *(f"{key} = {_toml(value)}" for key, value in settings.items()), ""])

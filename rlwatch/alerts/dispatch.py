@@ -1,12 +1,12 @@
-"""Decide what is published to whom: the one door to a store's outbox.
+"""Decide which messages are written to a store's outbox, and for which channels.
 
-Trainers, ``rlwatch watch`` and the dashboard each have a dispatcher; they share no memory. The outbox is the record of
-what was published, and whoever comes first writes to it in one transaction with reading it. So planning twice, in one
-process or in several, publishes nothing twice, and planning later, after a process died, publishes what it could not.
+Trainers, ``rlwatch watch`` and the dashboard each have a dispatcher; they share no memory. The outbox records what was
+published, and each dispatcher reads and writes it in one transaction. So planning twice, in one process or in several,
+publishes nothing twice, and planning after a process died publishes what it could not.
 
-In order: what was published so far is read from the outbox; what is due of each alert follows from that, its state and
-the time; some of it is held back (silences, quiet hours, inhibition, a group that is awaited) and is due again at the
-next look; the rest is grouped into messages.
+The order: read from the outbox what was published; derive from that, the state of each alert and the time what is due;
+hold back some of it (silences, quiet hours, inhibition, a group that is awaited), which is due again at the next look;
+group the rest into messages.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rlwatch.view import stored_explanation
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """One alert in one message. ``group``: the alert that led when this one was first published, which others of its
-    alert group share. ``pending``: it is not delivered yet.
+    """One alert in one message. ``group``: the leading alert of the alert group when this one was first published.
+    ``pending``: the message is not delivered yet.
     """
 
     alert_id: str
@@ -46,7 +46,7 @@ class Publication:
 
 
 class Publications:
-    """All that a set of messages published, by alert."""
+    """Everything that a set of messages published, by alert."""
 
     def __init__(self, messages: Iterable[OutboxMessage]) -> None:
         self._by_alert: dict[str, list[Publication]] = {}
@@ -55,21 +55,21 @@ class Publications:
                 self._by_alert.setdefault(publication.alert_id, []).append(publication)
 
     def of(self, alert_id: str, channel: str | None = None) -> list[Publication]:
-        """Publications of the alert, on one channel or on any, in order of writing."""
+        """Return the publications of the alert, on one channel or on any, in order of writing."""
         every = self._by_alert.get(alert_id, [])
         return [publication for publication in every if channel is None or publication.channel == channel]
 
     def channels(self, alert_id: str) -> tuple[str, ...]:
-        """Channels that were notified of it."""
+        """Return the channels that were notified of the alert."""
         return tuple(dict.fromkeys(publication.channel for publication in self.of(alert_id)))
 
     def group(self, alert_id: str, channel: str) -> str:
-        """The alert group in which ``channel`` was notified of this one; the alert itself where it was not."""
+        """Return the group in which ``channel`` was notified of this alert; the alert itself where it was not."""
         earlier = self.of(alert_id, channel)
         return earlier[0].group if earlier else alert_id
 
     def members(self, group: str, channel: str) -> list[str]:
-        """Alerts that ``channel`` was notified of in this group."""
+        """Return the alerts of this group of which ``channel`` was notified."""
         return [
             alert_id
             for alert_id in self._by_alert
@@ -80,7 +80,7 @@ class Publications:
 def _publications(message: OutboxMessage) -> Iterator[Publication]:
     event = message.payload.get("event")
     if event not in set(AlertEvent):
-        return  # a trial message, say
+        return  # such as a trial message
     for alert in alerts_in(message):
         severity = alert.get("severity")
         yield Publication(
@@ -94,14 +94,14 @@ def _publications(message: OutboxMessage) -> Iterator[Publication]:
         )
 
 
-# What is due of one alert: from the alert as it is, what was published, and the time. Silences come later.
+# The notifications that are due for one alert, by its state, what was published, and the time. Silences come later.
 
 FRESH_S = 24 * 3600.0
-"""Of a run that is no longer live, alerts that were not published yet are worth it for so long."""
+"""Seconds for which unpublished alerts of a run that is no longer live are still published."""
 
 
 def due(case: AlertCase, publications: Publications, now: float) -> list[Notification]:
-    """Notifications of the alert that are due at ``now`` (Unix seconds), all channels."""
+    """Return the notifications of the alert that are due at ``now`` (Unix seconds), on all channels."""
     alert = case.alert
     if alert.state is AlertState.RESOLVED:
         return list(_resolved(case, publications))
@@ -119,7 +119,7 @@ def due(case: AlertCase, publications: Publications, now: float) -> list[Notific
 
 
 def _resolved(case: AlertCase, publications: Publications) -> Iterator[Notification]:
-    """For every channel that was notified that it fires, and not yet that it is over."""
+    """Yield one for every channel that was notified of the alert firing and not of its end."""
     for channel in publications.channels(case.alert.alert_id):
         earlier = publications.of(case.alert.alert_id, channel)
         if AlertEvent.RESOLVED not in {publication.event for publication in earlier}:
@@ -146,22 +146,22 @@ def _first_publications(case: AlertCase, publications: Publications) -> Iterator
 
 
 def _eased(case: AlertCase, publications: Publications) -> Iterator[Notification]:
-    """For every channel that was notified that it is worse than it is now."""
+    """Yield one for every channel that was notified of a higher severity than the present one."""
     alert = case.alert
     for channel in publications.channels(alert.alert_id):
         earlier = publications.of(alert.alert_id, channel)
-        told = [each for each in _lately(earlier) if each.event in _OWN]
-        if told and _worst(told).rank > alert.severity.rank:
+        published = [each for each in _lately(earlier) if each.event in _OWN]
+        if published and _worst(published).rank > alert.severity.rank:
             number = _count(earlier, AlertEvent.EASED)
             yield Notification(case, AlertEvent.EASED, channel, alert.severity, alert.reason, number)
 
 
 _OWN = (AlertEvent.FIRING, AlertEvent.ESCALATED, AlertEvent.EASED)
-"""Events told at the alert's own severity: escalating, and so repeating, may be louder."""
+"""Events published at the alert's own severity; escalations, and so repeats, may have a higher one."""
 
 
 def _lately(earlier: Sequence[Publication]) -> Sequence[Publication]:
-    """Publications since the alert eased, that one included; all where it never did."""
+    """Return the publications since the alert eased, including that one; all where it never did."""
     eased = [place for place, each in enumerate(earlier) if each.event is AlertEvent.EASED]
     return earlier[eased[-1] :] if eased else earlier
 
@@ -186,7 +186,7 @@ def _unacknowledged(case: AlertCase, publications: Publications, now: float) -> 
 
 
 def _overdue(case: AlertCase, since: float, now: float) -> str:
-    """The reason to escalate now, in words; or ""."""
+    """Return the reason to escalate now, in words; or ""."""
     rule, steps = case.rule, (case.run.last_step or 0) - case.alert.step
     if rule.escalate_after_minutes and now - since >= 60.0 * rule.escalate_after_minutes:
         return f"not acknowledged for {(now - since) / 60:.0f} minutes"
@@ -204,7 +204,7 @@ def _repeats(case: AlertCase, publications: Publications, now: float) -> Iterato
         early = now - earlier[-1].at < 60.0 * rule.repeat_minutes
         undelivered = any(publication.pending for publication in earlier)
         if early or undelivered or channel not in (*rule.channels, *rule.escalate_to):
-            continue  # what has not arrived is not repeated
+            continue  # a message that has not arrived is not repeated
         severity = _worse(_worst(_lately(earlier)), alert.severity)
         number = 1 + _count(earlier, AlertEvent.REPEATED)
         yield Notification(case, AlertEvent.REPEATED, channel, severity, "still firing, not acknowledged", number)
@@ -218,29 +218,30 @@ def _worse(one: Severity | None, other: Severity) -> Severity:
     return one if one is not None and one.rank > other.rank else other
 
 
-# How long an alert that its cause held back stays quiet after the cause is over. An alert outlives its condition by
-# ``keep_firing_for`` steps, so that "still firing" says nothing at the moment the cause ends. Only what fires when
-# these steps have passed, too, held without the cause.
+# How long an inhibited alert stays quiet after its cause is over. An alert outlives its condition by
+# ``keep_firing_for`` steps, so at the end of the cause a firing symptom proves nothing. Only an alert that still fires
+# after these steps persists without the cause.
 
 
 def settling_steps(rule: Rule, alert: Alert) -> int:
-    """Steps for which a symptom must go on without its cause: the longer of those that its rule asks for before it
-    fires and before it ends.
+    """Return the steps for which a symptom must persist without its cause: the longer of the delays of its rule before
+    firing and before resolving.
     """
     return max(rule.wait(alert.severity), rule.keep_firing_for)
 
 
 def ended(alerts: Iterable[Alert]) -> list[Alert]:
-    """Alerts that fired and are over, the one that ended last first."""
+    """Return the alerts that fired and are over, the last to end first."""
     over = [a for a in alerts if a.state is AlertState.RESOLVED and a.fired_at is not None]
     return sorted(over, key=lambda a: (-1 if a.resolved_step is None else a.resolved_step, a.alert_id), reverse=True)
 
 
 def settling(alert: Alert, rule: Rule, at: int | None, over: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> str:
-    """The reason not to publish ``alert``, which fires, at step ``at`` of its run though its cause is over; or "".
+    """Return the reason to hold back a firing ``alert`` at step ``at`` although its cause is over; or "".
 
-    Only what fired, or was as bad as it is now, while one of the causes ``over`` fired is held back: what begins or
-    gets worse afterwards is published. A run whose steps went back to before the end of the cause waits for nothing.
+    Only an alert that already fired, at this severity or worse, during one of the causes ``over`` is held back; one
+    that begins or worsens later is published. A run whose steps went back to before the end of the cause waits for
+    nothing.
     """
     patience = settling_steps(rule, alert)
     for cause in over:
@@ -252,8 +253,8 @@ def settling(alert: Alert, rule: Rule, at: int | None, over: Sequence[Alert], in
     return ""
 
 
-# Why something that is due is not published now. It is not lost: it is published when the reason is gone, if it still
-# holds then; what a cause held back, if it goes on without the cause for a while.
+# Reasons to hold back what is due. It is published when the reason is gone, if it still holds then; after an
+# inhibition, if it persists without the cause for a while.
 
 
 def held_back(
@@ -263,9 +264,9 @@ def held_back(
     inhibited: Mapping[str, str],
     now: float,
 ) -> str:
-    """The reason not to publish ``notification`` at ``now``, in words; or "". What is over is never inhibited.
+    """Return the reason to hold back ``notification`` at ``now``, in words; or "". A resolution is never inhibited.
 
-    ``inhibited``: alert id -> the words for a cause that fires or has only just ended.
+    ``inhibited``: alert id -> description of a cause that fires or has just ended.
     """
     over = notification.event is AlertEvent.RESOLVED
     return (
@@ -277,7 +278,7 @@ def held_back(
 
 
 def silenced(notification: Notification, silences: Sequence[Silence], now: float) -> str:
-    """The silence it falls under, in words; or ""."""
+    """Return a description of the silence that matches, or ""."""
     case = notification.case
     for silence in silences:
         if silence.created_at <= now < silence.until and silence_matches(
@@ -288,7 +289,7 @@ def silenced(notification: Notification, silences: Sequence[Silence], now: float
 
 
 def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: float) -> str:
-    """The quiet hours it falls into, in words; or ""."""
+    """Return a description of the quiet hours that apply, or ""."""
     for hours in policy.quiet_hours:
         until = hours.until(now)
         if until is not None and notification.severity.rank < hours.let_through.rank:
@@ -297,7 +298,7 @@ def in_quiet_hours(notification: Notification, policy: AlertingConfig, now: floa
 
 
 def awaits_group(notification: Notification, policy: AlertingConfig, now: float) -> str:
-    """:data:`WAITING` while it waits for others that begin with it; or ""."""
+    """Return :data:`WAITING` while the notification waits for others that begin with it; or ""."""
     fired, wait = notification.case.alert.fired_at or 0.0, policy.grouping.wait_s
     if notification.event is AlertEvent.FIRING and wait and math.isfinite(fired) and 0 <= now - fired < wait:
         return WAITING
@@ -307,20 +308,20 @@ def awaits_group(notification: Notification, policy: AlertingConfig, now: float)
 WAITING = "waits for others of its group"
 
 
-# What is to be written now, given all that is stored: pure, so that whoever decides comes to the same.
+# The messages to write, given everything that is stored. Pure, so that every process reaches the same decision.
 
 MOST_EARLIER = 5
 Explained = Callable[[str, int | None], tuple[Verdict, Diagnosis] | None]
-"""Gives state and diagnosis of a run (id) as of a step."""
+"""Returns state and diagnosis of a run (id) as of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The time (Unix seconds), the runs and which of them are live, and the silences.
 
-    ``final``: nobody will decide about these alerts soon, so that none waits, for others of its group or to settle.
-    ``cause(run_id, kind, at)``: what most likely set a kind of failure of a run off, by what was known at step ``at``
-    (None: by now), if that is known. ``headline(run_id, at)``: state and headline of the run, by the same.
+    ``final``: no later decision will follow soon, so no alert waits for its group or to settle. ``cause(run_id, kind,
+    at)``: the likeliest cause of a kind of failure, from what was known at step ``at`` (None: now), if known.
+    ``headline(run_id, at)``: state and headline of the run, from the same.
     """
 
     now: float
@@ -341,7 +342,7 @@ class DispatchPlan:
 
 
 def decide(ledger: Ledger, policy: AlertingConfig, snapshot: Snapshot, dashboard_url: str = "") -> DispatchPlan:
-    """Decide what to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are left alone."""
+    """Decide what to write of the ledger's alerts. Alerts of rules that ``policy`` does not have are ignored."""
     publications = Publications(ledger.messages)
     cases = list(_cases(ledger, policy, snapshot))
     inhibited = _inhibited(cases, publications, policy, snapshot)
@@ -367,15 +368,16 @@ def _cases(ledger: Ledger, policy: AlertingConfig, snapshot: Snapshot) -> Iterat
 
 
 def _notifies(case: AlertCase) -> bool:
-    """An alert that notifies nobody inhibits no other."""
+    """Return whether the alert notifies a channel; one that does not inhibits no other."""
     return bool(case.rule.channels or case.rule.escalate_to)
 
 
 def _inhibited(
     cases: Sequence[AlertCase], publications: Publications, policy: AlertingConfig, snapshot: Snapshot
 ) -> dict[str, str]:
-    """Alert id -> words, of those whose cause fires or has only just ended. What settles itself inhibits nothing, and
-    a cause that eased goes on to inhibit: what it kept back is no news because of that.
+    """Return alert id -> description, for alerts whose cause fires or has just ended.
+
+    An alert that settles inhibits nothing. A cause that eased still inhibits: easing makes no symptom news.
     """
     settles = _settling(cases, policy, snapshot)
     firing = [_at_worst(each.alert, publications) for each in cases if _fires(each)]
@@ -390,13 +392,13 @@ def _fires(case: AlertCase) -> bool:
 
 
 def _at_worst(alert: Alert, publications: Publications) -> Alert:
-    """As bad as it was told."""
-    told = [each for each in publications.of(alert.alert_id) if each.event in _OWN]
-    return replace(alert, severity=_worse(_worst(told), alert.severity)) if told else alert
+    """Return the alert with the worst severity that was published."""
+    published = [each for each in publications.of(alert.alert_id) if each.event in _OWN]
+    return replace(alert, severity=_worse(_worst(published), alert.severity)) if published else alert
 
 
 def _settling(cases: Sequence[AlertCase], policy: AlertingConfig, snapshot: Snapshot) -> dict[str, str]:
-    """Alert id -> words, of those whose cause has only just ended; a run that ended has no steps to wait for."""
+    """Return alert id -> description, for alerts whose cause has just ended; a run that ended waits for nothing."""
     over = ended(case.alert for case in cases if _notifies(case))
     waiting = [] if snapshot.final else [c for c in cases if c.live and c.alert.state is AlertState.FIRING]
     whys = {c.alert.alert_id: settling(c.alert, c.rule, c.run.last_step, over, policy.inhibitions) for c in waiting}
@@ -406,7 +408,7 @@ def _settling(cases: Sequence[AlertCase], policy: AlertingConfig, snapshot: Snap
 def _joining(
     ready: Sequence[Notification], awaiting: Sequence[Notification], policy: AlertingConfig
 ) -> list[Notification]:
-    """Notifications that wait no longer, because one of their group is published now."""
+    """Return the notifications that stop waiting, because one of their group is published now."""
     groups = {_group(notification, policy) for notification in ready}
     return [notification for notification in awaiting if _group(notification, policy) in groups]
 
@@ -424,7 +426,7 @@ def _group(notification: Notification, policy: AlertingConfig) -> tuple[str, ...
 def _grouped(
     notifications: Sequence[Notification], policy: AlertingConfig, publications: Publications
 ) -> list[list[Notification]]:
-    """Notifications that make one message; what was published together ends together."""
+    """Group notifications into messages; alerts that were published together are resolved together."""
     groups: dict[tuple[str, ...], list[Notification]] = {}
     for notification in sorted(
         notifications, key=lambda n: (-n.severity.rank, n.case.alert.onset_step, n.case.alert.alert_id)
@@ -465,7 +467,7 @@ def _message(
 
 
 def _cause(leading: Notification, snapshot: Snapshot) -> Cause | None:
-    """The likeliest cause by what was known when it was first published; by now, if it is published again."""
+    """Return the likeliest cause as known when the alert is first published; as known now for later messages."""
     if leading.event is AlertEvent.RESOLVED:
         return None
     case = leading.case
@@ -473,12 +475,12 @@ def _cause(leading: Notification, snapshot: Snapshot) -> Cause | None:
 
 
 def _as_of_step(leading: Notification) -> int | None:
-    """The step by which its message judges: its own when it is first published; None: by now."""
+    """Return the step by which the message judges: the alert's own for its first message; None: now."""
     return leading.case.alert.step if leading.event in (AlertEvent.FIRING, AlertEvent.ESCALATED) else None
 
 
 CONSOLE = "console"
-"""Not written: a process logs its own alerts, at once."""
+"""Not written to the outbox: a process logs its own alerts at once."""
 
 
 class Dispatcher:
@@ -487,13 +489,13 @@ class Dispatcher:
     Parameters
     ----------
     policy
-        Rules and what applies to all of them. Alerts of other rules are left to processes that have these.
+        Rules and settings for all of them. Alerts of other rules are left to processes that have these rules.
     dashboard_url
-        What messages link to.
+        Address for the links in messages.
     live
-        Whether a run goes on; a run's own trainer says yes.
+        Returns whether a run is live; a trainer's own run always is.
     console
-        Whether messages are written for the channel ``console``, too.
+        Whether messages are also written for the channel ``console``.
     """
 
     def __init__(
@@ -507,7 +509,7 @@ class Dispatcher:
         console: bool = False,
     ) -> None:
         self.decision: DispatchPlan = DispatchPlan()
-        """The last one: what it published and what it held back."""
+        """The last decision: what it published and what it held back."""
         self._store = store
         self._policy = policy if console else replace(policy, rules=tuple(map(_without_console, policy.rules)))
         self._dashboard_url = dashboard_url
@@ -517,8 +519,8 @@ class Dispatcher:
     def publish(self, run_id: str, alerts: Sequence[Alert] = (), *, final: bool = False) -> list[OutboxMessage]:
         """Store the alerts and write what is due on their run to the outbox; returns the messages that are new.
 
-        With ``final`` nothing waits for others of its group. May raise ``StoreBusyError``: nothing, or
-        only the alerts, was stored then, and the same call may be made again.
+        With ``final`` nothing waits for its group. May raise ``StoreBusyError``: nothing, or only the alerts, was
+        stored then, and the same call may be repeated.
         """
         if self._policy.grouping.by is GroupBy.PROJECT:
             if alerts:
@@ -526,15 +528,15 @@ class Dispatcher:
             return self._publish_project(run_id, final=final)
         snapshot = self._snapshot([_as_of(self._store.run(run_id), alerts)], final=final)
         for alert in alerts:
-            if alert.state is AlertState.FIRING:  # read what will be wanted before the control file is locked
+            if alert.state is AlertState.FIRING:  # read before the control file is locked
                 snapshot.cause(run_id, alert.kind, alert.step)
                 snapshot.headline(run_id, alert.step)
         if not alerts and not self._decide(self._store.ledger(run_id), snapshot).messages:
-            return []  # the usual look takes no lock
+            return []  # the common case takes no lock
         return self._store.publish(run_id, alerts, lambda ledger: self._decide(ledger, snapshot).messages)
 
     def _publish_project(self, run_id: str, *, final: bool) -> list[OutboxMessage]:
-        """One message may be about alerts of several runs, so that one process at a time decides for the project."""
+        """Publish for the whole project: one message may cover several runs, so one process at a time decides."""
         project = self._store.run(run_id).project
         runs = [run for run in self._store.runs() if run.project == project]
         snapshot = self._snapshot(runs, final=final)
@@ -565,19 +567,19 @@ class Dispatcher:
         )
 
     def _explained(self, runs: Mapping[str, RunInfo], run_id: str, at: int | None) -> tuple[Verdict, Diagnosis] | None:
-        """State and diagnosis of a run; None where its store cannot be read: the alert is sent without."""
+        """Return state and diagnosis of a run; None where its store cannot be read: the alert is sent without."""
         try:
             return stored_explanation(self._store, runs[run_id], at=at)
         except StoreError:
             return None
 
     def _headline(self, explained: Explained, run_id: str, at: int | None) -> tuple[str, str]:
-        """State and headline of a run; empty where its store cannot be read."""
+        """Return state and headline of a run; empty where its store cannot be read."""
         known = explained(run_id, at)
         return ("", "") if known is None else (known[0].state.value, headline_of(*known))
 
     def _cause(self, explained: Explained, run_id: str, kind: str, at: int | None) -> Cause | None:
-        """The likeliest cause of failures of this kind, where more than the failure itself is known."""
+        """Return the likeliest cause of failures of this kind, if it adds to the failure itself."""
         known = explained(run_id, at)
         if known is None:
             return None
@@ -586,7 +588,7 @@ class Dispatcher:
         return next((cause for cause in sure if kind in (cause.kind, *cause.symptoms)), None)
 
     def _joint_ledger(self, runs: Sequence[RunInfo]) -> Ledger:
-        """Ledgers of all runs that can be read, as one."""
+        """Return the ledgers of all readable runs as one."""
         joint = Ledger()
         for run in runs:
             try:
@@ -602,7 +604,7 @@ class Dispatcher:
 
 
 def _as_of(run: RunInfo, alerts: Sequence[Alert]) -> RunInfo:
-    """The run at the step of the alerts: a batch of rows is stored whole and judged step by step."""
+    """Return the run at the step of the alerts: a batch of rows is stored whole and judged step by step."""
     step = max((alert.step for alert in alerts), default=None)
     return run if step is None or step >= (run.last_step or 0) else replace(run, last_step=step)
 

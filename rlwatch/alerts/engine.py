@@ -1,7 +1,7 @@
 """Turn findings into alerts, one closed step after another: pending, firing, resolved.
 
-Causal and deterministic: what it decides depends on the rules and on the steps given so far, never on time.
-Two engines given the same steps decide the same, with the same alert ids, so a store keeps one of each.
+Causal and deterministic: decisions depend on the rules and on the steps given so far, never on time. Two engines given
+the same steps decide the same, with the same alert ids, so a store keeps one of each.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class AlertEvent(StrEnum):
     EASED = "eased"
     """It is not as bad any more, and not over."""
     REPEATED = "repeated"
-    """It still fires, and nobody has acknowledged it."""
+    """It still fires, unacknowledged."""
     UNACKNOWLEDGED = "unacknowledged"
-    """Nobody has acknowledged it for as long as the rule allows: others are notified, or at a higher severity."""
+    """It was not acknowledged within the time of the rule: other channels are notified, or at a higher severity."""
     RESOLVED = "resolved"
 
 
@@ -44,17 +44,17 @@ class DecisionReason(StrEnum):
     PENDING_SILENT = "pending_silent"
     """It still holds, not yet for long enough."""
     CONDITION_GONE = "condition_gone"
-    """It ceased to hold before the alert fired: nobody was notified, nobody will be."""
+    """The condition ended before the alert fired: no channel is notified."""
     FIRED_AT_ONCE = "fired_at_once"
-    """The rule asks for no patience."""
+    """The rule has no delay."""
     HELD_FOR = "held_for"
     """It has held for as long as the rule asks."""
     STILL_FIRING_SILENT = "still_firing_silent"
-    """Known already: this episode was published at this severity."""
+    """Nothing new: this episode was published at this severity."""
     ESCALATED = "escalated"
     """It became worse than what was published."""
     EASED = "eased"
-    """It has been less bad than what was published for as long as the rule asks before it is over."""
+    """It has been less severe than published for as long as the rule requires before it ends."""
     KEPT_FIRING_SILENT = "kept_firing_silent"
     """The condition is gone, not yet for as long as the rule asks."""
     RESOLVED = "resolved"
@@ -62,12 +62,12 @@ class DecisionReason(StrEnum):
 
     @property
     def event(self) -> AlertEvent | None:
-        """Event that is published, None if none is."""
+        """Return the event to publish; None if there is none."""
         return _EVENTS.get(self)
 
     @property
     def changes(self) -> bool:
-        """True if the alert is now something else than before."""
+        """Return whether the alert changed."""
         return not self.value.endswith("_silent")
 
 
@@ -82,7 +82,7 @@ _EVENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An alert as it is now and why, decided at the row ``seq``. ``ts``: the time given with it, never evaluated."""
+    """An alert after a decision at the row ``seq``, with the reason. ``ts``: the time of the row, never evaluated."""
 
     alert: Alert
     reason: DecisionReason
@@ -92,28 +92,28 @@ class Transition:
 
     @property
     def event(self) -> AlertEvent | None:
-        """Event that is published, None if none is."""
+        """Return the event to publish; None if there is none."""
         return self.reason.event
 
     @property
     def notify(self) -> bool:
-        """True if receivers are notified: there is an event to publish, and the rule names a channel."""
+        """Return whether receivers are notified: there is an event to publish, and the rule names a channel."""
         return self.reason.event is not None and bool(self.rule.channels)
 
 
 # One episode of one rule and kind: pending, firing, resolved. Pure: steps in, reasons out.
 
 Back = Callable[[str], str]
-"""The numbers by which a kind of failure recovered, in words; empty where none say so."""
+"""Returns the numbers by which a kind of failure recovered, in words; empty where there are none."""
 
 
-def nobody_knows(_: str) -> str:
-    """No numbers."""
+def no_numbers(_: str) -> str:
+    """Return an empty string."""
     return ""
 
 
 def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
-    """16 hex digits: the same wherever and whenever the same rows are judged by the same rule."""
+    """Return 16 hex digits: the same wherever and whenever the same rows are judged by the same rule."""
     return hashlib.sha256(f"{run_id}|{rule}|{kind}|{onset_seq}".encode()).hexdigest()[:16]
 
 
@@ -121,7 +121,7 @@ def alert_id(run_id: str, rule: str, kind: str, onset_seq: int) -> str:
 class RuleState:
     """State kept between steps. ``since``, ``critical_since``, ``milder_since`` and ``gone_since`` are steps.
 
-    ``worst``: as bad as it was published.
+    ``worst``: the worst published severity.
     """
 
     rule: Rule
@@ -133,8 +133,8 @@ class RuleState:
     gone_since: int | None = None
     worst: Severity = Severity.INFO
 
-    def hold(self, finding: Finding, step: int, ts: float, back: Back = nobody_knows) -> DecisionReason:
-        """The condition holds at ``step``."""
+    def hold(self, finding: Finding, step: int, ts: float, back: Back = no_numbers) -> DecisionReason:
+        """Take a step at which the condition holds."""
         firing = self.alert.state is AlertState.FIRING
         reason = self._go_on(finding, step) if firing else self._wait(finding, step)
         if reason is DecisionReason.STILL_FIRING_SILENT:
@@ -154,8 +154,8 @@ class RuleState:
             self.worst = _worse(self.worst, self.alert.severity)
         return reason
 
-    def miss(self, step: int, ts: float, back: Back = nobody_knows) -> DecisionReason:
-        """The condition does not hold at ``step``."""
+    def miss(self, step: int, ts: float, back: Back = no_numbers) -> DecisionReason:
+        """Take a step at which the condition does not hold."""
         if self.alert.state is AlertState.PENDING:
             self._end(DecisionReason.CONDITION_GONE, step, ts, back)
             return DecisionReason.CONDITION_GONE
@@ -228,7 +228,7 @@ def _worse(one: Severity, other: Severity) -> Severity:
 
 
 def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> RuleState:
-    """A new episode; give it the finding with :meth:`RuleState.hold` next."""
+    """Return a new episode; pass it the finding with :meth:`RuleState.hold` next."""
     alert = Alert(
         alert_id=alert_id(run_id, rule.name, finding.kind, seq),
         run_id=run_id,
@@ -244,18 +244,18 @@ def begin(run_id: str, rule: Rule, finding: Finding, seq: int, step: int) -> Rul
 
 
 def alert_severity(rule: Rule, finding: Finding) -> Severity:
-    """The rule's severity if it has one, else the finding's."""
+    """Return the rule's severity if it has one, otherwise that of the finding."""
     return rule.severity or finding.severity
 
 
 def evidence(finding: Finding) -> dict[str, JSON]:
-    """The finding's numbers, with its metric, score and baseline where it has them."""
+    """Return the finding's numbers, with its metric, score and baseline where it has them."""
     own = {"metric": finding.metric or None, "score": finding.score, "baseline": finding.baseline}
     return {key: value for key, value in own.items() if value is not None} | dict(finding.evidence)
 
 
 def worst(findings: list[Finding]) -> Finding:
-    """The one that speaks for several of a kind: severest, then highest score, then earliest."""
+    """Return the one that represents several of a kind: most severe, then highest score, then earliest."""
 
     def badness(finding: Finding) -> tuple[int, float, int, str, str]:
         score = finding.score if finding.score is not None and not math.isnan(finding.score) else -math.inf
@@ -268,14 +268,14 @@ class _At(NamedTuple):
     seq: int
     step: int
     ts: float
-    back: Back = nobody_knows
+    back: Back = no_numbers
 
 
 class AlertEngine:
     """The states of all rules on one run.
 
-    Feed it every closed step in order, also those where nothing holds: an alert resolves at a step that
-    says so. ``seq`` must grow from step to step, it makes alert ids unique.
+    Pass every closed step in order, also those without findings: an alert resolves at a step without its condition.
+    ``seq`` must grow from step to step; it makes alert ids unique.
 
     Parameters
     ----------
@@ -298,15 +298,15 @@ class AlertEngine:
         self.run_id = run_id
         self.rules = tuple(rules)
         self.decisions: tuple[Transition, ...] = ()
-        """All that was decided at the last call, the silent decisions too."""
+        """All decisions of the last call, including the silent ones."""
         self._episodes: dict[tuple[str, str], RuleState] = {}
 
     def step(
-        self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0, back: Back = nobody_knows
+        self, seq: int, step: int, holding: Sequence[Finding], ts: float = 0.0, back: Back = no_numbers
     ) -> list[Transition]:
         """Evaluate one closed step, given all findings whose condition holds at it.
 
-        Returns what changed, in the order of the rules, then of kinds. ``ts`` only stamps; ``back`` gives the numbers
+        Return the changes, in the order of the rules, then of kinds. ``ts`` only stamps; ``back`` returns the numbers
         by which a kind recovered.
         """
         at, decisions = _At(seq, step, ts, back), []
@@ -334,11 +334,11 @@ class AlertEngine:
 
     @property
     def active(self) -> tuple[Alert, ...]:
-        """Alerts that are pending or firing now."""
+        """Return the alerts that are pending or firing now."""
         return tuple(episode.alert for episode in self._episodes.values())
 
     def open_ids(self) -> frozenset[str]:
-        """Their ids."""
+        """Return their ids."""
         return frozenset(alert.alert_id for alert in self.active)
 
     def _decide(self, at: _At, rule: Rule, kind: str, finding: Finding | None) -> Transition:

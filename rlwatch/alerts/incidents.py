@@ -1,9 +1,9 @@
-"""Incidents: alerts of a run that belong together, as one thing with a state, of which one leads.
+"""Incidents: related alerts of a run as one item with a state, named after its leading alert.
 
-Two alerts belong together if they began within :data:`NEAR` steps of each other, or if the diagnosis of the run has one
-as the cause of the other while that still fired. What a person does to an incident is done to its alerts: those that
-fire are acknowledged, snoozed and silenced. That a run fell silent or crashed is no incident: it belongs to the one
-before it, if there is one, and else all that is known of a run's heartbeats is one entry.
+Two alerts are related if they began within :data:`NEAR` steps of each other, or if the run's diagnosis names one as the
+cause of the other while that one still fired. An action on an incident applies to its alerts: firing ones are
+acknowledged, snoozed and silenced. A silent or crashed run is no incident of its own: its alert belongs to the incident
+before it; without one, all heartbeat alerts of the run form one incident.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEAR = 50
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Alerts of one run: ``lead`` is what it is called after, the others, by onset, are its symptoms.
+    """Related alerts of one run: ``lead`` names it, the others, by onset, are its symptoms.
 
     ``cause``: the likeliest one, if the run's diagnosis names one that is at least plausible.
     """
@@ -49,12 +49,12 @@ class Incident:
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """All of them, the leading one first."""
+        """Return all alerts, the leading one first."""
         return (self.lead, *self.symptoms)
 
     @property
     def run_id(self) -> str:
-        """The run it is about."""
+        """Return the id of its run."""
         return self.lead.run_id
 
     @property
@@ -64,27 +64,27 @@ class Incident:
 
     @property
     def onset_step(self) -> int:
-        """The step at which the first of them began."""
+        """Return the step at which the first of them began."""
         return min(alert.onset_step for alert in self.alerts)
 
     @property
     def fired_at(self) -> float | None:
-        """Time of the first that fired (Unix seconds)."""
+        """Return the time of the first that fired (Unix seconds)."""
         return min((alert.fired_at for alert in self.alerts if alert.fired_at is not None), default=None)
 
     @property
     def severity(self) -> Severity:
-        """As bad as it is; once it is over, as bad as it was."""
+        """Return the present severity; once it is over, the worst one."""
         return max((alert.severity for alert in self.firing or self.alerts), key=lambda severity: severity.rank)
 
     @property
     def heartbeat(self) -> bool:
-        """True where nothing is known but that the run fell silent or ended with an error."""
+        """Return whether all that is known is that the run fell silent or ended with an error."""
         return all(alert.kind in HEARTBEAT_KINDS for alert in self.alerts)
 
 
 def incidents_of(alerts: Iterable[Alert], diagnosis: Callable[[], Diagnosis | None] = lambda: None) -> list[Incident]:
-    """Incidents of one run, by onset; ``diagnosis`` is asked only where several alerts may belong together."""
+    """Return the incidents of one run, by onset; ``diagnosis`` is called only where several alerts may be related."""
     ordered = sorted(alerts, key=lambda alert: (alert.onset_step, alert.alert_id))
     beats = [alert for alert in ordered if alert.kind in HEARTBEAT_KINDS]
     found = [alert for alert in ordered if alert.kind not in HEARTBEAT_KINDS]
@@ -104,7 +104,7 @@ def incidents_of(alerts: Iterable[Alert], diagnosis: Callable[[], Diagnosis | No
 
 
 def _belong(one: Alert, other: Alert, causes: Sequence[Cause]) -> bool:
-    """``one`` began first."""
+    """Return whether two alerts are related, of which ``one`` began first."""
     if other.onset_step - one.onset_step <= NEAR:
         return True
     over = one.resolved_step is not None and one.resolved_step < other.onset_step
@@ -112,7 +112,7 @@ def _belong(one: Alert, other: Alert, causes: Sequence[Cause]) -> bool:
 
 
 def _leads_to(alert: Alert, beat: Alert) -> bool:
-    """True if the run fell silent or crashed while the alert fired, or soon after."""
+    """Return whether the run fell silent or crashed while the alert fired, or soon after."""
     end = alert.resolved_step
     return alert.onset_step <= beat.onset_step and (end is None or beat.onset_step - end <= NEAR)
 
@@ -127,12 +127,12 @@ def _incident(group: Sequence[Alert], causes: Sequence[Cause]) -> Incident:
     if cause is not None:
         lead = next((alert for alert in group if alert.kind == cause.kind), lead)
     if all(alert.kind in HEARTBEAT_KINDS for alert in group):
-        lead = group[-1]  # how it stands now
+        lead = group[-1]  # its present state
     return Incident(lead, tuple(alert for alert in group if alert is not lead), cause)
 
 
 class IncidentState(StrEnum):
-    """States of an incident, as a person sees it."""
+    """States of an incident, as shown to users."""
 
     FIRING = "firing"
     PENDING = "pending"
@@ -149,9 +149,10 @@ QUIET = (IncidentState.ACKNOWLEDGED, IncidentState.SNOOZED, IncidentState.SILENC
 
 
 def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool = True) -> IncidentState:
-    """The state of an incident; ``quiet``: alert id -> why it is quiet though it fires, ``goes_on``: so does its run.
+    """Return the state of an incident.
 
-    It is quiet once all that fires of it is: then it is what somebody did about it that says how.
+    ``quiet``: alert id -> why a firing alert is quiet. ``goes_on``: whether its run does. An incident is quiet once all
+    of its firing alerts are; its state is then the action that made them quiet.
     """
     firing = incident.firing
     if firing and not goes_on:
@@ -167,10 +168,10 @@ def standing_of(incident: Incident, quiet: Mapping[str, str], *, goes_on: bool =
 
 @dataclass(frozen=True, slots=True)
 class IncidentRecord:
-    """An incident with all that people and messages have to do with it.
+    """An incident with the messages, silences and audit entries about it.
 
     ``run``: None where it cannot be read. ``quiet``: alert id -> why it is quiet. ``messages``, ``audit``: oldest
-    first; ``silences``: those that last and fit any of its alerts.
+    first; ``silences``: active ones that match any of its alerts.
     """
 
     incident: Incident
@@ -184,17 +185,17 @@ class IncidentRecord:
 
     @property
     def goes_on(self) -> bool:
-        """True if its run may still change it."""
+        """Return whether its run may still change it."""
         return self.run is None or self.run.state is RunState.RUNNING
 
     @property
     def open(self) -> bool:
-        """True if it fires in a run that goes on, quiet or not."""
+        """Return whether it fires in a run that goes on, quiet or not."""
         return self.goes_on and bool(self.incident.firing)
 
     @property
     def notes(self) -> tuple[AuditEntry, ...]:
-        """Notes that people left."""
+        """Return the notes that users left."""
         return tuple(entry for entry in self.audit if entry.act == "note")
 
 
@@ -206,9 +207,9 @@ def dockets(
     run_id: str | None = None,
     diagnose: Callable[[RunInfo], Diagnosis] | None = None,
 ) -> list[IncidentRecord]:
-    """Every incident of the store, or of one run, that somebody was or will be told of; the one that fired last first.
+    """Return every incident of the store, or of one run, with a notification; the one that fired last first.
 
-    ``diagnose``: how a run is diagnosed, if not from the store anew. May raise ``StoreError``.
+    ``diagnose``: returns the diagnosis of a run; None: diagnose from the store. May raise ``StoreError``.
     """
     runs = {run.run_id: run for run in store.runs()}
     alerts = store.alerts(run_id)
@@ -230,7 +231,7 @@ def dockets(
 
 
 class _Desk:
-    """All that was written about alerts, by alert."""
+    """Everything that was written about alerts, by alert."""
 
     def __init__(
         self,

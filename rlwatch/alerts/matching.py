@@ -1,4 +1,4 @@
-"""Say which alerts a message tells of, and which silence they fall under. Light: whoever delivers needs it."""
+"""Find the alerts of a message, and the silence that covers them. Light, because every deliverer imports it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from rlwatch.records import JSON, Alert, AlertState, OutboxMessage, RunInfo, Sev
 
 
 def alert_ids(message: OutboxMessage) -> tuple[str, ...]:
-    """Alerts the message is about, the leading one first."""
+    """Return the ids of the alerts of a message, the leading one first."""
     return tuple(dict.fromkeys([message.alert_id, *(str(alert.get("id", "")) for alert in alerts_in(message))]))
 
 
 def alerts_in(message: OutboxMessage) -> list[Mapping[str, JSON]]:
-    """The alerts that the message tells of, as it tells them, the leading one first."""
+    """Return the alerts of a message as its payload has them, the leading one first."""
     payload = message.payload
     every = [payload.get("alert"), *(payload.get("also") or ())]
     return [alert for alert in every if isinstance(alert, Mapping)] or [{"id": message.alert_id}]
 
 
 def quiet_words(silence: Silence) -> str:
-    """``silenced by ann: repair``, ``snoozed by ann: later``."""
+    """Return ``silenced by ann: repair``, ``snoozed by ann: later``."""
     done = "snoozed" if silence.alerts else "silenced"
     return f"{done} by {silence.by}" + (f": {silence.why}" if silence.why else "")
 
 
 def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels: Mapping[str, str]) -> bool:
-    """True if the silence is about this alert, whenever it is; ``run`` None: only its id is known."""
+    """Return whether the silence covers this alert, at any time; ``run`` None: only its id is known."""
     names = {alert.run_id, run.name if run else alert.run_id}
     return (
         (not silence.run or silence.run in names)
@@ -40,31 +40,31 @@ def silence_matches(silence: Silence, alert: Alert, run: RunInfo | None, labels:
 
 
 def silence_of(message: OutboxMessage, silences: Sequence[Silence], now: float) -> Silence | None:
-    """The silence under which all that a written message tells of falls at ``now``; None where there is none.
+    """Return the silence that covers every alert of a written message at ``now``; None without one.
 
-    Of several the one that is over last.
+    Of several, return the one that ends last.
     """
     lasting = [each for each in silences if each.created_at <= now < each.until]
-    told = list(_told(message)) if lasting else []
-    over = [[s for s in lasting if silence_matches(s, alert, run, labels)] for alert, run, labels in told]
+    named = list(_named_alerts(message)) if lasting else []
+    over = [[s for s in lasting if silence_matches(s, alert, run, labels)] for alert, run, labels in named]
     if not over or not all(over):
         return None
     return max((silence for fitting in over for silence in fitting), key=lambda silence: silence.until)
 
 
-def _told(message: OutboxMessage) -> Iterator[tuple[Alert, RunInfo, Mapping[str, str]]]:
-    """The alerts as the message tells of them, each with its run and the labels of its rule."""
+def _named_alerts(message: OutboxMessage) -> Iterator[tuple[Alert, RunInfo, Mapping[str, str]]]:
+    """Yield the alerts of a message, each with its run and the labels of its rule."""
     run = message.payload.get("run") or {}
-    for told in alerts_in(message):
-        run_id = str(told.get("run_id") or message.run_id)
+    for named in alerts_in(message):
+        run_id = str(named.get("run_id") or message.run_id)
         name = str(run.get("name", "")) if run_id == run.get("id", run_id) else ""
-        level, labels = told.get("severity"), told.get("labels")
+        level, labels = named.get("severity"), named.get("labels")
         yield (
             Alert(
-                str(told.get("id", "")),
+                str(named.get("id", "")),
                 run_id,
-                str(told.get("rule", "")),
-                str(told.get("kind", "")),
+                str(named.get("rule", "")),
+                str(named.get("kind", "")),
                 Severity(level) if level in set(Severity) else Severity.CRITICAL,
                 AlertState.FIRING,
                 onset_step=0,

@@ -2,16 +2,16 @@
 
 The payload, a JSON object (``schema_version`` 1)::
 
-    schema_version  int     grows when a key changes its meaning or goes; new keys may come without
+    schema_version  int     grows when a key changes its meaning or is removed; new keys may come without
     event           str     "firing" | "escalated" | "eased" | "repeated" | "unacknowledged" | "resolved"
-    text            str     the whole in one line, for people (the key chat services look for)
-    alert           object  the one that leads: the severest, then the one that began first
+    text            str     the whole message in one line, for people (the key chat services look for)
+    alert           object  the leading one: the most severe, then the one that began first
       id            str     the same for all events of one episode
       rule, kind, detector, message              str
       reason        str     why it is published now
-      severity      str     "info" | "warning" | "critical": now; once it is over, the worst it was told at
+      severity      str     "info" | "warning" | "critical": now; once it is over, the worst published one
       state         str     "firing" | "resolved"
-      onset_step    int     when it began, looking back
+      onset_step    int     when it began, in retrospect
       step          int     when this was written
       resolved_step int     null while it fires
       fired_at, resolved_at                      Unix seconds, null if not (yet)
@@ -21,19 +21,19 @@ The payload, a JSON object (``schema_version`` 1)::
     group           object
       id            str     the same for all messages of alerts that were first published together
       firing        int     how many of them fire now: with 0 the whole is over
-    earlier         list    what fires on this run since before: objects of kind, severity, onset_step
-    state           str     of the run: "failing", "collapsed", "at risk"...; "" where it is not known
+    earlier         list    alerts that already fired on this run: objects of kind, severity, onset_step
+    state           str     of the run: "failing", "collapsed", "at risk"...; "" where it is unknown
     headline        str     the run in one sentence: state, what broke, cause, next action; "" likewise
     cause           object  null where nothing but the alert itself is known
-      kind, title, summary, why                  str: the first sign, its name, the chain in time order, why so sure
+      kind, title, summary, why                  str: first sign, its name, chain in time order, reasons for confidence
       sure          str     "strong" | "plausible"
       onset_step    int
     finding         object
       detector      str
-      evidence      object  the numbers to believe it by; keys depend on the detector
+      evidence      object  the numbers behind it; keys depend on the detector
     advice          object  null for kinds without
       title, meaning                             str
-      actions       list    first things first: objects of name, what, options (trainer -> what to set),
+      actions       list    the most useful first: objects of name, what, options (trainer -> settings),
                             source, strength ("measured", "published", "reported", "folklore"), evidence
     run             object
       id, name, project, source                  str
@@ -65,7 +65,7 @@ TRIAL_EVENT = "test"
 
 @dataclass(frozen=True, slots=True)
 class AlertCase:
-    """One alert with all that bears on what is published of it. ``live``: its run goes on."""
+    """One alert with everything that decides which of its notifications are due. ``live``: its run goes on."""
 
     alert: Alert
     rule: Rule
@@ -75,14 +75,14 @@ class AlertCase:
 
     @property
     def acknowledged(self) -> bool:
-        """True if somebody took it on as bad as it is now."""
+        """Return whether it was acknowledged at its present severity."""
         taken = self.acknowledgement
         return taken is not None and taken.severity.rank >= self.alert.severity.rank
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One event of one alert for one channel. ``number`` counts repeats; ``why`` it is published now."""
+    """One event of one alert for one channel. ``number`` counts repeats; ``why``: reason to publish it now."""
 
     case: AlertCase
     event: AlertEvent
@@ -112,19 +112,19 @@ def compose_message(
     notifications
         The first leads.
     group
-        The alert that led when the channel was first notified of them; the leading one if not given.
+        The leading alert when the channel was first notified of the group; by default the leading one.
     firing
         How many alerts of the group fire now.
     earlier
-        What fires on the run since before.
+        Alerts that already fired on the run.
     cause
-        What most likely set it off.
+        The likeliest cause.
     headline
         State and headline of its run.
     dashboard_url
-        Where the dashboard is; a query (the access token) is not passed on.
+        Address of the dashboard; its query (the access token) is not passed on.
     now
-        When it is written.
+        Time of writing.
     """
     first = notifications[0]
     alert = first.case.alert
@@ -147,7 +147,7 @@ def compose_message(
 
 
 def message_id(alert_id: str, event: AlertEvent, severity: Severity, channel: str, number: int = 0) -> str:
-    """32 hex digits; ``number`` tells repeats apart."""
+    """Return 32 hex digits; ``number`` distinguishes repeats."""
     identity = f"{alert_id}|{event.value}|{severity.value}|{channel}" + (f"|{number}" if number else "")
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
@@ -161,7 +161,7 @@ def payload(
     headline: tuple[str, str] = ("", ""),
     dashboard_url: str = "",
 ) -> dict[str, JSON]:
-    """The payload described above."""
+    """Return the payload described above."""
     first = notifications[0]
     alert, run = first.case.alert, first.case.run
     known = advice(alert.kind, run.source)
@@ -185,9 +185,9 @@ def payload(
 
 
 def summary(notifications: Sequence[Notification], cause: Cause | None = None) -> str:
-    """One line: what, how bad, which run, where in it, what else, and what set it off where that is another thing.
+    """Return one line: what, how severe, which run, which step, what else, and the cause where it is another failure.
 
-    Of what got better or is over: since when, and by which numbers.
+    For alerts that eased or are over: since when, and by which numbers.
     """
     first = notifications[0]
     alert = first.case.alert
@@ -212,7 +212,7 @@ def _named(notification: Notification, leading: RunInfo) -> str:
 
 
 def run_page(dashboard_url: str, run_id: str) -> str:
-    """The run's page of the dashboard, without any query the address had.
+    """Return the run's page of the dashboard, without the query of the address.
 
     >>> run_page("http://host:8501/?token=abc", "seed 3")
     'http://host:8501/run?run=seed%203'
@@ -236,7 +236,7 @@ def _cause(cause: Cause) -> dict[str, JSON]:
 
 def _alert(notification: Notification) -> dict[str, JSON]:
     alert = notification.case.alert
-    said: dict[str, JSON] = {
+    body: dict[str, JSON] = {
         "id": alert.alert_id,
         "rule": alert.rule,
         "kind": alert.kind,
@@ -253,12 +253,12 @@ def _alert(notification: Notification) -> dict[str, JSON]:
         "labels": notification.case.rule.labels,
         "run_id": alert.run_id,
     }
-    more = {name: value for name, value in codec.encoded(alert).items() if name not in {*said, "alert_id", "evidence"}}
-    return said | more
+    more = {name: value for name, value in codec.encoded(alert).items() if name not in {*body, "alert_id", "evidence"}}
+    return body | more
 
 
 def trial_message(channel: str, dashboard_url: str, now: float) -> OutboxMessage:
-    """Compose a message with the parts of an alert's, that says it is none."""
+    """Compose a trial message with the parts of an alert's message, which states that it is a trial."""
     text = f"test message from {socket.gethostname()}: no alert, this channel works"
     trial_id = uuid.uuid4().hex
     alert: dict[str, JSON] = {

@@ -1,8 +1,8 @@
 """Deliver the outbox: lease a message, try once, write the outcome back.
 
-A message is a row from the moment its alert fired, so it outlives the process; whoever has its channel may
-deliver it. Delivery is at least once: a process that dies between the delivery and its row delivers again,
-with the same message id, which receivers can recognise.
+A message is a row from the moment its alert fired, so it outlives the process; any process that has its channel may
+deliver it. Delivery is at least once: if a process dies between a delivery and its row, the message is delivered again
+with the same id, which receivers can recognise.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ def exponential(*, first_s: float = 5.0, longest_s: float = 900.0, jitter_s: flo
     return backoff
 
 
-# What a try to deliver makes of a message: sent, again later, or given up. Pure.
+# The outcome of a delivery attempt: sent, to be repeated, or given up. Pure.
 
 LONGEST_WISH_S = 3600.0
-"""The most a receiver can put us off (``Retry-After``)."""
+"""Longest delay that a receiver can request (``Retry-After``)."""
 
 _EVENT_ORDER = {"firing": 0, "escalated": 1, "eased": 1, "repeated": 1, "unacknowledged": 1, "resolved": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Delays between tries, and the point at which to give up.
+    """Delays between attempts, and when to give up.
 
-    ``backoff(attempts)`` seconds pass between tries. A message is given up when its ``max_attempts``-th try
-    fails, or one fails that comes more than ``max_age_s`` after it was written; so a message that nobody
-    could deliver over a weekend, because nobody ran, still gets its try. One that nobody tried for ``stale_s``
-    is out of date: a webhook that is configured today does not get last month's crashes.
+    ``backoff(attempts)`` seconds pass between attempts. A message is given up when its ``max_attempts``-th attempt
+    fails, or one fails more than ``max_age_s`` after it was written. So a message that waited over a weekend because no
+    process ran still gets its attempt. A message without an attempt for ``stale_s`` is out of date: a webhook that is
+    configured today does not get last month's crashes.
     """
 
     backoff: Backoff
@@ -76,12 +76,12 @@ class Patience:
     stale_s: float = 7 * 24 * 3600.0
 
     def stale(self, message: OutboxMessage, now: float) -> bool:
-        """True if a message nobody tried is too old to be delivered."""
+        """Return whether a message without an attempt is too old to be delivered."""
         return message.attempts == 0 and 0 < message.created_at < now - self.stale_s
 
 
 def after_try(message: OutboxMessage, delivery: Delivery, now: float, patience: Patience) -> OutboxMessage:
-    """The message after a try that ended at ``now`` (Unix seconds)."""
+    """Return the message after an attempt that ended at ``now`` (Unix seconds)."""
     tried = replace(message, attempts=message.attempts + 1)
     if delivery.ok:
         return replace(tried, status=OutboxStatus.SENT, sent_at=now, last_error="")
@@ -102,8 +102,8 @@ def _why_given_up(tried: OutboxMessage, delivery: Delivery, now: float, patience
 
 
 def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
-    """True if ``first`` still has to reach the channel of ``second`` before it: nobody shall read "firing"
-    after "resolved".
+    """Return whether ``first`` must reach the channel before ``second``: a receiver must not read "firing" after
+    "resolved".
     """
     return (
         first.status is OutboxStatus.PENDING
@@ -113,7 +113,7 @@ def precedes(first: OutboxMessage, second: OutboxMessage) -> bool:
 
 
 def is_first(message: OutboxMessage) -> bool:
-    """True if nothing can precede it."""
+    """Return whether no message can precede it."""
     return _place(message)[0] == 0
 
 
@@ -127,17 +127,17 @@ LEASE_S = 60.0
 """Time for which a message is leased; longer than any notifier's time limit."""
 
 SILENCE_S = 60.0
-"""How long to leave a message alone that is silenced: a silence may be ended before its time."""
+"""Seconds before a silenced message is looked at again: a silence may be ended early."""
 SILENCED = "kept back: "
-"""Begins the last error of a message that is, or was, silenced."""
+"""Beginning of the last error of a message that is, or was, silenced."""
 
 UNKNOWN_CHANNEL_S = 60.0
-"""How long to leave a message alone whose channel this process does not have."""
+"""Seconds before a message of a channel that this process lacks is looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Messages by their outcome. ``waiting`` ones were not tried; ``busy`` counts rounds a busy store ended."""
+    """Messages by outcome. ``waiting``: without an attempt; ``busy``: rounds that a busy store ended."""
 
     sent: int = 0
     retried: int = 0
@@ -150,7 +150,7 @@ class DeliveryReport:
 
 
 class Deliverer:
-    """Delivers what is due. Nothing here sleeps: the time of the next try is in the message's row.
+    """Deliver what is due. It never sleeps: the time of the next attempt is in the message's row.
 
     Parameters
     ----------
@@ -159,12 +159,12 @@ class Deliverer:
     notifiers
         Channel -> notifier. Messages of other channels are left to processes that have them.
     patience
-        When to try again and when to give up, loudly.
+        When to try again and when to give up.
 
     Raises
     ------
     MissingExtraError
-        If a notifier may have to try again and tenacity is not installed.
+        If a notifier may have to retry and tenacity is not installed.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class Deliverer:
         self._patience = patience or _default_patience(self._notifiers)
         self._unsettled: dict[str, OutboxMessage] = {}
         self.errors = 0
-        """Number of times a notifier raised, which it must not."""
+        """Number of exceptions raised by notifiers, which must not raise."""
 
     def run_once(self, *, enough: Callable[[], bool] = lambda: False) -> DeliveryReport:
-        """Try every message that is due, once; take up no more as soon as ``enough()``.
+        """Try every due message once; begin no further one after ``enough()``.
 
-        A busy store ends the round; nothing is lost by it.
+        A busy store ends the round without losing a message.
         """
         report = self._settle_again()
         tried: set[str] = set()
@@ -207,11 +207,11 @@ class Deliverer:
         return report
 
     def _present(self) -> list[str]:
-        """Channels that can deliver from this process now."""
+        """Return the channels that can deliver from this process now."""
         return sorted(name for name, notifier in self._notifiers.items() if getattr(notifier, "present", _always)())
 
     def _settle_again(self) -> DeliveryReport:
-        """Outcomes whose rows were busy; one that still is must not hold up the others."""
+        """Store outcomes whose rows were busy; one that still is must not delay the others."""
         report = DeliveryReport()
         for message in list(self._unsettled.values()):
             try:
@@ -242,14 +242,14 @@ class Deliverer:
         return after_try(message, self._try(message), self.clock.now(), self._patience)
 
     def _is_over(self, message: OutboxMessage) -> bool:
-        """True of a message that something fires, once nothing of it does any more."""
+        """Return whether a message reports firing alerts of which none fires any more."""
         if message.payload.get("event") == "resolved":
             return False
         states = {alert.alert_id: alert.state for alert in self._store.alerts(message.run_id)}
         return all(states.get(each) is AlertState.RESOLVED for each in alert_ids(message))
 
     def _postponed(self, message: OutboxMessage) -> OutboxMessage | None:
-        """The message as it goes back untried, with the reason; None if it is to be tried."""
+        """Return the message to put back without an attempt, with the reason; None if it is to be tried."""
         now = self.clock.now()
         if message.channel not in self._notifiers:
             reason = f"no channel {message.channel!r} in this process; another may have it"
@@ -267,7 +267,7 @@ class Deliverer:
         return None
 
     def _try(self, message: OutboxMessage) -> Delivery:
-        """A notifier that raises must not stop the others."""
+        """Deliver the message; an exception of its notifier must not stop the others."""
 
         def deliver() -> Delivery:
             return self._notifiers[message.channel].deliver(message)
@@ -298,7 +298,7 @@ def _always() -> bool:
 
 
 def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:
-    """The console never fails: a trainer without the extra ``alerts`` can still use that."""
+    """Return the patience; the console never fails, so a trainer without the extra ``alerts`` can still use it."""
     remote = any(not isinstance(notifier, ConsoleNotifier) for notifier in notifiers.values())
     return Patience(exponential() if remote else lambda attempts: 60.0 * attempts)
 
@@ -306,20 +306,20 @@ def _default_patience(notifiers: Mapping[str, Notifier]) -> Patience:
 # Delivery in the background, for a trainer, ``rlwatch watch`` or the dashboard.
 
 IDLE_SHARE = 0.01
-"""Of its time the thread spends at most this share on looking at an outbox that has nothing for it."""
+"""Largest share of its time that the thread spends looking at an empty outbox."""
 
 
 class DeliveryThread:
-    """Delivers until stopped. A daemon: it does not keep a process alive.
+    """Deliver until stopped. A daemon: it does not keep a process alive.
 
     Parameters
     ----------
     store, notifiers, clock, patience
         As for :class:`rlwatch.alerts.outbox.Deliverer`.
     poll_s
-        Seconds between looks at the outbox, more where looking is slow; :meth:`wake` asks for one now.
+        Seconds between looks at the outbox, more where looking is slow; :meth:`wake` requests one now.
     failed
-        Told of every round that failed.
+        Called with the error of every failed round.
 
     Raises
     ------
@@ -338,7 +338,7 @@ class DeliveryThread:
         failed: Callable[[BaseException], object] | None = None,
     ) -> None:
         self.report = DeliveryReport()
-        """All that was delivered so far."""
+        """Everything delivered so far."""
         self.failures = 0
         """Rounds that ended with an error of the store other than busy."""
         self._clock = clock or SystemClock()
@@ -358,21 +358,21 @@ class DeliveryThread:
 
     @property
     def errors(self) -> int:
-        """Number of times a notifier raised, which it must not."""
+        """Return the number of exceptions raised by notifiers, which must not raise."""
         return self._deliverer.errors
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Look now: there is something new."""
+        """Look at the outbox now, because there is something new."""
         self._wakeup.set()
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """Deliver what is due, for at most ``deadline_s`` seconds, and end; whether it ended in time.
+        """Deliver what is due, for at most ``deadline_s`` seconds, and end; return whether it ended in time.
 
-        What is left stays in the outbox for the next process.
+        The rest stays in the outbox for the next process.
         """
         if self._stop_at is None:
             self._stop_at = self._clock.monotonic() + deadline_s
@@ -388,7 +388,7 @@ class DeliveryThread:
         self.look()
 
     def look(self) -> float:
-        """Deliver what is due; returns the seconds until the next look."""
+        """Deliver what is due; return the seconds until the next look."""
         began = self._clock.monotonic()
         report = sheltered(lambda: self._deliverer.run_once(enough=self._out_of_time), self._note)
         if report is None:  # a broken store must not end delivery
@@ -408,7 +408,7 @@ class DeliveryThread:
         return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
 
 
-# A trial message on the real way: a row of an outbox, leased, delivered by the channel's notifier, settled.
+# A trial message takes the real path: a row of an outbox, leased, delivered by the channel's notifier, stored.
 
 ABSENT = Delivery(ok=False, reason="cannot be tried from here: only the trainer's own process has this channel")
 
@@ -423,7 +423,7 @@ class Trial:
 
 
 class _Overheard:
-    """A notifier that remembers what came of it: rows keep no reason for a success."""
+    """Wrap a notifier and keep its last outcome: rows keep no reason for a success."""
 
     def __init__(self, notifier: Notifier) -> None:
         self.name, self.outcome = notifier.name, ABSENT
@@ -438,9 +438,9 @@ class _Overheard:
 def try_channels(
     notifiers: Mapping[str, Notifier], *, dashboard_url: str = "", clock: Clock | None = None
 ) -> list[Trial]:
-    """Send one message to each channel, once, and report what its receiver answered.
+    """Send one message to each channel, once, and report the answer of its receiver.
 
-    The outbox is one of its own, in a temporary place: no run's alerts are touched.
+    It uses its own outbox in a temporary directory: no run's alerts are touched.
     """
     from rlwatch.alerts.messages import trial_message  # with all of diagnosis, which a trainer delivers without
 

@@ -1,9 +1,9 @@
-"""Say which findings become alerts, after how many steps, and who is notified.
+"""Rules: which findings become alerts, after how many steps, and which channels are notified.
 
-The words are those of Prometheus alerting rules (``for``, ``keep_firing_for``, labels), except that
-durations are counted in step numbers: a rule says the same of a live run and of a replay, and of a log
-with one row every ten steps. An :class:`AlertingConfig` adds what applies to all rules: which alerts share a message,
-which are held back because of another (inhibition), and when people sleep (quiet hours).
+The terms are those of Prometheus alerting rules (``for``, ``keep_firing_for``, labels), except that durations are
+counted in step numbers: so a rule means the same for a live run, a replay, and a log with one row every ten steps. An
+:class:`AlertingConfig` adds what applies to all rules: which alerts share a message, which are held back because of
+another (inhibition), and quiet hours.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlwatch.wording import nearest
 
 SILENT, CRASHED = "run_silent", "run_crashed"
 HEARTBEAT_KINDS = (SILENT, CRASHED)
-"""Kinds that no detector reports: whoever watches the store judges them (:mod:`rlwatch.monitor.watchman`)."""
+"""Kinds that no detector reports: the watcher of the store judges them (:mod:`rlwatch.monitor.watchman`)."""
 
 
 def builtin_kinds() -> tuple[str, ...]:
-    """The kinds there are without detectors of one's own."""
+    """Return the kinds that exist without plugins."""
     return tuple(kinds())
 
 
@@ -38,7 +38,7 @@ def unknown_kinds(
     actions: Iterable[Mapping[str, JSON]] = (),
     known: Sequence[str] | None = None,
 ) -> list[str]:
-    """One sentence for each kind that a rule, an inhibition or an action (its table) names and nothing reports."""
+    """Return one sentence for each kind that a rule, inhibition or action (its table) names and nothing reports."""
     known = builtin_kinds() if known is None else known
     named = [(f"rule {rule.name!r}", kind) for rule in rules for kind in (*rule.kinds, *rule.except_kinds)]
     named += [("inhibit", kind) for inhibition in inhibitions for kind in (*inhibition.when, *inhibition.mutes)]
@@ -54,13 +54,13 @@ def unknown_kinds(
     return problems
 
 
-# Checks of a rule's values; each raises ``ConfigError`` with the rule, the key and the value got.
+# Checks of a rule's values; each raises ``ConfigError`` with the rule, the key and the value.
 
 _RULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_rule_name(value: object) -> None:
-    """A name that can be part of an alert's identity and of a TOML key."""
+    """Check a name that is part of an alert's identity and of a TOML key."""
     if not isinstance(value, str) or not _RULE_NAME.fullmatch(value):
         raise ConfigError(
             "a rule's name is made of letters, digits, '_', '.' and '-' and begins with a letter or digit: "
@@ -69,7 +69,7 @@ def check_rule_name(value: object) -> None:
 
 
 def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
-    """A sequence of non-empty names."""
+    """Return a sequence of non-empty names."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigError(f"rule {rule!r}: {key} must be a list of names, got {value!r}")
     given = tuple(value)
@@ -80,7 +80,7 @@ def check_names(rule: str, key: str, value: object) -> tuple[str, ...]:
 
 
 def check_severity(rule: str, key: str, value: object) -> Severity | None:
-    """A severity, or None for keys that need not be set."""
+    """Return a severity, or None for keys that need not be set."""
     if value is None and key != "min_severity":
         return None
     try:
@@ -90,7 +90,7 @@ def check_severity(rule: str, key: str, value: object) -> Severity | None:
 
 
 def check_steps(rule: str, key: str, value: object) -> None:
-    """A whole number of steps >= 0, or for ``for_critical`` None."""
+    """Check a whole number of steps >= 0, or for ``for_critical`` None."""
     if value is None and key == "for_critical":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -98,38 +98,38 @@ def check_steps(rule: str, key: str, value: object) -> None:
 
 
 def check_minutes(rule: str, key: str, value: object) -> float:
-    """A time in minutes >= 0."""
+    """Return a time in minutes >= 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
         raise ConfigError(f"rule {rule!r}: {key} must be a number of minutes >= 0, got {value!r}")
     return float(value)
 
 
 def check_flag(rule: str, key: str, value: object) -> None:
-    """True or False."""
+    """Check for True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"rule {rule!r}: {key} must be true or false, got {value!r}")
 
 
 def check_escalation(rule: str, after: float, to: tuple[str, ...], level: Severity | None) -> None:
-    """A time to escalate and a way: one is nothing without the other."""
+    """Check that escalation has both a time and a target."""
     if after and not to and level is None:
         raise ConfigError(
-            f"rule {rule!r}: it escalates, but to nobody and to no severity: set escalate_to or escalate_severity"
+            f"rule {rule!r}: it escalates, but to no channel and no severity: set escalate_to or escalate_severity"
         )
     if (to or level is not None) and not after:
         raise ConfigError(
-            f"rule {rule!r}: it says how to escalate, not when: set escalate_after_minutes or escalate_after_steps"
+            f"rule {rule!r}: it sets how to escalate, not when: set escalate_after_minutes or escalate_after_steps"
         )
 
 
 def check_patience(rule: str, for_steps: int, for_critical: int | None) -> None:
-    """Critical findings do not wait longer than others."""
+    """Check that critical findings do not wait longer than others."""
     if for_critical is not None and for_critical > for_steps:
         raise ConfigError(f"rule {rule!r}: for_critical must not exceed for_steps ({for_steps}), got {for_critical!r}")
 
 
 def check_labels(rule: str, value: object) -> dict[str, str]:
-    """A table of text to text."""
+    """Return a table of text to text."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"rule {rule!r}: labels must be a table of text, got {value!r}")
     for key, text in value.items():
@@ -157,9 +157,9 @@ class Rule:
     name
         Letters, digits, ``_``, ``.`` and ``-``; part of the alert's identity.
     kinds, detectors
-        Which findings it is about; empty means all.
+        Findings of this rule; empty means all.
     except_kinds
-        Kinds it leaves to other rules.
+        Kinds that other rules handle.
     min_severity
         Findings below it count as absent.
     for_steps
@@ -169,29 +169,29 @@ class Rule:
     for_critical
         The same for a finding that is critical, at most ``for_steps``; None: as ``for_steps``.
     keep_firing_for
-        How long a firing alert outlives its condition: it resolves at the first evaluated step s with
-        ``s - gone >= keep_firing_for``, where ``gone`` is the first step without the condition. If the
-        condition returns before that, the alert simply goes on and nobody is notified twice.
+        How long a firing alert outlives its condition: it resolves at the first evaluated step s with ``s - gone >=
+        keep_firing_for``, where ``gone`` is the first step without the condition. If the condition returns before that,
+        the alert continues and no channel is notified twice.
     severity
         Overrides the finding's severity in the alert.
     labels
         Free text for receivers to route by.
     channels
-        Names of the channels to notify; empty records the alert and notifies nobody.
+        Names of the channels to notify; empty records the alert without a notification.
     repeat_minutes
-        Says again that it fires, so often, until it is over or somebody acknowledges it; 0: once is enough.
+        Interval of repeats until it is over or acknowledged; 0: none.
     escalate_after_minutes, escalate_after_steps
-        When nobody acknowledged it for so long after it was published (minutes), or so many steps after it fired or got
-        worse; whichever comes first. 0: never.
+        Time without acknowledgement after which the alert escalates: minutes after it was published, or steps after it
+        fired or got worse, whichever comes first. 0: never.
     escalate_to, escalate_severity
-        Effect of escalating: notifies these channels too, at this severity if it is higher.
+        Effect of escalating: these channels are notified too, at this severity if it is higher.
     only_live
-        Repeats, escalates and publishes late only while the run is live: of one that ended nothing is published again.
+        Repeat, escalate and publish late only while the run is live.
 
     Raises
     ------
     ConfigError
-        If a value makes no sense.
+        If a value is not valid.
 
     >>> Rule("entropy", kinds=("entropy_collapse",), for_steps=10, for_critical=0).wait(Severity.CRITICAL)
     0
@@ -232,7 +232,7 @@ class Rule:
         object.__setattr__(self, "labels", check_labels(self.name, self.labels))
 
     def matches(self, finding: Finding) -> bool:
-        """True if the rule is about this finding."""
+        """Return whether the rule covers this finding."""
         return (
             (not self.kinds or finding.kind in self.kinds)
             and finding.kind not in self.except_kinds
@@ -241,14 +241,14 @@ class Rule:
         )
 
     def wait(self, severity: Severity) -> int:
-        """Steps a finding of this severity must hold before the alert fires."""
+        """Return the steps for which a finding of this severity must hold before the alert fires."""
         if severity is Severity.CRITICAL and self.for_critical is not None:
             return self.for_critical
         return self.for_steps
 
 
 REPEAT_MINUTES = 240.0
-"""By default a firing alert that nobody acknowledged is published again every four hours."""
+"""By default a firing alert that was not acknowledged is published again every four hours."""
 
 
 USUAL: Mapping[str, Any] = {
@@ -257,26 +257,26 @@ USUAL: Mapping[str, Any] = {
     "keep_firing_for": KEEP_STEPS,
     "repeat_minutes": REPEAT_MINUTES,
 }
-"""A rule as most are: a warning must last, a critical one need not."""
+"""A typical rule: a warning must last, a critical finding need not."""
 USUALLY = "non-finite entropy mismatch gradients kl no-signal reward length text throughput logging machine"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(USUALLY.split(), USUAL),
     # Maintenance, not an emergency: twice the patience, and no reminders.
     "reset-due": {"for_steps": 2 * WARNING_STEPS, "keep_firing_for": 2 * KEEP_STEPS},
-    # Something that happened, not a state that must last: published at once.
+    # An event, not a state that must last: published at once.
     "reference": {"keep_firing_for": KEEP_STEPS},
-    # Time is what a forecast is for: three rows of each step, two of a coarser log.
+    # A forecast is useful only early: three rows of each step, two of a coarser log.
     "forecast": {**USUAL, "for_steps": FORECAST_STEPS},
-    # While the counter stands no step goes by, so there is nothing to wait for.
+    # No step passes while the counter is stalled, so there is nothing to wait for.
     "standstill": {"keep_firing_for": KEEP_STEPS, "repeat_minutes": REPEAT_MINUTES},
-    # A run that fell silent is not live, and just that is to be published.
+    # A silent run is not live, and exactly that is to be published.
     "heartbeat": {"repeat_minutes": REPEAT_MINUTES, "only_live": False},
 }
-"""The default rules but ``other``, in order: how patient each is. Which kinds it is about stands in the catalogue."""
+"""The default rules but ``other``, in order, with their delays. The catalogue lists the kinds of each."""
 
 
 def default_rules() -> tuple[Rule, ...]:
-    """One rule per failure, one for whatever else is found, one for the run itself; info notifies nobody.
+    """Return one rule per failure, one for all other findings, and one for the run itself; info is not published.
 
     >>> [rule.name for rule in default_rules()]  # doctest: +NORMALIZE_WHITESPACE
     ['non-finite', 'entropy', 'mismatch', 'gradients', 'kl', 'no-signal', 'reward', 'length', 'text', 'throughput',
@@ -287,13 +287,13 @@ def default_rules() -> tuple[Rule, ...]:
     return (*named, Rule("other", except_kinds=tuple(kind for rule in named for kind in rule.kinds), **USUAL))
 
 
-# What applies to all rules: which alerts share a message, which are kept back, and when people sleep.
+# What applies to all rules: which alerts share a message, which are held back, and quiet hours.
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class GroupBy(StrEnum):
-    """The thing that alerts which begin together must share to be published in one message."""
+    """What alerts that begin together must have in common to share a message."""
 
     NONE = "none"
     RUN = "run"
@@ -302,7 +302,7 @@ class GroupBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AlertGrouping:
-    """``wait_s``: seconds a firing alert waits for others of its group. 0: those of one step share a message."""
+    """``wait_s``: seconds a firing alert waits for its group; 0: alerts of one step share a message."""
 
     by: GroupBy = GroupBy.RUN
     wait_s: float = 0.0
@@ -317,10 +317,10 @@ class AlertGrouping:
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """From ``start`` to ``end`` (local times of ``time_zone``, over midnight if end <= start) only alerts of
-    ``let_through`` and worse are published; the others when the hours are over, if they still hold then.
+    """Hours from ``start`` to ``end`` in which only alerts of ``let_through`` and worse are published.
 
-    ``days``: those on which the hours begin, of ``mon``...``sun``.
+    Times are local to ``time_zone``, over midnight if end <= start. Other alerts follow afterwards, if they still hold.
+    ``days``: days of ``mon``...``sun`` on which the hours begin.
     """
 
     start: time
@@ -339,7 +339,7 @@ class QuietHours:
             raise ConfigError(f"quiet_hours: from and to are both {self.start:%H:%M}; leave the table out for none")
 
     def zone(self) -> tzinfo:
-        """The time zone. Raises ``ConfigError`` for a name this machine does not know."""
+        """Return the time zone. Raises ``ConfigError`` for a name this machine does not know."""
         if self.time_zone == "UTC":
             return UTC
         try:
@@ -351,7 +351,7 @@ class QuietHours:
             ) from None
 
     def until(self, now: float) -> float | None:
-        """The end of the hours that ``now`` (Unix seconds) lies in; None outside of them.
+        """Return the end of the quiet hours at ``now`` (Unix seconds); None outside of them.
 
         >>> night = QuietHours(time(22), time(7))
         >>> night.until(23 * 3600.0) / 3600, night.until(12 * 3600.0)
@@ -369,10 +369,11 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True)
 class Inhibition:
-    """While an alert of a kind in ``when`` fires at ``min_severity`` or worse, alerts of ``mutes`` on the same run
-    (none named: of all other kinds) are kept back, up to the severity ``up_to``. They come when it is over and they
-    went on without it (:mod:`rlwatch.alerts.dispatch`). What says that the run itself is gone is kept back only where
-    its kind is named.
+    """Hold back alerts ``mutes`` while an alert of a kind in ``when`` fires on the same run.
+
+    The cause must fire at ``min_severity`` or worse; symptoms up to the severity ``up_to`` are held back (no ``mutes``:
+    of all other kinds). They are published later if they persist without the cause (:mod:`rlwatch.alerts.dispatch`).
+    Alerts of the heartbeat are held back only where their kind is named.
     """
 
     when: tuple[str, ...]
@@ -390,7 +391,7 @@ class Inhibition:
             raise ConfigError(f"inhibit: {both[0]!r} cannot keep itself back; name it in when or in mutes")
 
     def inhibits(self, cause: Alert, symptom: Alert) -> bool:
-        """True if ``cause``, which fires, holds ``symptom`` back."""
+        """Return whether ``cause``, which fires, holds back ``symptom``."""
         return (
             cause.run_id == symptom.run_id
             and cause.kind in self.when
@@ -403,16 +404,18 @@ class Inhibition:
 
 @cache
 def default_inhibitions() -> tuple[Inhibition, ...]:
-    """A crash keeps everything else back; a critical collapse what the catalogue says follows from it; a critical
-    mismatch only the warnings among that; anything critical the forecast, for it has come true. A collapse itself is
-    kept back by nothing but a crash.
+    """Return the default inhibitions.
+
+    A crash holds back everything else; a critical collapse its effects in the catalogue; a critical mismatch only the
+    warnings among its effects; any critical alert the forecast, which has come true. Only a crash holds back a
+    collapse.
     """
     book = tuple(kinds().values())
-    heard = {kind.name for kind in book if kind.inhibits in ("all", "effects")}
-    after = {kind.name: tuple(effect for effect in kind.leads_to if effect not in heard) for kind in book}
+    causes = {kind.name for kind in book if kind.inhibits in ("all", "effects")}
+    after = {kind.name: tuple(effect for effect in kind.leads_to if effect not in causes) for kind in book}
     collapses = [kind.name for kind in book if kind.inhibits == "effects" and after[kind.name]]
     return (
-        # A process that died goes before a NaN: of two that keep each other back, the first is heard.
+        # A dead process goes before a NaN: of two alerts that hold each other back, the first is published.
         *(Inhibition((kind.name,)) for kind in reversed(book) if kind.inhibits == "all"),
         *(Inhibition((name,), after[name]) for name in collapses),
         *(Inhibition((k.name,), after[k.name], up_to=Severity.WARNING) for k in book if k.inhibits == "warnings"),
@@ -421,7 +424,7 @@ def default_inhibitions() -> tuple[Inhibition, ...]:
 
 
 class _DefaultInhibitions(Sequence[Inhibition]):
-    """:func:`default_inhibitions`, made at first use."""
+    """:func:`default_inhibitions`, computed at first use."""
 
     def __getitem__(self, at: Any) -> Any:
         return default_inhibitions()[at]
@@ -438,7 +441,7 @@ class _DefaultInhibitions(Sequence[Inhibition]):
 
 @dataclass(frozen=True, slots=True)
 class AlertingConfig:
-    """Everything that decides what is published to whom and when; ``forecast``: whether runs are forecast at all."""
+    """All settings that decide what is published where and when; ``forecast``: whether runs are forecast at all."""
 
     rules: tuple[Rule, ...] = field(default_factory=default_rules)
     grouping: AlertGrouping = AlertGrouping()
@@ -447,7 +450,7 @@ class AlertingConfig:
     forecast: bool = True
 
     def rule(self, name: str) -> Rule | None:
-        """The rule of that name; None if it is another process's."""
+        """Return the rule of that name; None if it belongs to another process."""
         return next((rule for rule in self.rules if rule.name == name), None)
 
 
@@ -459,10 +462,10 @@ def _severity_of(key: str, value: object) -> Severity:
 
 
 def inhibitors(alerts: Sequence[Alert], firing: Sequence[Alert], inhibitions: Sequence[Inhibition]) -> dict[str, Alert]:
-    """Alert id -> the alert that keeps it back.
+    """Return alert id -> the alert that holds it back.
 
-    Inhibitions are taken in order, and what is itself kept back keeps nothing back: so of two that would
-    silence each other one is heard.
+    Inhibitions apply in order, and an alert that is held back holds back no other: so of two that would silence each
+    other one is published.
     """
     kept: dict[str, Alert] = {}
     for inhibition in inhibitions:

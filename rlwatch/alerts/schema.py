@@ -28,7 +28,7 @@ from rlwatch.wording import nearest
 _T = TypeVar("_T")
 
 ALWAYS_THERE = ("console", "webhook")
-"""Channels a rule may name without the file configuring them: the environment may."""
+"""Channels a rule may name although the file does not configure them: the environment may."""
 
 
 class _Table(BaseModel):
@@ -87,7 +87,7 @@ class QuietHoursTable(_Table):
     @field_validator("start", "end", mode="before")
     @classmethod
     def _clock_time(cls, value: object) -> object:
-        """``"22:00"``, or TOML's own 22:00:00."""
+        """Return a time from ``"22:00"``, or from TOML's own 22:00:00."""
         try:
             return time.fromisoformat(value) if isinstance(value, str) else value
         except ValueError:
@@ -104,7 +104,7 @@ class InhibitTable(_Table):
 
 
 class NotifyTable(_Table):
-    """``[notify.NAME]``. ``kind`` may be left out where it is the name. ``options``: settings of a plugin's kind."""
+    """``[notify.NAME]``. ``kind`` defaults to the name. ``options``: settings of a plugin's kind."""
 
     kind: str | None = None
     url: str | None = None
@@ -145,7 +145,7 @@ class RescueTable(_Table):
 
 
 class RetentionTable(_Table):
-    """``[retention]``: how long what is kept, as in ``tokens = "30d"``; of what is not named, for ever."""
+    """``[retention]``: how long data are kept, as in ``tokens = "30d"``; kinds that are not named are kept for ever."""
 
     tokens: Age | None = None
     completions: Age | None = None
@@ -178,7 +178,7 @@ class FileTable(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Content of the file, checked. ``channels``: (name, kind, options); ``actions``: their shape only."""
+    """Checked content of the file. ``channels``: (name, kind, options); ``actions``: only their shape is checked."""
 
     policy: AlertingConfig
     default_rules: bool
@@ -192,7 +192,7 @@ class Parsed:
 
 
 def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
-    """The file's content.
+    """Return the file's content.
 
     Raises
     ------
@@ -232,7 +232,7 @@ def parse(file: str, raw: Mapping[str, Any]) -> Parsed:
 
 
 def _built(problems: list[str], where: str, kind: Callable[..., _T], tables: Iterable[dict[str, Any]]) -> Iterator[_T]:
-    """Those that can be built; of the others, the problem."""
+    """Yield the objects that can be built; for others, add the problem."""
     for number, table in enumerate(tables):
         try:
             yield kind(**table)

@@ -1,6 +1,6 @@
-"""Acknowledge an alert, snooze or silence some for a while, note something, and say why a firing alert is quiet.
+"""Acknowledge, snooze or silence alerts, leave notes, and explain why a firing alert is quiet.
 
-Whatever a person does here is in the store's audit, with who and when.
+Every action is recorded in the store's audit, with user and time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|m|h|d|w)\s*")
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of ``90m``, ``2h``, ``1d12h``. Raises ``ConfigError`` for anything else.
+    """Return the seconds of ``90m``, ``2h``, ``1d12h``. Raises ``ConfigError`` for anything else.
 
     >>> seconds_of("1h30m"), seconds_of("2 d")
     (5400.0, 172800.0)
@@ -35,14 +35,14 @@ def seconds_of(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 
-# What people do about alerts: acknowledge one, silence some for a while, and how each stands because of it.
+# Actions on alerts: acknowledge one, silence some for a while, and the resulting state of each.
 
 LONGEST_S = 366 * 24 * 3600.0
 MOST_LISTED = 5
 
 
 def find_alert(alerts: Sequence[Alert], reference: str) -> Alert:
-    """The alert whose id is ``reference`` or begins so. Raises ``ConfigError`` if none or several do."""
+    """Return the alert whose id is ``reference`` or begins with it. Raises ``ConfigError`` if none or several do."""
     matching = [alert for alert in alerts if alert.alert_id == reference]
     matching = matching or [alert for alert in alerts if reference and alert.alert_id.startswith(reference)]
     if len(matching) == 1:
@@ -58,15 +58,15 @@ def find_alert(alerts: Sequence[Alert], reference: str) -> Alert:
 def acknowledge(
     store: AlertStore, alert: Alert, *, by: str, why: str = "", clock: Clock | None = None
 ) -> Acknowledgement:
-    """Take the alert on, as bad as it is now; returns whose it is: the first who did it keeps it.
+    """Acknowledge the alert at its present severity; return the acknowledgement, which the first user keeps.
 
     Raises
     ------
     ConfigError
-        If nobody says who, or the alert does not fire (any more).
+        If ``by`` is empty, or the alert does not fire (any more).
     """
     if not by.strip():
-        raise ConfigError(f"an acknowledgement needs a name, got {by!r}; say who you are with --by")
+        raise ConfigError(f"an acknowledgement needs a name, got {by!r}; give one with --by")
     if alert.state is not AlertState.FIRING:
         raise ConfigError(f"alert {alert.alert_id} is {alert.state.value}: only what fires can be acknowledged")
     now = (clock or SystemClock()).now()
@@ -87,12 +87,12 @@ LONGEST_NOTE = 2000
 
 
 def note(store: AlertStore, alert: Alert, *, by: str, text: str, clock: Clock | None = None) -> AuditEntry:
-    """Leave a note at the alert, for whoever looks next.
+    """Leave a note at the alert, for other users.
 
     Raises
     ------
     ConfigError
-        If nobody says who, or the note is empty or longer than 2000 characters.
+        If ``by`` is empty, or the note is empty or longer than 2000 characters.
     """
     if not by.strip() or not text.strip():
         raise ConfigError(f"a note needs a name and a text, got {by!r} and {text!r}")
@@ -104,18 +104,18 @@ def note(store: AlertStore, alert: Alert, *, by: str, text: str, clock: Clock | 
 def snooze(
     store: AlertStore, alerts: Sequence[Alert], *, by: str, for_s: float, why: str = "", clock: Clock | None = None
 ) -> Silence:
-    """Tell nobody of these alerts for ``for_s`` seconds, unless one becomes worse than any of them is now.
+    """Send no notifications of these alerts for ``for_s`` seconds, unless one becomes worse than any of them is now.
 
-    What still fires afterwards is told then. Others of their kind are told as ever.
+    Those that still fire afterwards are published then. Other alerts of their kind are published as usual.
 
     Raises
     ------
     ConfigError
-        If nobody says who, none of them fires, or it would last longer than a year or not at all.
+        If ``by`` is empty, none of them fires, or ``for_s`` is not positive or longer than a year.
     """
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     if not by.strip():
-        raise ConfigError(f"a snooze needs a name, got {by!r}; say who you are with --by")
+        raise ConfigError(f"a snooze needs a name, got {by!r}; give one with --by")
     if not firing:
         listed = ", ".join(f"{alert.alert_id} is {alert.state.value}" for alert in alerts) or "there is none"
         raise ConfigError(f"only what fires can be snoozed: {listed}")
@@ -156,16 +156,16 @@ def silence(
     everything: bool = False,
     clock: Clock | None = None,
 ) -> Silence:
-    """Tell nobody of alerts that fit all that is given, for ``for_s`` seconds from now.
+    """Send no notifications of alerts that match everything given, for ``for_s`` seconds from now.
 
     Raises
     ------
     ConfigError
-        If nobody says who or why, if nothing is given that alerts must fit and ``everything`` is not said, or if
-        it would last longer than a year or not at all.
+        If ``by`` or ``why`` is empty, if nothing is given to match and ``everything`` is false, or if ``for_s`` is not
+        positive or longer than a year.
     """
     if not by.strip() or not why.strip():
-        raise ConfigError("a silence needs who and why: others will wonder; say --by and --why")
+        raise ConfigError("a silence needs a name and a reason: give --by and --why")
     if not (run or project or kind or rule or labels or everything):
         raise ConfigError("a silence of everything must be meant: name a run, project, kind, rule or label, or --all")
     now = (clock or SystemClock()).now()
@@ -174,13 +174,13 @@ def silence(
         uuid.uuid4().hex[:8], by.strip(), why.strip(), now, until, run, project, kind, rule, dict(labels or {})
     )
     store.put_silence(fresh)
-    said = f"{matchers(fresh)} until {local_moment(until)}: {fresh.why}"
-    store.put_entry(AuditEntry(uuid.uuid4().hex, now, fresh.by, "silence", said))
+    text = f"{matchers(fresh)} until {local_moment(until)}: {fresh.why}"
+    store.put_entry(AuditEntry(uuid.uuid4().hex, now, fresh.by, "silence", text))
     return fresh
 
 
 def matchers(silence: Silence) -> str:
-    """The alerts a silence is about, in words: ``run seed3, kind kl_drift``."""
+    """Return a description of the alerts that a silence covers: ``run seed3, kind kl_drift``."""
     keys = ("run", "project", "kind", "rule")
     found = [f"{key} {getattr(silence, key)}" for key in keys if getattr(silence, key)]
     found += [f"label {key}={value}" for key, value in silence.labels.items()]
@@ -190,7 +190,7 @@ def matchers(silence: Silence) -> str:
 
 
 def end_silence(store: AlertStore, reference: str, *, by: str = "", clock: Clock | None = None) -> Silence:
-    """End a silence now. Raises ``ConfigError`` if none that lasts has this id or begins so."""
+    """End a silence now. Raises ``ConfigError`` unless exactly one active silence has this id or prefix."""
     now = (clock or SystemClock()).now()
     lasting = [each for each in store.silences() if each.until > now]
     matching = [each for each in lasting if reference and each.silence_id.startswith(reference)]
@@ -214,7 +214,7 @@ def quiet_reasons(
     acknowledgements: Iterable[Acknowledgement],
     silences: Iterable[Silence],
 ) -> dict[str, str]:
-    """Alert id -> why a firing alert is quiet now, in words; alerts that are not quiet are left out."""
+    """Return alert id -> why a firing alert is quiet now, in words; alerts that are not quiet are left out."""
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     taken = {each.alert_id: each for each in acknowledgements}
     lasting = [each for each in silences if each.created_at <= now < each.until]

@@ -1,7 +1,7 @@
-"""Tune rules by the ``rlwatch.toml`` in a store's root: read, try on what was found, and write one rule of it.
+"""Tune rules by the ``rlwatch.toml`` in a store's root: read it, try rules on stored findings, and write a rule.
 
-That file is data: it changes of a default rule only what :data:`rlwatch.alerts.config.TAKEN` names, adds kinds and
-channels, and adds rules (:mod:`rlwatch.alerts.config`). Nothing else of it is touched here, comments included.
+That file is data: of a default rule it changes only the keys in :data:`rlwatch.alerts.config.TAKEN`, adds kinds and
+channels, and adds rules (:mod:`rlwatch.alerts.config`). The rest of the file, comments included, is left as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TABLE = re.compile(r"^\[", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The file of a store as it was read: its ``text`` ("" where there is none), and what it amounts to."""
+    """The file of a store as it was read: its ``text`` ("" without a file), and the resulting configuration."""
 
     path: Path
     text: str
@@ -37,12 +37,12 @@ class Tuning:
 
     @property
     def tables(self) -> dict[str, Mapping[str, Any]]:
-        """Name -> the table of each rule in the file, as it is written."""
+        """Return name -> table of each rule in the file, as it is written."""
         return {str(table.get("name")): table for table in _rule_tables(self.text)}
 
 
 def read_tuning(root: str | os.PathLike[str]) -> Tuning:
-    """The file in a store's root. Raises ``ConfigError`` where it is a link, or cannot be read."""
+    """Return the file in a store's root. Raises ``ConfigError`` where it is a link, or cannot be read."""
     path = Path(root) / FILE_NAME
     if path.is_symlink():
         raise ConfigError(f"{path} is a link: it is not edited from here")
@@ -54,12 +54,12 @@ def read_tuning(root: str | os.PathLike[str]) -> Tuning:
 
 
 def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
-    """The file with this rule in it, in place of the one of its name or at the end; nothing is written.
+    """Return the file with this rule, in place of the one of its name or at the end; nothing is written.
 
     Raises
     ------
     ConfigError
-        If the rule names a kind that nothing reports, or says what such a file may not: each with what it is.
+        If the rule names a kind that nothing reports, or has keys that such a file may not set: each is named.
     """
     problems = unknown_kinds([rule])
     if problems:
@@ -79,7 +79,7 @@ def with_rule(tuning: Tuning, rule: Rule) -> Tuning:
 
 
 def without_rule(tuning: Tuning, name: str) -> Tuning:
-    """The file without the rule of this name. Raises ``ConfigError`` if it has none."""
+    """Return the file without the rule of this name. Raises ``ConfigError`` if it has none."""
     place = _place(tuning.text, name)
     if place is None:
         raise ConfigError(f"{tuning.path} has no rule {name!r}; it has {', '.join(tuning.tables) or 'none'}")
@@ -93,7 +93,7 @@ def write_tuning(before: Tuning, after: Tuning) -> None:
     Raises
     ------
     ConfigError
-        If it is not what ``before`` was any more: somebody else changed it meanwhile; or it cannot be written.
+        If it is no longer ``before``, because another process changed it, or if it cannot be written.
     """
     if read_tuning(before.path.parent).text != before.text:
         raise ConfigError(f"{before.path} was changed meanwhile: look at it again, nothing was written")
@@ -118,7 +118,7 @@ def _rule_tables(text: str) -> list[Mapping[str, Any]]:
 
 
 def _place(text: str, name: str) -> tuple[int, int] | None:
-    """Begin and end of the rule's ``[[rules]]`` in the text; comments before the next table stay with that."""
+    """Return begin and end of the rule's ``[[rules]]`` in the text; comments before the next table belong to that."""
     for begin in _BLOCK.finditer(text):
         following = _TABLE.search(text, begin.end())
         end = following.start() if following else len(text)
@@ -131,14 +131,14 @@ def _place(text: str, name: str) -> tuple[int, int] | None:
 
 
 def _comments_after(block: str) -> str:
-    """Comments and blank lines at the end of a block."""
+    """Return the comments and blank lines at the end of a block."""
     lines = block.splitlines(keepends=True)
     while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
         lines.pop()
     return block[sum(len(line) for line in lines) :]
 
 
-# Trying a rule on what was found of runs: no detector is run again.
+# Trying a rule on stored findings: no detector is run again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +153,16 @@ class Firing:
 
 
 def tried(store: RunReader, run: RunInfo, rule: Rule) -> list[Firing]:
-    """Alerts that ``rule`` would have raised on a stored run, by the findings that are stored of it.
+    """Return the alerts that ``rule`` would have raised on a stored run, from its stored findings.
 
-    A finding counts from the step at which it was seen until it was told to be over. May raise ``StoreError``.
+    A finding counts from the step at which it was reported until its recovery was. May raise ``StoreError``.
     """
-    told = sorted((*store.findings(run.run_id), *store.recoveries(run.run_id)), key=lambda each: each.seq)
+    stored = sorted((*store.findings(run.run_id), *store.recoveries(run.run_id)), key=lambda each: each.seq)
     engine, found = AlertEngine(run.run_id, [rule]), dict[str, Firing]()
     steps = store.steps(run.run_id)
     for attempt, seen in sorted(steps.items()):
         later = min((own[0] for number, own in steps.items() if number > attempt and own), default=None)
-        own = [each for each in told if each.attempt == attempt]
+        own = [each for each in stored if each.attempt == attempt]
         for seq, step, holding in _held([s for s in seen if later is None or s < later], own):
             for change in engine.step(seq, step, holding):
                 alert = change.alert
@@ -174,9 +174,9 @@ def tried(store: RunReader, run: RunInfo, rule: Rule) -> list[Firing]:
     return list(found.values())
 
 
-def _held(steps: Sequence[int], told: Sequence[Finding]) -> list[tuple[int, int, list[Finding]]]:
-    """Number, step, and the findings that hold at it."""
-    waiting, holding, rows = list(told), dict[tuple[str, str], Finding](), []
+def _held(steps: Sequence[int], stored: Sequence[Finding]) -> list[tuple[int, int, list[Finding]]]:
+    """Return for each row its number, its step, and the findings that hold at it."""
+    waiting, holding, rows = list(stored), dict[tuple[str, str], Finding](), []
     for number, step in enumerate(steps, start=1):
         while waiting and waiting[0].step <= step:
             each = waiting.pop(0)
@@ -190,5 +190,5 @@ def _held(steps: Sequence[int], told: Sequence[Finding]) -> list[tuple[int, int,
 
 
 def not_tried(rule: Rule) -> tuple[str, ...]:
-    """Kinds of the rule that no stored finding tells of: heartbeats."""
+    """Return the kinds of the rule without stored findings: heartbeats."""
     return tuple(kind for kind in HEARTBEAT_KINDS if kind in rule.kinds)

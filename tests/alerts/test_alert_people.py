@@ -59,7 +59,7 @@ def test_whoever_acknowledges_or_silences_has_a_name(who: str):
 
     with pytest.raises(ConfigError, match=f"needs a name, got '{who}'"):
         silencing.acknowledge(store, alert(), by=who)
-    with pytest.raises(ConfigError, match="needs who and why"):
+    with pytest.raises(ConfigError, match="needs a name and a reason"):
         silencing.silence(store, by=who, why="x", for_s=60.0, everything=True)
 
 

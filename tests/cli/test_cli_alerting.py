@@ -134,7 +134,7 @@ def test_a_silence_may_end_at_a_time(place: Path, store: Store, invoke: Invoke) 
             "--until 'soon' is not a time; give local time as in 2026-12-24T18:00",
         ),
         (["--all", "--why", "x", "--until", "2020-01-01"], "--until 2020-01-01 is in the past"),
-        (["--all", "--for", "2h"], "a silence needs who and why"),
+        (["--all", "--for", "2h"], "a silence needs a name and a reason"),
         (["--label", "team", "--for", "2h", "--why", "x"], "--label 'team' is not KEY=VALUE"),
     ],
 )
