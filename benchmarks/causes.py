@@ -175,7 +175,7 @@ def answers(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, Said]:
     for step, metrics in rows:
         if step <= until:
             tracker.update(step, metrics)
-    footprints = [turn for turn in tracker.turns if turn.told in (ChangeSource.INFERRED, ChangeSource.MOVED)]
+    footprints = [turn for turn in tracker.turns if turn.source in (ChangeSource.INFERRED, ChangeSource.MOVED)]
     found, starts = report.findings, {1: rows[0][0]}
     unlogged = diagnose(found, starts=starts, turns=footprints, measured=report.metrics)
     return {

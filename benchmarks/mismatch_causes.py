@@ -288,7 +288,7 @@ def main(which: str, folder: Path) -> None:
             count[given] += 1
         print(f"{plant.name:34} {verdicts[0]:10} {both[0]:40} | {verdicts[1]:10} {both[1]}", flush=True)
         if turn is not None:
-            print(f"    {turn.says}", flush=True)
+            print(f"    {turn.text}", flush=True)
     print({name: dict(count) for name, count in counts.items()})
 
 

@@ -1,4 +1,4 @@
-"""Advice: the meaning of a kind of finding and what people do about it, with the option names of the trainer."""
+"""Advice: the meaning of a kind of finding and the actions against it, with the option names of the trainer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON
 
 OWN = "rlwatch"
-"""Key of what rlwatch itself offers: shown for every trainer."""
+"""Key of options that rlwatch itself offers, shown for every trainer."""
 RESET = "reset-reference"
-"""The action that no collapse may be answered with."""
+"""The action that is never advised in a collapse."""
 
 
 class Strength(StrEnum):
     """Strength of the evidence for an action.
 
-    ``measured``: on paired toy-sized runs of rlwatch's; ``published``: in a paper; ``reported``: in issues and
-    logs; ``folklore``: people do it.
+    ``measured``: on paired toy-sized runs of rlwatch; ``published``: in a paper; ``reported``: in issues and logs;
+    ``folklore``: common practice.
     """
 
     MEASURED = "measured"
@@ -31,11 +31,11 @@ class Strength(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do.
+    """One recommended action.
 
-    ``options`` maps a trainer (``"trl"``, ``"verl"``, ``"openrlhf"``, or ``"rlwatch"`` for commands and
-    calls of our own) to what to set there, option names in backticks. ``evidence`` says what was
-    measured or published, also where it speaks against the action.
+    ``options`` maps a trainer (``"trl"``, ``"verl"``, ``"openrlhf"``, or ``"rlwatch"`` for rlwatch's own commands and
+    calls) to the setting to change, with option names in backticks. ``evidence`` describes what was measured or
+    published, including evidence against the action.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The meaning of a kind of finding, and what to do about it: first things first."""
+    """The meaning of a kind of finding, and the actions against it, the most useful first."""
 
     kind: str
     title: str
@@ -101,12 +101,12 @@ def advice(kind: str, source: str = "") -> Advice | None:
 
 
 def kinds() -> tuple[str, ...]:
-    """Every kind of finding there is advice for, in alphabetical order."""
+    """Return every kind of finding with advice, in alphabetical order."""
     return tuple(sorted(catalogue.kinds()))
 
 
 def _action(entry: catalogue.FindingKind | catalogue.Knob, used: Mapping[str, str], source: str) -> Action:
-    """An action as its table describes it, in the words of the kind that uses it where those differ."""
+    """Return the action of a table entry, with the texts of the kind that uses it where those differ."""
     known = catalogue.actions().get(used["action"])
     if known is None:
         raise ConfigError(f"the catalogue: {entry.name} uses the action {used['action']!r}, which nothing describes")
@@ -123,7 +123,7 @@ def _action(entry: catalogue.FindingKind | catalogue.Knob, used: Mapping[str, st
 
 
 def _options(options: Mapping[str, str], source: str) -> dict[str, str]:
-    """Those of ``source``, under the trainer's name, an exact match (``trl/rloo``) before the trainer's own."""
+    """Return the options of ``source``; an exact match (``trl/rloo``) takes precedence over the trainer's (``trl``)."""
     trainer = source.partition("/")[0]
     if trainer not in ("trl", "verl", "openrlhf"):
         return {name: text for name, text in options.items() if "/" not in name}

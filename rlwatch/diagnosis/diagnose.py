@@ -1,4 +1,4 @@
-"""From the findings of a run to a ranked list of causes, each with evidence and advice. Pure, causal, deterministic."""
+"""Rank the causes of a run's findings, each with evidence and advice. Pure, causal, deterministic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlwatch.records import CRASH_FORECAST, JSON, LOCALISED, Event, Finding, Sev
 from rlwatch.wording import number
 
 PASSED = 3
-"""So many earlier signs of a kind without consequence, and one more says little."""
+"""Number of earlier signs of a kind without consequence from which another one is weak evidence."""
 
 
 class Confidence(StrEnum):
@@ -31,20 +31,20 @@ class Confidence(StrEnum):
 
     @property
     def rank(self) -> int:
-        """2, 1, 0: for comparing."""
+        """Return 2, 1 or 0, for comparison."""
         return ("weak", "plausible", "strong").index(self.value)
 
     @property
     def words(self) -> str:
-        """``high confidence``, ``medium confidence``, ``low confidence``: for people."""
+        """Return ``high confidence``, ``medium confidence`` or ``low confidence``."""
         return ("low confidence", "medium confidence", "high confidence")[self.rank]
 
 
 class Nature(StrEnum):
-    """The kind of answer that a diagnosis is.
+    """The kind of answer that a diagnosis gives.
 
-    ``cause``: a knob that was turned, or a mechanism that can be mended. ``symptom``: what is known is only how it
-    began ("entropy rose"), and what set that off is not. ``unknown``: not even that is clear.
+    ``cause``: a changed setting, or a mechanism that can be repaired. ``symptom``: only the first sign is known
+    ("entropy rose"), not what caused it. ``unknown``: not even the first sign is clear.
     """
 
     CAUSE = "cause"
@@ -54,7 +54,7 @@ class Nature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that happened, in the order it did: a sign, or an event of the run (``kind`` then is the event's)."""
+    """One entry of a cause's timeline: a sign, or an event of the run (``kind`` is then that of the event)."""
 
     step: int
     text: str
@@ -79,13 +79,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that may have set it off, or the symptom that came first.
+    """A possible cause of the failure, or the symptom that came first.
 
-    ``kind`` is that of the first sign, or the name of the knob that was turned; ``knob`` the knob, or the one that a
-    mechanism is usually of ("": nothing speaks of one); ``onset_step`` is never later than that of an effect;
-    ``summary`` the chain in one sentence; ``why`` the reasons for ``sure``; ``symptoms`` the kinds that followed;
-    ``withheld`` says which advice was left out, and why; ``nature`` is never ``unknown``. ``mismatch``: the cause of a
-    mismatch of trainer and rollout engine that the shape of the gap shows, ``not separable``, or "" of anything else.
+    ``kind``: that of the first sign, or the name of the changed setting. ``knob``: the setting, or the usual one behind
+    a mechanism ("": none is known). ``onset_step`` is never later than that of an effect. ``summary``: the chain in one
+    sentence. ``why``: the reasons for ``sure``. ``symptoms``: the kinds that followed. ``withheld``: the advice that
+    was left out, and the reason. ``nature`` is never ``unknown``. ``mismatch``: the cause of a mismatch of trainer and
+    rollout engine that the shape of the gap shows, ``not separable``, or "" for other causes.
     """
 
     kind: str
@@ -104,7 +104,7 @@ class Cause:
 
     @property
     def separated(self) -> bool:
-        """True of a mismatch whose own cause is named."""
+        """Return whether it is a mismatch whose own cause is named."""
         return self.mismatch not in ("", MismatchCause.UNCLEAR)
 
     def to_dict(self) -> dict[str, JSON]:
@@ -128,10 +128,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class CauseCase:
-    """The case for one cause: its chains (one for each time it began), and what else there is to weigh.
+    """The evidence for one cause: its chains (one for each time it began) and facts that weigh for or against it.
 
-    ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that explain
-    one of its effects too and began at about the same time.
+    ``passed``: signs of the same cause that nothing followed. ``rivals``: titles of causes that also explain one of its
+    effects and began at about the same time.
     """
 
     chain: Chain
@@ -142,16 +142,16 @@ class CauseCase:
 
     @property
     def bad(self) -> bool:
-        """More than remarks."""
+        """Return whether it is more than a remark."""
         return any(sign.bad for sign in (self.chain.root, *self.chain.effects))
 
     @property
     def clear(self) -> list[Sign]:
-        """Bad effects whose onset is later than the root's by more than onsets may be off."""
+        """Return the bad effects whose onset is later than the root's by more than the error of onsets."""
         return [e for e in self.chain.effects if e.bad and e.onset_step > self.chain.root.onset_step + self.slack]
 
     def judged(self) -> tuple[Confidence, str]:
-        """Certainty, and the reasons for it in one sentence."""
+        """Return the confidence, and the reasons for it in one sentence."""
         root, clear = self.chain.root, self.clear
         if root.entry.symptom:
             return (
@@ -182,7 +182,7 @@ class CauseCase:
         return self._alone(root, critical=critical)
 
     def _alone(self, root: Sign, *, critical: bool) -> tuple[Confidence, str]:
-        """Without an effect that came clearly later."""
+        """Judge a cause without an effect that came clearly later."""
         if root.bad and any(effect.bad for effect in self.chain.effects):
             return Confidence.PLAUSIBLE, "its effects began at about the same time, so the order is uncertain"
         if critical:
@@ -191,7 +191,7 @@ class CauseCase:
         return Confidence.WEAK, f"only {level}, with no effect so far"
 
     def _place(self) -> str:
-        """``earliest finding``, if it did by more than onsets may be off."""
+        """Return ``earliest finding``, if it is the earliest by more than the error of onsets."""
         near = [e for e in self.chain.effects if e.bad and abs(e.onset_step - self.chain.root.onset_step) <= self.slack]
         return f"began at about the same time as {near[0].entry.title.lower()}" if near else "earliest finding"
 
@@ -201,14 +201,14 @@ def _effects(clear: Sequence[Sign]) -> str:
     return f"{len(kinds)} known effects followed" if len(kinds) > 1 else "a known effect followed"
 
 
-# What happened to a run round the time its failure began: resets, commands, resumes, localised gradients.
+# Events of a run around the beginning of its failure: resets, commands, resumes, localised gradients.
 
 BEFORE = 60
-"""Steps before the first sign within which an event may have to do with it."""
+"""Steps before the first sign within which an event may be related to it."""
 AFTER = 20
-"""Steps after the last sign within which an event is still part of the story."""
+"""Steps after the last sign within which an event is still shown."""
 MOST_EVENTS = 12
-"""Events given with a cause: the first ones."""
+"""Largest number of events shown with a cause: the first ones."""
 TEXTS = {
     "reference_reset": "the reference was reset",
     "reference_restored": "the reference was restored from a checkpoint",
@@ -218,7 +218,7 @@ TEXTS = {
 
 
 def happenings(events: Sequence[Event], shown: Sequence[Sign]) -> list[Evidence]:
-    """Events near the signs, in order; of localisations only those that name something."""
+    """Return the events near the signs, in order; of localisations only those that name a culprit."""
     low = min(sign.onset_step for sign in shown) - BEFORE
     high = max(sign.seen_step for sign in shown) + AFTER
     near = [event for event in events if event.step is not None and low <= event.step <= high]
@@ -257,11 +257,11 @@ WANTED = {
     "importance ratios": "ratio/",
     "response length": "len/",
 }
-"""Quantities that tell the usual causes apart, and the metrics they show in."""
+"""Quantities that distinguish the usual causes, and the prefixes of the metrics that show them."""
 
 
 def lacking(causes: Sequence[Cause], measured: Collection[str] | None) -> str:
-    """One sentence or two on ``causes``, the likeliest first. ``measured`` None: what is logged is not known."""
+    """Return one or two sentences on ``causes``, the likeliest first. ``measured`` None: the metrics are unknown."""
     first = causes[0]
     text = f"cause unknown: {first.summary}; {first.why}"
     missing = [] if measured is None else [name for name, prefix in WANTED.items() if not _any(measured, prefix)]
@@ -272,20 +272,20 @@ def _any(measured: Collection[str], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in measured)
 
 
-# Which advice a cause gets: undo first in a collapse, and never a reference reset then.
+# The advice for a cause: undo first in a collapse, and never a reference reset then.
 
 UNDO = ("roll-back", "lower-lr")
-"""First answer to every collapse: measured, undoing alone and repairing alone both fail."""
+"""First actions in every collapse: measured, only undoing and only repairing both fail."""
 CRASH = "reward_drop"
-"""The kind whose words for undoing are the general ones."""
+"""The kind with the general texts for undoing."""
 
 
 def treatment(
     root: Sign, chain: Sequence[Sign], found: Sequence[Sign], source: str, *, undo: bool = True
 ) -> tuple[tuple[Action, ...], str]:
-    """The actions for a cause in order, and which advice was withheld and why ("" if none).
+    """Return the actions for a cause in order, and the advice that was withheld, with the reason ("" if none).
 
-    ``undo``: whether a policy that is lost is undone before anything else; what broke elsewhere is mended first.
+    ``undo``: whether a lost policy is rolled back before anything else; a fault elsewhere is repaired first.
     """
     known = advice(root.kind, source)
     actions = known.actions if known is not None else ()
@@ -302,12 +302,12 @@ def treatment(
 
 
 def _at_that_time(sign: Sign, root: Sign) -> bool:
-    """Not long over when the root began."""
+    """Return whether the sign was over at most shortly before the root began."""
     return sign.seen_step >= root.onset_step - sign.entry.reach
 
 
 def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
-    """Roll back and lower the learning rate, in the cause's own words where it has them, then the rest."""
+    """Return rolling back and a lower learning rate first, with the cause's own texts if any, then the rest."""
     general = advice(CRASH, source)
     own = {action.id: action for action in (*(general.actions if general else ()), *actions)}
     return (*(own[id_] for id_ in UNDO), *(action for action in actions if action.id not in UNDO))
@@ -317,18 +317,18 @@ def _undo_first(actions: Sequence[Action], source: str) -> tuple[Action, ...]:
 
 UNEXPLAINED = "trigger unknown"
 SLACK = 5
-"""Steps by which an onset may be off in a log with a row for each step; two rows in a coarser one."""
+"""Error of an onset in steps for a log with one row a step; in a coarser log it is two rows."""
 MOST_CAUSES = 5
-"""Causes given."""
+"""Largest number of causes returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The causes of a run's failure, as far as its findings tell; none where nothing worse than a remark was found.
+    """The causes of a run's failure, as far as its findings show; none if nothing worse than a remark was found.
 
-    ``causes``: the most likely first. ``enough``: whether one of them is at least plausible; if not,
-    ``why_not`` says what is missing. ``at_step``: the step up to which data were used. ``nature``: whether the first
-    of them is a cause, or only the symptom that came first.
+    ``causes``: the most likely first. ``enough``: whether one of them is at least plausible; if not, ``why_not`` names
+    what is missing. ``at_step``: the step up to which data were used. ``nature``: whether the first of them is a cause,
+    or only the symptom that came first.
     """
 
     causes: tuple[Cause, ...] = ()
@@ -338,12 +338,12 @@ class Diagnosis:
 
     @property
     def nature(self) -> Nature:
-        """``cause`` if one is named, ``symptom`` if only what came first is known, ``unknown`` if neither."""
+        """Return ``cause`` if one is named, ``symptom`` if only the first sign is known, ``unknown`` otherwise."""
         return self.causes[0].nature if self.enough else Nature.UNKNOWN
 
     @property
     def summary(self) -> str:
-        """One line: the first cause, how sure, and its chain; the first symptom; or why cause unknown."""
+        """Return one line: the first cause with confidence and chain, the first symptom, or why there is no cause."""
         if not self.enough:
             return self.why_not
         first = self.causes[0]
@@ -375,32 +375,32 @@ def diagnose(
     turns: Iterable[KnobChange] = (),
     first_step: int | None = None,
 ) -> Diagnosis:
-    """Rank what may have set the failure off.
+    """Rank the possible causes of a failure.
 
-    A finding is explained by an earlier one that is known to lead to it (``leads_to`` in the catalogue); what
-    nothing explains came first, and ranks by what it explains: a cause if it is a mechanism, else a symptom whose cause
-    is not known. A knob that was turned before the first sign is a cause of its own, and ranks by how much that is
-    known to hurt. What began after the failure comes behind whatever did not. The order of ``findings`` does not
-    matter, nor does anything after ``at``.
+    A finding is explained by an earlier one that is known to lead to it (``leads_to`` in the catalogue). An unexplained
+    finding came first, and ranks by what it explains: it is a cause if it is a mechanism, otherwise a symptom of
+    unknown cause. A setting that changed before the first sign is a cause of its own, and ranks by how much such a
+    change is known to hurt. Causes that began after the failure rank last. The result depends neither on the order of
+    ``findings`` nor on anything after ``at``.
 
     Parameters
     ----------
     findings, events
-        Of one run, of any attempts: steps that a later attempt ran again count there only.
+        Of one run, all attempts: steps that a later attempt ran again count only there.
     source
         The trainer (``RunInfo.source``), for the option names of the advice.
     at
-        The step up to which to judge; None: all.
+        The last step to use; None: all.
     row_steps
-        Steps between two rows of the log: onsets cannot be told apart more finely.
+        Steps between two rows of the log: the resolution of onsets.
     measured
-        Canonical names of the metrics the run logs, to say what is missing; None: not known.
+        Canonical names of the metrics the run logs, to name what is missing; None: unknown.
     starts
-        First step of each attempt, where known better than by findings and events.
+        First step of each attempt, where more is known than findings and events show.
     turns
-        Knobs that were turned, and footprints of such, of this branch of the run.
+        Changed settings, and footprints of such changes, on this branch of the run.
     first_step
-        Of the run; None: the least of ``starts``. What was so in the first two rows explains nothing that began later.
+        First step of the run; None: the least of ``starts``. A state in the first two rows explains nothing later.
 
     >>> from rlwatch.records import Severity
     >>> def found(kind, onset, level=Severity.CRITICAL):
@@ -431,14 +431,14 @@ def diagnose(
 
 
 def _shows(turn: KnobChange, found: Sequence[Sign]) -> bool:
-    """True unless it is a value that is large from the start, and nothing was found that it is known to do."""
-    if turn.told is not ChangeSource.STANDING:
+    """Return False for a value that is large from the start if none of its known effects was found."""
+    if turn.source is not ChangeSource.STANDING:
         return True
     return any(sign.bad and sign.kind in catalogue.knobs()[turn.knob].large["shows"] for sign in found)
 
 
 def _without_forecasts(held: list[Finding]) -> list[Finding]:
-    """A forecast causes nothing, and follows from nothing yet: it is left out where anything else was found."""
+    """Return the findings without forecasts, which neither cause nor follow anything, if there are others."""
     return [finding for finding in held if finding.kind != CRASH_FORECAST] or held
 
 
@@ -450,7 +450,7 @@ def _causes(given: Circumstances) -> tuple[Cause, ...]:
 
 
 def _cases(found: Sequence[Chain], worst: Sign, slack: int) -> list[CauseCase]:
-    """Chains of one cause are one case: the one that explains most stands for it."""
+    """Group the chains of one cause: the one that explains most represents the case."""
     grouped: dict[str, list[Chain]] = defaultdict(list)
     for chain in found:
         grouped[chain.root.entry.cause].append(chain)
@@ -476,13 +476,13 @@ def _case(title: str, best: Mapping[str, Chain], grouped: Mapping[str, Sequence[
 
 
 def _weight(chain: Chain, worst: Sign) -> tuple[bool, int, int]:
-    """Smaller is better: explains the worst sign, explains more, began earlier."""
+    """Return a sort key, smaller is better: explains the worst sign, explains more, began earlier."""
     explains = worst in (chain.root, *chain.effects)
     return (not explains, -sum(1 + 2 * effect.severity.rank for effect in chain.effects), chain.root.onset_step)
 
 
 def _rank(case: CauseCase, worst: Sign) -> tuple[bool, bool, int, int, int, str]:
-    """Smaller is better: what explains the worst sign, then what is surer, explains more, began earlier."""
+    """Return a sort key, smaller is better: explains the worst sign, is more certain, explains more, began earlier."""
     sure, _ = case.judged()
     missed, weight, onset = _weight(case.chain, worst)
     return (missed, not case.chain.root.bad, -sure.rank, weight, onset, case.chain.root.kind)
@@ -519,15 +519,15 @@ def _capital(words: str) -> str:
 
 
 def _shown(case: CauseCase) -> list[Sign]:
-    """Root and effects in time order, each kind once; of chains beside this one what is not earlier than it."""
+    """Return root and effects in time order, each kind once; from parallel chains what is not earlier."""
     own = [case.chain.root, *case.chain.effects]
     since = min(sign.onset_step for sign in own)
-    beside = [sign for other in case.also for sign in (other.root, *other.effects) if sign.onset_step >= since]
-    return _once([*own, *beside])
+    parallel = [sign for other in case.also for sign in (other.root, *other.effects) if sign.onset_step >= since]
+    return _once([*own, *parallel])
 
 
 def _once(among: Sequence[Sign]) -> list[Sign]:
-    """Each kind from when it first began, in the severest words, in time order."""
+    """Return each kind once, from its first onset, with its most severe text, in time order."""
     first: dict[str, Sign] = {}
     for sign in sorted(among, key=lambda sign: (sign.onset_step, sign.kind)):
         known = first.setdefault(sign.kind, sign)
@@ -537,7 +537,7 @@ def _once(among: Sequence[Sign]) -> list[Sign]:
 
 
 def _summary(shown: Sequence[Sign]) -> str:
-    """The chain in one sentence; of signs of one cause the first."""
+    """Return the chain in one sentence; of signs of one cause only the first."""
     first: dict[str, Sign] = {}
     for sign in shown:
         first.setdefault(sign.entry.cause, sign)
@@ -550,22 +550,21 @@ def _evidence(sign: Sign) -> Evidence:
     return Evidence(sign.onset_step, text, sign.kind, sign.severity, sign.seen_step, sign.metric, sign.message)
 
 
-# Knobs among the causes: those that were turned, beside what nothing explains, by weight.
+# Changed settings among the causes, ranked by weight together with unexplained signs.
 
 MECHANISM, SYMPTOM, NEXT_KIND = 1.0, 0.5, 0.9
-"""Weights of a mechanism that nobody turned a knob for, and of a symptom, which explains nothing; and what each next
-one weighs of the one before."""
+"""Weights of a mechanism without a changed setting and of a symptom; and factor from each cause to the next."""
 BROKEN = 1.6
-"""Times the weight of numbers that are no numbers: they speak for themselves."""
+"""Factor on the weight of non-finite values, which are certain evidence."""
 RIVAL = 0.65
-"""A rival weighs at least so much of the first."""
+"""Share of the first cause's weight from which another one is a rival."""
 MOST_TURNS = 4
-"""Turns of one knob that are given as evidence."""
+"""Changes of one setting that are given as evidence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """All there is to know of a failure but its causes: its signs, how far onsets may be off, events, the trainer."""
+    """All facts about a failure except its causes: signs, error of onsets, events, and the trainer."""
 
     found: Sequence[Sign]
     slack: int
@@ -574,12 +573,12 @@ class Circumstances:
 
     @property
     def trouble(self) -> Trouble | None:
-        """The stretch of signs that weighs most."""
+        """Return the stretch of signs with the largest weight."""
         return trouble_of(self.found, self.slack)
 
     @property
     def worst(self) -> Sign:
-        """The sign to explain: of the severest of that stretch the first, what undoes a policy before anything else."""
+        """Return the sign to explain: the first of the most severe, preferably one that needs undoing."""
         bad = [sign for sign in self.found if sign.bad]
         trouble = self.trouble
         if trouble is not None:
@@ -588,7 +587,7 @@ class Circumstances:
 
 
 def with_knobs(causes: Sequence[Cause], turns: Sequence[KnobChange], given: Circumstances) -> tuple[Cause, ...]:
-    """``causes`` and the knobs that were turned, the weightiest first; ``causes`` as they are where none was."""
+    """Return ``causes`` and the changed settings, the heaviest first; ``causes`` unchanged without any."""
     trouble = given.trouble
     suspected = {} if trouble is None else {suspect.knob.name: suspect for suspect in suspects(turns, trouble)}
     if trouble is None or not suspected:
@@ -598,7 +597,7 @@ def with_knobs(causes: Sequence[Cause], turns: Sequence[KnobChange], given: Circ
     for place, cause in enumerate(causes):
         suspect = suspected.get(cause.knob)
         if suspect is not None and not suspect.inferred and cause.kind in suspect.knob.shows:
-            continue  # what the knob shows itself by is its effect
+            continue  # the sign is an effect of the changed setting
         named = cause.nature is Nature.CAUSE and cause.sure is not Confidence.WEAK
         weight = (MECHANISM if named else SYMPTOM) * NEXT_KIND**place
         weight *= BROKEN if cause.kind == "nonfinite" else 1.0
@@ -617,29 +616,29 @@ def with_knobs(causes: Sequence[Cause], turns: Sequence[KnobChange], given: Circ
 
 def _with_footprint(cause: Cause, suspect: Suspect) -> Cause:
     turn = suspect.turn
-    row = Evidence(turn.step, f"{turn.says} from step {turn.step}", suspect.knob.name)
+    row = Evidence(turn.step, f"{turn.text} from step {turn.step}", suspect.knob.name)
     return replace(cause, evidence=tuple(sorted((*cause.evidence, row), key=lambda e: e.step)))
 
 
 def _titled(knob: catalogue.Knob, words: str, *, stated: bool) -> str:
-    """Return the title of a cause; what happened to others, not to the knob itself, stands in brackets."""
+    """Return the title of a cause; a change of something other than the setting itself is in brackets."""
     if knob.outside:
         return f"{knob.title} ({words})"
     return f"{knob.title}: {words}" if stated else f"{knob.title} {words}"
 
 
 MISMATCH = catalogue.entry("mismatch_growth").cause
-"""Title of the causes that have a cause of their own: :class:`MismatchCause`."""
+"""Title of the causes whose own cause is a :class:`MismatchCause`."""
 
 
 def _with_mismatch(
     cause: Cause, turned: Sequence[KnobChange], given: Circumstances, row_steps: int, measured: Collection[str] | None
 ) -> Cause:
-    """The cause as it is; of a mismatch with the cause that the shape of the gap shows, and what to do about that.
+    """Return the cause; for a mismatch, add the cause that the shape of the gap shows, and the actions against it.
 
-    A knob of the engine that was seen to be turned is a better answer, and stays as it is.
+    An observed change of an engine setting is a better answer, and is kept.
     """
-    turned_engine = {turn.told for turn in turned if turn.knob == ENGINE} - {ChangeSource.MEASURED}
+    turned_engine = {turn.source for turn in turned if turn.knob == ENGINE} - {ChangeSource.MEASURED}
     inferred = cause.kind == ENGINE and turned_engine <= {ChangeSource.INFERRED}
     if cause.title != MISMATCH and not inferred:
         return cause
@@ -652,7 +651,7 @@ def _with_mismatch(
         return replace(
             cause, why=f"{cause.why}; {text}", evidence=_in_order(cause, row), mismatch=MismatchCause.UNCLEAR.value
         )
-    row = Evidence(turn.step, f"{turn.name} from step {turn.step}: {turn.says}", ENGINE)
+    row = Evidence(turn.step, f"{turn.name} from step {turn.step}: {turn.text}", ENGINE)
     known = advice(ENGINE, given.source)
     own = {action.id: action for action in (*(known.actions if known is not None else ()), *cause.actions)}
     ahead = [own[id_] for id_ in FIRST_ACTIONS[MismatchCause(turn.name)] if id_ in own]
@@ -661,7 +660,7 @@ def _with_mismatch(
     return replace(
         cause,
         title=f"{cause.title}: {turn.name}",
-        why=f"{cause.why}; {turn.says}",
+        why=f"{cause.why}; {turn.text}",
         evidence=_in_order(cause, row),
         actions=(*first, *(action for action in cause.actions if action not in first)),
         mismatch=turn.name,
@@ -673,9 +672,9 @@ def _in_order(cause: Cause, row: Evidence) -> tuple[Evidence, ...]:
 
 
 def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cause | None:
-    """The cause that a suspect is; None where nothing bad followed.
+    """Return the cause for a suspect; None where nothing bad followed.
 
-    Onsets are dated within the slack, and a turn to the step: an effect that is dated a little earlier began with it.
+    Onsets have an error, changes have none: an effect dated a little earlier began with the change.
     """
     turn, knob = suspect.turn, suspect.knob
     since = turn.step - trouble.slack
@@ -686,12 +685,12 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
     root = Sign(knob.name, turn.step, turn.step, Severity.INFO, words)
     actions, withheld = treatment(root, [root, *effects], given.found, given.source, undo=not knob.outside)
     found = [(t.step, t.words(trouble.first)) for t in suspect.turns[:MOST_TURNS]]
-    rows = [Evidence(at, told if knob.outside else f"{knob.title} {told}", knob.name) for at, told in found]
+    rows = [Evidence(at, text if knob.outside else f"{knob.title} {text}", knob.name) for at, text in found]
     rows += [*map(_evidence, effects), *happenings(given.events, [root, *effects])]
     sure, why = _judged(suspect, effects, trouble)
     return Cause(
         kind=knob.name,
-        title=_titled(knob, words, stated=bool(turn.says)),
+        title=_titled(knob, words, stated=bool(turn.text)),
         onset_step=min(turn.step, *(sign.onset_step for sign in effects)),
         sure=sure,
         why=why,
@@ -705,7 +704,7 @@ def _knob_cause(suspect: Suspect, trouble: Trouble, given: Circumstances) -> Cau
 
 
 def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tuple[Confidence, str]:
-    """Certainty of a knob, and why. Strong: told of, in time, enough to break runs, and something critical followed."""
+    """Return confidence and reasons. Strong: logged, in time, large enough, followed by a critical sign."""
     turn, lag = suspect.turn, trouble.first - suspect.turn.step
     steps = "1 step" if abs(lag) == 1 else f"{abs(lag)} steps"
     when = f"{steps} before the first symptom" if lag > 0 else "at about the time of the first symptom"
@@ -715,7 +714,7 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
     if turn.warming:
         return Confidence.PLAUSIBLE, "still in warm-up at the first symptom"
     if turn.why:
-        return Confidence.PLAUSIBLE, turn.why if turn.told is ChangeSource.STANDING else f"{when}; {turn.why}"
+        return Confidence.PLAUSIBLE, turn.why if turn.source is ChangeSource.STANDING else f"{when}; {turn.why}"
     if suspect.inferred:
         return Confidence.PLAUSIBLE, f"inferred from the metrics it moves, {when}; the change was not logged"
     if suspect.weight < 1:
@@ -727,7 +726,7 @@ def _judged(suspect: Suspect, effects: Sequence[Sign], trouble: Trouble) -> tupl
 
 
 def _turned(turn: KnobChange, step: int) -> str:
-    """The change in a few words: ``raised 12x``, ``lowered 3x``, ``changed``."""
+    """Return the change in a few words: ``raised 12x``, ``lowered 3x``, ``changed``."""
     factor = turn.factor(max(step, turn.step))
     if factor is None:
         return "changed"
@@ -735,7 +734,7 @@ def _turned(turn: KnobChange, step: int) -> str:
 
 
 def _among(cause: Cause, weight: float, all_of_them: Sequence[tuple[float, Cause]]) -> Cause:
-    """The cause, less sure where another weighs about as much that speaks of a knob."""
+    """Return the cause, less certain where another setting weighs about as much."""
     known = catalogue.knobs()
     rivals = [c.title for size, c in all_of_them if c is not cause and size >= RIVAL * weight and c.knob in known]
     if cause.sure is not Confidence.STRONG or not rivals:

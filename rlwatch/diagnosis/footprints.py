@@ -1,9 +1,9 @@
-"""Footprints of knobs that nobody logged: numbers that only one knob can move, and moved.
+"""Footprints of settings that were not logged: values that only one setting can move, and that moved.
 
-Advantages are centred and of one size whatever the policy does; a reward of right or wrong has the spread that its mean
-gives it; the loss of an update on its own samples is the KL and entropy terms, and only an entropy term makes what is
-left beside the KL term so many times the entropy, in row after row. Each such number is held against the run's first
-rows, and a median of five rows that left them is a footprint. It says which knob, never who turned it.
+Advantages are centred and of one size for any policy; a reward of right or wrong has the spread that follows from its
+mean; the loss of an update on its own samples consists of the KL and entropy terms. Without the KL term, only an
+entropy term keeps it at a fixed multiple of the entropy, row after row. Each such value is compared with the run's
+first rows; a median of five rows that left them is a footprint. It shows which setting changed, not who changed it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rlwatch.wording import number
 
 @dataclass(frozen=True, slots=True)
 class SteadyMetric:
-    """A number that stands still while its knob does.
+    """A value that is constant while its setting is.
 
-    ``floor``: how far it must leave its level at least; ``sides``: directions that count; ``says`` goes with the level
-    and where it went. ``first`` rows are left out, the ``rows`` after them make the level, and the median of the
-    ``newest`` must have left it, and where ``alike`` is set, each of them: none more than so many times another.
+    ``floor``: least distance from its level; ``sides``: directions that count; ``text``: message template with the old
+    and new level. The ``first`` rows are skipped, the next ``rows`` define the level, and the median of the ``newest``
+    must have left it. ``alike``: largest ratio between any two of the newest rows, all of which must have left it then.
     """
 
     name: str
     knob: str
     floor: float
     sides: tuple[int, ...]
-    says: str
+    text: str
     first: int = 5
     rows: int = 35
     newest: int = 5
@@ -69,15 +69,15 @@ MARKS: tuple[SteadyMetric, ...] = (
     SteadyMetric("engine", "rollout_engine", 1.0, (1,), "the log of engine-trainer distance went from {0} to {1}"),
 )
 NO_ENTROPY = 0.05
-"""Nats a token below which a term of it is too small to be seen."""
+"""Nats a token below which an entropy term is too small to be seen."""
 BOUND = (-0.02, 1.02)
-"""A mean of rewards that are 0 or 1 lies within."""
+"""Bounds on the mean of rewards that are 0 or 1."""
 EXTREME = 0.02
-"""Nearer to 0 or 1 the spread of such rewards is too small to tell."""
+"""Distance from 0 or 1 below which the spread of such rewards is too small to be conclusive."""
 
 
 def measured(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """The marks that a row holds."""
+    """Yield the marks that a row contains: name and value."""
     get = row.get
     low, high = get("adv/min"), get("adv/max")
     if low is not None and high is not None:
@@ -126,18 +126,18 @@ def _rewards(row: Mapping[str, float]) -> Iterator[tuple[str, float]]:
 
 
 TIMES = 8.0
-"""A footprint is so many usual deviations from the level, or the mark's floor if that is more."""
+"""Usual deviations from the level that make a footprint, if they exceed the mark's floor."""
 BACK = 20
-"""Rows at the level again that end it."""
+"""Consecutive rows at the level that end it."""
 KEPT = 4
-"""Footprints kept of one mark: the newest."""
+"""Newest footprints kept of one mark."""
 BINARY = 0.06
-"""A level this near to 1 is that of rewards that are 0 or 1: only then does that mark mean anything."""
+"""Distance from 1 within which the level is that of rewards 0 or 1: only then is the mark meaningful."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Follows one mark."""
+    """Footprints of one mark."""
 
     mark: SteadyMetric
     seen: int = 0
@@ -153,7 +153,7 @@ class Trace:
     turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
-        """Take its value in a row."""
+        """Take the value of a row."""
         self.seen += 1
         if self.seen <= self.mark.first or not math.isfinite(value):
             return
@@ -171,7 +171,7 @@ class Trace:
         if len(self.last) < newest:
             return
         if self.away < newest - newest // 2 and not (self.turns and self.turns[-1].until is None):
-            self.quiet += 1  # their median is none of those that are away, and nothing lasts
+            self.quiet += 1  # the median of these rows is at the level, so no footprint lasts
             return
         self._judge(step, sorted(v for _, v in self.last)[newest // 2])
 
@@ -191,26 +191,26 @@ class Trace:
         lasting = newest is not None and newest.until is None
         self.quiet = 0 if counts else self.quiet + 1
         if counts and not lasting:
-            says = self.mark.says.format(number(self.level, 3), number(middle, 3))
+            text = self.mark.text.format(number(self.level, 3), number(middle, 3))
             first = step if self.leaving is None else self.leaving[0]
             path = ((first, abs(off) / self.limit),)
             self.turns.append(
                 KnobChange(
-                    self.mark.knob, self.mark.name, first, self.level, path, told=ChangeSource.INFERRED, says=says
+                    self.mark.knob, self.mark.name, first, self.level, path, source=ChangeSource.INFERRED, text=text
                 )
             )
         elif newest is not None and lasting and self.quiet >= BACK:
             self.turns[-1] = replace(newest, until=step)
 
     def _alike(self) -> bool:
-        """True if the newest rows tell of one value."""
+        """Return whether the newest rows show a single value."""
         if self.mark.alike == math.inf:
             return True
         sizes = sorted(value for _, value in self.last)
         return sizes[0] > 0 and sizes[-1] <= self.mark.alike * sizes[0]
 
     def _leave(self, step: int, off: float) -> None:
-        """Note since when it has been off, and to which side; one row that is not is forgiven."""
+        """Store since when the value has been off, and in which direction; one row at the level is forgiven."""
         side = (off > 0) - (off < 0) if abs(off) > self.limit / 2 else 0
         self.on_level = 0 if side else self.on_level + 1
         if side and (self.leaving is None or self.leaving[1] != side):
@@ -237,7 +237,7 @@ class Footprints:
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Footprints so far, in order of step. A reward that is none of right and wrong is on no scale of a score."""
+        """Return the footprints so far, in order of step; scores compare only with rewards of 0 and 1."""
         scaled = math.isfinite(self._traces["binary"].limit)
         kept = [trace for name, trace in self._traces.items() if scaled or not name.startswith("gap")]
         found = [turn for trace in kept for turn in trace.turns]
@@ -245,7 +245,7 @@ class Footprints:
 
 
 class KnobTracker:
-    """All that a run's rows tell of its knobs, taken in order: those it logs, footprints of others, what moved, and the
+    """Everything that the rows of a run show about its settings: logged ones, footprints of others, movements, and the
     shape of the gap between trainer and rollout engine.
     """
 
@@ -257,7 +257,7 @@ class KnobTracker:
         self.first_step: int | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names, of which those in :data:`TRACKED` matter."""
+        """Take a row of canonical names; those in :data:`TRACKED` are used."""
         self.first_step = step if self.first_step is None else self.first_step
         self._knobs.update(step, metrics)
         self._movements.update(step, metrics)
@@ -265,12 +265,12 @@ class KnobTracker:
         self._gap.update(step, metrics)
 
     def follow_gap(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row from after the last finding: no knob that it shows caused one, but a mismatch goes on."""
+        """Take a row after the last finding, in which only the gap between trainer and engine still matters."""
         self._gap.update(step, metrics)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Knobs that were turned so far, what moved by itself, and causes of a mismatch, in order of step."""
+        """Return changed settings, movements and causes of a mismatch so far, in order of step."""
         found = (*self._knobs.turns, *self._footprints.turns, *self._movements.turns, *self._gap.turns)
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.knob)))
 

@@ -1,10 +1,10 @@
-"""Causes of a mismatch between trainer and rollout engine, by the shape of the gap and by what it does over the steps.
+"""Causes of a mismatch between trainer and rollout engine, by the shape of the gap and its course over the steps.
 
-``rlwatch/tensors/gap_shape.py`` measures the shape in each batch and derives what each cause makes of it. Truncated
-sampling, a temperature and an error that adds up along a response have shapes of their own. Rounding and old weights
-have the same one, a noise on both sides: only time tells them apart. Old weights make a gap that grows with their age
-and falls at each sync; rounding is there before the first update, and stays. Where neither shows, no cause is named,
-and what would have to be logged is.
+``rlwatch/tensors/gap_shape.py`` measures the shape in each batch and derives the shape that each cause produces.
+Truncated sampling, a temperature and an error that adds up along a response have distinct shapes. Rounding and old
+weights share one, noise on both sides, and differ only over time: old weights make a gap that grows with their age and
+falls at each sync; rounding is there before the first update, and stays. Where neither is visible, no cause is named,
+but the metrics that would have to be logged are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 from rlwatch.wording import number
 
 ENGINE = "rollout_engine"
-"""Knob of ``knobs.toml`` that these are of."""
+"""Entry of ``knobs.toml`` to which these causes belong."""
 GAP, WEIGHT = "mismatch/logp_absdiff", "mismatch/weight_mean"
 ABOVE, LATE = "mismatch/above_share", "mismatch/late_ratio"
 TEMPERATURE, EXPLAINED = "mismatch/engine_temperature", "mismatch/temperature_share"
@@ -34,7 +34,7 @@ GAP_METRICS = frozenset(
 
 
 class MismatchCause(StrEnum):
-    """Cause of a mismatch, or ``unclear`` where what is logged does not separate the rest."""
+    """Cause of a mismatch, or ``unclear`` where the logged metrics do not separate the rest."""
 
     TRUNCATED = "truncated sampling"
     TEMPERATURE = "temperature"
@@ -54,54 +54,54 @@ FIRST_ACTIONS: Mapping[MismatchCause, tuple[str, ...]] = {
 """Actions of ``actions.toml`` that come first where the cause is known."""
 
 LEAST = 0.01
-"""Mean |d| in nats a token from which a gap has a cause to be looked for; bf16 samplers show 0.0014 to 0.008."""
+"""Mean |d| in nats a token from which a cause is looked for; bf16 samplers show 0.0014 to 0.008."""
 NEWEST, LASTING = 5, 3
-"""Rows whose medians are judged, and rows in which a cause must stand before it counts."""
+"""Rows whose medians are judged, and rows for which a cause must persist before it counts."""
 HISTORY = 40
-"""Rows over which the gap is held against age and steps."""
+"""Rows over which the gap is compared with age and steps."""
 ONE_SIDED = 0.1
-"""Share of the gap above 0 up to which it lies on one side. Exactly 0 of truncation; .34 to .5 of everything else."""
+"""Share of the gap above 0 up to which it lies on one side. Exactly 0 for truncation; .34 to .5 for everything else."""
 KEPT = 0.5
-"""Of 1 - exp(-|d|), what the mean weight must lack at least: an engine that can sample everything has a mean of 1."""
+"""Least shortfall of the mean weight, in units of 1 - exp(-|d|): an engine that can sample everything has mean 1."""
 ONE_TEMPERATURE, LIKE_TEMPERATURE, ANOTHER = 0.8, 0.75, 0.02
-"""Share of the squared gap that a temperature explains; |correlation| without an entropy; |log T| of another one."""
+"""Share of the squared gap that a temperature explains; |correlation| without an entropy; least |log T|."""
 GROWS, ERRORS = 1.1, 2.0
-"""Late over early, as a mean of the rows less so many standard errors, from which the gap grows along responses. Of
-other causes it was 0.94 to 1.06: a second half is not quite like the first."""
+"""Late over early, as the mean of the rows less that many standard errors, from which the gap grows along responses.
+For other causes it was 0.94 to 1.06: a second half differs slightly from the first."""
 WITH_AGE, FEWEST = 0.8, 10
-"""Correlation of gap and age over the rows, and how many rows it takes."""
+"""Correlation of gap and age over the rows, and the fewest rows for it."""
 OF_AGE = 0.5
 """Share of the gap that must vanish at age 0."""
 FALL, TEETH, TOOTH, RISING = 0.6, 3, 2, 0.7
-"""Factor of a fall from row to row, falls that make a saw, rows between two, and share of the others that must rise."""
+"""Factor of a fall from row to row, falls that make a sawtooth, rows between two, and share of the others that rise."""
 RAMP, AWAY, RAMP_ROWS, RAMP_RISING = 3.0, 2.5, 8, 0.7
-"""Factors of a steady rise over the run's first rows and over its own first row, its rows, and its rank correlation
-with the step."""
+"""Factors of a steady rise over the run's first rows and over its own first row, its number of rows, and its rank
+correlation with the step."""
 STEP_UP, HALFWAY = 0.5, 0.45
-"""Share of the rise that its first row may have, and that half of its rows must have: .5 where it grows by as much in
-each step, .39 or less where by a factor."""
+"""Largest share of the rise in its first row, and least share in half of its rows: .5 for linear growth, .39 or less
+for exponential growth."""
 STEADY = 2.0
-"""Factor within which a gap has stayed the same."""
+"""Factor within which a gap counts as constant."""
 FRESH = 0.5
-"""Versions up to which samples count as sampled by the newest weights."""
+"""Versions up to which samples count as drawn from the newest weights."""
 MOST_SEGMENTS = 16
 TINY = 1e-12
 """Sum of squares below which nothing varies."""
 LARGEST = 1e6
-"""Of any of these metrics; beyond, something is broken, and has no shape."""
+"""Largest valid value of these metrics; beyond it something is broken, and there is no shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A cause and the numbers that show it, in words."""
+class GapCause:
+    """A cause, and the numbers that show it in words."""
 
     cause: MismatchCause
-    says: str
+    text: str
 
 
 @dataclass(slots=True)
 class GapTracker:
-    """Follows the gap row by row; which cause stood from when to when. Memory is bounded."""
+    """Follow the gap row by row, and record which cause it showed over which steps. Memory is bounded."""
 
     rows: deque[tuple[int, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     newest: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
@@ -112,7 +112,7 @@ class GapTracker:
     candidate: tuple[MismatchCause, int, int] | None = None
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of canonical names; one without a gap is left out, as is what is no number or far too large."""
+        """Take a row of canonical names; rows without a gap and invalid or too large values are skipped."""
         known = {name: value for name in GAP_METRICS if abs(value := metrics.get(name, math.nan)) <= LARGEST}
         gap = known.get(GAP, -1.0)
         if known.get(SYNC, 0.0) > 0:
@@ -128,8 +128,8 @@ class GapTracker:
             self.base.append(gap)
         self._note(step, self.judged())
 
-    def _note(self, step: int, verdict: Verdict | None) -> None:
-        """Begin a segment once a cause has stood for a few rows, and let the newest go on."""
+    def _note(self, step: int, verdict: GapCause | None) -> None:
+        """Begin a segment once a cause has persisted for a few rows; otherwise extend the newest."""
         if verdict is None:
             self.candidate = None
             return
@@ -138,8 +138,8 @@ class GapTracker:
         self.candidate = (cause, first, rows + 1)
         if rows + 1 < LASTING:
             return
-        told, path = ChangeSource.MEASURED, ((first, 1.0),)
-        segment = KnobChange(ENGINE, cause.value, first, 0.0, path, told, until=step, says=verdict.says)
+        measured, path = ChangeSource.MEASURED, ((first, 1.0),)
+        segment = KnobChange(ENGINE, cause.value, first, 0.0, path, measured, until=step, text=verdict.text)
         if self.segments and (self.segments[-1].name, self.segments[-1].step) == (segment.name, first):
             self.segments[-1] = segment
         else:
@@ -147,13 +147,13 @@ class GapTracker:
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Causes as they stood, each from ``step`` to ``until``."""
+        """Return the causes over time, each from ``step`` to ``until``."""
         return tuple(self.segments)
 
     # What the newest rows show.
 
-    def judged(self) -> Verdict | None:
-        """The cause that the rows so far show; None where there is hardly a gap."""
+    def judged(self) -> GapCause | None:
+        """Return the cause that the rows so far show; None where there is hardly a gap."""
         if len(self.newest) < LASTING or max(self.newest) < LEAST:
             return None
         last = [row for _, row in islice(reversed(self.rows), NEWEST)]
@@ -169,23 +169,23 @@ class GapTracker:
             or self._ramp(now)
             or self._along()
             or self._rounded(now)
-            or Verdict(MismatchCause.UNCLEAR, "")
+            or GapCause(MismatchCause.UNCLEAR, "")
         )
 
-    def _compared(self, last: Sequence[Mapping[str, float]]) -> Verdict | None:
-        """Old weights, by the weights themselves where they were compared after each sync."""
+    def _compared(self, last: Sequence[Mapping[str, float]]) -> GapCause | None:
+        """Detect old weights by the weights themselves, where they were compared after each sync."""
         seen = [row[DIFFER] for row in last if DIFFER in row]
         if not seen or seen[0] <= 0.0:
             return None
         return _stale(f"{seen[0]:.0%} of the engine's tensors differed from the trainer's after the newest weight sync")
 
     def _equal(self) -> bool:
-        """True if the newest rows were sampled by the weights that they train: compared in each, and equal."""
+        """Return whether the newest rows were sampled by the weights that they train: compared in each, and equal."""
         last = [row for _, row in islice(reversed(self.rows), NEWEST)]
         return len(last) == NEWEST and all(row.get(DIFFER) == 0.0 and row.get(AGE, 0.0) <= FRESH for row in last)
 
-    def _aged(self, now: Mapping[str, float], teeth: int) -> Verdict | None:
-        """Old weights, by their age or by the falls at each sync."""
+    def _aged(self, now: Mapping[str, float], teeth: int) -> GapCause | None:
+        """Detect old weights, by their age or by the falls at each sync."""
         per, age = now.get(PER_VERSION), now.get(AGE, 0.0)
         if per is not None and age > 0 and per * age >= OF_AGE * now[GAP]:
             share = min(per * age / now[GAP], 1.0)
@@ -198,7 +198,7 @@ class GapTracker:
         falls = f"|d| rose from row to row and fell by {1 - FALL:.0%} or more {teeth} times"
         return _stale(falls) if teeth else None
 
-    def _with(self, name: str, words: str) -> Verdict | None:
+    def _with(self, name: str, words: str) -> GapCause | None:
         pairs = [(row[name], row[GAP]) for _, row in self.rows if name in row]
         if len(pairs) < FEWEST:
             return None
@@ -212,19 +212,19 @@ class GapTracker:
         return _stale(f"|d| follows the {words} (correlation {r:.2f}, {number(slope, 3)} nats each)")
 
     def _teeth(self) -> int:
-        """Falls of a saw: several, each from a gap that counts and after rows that rose; 0 where the gap is none."""
+        """Return the number of falls in a sawtooth, each from a gap that counts and after rising rows, or 0."""
         gaps = [row[GAP] for _, row in self.rows]
         falls = [place for place in range(1, len(gaps)) if gaps[place] <= FALL * gaps[place - 1] >= FALL * LEAST]
         if len(falls) < TEETH or any(later - place < TOOTH for place, later in pairwise(falls)):
             return 0
-        first = max(1, 2 * falls[0] - falls[1])  # as long before the first fall as there are rows to the second
+        first = max(1, 2 * falls[0] - falls[1])  # as many rows before the first fall as from it to the second
         moves = [gaps[place] > gaps[place - 1] for place in range(first, len(gaps)) if place not in falls]
         return len(falls) if sum(moves) >= RISING * len(moves) else 0
 
-    def _ramp(self, now: Mapping[str, float]) -> Verdict | None:
-        """Weights that do not arrive: from the level of the first rows steadily up, no jump and not exponentially.
+    def _ramp(self, now: Mapping[str, float]) -> GapCause | None:
+        """Detect weights that do not arrive: a steady rise from the first rows, with no jump and not exponential.
 
-        Other faults come slowly, too. Without the shape of the gap none of them is ruled out.
+        Other faults also grow slowly. Without the shape of the gap none of them is ruled out.
         """
         if len(self.base) < NEWEST or ABOVE not in now or self._equal():
             return None
@@ -249,39 +249,39 @@ class GapTracker:
         )
 
     def _late(self) -> tuple[float, float]:
-        """Mean of late over early of the rows whose gap counts, and its standard error; 1 and 0 where it is unknown."""
+        """Return the mean of late over early for rows whose gap counts, and its standard error; 1 and 0 if unknown."""
         found = [row[LATE] for _, row in self.rows if row[GAP] >= LEAST and LATE in row]
         if len(found) < NEWEST:
             return 1.0, 0.0
         mean = sum(found) / len(found)
         return mean, math.sqrt(sum((one - mean) ** 2 for one in found) / (len(found) - 1) / len(found))
 
-    def _along(self) -> Verdict | None:
-        """A gap that grows along responses."""
+    def _along(self) -> GapCause | None:
+        """Detect a gap that grows along responses."""
         late, error = self._late()
         if late - ERRORS * error < GROWS:
             return None
-        says = f"the gap of the second half of responses is {number(late, 3)} times that of the first"
-        return Verdict(MismatchCause.ALONG, f"{says}, at equal probability (standard error {number(error, 2)})")
+        text = f"the gap of the second half of responses is {number(late, 3)} times that of the first"
+        return GapCause(MismatchCause.ALONG, f"{text}, at equal probability (standard error {number(error, 2)})")
 
-    def _rounded(self, now: Mapping[str, float]) -> Verdict | None:
-        """Rounding: a noise on both sides that weights cannot have made, because it was there before they changed."""
+    def _rounded(self, now: Mapping[str, float]) -> GapCause | None:
+        """Detect rounding: noise on both sides that was there before the weights changed, so they did not cause it."""
         above, (late, _) = now.get(ABOVE), self._late()
         if above is None or above < 2 * ONE_SIDED or now.get(EXPLAINED, 0.0) > 1 - ONE_TEMPERATURE or late >= GROWS:
             return None
         gaps = [row[GAP] for _, row in self.rows]
         if self._equal():
             says = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
-            return Verdict(MismatchCause.PRECISION, f"{says}; the weights were equal after each of {NEWEST} syncs")
+            return GapCause(MismatchCause.PRECISION, f"{says}; the weights were equal after each of {NEWEST} syncs")
         shape = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
         lower = [place for place, gap in enumerate(gaps) if gap < now[GAP] / STEADY]
         if self.base[0] >= now[GAP] / STEADY and not lower and max(gaps) <= STEADY * now[GAP]:
-            return Verdict(MismatchCause.PRECISION, f"{shape}; it was there in the run's first row, and stayed")
+            return GapCause(MismatchCause.PRECISION, f"{shape}; it was there in the run's first row, and stayed")
         since = lower[-1] + 1 if lower else 0
         lasted = len(gaps) - since >= NEWEST
         at_once = lasted and (since == 0 or gaps[since - 1] <= gaps[since] / STEADY)
         if now.get(AGE, math.inf) <= FRESH and at_once:
-            return Verdict(MismatchCause.PRECISION, f"{shape}; it came at once, and samples are of the newest weights")
+            return GapCause(MismatchCause.PRECISION, f"{shape}; it came at once, and samples are of the newest weights")
         return None
 
 
@@ -291,7 +291,7 @@ def middle(values: Sequence[float]) -> float:
 
 
 def rank_correlation(values: Sequence[float]) -> float:
-    """Spearman's correlation of two values or more with their place, in [-1, 1]; equal ones rank by place.
+    """Return Spearman's correlation of at least two values with their index, in [-1, 1]; ties rank by index.
 
     >>> rank_correlation([1.0, 2.0, 5.0]), rank_correlation([3.0, 2.0, 1.0])
     (1.0, -1.0)
@@ -301,51 +301,51 @@ def rank_correlation(values: Sequence[float]) -> float:
     return 1 - 6 * off / (len(values) * (len(values) ** 2 - 1))
 
 
-def _stale(says: str) -> Verdict:
-    return Verdict(MismatchCause.STALE, says)
+def _stale(text: str) -> GapCause:
+    return GapCause(MismatchCause.STALE, text)
 
 
-def truncated(now: Mapping[str, float]) -> Verdict | None:
-    """All of the gap on one side, and a mean weight below 1 by as much: what is cut is never sampled."""
+def truncated(now: Mapping[str, float]) -> GapCause | None:
+    """Detect truncation: the gap is one-sided and the mean weight below 1, since cut tokens are never sampled."""
     above, weight = now.get(ABOVE), now.get(WEIGHT)
     if above is None or weight is None or above > ONE_SIDED or 1 - weight < KEPT * -math.expm1(-now[GAP]):
         return None
-    says = f"{above:.1%} of the gap lies above 0, and the mean weight is {number(weight, 3)}, the mass that is kept"
-    return Verdict(MismatchCause.TRUNCATED, says)
+    text = f"{above:.1%} of the gap lies above 0, and the mean weight is {number(weight, 3)}, the mass that is kept"
+    return GapCause(MismatchCause.TRUNCATED, text)
 
 
-def temperature(now: Mapping[str, float]) -> Verdict | None:
-    """One number explains the gap of all tokens; without an entropy only that the engine is flatter, or sharper."""
+def temperature(now: Mapping[str, float]) -> GapCause | None:
+    """Detect a temperature: one number explains the gap; without an entropy only whether the engine is flatter."""
     share, value = now.get(EXPLAINED), now.get(TEMPERATURE)
     if share is not None and value is not None and value > 0:
         if share < ONE_TEMPERATURE or abs(math.log(value)) < ANOTHER:
             return None
-        says = f"a temperature of {number(value, 3)} times the trainer's explains {share:.0%} of the squared gap"
-        return Verdict(MismatchCause.TEMPERATURE, says)
+        text = f"a temperature of {number(value, 3)} times the trainer's explains {share:.0%} of the squared gap"
+        return GapCause(MismatchCause.TEMPERATURE, text)
     aligned, slope = now.get(ALIGNED), now.get(SLOPE, 0.0)
     if aligned is None or abs(aligned) < LIKE_TEMPERATURE:
         return None
     how = "flatter" if slope > 0 else "sharper"
-    says = (
+    text = (
         f"the engine is the {how} one: d goes with the log-prob (correlation {aligned:.2f}, slope {number(slope, 3)})"
     )
-    return Verdict(MismatchCause.TEMPERATURE, says)
+    return GapCause(MismatchCause.TEMPERATURE, text)
 
 
-# The one cause for a failure, of those that stood around its onset.
+# The one cause for a failure, from those around its onset.
 
 AROUND, ROWS_AROUND = 60, 12
 """Steps and rows after the onset of a mismatch in which its cause is looked for: a lost policy has other shapes."""
 
 
 def cause_of(turns: Iterable[KnobChange], onset: int, slack: int, row_steps: int = 1) -> KnobChange | None:
-    """The cause that stood longest around ``onset``, a named one before an unclear one; None where none did."""
+    """Return the longest-lasting cause around ``onset``, a named one before an unclear one; None without any."""
     low, high = onset - slack, onset + max(AROUND, ROWS_AROUND * row_steps)
     found: dict[tuple[bool, str], tuple[int, KnobChange]] = {}
     for turn in turns:
         until = turn.step if turn.until is None else turn.until
         stood = min(until, high) - max(turn.step, low)
-        if turn.told is ChangeSource.MEASURED and stood >= 0:
+        if turn.source is ChangeSource.MEASURED and stood >= 0:
             key = (turn.name != MismatchCause.UNCLEAR.value, turn.name)
             before, first = found.get(key, (0, turn))
             found[key] = (before + stood, first)
@@ -355,7 +355,7 @@ def cause_of(turns: Iterable[KnobChange], onset: int, slack: int, row_steps: int
 
 
 def wanted(measured: Collection[str] | None) -> str:
-    """Words for what would have to be logged to name the cause of a mismatch, beside what is (None: not known)."""
+    """Return what must be logged to name the cause of a mismatch, in addition to ``measured`` (None: unknown)."""
     if measured is None or ABOVE not in measured:
         return 'log-probs of single tokens from trainer and engine (`level="full"`)'
     if DIFFER in measured and AGE in measured:

@@ -1,8 +1,8 @@
-"""Movements of the reward and of what shows the policy's updates, and the two guesses that follow from their order.
+"""Movements of the reward and of metrics of the policy's updates, and two guesses that follow from their order.
 
-A reward that falls while nothing shows that the policy changed was not lowered by the policy: the environment, a tool,
-the verifier or the data are looked at first. Where gradient, clipping and KL went up before anything broke, the updates
-were too large, whichever knob made them so.
+If the reward falls while no metric shows a change of the policy, the policy did not lower it: environment, tools,
+verifier and data are the first suspects. If gradient, clipping and KL rose before anything broke, the updates were too
+large, whichever setting made them so.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rlwatch.diagnosis.turns import ChangeSource, KnobChange
 from rlwatch.wording import number
 
 POLICY, REWARD = "policy", "reward"
-"""Of what a movement is."""
+"""Subjects of a movement."""
 UPDATES, ENVIRONMENT = "update_size", "environment"
-"""Knobs of ``knobs.toml`` that are guessed at."""
+"""Entries of ``knobs.toml`` that are inferred here."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovementGauge:
-    """A metric whose movements are noted: by ``least`` at least, times the level where ``times`` is set.
+    """A metric whose movements are recorded: at least ``least``, times the level where ``times`` is set.
 
-    ``update``: which side of the size of an update it shows, if it does; ``much``: a level that is large by itself.
+    ``update``: the aspect of an update's size that it shows, if any. ``much``: a level that is large by itself.
     """
 
     metric: str
@@ -51,21 +51,21 @@ GAUGES: tuple[MovementGauge, ...] = (
     MovementGauge("len/clipped", "share of cut responses", POLICY, 0.2),
 )
 MEASURED = frozenset(gauge.metric for gauge in GAUGES)
-"""Metrics whose movements are noted."""
+"""Metrics whose movements are recorded."""
 
 ROWS, FEWEST = 24, 6
-"""Rows of the level that a movement is held against, and how many it takes."""
+"""Rows of the level from which a movement is measured, and the fewest of them."""
 NEWEST = 3
-"""Rows of which the last and one more must have left it."""
+"""Newest rows, of which the last and one more must have left the level."""
 TIMES = 6.0
-"""A movement goes farther than so many usual deviations."""
+"""Usual deviations that a movement exceeds."""
 KEPT = 6
-"""Movements kept of one metric: the newest."""
+"""Newest movements kept of one metric."""
 
 
 @dataclass(slots=True)
-class Needle:
-    """Follows one gauge: its level moves along, and is held while it is away."""
+class MovementTracker:
+    """Movements of one gauge: its level is updated row by row, except during a movement."""
 
     gauge: MovementGauge
     level: deque[float] = field(default_factory=lambda: deque(maxlen=ROWS))
@@ -75,7 +75,7 @@ class Needle:
     turns: deque[KnobChange] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def update(self, step: int, value: float) -> None:
-        """Take its value in a row; what is no number moves nothing."""
+        """Take the value of a row; values that are not finite are ignored."""
         if not math.isfinite(value):
             return
         if len(self.last) == NEWEST and not self.away:
@@ -84,13 +84,13 @@ class Needle:
         if len(self.level) < FEWEST or len(self.last) < NEWEST:
             return
         if self.began is not None and min(self.level) <= value <= max(self.level):
-            self.away = 0  # among the usual ones: most rows are, and cost no more than this
+            self.away = 0  # a usual value, as in most rows: no further work
             return
         ordered = sorted(self.level)
         middle = ordered[len(ordered) // 2]
         if self.began is None:
             self.began = KnobChange(
-                self.gauge.of, self.gauge.metric, step, middle, ((step, middle),), ChangeSource.MOVED, says=BEGAN
+                self.gauge.of, self.gauge.metric, step, middle, ((step, middle),), ChangeSource.MOVED, text=BEGAN
             )
         usual = 1.4826 * sorted(abs(one - middle) for one in ordered)[len(ordered) // 2]
         limit = max(TIMES * usual, self.gauge.least * (abs(middle) if self.gauge.times else 1.0))
@@ -103,7 +103,7 @@ class Needle:
             self.away = 0
 
     def _note(self, middle: float, off: Sequence[tuple[int, float]]) -> None:
-        """A movement begins, or goes on; one that has gone on for long is the level."""
+        """Begin or extend a movement; a long one becomes the level."""
         if not self.away:
             now = max((by for _, by in off), key=abs) + middle
             first = off[0][0]
@@ -117,7 +117,7 @@ class Needle:
 
 
 BEGAN = "from the first rows"
-"""Words of a level that is no movement."""
+"""Text of a level that is no movement."""
 
 
 def _level(turn: KnobChange) -> float:
@@ -128,20 +128,20 @@ class Movements:
     """The movements of all gauges, row by row."""
 
     def __init__(self) -> None:
-        self._needles = {gauge.metric: Needle(gauge) for gauge in GAUGES}
+        self._trackers = {gauge.metric: MovementTracker(gauge) for gauge in GAUGES}
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row of canonical names."""
-        for metric, needle in self._needles.items():
+        for metric, tracker in self._trackers.items():
             value = metrics.get(metric)
             if value is not None:
-                needle.update(step, value)
+                tracker.update(step, value)
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Movements so far, in order of step."""
-        found = [turn for needle in self._needles.values() for turn in needle.turns]
-        found += [one.began for one in self._needles.values() if one.began and _level(one.began) >= one.gauge.much]
+        """Return the movements so far, in order of step."""
+        found = [turn for tracker in self._trackers.values() for turn in tracker.turns]
+        found += [one.began for one in self._trackers.values() if one.began and _level(one.began) >= one.gauge.much]
         return tuple(sorted(found, key=lambda turn: (turn.step, turn.name)))
 
 
@@ -153,26 +153,26 @@ SIDES: Mapping[str, str] = {
     **{gauge.metric: gauge.update for gauge in GAUGES if gauge.update},
     **{name: kind.side for name, kind in catalogue.kinds().items() if kind.side not in ("", REWARD)},
 }
-"""Gauge, or kind of finding -> the side of an update's size that it shows: gradient, ratios, or the way it went."""
+"""Gauge or kind of finding -> the aspect of an update's size that it shows: gradient, ratios or distance."""
 ENOUGH = 2
-"""Gauges of the policy that must be measured for its rest to mean anything, and sides of its updates that must grow."""
+"""Fewest measured gauges of the policy that show it unchanged, and fewest aspects of its updates that must grow."""
 BEFORE = 60
-"""Steps before the failure within which a movement has to do with it."""
+"""Steps before the failure within which a movement is related to it."""
 REWARD_KINDS = frozenset(name for name, kind in catalogue.kinds().items() if kind.side == REWARD)
-"""Findings that say the reward broke."""
+"""Kinds of findings that report a broken reward."""
 
 
 def guesses(
     moves: Iterable[KnobChange], signs: Sequence[Sign], since: int, slack: int, measured: Collection[str] | None
 ) -> list[KnobChange]:
-    """Inferred turns of :data:`UPDATES` or :data:`ENVIRONMENT`, for a failure that began at ``since``."""
-    noted = [turn for turn in moves if turn.told is ChangeSource.MOVED]
-    stands = [turn for turn in noted if turn.says == BEGAN and turn.step <= since]
-    near = [turn for turn in noted if turn.says != BEGAN and since - BEFORE <= turn.step <= since + slack]
+    """Return inferred changes of :data:`UPDATES` or :data:`ENVIRONMENT` for a failure that began at ``since``."""
+    noted = [turn for turn in moves if turn.source is ChangeSource.MOVED]
+    levels = [turn for turn in noted if turn.text == BEGAN and turn.step <= since]
+    near = [turn for turn in noted if turn.text != BEGAN and since - BEFORE <= turn.step <= since + slack]
     policy = [turn for turn in near if turn.knob == POLICY]
     grown = _grown(policy, [sign for sign in signs if sign.bad and since - BEFORE <= sign.onset_step <= since + slack])
-    if "gradient" in grown and "ratio" not in grown and stands:
-        grown["ratio"] = (grown["gradient"][0], f"{TITLES[stands[0].name]} {number(_level(stands[0]), 3)} {BEGAN}")
+    if "gradient" in grown and "ratio" not in grown and levels:
+        grown["ratio"] = (grown["gradient"][0], f"{TITLES[levels[0].name]} {number(_level(levels[0]), 3)} {BEGAN}")
     if len(grown) >= ENOUGH and grown.keys() - {"distance"} and min(step for step, _ in grown.values()) <= since:
         return [_updates(sorted(grown.values()))]
     watched = () if measured is None else sorted({TITLES[name] for name in MEASURED & set(measured)} - {"reward"})
@@ -185,7 +185,7 @@ def guesses(
 
 
 def _grown(moves: Sequence[KnobChange], signs: Sequence[Sign]) -> dict[str, tuple[int, str]]:
-    """Side of an update's size -> when it grew, and words: numbers where there are any."""
+    """Return for each aspect of an update's size when it grew, and a text, with numbers where there are any."""
     shown = [(turn.step, SIDES[turn.name], _ends(turn)) for turn in moves if turn.name in SIDES and _grew(turn)]
     found = [(s.onset_step, SIDES[s.kind], f"{s.entry.happened} at {s.onset_step}") for s in signs if s.kind in SIDES]
     grown: dict[str, tuple[int, str]] = {}
@@ -204,13 +204,13 @@ def _ends(turn: KnobChange) -> str:
 
 
 def _updates(grown: Sequence[tuple[int, str]]) -> KnobChange:
-    first, told = grown[0][0], ", ".join(words for _, words in grown)
+    first, text = grown[0][0], ", ".join(words for _, words in grown)
     why = "these grow with an update's size, whichever knob sets it (rate, updates a batch, clip range, old weights)"
-    return KnobChange(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), ChangeSource.INFERRED, says=told, why=why)
+    return KnobChange(UPDATES, UPDATES, first, 0.0, ((first, 1.0),), ChangeSource.INFERRED, text=text, why=why)
 
 
 def _environment(fall: KnobChange, watched: Sequence[str]) -> KnobChange:
     why = f"nothing that was measured of the policy moved before or with it ({', '.join(watched)})"
     return KnobChange(
-        ENVIRONMENT, ENVIRONMENT, fall.step, 0.0, ((fall.step, 1.0),), ChangeSource.INFERRED, says=_ends(fall), why=why
+        ENVIRONMENT, ENVIRONMENT, fall.step, 0.0, ((fall.step, 1.0),), ChangeSource.INFERRED, text=_ends(fall), why=why
     )

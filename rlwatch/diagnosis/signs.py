@@ -1,4 +1,4 @@
-"""Signs, one for each time a failure began, and the chains they make."""
+"""Signs, one for each time a failure began, and chains of causes and effects between them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlwatch import catalogue
 from rlwatch.records import Event, Finding, Severity
 
 MOST = 400
-"""Signs considered: the newest. A run with more has other troubles than their order."""
+"""Signs considered: the newest. In a run with more, their order explains nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One failure beginning once: ``onset_step`` is when, looking back; ``seen_step`` when a detector first reported
-    it, ``last_seen_step`` when one last did (it was still so then); ``standing``: it was so from the run's first rows.
+    """One beginning of one failure. ``onset_step``: its beginning, in retrospect; ``seen_step`` and ``last_seen_step``:
+    the first and the last report of a detector; ``standing``: it was present from the run's first rows.
     """
 
     kind: str
@@ -31,18 +31,18 @@ class Sign:
 
     @property
     def entry(self) -> catalogue.FindingKind:
-        """The catalogue's entry of its kind."""
+        """Return the catalogue's entry of its kind."""
         return catalogue.entry(self.kind)
 
     @property
     def bad(self) -> bool:
-        """Worse than a remark."""
+        """Return whether it is worse than a remark."""
         return self.severity is not Severity.INFO
 
     def leads_to(self, other: Sign, slack: int) -> bool:
-        """True if ``other`` is known to follow and came in time: at most ``slack`` steps before, ``reach`` after.
+        """Return whether ``other`` is a known effect and in time: at most ``slack`` steps before, ``reach`` after.
 
-        What was so from the first rows explains nothing that began later: the run was well with it.
+        A state from the first rows explains nothing that began later: the run was well with it.
         """
         if self.standing and not other.standing:
             return False
@@ -50,16 +50,16 @@ class Sign:
 
     @property
     def last_effect(self) -> int:
-        """The last step at which an effect may begin. What took long to be seen is slow, and so are its effects."""
+        """Return the last step at which an effect may begin: what was slow to be detected has slow effects."""
         reach = max(self.entry.reach, self.seen_step - self.onset_step)
         return max(self.onset_step, self.seen_step, self.last_seen_step) + reach
 
 
 def signs(findings: Iterable[Finding], *, begun: float = -math.inf) -> list[Sign]:
-    """One sign for each (kind, onset), in order of onset; of findings that tell the same, the severest words.
+    """Return one sign for each (kind, onset), in order of onset; of equal findings the most severe.
 
-    A finding whose onset lies before an earlier sign of its kind was seen goes on with that one. ``begun``: the last
-    of the run's first rows; what was so by then is ``standing``.
+    A finding whose onset lies before an earlier sign of its kind was seen continues that sign. ``begun``: the last of
+    the run's first rows; what was present by then is ``standing``.
     """
     found: list[Sign] = []
     newest: dict[str, int] = {}
@@ -75,7 +75,7 @@ def signs(findings: Iterable[Finding], *, begun: float = -math.inf) -> list[Sign
 
 
 def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Finding]:
-    """Without what belongs to steps that a later attempt ran again. ``starts``: first step of each attempt."""
+    """Return the findings without those of re-run steps. ``starts``: first step of each attempt."""
     return [
         finding
         for finding in findings
@@ -84,7 +84,7 @@ def on_branch(findings: Iterable[Finding], starts: Mapping[int, int]) -> list[Fi
 
 
 def starts_of(findings: Sequence[Finding], events: Sequence[Event]) -> dict[int, int]:
-    """The first step known of each attempt, by what was found and what happened in it."""
+    """Return the first known step of each attempt, from findings and events."""
     starts: dict[int, int] = {}
     steps = [(f.attempt, f.step) for f in findings] + [(e.attempt, e.step) for e in events if e.step is not None]
     for attempt, step in steps:
@@ -93,7 +93,7 @@ def starts_of(findings: Sequence[Finding], events: Sequence[Event]) -> dict[int,
 
 
 def row_steps(steps: Sequence[int]) -> int:
-    """Steps between two rows of a log, as a median; 1 if there are fewer than two.
+    """Return the median number of steps between two rows of a log; 1 if there are fewer than two.
 
     >>> row_steps([10, 20, 30, 60])
     10
@@ -119,30 +119,31 @@ def _joined(sign: Sign, finding: Finding) -> Sign:
 
 
 def failure_onset(onsets: Iterable[tuple[catalogue.FindingKind, int]]) -> int | None:
-    """Return the step at which a failure began, by its severest findings: kind and onset of each.
+    """Return the step at which a failure began, from kind and onset of its most severe findings.
 
-    The first onset; of what accumulates only where nothing else was found. KL to the reference had been growing for
-    20 steps when a demo's learning rate rose, and no knob turned between the two could then be its cause.
+    It is the first onset; accumulating quantities count only where nothing else was found. KL to the reference had been
+    growing for 20 steps when a demo's learning rate rose, and no setting changed between the two could then be its
+    cause.
     """
     known = list(onsets)
     return min([at for kind, at in known if not kind.accumulates] or [at for _, at in known], default=None)
 
 
-# Who explains whom: chains from the signs that nothing explains down to what they are known to cause.
+# Explanations: chains from unexplained signs down to their known effects.
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A sign that nothing before it explains, and what is known to follow from it, in order of onset."""
+    """A sign that nothing before it explains, and its known effects, in order of onset."""
 
     root: Sign
     effects: tuple[Sign, ...]
 
 
 def chains(signs: Sequence[Sign], slack: int) -> list[Chain]:
-    """One for each unexplained sign. ``slack``: steps by which an onset may be off.
+    """Return one chain for each unexplained sign. ``slack``: error of onsets in steps.
 
-    Where signs explain each other in a ring (possible within the slack only), the earliest is taken as the root.
+    Where signs explain each other in a cycle (possible within the slack only), the earliest is the root.
     """
     ahead = {sign: [other for other in signs if _explains(sign, other, slack)] for sign in signs}
     explained = {other for followers in ahead.values() for other in followers}
@@ -156,7 +157,7 @@ def chains(signs: Sequence[Sign], slack: int) -> list[Chain]:
 
 
 def _explains(cause: Sign, effect: Sign, slack: int) -> bool:
-    """Order decides; within the slack, that the one is known to cause the other and not the reverse."""
+    """Return whether ``cause`` explains ``effect``: by order, or within the slack by the catalogue's direction."""
     if cause == effect or not cause.leads_to(effect, slack):
         return False
     return cause.onset_step < effect.onset_step or not effect.leads_to(cause, slack)

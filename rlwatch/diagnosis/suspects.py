@@ -1,8 +1,8 @@
-"""Suspects: knobs that were turned before a failure began, by how much that is known to hurt, and when.
+"""Suspects: settings that changed before a failure began, ranked by how much such a change is known to hurt, and when.
 
-A weight of 1 is a change that is known to break runs by itself (``harm`` in ``knobs.toml``), its square weighs 2. What
-came late, was over, or went the other way weighs less; what is only inferred weighs what such a footprint proved to be
-worth on one half of the corpus's recipes (``benchmarks/causes.py``).
+A weight of 1 is a change that is known to break runs by itself (``harm`` in ``knobs.toml``); its square weighs 2. A
+change that came late, was over, or went in the harmless direction weighs less. The weight of an inferred change is the
+value that its footprint had on one half of the corpus's recipes (``benchmarks/causes.py``).
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from rlwatch.diagnosis.turns import ChangeSource, KnobChange, standing
 from rlwatch.records import JSON, Event
 
 LEAST = 0.3
-"""Weight from which a knob is a suspect."""
+"""Weight from which a setting is a suspect."""
 SOME = 0.5
 """Weight from which it is a plausible cause."""
 MOST = 3.0
-"""No change weighs more: beyond the cube of its harm, one is as bad as another."""
+"""Largest weight: beyond the cube of its harm, all changes are equally bad."""
 ODD = 2.5
 """Weight of a value that turned NaN, or changed its sign."""
 FROM_NOTHING, TO_NOTHING = 1.5, 0.2
 """Weights of a term that was switched on, and of one that was switched off."""
 OPTION = 1.2
-"""Weight of an option that was changed at a resume, where no number says how much."""
+"""Weight of an option that changed at a resume without a number for its size."""
 WARMING = 0.5
-"""Weight of a learning rate on its first rise."""
+"""Weight of a learning rate during its warm-up."""
 HARMLESS = 0.4
-"""The most a change weighs that went the way that is known to do good."""
+"""Largest weight of a change in the direction that is known to help."""
 INFERRED: Mapping[str, float] = {
     "entropy_bonus": 1.7, "rollout_engine": 2.0, "data": 1.6, "update_size": 0.6, "environment": 0.6,
 }  # fmt: skip
-"""Weights of footprints; 2.2 of those not named. Ratios go far for many reasons."""
+"""Weights of footprints; others have 2.2. Ratios grow for many reasons."""
 CLEAR = 2.2
 GAP_WEIGHT = 0.45
-"""Of a reward that parts from the validation score: whatever is learnt of the training data alone parts them too."""
+"""Weight of a reward that diverges from the validation score, which overfitting to the training data also causes."""
 STANDING = 0.8
-"""Weight of a value that is large from the start, where what it is known to do was found."""
+"""Weight of a value that is large from the start, where one of its known effects was found."""
 LATER = 60
-"""Steps after the failure began from which a turn is none of its story."""
+"""Steps after the beginning of the failure from which a change is unrelated."""
 LATE, LATE_INFERRED, TOO_LATE = 0.3, 0.4, 0.1
 GAP = 60
-"""Steps without a new sign that keep an earlier one out of the story."""
+"""Steps without a new sign that separate an earlier one from the failure."""
 OLD = 300
 """Steps before the first sign from which a change weighs half."""
 OVER, OVER_STEPS = 0.3, 30
-"""What the weight is multiplied by where the knob was back at its place so many steps before the first sign."""
+"""Factor on the weight of a setting that was back at its value that many steps before the first sign."""
 
 
 NO_KNOBS = (ChangeSource.MOVED, ChangeSource.MEASURED)
-"""Of what moved by itself, and of the shape of a gap, nobody turned a knob."""
+"""Sources without a changed setting: movements, and the shape of a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A knob, its turns (the weightiest first), and what they weigh."""
+    """A setting, its changes (the heaviest first), and their weight."""
 
     knob: Knob
     turns: tuple[KnobChange, ...]
@@ -71,19 +71,19 @@ class Suspect:
 
     @property
     def turn(self) -> KnobChange:
-        """The weightiest."""
+        """Return the heaviest change."""
         return self.turns[0]
 
     @property
     def inferred(self) -> bool:
-        """True where nobody told of it."""
-        return self.turn.told is ChangeSource.INFERRED
+        """Return whether the change was inferred, not logged."""
+        return self.turn.source is ChangeSource.INFERRED
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A failure as far as its signs go: when the first began, when the severest did, and the last; how far onsets may
-    be off.
+    """The time span of a failure by its signs: the first, the first of the most severe, and the last; and the error of
+    onsets.
     """
 
     began: int
@@ -93,14 +93,14 @@ class Trouble:
 
 
 DATED_WITHIN = 8
-"""Steps by which the onset of a failure that builds up may be off: a knob turned within them is not too late."""
+"""Error in steps of the onset of a failure that builds up: a setting that changed within it is not too late."""
 
 
 def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
-    """The stretch of signs that weighs most; None where there are none but remarks.
+    """Return the stretch of signs with the largest weight; None where there are only remarks.
 
-    A stretch reaches on as long as the next sign is near: of a run's first hundred rows some detector always says
-    something.
+    A stretch continues while the next sign is near: some detector always reports something in a run's first hundred
+    rows.
     """
     stretches: list[list[Sign]] = []
     for sign in sorted((sign for sign in found if sign.bad), key=lambda sign: sign.onset_step):
@@ -118,9 +118,9 @@ def trouble_of(found: Iterable[Sign], slack: int) -> Trouble | None:
 
 
 def suspects(turns: Sequence[KnobChange], trouble: Trouble) -> list[Suspect]:
-    """Knobs that were turned, the weightiest first."""
+    """Return the changed settings, the heaviest first."""
     weighed: dict[str, list[tuple[float, KnobChange]]] = defaultdict(list)
-    for turn in _own([turn for turn in turns if turn.told not in NO_KNOBS], trouble):
+    for turn in _own([turn for turn in turns if turn.source not in NO_KNOBS], trouble):
         weighed[turn.knob].append((weight_of(turn, trouble), turn))
     made = []
     for name, pairs in weighed.items():
@@ -131,28 +131,29 @@ def suspects(turns: Sequence[KnobChange], trouble: Trouble) -> list[Suspect]:
 
 
 def _own(turns: Sequence[KnobChange], trouble: Trouble) -> list[KnobChange]:
-    """Without footprints that another knob's turn left: an engine with old weights is far from the trainer, and
-    advantages that are off their centre, or another KL term, move the loss.
+    """Return the changes without footprints of another setting: an engine with old weights is far from the trainer, and
+    advantages off their centre, or another KL term, move the loss.
     """
     kept = []
     for turn in turns:
         by = {"rollout_engine": ("weight_sync",), "entropy_bonus": ("advantages", "kl_coefficient")}.get(turn.knob, ())
         others = [other.step for other in turns if other.knob in by]
-        if turn.told is not ChangeSource.INFERRED or not any(step <= turn.step + 4 * trouble.slack for step in others):
+        latest = turn.step + 4 * trouble.slack
+        if turn.source is not ChangeSource.INFERRED or not any(step <= latest for step in others):
             kept.append(turn)
     return kept
 
 
 def weight_of(turn: KnobChange, trouble: Trouble) -> float:
-    """The weight of one turn."""
-    if turn.told is ChangeSource.STANDING:
+    """Return the weight of one change."""
+    if turn.source is ChangeSource.STANDING:
         return STANDING
-    if turn.told is ChangeSource.INFERRED:
+    if turn.source is ChangeSource.INFERRED:
         weight = GAP_WEIGHT if turn.name.startswith("gap") else INFERRED.get(turn.knob, CLEAR)
     else:
         weight = _size(turn, catalogue.knobs()[turn.knob], trouble.last)
     if turn.step > trouble.first + trouble.slack:
-        late = LATE_INFERRED if turn.told is ChangeSource.INFERRED else LATE
+        late = LATE_INFERRED if turn.source is ChangeSource.INFERRED else LATE
         weight *= late if turn.step <= trouble.first + LATER else min(late, TOO_LATE)
     if trouble.first - turn.step >= OLD:
         weight /= 2
@@ -162,7 +163,7 @@ def weight_of(turn: KnobChange, trouble: Trouble) -> float:
 
 
 def _size(turn: KnobChange, knob: Knob, step: int) -> float:
-    """The share of its harm by which the knob had been turned at ``step``, in powers."""
+    """Return how far the setting had changed at ``step``, as a power of its harm."""
     if turn.warming:
         return WARMING
     before, after, factor = turn.before, turn.at(step), turn.factor(step)
@@ -179,24 +180,24 @@ def _size(turn: KnobChange, knob: Knob, step: int) -> float:
 
 @cache
 def knob_of(kind: str) -> str:
-    """The knob that is usually behind a kind of finding, or the knob of that name; "" if none is known."""
+    """Return the setting usually behind a kind of finding, or the setting of that name; "" if none is known."""
     named = next((knob.name for knob in catalogue.knobs().values() if kind in knob.usually), "")
     return kind if kind in catalogue.knobs() else named
 
 
-# Turns that rows do not tell: of configs that changed between attempts, and of commands.
+# Changes that rows do not show: configs that changed between attempts, and commands.
 
 LONGEST = 40
 """Characters of an option's value."""
 
 
 def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int, int]) -> list[KnobChange]:
-    """Options of knobs that differ from one attempt to the next, at the first step of the later one.
+    """Return options of settings that differ from one attempt to the next, at the first step of the later one.
 
     Parameters
     ----------
     configs
-        Attempt -> what it was started with; one that gave nothing went on with what it had.
+        Attempt -> its configuration; an attempt without one continued with the one before.
     starts
         Attempt -> its first step.
     """
@@ -214,7 +215,7 @@ def config_turns(configs: Mapping[int, Mapping[str, JSON]], starts: Mapping[int,
 def _standing_options(
     given: Sequence[tuple[int, Mapping[str, JSON]]], starts: Mapping[int, int]
 ) -> Iterator[KnobChange]:
-    """Options of the first configuration that are large by themselves."""
+    """Yield options of the first configuration that are large by themselves."""
     for attempt, config in given[:1]:
         for knob in (knob for knob in catalogue.knobs().values() if knob.large and attempt in starts):
             for option in sorted(option for option in config if re.search(knob.large["option"], option)):
@@ -225,7 +226,7 @@ def _standing_options(
 
 
 def _flat(config: Mapping[str, JSON], within: str = "") -> dict[str, JSON]:
-    """Dotted option -> value."""
+    """Return dotted option -> value."""
     options: dict[str, JSON] = {}
     for name, value in config.items():
         option = f"{within}{name}".lower()
@@ -242,7 +243,7 @@ def _knob_with(option: str) -> str | None:
 
 
 def _value(value: JSON) -> float | str:
-    """A number, also one that a config holds as text (``"1e-6"``); anything else as text."""
+    """Return a number, also from text (``"1e-6"``); anything else as text."""
     if isinstance(value, bool) or value is None:
         return str(value)
     try:
@@ -252,7 +253,7 @@ def _value(value: JSON) -> float | str:
 
 
 def event_turns(events: Sequence[Event]) -> list[KnobChange]:
-    """Settings that changed while the run went on, and commands that turn a knob and were carried out."""
+    """Return settings that changed during the run, and executed commands that change a setting."""
     return [*_setting_turns(events), *_command_turns(events)]
 
 
@@ -272,11 +273,11 @@ def _command_turns(events: Iterable[Event]) -> list[KnobChange]:
         command = str(event.body.get("command", "")) if event.kind == "command" else ""
         if event.step is not None and command in known:
             args = event.body.get("args")
-            told = ", ".join(f"{name} {value}" for name, value in args.items()) if isinstance(args, Mapping) else ""
-            says = f"the command {command}{' (' if told else ''}{told}{')' if told else ''}"
+            given = ", ".join(f"{name} {value}" for name, value in args.items()) if isinstance(args, Mapping) else ""
+            text = f"the command {command}{' (' if given else ''}{given}{')' if given else ''}"
             found.append(
                 KnobChange(
-                    known[command], command, event.step, "", ((event.step, told),), ChangeSource.COMMAND, says=says
+                    known[command], command, event.step, "", ((event.step, given),), ChangeSource.COMMAND, text=text
                 )
             )
     return found

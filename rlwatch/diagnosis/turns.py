@@ -1,7 +1,7 @@
-"""Changes of a run's knobs, found in its rows as they come: jumps, and departures from a schedule.
+"""Changes of a run's settings, found in its rows as they arrive: jumps, and departures from a schedule.
 
-Warm-ups are no change, and neither is a schedule that only ever falls or was on its way from the first row: what counts
-is a value that leaves the way it was on, in a direction that is known to hurt. Memory is bounded.
+A warm-up is no change, nor is a schedule that only falls or was followed from the first row. A change is a value that
+leaves its course in a direction that is known to hurt. Memory is bounded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from rlwatch.wording import number
 
 
 class ChangeSource(StrEnum):
-    """Ways by which a change is known: ``logged`` by the trainer, in its ``config``, by a ``command``, or ``inferred``
-    from numbers that only this knob can move at once. What ``moved`` by itself is no knob, and a ``standing`` value was
-    not turned: it is large from the start. ``measured`` is the cause of a mismatch that its shape shows.
+    """Source from which a change is known.
+
+    ``logged`` by the trainer, from its ``config``, from a ``command``, or ``inferred`` from values that only this
+    setting can move at once. ``moved``: a metric moved without a changed setting. ``standing``: large from the start.
+    ``measured``: the cause of a mismatch, from the shape of the gap.
     """
 
     LOGGED = "logged"
@@ -31,35 +33,36 @@ class ChangeSource(StrEnum):
     MEASURED = "measured"
 
 
-Place = tuple[int, float]
+StepValue = tuple[int, float]
 """A step, and the value there."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnobChange:
-    """A knob that was turned.
+    """A setting that changed.
 
     Parameters
     ----------
     knob
         Name in ``knobs.toml``.
     name
-        The metric, option or command by which it is known.
+        The metric, option or command that shows the change.
     step
-        The first step at which it was off its way.
+        The first step with the changed value.
     before
-        The value it left; NaN is one. Text where an option is no number, and where ``says`` tells.
+        The value before; may be NaN. Text where an option is not a number, and where ``text`` describes the change.
     path
-        Steps and values from there on, wherever it had gone on by an eighth or more: the first and the farthest among
-        them.
+        Steps and values since, wherever it had moved on by an eighth or more: the first and the farthest among them.
+    source
+        Source from which the change is known.
     until
-        The step at which it was back; None: it was not.
+        The step at which the old value returned; None: it did not.
     warming
-        Whether it was on its first rise, which is no departure: a suspect only for want of others.
-    says
-        Words for what changed, where no factor tells.
+        Whether it was in its warm-up, which is no departure: a suspect only if there is no other.
+    text
+        Description of the change, where a factor cannot describe it.
     why
-        Words for what speaks for it, where that is not the change itself.
+        Evidence for the change, where that is not the change itself.
     """
 
     knob: str
@@ -67,18 +70,18 @@ class KnobChange:
     step: int
     before: float | str
     path: tuple[tuple[int, float | str], ...]
-    told: ChangeSource = ChangeSource.LOGGED
+    source: ChangeSource = ChangeSource.LOGGED
     until: int | None = None
     warming: bool = False
-    says: str = ""
+    text: str = ""
     why: str = ""
 
     def at(self, step: int) -> float | str:
-        """The value at ``step``: the newest of the path that is not later; the first if all are."""
+        """Return the value at ``step``: the newest of the path that is not later; the first if all are."""
         return next((value for at, value in reversed(self.path) if at <= step), self.path[0][1])
 
     def factor(self, step: int) -> float | None:
-        """Times ``before`` that the value was at ``step``; None where that says nothing (0, NaN, a sign, a text)."""
+        """Return the value at ``step`` over ``before``; None where that is undefined (0, NaN, a sign, a text)."""
         before, after = self.before, self.at(step)
         if isinstance(before, str) or isinstance(after, str) or not (math.isfinite(before) and math.isfinite(after)):
             return None
@@ -88,13 +91,13 @@ class KnobChange:
         return ratio if 0 < ratio < math.inf else None
 
     def words(self, step: int) -> str:
-        """The change as far as ``step``.
+        """Return a description of the change up to ``step``.
 
         >>> KnobChange("learning_rate", "optim/lr", 170, 4e-4, ((170, 5e-4), (198, 4.8e-3))).words(200)
         'x 12 since step 170 (0.0004 to 0.0048)'
         """
-        if self.says:
-            return self.says if self.told is ChangeSource.STANDING else f"{self.says} from step {self.step}"
+        if self.text:
+            return self.text if self.source is ChangeSource.STANDING else f"{self.text} from step {self.step}"
         factor, before, after = self.factor(step), self.before, self.at(step)
         ends = f"{_cell(before)} to {_cell(after)}"
         if self.warming:
@@ -108,32 +111,32 @@ def _cell(value: float | str) -> str:
     return value if isinstance(value, str) else number(value, 3)
 
 
-# One metric in one direction: the level it is to stay on this side of, and how it leaves it.
+# One metric in one direction: its level, and how it leaves it.
 
 NEAR = math.log(1.02)
-"""Relative difference up to which a value is still on its level."""
+"""Relative difference up to which a value is still at its level."""
 SAME = 1e-6
-"""Relative difference up to which two values are one: a long warm-up rises by little in each row."""
+"""Relative difference up to which two values are equal: a long warm-up rises by little in each row."""
 ON = math.log(1.125)
-"""The path of a turn notes a value once it has gone on so far."""
+"""Log factor by which a value must move on to be added to the path of a change."""
 PLACES = 64
-"""Places of a path; the farthest replaces the last once they are used up."""
+"""Length of a path; the farthest value replaces the last once it is full."""
 STALLED = 3
 """Rows without a rise that end a warm-up."""
 SETTLED = 60
-"""Rows without movement after which a value that was turned is the level that further turns are measured from."""
+"""Rows without movement after which the changed value is the level from which further changes are measured."""
 USUAL = 48
-"""Rows over which movements from row to row are usual ones."""
+"""Rows over which the usual movement from row to row is measured."""
 TIMES_USUAL = 6.0
-"""A turn goes farther than so many usual movements: a number that is measured, not set, moves all the time."""
+"""Usual movements that a change exceeds: a measured value, unlike a set one, moves all the time."""
 KEPT = 8
-"""Turns kept of one metric and direction: the newest."""
+"""Newest changes kept of one metric and direction."""
 TINY = 1e-12
-"""Smaller sizes are 0, which is a value: from 0 to anything is a jump."""
+"""Magnitudes below count as 0, which is a valid value: from 0 to anything is a jump."""
 
 
 LARGEST = 709.0
-"""The largest logarithm of a size that a float holds."""
+"""The largest logarithm of a magnitude that a float can hold."""
 
 
 def _log(value: float) -> float:
@@ -141,10 +144,10 @@ def _log(value: float) -> float:
 
 
 @dataclass(slots=True)
-class Dial:
-    """Follows one metric in one direction: ``sign`` 1 for rises, -1 for falls.
+class ChangeTracker:
+    """Follow one metric in one direction: ``sign`` 1 for rises, -1 for falls.
 
-    ``odd``: whether this one of a metric's dials tells of values that are no number, or below 0.
+    ``odd``: whether this tracker of the metric also handles values that are NaN or below 0.
     """
 
     knob: str
@@ -159,7 +162,7 @@ class Dial:
     value: float = math.nan
     far: float = -math.inf
     last_at_level: int = 0
-    first: Place | None = None
+    first: StepValue | None = None
     planned: bool = True
     still: int = 0
     rest: float = math.nan
@@ -167,7 +170,7 @@ class Dial:
 
     @property
     def turns(self) -> list[KnobChange]:
-        """All that are remembered, and the one that lasts."""
+        """Return all stored changes, and the current one."""
         return [*self.done, *([self.open] if self.open is not None else [])]
 
     def update(self, step: int, value: float) -> None:
@@ -199,12 +202,12 @@ class Dial:
             self.planned = False
 
     def _settle(self, step: int, value: float) -> None:
-        """Take where it is as the level."""
+        """Take the current value as the level."""
         self.value, self.x = value, self.sign * _log(value) if math.isfinite(value) else math.nan
         self.level, self.last_at_level, self.far = self.x, step, -math.inf
 
     def _plan(self, step: int, x: float, move: float) -> None:
-        """The first way of all: on it while it goes on from the first row, however slowly."""
+        """Follow the initial schedule, which lasts while it continues from the first row, at any rate."""
         self.still = self.still + 1 if abs(move) <= SAME else 0
         self.planned = move >= -SAME and self.still < STALLED
         self.level, self.last_at_level = x, step
@@ -241,7 +244,7 @@ class Dial:
         self.open, self.far = None, -math.inf
 
     def _class(self, step: int, value: float) -> None:
-        """From a number to NaN, from above 0 to below, and back: a jump however small."""
+        """Record a jump from a number to NaN, from above 0 to below, or back, of any size."""
         same = _kind_of(value) == _kind_of(self.value)
         if not same and self.odd:
             if self.open is not None:
@@ -262,7 +265,7 @@ class Dial:
         return moves[len(moves) // 2] if moves else 0.0
 
     def warming(self, step: int) -> KnobChange | None:
-        """The first rise, while it lasts."""
+        """Return the warm-up, while it lasts."""
         if not self.planned or self.sign < 0 or self.first is None or not math.isfinite(self.value):
             return None
         began, value = self.first
@@ -278,22 +281,22 @@ def _kind_of(value: float | str) -> str:
 
 
 def standing(knob: str, name: str, step: int, value: float) -> KnobChange | None:
-    """A value that is known to hurt by itself; None where it is not."""
+    """Return the change for a value that is known to hurt by itself; None for others."""
     large = catalogue.knobs()[knob].large
     if not large or not large["from"] <= value < math.inf:
         return None
-    says = f"{number(value, 3)} since the start"
+    text = f"{number(value, 3)} since the start"
     return KnobChange(
-        knob, name, step, value, ((step, value),), ChangeSource.STANDING, says=says, why=str(large["why"])
+        knob, name, step, value, ((step, value),), ChangeSource.STANDING, text=text, why=str(large["why"])
     )
 
 
 class Knobs:
-    """The knobs that a run logs, row by row."""
+    """The settings that a run logs, row by row."""
 
     def __init__(self) -> None:
-        self._dials = {
-            metric: [Dial(knob.name, metric, sign, knob.least, sign == knob.signs[0]) for sign in knob.signs]
+        self._trackers = {
+            metric: [ChangeTracker(knob.name, metric, sign, knob.least, sign == knob.signs[0]) for sign in knob.signs]
             for knob in catalogue.knobs().values()
             for metric in knob.metrics
         }
@@ -303,23 +306,25 @@ class Knobs:
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a row of canonical names."""
         self._step = step
-        for metric, dials in self._dials.items():
+        for metric, dials in self._trackers.items():
             value = metrics.get(metric)
             if value is not None:
                 self._stand(metric, dials[0], step, value)
-                for dial in dials:
-                    dial.update(step, value)
+                for tracker in dials:
+                    tracker.update(step, value)
 
-    def _stand(self, metric: str, dial: Dial, step: int, value: float) -> None:
-        """Note a first value that is large by itself."""
-        if dial.first is None and (turn := standing(dial.knob, metric, step, value)) is not None:
+    def _stand(self, metric: str, tracker: ChangeTracker, step: int, value: float) -> None:
+        """Record a first value that is large by itself."""
+        if tracker.first is None and (turn := standing(tracker.knob, metric, step, value)) is not None:
             self._standing[metric] = turn
 
     @property
     def turns(self) -> tuple[KnobChange, ...]:
-        """Turns so far, in order of step; a warm-up that lasts among them."""
-        found = [turn for dials in self._dials.values() for dial in dials for turn in dial.turns]
-        warming = [turn for dials in self._dials.values() for dial in dials if (turn := dial.warming(self._step))]
+        """Return the changes so far, in order of step, including an ongoing warm-up."""
+        found = [turn for both in self._trackers.values() for tracker in both for turn in tracker.turns]
+        warming = [
+            turn for both in self._trackers.values() for tracker in both if (turn := tracker.warming(self._step))
+        ]
         return tuple(
             sorted((*found, *warming, *self._standing.values()), key=lambda turn: (turn.step, turn.knob, turn.name))
         )

@@ -65,7 +65,7 @@ def test_a_jump_is_dated_and_sized(values, metric, words):
     [turn] = turned(values, metric)
 
     assert turn.words(len(values)) == words
-    assert (turn.step, turn.told) == (100, ChangeSource.LOGGED)
+    assert (turn.step, turn.source) == (100, ChangeSource.LOGGED)
 
 
 def test_a_ramp_that_leaves_the_schedule_has_the_size_it_had_at_each_step():
@@ -133,7 +133,7 @@ def footprints(changed, since=100, until=200):
     tracker = KnobTracker()
     for step in range(until):
         tracker.update(step, row(step, **(changed if step >= since else {})))
-    return {(turn.knob, turn.step) for turn in tracker.turns if turn.told is ChangeSource.INFERRED}
+    return {(turn.knob, turn.step) for turn in tracker.turns if turn.source is ChangeSource.INFERRED}
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_an_option_that_changed_at_a_resume_is_a_suspect():
 
     turns = config_turns({1: old, 2: {}, 3: new}, {1: 1, 3: 150})
 
-    assert [(turn.knob, turn.name, turn.step, turn.told) for turn in turns] == [
+    assert [(turn.knob, turn.name, turn.step, turn.source) for turn in turns] == [
         ("learning_rate", "actor.optim.lr", 150, ChangeSource.CONFIG)
     ]
     assert diagnose(COLLAPSE, turns=turns).causes[0].title == "Learning rate x 20 since step 150 (1e-06 to 2e-05)"

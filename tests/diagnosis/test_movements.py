@@ -29,7 +29,7 @@ def rows(changes, until=130, seed=0, drop=()):
 
 
 def moved(turns):
-    return [(turn.name, turn.step) for turn in turns if turn.told is ChangeSource.MOVED]
+    return [(turn.name, turn.step) for turn in turns if turn.source is ChangeSource.MOVED]
 
 
 def test_a_calm_run_moves_nothing_and_noise_is_calm():
