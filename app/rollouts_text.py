@@ -41,7 +41,7 @@ def _marked(part: str, start: int, marks: Sequence[TextSpan]) -> list[str]:
         low, high = max(mark.start, at), min(mark.end, start + len(part))
         if low < high:
             pieces.append(part[at - start : low - start])
-            pieces.append(el("mark", part[low - start : high - start], title=f"culprit: {mark.says}"))
+            pieces.append(el("mark", part[low - start : high - start], title=f"culprit: {mark.text}"))
             at = high
     return [*pieces, part[at - start :]]
 

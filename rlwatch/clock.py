@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The clock that code asks for the time."""
+    """The clock from which code reads the time."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch (wall time: for people and for rows)."""
@@ -31,7 +31,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and replays."""
+    """A clock that moves only by :meth:`advance`; for tests and replays."""
 
     def __init__(self, start: float = 1_000_000.0) -> None:
         self._now = start

@@ -1,8 +1,8 @@
-"""Records as plain values and back: one way for stores, JSON, tables and what ranks send each other.
+"""Records as plain values and back: one conversion for stores, JSON, tables and messages between ranks.
 
-What a record holds is said once, by the fields of its dataclass. A field that is added there is written and read
-without another line: what an older rlwatch wrote lacks it and gets its default, and an older rlwatch that reads it
-keeps it in ``extra`` and writes it back.
+The fields of a record's dataclass define its contents once, so a new field is written and read without further code. A
+record of an older rlwatch lacks it and gets its default; an older rlwatch that reads it keeps it in ``extra`` and
+writes it back.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 EXTRA = "extra"
-"""Field of a record under which fields are kept that this rlwatch does not know."""
+"""Field of a record that holds fields unknown to this rlwatch."""
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
 
 
 class Wide:
-    """A record with fields that only a newer rlwatch knows: ``extra``, by name. They are written back as they were.
+    """A record with fields that only a newer rlwatch knows: ``extra``, by name. They are written back unchanged.
 
-    A class of its own for each kind of record (:func:`wide`), a subclass of it: other records carry nothing for this.
+    :func:`wide` makes a subclass for each kind of record, so that other records carry no extra field.
     """
 
     __slots__ = ()
@@ -36,8 +36,8 @@ class Wide:
 
 
 class Plan(NamedTuple):
-    """The fields of a kind of record: their names, which have no default, how plain values of them are read (where they
-    are not as they are), and what makes their defaults.
+    """The fields of a kind of record: their names, those without a default, the converters of plain values (where they
+    need one), and the makers of their defaults.
     """
 
     names: tuple[str, ...]
@@ -45,14 +45,14 @@ class Plan(NamedTuple):
     needed: tuple[str, ...]
     converts: tuple[tuple[str, _Convert], ...]
     defaults: Mapping[str, Callable[[], Any]]
-    """Field -> how a plain value becomes its value; not of fields that hold what is plain already."""
+    """Field -> converter from a plain value; without fields that hold plain values."""
 
 
 _plans: dict[type, Plan] = {}
 
 
 def plan_of(kind: type) -> Plan:
-    """The plan of a dataclass. ``extra`` is none of its fields here."""
+    """Return the plan of a dataclass, without its field ``extra``."""
     plan = _plans.get(kind)
     if plan is None:
         plan = _plans[kind] = _planned(kind)
@@ -69,7 +69,7 @@ def _planned(kind: type) -> Plan:
 
 
 def type_of(kind: type, name: str) -> Any:
-    """The type of a field; ``Any`` where it cannot be told."""
+    """Return the type of a field; ``Any`` where it is unknown."""
     return next((_hint(kind, each.type) for each in fields(kind) if each.name == name), Any)
 
 
@@ -77,18 +77,18 @@ _wide: dict[type, type] = {}
 
 
 def wide(kind: type[_T]) -> type[_T]:
-    """The class of records of this kind with fields that we do not know."""
+    """Return the subclass of this kind of record with unknown fields."""
     if issubclass(kind, Wide):
         return kind
     if kind not in _wide:
         extra: Any = field(default_factory=dict, repr=False, hash=False, kw_only=True)
-        said = [(EXTRA, Mapping[str, Any], extra)]
-        _wide[kind] = make_dataclass(kind.__name__, said, bases=(Wide, kind), frozen=True, slots=True)
+        extra_field = [(EXTRA, Mapping[str, Any], extra)]
+        _wide[kind] = make_dataclass(kind.__name__, extra_field, bases=(Wide, kind), frozen=True, slots=True)
     return _wide[kind]
 
 
 def encoded(record: Any) -> dict[str, Any]:
-    """The fields of ``record`` by name, and those that it only keeps. For JSON their values need :func:`nearest`.
+    """Return the fields of ``record`` by name, unknown ones included. For JSON their values need :func:`nearest`.
 
     >>> from rlwatch.records import Purge
     >>> list(encoded(Purge("r", "math", "seed-1", "ann", 5.0, "bob", 4.0)))
@@ -100,7 +100,7 @@ def encoded(record: Any) -> dict[str, Any]:
 
 
 def decoded(kind: type[_T], values: Mapping[str, Any]) -> _T:
-    """The record again. Raises ``ValueError`` where a field is missing that has no default, or is none of its kind.
+    """Return the record. Raises ``ValueError`` for a missing field without default, or an invalid value.
 
     >>> from rlwatch.records import AuditEntry
     >>> decoded(AuditEntry, {"entry_id": "e1", "at": 5.0, "by": "ann", "act": "note", "text": "x", "mood": 1}).extra
@@ -110,7 +110,7 @@ def decoded(kind: type[_T], values: Mapping[str, Any]) -> _T:
 
 
 def read(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Make arguments of ``kind`` of plain values, in place: each as its field has it, under ``extra`` those of none."""
+    """Convert plain values to arguments of ``kind``, in place; unknown fields move to ``extra``."""
     plan = plan_of(kind)
     for name, convert in plan.converts:
         if name in given:
@@ -121,7 +121,7 @@ def read(kind: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def made(kind: type[_T], given: Mapping[str, Any]) -> _T:
-    """The record of these arguments. Raises ``ValueError`` that says which are missing."""
+    """Return the record of these arguments. Raises ``ValueError`` that names the missing ones."""
     try:
         return (wide(kind) if EXTRA in given else kind)(**given)
     except TypeError as error:
@@ -131,7 +131,7 @@ def made(kind: type[_T], given: Mapping[str, Any]) -> _T:
 
 
 def beyond(record: Any, columns: Collection[str] = ()) -> dict[str, Any]:
-    """The fields that none of ``columns`` holds and that are not as they are by default, then what it only keeps."""
+    """Return the fields outside ``columns`` that differ from their default, then the unknown ones."""
     found = {}
     for name, default in plan_of(type(record)).defaults.items():
         if name not in columns and not _same(value := getattr(record, name), default()):
@@ -141,7 +141,7 @@ def beyond(record: Any, columns: Collection[str] = ()) -> dict[str, Any]:
 
 
 def enriched(record: _T, rest: Mapping[str, Any]) -> _T:
-    """``record`` with what :func:`beyond` took from it."""
+    """Return ``record`` with the fields that :func:`beyond` returned."""
     if not rest:
         return record
     given = read(type(record), dict(rest))
@@ -153,7 +153,7 @@ def enriched(record: _T, rest: Mapping[str, Any]) -> _T:
 
 
 def nearest(value: object) -> Any:
-    """For ``json.dumps(default=...)``: what JSON has for enums, records, mappings, sets, numpy; else the text."""
+    """Return the JSON value for enums, records, mappings, sets, numpy; else the text: ``json.dumps(default=...)``."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -168,12 +168,12 @@ def nearest(value: object) -> Any:
 
 
 def _default(of: Field[Any]) -> Callable[[], Any]:
-    """Maker of the field's default; of a field that has none it makes ``MISSING``."""
+    """Return the maker of the field's default; for a field without one it makes ``MISSING``."""
     return (lambda: of.default) if of.default_factory is MISSING else of.default_factory
 
 
 def _same(value: Any, default: Any) -> bool:
-    """True if it is the default to the bit: 0 is not False, -0.0 is not 0.0, and NaN is itself."""
+    """Return whether a value is the default exactly: 0 is not False, -0.0 is not 0.0, and NaN equals NaN."""
     if value is default:
         return True
     if type(value) is not type(default):
@@ -183,21 +183,21 @@ def _same(value: Any, default: Any) -> bool:
     return bool(value == default) if isinstance(value, str | int | tuple | dict | list | Enum) else False
 
 
-def _hint(kind: type, said: Any) -> Any:
-    """The type that an annotation names; ``Any`` where its module does not say (``np`` for type checkers alone)."""
-    if not isinstance(said, str):
-        return said
+def _hint(kind: type, annotation: Any) -> Any:
+    """Return the type of an annotation; ``Any`` if its module lacks the name (such as ``np`` for type checkers)."""
+    if not isinstance(annotation, str):
+        return annotation
     for owner in kind.__mro__:
         names = vars(sys.modules.get(owner.__module__, SimpleNamespace()))
         try:
-            return get_type_hints(SimpleNamespace(__annotations__={"it": said}), globalns=names)["it"]
+            return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), globalns=names)["it"]
         except NameError:
             continue
     return Any
 
 
 def converter(hint: Any) -> _Convert | None:
-    """Return what makes a value of this type of a plain one; None where it is one already."""
+    """Return the converter from a plain value to this type; None where it is plain already."""
     of = get_origin(hint)
     if of in (Union, UnionType):
         inner = [one for one in get_args(hint) if one is not NoneType]
@@ -225,7 +225,7 @@ def _unless_none(convert: _Convert) -> _Convert:
 
 
 def member_of(kind: type[Enum]) -> _Convert:
-    """Return a reader of members from their values, which raises ``ValueError`` for what is none."""
+    """Return a function from values to members, which raises ``ValueError`` for other values."""
     members = {member.value: member for member in kind}
 
     def member(value: Any) -> Any:

@@ -146,7 +146,7 @@ RUNS: Mapping[str, Column] = columns_of(
         "judged": Column("bool", "whether anything that matters is logged"),
         "tags": Column("str", "the trainer's and people's, joined by commas"),
         "notes": Column("str", "what people noted"),
-        "archived": Column("bool", "whether somebody put it away"),
+        "archived": Column("bool", "whether a user archived it"),
         "attempt": Column("int", "processes that trained it", format=Format.NUMBER),
         "last_step": Column("int", "last step", "step", Format.STEP),
         "created_at": Column("float", "Unix seconds", "started"),

@@ -24,10 +24,10 @@ ENDLESS = 255
 
 @dataclass(frozen=True, slots=True)
 class TokenQuantity:
-    """A quantity of tokens. ``bits`` of the mantissa tell bins apart: 1 for halves, 2 for quarters of an octave.
+    """A quantity of tokens. ``bits`` of the mantissa separate bins: 1 for halves, 2 for quarters of an octave.
 
     Values smaller than ``least`` (a power of 2) either way share a bin. ``log``: what is counted is the logarithm.
-    ``code`` stands for all of this in a record: other bins need another.
+    ``code`` identifies all of this in a record: other bins need another.
     """
 
     code: int

@@ -1,11 +1,11 @@
-"""The seam to code that is not ours: a training loop, its values, its model, its backward; our own threads.
+"""Boundary around rlwatch's work in foreign code: a training loop, its values, model and backward; and our own threads.
 
-What we do there may fail. It is counted, said once and goes no further; a part that goes on failing is switched off.
+An error there is counted, logged once and not raised; a part that keeps failing is switched off.
 
-Who may raise through it: ``KeyboardInterrupt``, ``SystemExit`` and every other exception that is no ``Exception``,
-because on a training thread somebody wants to end the process by it; and whatever a *signal handler* raises while we
-are at work (a time limit by ``SIGALRM``, a preemption notice), of any type: it is the loop's own. In threads of our
-own (:func:`run_forever`) nobody can mean either, and nothing at all passes.
+These exceptions pass: ``KeyboardInterrupt``, ``SystemExit`` and all others that are no ``Exception``, because on a
+training thread they are meant to end the process; and any exception of a *signal handler* that runs during our work (a
+time limit by ``SIGALRM``, a preemption notice), because it belongs to the training loop. In our own threads
+(:func:`run_forever`) neither applies, and nothing passes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 logger = logging.getLogger("rlwatch")
 
 LIMIT = 3
-"""A tap that failed this often is switched off."""
+"""Failures after which a tap is switched off."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def described(error: BaseException, most: int = 300) -> str:
-    """Its type and text, in one cut line; also where the text cannot be had.
+    """Return type and text of an error in one shortened line, even if its ``__str__`` raises.
 
     >>> described(KeyError("x"))
     "KeyError: 'x'"
@@ -40,12 +40,12 @@ def described(error: BaseException, most: int = 300) -> str:
     kind = type(error).__name__
     try:
         return f"{kind}: {error}"[:most]
-    except Exception:  # noqa: BLE001  (seam: the __str__ of somebody's exception)
+    except Exception:  # noqa: BLE001  (boundary: the __str__ of a foreign exception)
         return f"{kind} (which has no text)"
 
 
 def passing(error: BaseException | None) -> bool:
-    """True if it came about because the machine had no descriptor or memory to give at the moment.
+    """Return whether the machine lacked a file descriptor or memory at the moment.
 
     >>> passing(OSError(EMFILE, "too many open files")), passing(OSError("no such file"))
     (True, False)
@@ -61,10 +61,10 @@ _PASSING = {EMFILE, ENFILE, ENOMEM, EAGAIN}
 
 
 def shown(value: object) -> str:
-    """The ``repr`` of somebody's value, of bounded length and effort; its type where it has none."""
+    """Return the ``repr`` of a foreign value, bounded in length and effort; its type if ``repr`` raises."""
     try:
         return _brief.repr(value)
-    except Exception:  # noqa: BLE001  (seam: the __repr__ of somebody's value)
+    except Exception:  # noqa: BLE001  (boundary: the __repr__ of a foreign value)
         return f"something of type {type(value).__name__} that cannot be shown"
 
 
@@ -73,12 +73,12 @@ _brief.maxlevel, _brief.maxstring, _brief.maxother = 3, 80, 80
 
 
 def words(value: object) -> str:
-    """Somebody's text, as it is if it is one."""
+    """Return a foreign value as text: itself if it is a string."""
     return value if type(value) is str else shown(value)
 
 
 def seconds(value: object, otherwise: float) -> float:
-    """Somebody's time limit: a number >= 0, else ``otherwise``.
+    """Return a time limit that a caller gave: a number >= 0, else ``otherwise``.
 
     >>> seconds(2, 10.0), seconds(-1, 10.0), seconds(float("nan"), 10.0), seconds("soon", 10.0)
     (2.0, 0.0, 10.0, 10.0)
@@ -89,7 +89,7 @@ def seconds(value: object, otherwise: float) -> float:
 
 
 def say(level: int, message: str, *args: object) -> None:
-    """Log; what somebody's handler or filter raises goes no further."""
+    """Log a message; errors of log handlers and filters are suppressed."""
     try:
         logger.log(level, message, *args)
     except Exception as error:
@@ -98,7 +98,7 @@ def say(level: int, message: str, *args: object) -> None:
 
 
 def by_a_signal(error: BaseException) -> bool:
-    """True if a signal handler raised it: then it is the process's own, wherever it happened to arrive."""
+    """Return whether a signal handler raised it: then it belongs to the process, wherever it arrived."""
     if threading.current_thread() is not threading.main_thread():
         return False  # Python runs handlers in the main thread only
     handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
@@ -111,7 +111,7 @@ def by_a_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code it runs, if that is Python."""
+    """Return the code of a handler, if it is Python code."""
     while isinstance(handler, partial):
         handler = handler.func
     if not callable(handler):  # SIG_DFL, SIG_IGN, or None: not installed by Python
@@ -121,10 +121,10 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def call_or(work: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
-    """Answer of ``work()``, which asks a value, a store or a library of somebody's; where that raises, ``otherwise``'s.
+    """Return ``work()``, which uses a foreign value, store or library; if it raises, ``otherwise(error)``.
 
-    Exceptions of others have no common type. What passes all the same: see the module. ``otherwise`` may raise what the
-    caller documents; it must not keep the error: that would keep its frames.
+    Foreign exceptions have no common type. The module describes those that pass. ``otherwise`` may raise what the
+    caller documents; it must not keep the error, which would keep its frames.
     """
     try:
         return work()
@@ -140,23 +140,23 @@ def sheltered(
     *,
     passing: type[BaseException] | tuple[type[BaseException], ...] = (),
 ) -> T:
-    """:func:`call_or` on a thread of ours, where an interrupt or exit can be nobody's wish: only ``passing`` passes."""
+    """:func:`call_or` for our own threads, where no interrupt or exit is intended: only ``passing`` passes."""
     try:
         return work()
     except passing:
         raise
-    except BaseException as error:  # noqa: BLE001  (the seam of a thread)
+    except BaseException as error:  # noqa: BLE001  (the boundary of a thread)
         return otherwise(error)
 
 
 class Reported:
-    """Whatever ends the block is given to ``failed``, and then raised on, unchanged."""
+    """Pass any exception that ends the block to ``failed``, then raise it unchanged."""
 
     def __init__(self, failed: Callable[[BaseException], object]) -> None:
         self._failed = failed
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -166,9 +166,9 @@ class Reported:
 
 
 def raised_by(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Exception | None:
-    """Exception that ``work(*args, **kwargs)`` raised, or None: somebody's code raises what it likes, of any type.
+    """Return the exception that ``work(*args, **kwargs)`` raised, or None.
 
-    What passes all the same: see the module. The error keeps its frames: look at it and let it go.
+    The module describes the exceptions that pass. The error keeps its frames: use it and drop it.
     """
     try:
         work(*args, **kwargs)
@@ -180,9 +180,9 @@ def raised_by(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> E
 
 
 class Contained:
-    """Work inside may fail: any ``Exception`` is given to ``failed`` and goes no further, nor does one of ``failed``.
+    """Suppress any ``Exception`` of the block and pass it to ``failed``, whose own errors are suppressed too.
 
-    What passes all the same: see the module. ``failed`` must not keep the error: that would keep its frames, and
+    The module describes the exceptions that pass. ``failed`` must not keep the error, which would keep its frames, and
     with them the tensors of a step.
     """
 
@@ -190,7 +190,7 @@ class Contained:
         self._failed = failed
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -206,14 +206,14 @@ class Contained:
 
 
 class ErrorBoundary:
-    """Runs our work inside a training loop: what it raises is counted on the run, warned of once and dropped.
+    """Run rlwatch's work inside a training loop: errors are counted on the run, logged once and dropped.
 
-    After :data:`LIMIT` failures a tap is switched off; what it would have done is counted as ``skipped``.
+    After :data:`LIMIT` failures a tap is switched off; its further calls are counted as ``skipped``.
 
     Parameters
     ----------
     run
-        The :class:`rlwatch.run.Run` that counts, which stands floors above this module; None: nobody counts.
+        The :class:`rlwatch.run.Run` that counts, which is layers above this module; None: failures are not counted.
     """
 
     def __init__(self, run: Any = None) -> None:
@@ -221,7 +221,7 @@ class ErrorBoundary:
         self._failures: dict[str, int] = {}
 
     def attempt(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """``work(*args, **kwargs)``; None if it raised, or if ``tap`` is switched off."""
+        """Return ``work(*args, **kwargs)``; None if it raised, or if ``tap`` is switched off."""
         # Written out, not by Contained: at the end of the stack (RecursionError) no function of ours can be called.
         try:
             if self._failures.get(tap, 0) >= LIMIT:
@@ -233,22 +233,22 @@ class ErrorBoundary:
                 of_the_process = by_a_signal(error)
                 if not of_the_process:
                     self.failed(tap, error)
-            except (RecursionError, MemoryError):  # no room even to tell
+            except (RecursionError, MemoryError):  # no room even to log it
                 of_the_process = False
             if of_the_process:
                 raise
             return None
 
     def guard_background(self, tap: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """:meth:`attempt` on a thread of our own, where an interrupt or exit can be nobody's wish: nothing passes."""
+        """:meth:`attempt` for our own threads, where no interrupt or exit is intended: nothing passes."""
         try:
             return self.attempt(tap, work, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001  (the seam of a thread)
+        except BaseException as error:  # noqa: BLE001  (the boundary of a thread)
             self.failed(tap, error)
             return None
 
     def hook(self, tap: str, work: Callable[..., object]) -> Callable[..., None]:
-        """``work`` as a hook for PyTorch: it sees what the hook is given, and changes nothing, whatever it does."""
+        """Wrap ``work`` as a hook for PyTorch that receives the hook's arguments and changes nothing."""
 
         def hooked(*args: Any, **kwargs: Any) -> None:
             self.attempt(tap, work, *args, **kwargs)
@@ -256,20 +256,20 @@ class ErrorBoundary:
         return Tapped(_nothing, hooked)
 
     def works(self, tap: str) -> bool:
-        """True if ``tap`` is still switched on."""
+        """Return whether ``tap`` is still switched on."""
         return self._failures.get(tap, 0) < LIMIT
 
     @property
     def errors(self) -> int:
-        """Failures of all taps so far: what a process without a run tells the one that has it."""
+        """Return the failures of all taps so far, which a process without a run reports to the one that has it."""
         return sum(self._failures.copy().values())
 
     def failed(self, tap: str, error: BaseException) -> None:
-        """Count a failure of ``tap``, and say so the first time and when that switches it off."""
+        """Count a failure of ``tap``; log the first one, and the one that switches the tap off."""
         failures = self._failures[tap] = self._failures.get(tap, 0) + 1
         self._count("errors")
         if failures == 1:
-            why = described(error)  # in words: a handler may keep what it is given
+            why = described(error)  # as text: a log handler may keep its arguments
             say(logging.WARNING, "rlwatch could not read %s (training goes on): %s", tap, why)
         if failures == LIMIT:
             say(logging.WARNING, "rlwatch switched its tap of %s off after %d errors", tap, LIMIT)
@@ -280,10 +280,10 @@ class ErrorBoundary:
 
 
 class Tapped:
-    """A function of somebody's object, replaced by ours, which is called in its place.
+    """A function of rlwatch's that replaces, and is called instead of, a function of a foreign object.
 
-    A copy, by :mod:`copy` or :mod:`pickle`, is the original again, of the copied object where it is a method: what was
-    copied from a watched model or trainer is watched by nobody, and records nothing into a run that is another's.
+    A copy by :mod:`copy` or :mod:`pickle` is the original again, bound to the copied object if it is a method. So a
+    copy of a watched model or trainer is not watched, and records nothing into the run of the original.
     """
 
     def __init__(self, original: Callable[..., Any], calls: Callable[..., Any]) -> None:
@@ -291,7 +291,7 @@ class Tapped:
         self._original, self._calls = original, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ours."""
+        """Call the replacement."""
         return self._calls(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -303,11 +303,11 @@ def _as_it_is(value: T) -> T:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """In the place of a hook, in a copy."""
+    """Replace a hook in a copy."""
 
 
 def copied(what: str, instead: str) -> None:
-    """Say, once a process, that a copy of ``what`` records nothing, and what to do ``instead``."""
+    """Log, once a process, that a copy of ``what`` records nothing, and what to do ``instead``."""
     if what not in _copied:
         _copied.add(what)
         say(logging.WARNING, "a copy of a %s records nothing, here and in other processes; %s", what, instead)
@@ -317,7 +317,7 @@ _copied: set[str] = set()
 
 
 class HasErrorBoundary(Protocol):
-    """An object with a seam."""
+    """An object with an error boundary."""
 
     seam: ErrorBoundary
 
@@ -326,7 +326,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def guarded(method: Method) -> Method:
-    """A method of ours, on an object with a seam, that a trainer calls: it returns None where it would raise."""
+    """Wrap a method that a trainer calls on an object with an error boundary: it returns None instead of raising."""
 
     @wraps(method)
     def through_the_seam(self: HasErrorBoundary, *args: Any, **kwargs: Any) -> Any:
@@ -341,10 +341,10 @@ def suppress_errors(
     *,
     passing: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> Callable[[Method], Method]:
-    """A method that a training loop calls on what has ``counters``, with values of its own that may be anything.
+    """Wrap a method that a training loop calls, with arbitrary values, on an object with ``counters``.
 
-    What cannot be taken is counted as ``counter`` and warned of once; the caller is given ``otherwise()``. Unlike a tap
-    it is never switched off: the next value may be better. ``passing`` is an error of set-up, which the method raises.
+    A call with unusable values is counted as ``counter`` and logged once; it returns ``otherwise()``. Unlike a tap, the
+    method is never switched off: the next value may be valid. ``passing``: errors of set-up, which the method raises.
     """
 
     def around(method: Method) -> Method:
@@ -360,7 +360,7 @@ def suppress_errors(
                     if not of_the_process:
                         what = f"run.{method.__name__} could not take what it was given: {described(error)}"
                         self.counters.warn(counter, what)
-                except (RecursionError, MemoryError):  # no room even to tell
+                except (RecursionError, MemoryError):  # no room even to log it
                     of_the_process = False
                 if of_the_process:
                     raise
@@ -376,10 +376,9 @@ _NOTHING: Any = object()
 
 
 def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callable[[Method], Method]:
-    """A method that takes rows, and ``quick`` before it, which takes most of them: True where it did.
+    """Wrap a method that takes rows so that ``quick`` is tried first; it returns True where it took the row.
 
-    A row at which it raises goes the method's own way, which says what is wrong with it, and so does a call with other
-    arguments.
+    If ``quick`` raises, or the call has other arguments, the method itself is called, which reports what is wrong.
     """
 
     def around(method: Method) -> Method:
@@ -391,7 +390,7 @@ def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callabl
             except Exception as error:
                 try:
                     of_the_process = by_a_signal(error)
-                except (RecursionError, MemoryError):  # no room even to ask
+                except (RecursionError, MemoryError):  # no room even to check
                     of_the_process = False
                 if of_the_process:
                     raise
@@ -405,16 +404,16 @@ def quick_way(quick: Callable[[Any, Mapping[str, Any], float], bool]) -> Callabl
 
 
 def run_forever(work: Callable[[], object], failed: Callable[[BaseException], object], *, pause_s: float = 1.0) -> None:
-    """Body of a thread of ours: do ``work`` until it returns; whatever it raises is told to ``failed``, then anew.
+    """Run ``work`` on a thread of ours until it returns; pass each exception to ``failed``, then start again.
 
-    ``SystemExit`` too: no signal reaches a thread that is not the main one, so it is somebody's mistake and would end
-    the thread in silence. ``pause_s`` seconds lie between a failure and the next beginning.
+    ``SystemExit`` too: no signal reaches a thread other than the main one, so it is a mistake and would end the thread
+    silently. ``pause_s``: seconds between a failure and the next start.
     """
     while True:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  (the seam of a thread)
-            with suppress(BaseException):  # telling of a failure must not be one
+        except BaseException as error:  # noqa: BLE001  (the boundary of a thread)
+            with suppress(BaseException):  # reporting a failure must not fail
                 failed(error)
             time.sleep(pause_s)
         else:

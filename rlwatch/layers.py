@@ -1,8 +1,7 @@
-"""Health of layers, from the norms of their gradients: who carries the step, who is far off its own level.
+"""Health of layers from the norms of their gradients: which layer dominates a step, which is far from its own level.
 
-Norms come as ``grad_layer/<layer>``, one number a layer and step, before clipping. Plain arithmetic on numpy arrays,
-no torch. A norm that is NaN or infinite, or zero (an expert no token was
-routed to), enters no statistic of the run.
+Norms are logged as ``grad_layer/<layer>``, one number a layer and step, before clipping. Plain arithmetic on numpy
+arrays, no torch. A norm that is NaN, infinite, or zero (an expert without tokens) enters no statistic of the run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rlwatch.stats import GAUSSIAN
 __all__ = ["DerivedLayers", "LayerHealth", "LayerStep", "SpikingLayer", "layer_norms"]
 
 
-# The layer metrics that are stored beside the norms they are computed of.
+# The metrics of layers that are stored with the norms from which they are computed.
 
 
 def layer_norms(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -33,18 +32,18 @@ def layer_norms(metrics: Mapping[str, float]) -> dict[str, float]:
 
 @lru_cache(maxsize=32)
 def _layers(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Those of a row's names that are of a layer, with the layer: rows of a run nearly all name the same."""
+    """Return the names of layer norms in a row, with the layer, cached: rows of a run mostly have the same names."""
     return tuple((name, name[len(LAYER_PREFIX) :]) for name in names if name.startswith(LAYER_PREFIX))
 
 
 class DerivedLayers:
-    """Adds ``layers/...`` to records that hold layer norms; others pass as they are."""
+    """Add ``layers/...`` to records that hold layer norms; others pass unchanged."""
 
     def __init__(self) -> None:
         self._health: LayerHealth | None = None
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
-        """Add to ``metrics`` of ``step`` what they say of the layers; what the source measured itself stays."""
+        """Add to ``metrics`` of ``step`` the metrics derived from layer norms; measured ones are kept."""
         norms = layer_norms(metrics)
         if not norms:
             return
@@ -54,7 +53,7 @@ class DerivedLayers:
             metrics.setdefault(name, value)
 
     def added(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Add to records, in order: those of a log that somebody else wrote."""
+        """Add to records, in order: those of a log from another program."""
         for record in records:
             metrics = dict(record.metrics)
             self.add(record.step, metrics)
@@ -71,7 +70,7 @@ SPIKE_TIMES = 6.0
 
 @dataclass(frozen=True, slots=True)
 class SpikingLayer:
-    """A layer whose ``norm`` is ``times`` what it would be if it followed the others as it used to."""
+    """A layer whose ``norm`` is ``times`` the norm it would have if it followed the others as before."""
 
     layer: str
     norm: float
@@ -80,7 +79,7 @@ class SpikingLayer:
 
     @property
     def usual(self) -> float:
-        """The norm it would have."""
+        """Return the norm it would have."""
         return self.norm / self.times
 
 
@@ -91,7 +90,7 @@ class LayerStep:
     Parameters
     ----------
     layers
-        How many were measured with a finite norm.
+        Number of layers measured with a finite norm.
     max_share, heaviest
         Largest share of the squared norm, and the layer that has it.
     participation
@@ -116,7 +115,7 @@ class LayerStep:
     total_times: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Metrics under their canonical names; what is not known is left out."""
+        """Return the metrics under their canonical names, without unknown values."""
         known = {
             "layers/heterogeneity": self.heterogeneity,
             "layers/participation": self.participation,
@@ -134,13 +133,13 @@ WARM_UP = 20
 DEVIATIONS = 6.0
 """Least distance from its level in (robust, log) standard deviations."""
 SCATTER = 0.05
-"""Least standard deviation of a log norm: what hardly moves may still move a little."""
+"""Least standard deviation of a log norm: a nearly constant norm may still vary a little."""
 FEWEST_LAYERS = 3
-"""Layers below which none can be told from the others."""
+"""Fewest layers of which one can be distinguished from the others."""
 SILENT_FACTOR = 20.0
-"""Factor below the usual total norm from which a step says nothing of its layers: batches without a signal."""
+"""Factor below the usual total norm from which a step shows nothing about its layers: batches without a signal."""
 MOST_LAYERS = 4096
-"""Layers that are followed; any beyond are not."""
+"""Largest number of layers followed; further ones are ignored."""
 LARGEST_LOG = 700.0
 """Logarithm of the largest factor reported: beyond it there are no floats."""
 
@@ -161,12 +160,12 @@ class _Row:
 
 
 class LayerHealth:
-    """Judges each step's layer norms by the steps before it, then learns of them.
+    """Judge each step's layer norms by the steps before it, then add them to the history.
 
-    What moves all layers alike (batch size, schedule, a batch without a signal) must not look like a layer's own
-    doing: levels are medians, over the last ``window`` rows, of a layer's log norm minus that of the step's median
-    layer. A spike cannot move a median; a change that lasts for half the window is the new level. Cost per step is
-    O(window * layers); memory likewise.
+    A change common to all layers (batch size, schedule, a batch without a signal) must not look like one layer's:
+    levels are medians, over the last ``window`` rows, of a layer's log norm minus that of the step's median layer. A
+    spike cannot move a median; a change that lasts for half the window is the new level. Cost and memory per step are
+    O(window * layers).
     """
 
     def __init__(self, *, window: int = WINDOW_ROWS, warm_up: int = WARM_UP) -> None:
@@ -190,7 +189,7 @@ class LayerHealth:
         return None if self._open is None else self._judged(self._open, self._given, usual)
 
     def _turn(self, step: int) -> None:
-        """Learn of the last step once another begins."""
+        """Add the last step to the history once another begins."""
         if self._step == step:
             return
         if self._open is not None:
@@ -243,7 +242,7 @@ class LayerHealth:
         off = row.relative - level
         if np.isfinite(off).sum() < FEWEST_LAYERS:
             return None, None
-        # Relative to the median layer once more: what most layers share is the step's doing, not a layer's.
+        # Relative to the median layer once more: a change that most layers share is not a layer's own.
         off -= _median(off)
         scatter = np.maximum(GAUSSIAN * _medians(np.abs(before - level), self.warm_up), SCATTER)
         with np.errstate(invalid="ignore"):
@@ -258,7 +257,7 @@ class LayerHealth:
 
     def _heterogeneity(self, row: _Row) -> float | None:
         norms = self._stacked([*(past.norms for past in self._rows if past.ordinary), *([row.norms] * row.ordinary)])
-        # A step most of whose layers are missing would shut those layers out, not only itself.
+        # A step that lacks most of its layers would exclude those layers from the correlation, not only itself.
         norms = norms[np.isfinite(norms).mean(axis=1) > 0.5]
         return heterogeneity(norms) if len(norms) > self.warm_up else None
 

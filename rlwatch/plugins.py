@@ -1,13 +1,12 @@
-"""Doors for other people's packages: entry points, loaded when they are first asked for, each on its own.
+"""Extension points for other packages: entry points, loaded on first use, independently of each other.
 
 A package names what it adds in its ``pyproject.toml``::
 
-    [project.entry-points."rlwatch.detectors"]
-    short_answers = "my_package.detectors:ShortAnswers"
+    [project.entry-points."rlwatch.detectors"] short_answers = "my_package.detectors:ShortAnswers"
 
-What cannot be loaded, lacks what its door asks for, or is called as something of rlwatch's own is named (in the log, by
-``rlwatch plugins``) and left out; nothing else is lost by it. ``RLWATCH_PLUGINS=off`` leaves all of them out.
-``docs/stability.md`` says what each door asks for and promises.
+A plugin that cannot be loaded, lacks required attributes, or has the name of one of rlwatch's own is reported (in the
+log and by ``rlwatch plugins``) and skipped; the others still work. ``RLWATCH_PLUGINS=off`` skips all of them.
+``docs/stability.md`` lists the requirements and promises of each extension point.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ OFF = "RLWATCH_PLUGINS"
 
 @dataclass(frozen=True, slots=True)
 class ExtensionPoint:
-    """One group of entry points. ``needs``: attributes of what is behind one; ``called``: the one that is its name."""
+    """One group of entry points. ``needs``: required attributes; ``called``: the attribute that holds the name."""
 
     meaning: str
     needs: tuple[str, ...] = ()
@@ -60,7 +59,7 @@ DOORS: Mapping[str, ExtensionPoint] = {
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One entry point: its door, name, what it points to, whose it is, and ``target``; or the ``problem`` with it."""
+    """One entry point: extension point, name, target path, package, and ``target``; or the ``problem`` with it."""
 
     door: str
     name: str
@@ -72,13 +71,13 @@ class Plugin:
 
     @property
     def origin(self) -> str:
-        """Package, version and place: ``my-package 1.2 (my_package.detectors:ShortAnswers)``."""
+        """Return package, version and path: ``my-package 1.2 (my_package.detectors:ShortAnswers)``."""
         return f"{self.package} {self.version} ({self.value})"
 
 
 @cache
 def found(door: str) -> tuple[Plugin, ...]:
-    """All entry points of a door, by name, broken ones too: loaded once in a process."""
+    """Return all entry points of an extension point, by name, broken ones too: loaded once in a process."""
     if os.environ.get(OFF, "").lower() in ("off", "0", "no", "false"):
         return ()
     points = sorted(metadata.entry_points(group=door), key=lambda point: (point.name, point.value))
@@ -86,37 +85,37 @@ def found(door: str) -> tuple[Plugin, ...]:
 
 
 def reload() -> None:
-    """Look again when next asked: for packages that were installed since this process looked."""
+    """Clear the cache, for packages that were installed since the last look."""
     found.cache_clear()
     _usable.cache_clear()
 
 
 def usable(door: str, taken: Collection[str] = ()) -> Mapping[str, Any]:
-    """Name -> what is behind it, of those that work and are not called as one of ours (``taken``)."""
+    """Return name -> target of the working plugins whose names are not in ``taken``."""
     return _usable(door, frozenset(taken))
 
 
 @cache
 def _usable(door: str, taken: frozenset[str]) -> Mapping[str, Any]:
-    told = judged(door, taken)
-    for plugin in told:
+    plugins = judged(door, taken)
+    for plugin in plugins:
         if plugin.problem:
-            said = "rlwatch: plugin %r of %s left out: %s: %s"
-            logger.warning(said, plugin.name, door, plugin.origin, plugin.problem)
-    return {plugin.name: plugin.target for plugin in told if not plugin.problem}
+            message = "rlwatch: plugin %r of %s left out: %s: %s"
+            logger.warning(message, plugin.name, door, plugin.origin, plugin.problem)
+    return {plugin.name: plugin.target for plugin in plugins if not plugin.problem}
 
 
 def judged(door: str, taken: Collection[str] = ()) -> list[Plugin]:
-    """As :func:`found`, with the problem of each name that is taken."""
-    told: list[Plugin] = []
+    """Return the result of :func:`found`, with the problem of each name that is taken."""
+    plugins: list[Plugin] = []
     for plugin in found(door):
         problem = plugin.problem
         if not problem and plugin.name in taken:
             problem = f"rlwatch has one of its own that is called {plugin.name!r}"
-        elif not problem and any(plugin.name == other.name and not other.problem for other in told):
+        elif not problem and any(plugin.name == other.name and not other.problem for other in plugins):
             problem = f"another plugin is called {plugin.name!r}"
-        told.append(replace(plugin, problem=problem))
-    return told
+        plugins.append(replace(plugin, problem=problem))
+    return plugins
 
 
 def _loaded(door: str, point: metadata.EntryPoint) -> Plugin:

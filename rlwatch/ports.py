@@ -1,6 +1,6 @@
-"""The seams of the house: what each floor expects of the one below, as protocols.
+"""Interfaces between layers: what each layer expects of the one below, as protocols.
 
-Wiring happens once, in :mod:`rlwatch.run`; everything else knows only these.
+:mod:`rlwatch.run` connects the implementations; all other modules know only these protocols.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 Item = StepRecord | SpikeBatch | CompletionBatch | Event
-"""Anything the trainer side may enqueue."""
+"""Everything that the trainer side may enqueue."""
 Storable = Item | Finding | ForecastRecord
 
 History = Callable[[int, int], Iterable["StepRecord | Event"]]
-"""``history(attempt, before_step)``: what the branch that ``attempt`` continues holds below ``before_step``."""
+"""``history(attempt, before_step)``: rows below ``before_step`` of the branch that ``attempt`` continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Outcome of one try to deliver: ``ok``, or why not and whether to try again.
+    """Outcome of one delivery: ``ok``, or the reason and whether to retry.
 
-    ``retry_after_s``: how long the receiver asked us to stay away, if it did.
+    ``retry_after_s``: seconds that the receiver asked to wait, if it did.
     """
 
     ok: bool
@@ -76,7 +76,7 @@ class Delivery:
 
 
 class Sink(Protocol):
-    """Destination of the recorder's batches. May raise: the writer thread counts and goes on."""
+    """Destination of the recorder's batches. May raise: the writer thread counts the error and continues."""
 
     def write(self, batch: Sequence[Item]) -> None:
         """Take a batch, in order of arrival; records carry their ``seq``."""
@@ -87,7 +87,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and let go. Called once."""
+        """Flush and release resources. Called once."""
         ...
 
 
@@ -100,22 +100,22 @@ class PendingRecord(Protocol):
         ...
 
     def ready(self) -> bool:
-        """True if it can be read without waiting for a device."""
+        """Return whether it can be read without waiting for a device."""
         ...
 
     def encode(self) -> bytes:
-        """For rank 0, where :meth:`merged` of its own parcel takes it."""
+        """Return the bytes for rank 0, whose own record's :meth:`merged` takes them."""
         ...
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """The metrics and extreme tokens of the whole step: of this rank and of ``others`` (rank -> its parcel)."""
+        """Return metrics and extreme tokens of the whole step, of this rank and of ``others`` (rank -> its record)."""
         ...
 
 
 class Meeting(Protocol):
-    """A meeting point of the ranks of one run: a few words under names, of which nobody waits for any.
+    """A place where the ranks of one run leave short texts under names; no rank waits for another.
 
-    May raise ``RLWatchError`` where it can no longer be asked. Used from several threads.
+    May raise ``RLWatchError`` where it is no longer reachable. Used from several threads.
     """
 
     def put(self, name: str, text: str) -> None:
@@ -123,16 +123,16 @@ class Meeting(Protocol):
         ...
 
     def get(self, name: str) -> str | None:
-        """The text that was left; None if none was yet."""
+        """Return the text that was left; None without one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Knowledge of the judge of a run once it had taken the item ``seq`` of ``attempt``.
+    """State of a run's judge after the item ``seq`` of ``attempt``.
 
-    ``step`` is the highest it had seen of this attempt: an attempt that begins above it continues from here.
-    ``made_by`` names the program, whose like alone can read ``body``.
+    ``step`` is the highest step it had seen of this attempt: an attempt that begins above it continues from here.
+    ``made_by`` names the program; only the same program can read ``body``.
     """
 
     seq: int
@@ -144,8 +144,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress that a write makes: the numbers of the ``journaled`` items that are stored from now on, up to which
-    ``seq`` the run is ``judged``, and what its judge knew.
+    """Progress made by a write: the numbers of the ``journaled`` items that are now stored, the ``seq`` up to which the
+    run is ``judged``, and the state of its judge.
     """
 
     journaled: Sequence[int] = ()
@@ -171,33 +171,33 @@ KeptRow = tuple[bytes, RowShape]
 
 
 class Journal(Protocol):
-    """Items that were logged and are not yet stored, kept against the death of the process.
+    """Items that were logged and are not yet stored, kept in case the process dies.
 
-    A method that appends may be called from any thread and returns the item's number, or 0 if it is not kept.
+    Any thread may call the methods that append; they return the item's number, or 0 if it is not kept.
     """
 
     @property
     def filled(self) -> float:
-        """Share of the room for it that is taken; from 1 on nothing but events is kept."""
+        """Return the share of its space that is used; from 1 on only events are kept."""
         ...
 
     @property
     def cramped(self) -> bool:
-        """True where its disk had no room for the last item."""
+        """Return whether its disk had no space for the last item."""
         ...
 
     @property
     def refusals(self) -> int:
-        """Number of items that its disk had no room for."""
+        """Return the number of items for which its disk had no space."""
         ...
 
     @property
     def limit(self) -> str:
-        """Words for what room there is."""
+        """Return a description of its space."""
         ...
 
     def keep(self, step: int, metrics: dict[str, Any]) -> KeptRow | None:
-        """The quick way for a row like the last ones; None where it was not kept, and is to go the long way."""
+        """Keep a row like the last ones quickly; return None where it was not kept and needs :meth:`append_record`."""
         ...
 
     def append_record(self, step: int, ts: float, metrics: Mapping[str, float], *, whole: bool = True) -> int:
@@ -209,27 +209,27 @@ class Journal(Protocol):
         ...
 
     def note_end(self, state: RunState, reason: str, now: float) -> None:
-        """Keep how the run was ended: that holds if this process is gone before :meth:`RunWriter.finish` was called."""
+        """Keep how the run ended, in case this process is gone before :meth:`RunWriter.finish` is called."""
         ...
 
     def note_lost(self, event: Event) -> None:
-        """Keep the event that tells of rows that were lost, where the store cannot take it."""
+        """Keep the event that reports lost rows, where the store cannot take it."""
         ...
 
     def make_room(self) -> None:
-        """Give up the room on the disk that was reserved for the end."""
+        """Release the disk space that was reserved for the end of the run."""
         ...
 
     def tend(self) -> None:
-        """Get ready for more, often; by the thread that writes."""
+        """Prepare for more items; called often by the thread that writes."""
         ...
 
     def give_up(self, kind: type[SpikeBatch | CompletionBatch]) -> list[tuple[int, Item]] | None:
-        """Remove some of the oldest items of a kind; which of them are not stored, by number. None: it has none."""
+        """Remove some of the oldest items of a kind; return those that are not stored, by number. None: it has none."""
         ...
 
     def missing(self, taken: Container[int] = (), limit: int | None = None) -> list[tuple[int, Item]]:
-        """The first ``limit`` that are kept, whole, not stored and not ``taken``: number and item."""
+        """Return the first ``limit`` kept items that are whole, not stored and not ``taken``: number and item."""
         ...
 
 
@@ -239,7 +239,7 @@ class RunWriter(Protocol):
     run: RunInfo
     last_seq: int
     journal: Journal | None
-    """Where what is to be written may be kept until it is; None where a dead process leaves nothing anyway."""
+    """Journal of what is still to be written; None where a dead process leaves nothing anyway."""
 
     def write(self, items: Sequence[Storable], progress: Progress | None = None) -> None:
         """Store all of ``items`` and the ``progress`` or none, durably against the death of this process.
@@ -250,11 +250,11 @@ class RunWriter(Protocol):
         ...
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Say that the writer lives, and which ``stage`` its process is in, ``since`` when (Unix seconds)."""
+        """Report that the writer lives, the ``stage`` of its process, and ``since`` when (Unix seconds)."""
         ...
 
     def finish(self, state: RunState, reason: str, now: float) -> None:
-        """Record the run's end and leave its files openable read-only anywhere."""
+        """Record the run's end and leave its files readable anywhere without a writer."""
         ...
 
     def close(self) -> None:
@@ -263,14 +263,14 @@ class RunWriter(Protocol):
 
 
 class RunReader(Protocol):
-    """Reading runs: never blocks or changes a writer; every answer is a snapshot."""
+    """Reading runs: never blocks or changes a writer; every result is a snapshot."""
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
-        """All readable runs, newest first, or those that are ``deleted``. Unreadable ones: :meth:`unreadable`."""
+        """Return all readable runs, newest first, or the ``deleted`` ones. Others are in :meth:`unreadable`."""
         ...
 
     def at_once(self, run_id: str) -> AbstractContextManager[None]:
-        """Answer what this thread asks of the run meanwhile from one snapshot where that is cheaper; only ask."""
+        """Read from one snapshot in this thread meanwhile, where that is cheaper; the block must only read."""
         ...
 
     def unreadable(self) -> Mapping[str, str]:
@@ -278,11 +278,11 @@ class RunReader(Protocol):
         ...
 
     def run(self, run_id: str) -> RunInfo:
-        """One run. Raises ``RunNotFoundError``."""
+        """Return one run. Raises ``RunNotFoundError``."""
         ...
 
     def configs(self, run_id: str) -> Mapping[int, Mapping[str, JSON]]:
-        """Attempt -> the configuration that it was started with, ``{}`` where it was given none."""
+        """Return attempt -> configuration at its start, ``{}`` without one."""
         ...
 
     def records(
@@ -302,21 +302,21 @@ class RunReader(Protocol):
         ...
 
     def stream(self, run_id: str, *, after_seq: int, limit: int) -> list[StepRecord | Event]:
-        """The next ``limit`` records and events above ``after_seq``, in order of ``seq``."""
+        """Return the next ``limit`` records and events above ``after_seq``, in order of ``seq``."""
         ...
 
     def judged(self, run_id: str) -> tuple[int, int]:
-        """Up to which ``seq`` the run's findings, forecasts and alerts are written, and its last ``seq``."""
+        """Return the ``seq`` up to which findings, forecasts and alerts are written, and the run's last ``seq``."""
         ...
 
     def first_seq(self, run_id: str, attempt: int) -> int:
-        """The first ``seq`` that ``attempt`` may have written."""
+        """Return the first ``seq`` that ``attempt`` may have written."""
         ...
 
     def checkpoint(
         self, run_id: str, made_by: str, fits: Callable[[int, int, int], bool] = lambda *_: True
     ) -> Checkpoint | None:
-        """The newest checkpoint ``made_by`` that program of which ``fits(seq, attempt, step)``, if there is one."""
+        """Return the newest checkpoint ``made_by`` that program with ``fits(seq, attempt, step)``; None without one."""
         ...
 
     def branch_bounds(self, run_id: str, attempt: int, before_step: int) -> Mapping[int, int]:
@@ -344,38 +344,39 @@ class RunReader(Protocol):
         steps: tuple[int, int] | None = None,
         points: int | None = None,
     ) -> dict[str, Series]:
-        """Series of ``names`` (absent names give empty series), all attempts, whole unless something is said.
+        """Return the series of ``names`` over all attempts, unless limited; unknown names have empty series.
 
-        ``after_seq``: only rows above it, what is new. ``steps``: only rows from the one to the other, both included.
-        ``points``: thinned for a chart of so many places. Every row that is left was measured; of each stretch of rows,
-        some of which make up a place, the smallest and the largest finite value are left and the first NaN, +Inf and
-        -Inf, apart for rows that a later attempt replaced; the newest rows are all left. What is short is not thinned.
+        ``after_seq``: only newer rows. ``steps``: only rows between the two steps, inclusive. ``points``: thinned for a
+        chart of that width. Every remaining row was measured. Each stretch of rows, several of which make up a point of
+        the chart, keeps its smallest and largest finite value and its first NaN, +Inf and -Inf, separately for rows
+        that a later attempt replaced. The newest rows and short series are not thinned.
 
-        Metrics with the same rows may share ``steps``, ``attempts`` and ``seqs``, which cannot be written to.
+        Metrics with the same rows may share ``steps``, ``attempts`` and ``seqs``, which are read-only.
         """
         ...
 
     def moments(self, run_id: str) -> Series:
-        """Unix seconds of every record in order of ``seq``, all attempts; NaN where a record has none."""
+        """Return the Unix seconds of every record in order of ``seq``, all attempts; NaN where a record has none."""
         ...
 
     def last_values(self, run_id: str) -> dict[str, tuple[int, float]]:
-        """Metric name -> (step, value) as last recorded."""
+        """Return metric name -> (step, value) as last recorded."""
         ...
 
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said.
+        """Return spike batches by step, or the ``last`` newest; of one ``reason`` or ``step`` if given.
 
-        Those of :data:`rlwatch.records.APART` only where their reason is said.
+        Batches in :data:`rlwatch.records.APART` are returned only for their own reason.
         """
         ...
 
     def top_spikes(self, run_id: str, *, limit: int = 50) -> list[Mapping[str, JSON]]:
-        """The worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``.
+        """Return the worst rows of all spike batches, worst first: their columns, ``step``, ``attempt`` and ``rank``.
 
-        Not of whole responses (reason :data:`rlwatch.records.RESPONSES`): their worst tokens are culprits already.
+        Whole responses (reason :data:`rlwatch.records.RESPONSES`) are left out: their worst tokens are culprits
+        already.
         """
         ...
 
@@ -384,15 +385,15 @@ class RunReader(Protocol):
         ...
 
     def findings(self, run_id: str) -> list[Finding]:
-        """Published findings in order of ``seq``: those that began or became worse."""
+        """Return the published findings in order of ``seq``: those that began or became worse."""
         ...
 
     def recoveries(self, run_id: str) -> list[Finding]:
-        """In order of ``seq``: of the findings, that they eased or are over."""
+        """Return the recoveries in order of ``seq``: findings that eased or ended."""
         ...
 
     def forecasts(self, run_id: str, *, last: int | None = None) -> list[ForecastRecord]:
-        """Forecasts in order of ``seq``, or the ``last`` newest; :meth:`series` has its numbers, too."""
+        """Return the forecasts in order of ``seq``, or the ``last`` newest; :meth:`series` has their numbers."""
         ...
 
     def events(self, run_id: str, *, after_seq: int = 0) -> list[Event]:
@@ -415,20 +416,21 @@ class CommandStore(Protocol):
     def settle(
         self, run_id: str, command_id: str, status: CommandStatus, now: float, *, step: int | None, result: str
     ) -> Command:
-        """``claimed`` or ``cancelling`` -> an answer: ``done``, ``rejected``, ``failed``, ``expired`` or ``cancelled``.
+        """Settle a ``claimed`` or ``cancelling`` command: ``done``, ``rejected``, ``failed``, ``expired``,
+        ``cancelled``.
 
-        Settling twice keeps the first answer.
+        A command that is settled twice keeps the first result.
         """
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """``queued`` -> ``cancelled``; ``claimed`` -> ``cancelling``, which whoever claimed it answers.
+        """Cancel: ``queued`` -> ``cancelled``; ``claimed`` -> ``cancelling``, which the claiming process settles.
 
-        Decided in one transaction against :meth:`claim` and :meth:`settle`. What was answered before stays so.
+        One transaction, exclusive of :meth:`claim` and :meth:`settle`. A settled command stays as it is.
         """
 
 
 Composer = Callable[[Ledger], Sequence[OutboxMessage]]
-"""What is to be written, given all that was."""
+"""Returns the messages to write, given the ledger."""
 
 
 class AlertStore(Protocol):
@@ -438,10 +440,10 @@ class AlertStore(Protocol):
         """Insert or update alerts by id and insert messages whose id is new, in one transaction."""
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Insert or update alerts of the run, then insert what ``compose`` makes of its ledger, in one transaction.
+        """Insert or update alerts of the run, then insert the messages of ``compose(ledger)``, in one transaction.
 
-        Returns the messages whose id was new. Nobody else writes alerts or messages of the run meanwhile, so that
-        two who compose cannot both say a thing.
+        Returns the messages whose id was new. The transaction excludes other writers of the run's alerts and messages,
+        so that two processes cannot both publish the same.
         """
 
     def ledger(self, run_id: str) -> Ledger:
@@ -451,7 +453,7 @@ class AlertStore(Protocol):
         """Alerts (of one run, or of all), newest first."""
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> Acknowledgement:
-        """Keep it; an earlier one of the alert stays (and is returned) unless this one is of a higher severity."""
+        """Store it; an earlier one of the alert stays (and is returned) unless this one has a higher severity."""
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
         """Of one run, or of all."""
@@ -463,35 +465,35 @@ class AlertStore(Protocol):
         """All silences, those that are over too, oldest first."""
 
     def put_entry(self, entry: AuditEntry) -> None:
-        """Add to what people did and said; one whose id is known is left as it is."""
+        """Add an entry to the audit; an entry with a known id is ignored."""
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """All that people did and said (about one run, or at all), oldest first."""
+        """Return the audit entries (about one run, or all), oldest first."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Held by one caller at a time over all processes: for telling alerts of several runs in one message."""
+        """Hold a lock over all processes, for publishing alerts of several runs in one message."""
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Due pending messages nobody holds, oldest first, now held until ``now + lease_s``; over all runs.
+        """Lease due pending messages without a lease until ``now + lease_s``, oldest first, over all runs.
 
-        ``channels``: only messages of these (None: of all), so that a process leaves to others what it
-        has no address for.
+        ``channels``: only messages of these channels (None: all), so that a process leaves those without a notifier to
+        others.
         """
 
     def settle_message(self, message: OutboxMessage) -> None:
         """Write back status, attempts, next_attempt_at, last_error; drops the lease."""
 
     def retry_message(self, message: OutboxMessage) -> None:
-        """Make a message that is not sent due now, and pending if it was given up; it counts as tried."""
+        """Make an unsent message due now, and pending if it was given up; it counts as tried."""
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
         """All messages, oldest first."""
 
 
 class Bulk(StrEnum):
-    """Bulk of a run that explains a step, and may be removed when it is old."""
+    """Bulk data of a run that explain a step, and may be removed when they are old."""
 
     TOKENS = "tokens"
     COMPLETIONS = "completions"
@@ -509,17 +511,17 @@ class Pruning(Protocol):
 
 
 class CurationStore(Protocol):
-    """People's words about runs, beside what trainers wrote. May raise ``StoreBusyError``."""
+    """User edits of runs, stored separately from what trainers wrote. May raise ``StoreBusyError``."""
 
     def edit(self, edit: RunEdit) -> RunInfo:
-        """Keep the edit, whoever writes the run meanwhile; returns the run as it is shown from now on."""
+        """Store the edit, also while the run is written; return the run as it is shown from now on."""
 
     def edits(self, run_id: str) -> list[RunEdit]:
         """All edits of the run, oldest first."""
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:
-        """Remove a deleted run's data for good. Raises ``StoreError`` unless it is deleted, and
-        ``RunLockedError`` while somebody writes it.
+        """Remove a deleted run's data for good. Raises ``StoreError`` unless it is deleted, and ``RunLockedError``
+        while it has a writer.
         """
 
     def purges(self) -> list[Purge]:
@@ -527,61 +529,61 @@ class CurationStore(Protocol):
 
 
 class AnswerStore(Protocol):
-    """Answers of people to forecasts. May raise ``StoreBusyError``."""
+    """Users' answers to forecasts. May raise ``StoreBusyError``."""
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
-        """Keep it, in place of an earlier one about the same attempt and step."""
+        """Store the answer; it replaces an earlier one about the same attempt and step."""
 
     def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
         """Of one run, or of all that can be read, by attempt and step."""
 
 
 Topic = Literal["commands", "alerts", "pages"]
-"""What there can be news of: commands sent or cancelled; alerts, findings, messages and acknowledgements; whatever a
-page shows, rows too.
+"""Subjects of notifications: commands sent or cancelled; alerts, findings, messages and acknowledgements; and anything
+that a page shows, including rows.
 """
 
 
 class News(Protocol):
-    """Hint that something was written: it may come twice, and may be missed, so that polling stays necessary."""
+    """Notification that something was written: it may come twice or not at all, so polling stays necessary."""
 
     @property
     def deaf(self) -> bool:
-        """True while nothing can be heard: what was missed by then has to be looked for."""
+        """Return whether it currently receives nothing, so that its reader has to poll."""
 
     def heard(self, timeout_s: float = 0.0) -> frozenset[str]:
-        """Wait for the next, at most so long; the runs it is about, ``""`` for all. Never raises."""
+        """Wait up to ``timeout_s`` for the next one; return the runs concerned, ``""`` for all. Never raises."""
 
     def arrived(self, timeout_s: float = 0.0) -> bool:
-        """Wait for the next, at most so long; True if there was one. Never raises."""
+        """Wait up to ``timeout_s`` for the next one; return whether there was one. Never raises."""
 
     def close(self) -> None:
-        """Let go of what it holds; idempotent."""
+        """Release resources; idempotent."""
 
 
 class Store(RunReader, CommandStore, AlertStore, CurationStore, AnswerStore, Protocol):
-    """A place for runs. The contract in prose is in :mod:`rlwatch.store`."""
+    """A store of runs. :mod:`rlwatch.store` describes the contract."""
 
     url: str
 
     def news(self, topic: Topic, run_id: str | None = None) -> News | None:
-        """News of a topic, of one run or of all, from now on; None where a store cannot push any."""
+        """Return notifications of a topic, of one run or all, from now on; None where a store cannot push any."""
 
     def open_run(self, run: RunInfo) -> RunWriter:
         """Create the run, or begin its next attempt. Raises ``RunLockedError`` if another writer lives."""
 
     def amend_run(self, run_id: str) -> RunWriter | None:
-        """The writer of a run whose process is gone, to complete what that left undone: no attempt is begun.
+        """Return a writer for a run whose process is gone, to complete its data without a new attempt.
 
-        None if somebody writes the run, or it cannot be written from here.
+        None if the run has another writer, or cannot be written from here.
         """
 
     def close(self) -> None:
-        """Let go of connections; idempotent."""
+        """Release connections; idempotent."""
 
 
 class Detector(Protocol):
-    """Watches one failure. Causal: at a step it uses only what it has been given up to that step."""
+    """Watches for one failure. Causal: at a step it uses only data up to that step."""
 
     name: ClassVar[str]
     family: ClassVar[str]
@@ -596,22 +598,22 @@ class Detector(Protocol):
         """Take the next closed step; return the findings whose condition holds now (usually none)."""
 
     def arrival(self, step: ClosedStep) -> list[Finding]:
-        """Judge a record the moment it arrives, before its step closes (non-finite values only).
+        """Judge a record when it arrives, before its step closes (non-finite values only).
 
-        Does not change what :meth:`update` will say of the closed step.
+        The result of :meth:`update` for the closed step does not depend on it.
         """
 
     def notice(self, event: Event) -> None:
-        """Learn of an event (``reference_reset``...), perhaps restarting a baseline."""
+        """Process an event (``reference_reset``...), which may restart a baseline."""
 
 
 class Notifier(Protocol):
-    """One channel to the outside. One that can deliver from some processes only also has ``present() -> bool``."""
+    """A notification channel. One that can deliver from some processes only also has ``present() -> bool``."""
 
     name: str
 
     def deliver(self, message: OutboxMessage) -> Delivery:
-        """Try once, within the notifier's own timeout; never raises for what the network does."""
+        """Try once, within the notifier's own timeout; never raise for failures of the network."""
 
 
 class CommandHandler(Protocol):

@@ -1,4 +1,4 @@
-"""Records that travel through rlwatch: frozen, no behaviour beyond reading themselves.
+"""Records that rlwatch passes between its parts: frozen, without behaviour beyond reading themselves.
 
 Numbers are plain floats. ``nan``, ``inf`` and ``-inf`` are values; a metric that was not measured is
 absent from the mapping. Steps are the trainer's global (optimizer) steps, integers >= 0. Times are Unix
@@ -31,12 +31,12 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0, 1, 2: for comparing."""
+        """Return 0, 1 or 2, for comparison."""
         return ("info", "warning", "critical").index(self.value)
 
 
 class Stage(StrEnum):
-    """Moments of an episode that are told: it began, became worse, eased to a lower severity, was over."""
+    """Stages of a finding's lifetime that are reported: it began, got worse, eased to a lower severity, or ended."""
 
     BEGAN = "began"
     WORSENED = "worsened"
@@ -45,25 +45,25 @@ class Stage(StrEnum):
 
     @property
     def better(self) -> bool:
-        """True of what tells of a recovery, which is no sign of a failure."""
+        """Return whether it is a recovery, which is no sign of a failure."""
         return self in (Stage.EASED, Stage.RESOLVED)
 
 
 class RunState(StrEnum):
-    """State of a run as its writer left it. That a running run is stale is for the reader to judge."""
+    """State of a run as its writer left it. A reader decides whether a running run is stale."""
 
     RUNNING = "running"
     FINISHED = "finished"
     CRASHED = "crashed"
     UNFINISHED = "unfinished"
-    """Of a log: it stops before its trainer was done."""
+    """For logs: the log stops before its trainer was done."""
 
 
 class CommandStatus(StrEnum):
-    """Life of a command: queued -> claimed -> done | rejected | failed; or expired or cancelled before it was begun.
+    """States of a command: queued -> claimed -> done | rejected | failed; or expired or cancelled before it began.
 
-    Claimed: the trainer's process has it and waits for a safe boundary. Cancelling: it has it, and is asked to let it
-    go unless it has begun. Failed: it was begun, and nobody knows how far it came.
+    Claimed: the trainer's process has it and waits for a safe boundary. Cancelling: claimed, and to be dropped unless
+    it has begun. Failed: it began, and its progress is unknown.
     """
 
     QUEUED = "queued"
@@ -77,12 +77,12 @@ class CommandStatus(StrEnum):
 
     @property
     def open(self) -> bool:
-        """True if an answer is still to come."""
+        """Return whether a result is still to come."""
         return self in (CommandStatus.QUEUED, CommandStatus.CLAIMED, CommandStatus.CANCELLING)
 
 
 class AlertState(StrEnum):
-    """Life of an alert: pending -> firing -> resolved (a pending one may vanish)."""
+    """States of an alert: pending -> firing -> resolved (a pending one may vanish)."""
 
     PENDING = "pending"
     FIRING = "firing"
@@ -90,7 +90,7 @@ class AlertState(StrEnum):
 
 
 class OutboxStatus(StrEnum):
-    """Life of a message to the outside: pending -> sent, or dead after the last try."""
+    """States of an outgoing message: pending -> sent, or dead after the last attempt."""
 
     PENDING = "pending"
     SENT = "sent"
@@ -99,9 +99,9 @@ class OutboxStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunEdit:
-    """A change that a person made to a run, beside what its trainer wrote; None, or empty: left as it was.
+    """A user's change of a run, stored separately from what its trainer wrote; None or empty: unchanged.
 
-    An empty ``name`` gives the trainer's back.
+    An empty ``name`` restores the trainer's.
     """
 
     run_id: str
@@ -117,10 +117,10 @@ class RunEdit:
 
 @dataclass(frozen=True, slots=True)
 class Curation:
-    """The outcome of all edits of a run. ``edited_at`` None: nobody touched it.
+    """The result of all edits of a run. ``edited_at`` None: never edited.
 
-    ``logged_name`` and ``logged_tags`` are what its trainer wrote. A run that gave a sign of life after it was deleted
-    is not: somebody resumed it.
+    ``logged_name`` and ``logged_tags`` are what its trainer wrote. A run with a heartbeat after its deletion is not
+    deleted, because it was resumed.
     """
 
     notes: str = ""
@@ -134,13 +134,13 @@ class Curation:
 
     @property
     def deleted(self) -> bool:
-        """True if it is hidden until it is restored, or purged."""
+        """Return whether it is hidden until it is restored or purged."""
         return self.deleted_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """A run whose data were removed for good, by whom and when, and who had deleted it."""
+    """A run whose data were removed for good, with user and time, and the user who had deleted it."""
 
     run_id: str
     project: str
@@ -155,11 +155,11 @@ class Purge:
 class RunInfo:
     """One training run. The directory (or row) of this id is the portable unit.
 
-    ``source`` names the trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a loop of one's own) and decides
-    how ambiguous metric names are read. ``attempt`` counts process starts, from 1. A store's readers give ``name`` and
-    ``tags`` as people edited them, and what else people said under ``curation``; writers know the trainer's alone.
-    ``stage`` is what its process did at the last heartbeat (``sampling``, ``reward``...; empty: not known), and
-    ``stage_since`` when that began (Unix seconds).
+    ``source`` names the trainer (``"trl/grpo"``, ``"verl"``, ``""`` for a custom loop) and decides how ambiguous metric
+    names are read. ``attempt`` counts process starts, from 1. A store's readers return ``name`` and ``tags`` as users
+    edited them, and other edits under ``curation``; writers know only the trainer's. ``stage`` is the stage of its
+    process at the last heartbeat (``sampling``, ``reward``...; empty: unknown), and ``stage_since`` its beginning (Unix
+    seconds).
     """
 
     run_id: str
@@ -231,9 +231,9 @@ class PackedMetrics(Mapping[str, float]):
 class ClosedStep:
     """Input of the detectors: one step, its records merged, names canonical.
 
-    ``origin`` maps a canonical name to the source name it was read from. ``seq`` is that of the record
-    that closed the reading (the last merged one). ``numbers``: those of the metrics that are finite, told apart once
-    for all who ask; the metrics themselves where all are.
+    ``origin`` maps a canonical name to the source name it was read from. ``seq`` is that of the record that closed the
+    reading (the last merged one). ``numbers``: the finite metrics, computed once for all detectors; the same object as
+    ``metrics`` where all are finite.
     """
 
     step: int
@@ -244,10 +244,10 @@ class ClosedStep:
     seq: int = 0
     numbers: Mapping[str, float] = field(init=False, repr=False, compare=False)
     beginning: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
-    """Names by how they begin, as far as somebody asked: one for all rows that name the same, in the same order."""
+    """Cache of names by prefix, filled on demand: one for all rows with the same names in the same order."""
 
     def __post_init__(self) -> None:
-        """Tell the numbers from what is none."""
+        """Precompute the finite metrics."""
         metrics = self.metrics
         whole = all(map(isfinite, metrics.values()))
         numbers = metrics if whole else {name: value for name, value in metrics.items() if isfinite(value)}
@@ -255,7 +255,7 @@ class ClosedStep:
         object.__setattr__(self, "beginning", _beginning(tuple(metrics)))
 
     def get(self, *names: str) -> float | None:
-        """Value of the first of ``names`` that was measured (may be nan or inf); None if none was."""
+        """Return the value of the first of ``names`` that was measured (may be nan or inf); None if none was."""
         for name in names:
             value = self.metrics.get(name)
             if value is not None:
@@ -264,42 +264,42 @@ class ClosedStep:
 
 
 @lru_cache(maxsize=64)
-def _beginning(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (what the answers are of)
+def _beginning(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (the key of the cache)
     return {}
 
 
 GROUP_TAG = "group:"
-"""A tag that begins so says which group of seeds a run is in: of one configuration, but for the seed."""
+"""Prefix of a tag that names the group of seeds of a run: runs of one configuration, except for the seed."""
 FAR_OUT = "far-out tokens"
 """Reason of a spike batch: tokens of an ordinary step that are beyond a limit, worst first."""
 NON_FINITE = "non-finite tokens"
-"""The same, of a step in which the log-probs of some token were NaN or infinite: those come first."""
+"""The same for a step in which the log-probs of some token were NaN or infinite: those come first."""
 CULPRITS = "culprits"
-"""Reason of a spike batch: the tokens that localisation blames for the gradient of the step, worst first."""
+"""Reason of a spike batch: the tokens that localisation found responsible for the gradient of the step, worst first."""
 RESPONSES = "responses"
-"""Reason of a spike batch: every token of the responses that culprits are in (or of a stretch around them)."""
+"""Reason of a spike batch: every token of the responses that contain culprits (or of a stretch around them)."""
 DISTRIBUTIONS = "token distributions"
-"""Reason of a spike batch: how quantities lie over all tokens of the step, as counts; no rows of single tokens."""
+"""Reason of a spike batch: histograms of quantities over all tokens of the step; no rows of single tokens."""
 ORIGIN = "origin"
-"""Setting under which a run keeps where it comes from; one of the trainer's own of that name is left alone."""
+"""Setting under which a run stores its origin; a setting of the trainer with that name is left alone."""
 FORECAST_SWITCH = "forecast"
 """Entry of :data:`ORIGIN`: False where the run was begun with ``forecast=False``."""
 STAGES = "stages"
-"""The same, of the stages of the step: columns ``stage`` (str), ``begin`` (Unix seconds) and ``seconds`` (float64)."""
+"""The same for the stages of the step: columns ``stage`` (str), ``begin`` (Unix seconds) and ``seconds`` (float64)."""
 APART = (DISTRIBUTIONS, STAGES)
-"""Reasons of batches that are read only where their reason is said: they hold no tokens."""
+"""Reasons of batches that are read only by their reason: they hold no tokens."""
 STALLED = "stalled"
-"""Kind of an event: the process lives and makes no progress; its stage and the stacks of its threads."""
+"""Kind of an event: the process lives but makes no progress; with its stage and the stacks of its threads."""
 STALL_OVER = "stall_over"
-"""Kind of an event: a process that had stalled goes on."""
+"""Kind of an event: a stalled process continues."""
 SHED = "shed"
-"""Kind of an event: what was given up while the store took nothing and the room for it was nearly spent."""
+"""Kind of an event: data dropped while the store accepted nothing and its buffer was nearly full."""
 COMMAND = "command"
-"""Kind of an event: a command that was carried out, with its arguments and its report."""
+"""Kind of an event: an executed command, with its arguments and its report."""
 LOCALISED = "gradient_localised"
-"""Kind of an event: what localisation said of the gradient of the step, in short."""
+"""Kind of an event: a summary of what localisation found about the gradient of the step."""
 CRASH_FORECAST = "crash_forecast"
-"""Kind of a finding: what a forecast that is an alarm says."""
+"""Kind of the finding of a forecast that is an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class SpikeBatch:
 
 @dataclass(frozen=True, slots=True)
 class CompletionBatch:
-    """Some completions of one step as text, chosen and cut by whoever records them, in columns of equal length N.
+    """Completions of one step as text, chosen and shortened by the recorder, in columns of equal length N.
 
     Usual columns: ``prompt``, ``completion`` (str); ``reward``, ``advantage`` (float64, NaN where it was NaN);
     ``length`` (int64, tokens); ``group`` (int64, which prompt); ``task`` (str).
@@ -355,10 +355,10 @@ class CompletionBatch:
 
 
 class JudgedRow(NamedTuple):
-    """A row that was judged, and why the run was not sound there; "" where it was.
+    """A judged row, and why the run was not sound there; "" where it was.
 
-    In the reward's unit, ``level`` is the median of the last rows, ``spread`` the noise of a row, ``reward`` the row's;
-    ``entropy``: over its first, a ratio. None where they are not logged.
+    In the unit of the reward: ``level``, the median of the last rows; ``spread``, the noise of a row; ``reward``, that
+    of the row. ``entropy``: ratio to its first value. None where they are not logged.
     """
 
     step: int
@@ -371,8 +371,8 @@ class JudgedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the run, not a measurement: ``reference_reset``, ``resume``,
-    ``exception``, ``signal``, ``command``, ``note``... Detectors may restart a baseline on it.
+    """An event of the run, not a measurement: ``reference_reset``, ``resume``, ``exception``, ``signal``, ``command``,
+    ``note``... Detectors may restart a baseline on it.
     """
 
     kind: str
@@ -387,10 +387,10 @@ class Event:
 class Finding:
     """A detector's judgement that held at ``step``, using only data up to ``step``.
 
-    ``onset_step`` is when, looking back, it began. ``stage`` tells which moment of its life this is: of one that eased
-    ``severity`` is what it is now, of one that is over ``info``. ``score`` is how far beyond its threshold (>= 1 where
-    it fires; unitless), ``baseline`` the run's own reference level in the metric's unit. ``evidence``
-    holds the numbers a person needs to believe it.
+    ``onset_step`` is its beginning, in retrospect. ``stage``: the reported stage of its lifetime; ``severity`` is the
+    present one if it eased, ``info`` if it ended. ``score``: how far it is beyond its threshold (>= 1 where it fires;
+    unitless). ``baseline``: the run's own reference level in the metric's unit. ``evidence`` holds the numbers behind
+    it.
     """
 
     detector: str
@@ -411,9 +411,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRecord:
-    """A forecast made at ``step``, of the record ``seq``: a judgement, kept apart from what was measured.
+    """A forecast made at ``step``, of the record ``seq``: a judgement, stored separately from measurements.
 
-    ``metrics``: ``forecast/...``; ``body`` what is no number. See :class:`rlwatch.forecast.Forecast`.
+    ``metrics``: ``forecast/...``; ``body``: values that are not numbers. See :class:`rlwatch.forecast.Forecast`.
     """
 
     step: int
@@ -447,7 +447,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """Somebody has taken an alert on: no repeats and no escalation, unless it gets worse than ``severity``."""
+    """An acknowledged alert: no repeats and no escalation, unless it gets worse than ``severity``."""
 
     alert_id: str
     run_id: str
@@ -459,10 +459,10 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nobody is told of alerts that fit until then. Fields that are empty fit all; the others must all fit.
+    """Alerts that match are not published until ``until``. Empty fields match all; all others must match.
 
-    ``run`` is a run's id or name; ``labels`` those of the rule. ``until`` in the past: it is over. ``alerts``: only
-    these (ids): somebody snoozed them. ``up_to``: what gets worse than that is told all the same; None: nothing is.
+    ``run`` is a run's id or name; ``labels`` are those of the rule. ``until`` in the past: it is over. ``alerts``: only
+    these (ids), which a user snoozed. ``up_to``: alerts above this severity are published all the same; None: none is.
     """
 
     silence_id: str
@@ -481,8 +481,8 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One thing that a person did, or had to say: who, when, and in words. ``act``: ``note``, ``acknowledge``,
-    ``silence``... ``run_id`` and ``alert_id`` where it concerns one.
+    """One action or comment of a user: who, when, and in words. ``act``: ``note``, ``acknowledge``, ``silence``...
+    ``run_id`` and ``alert_id`` where it concerns one.
     """
 
     entry_id: str
@@ -496,7 +496,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class ForecastAnswer:
-    """A person's answer to "was the forecast at this step right?": something did go wrong, or nothing did."""
+    """A user's answer to "was the forecast at this step right?": something did go wrong, or nothing did."""
 
     run_id: str
     step: int
@@ -509,8 +509,8 @@ class ForecastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A message on its way to one notifier channel. ``channel`` is a name from the configuration: the
-    address and its secret are never stored.
+    """A message to one notification channel. ``channel`` is a name in the configuration: the address and its secret are
+    never stored.
     """
 
     message_id: str
@@ -529,7 +529,7 @@ class OutboxMessage:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The alerts of a run (or of several), what was written to whom about them, and who took them on."""
+    """The alerts of a run (or of several), the messages about them, and their acknowledgements."""
 
     alerts: tuple[Alert, ...] = ()
     messages: tuple[OutboxMessage, ...] = ()
@@ -538,8 +538,8 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A person's wish for the live run, as a row. ``kind`` is e.g. ``reset-reference``; ``args`` e.g.
-    ``{"optimizer": "clear" | "keep"}``; ``force`` overrules vetoes that may be overruled.
+    """A user's command to the live run, as a row. ``kind`` is e.g. ``reset-reference``; ``args`` e.g.
+    ``{"optimizer": "clear" | "keep"}``; ``force`` overrides vetoes that may be overridden.
     """
 
     command_id: str

@@ -1,4 +1,4 @@
-"""Recorded completions as rows: ordered, chosen, flagged; and what became of the answers to the same prompt."""
+"""Recorded completions as rows: ordered, selected, flagged; and how the answers to the same prompt changed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlwatch.records import JSON, CompletionBatch
 Row = dict[str, JSON]
 
 PART = "reward/"
-"""Begins the column of a reward function."""
+"""Prefix of the column of a reward function."""
 CUT = " […] "
-"""Stands where the middle of a long text was."""
+"""Replaces the middle of a long text."""
 LOOPING = 0.5
-"""Repetition from which on a completion says the same again and again; prose has below 0.1."""
+"""Repetition from which a completion repeats itself; prose has below 0.1."""
 
 
 def completion_rows(batches: Sequence[CompletionBatch], most: int | None = None) -> list[Row]:
-    """Completions, at most ``most``, newest step first, in the order they were recorded."""
+    """Return at most ``most`` completions, newest step first, in the order they were recorded."""
     rows: list[Row] = []
     for batch in sorted(batches, key=lambda batch: batch.step, reverse=True):
         columns = {name: column_values(column) for name, column in batch.columns.items()}
@@ -31,18 +31,18 @@ def completion_rows(batches: Sequence[CompletionBatch], most: int | None = None)
 
 
 def column_values(column: object) -> list[JSON]:
-    """A column's values as plain Python."""
+    """Return a column's values as plain Python."""
     tolist = getattr(column, "tolist", None)
     return list(tolist()) if tolist is not None else list(column)  # type: ignore[call-overload]
 
 
 def prompt_of(row: Row) -> str:
-    """Name of its prompt: its id, or the text where an older version recorded none."""
+    """Return the name of its prompt: its id, or the text where an older version recorded none."""
     return str(row.get("prompt_id") or row.get("prompt") or "")
 
 
 def reward_parts(row: Row) -> dict[str, float]:
-    """Rewards by function."""
+    """Return the rewards by function."""
     return {
         name.removeprefix(PART): float(value)
         for name, value in row.items()
@@ -51,13 +51,13 @@ def reward_parts(row: Row) -> dict[str, float]:
 
 
 def value(row: Row, name: str) -> float | None:
-    """A number of the completion; None where it was not recorded, NaN where it was NaN."""
+    """Return a number of the completion; None where it was not recorded, NaN where it was NaN."""
     found = row.get(name)
     return None if found is None or isinstance(found, bool | str) else float(found)
 
 
 def flags(row: Row) -> list[str]:
-    """Words on what is odd about the completion; none of a usual one."""
+    """Return descriptions of what is unusual about the completion."""
     broken = [name for name in ("reward", "advantage", "kl") if not math.isfinite(value(row, name) or 0.0)]
     found = [f"{name} {'NaN' if math.isnan(float(row[name])) else 'infinite'}" for name in broken]
     if (value(row, "repetition") or 0.0) >= LOOPING:
@@ -71,7 +71,7 @@ def flags(row: Row) -> list[str]:
 
 
 class Sort(StrEnum):
-    """Columns that completions are ordered by; what comes first is what a person looks for."""
+    """Columns by which completions are sorted, the most suspicious first."""
 
     REWARD = "reward"
     """The worst first."""
@@ -84,7 +84,7 @@ class Sort(StrEnum):
 
 
 def ordered(rows: Iterable[Row], sort: Sort, *, reverse: bool = False) -> list[Row]:
-    """By ``sort``: NaN and infinities first, then the most telling (``reverse``: the other end), unknown last."""
+    """Sort by ``sort``: NaN and infinities first, then the most suspicious (``reverse``: least), unknown last."""
     sign = (1 if sort is Sort.REWARD else -1) * (-1 if reverse else 1)
 
     def place(row: Row) -> tuple[int, float]:
@@ -97,7 +97,7 @@ def ordered(rows: Iterable[Row], sort: Sort, *, reverse: bool = False) -> list[R
 
 
 def among(rows: Iterable[Row], *, first: int | None = None, last: int | None = None, prompt: str = "") -> list[Row]:
-    """Those of steps ``first`` to ``last``, both included, to ``prompt``: the beginning of an id, or a part of it."""
+    """Return the rows of steps ``first`` to ``last``, and of ``prompt``: a prefix of its id, or part of its text."""
     wanted = prompt.casefold()
     return [
         row
@@ -113,9 +113,9 @@ def _fits(row: Row, wanted: str) -> bool:
 
 
 def best_and_worst(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most ``most`` with the highest and as many with the lowest reward, or one that is no number; each once.
+    """Return at most ``most`` with the highest and as many with the lowest or a non-finite reward; each once.
 
-    Newer ones first among equals.
+    Among equals, newer ones come first.
     """
     known = sorted((row for row in rows if value(row, "reward") is not None), key=lambda row: -int(row["step"]))
     worst = ordered(known, Sort.REWARD)[:most]
@@ -130,7 +130,7 @@ def best_and_worst(rows: Sequence[Row], most: int) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A prompt that was recorded: its id, its text, and the steps, ascending."""
+    """A recorded prompt: its id, its text, and the steps, ascending."""
 
     prompt_id: str
     prompt: str
@@ -138,7 +138,7 @@ class Seen:
 
 
 def prompts_seen(rows: Iterable[Row]) -> list[Seen]:
-    """Every prompt with a name, those of most steps first."""
+    """Return every prompt with a name, those of most steps first."""
     steps: dict[str, set[int]] = {}
     texts: dict[str, str] = {}
     for row in rows:
@@ -150,7 +150,7 @@ def prompts_seen(rows: Iterable[Row]) -> list[Seen]:
 
 
 def at_step(rows: Iterable[Row], step: int, prompt_id: str = "") -> list[Row]:
-    """Those of a step (and of a prompt), of the last attempt that came there, the best reward first."""
+    """Return the rows of a step (and of a prompt), of the last attempt that reached it, the best reward first."""
     here = [row for row in rows if row["step"] == step and (not prompt_id or prompt_of(row) == prompt_id)]
     newest = max((int(row["attempt"]) for row in here), default=1)
     return ordered((row for row in here if row["attempt"] == newest), Sort.REWARD, reverse=True)
@@ -162,12 +162,12 @@ _ANSWERS = (
     re.compile(r"####[ \t]*([^\n]{1,400})"),
     re.compile(r"\banswer\b[ \t]*(?:is|:|=)[ \t]*([^\n]{1,400})", re.IGNORECASE),
 )
-"""How a final answer is written, the most telling first."""
+"""Formats of a final answer, the most specific first."""
 LONGEST_ANSWER = 200
 
 
 def answer(completion: str) -> str:
-    r"""The final answer of a completion, as far as its form tells one; else its last line.
+    r"""Return the final answer of a completion, if its form marks one; else its last line.
 
     >>> answer("so 2+2=4, \\boxed{4}"), answer("I say\n#### 12 "), answer("The answer is 7."), answer("a\n\nb  c\n")
     ('4', '12', '7', 'b c')
@@ -183,10 +183,10 @@ def answer(completion: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptComparison:
-    """A prompt at one step and at another: mean rewards, answers, and what changed, in words.
+    """A prompt at one step and at another: mean rewards, answers, and a description of the change.
 
-    ``changed`` is empty where neither the sign of the reward nor the answers did. A reward is None where none of its
-    completions had one, NaN where one of them was.
+    ``changed`` is empty where neither the sign of the reward nor the answers changed. A reward is None where no
+    completion had one, NaN where one of them was.
     """
 
     prompt_id: str
@@ -199,7 +199,7 @@ class PromptComparison:
 
 
 def turns(rows: Sequence[Row], step: int, other: int) -> list[PromptComparison]:
-    """Every prompt recorded at both steps: what changed its reward's sign first, then its answers, then the others."""
+    """Compare every prompt recorded at both steps; changes of the reward's sign first, then of answers, then others."""
     found = []
     for seen in prompts_seen(rows):
         if step in seen.steps and other in seen.steps:
@@ -242,23 +242,23 @@ def _least_changed(turn: PromptComparison) -> tuple[int, float]:
     return (rank, -math.inf if math.isnan(apart) else -apart)
 
 
-# Culprits of a gradient spike in a completion that was kept.
+# Culprits of a gradient spike in a recorded completion.
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Characters ``start`` to ``end`` of a text, and what to say of them."""
+    """Characters ``start`` to ``end`` of a text, and the text about them."""
 
     start: int
     end: int
-    says: str
+    text: str
 
 
 def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[TextSpan]:
-    """Culprits that lie in the completion, by the place in the text that was recorded of them, in order.
+    """Return the culprits in the completion, by their recorded position in the text, in order.
 
-    Only where what stands there is what the culprit and the text around it are, and prompt and reward are its own: a
-    text that was cut, or another response, has none.
+    Only where the text at that position equals the recorded culprit and its surroundings, and prompt and reward match:
+    a shortened text, or another response, has none.
     """
     text, found = str(row.get("completion", "")), []
     for culprit in culprits:
@@ -272,7 +272,7 @@ def marks(row: Row, culprits: Iterable[Mapping[str, JSON]]) -> list[TextSpan]:
 
 
 def _may_hold(row: Row, culprit: Mapping[str, JSON]) -> bool:
-    """False where the culprit's response is known to be another one."""
+    """Return False where the culprit's response is known to be another one."""
     prompts = [str(one.get("prompt") or "") for one in (row, culprit)]
     shorter = min(map(len, prompts))
     own, its = value(row, "reward"), value(dict(culprit), "reward")

@@ -1,7 +1,7 @@
-"""Replaying a log: what rlwatch would have said, and when, had it watched.
+"""Replay a log: what rlwatch would have reported, and when, had it watched the run.
 
-Everything a report says of step s uses only data up to s: the log goes through the same
-:class:`~rlwatch.monitor.Monitor` a live run does, row by row.
+The report on step s uses only data up to s: the log passes through the same :class:`~rlwatch.monitor.Monitor` as a live
+run, row by row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlwatch.view import RunView, diagnosis_of, failed, logged_knobs
 from rlwatch.wording import step
 
 FORECAST = ("step", "p20", "p50", "p100", "risk", "alarm", "limit")
-"""What a report says of a step's forecast."""
+"""Fields of a step's forecast in a report."""
 Progress = Callable[[Sequence[StepRecord]], Iterable[StepRecord]]
 """Wraps the records to show how far the replay is."""
 
@@ -55,13 +55,12 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of a replay.
+    """The result of a replay.
 
-    ``view`` is the run as every face shows it; ``steps`` counts distinct steps. ``guessed``: names that are no
-    trainer's, read by their words as the metric named; ``unknown``: names that nothing reads; ``unjudged``: those
-    of trainers that are seen and not judged, each with the reason. ``rows``: count of the rows of a log of lines, with
-    one of the lines. ``firing``: the alerts that still fire at the end
-    of the log, as they are then.
+    ``view``: the run as every interface shows it. ``steps``: number of distinct steps. ``guessed``: names outside every
+    trainer's vocabulary that were read as the metric given; ``unknown``: names that are not read; ``unjudged``: names
+    of trainers that are recognised and not judged, each with the reason. ``rows``: number of rows of a line log, with
+    one of the lines. ``firing``: the alerts that still fire at the end of the log.
     """
 
     source: str
@@ -80,37 +79,37 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing is or was critical, by the state of the run (``view.verdict.exit_code`` is not 1)."""
+        """Return whether nothing is or was critical, by the state of the run (``view.verdict.exit_code`` is not 1)."""
         return self.view.verdict.exit_code != 1
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Canonical names of the metrics that were logged."""
+        """Return the canonical names of the logged metrics."""
         return self.view.metrics
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """In order of arrival."""
+        """Return the findings in order of arrival."""
         return self.view.findings
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """The ranked causes, as far as the state of the run lets one be named."""
+        """Return the ranked causes, where the state of the run lets one be named."""
         return self.view.explanation
 
     @property
     def forecasts(self) -> tuple[ForecastRecord, ...]:
-        """In order of arrival; empty where there were none, with the reason in ``not_run``."""
+        """Return the forecasts in order of arrival; without any, ``not_run`` has the reason."""
         return self.view.forecasts
 
     @property
     def not_run(self) -> tuple[NotRun, ...]:
-        """Parts that lacked their metrics."""
+        """Return the parts that lacked their metrics."""
         return self.view.not_judged
 
     @property
     def forecast(self) -> list[dict[str, JSON]]:
-        """Each step with a forecast: ``step``, ``p20``, ``p50``, ``p100``, ``risk``, ``alarm``, ``limit``."""
+        """Return each step with a forecast: ``step``, ``p20``, ``p50``, ``p100``, ``risk``, ``alarm``, ``limit``."""
         forecasts = [forecast_of(record) for record in self.forecasts]
         return [{name: getattr(one, name) for name in FORECAST} for one in forecasts if not one.absent]
 
@@ -118,7 +117,7 @@ class Report:
         return framed(glance(self.view))
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
+        """Return plain lists, dicts and numbers (NaN and infinities stay floats: the writer decides)."""
         return {
             "source": self.source,
             "format": self.format,
@@ -167,13 +166,13 @@ def scan(
         list of rows, with a column ``step`` (without one, rows are numbered); or records, and events if there are any,
         in order of arrival. What is missing and what is NaN in a table: :mod:`rlwatch.importers.data_frame`.
     run
-        Which run of a log that holds several.
+        Name of the run in a log that holds several.
     format
-        Name of the importer, where sniffing is not wanted.
+        Name of the importer; None: detect the format.
     map
-        Role of a metric, or its canonical name -> the name that the log has for it.
+        Role of a metric, or its canonical name -> its name in the log.
     source
-        The trainer, where the log does not tell.
+        The trainer, where the log does not show it.
     rules, detectors, forecaster
         Instead of the default ones.
     progress
@@ -184,7 +183,7 @@ def scan(
     ImportFormatError
         If the log cannot be read, holds no run or several (then the message names them).
     ConfigError
-        For a role in ``map`` that is none.
+        For an unknown role in ``map``.
 
     >>> from rlwatch.records import StepRecord
     >>> scan([StepRecord(s, {"entropy": 0.5, "grad_norm": 1.0}) for s in range(40)]).ok
@@ -229,9 +228,9 @@ def replay(
     forecaster: Callable[[], Forecasts] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Put an imported run through a Monitor, with the events that came between its records (by ``seq``)."""
+    """Pass an imported run through a Monitor, with the events between its records (by ``seq``)."""
     trainer = source or imported.source
-    records = _told(imported.records, trainer)
+    records = _without_guesses(imported.records, trainer)
     monitor = Monitor(
         run_id=imported.name or imported.path,
         source=trainer,
@@ -334,7 +333,7 @@ def _view(
 
 
 def rows_read(imported: ImportedRun) -> str:
-    """Count of the rows of a log of lines, with one of the lines; empty where there are none."""
+    """Return the number of rows of a line log, with one of the lines; empty for other logs."""
     if imported.example is None:
         return ""
     line, text = imported.example
@@ -342,7 +341,7 @@ def rows_read(imported: ImportedRun) -> str:
 
 
 def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterator[StepRecord | Event]:
-    """Records, and before each the events that came before it."""
+    """Yield the records, each after the events before it."""
     waiting = sorted(events, key=lambda event: -event.seq)
     for record in records:
         while waiting and waiting[-1].seq < record.seq:
@@ -351,12 +350,12 @@ def _arriving(records: Iterable[StepRecord], events: Sequence[Event]) -> Iterato
 
 
 def _names(records: Iterable[StepRecord]) -> set[str]:
-    """All names of metrics; most rows name the same."""
+    """Return all names of metrics; most rows have the same."""
     return set().union(*{tuple(record.metrics) for record in records})
 
 
 def ending_of_log(imported: ImportedRun) -> Ending:
-    """Tell how the rows of a log end: unfinished where its trainer meant to go on for more than two rows."""
+    """Return how the rows of a log end: unfinished if its trainer was to continue for more than two rows."""
     steps = sorted({record.step for record in imported.records})
     planned = imported.config.get("max_steps")
     if len(steps) < 2 or isinstance(planned, bool) or not isinstance(planned, int):
@@ -366,8 +365,8 @@ def ending_of_log(imported: ImportedRun) -> Ending:
     return Ending(End.STOPPED, steps[-1], f"the log stops at step {step(steps[-1])} of {step(planned)}")
 
 
-def _told(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
-    """The records without guesses at metrics that the run names more closely elsewhere."""
+def _without_guesses(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
+    """Return the records without guessed metrics for which the run logs a closer name."""
     left_out = shadowed(_names(records), source)
     if not left_out:
         return records
@@ -378,7 +377,7 @@ def _told(records: Sequence[StepRecord], source: str) -> Sequence[StepRecord]:
 
 
 def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
-    """Items that ``attempt``, starting at ``before_step``, continues, of a log that holds several attempts."""
+    """Yield the items that ``attempt``, starting at ``before_step``, continues, in a log with several attempts."""
     first: dict[int, int] = {}
     for record in takewhile(lambda r: r.attempt < attempt, records):
         first[record.attempt] = min(record.step, first.get(record.attempt, record.step))
@@ -391,7 +390,7 @@ def branch(records: Sequence[StepRecord], attempt: int, before_step: int) -> Ite
 
 
 def _steps(records: Sequence[StepRecord]) -> dict[int, list[int]]:
-    """Attempt -> its distinct steps, ascending, as a store tells them."""
+    """Return attempt -> its distinct steps, ascending, as a store does."""
     steps: dict[int, set[int]] = {}
     for record in records:
         steps.setdefault(record.attempt, set()).add(record.step)
@@ -410,12 +409,12 @@ def _alarms(outcome: MonitorOutcome) -> Iterator[Alarm]:
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Reliving a branch publishes its findings again; one of each is told."""
+    """Return one of each finding: replaying a branch publishes its findings again."""
     return tuple({(f.seq, f.detector, f.kind, f.severity, f.stage): f for f in findings}.values())
 
 
 def _sequenced(log: Iterable[StepRecord | Event]) -> tuple[list[StepRecord], list[Event]]:
-    """Records and events apart, numbered in order of arrival unless they are numbered already."""
+    """Separate records and events, numbered in order of arrival unless they have numbers already."""
     items = list(log)
     if not any(item.seq for item in items):
         items = [replace(item, seq=number) for number, item in enumerate(items, 1)]

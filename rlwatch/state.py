@@ -1,13 +1,13 @@
-"""The state of a run and its headline: one state machine, from which every interface derives what it says.
+"""The state of a run and its headline: one state machine, from which every interface takes its texts.
 
-:func:`verdict_of` gives the state, :func:`explained` the diagnosis that may stand beside it, :func:`headline_of` the
-one sentence. List, run page, ``show``, ``scan``, reports, alerts, JSON, notebooks and exit codes take them from here,
-so that they cannot contradict each other. These invariants hold at every row of every run and are tested there:
+:func:`verdict_of` returns the state, :func:`explained` the diagnosis that may be shown with it, :func:`headline_of` the
+one sentence. List, run page, ``show``, ``scan``, reports, alerts, JSON, notebooks and exit codes use them, so that they
+cannot contradict each other. These invariants hold at every row of every run and are tested there:
 
 * A healthy headline has no cause and no advice, and exit code 0.
-* A cause begins no later than the failure that it explains, and none is named where no warning or critical finding
-  stands.
-* A forecast is shown only of a run that goes on and has not failed.
+* A cause begins no later than the failure that it explains, and none is named without an active warning or critical
+  finding.
+* A forecast is shown only for a run that goes on and has not failed.
 * A run is healthy only if it logs a reward and has at least :data:`LEAST_STEPS` steps.
 """
 
@@ -25,24 +25,24 @@ from rlwatch.records import CRASH_FORECAST, JSON, Finding, RunInfo, RunState, Se
 from rlwatch.wording import chance, duration, one_line, plural, step, words
 
 UNDO = "roll-back"
-"""The action that only a failed run is advised to take, and only one that has trained well before."""
+"""The action that is advised only to a failed run that has trained well before."""
 LEAST_STEPS = 10
-"""Steps with fewer of which nothing can be said of a run in which nothing was found."""
+"""Fewest steps from which a run without findings is judged."""
 START_STEPS = 10
-"""Steps from the first row on within which a failure was there from the start."""
+"""Steps from the first row within which a failure counts as present from the start."""
 MATTERS: Mapping[str, frozenset[str]] = {
     "reward": frozenset({"reward/mean"}),
     "entropy": frozenset({"policy/entropy"}),
     "KL": frozenset({"policy/kl_ref", "policy/kl_ref_k1", "policy/kl_ref_k2", "policy/kl_ref_k3", "policy/kl_old"}),
 }
-"""Quantities that show a failure of training, and the metrics that are one of each."""
-BESIDE: Mapping[str, frozenset[str]] = {"length": frozenset({"len/mean", "len/p50", "len/clipped"})}
-"""Quantities without which some failures cannot be seen."""
+"""Quantities that show a failure of training -> the metrics that measure them."""
+SUPPORTING: Mapping[str, frozenset[str]] = {"length": frozenset({"len/mean", "len/p50", "len/clipped"})}
+"""Further quantities, without which some failures cannot be detected -> the metrics that measure them."""
 REWARD = "reward"
 REWARD_RULE = "reward"
-"""Alert rule of the kinds that say, while they stand, that the reward is below its best."""
+"""Alert rule of the kinds that mean, while they are active, that the reward is below its best."""
 WEIGHT, LEAST_WEIGHT = "weight ", 0.2
-"""Prefix of the evidence of :data:`JOINT` that says how much a metric speaks for it, and the least that is named."""
+"""Prefix of the evidence of :data:`JOINT` with the weight of a metric, and the smallest weight that is named."""
 BROKE: Mapping[str, str] = {
     "reward/zero_std_frac": "learning signal fell",
     "reward/": "reward {}",
@@ -59,19 +59,19 @@ BROKE: Mapping[str, str] = {
     "critic/": "value loss {}",
     "": "other metrics moved",
 }
-"""Beginning of a metric's name -> what a headline says of it; the first that fits, ``{}`` for ``rose`` or ``fell``."""
+"""Prefix of a metric's name -> its text in a headline; the first match counts, ``{}`` for ``rose`` or ``fell``."""
 REWARD_DROP = "reward_drop"
-"""Kind that is a remark while the rows in which the reward is low are too few."""
+"""Kind that is a remark while there are too few rows with a low reward."""
 JOINT = "joint_collapse"
-"""Kind that says that several others broke together; those say more where they are known."""
+"""Kind for several metrics that broke together; the individual kinds are named instead where they are known."""
 NAMED = 3
 """Kinds of findings that the detail of a verdict names."""
 BROKEN, ROOM = 2, 90
-"""Kinds of findings that a headline names, and the characters in which: of longer ones it names one."""
+"""Kinds of findings that a headline names, and the characters available: of longer texts it names one."""
 NAMES_LISTED = 6
-"""Names that nothing reads, of which a verdict lists so many."""
+"""Largest number of unread names that a verdict lists."""
 LONGEST = 300
-"""Characters of names in a verdict: a log may call its metrics anything."""
+"""Largest number of characters of names in a verdict, because a log may use any names."""
 HEADLINE = 110
 """Characters up to which a cause and an action are added to a headline."""
 
@@ -85,25 +85,25 @@ class State(StrEnum):
     NOT_LEARNING = "not learning"
     """The reward never rose, from the first steps on."""
     AT_RISK = "at risk"
-    """A warning stands, or a forecast of a run that goes on."""
+    """A warning is active, or a forecast for a run that goes on."""
     FAILING = "failing"
-    """Something critical stands, in a run that goes on."""
+    """A critical finding is active, in a run that goes on."""
     COLLAPSED = "collapsed"
     """The policy is broken, whether the run goes on or not."""
     RECOVERED = "recovered"
-    """Something was critical, and nothing stands any more."""
+    """A critical finding existed, and none is active any more."""
     DAMAGED = "damaged"
-    """The run ended clearly below its best, or with something critical that is no collapse."""
+    """The run ended clearly below its best, or with a critical finding that is no collapse."""
     KILLED = "killed"
-    """The run did not end by itself: an error, a signal, or no more sign of its process."""
+    """The run did not end by itself: an error, a signal, or a process without heartbeat."""
     UNFINISHED = "unfinished"
-    """The log stops before its trainer was done."""
+    """The log ends before its trainer was done."""
 
 
 SERIOUS = frozenset({State.DAMAGED, State.COLLAPSED, State.KILLED, State.FAILING})
-"""States that are critical, whatever stands."""
+"""States that are critical, whatever finding is active."""
 FAILED = frozenset({State.DAMAGED, State.COLLAPSED, State.NOT_LEARNING, State.FAILING})
-"""States in which the failure is there: nothing is forecast any more."""
+"""States of a failure that has happened, for which no forecast is shown."""
 
 
 UNFIT: Mapping[State, frozenset[str]] = {
@@ -118,15 +118,15 @@ class End(StrEnum):
 
     GOES_ON = "goes on"
     DONE = "done"
-    """The trainer came to its end, or it is not known otherwise: a log ends."""
+    """The trainer finished, or nothing else is known because a log just ends."""
     KILLED = "killed"
     STOPPED = "stopped"
-    """A log that holds less than its trainer meant to do."""
+    """A log with fewer steps than its trainer was to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run: its way, its step, and the reason that its writer or its log gives."""
+    """The end of a run: its kind, its step, and the reason that its writer or its log gives."""
 
     how: End = End.DONE
     at: int | None = None
@@ -134,7 +134,7 @@ class Ending:
 
 
 def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
-    """Return how a stored run ended. ``gone``: it says that it runs, but its process gives no sign any more."""
+    """Return how a stored run ended. ``gone``: its state is running, but its process has no heartbeat any more."""
     if run.state is RunState.CRASHED:
         return Ending(End.KILLED, run.last_step, run.state_reason or "the trainer ended with an error")
     if run.state is RunState.UNFINISHED:
@@ -148,24 +148,24 @@ def ending_of(run: RunInfo, *, gone: bool = False) -> Ending:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of a run, and the sentence for it.
+    """The state of a run, with its sentence.
 
     Attributes
     ----------
     level
-        Worst severity found and not run again since, also of what is over; None: nothing was found.
+        Worst severity of all findings, past ones included, without re-run steps; None: no finding.
     text
         The state with its detail: what was found, what is over, what could not be judged.
     missing
-        Quantities that are not logged, or carry no information (see :data:`MATTERS` and :data:`BESIDE`).
+        Quantities that are not logged, or carry no information (see :data:`MATTERS` and :data:`SUPPORTING`).
     state
         The state.
     at
         Step of the collapse, or of the kill; None in other states.
     standing
-        Worst severity of what is not over.
+        Worst severity of active findings.
     since
-        First onset of what the state rests on; None where nothing is wrong.
+        First onset of the findings behind the state; None where nothing is wrong.
     brief
         The state and what broke, without cause and action.
     ongoing
@@ -187,22 +187,22 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """The state with its step: ``collapsed@198``."""
+        """Return the state with its step: ``collapsed@198``."""
         return _named_at(self.state, self.at)
 
     @property
     def judged(self) -> bool:
-        """False where too little was logged to judge by: then that nothing was found means nothing."""
+        """Return False where too little was logged to judge, so that the absence of findings proves nothing."""
         return self.state is not State.NOT_JUDGED and not _blind(self.missing)
 
     @property
     def bad(self) -> bool:
-        """Worse than a remark."""
+        """Return whether it is worse than a remark."""
         return self.level in (Severity.WARNING, Severity.CRITICAL) or self.urgency is not None
 
     @property
     def urgency(self) -> Severity | None:
-        """Severity of the state now: critical where the run failed; None where all is well."""
+        """Return the severity of the present state: critical where the run failed; None where all is well."""
         if self.state in SERIOUS:
             return Severity.CRITICAL
         if self.state is State.HEALTHY:
@@ -211,23 +211,23 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """True where the failure is there, so that nothing is forecast any more."""
+        """Return whether a failure has happened, so that no forecast is shown."""
         return self.state in FAILED or self.standing is Severity.CRITICAL
 
     @property
     def explains(self) -> bool:
-        """True where a cause may be named: a warning or a critical finding stands."""
+        """Return whether a cause may be named: a warning or a critical finding is active."""
         return self.since is not None and self.standing in (Severity.WARNING, Severity.CRITICAL)
 
     @property
     def exit_code(self) -> int:
-        """Exit code of commands that judge: 1 where something is or was critical, 3 not judged, otherwise 0."""
+        """Return the exit code of commands that judge: 1 if something is or was critical, 3 if not judged, else 0."""
         if self.level is Severity.CRITICAL or self.urgency is Severity.CRITICAL:
             return 1
         return 3 if self.state is State.NOT_JUDGED else 0
 
     def to_dict(self) -> dict[str, JSON]:
-        """Plain values; ``word`` is ``state`` under its earlier name."""
+        """Return plain values; ``word`` is ``state`` under its earlier name."""
         level = None if self.level is None else self.level.value
         urgency = None if self.urgency is None else self.urgency.value
         named = {"name": self.name, "state": self.state.value, "word": self.state.value, "at": self.at}
@@ -242,13 +242,13 @@ class Verdict:
         }
 
 
-# What may stand beside a state.
+# Diagnosis, forecast and headline that fit a state.
 
 
 def explained(diagnosis: Diagnosis, verdict: Verdict) -> Diagnosis:
-    """Return ``diagnosis`` as it may stand beside ``verdict``.
+    """Return ``diagnosis`` as it may be shown with ``verdict``.
 
-    Nothing where no warning or critical finding stands, and no cause that begins after the failure it explains.
+    It is empty without an active warning or critical finding, and contains no cause that begins after the failure.
     """
     if not verdict.explains or verdict.since is None:
         if not diagnosis.causes:
@@ -305,7 +305,7 @@ def next_action(diagnosis: Diagnosis) -> Action | None:
 
 
 def _names_more(cause: Cause, verdict: Verdict) -> bool:
-    """Return whether the cause says more than what broke: it is no finding that the headline names already."""
+    """Return whether the cause adds to what broke: it is no finding that the headline names already."""
     if cause.separated:
         return True
     broke = entry(cause.kind).happened if cause.kind != cause.knob else ""
@@ -328,7 +328,7 @@ def _lowered(text: str) -> str:
 
 @dataclass(slots=True)
 class FindingSpan:
-    """One failure from beginning to end: its worst severity, its severity now, and the finding that ended it."""
+    """One failure from beginning to end: its worst and its present severity, and the finding that ended it."""
 
     finding: Finding
     onset: int
@@ -338,33 +338,33 @@ class FindingSpan:
 
     @property
     def entry(self) -> FindingKind:
-        """The catalogue's entry of its kind."""
+        """Return the catalogue's entry of its kind."""
         return entry(self.finding.kind)
 
     @property
-    def stands(self) -> bool:
-        """True if it is not over, and more than a remark."""
+    def active(self) -> bool:
+        """Return whether it is not over, and more than a remark."""
         return self.over is None and self.now is not Severity.INFO
 
     @property
     def forecast(self) -> bool:
-        """True of a forecast: no failure that is there."""
+        """Return whether it is a forecast, not a failure that has happened."""
         return self.finding.kind == CRASH_FORECAST
 
 
 def arrival(found: Finding) -> tuple[int, int, bool]:
-    """Key that sorts findings and recoveries by arrival."""
+    """Return a key that sorts findings and recoveries by arrival."""
     return (found.attempt, found.seq, found.stage.better)
 
 
-def spans_of(told: Iterable[Finding]) -> list[FindingSpan]:
-    """Return the spans of findings and recoveries, on the branch that counts, by onset.
+def spans_of(findings: Iterable[Finding]) -> list[FindingSpan]:
+    """Return the spans of findings and recoveries, on the branch that counts, sorted by onset.
 
     A span that began as a remark is dated by its first warning: two low rows at step 8 are not the fall at 220.
     """
     found: list[FindingSpan] = []
     open_: dict[tuple[str, str], FindingSpan] = {}
-    for finding in sorted(told, key=arrival):
+    for finding in sorted(findings, key=arrival):
         key = (finding.detector, finding.kind)
         span = open_.get(key)
         if finding.stage is Stage.RESOLVED:
@@ -409,30 +409,30 @@ class VerdictEvidence:
     def missing(self) -> tuple[str, ...]:
         """Quantities that cannot be judged: not logged, or without information."""
         gone = {*self.absent, *(span.entry.hides for span in self.hidden)}
-        return tuple(fact for fact in (*MATTERS, *BESIDE) if fact in gone)
+        return tuple(fact for fact in (*MATTERS, *SUPPORTING) if fact in gone)
 
     @property
     def standing(self) -> list[FindingSpan]:
-        """Spans that stand; a forecast only while the run goes on."""
-        return [span for span in self.spans if span.stands and (not span.forecast or self.ongoing)]
+        """Return the active spans; forecasts only while the run goes on."""
+        return [span for span in self.spans if span.active and (not span.forecast or self.ongoing)]
 
     @property
     def hard(self) -> list[FindingSpan]:
-        """Spans that stand and are no forecast."""
+        """Return the active spans that are no forecasts."""
         return [span for span in self.standing if not span.forecast]
 
     @property
     def ongoing(self) -> bool:
-        """True of a run that goes on."""
+        """Return whether the run goes on."""
         return self.ending.how is End.GOES_ON
 
     def early(self, onset: int) -> bool:
-        """Return whether what began at ``onset`` was there from the start."""
+        """Return whether a failure that began at ``onset`` was present from the start."""
         return self.first is None or onset < self.first + START_STEPS
 
 
 def verdict_of(
-    told: Iterable[Finding],
+    findings: Iterable[Finding],
     steps: Mapping[int, Sequence[int]],
     metrics: Collection[str] = (),
     unread_names: Collection[str] = (),
@@ -441,11 +441,11 @@ def verdict_of(
     count: int | None = None,
     since_s: float | None = None,
 ) -> Verdict:
-    """Return the state of a run with its sentence: the one place that decides it, for every interface.
+    """Return the state of a run with its sentence: the only function that decides it, for every interface.
 
     Parameters
     ----------
-    told
+    findings
         Findings and recoveries; what a later attempt ran again no longer counts.
     steps
         Attempt -> its steps, or the first and the last of them.
@@ -462,7 +462,7 @@ def verdict_of(
     >>> verdict_of(found, {1: range(50)}).brief
     'Collapsed at step 31: entropy fell'
     """
-    everything = list(told)
+    everything = list(findings)
     held = on_branch(everything, starts_of_attempts(steps))
     evidence = VerdictEvidence(
         spans=spans_of(held),
@@ -489,7 +489,7 @@ def verdict_of(
 
 
 def _state(evidence: VerdictEvidence) -> tuple[State, int | None]:
-    """Return the state by what was found and what was logged, and the step of a collapse."""
+    """Return the state by findings and logged metrics, and the step of a collapse."""
     hard = evidence.hard
     critical = [span for span in hard if span.now is Severity.CRITICAL]
     if any(span.entry.mute and span.now is span.entry.severity and evidence.early(span.onset) for span in hard):
@@ -515,7 +515,7 @@ def _too_little(evidence: VerdictEvidence) -> bool:
 
 
 def _broken(state: State, evidence: VerdictEvidence) -> list[FindingSpan]:
-    """Return the spans that the state rests on."""
+    """Return the spans that the state is based on."""
     if state in (State.HEALTHY, State.RECOVERED, State.NOT_JUDGED):
         return []
     if state is State.NOT_LEARNING:
@@ -559,29 +559,29 @@ def _brief(
 
 
 def _broke(broken: Sequence[FindingSpan]) -> str:
-    """Return what broke, by onset; of what broke together what is not named yet."""
-    said = list(dict.fromkeys(_happened(span) for span in broken if span.finding.kind != JOINT))
+    """Return what broke, by onset; a joint finding adds only what is not named yet."""
+    texts = list(dict.fromkeys(_happened(span) for span in broken if span.finding.kind != JOINT))
     for span in broken:
-        if span.finding.kind == JOINT and len(said) < BROKEN:
-            said += [each for each in _together(span) if each not in said]
-    text = _some(said, BROKEN)
-    return text if len(text) <= ROOM else _some(said, 1)
+        if span.finding.kind == JOINT and len(texts) < BROKEN:
+            texts += [each for each in _together(span) if each not in texts]
+    text = _some(texts, BROKEN)
+    return text if len(text) <= ROOM else _some(texts, 1)
 
 
 def _happened(span: FindingSpan) -> str:
-    """Return what a span is in a headline; of a forecast its chance: ``failure risk 51% within 50 steps``."""
+    """Return the text of a span in a headline; for a forecast its chance: ``failure risk 51% within 50 steps``."""
     p50 = span.finding.evidence.get("p50") if span.forecast else None
     return f"failure risk {chance(p50)} within 50 steps" if isinstance(p50, float) else span.entry.happened
 
 
 def _together(span: FindingSpan) -> list[str]:
-    """Return what broke together, the heaviest first: ``reward fell``, ``truncation rose``."""
+    """Return the parts of a joint failure, the heaviest first: ``reward fell``, ``truncation rose``."""
     weights = {name.removeprefix(WEIGHT): weight for name, weight in span.finding.evidence.items() if WEIGHT in name}
     heavy = sorted((name for name, weight in weights.items() if weight >= LEAST_WEIGHT), key=lambda n: -weights[n])
-    moved = [next(said for start, said in BROKE.items() if name.startswith(start)) for name in heavy]
+    moved = [next(texts for start, texts in BROKE.items() if name.startswith(start)) for name in heavy]
     verbs = ["rose" if name.endswith(" up") else "fell" for name in heavy]
-    said = [each.format(verb) for each, verb in zip(moved, verbs, strict=True)]
-    return list(dict.fromkeys(said)) or [span.entry.happened]
+    texts = [each.format(verb) for each, verb in zip(moved, verbs, strict=True)]
+    return list(dict.fromkeys(texts)) or [span.entry.happened]
 
 
 def _critical_once(evidence: VerdictEvidence) -> list[FindingSpan]:
@@ -589,11 +589,11 @@ def _critical_once(evidence: VerdictEvidence) -> list[FindingSpan]:
 
 
 def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: VerdictEvidence) -> str:
-    """Return the state with all that belongs to it in one line."""
+    """Return the state with all of its details in one line."""
     parts = [brief]
     if state in (State.HEALTHY, State.RECOVERED, State.AT_RISK):
-        past = [_past(span) for span in evidence.spans if span.worst is Severity.WARNING and not span.stands]
-        past += [_past(s) for s in _critical_once(evidence) if not s.stands] if state is State.AT_RISK else []
+        past = [_past(span) for span in evidence.spans if span.worst is Severity.WARNING and not span.active]
+        past += [_past(s) for s in _critical_once(evidence) if not s.active] if state is State.AT_RISK else []
         remarks = _dated([span for span in evidence.spans if span.worst is Severity.INFO])
         parts += [f"earlier: {_some(list(dict.fromkeys(past)))}"] if past else []
         parts += [f"remarks: {remarks}"] if remarks and len(parts) == 1 and state is State.HEALTHY else []
@@ -605,7 +605,7 @@ def _detail(state: State, brief: str, broken: Sequence[FindingSpan], evidence: V
 
 
 def _with_ending(verdict: Verdict, ending: Ending) -> Verdict:
-    """Return the verdict with how the run ended: a kill goes before whatever the run could have survived."""
+    """Return the verdict with the run's ending: a kill precedes any state that the run could have survived."""
     ended = State.KILLED if ending.how is End.KILLED else State.UNFINISHED
     why = one_line(ending.why, LONGEST)
     brief, text = verdict.brief, verdict.text
@@ -640,8 +640,8 @@ def _last_rows(evidence: VerdictEvidence) -> FindingSpan | None:
 
 
 def _only_reward(evidence: VerdictEvidence) -> str:
-    """Return that the reward is all that was judged, where it is."""
-    others = {*MATTERS, *BESIDE} - {REWARD}
+    """Return a note that only the reward was judged, if so."""
+    others = {*MATTERS, *SUPPORTING} - {REWARD}
     return " in the reward, and nothing else is logged" if evidence.logged and others <= set(evidence.missing) else ""
 
 
@@ -655,7 +655,7 @@ def _past(span: FindingSpan) -> str:
 
 
 def _missing(metrics: Collection[str]) -> tuple[str, ...]:
-    return tuple(fact for fact, telling in {**MATTERS, **BESIDE}.items() if telling.isdisjoint(metrics))
+    return tuple(fact for fact, names in {**MATTERS, **SUPPORTING}.items() if names.isdisjoint(metrics))
 
 
 def _blind(missing: Collection[str]) -> bool:
@@ -685,7 +685,7 @@ def _dated(found: Iterable[FindingSpan]) -> str:
 
 
 def _lasting(seconds: float) -> str:
-    """Return ``1.2 h`` of an hour and more: whole hours are too coarse for what they cost."""
+    """Return a duration such as ``1.2 h``; from an hour on with a decimal, as it is a cost."""
     return f"{seconds / 3600.0:.1f}\u202fh" if 3600.0 <= seconds < 86400.0 else duration(seconds)
 
 

@@ -1,7 +1,7 @@
 """Streaming statistics: plain floats in, bounded memory, no torch.
 
-Everything that remembers has ``update``, ``get`` and ``state_dict``. Policy on non-finite input, the same
-everywhere: NaN, +Inf and -Inf are skipped and counted (``skipped``), they never enter a statistic.
+Every stateful class has ``update``, ``get`` and ``state_dict``. Non-finite input is treated the same everywhere: NaN,
++Inf and -Inf are skipped and counted (``skipped``), and never enter a statistic.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 
-# Order statistics of a handful of finite numbers: what one outlier cannot move.
+# Order statistics of a few finite numbers, which one outlier cannot move.
 
 GAUSSIAN = 1.4826
 """1 / Phi^-1(3/4): makes the median absolute deviation estimate a normal standard deviation."""
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """Sum that is rounded once, so in every version of Python alike (what ``sum`` rounds to changed with 3.12).
+    """Return the sum, rounded once, so equal in every version of Python (``sum`` changed its rounding with 3.12).
 
     Infinite beyond the largest float, as there.
 
@@ -60,7 +60,7 @@ def exact_sum(values: Iterable[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0..1) of ``values`` (finite, at least one) lies, interpolated.
+    """Return the value below which ``share`` (0..1) of ``values`` (finite, at least one) lies, interpolated.
 
     >>> quantile([1.0, 2.0, 4.0], 0.75)
     3.0
@@ -69,7 +69,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ordered_quantile(ordered: Sequence[float], share: float) -> float:
-    """The same of values in ascending order."""
+    """Return the same quantile for values in ascending order."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -223,7 +223,7 @@ def _weighted(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) 
 
 
 def _error(x: Sequence[float], rest: Sequence[float], weights: Sequence[float]) -> float:
-    """Standard error of the slope: the variance of what counts of each point, over the points that count in full."""
+    """Return the standard error of the slope: the variance of the clipped residuals over the unclipped points."""
     # Huber (1973): var = (n / m)^2 sum (w r)^2 / (n - 2) / sxx, where w r is the clipped residual and m counts those
     # that are not clipped, the derivative of the estimating function.
     n, whole = len(x), sum(w >= 1.0 for w in weights)
@@ -234,16 +234,16 @@ def _error(x: Sequence[float], rest: Sequence[float], weights: Sequence[float]) 
     return math.sqrt(math.fsum((w * r) ** 2 for r, w in zip(rest, weights, strict=True)) / (n - 2) / spread) * n / whole
 
 
-# Memory: saving and restoring it is the same for every statistic that remembers.
+# State: saved and restored in the same way for every stateful statistic.
 
 
 class Stateful:
-    """Names its memory in ``MEMORY``; the rest of an instance is settings."""
+    """Lists the attributes of its state in ``MEMORY``; the rest of an instance is settings."""
 
     MEMORY: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory as plain lists and numbers (JSON can write it)."""
+        """Return the state as plain lists and numbers, for JSON."""
         return {name: _plain(getattr(self, name)) for name in self.MEMORY}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -285,7 +285,7 @@ class Window(Stateful):
         self._steps: deque[int] = deque(maxlen=rows)
         self._values: deque[float] = deque(maxlen=rows)
         self._median: float | None = None
-        """Of the rows as they are; None: not asked for since the last one."""
+        """Cached median of the rows; None where it was not computed since the last one."""
 
     def update(self, step: int, value: float) -> None:
         """Add a row; non-finite values are skipped and counted."""
@@ -323,7 +323,7 @@ class Window(Stateful):
         return list(self._steps)
 
     def get(self) -> float | None:
-        """Median; None before ``least`` rows. Where one row stands for all the steps of the window, the newest row."""
+        """Return the median, or the newest row where one row spans the window; None before ``least`` rows."""
         if self._median is None:
             values, least = self._values, self.least
             rows = len(values)
@@ -333,12 +333,12 @@ class Window(Stateful):
 
     @property
     def alone(self) -> bool:
-        """True where one row stands for all the steps of the window: what is said of it is said of the newest row."""
+        """Return whether one row spans all steps of the window, so that the newest row represents it."""
         at = self._steps
         return len(at) == self.least and len(at) > 1 and at[-1] - at[-2] >= self.steps
 
     def copy(self) -> Self:
-        """Another with the same rows."""
+        """Return another window with the same rows."""
         return deepcopy(self)
 
     @property
@@ -357,7 +357,7 @@ class Window(Stateful):
         return self._steps[-1] if self._steps else None
 
     def reaches(self, limit: float) -> bool:
-        """True if the median is at or above ``limit``; False before ``least`` rows. Cheap where no row is."""
+        """Return whether the median is at least ``limit``; False before ``least`` rows. Cheap where no row is."""
         values = self._values
         if len(values) < self.least or (values[-1] < limit and max(values) < limit):
             return False
@@ -376,7 +376,7 @@ class Window(Stateful):
 
 
 class Ranked(Window):
-    """A window that keeps its rows in order, too: for many rows of which a quantile is asked at each."""
+    """A window that also keeps its rows sorted: for many rows of which each update needs a quantile."""
 
     def __init__(self, *, rows: int, steps: int, least: int = 3) -> None:
         super().__init__(rows=rows, steps=steps, least=least)
@@ -402,7 +402,7 @@ class Ranked(Window):
             values.popleft()
 
     def quantile(self, share: float) -> float:
-        """The value below which ``share`` (0..1) of the rows lies, interpolated; there must be one."""
+        """Return the value below which ``share`` (0..1) of the rows lies, interpolated; at least one row is needed."""
         if self._ordered is None:
             self._ordered = sorted(self._values)
         return ordered_quantile(self._ordered, share)
@@ -413,12 +413,12 @@ class Ranked(Window):
         self._ordered = None
 
 
-# A run's own normal: what it looked like at first, which later values cannot talk it out of.
+# A run's own baseline: its beginning, which later values do not change.
 
 FIRST_ROWS = 3
-"""Rows that tell how a run began: the smallest number whose median shrugs off one bad row."""
+"""Rows that define how a run began: the smallest number whose median ignores one bad row."""
 TRUSTED_ROWS = 8
-"""Rows from which the spread is known well enough to keep a value out."""
+"""Rows from which the spread is known well enough to exclude a value."""
 QUARANTINE = 2.0
 """Widths of the range between the deciles by which a value may lie outside it (about 6 sigma if normal)."""
 
@@ -426,11 +426,10 @@ QUARANTINE = 2.0
 class Baseline(Stateful):
     """Robust level and spread of the first rows of a run, then frozen.
 
-    It is ready after ``FIRST`` rows and goes on learning until it has ``rows`` rows, or at least 5 rows
-    over ``steps`` steps (coarse logs). Values far outside the deciles so far do not enter, so a spike
-    cannot vaccinate it; two-level series (batches with and without gradient) are no spikes. ``first``
-    remembers the very first rows apart: a run that breaks inside its own warm-up is judged by how it
-    began.
+    It is ready after ``FIRST`` rows and continues until it has ``rows`` rows, or at least 5 rows over ``steps`` steps
+    (coarse logs). Values far outside the deciles so far do not enter, so a spike does not become part of the baseline;
+    two-level series (batches with and without gradient) are no spikes. ``first`` is the median of the very first rows:
+    a run that breaks inside its own warm-up is judged by how it began.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "quarantined", "_values", "_start", "_done")
@@ -446,7 +445,7 @@ class Baseline(Stateful):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop the answers computed from the rows: they have changed. Once frozen, each is computed once."""
+        """Drop the cached results, because the rows have changed. Once frozen, each is computed once."""
         self._quantiles: dict[float, float] = {}
         self._first: float | None = None
         self._spread: float | None = None
@@ -474,7 +473,7 @@ class Baseline(Stateful):
         # median. Deciles, not the median absolute deviation: a series of two levels has a MAD of 0.
         low, high = self._quantile(0.1), self._quantile(0.9)
         reach = QUARANTINE * max(high - low, self.floor)
-        # No spread at all says nothing about what is far.
+        # Without any spread, no distance can be called far.
         return reach > 0.0 and not low - reach <= value <= high + reach
 
     def _quantile(self, share: float) -> float:
@@ -490,17 +489,17 @@ class Baseline(Stateful):
 
     @property
     def known(self) -> bool:
-        """True once it has a row."""
+        """Return whether it has a row."""
         return self._start is not None
 
     @property
     def ready(self) -> bool:
-        """True with enough rows to speak of a level."""
+        """Return whether it has enough rows for a level."""
         return len(self._values) >= FIRST_ROWS
 
     @property
     def done(self) -> bool:
-        """True once it is frozen."""
+        """Return whether it is frozen."""
         return self._done
 
     def get(self) -> float | None:
@@ -523,7 +522,7 @@ class Baseline(Stateful):
         return self._spread
 
     def upper(self, share: float = 0.75) -> float | None:
-        """Upper quantile, for series that are often near nothing; None before ``FIRST`` rows."""
+        """Return an upper quantile, for series that are often near zero; None before ``FIRST`` rows."""
         return self._quantile(share) if self.ready else None
 
 
@@ -533,9 +532,9 @@ class Baseline(Stateful):
 class Cusum(Stateful):
     """One-sided CUSUM of a standardised series (Page 1954): S = max(0, S + z - drift).
 
-    ``drift`` is half the shift worth noticing, in standard deviations; ``cap`` bounds what a single row
-    can add, so that one spike is not a shift. ``since`` is the first step of the current excursion: the
-    usual estimate of the change point.
+    ``drift`` is half of the smallest relevant shift, in standard deviations; ``cap`` bounds the contribution of a
+    single row, so that one spike is not a shift. ``since`` is the first step of the current excursion: the usual
+    estimate of the change point.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "sum", "since")
@@ -561,19 +560,18 @@ class Cusum(Stateful):
             self.since = step
 
     def get(self) -> float:
-        """The current sum, >= 0, in standard deviations."""
+        """Return the current sum, >= 0, in standard deviations."""
         return self.sum
 
 
-# For how long a condition has held, in steps: a row of a coarse log stands for the steps since the row before it.
+# Duration of a condition in steps: a row of a coarse log covers the steps since the row before it.
 
 
 class Hold(Stateful):
-    """Counts the steps that rows stand for since a condition began; more than ``forgive`` misses in a row end it.
+    """Count the steps covered by rows since a condition began; more than ``forgive`` misses in a row end it.
 
-    A row stands for the steps since the one before it, as their mean or the last of them: for one where every step
-    is logged. After a pause it stands for as many as rows did before. A step at or below the last (a resume) starts
-    anew.
+    A row covers the steps since the one before it, as their mean or the last of them; with a row for every step, one.
+    After a pause it covers as many as rows did before. A step at or below the last (a resume) starts anew.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("since", "rows", "_covered", "_lead", "_gap", "_misses", "_last")
@@ -601,22 +599,22 @@ class Hold(Stateful):
             if self.since is not None and self._misses > self.forgive:
                 self._forget()
             return
-        stands_for = gap if gap < usual else usual
+        covered = gap if gap < usual else usual
         if self.since is None:
-            self.since, self._lead = step, stands_for - 1
+            self.since, self._lead = step, covered - 1
         self.rows += 1
-        self._covered += stands_for
+        self._covered += covered
         self._misses = 0
 
     def get(self) -> int:
-        """Steps since it began; 0 if it does not hold."""
+        """Return the steps since it began; 0 if it does not hold."""
         return 0 if self.since is None or self._last is None else self._last - self.since
 
     def lasted(self, rows: int, steps: int = 0) -> bool:
-        """True where it has held for so many rows of a log of every step, spanning at least so many steps.
+        """Return whether it has held for ``rows`` rows of a log of every step, over at least ``steps`` steps.
 
-        In a coarser log for rows that stand for as many steps, but half as many at least, and two: one may be odd.
-        Two are enough where each stands for as many steps as rows are asked for.
+        In a coarser log, the rows must cover as many steps, with at least half as many rows and at least two, since one
+        may be odd. Two are enough where each covers ``rows`` steps.
         """
         if self._covered < rows:
             return False
@@ -624,7 +622,7 @@ class Hold(Stateful):
         return self.rows >= fewest and self.get() + self._lead >= steps
 
     def clear(self) -> None:
-        """Forget."""
+        """Reset."""
         if self._last is not None:
             self._forget()
             self._misses, self._last, self._gap = 0, None, 1
@@ -633,14 +631,14 @@ class Hold(Stateful):
         self.since, self.rows, self._covered, self._lead = None, 0, 0, 0
 
 
-# The whole of a run in a few points: pairs of numbers, averaged over ever longer stretches.
+# A whole run in a few points: pairs of numbers, averaged over ever longer stretches.
 
 
 class Thinned(Stateful):
     """Pairs (x, y) of a run of any length in at most ``points`` points.
 
-    Each point is the mean of ``block`` rows; when there are too many, neighbours are merged and blocks become twice as
-    long. A step at or below the last one (a resume) drops what lay at or after it.
+    Each point is the mean of ``block`` rows; when there are too many, neighbours are merged and blocks double in
+    length. A step at or below the last one (a resume) drops the rows at or after it.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("skipped", "block", "_rows", "_open")
@@ -687,12 +685,12 @@ class Thinned(Stateful):
         return len(self._rows)
 
     def get(self) -> tuple[list[float], list[float]]:
-        """The points' x and y, oldest first; the last ``block`` - 1 rows may still be missing."""
+        """Return the points' x and y, oldest first; up to the last ``block`` - 1 rows may be missing."""
         return [row[2] for row in self._rows], [row[3] for row in self._rows]
 
 
 def _merged(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:
-    """Two points (first step, last step, x, y, rows) as one, weighted by their rows."""
+    """Merge two points (first step, last step, x, y, rows), weighted by their rows."""
     rows = left[4] + right[4]
     share = right[4] / rows
     rest = 1.0 - share

@@ -50,7 +50,7 @@ class Sample:
 
 
 def text_report(samples: Sequence[Sample]) -> dict[str, float]:
-    """Means over ``samples`` of what each can tell; what none can is absent. Canonical names, see the metric table."""
+    """Return means over the ``samples`` that have each quantity; others are absent. Canonical metric names."""
     texts = [sample.text[-CHARACTERS:] for sample in samples if sample.text is not None]
     return {**_compression(texts), **_characters(texts), **_drift(samples), **_turns(samples)}
 
@@ -206,7 +206,7 @@ def _never_written(character: str) -> bool:
 # Ids that do not survive decoding: what is trained on is then not what was sampled.
 #
 # Text is ambiguous: ``<``, ``think``, ``>`` may be sampled and ``<th``, ``ink``, ``>`` encoded. A trainer that
-# re-encodes text computes log-probs of tokens nobody sampled, which looks like a huge mismatch of the engines.
+# re-encodes text computes log-probs of tokens that were not sampled, which looks like a huge mismatch of the engines.
 
 MOST_IDS = 8192
 """Ids of a response that are compared: the time to do it grows with their square."""

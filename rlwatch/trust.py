@@ -1,8 +1,8 @@
-"""Trust in a configuration file: the user's own is obeyed, one that came with the data is data.
+"""Trust in a configuration file: the user's own applies, one that came with the data is only data.
 
-A file that was named (``--config``, ``RLWATCH_CONFIG``, in code) is the user's. One that was only found is theirs if
-they made it, as git and ssh judge: it belongs to them, and not everybody may write it. What lies beside runs is data,
-whoever it belongs to: a store that was unpacked belongs to whoever unpacked it.
+A file that was named (``--config``, ``RLWATCH_CONFIG``, in code) is the user's. A file that was only found is the
+user's under the rule of git and ssh: the user owns it, and not everyone may write it. A file in a store or run
+directory is data, regardless of its owner: a store that was unpacked belongs to the user who unpacked it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ FILE_NAME = "rlwatch.toml"
 
 
 def why_not_obeyed(file: Path, store_root: str | os.PathLike[str] | None = None) -> str:
-    """The reason why a file that was found, not named, is data and no configuration; "" if it is the user's own.
+    """Return why a file that was found, not named, is data and no configuration; "" if it is the user's own.
 
-    Links are followed, and their own place and owner count as well as the file's.
+    Links are followed; location and owner of both link and file count.
     """
     try:
         found = [(file.absolute(), file.lstat()), (Path(os.path.realpath(file)), file.stat())]
     except OSError as error:
         return f"it cannot be looked at ({error.strerror})"
-    if any(_lies_beside_runs(place.parent, store_root) for place, _ in found):
+    if any(_lies_in_store(place.parent, store_root) for place, _ in found):
         return "it lies in a store, where it is data"
     foreign = next((info.st_uid for _, info in found if info.st_uid not in _our_ids()), None)
     if foreign is not None:
@@ -32,13 +32,13 @@ def why_not_obeyed(file: Path, store_root: str | os.PathLike[str] | None = None)
 
 
 def _our_ids() -> set[int]:
-    """We; root, who may do anything anyway; and who called ``sudo``."""
+    """Return the trusted users: the present one, root, and the one who called ``sudo``."""
     caller = os.environ.get("SUDO_UID", "")
     return {0, os.geteuid(), *([int(caller)] if os.geteuid() == 0 and caller.isdecimal() else [])}
 
 
-def _lies_beside_runs(directory: Path, store_root: str | os.PathLike[str] | None) -> bool:
-    """In a store or below, in a run's directory, or in some other store."""
+def _lies_in_store(directory: Path, store_root: str | os.PathLike[str] | None) -> bool:
+    """Return whether a directory is in a store, a run's directory, or another store."""
     if store_root is not None and any(_same(place, store_root) for place in (directory, *directory.parents)):
         return True
     try:

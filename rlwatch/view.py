@@ -1,9 +1,9 @@
-"""The one view of a run: state, headline, cause, advice, findings, forecast, actions and what could not be judged.
+"""The one view of a run: state, headline, cause, advice, findings, forecast, actions, and what could not be judged.
 
 Every interface (terminal, JSON, report, dashboard, alerts) renders a :class:`RunView`, whether the run is stored, live,
-or a log that was replayed. State and headline are those of :mod:`rlwatch.state`. Outside the monitor, which diagnoses
-while a run goes on, no other module calls :func:`~rlwatch.diagnosis.diagnose`: its answer depends on how coarsely the
-run was logged and where its attempts began, so that two callers with different knowledge would disagree.
+or replayed from a log. State and headline come from :mod:`rlwatch.state`. Only the monitor, which diagnoses live runs,
+calls :func:`~rlwatch.diagnosis.diagnose` as well: its result depends on the cadence of the log and the beginnings of
+attempts, so two callers with different knowledge would disagree.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from rlwatch.forecast import Forecast
 
 CULPRIT_BATCHES = 8
-"""The newest localised steps of which tokens are shown."""
+"""Newest localised steps of which tokens are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as every face shows it.
+    """A run as every interface shows it.
 
     Parameters
     ----------
@@ -77,17 +77,17 @@ class RunView:
     metrics
         Canonical names of what it logs, sorted.
     unread
-        Names of what it logs that are no metric of ours.
+        Logged names that rlwatch does not read.
     findings, events, forecasts, alerts, commands
         In order of arrival; a log that was replayed has neither alerts nor commands.
     recoveries
-        Of the findings, that they eased or are over.
+        Findings that eased or ended.
     ending
         How it ended, if it did.
     since_s
-        Seconds since its collapse, of a run that collapsed and goes on.
+        Seconds since its collapse, if it goes on.
     culprits
-        Tokens that localisation blames, the newest step first.
+        Tokens that localisation found responsible, the newest step first.
     not_judged
         Detectors, and the forecaster, that lacked their metrics.
     """
@@ -112,9 +112,9 @@ class RunView:
 
     @property
     def verdict(self) -> Verdict:
-        """The state of the run, by what was found on the branch that counts and how it ended."""
+        """Return the state of the run, by the findings on the branch that counts and by its ending."""
         return verdict_of(
-            self.told,
+            self.all_findings,
             self.steps,
             self.metrics,
             self.unread,
@@ -125,57 +125,57 @@ class RunView:
 
     @property
     def headline(self) -> str:
-        """The one sentence: state, step, what broke, cause if there is one, next action."""
+        """Return the one sentence: state, step, what broke, cause if there is one, next action."""
         return headline_of(self.verdict, self.explanation)
 
     @property
-    def told(self) -> tuple[Finding, ...]:
-        """Findings and recoveries, in order of arrival."""
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Return findings and recoveries, in order of arrival."""
         return tuple(sorted((*self.findings, *self.recoveries), key=arrival))
 
     @property
     def explanation(self) -> Diagnosis:
-        """The diagnosis that may stand beside the state: see :func:`rlwatch.state.explained`."""
+        """Return the diagnosis that may be shown with the state: see :func:`rlwatch.state.explained`."""
         return explained(self.diagnosis, self.verdict)
 
     @property
     def cause(self) -> Cause | None:
-        """The likeliest cause, where one is at least plausible and asked for."""
+        """Return the likeliest cause, where one is at least plausible and fits the state."""
         return self.explanation.causes[0] if self.explanation.enough else None
 
     @property
     def sureness(self) -> Confidence | None:
-        """Confidence in the cause."""
+        """Return the confidence in the cause."""
         return None if self.cause is None else self.cause.sure
 
     @property
     def onset_step(self) -> int | None:
-        """The step at which the cause began, looking back."""
+        """Return the step at which the cause began, in retrospect."""
         return None if self.cause is None else self.cause.onset_step
 
     @property
     def advice(self) -> tuple[Action, ...]:
-        """Actions against the cause, in order."""
+        """Return the actions against the cause, in order."""
         return () if self.cause is None else self.cause.actions
 
     @property
     def shed(self) -> tuple[str, ...]:
-        """Sentences, one a kind, for what was recorded no more because there was no room for it."""
+        """Return one sentence for each kind of data that was dropped for lack of space."""
         return shed_lines(self.events)
 
     @property
     def forecast(self) -> Forecast | None:
-        """The newest forecast, of a run that goes on and has not failed; without a number it has a reason."""
+        """Return the newest forecast, for a run that goes on and has not failed; without a number it has a reason."""
         from rlwatch.forecast.forecast import forecast_of
 
         return forecast_of(self.forecasts[-1]) if self.forecasts and forecast_allowed(self.verdict) else None
 
 
 def shed_lines(events: Iterable[Event]) -> tuple[str, ...]:
-    """Sentences for what the events say was shed, one a kind, with the newest reason.
+    """Return one sentence for each kind of data that the events report as dropped, with the newest reason.
 
-    >>> said = {"what": "token records", "n": 12031, "first_step": 120, "last_step": 300, "why": "the disk is full"}
-    >>> shed_lines([Event("shed", 300, said)])
+    >>> body = {"what": "token records", "n": 12031, "first_step": 120, "last_step": 300, "why": "the disk is full"}
+    >>> shed_lines([Event("shed", 300, body)])
     ('12,031 token records were shed between step 120 and 300, because the disk is full',)
     """
     sums: dict[str, tuple[int, int, int, str]] = {}
@@ -194,7 +194,7 @@ def shed_lines(events: Iterable[Event]) -> tuple[str, ...]:
 
 
 def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
-    """A stored run; ``gone`` as for :func:`ending_of`. Raises ``StoreError`` where it cannot be read."""
+    """Return the view of a stored run; ``gone`` as for :func:`ending_of`. Raises ``StoreError`` if it is unreadable."""
     run_id = run.run_id
     names, steps = store.metric_names(run_id), store.steps(run_id)
     metrics = tuple(sorted(known(names, run.source)))
@@ -232,7 +232,7 @@ def view_of_run(store: Store, run: RunInfo, *, gone: bool = False) -> RunView:
 
 
 def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Diagnosis:
-    """Return the diagnosis that may stand beside the state of a stored run, as of the step ``at``.
+    """Return the diagnosis that may be shown with the state of a stored run, as of the step ``at``.
 
     Raises ``StoreError``.
     """
@@ -242,15 +242,15 @@ def stored_diagnosis(store: Store, run: RunInfo, *, at: int | None = None) -> Di
 def stored_explanation(
     store: Store, run: RunInfo, *, at: int | None = None, gone: bool = False
 ) -> tuple[Verdict, Diagnosis]:
-    """Return the state of a stored run and the diagnosis that may stand beside it, without the rest of its view.
+    """Return the state of a stored run and the diagnosis that may be shown with it, without the rest of its view.
 
     ``at``: as the run was at that step, when it went on; None: as it is. Raises ``StoreError``.
     """
     if at is None:
         verdict = stored_verdict(store, run, gone=gone)
     else:
-        told = [f for f in (*store.findings(run.run_id), *store.recoveries(run.run_id)) if f.step <= at]
-        verdict = verdict_of(told, store.spans(run.run_id), ending=Ending(End.GOES_ON, at))
+        findings_then = [f for f in (*store.findings(run.run_id), *store.recoveries(run.run_id)) if f.step <= at]
+        verdict = verdict_of(findings_then, store.spans(run.run_id), ending=Ending(End.GOES_ON, at))
     findings = store.findings(run.run_id)
     if not findings:
         return verdict, Diagnosis(why_not="nothing was found", at_step=at)
@@ -273,15 +273,20 @@ def stored_verdict(store: Store, run: RunInfo, *, gone: bool = False) -> Verdict
     troubled = failed(findings)
     names = store.metric_names(run.run_id)
     steps = store.spans(run.run_id) if findings and (run.attempt > 1 or troubled) else {}  # ends of each will do
-    told = (*findings, *store.recoveries(run.run_id)) if troubled else findings
+    reported = (*findings, *store.recoveries(run.run_id)) if troubled else findings
     ending = ending_of(run, gone=gone)
     verdict = verdict_of(
-        told, steps, known(names, run.source), unread(names, run.source), ending, count=_few_steps(store, run.run_id)
+        reported,
+        steps,
+        known(names, run.source),
+        unread(names, run.source),
+        ending,
+        count=_few_steps(store, run.run_id),
     )
     if verdict.state is not State.COLLAPSED or not verdict.ongoing:
         return verdict
     return verdict_of(
-        told,
+        reported,
         steps,
         known(names, run.source),
         unread(names, run.source),
@@ -315,7 +320,7 @@ def diagnosis_of(
     knobs: KnobRows | None = None,
     at: int | None = None,
 ) -> Diagnosis:
-    """Diagnose ``findings`` of a run that has records of ``steps`` (by attempt), and of its ``knobs`` what is known."""
+    """Diagnose ``findings`` of a run with records of ``steps`` (by attempt), given what is known of its ``knobs``."""
     reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
     return diagnose(
         findings,
@@ -330,20 +335,20 @@ def diagnosis_of(
 
 
 def _until(findings: Sequence[Finding], at: int | None) -> int:
-    """The last step that matters: what was done after the last finding has caused none."""
+    """Return the last step that matters: a change after the last finding caused none."""
     last = max((finding.step for finding in findings), default=0)
     return last if at is None else min(at, last)
 
 
-# The rows that tell of knobs, of a store and of a log alike.
+# The rows that show changes of settings, from a store or a log.
 
 MOST_ROWS = 20_000
-"""Rows looked at: the newest before the last finding."""
+"""Rows that are read: the newest before the last finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnobRows:
-    """Rows as they were logged, of the metrics that tell of knobs, and the configurations of the attempts.
+    """Logged rows of the metrics that show settings, and the configurations of the attempts.
 
     ``rows``: (attempt, step) -> source name -> value, the last one logged.
     """
@@ -352,9 +357,9 @@ class KnobRows:
     configs: Mapping[int, Mapping[str, JSON]] = field(default_factory=dict)
 
     def turns(self, starts: Mapping[int, int], source: str, until: int, at: int | None = None) -> list[KnobChange]:
-        """Knobs that were turned on the branch that counts, up to the step ``until``, and causes of a mismatch.
+        """Return settings changed on the branch that counts, up to the step ``until``, and causes of a mismatch.
 
-        A mismatch may show its cause only after the last finding, so that its rows are read on, but not beyond ``at``.
+        A mismatch may show its cause only after the last finding, so its rows are read further, but not beyond ``at``.
         """
         tracker, last = KnobTracker(), until + AROUND if at is None else min(at, until + AROUND)
         for attempt, step_ in sorted(place for place in self.rows if place[1] <= last)[-MOST_ROWS:]:
@@ -368,18 +373,18 @@ class KnobRows:
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """True where more than remarks was found: then knobs are asked for."""
+    """Return whether more than remarks was found: then changes of settings are looked up."""
     return any(finding.severity is not Severity.INFO for finding in findings)
 
 
 def knob_names(names: Iterable[str], source: str) -> list[str]:
-    """Those of ``names`` (as logged) that tell of knobs."""
+    """Return those of ``names`` (as logged) that show settings."""
     read = ((name, resolve(name, source)) for name in names)
     return [name for name, reading in read if reading is not None and reading.metric.name in TRACKED]
 
 
 def stored_knobs(store: Store, run: RunInfo, names: Iterable[str]) -> KnobRows:
-    """Rows of a stored run, which logs ``names``, that tell of its knobs. Raises ``StoreError``."""
+    """Return the rows of a stored run that show its settings. Raises ``StoreError``."""
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for name, series in store.series(run.run_id, knob_names(names, run.source)).items():
         places = zip(series.attempts.tolist(), series.steps.tolist(), strict=True)
@@ -389,7 +394,7 @@ def stored_knobs(store: Store, run: RunInfo, names: Iterable[str]) -> KnobRows:
 
 
 def logged_knobs(records: Iterable[StepRecord], names: Iterable[str], source: str) -> KnobRows:
-    """The same of a log that was read."""
+    """Return the same rows of a log that was read."""
     wanted = knob_names(names, source)
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for record in records:

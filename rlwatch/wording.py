@@ -1,8 +1,8 @@
-"""Words, numbers and other people's text as a person reads them: one form for the terminal, report, dashboard, alerts.
+"""Words, numbers and foreign text as users read them: one form for the terminal, report, dashboard, alerts.
 
-Numbers look as they do in the messages of findings, so that a figure in a table can be found again in a sentence. Text
-that others wrote (names of runs, tokens, error messages) can neither command a terminal nor pass for markup, and its
-invisible characters show.
+Numbers look as they do in the messages of findings, so that a figure in a table can be found again in a sentence.
+Foreign text (names of runs, tokens, error messages) can neither control a terminal nor act as markup, and its invisible
+characters are shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THIN = "\N{NARROW NO-BREAK SPACE}"
 NOTHING = "-"
 """Shown where nothing was measured."""
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
-"""Unicode categories that nobody sees: control, formatting (with the marks that turn the reading direction), ..."""
+"""Unicode categories of invisible characters: control, formatting (with marks of reading direction), ..."""
 VOID_ELEMENTS = ("meta", "br", "line", "polyline", "circle")
 _AGES = ((1.0, "s", 60.0), (60.0, "min", 3600.0), (3600.0, "h", 86400.0), (86400.0, "d", math.inf))
 """Seconds in a unit, its name, and the seconds that are one of the next."""
@@ -205,7 +205,7 @@ def sentence(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    r"""``text`` with a replacement for each character that nobody sees; line ends and tabs stay.
+    r"""Return ``text`` with a replacement for each invisible character; line ends and tabs stay.
 
     >>> visible("a\x1b[2J\u202eb")
     'a\ufffd[2J\ufffdb'
@@ -248,7 +248,7 @@ class Markup(str):
 
 
 def el(tag: str, *children: str, cls: str = "", **attributes: str | float) -> Markup:
-    """``<tag>`` with ``children``; in names of attributes ``_`` stands for ``-``, and empty ones are left out.
+    """Return ``<tag>`` with ``children``; ``_`` in names of attributes becomes ``-``, and empty ones are left out.
 
     >>> el("b", "<script>", cls="x", data_step=3)
     '<b class="x" data-step="3">&lt;script&gt;</b>'
@@ -266,7 +266,7 @@ def joined(*children: str) -> Markup:
 
 
 def code_in(text: str) -> Markup:
-    """HTML in which what stands in backticks is code.
+    """Return HTML in which text in backticks is code.
 
     >>> code_in("`beta=0.0` drops <it>")
     '<code>beta=0.0</code> drops &lt;it&gt;'

@@ -154,7 +154,7 @@ def told(store: Path, name: str) -> dict[str, Any]:
                 "kind": one.kind, "severity": one.severity.value, "step": one.step, "onset": one.onset_step,
                 "stage": one.stage.value, "message": one.message,
             }
-            for one in view.told
+            for one in view.all_findings
         ],
         "forecasts": [
             {"step": one.step, "alarm": bool(one.body.get("alarm")), **{k: finite(v) for k, v in one.metrics.items()}}

@@ -360,7 +360,7 @@ def print_report(found: Scanned, *, everything: bool = False) -> None:
     say(f"{found.log}  {report.run}".strip() + f"  ({facts})", style="bold")
     print_diagnosis(view.explanation, everything=True)
     print_forecast(view.forecasts)
-    print_findings(view.told)
+    print_findings(view.all_findings)
     print_alarms([(alarm.severity, alarm.kind, alarm.step, alarm.reason) for alarm in report.alarms])
     for note in [report.rows] * bool(report.rows) + read:
         say(note, style="dim")

@@ -119,7 +119,7 @@ def show(
     print_diagnosis(view.explanation, everything=findings)
     if view.forecast is not None:
         print_forecast(view.forecasts, now=True)
-    _print_found(view.told, everything=findings)
+    _print_found(view.all_findings, everything=findings)
     print_actions(actions)
     if every is not None:
         _print_metrics(every)

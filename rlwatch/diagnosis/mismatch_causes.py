@@ -271,8 +271,8 @@ class GapTracker:
             return None
         gaps = [row[GAP] for _, row in self.rows]
         if self._equal():
-            says = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
-            return GapCause(MismatchCause.PRECISION, f"{says}; the weights were equal after each of {NEWEST} syncs")
+            text = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
+            return GapCause(MismatchCause.PRECISION, f"{text}; the weights were equal after each of {NEWEST} syncs")
         shape = f"{above:.0%} of the gap lies above 0 and it does not grow along responses ({number(late, 3)})"
         lower = [place for place, gap in enumerate(gaps) if gap < now[GAP] / STEADY]
         if self.base[0] >= now[GAP] / STEADY and not lower and max(gaps) <= STEADY * now[GAP]:
