@@ -66,7 +66,7 @@ def acknowledge(
         If ``by`` is empty, or the alert does not fire (any more).
     """
     if not by.strip():
-        raise ConfigError(f"an acknowledgement needs a name, got {by!r}; give one with --by")
+        raise ConfigError(f"an acknowledgement needs a name, got {by!r}; give yours with --by")
     if alert.state is not AlertState.FIRING:
         raise ConfigError(f"alert {alert.alert_id} is {alert.state.value}: only what fires can be acknowledged")
     now = (clock or SystemClock()).now()
@@ -115,7 +115,7 @@ def snooze(
     """
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
     if not by.strip():
-        raise ConfigError(f"a snooze needs a name, got {by!r}; give one with --by")
+        raise ConfigError(f"a snooze needs a name, got {by!r}; give yours with --by")
     if not firing:
         listed = ", ".join(f"{alert.alert_id} is {alert.state.value}" for alert in alerts) or "there is none"
         raise ConfigError(f"only what fires can be snoozed: {listed}")

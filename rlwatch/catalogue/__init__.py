@@ -19,7 +19,7 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import JSON, Severity
 
 REACH = 300
-"""Steps within which an effect follows its cause, unless a kind says otherwise: published collapses by mismatch,
+"""Steps within which an effect follows its cause, unless a kind sets its own: published collapses by mismatch,
 entropy or likelihood took 40 to 300 steps from their first sign."""
 ROOM = "rlwatch.detectors."
 """Package below which entries name their detectors."""
@@ -27,7 +27,7 @@ ROOM = "rlwatch.detectors."
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """A kind of finding: an entry of ``kinds.toml``, whose head says what each field means."""
+    """A kind of finding: an entry of ``kinds.toml``, whose head documents each field."""
 
     name: str
     title: str
@@ -77,7 +77,7 @@ def kinds() -> Mapping[str, FindingKind]:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A knob of a run: an entry of ``knobs.toml``, whose head says what each field means."""
+    """A setting of a run (a hyperparameter or a part of its set-up): an entry of ``knobs.toml``, which documents it."""
 
     name: str
     title: str
@@ -120,7 +120,7 @@ def actions() -> Mapping[str, Mapping[str, JSON]]:
 
 
 def entry(name: str) -> FindingKind:
-    """The entry of a kind; of one that the catalogue does not have, the little that its name says.
+    """Return the entry of a kind; for a kind outside the catalogue, one made from its name.
 
     >>> entry("kl_drift").title, entry("my_kind").label
     ('Drift from the reference', 'my kind')

@@ -1,7 +1,7 @@
 """Write the pages that the catalogue makes: ``python -m rlwatch.catalogue [--check]``, in a clone's root.
 
-Pages of ``docs/`` hold blocks between ``<!-- catalogue: NAME -->`` and
-``<!-- end -->``; what stands between them is made here, and so is the number of detectors, wherever it stands.
+Pages of ``docs/`` hold blocks between ``<!-- catalogue: NAME -->`` and ``<!-- end -->``. This program writes their
+contents, and the number of detectors wherever it appears.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite the pages; with ``--check`` only say which are out of date."""
+    """Rewrite the pages; with ``--check`` only list those that are out of date."""
     stale = []
     for path in map(Path, PAGES):
         text = path.read_text(encoding="utf-8")

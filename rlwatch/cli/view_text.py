@@ -178,11 +178,11 @@ def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
 
 def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
     """Of a run that is given no chance: why, and the limit it is on its way to."""
-    from rlwatch.forecast.forecast import said
+    from rlwatch.forecast.forecast import forecast_sentence
     from rlwatch.forecast.gate import NO_SIGNAL
 
     if forecasts and forecasts[-1].limits_only == NO_SIGNAL:
-        return said(forecasts[-1])
+        return forecast_sentence(forecasts[-1])
     reasons = [forecast.limits_only for forecast in forecasts if forecast.limits_only]
     if not reasons:
         return ""

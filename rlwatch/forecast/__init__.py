@@ -1,4 +1,4 @@
-"""Forecasting: how likely a run is to fail within the next steps, learnt from many runs that did and did not."""
+"""Forecasting: the probability that a run fails within the next steps, learnt from runs that did and did not fail."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ _WITH_HARDNESS: dict[str, float] = {
     "negative_push": -0.3,
     **dict.fromkeys(("logp", "logp_positive", "logp_min"), -1.0),
 }
-"""Signal -> how much harder data move it, beside the others and at most: how much they do is drawn run by run."""
+"""Signal -> largest effect of harder data, relative to the others; the effect itself is drawn for each run."""
 
 
 def hard_at_times(rows: Sequence[Row], seed: int) -> list[Row]:

@@ -54,7 +54,7 @@ class Extremes:
 SPANS = ((5, 2), (10, 2), (25, 6), (25, 5), (60, 6), (60, 8), (BROKEN_STEPS, 1), (BROKEN_STEPS, BROKEN_ROWS))
 """Windows that are looked at: the rows of so many steps, and at least so many rows."""
 NEAR, FAR_BACK = 15, 45
-"""Steps between which a window tells what was usual shortly before."""
+"""Steps before a row between which a window gives the usual level shortly before."""
 
 
 class HistoryWindows:
@@ -242,7 +242,7 @@ def _slope(look: HistoryWindows, changes: Floats, window: tuple[int, int]) -> Fl
 # One signal is enough here: this is what covers the failures of a single metric, and what no model has to have seen.
 
 FAR_AHEAD = 200.0
-"""Steps beyond which a straight line says nothing."""
+"""Steps beyond which a straight line is meaningless."""
 CLEAR = 4.0
 """Spreads (:attr:`SignalSnapshot.noise`) that a signal must have moved before its way to a limit means anything."""
 RISEN = 2.0
@@ -250,7 +250,7 @@ RISEN = 2.0
 SPENT = "ent_low"
 """The type of limit that is no danger while it buys reward: R = -a exp(H) + b (arXiv 2505.22617)."""
 LIFTED = "grad"
-"""The signal whose level at the start says little of a run that had next to nothing to learn from then."""
+"""The signal whose level at the start is no baseline for a run without a learning signal then."""
 TAKING_OFF = 1.0
 """Spreads of the rewards that a run gains in 25 steps as it takes off; one that goes on learning gains a tenth."""
 _PLACE = {each.name: i for i, each in enumerate(SIGNALS)}
@@ -328,7 +328,7 @@ class TakeOff:
     def update(self, at: SignalSnapshot) -> Floats:
         """The change of the gradient, against the baseline, from which its way to a limit begins (rows,); at least 0.
 
-        ``at``: of :data:`ASKED`.
+        ``at``: of :data:`LIMIT_SIGNALS`.
         """
         gained, grad = 2.5 * at.slope[:, _REWARD], at.now[:, _GRAD]
         takes_off = (gained >= np.fmax(TAKING_OFF, RISEN * at.noise[:, _REWARD])) & np.isfinite(grad)
@@ -337,9 +337,9 @@ class TakeOff:
         return lifts
 
 
-ASKED = tuple(limit.signal for limit in LIMITS_V1)
-"""The signals whose standing the limits ask: of each limit its own."""
-_REWARD, _GRAD = ASKED.index("reward"), ASKED.index(LIFTED)
+LIMIT_SIGNALS = tuple(limit.signal for limit in LIMITS_V1)
+"""The signal of each limit."""
+_REWARD, _GRAD = LIMIT_SIGNALS.index("reward"), LIMIT_SIGNALS.index(LIFTED)
 _FROM_BEST = np.array([limit.from_best for limit in LIMITS_V1])
 _LIFTED = np.array([limit.signal == LIFTED for limit in LIMITS_V1])
 _SPENT = np.array([limit.type == SPENT for limit in LIMITS_V1])
@@ -359,7 +359,7 @@ class ProgressToLimits(NamedTuple):
 
 def ways(goals: Floats, start: Floats, at: SignalSnapshot, lift: Floats) -> ProgressToLimits:
     """Of the newest rows. ``goals``: of each limit, as :func:`goals_of` gives them; ``start``: the baseline in the unit
-    of the changes (limits,); ``at``: of :data:`ASKED`; ``lift``: of :class:`TakeOff`.
+    of the changes (limits,); ``at``: of :data:`LIMIT_SIGNALS`; ``lift``: of :class:`TakeOff`.
     """
     moved = np.where(_FROM_BEST, at.fallen, at.now) - _LIFTED * lift[:, None]
     best = start + at.now - at.fallen
@@ -461,7 +461,7 @@ class FeatureStream:
         return self.extend([step], [metrics])[0]
 
     def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[Features | None]:
-        """Add several rows: what :meth:`update` says of each, for a tenth of the time."""
+        """Add several rows: the result of :meth:`update` for each, in a tenth of the time."""
         found: list[Features | None] = []
         while len(found) < len(steps):
             first = len(found)
@@ -488,8 +488,8 @@ class FeatureStream:
             jumps = _differences(changes)
             at = standing(look, changes, jumps, known.extremes, known.noise)
             shaped = shapes(look, changes, jumps, at, known.restless)
-            asked = known.asked(at)
-            gone = ways(known.goals, known.start, asked, self._take_off.update(asked))
+            limited = known.of_limit_signals(at)
+            gone = ways(known.goals, known.start, limited, self._take_off.update(limited))
         values = np.full((len(steps), len(FEATURES)), math.nan)
         values[:, known.places] = shaped.reshape(len(steps), -1)
         pairs = values[:, -1 - len(LIMIT_FEATURES) : -1]
@@ -500,7 +500,7 @@ class FeatureStream:
         values[:, -1] = within / rows_within
         moving: list[bool] = np.logical_or.reduce(gone.clear, axis=1).tolist()
         reaches = [_reaches(gone, i, moving[i], breaking(least[i], read[i].broken)) for i in range(len(steps))]
-        unsure: list[float] = asked.noise[:, _REWARD].tolist()
+        unsure: list[float] = limited.noise[:, _REWARD].tolist()
         return [Features(*each) for each in zip(steps, values, reaches, read, unsure, strict=True)]
 
 
@@ -526,23 +526,23 @@ class _Known:
         self.logged = np.flatnonzero(~np.isnan(base))
         self.places = (np.arange(len(SHAPES))[:, None] * len(SIGNALS) + self.logged).ravel()
         self.goals = goals_of(history)
-        of_limits = [_PLACE[signal] for signal in ASKED]
+        of_limits = [_PLACE[signal] for signal in LIMIT_SIGNALS]
         self.start = history.start[of_limits]
         where = {place: i for i, place in enumerate(self.logged.tolist())}
-        self._asked = np.array([where.get(place, 0) for place in of_limits])
-        self._unasked = np.flatnonzero([place not in where for place in of_limits])
+        self._limit_columns = np.array([where.get(place, 0) for place in of_limits])
+        self._unlogged = np.flatnonzero([place not in where for place in of_limits])
         warm = history.warm_changes().take(self.logged, axis=1)
         noise = 1.4826 * median(np.abs(warm - median(warm)))
         self.noise = np.fmax(noise, QUIET)
         self.restless = np.fmax(spread(np.diff(warm, axis=0)), 0.0)
         self.extremes = Extremes(len(self.logged))
 
-    def asked(self, at: SignalSnapshot) -> SignalSnapshot:
-        """Of :data:`ASKED`: NaN of those that are not logged."""
+    def of_limit_signals(self, at: SignalSnapshot) -> SignalSnapshot:
+        """Return the snapshot of :data:`LIMIT_SIGNALS`, with NaN for those that are not logged."""
         if not len(self.logged):
-            return SignalSnapshot(*np.full((5, len(at.now), len(self._asked)), math.nan))
-        parts = [part.take(self._asked, axis=1) for part in (at.now, at.fallen, at.risen, at.slope, at.noise)]
-        if self._unasked.size:
+            return SignalSnapshot(*np.full((5, len(at.now), len(self._limit_columns)), math.nan))
+        parts = [part.take(self._limit_columns, axis=1) for part in (at.now, at.fallen, at.risen, at.slope, at.noise)]
+        if self._unlogged.size:
             for part in parts:
-                part[:, self._unasked] = math.nan
+                part[:, self._unlogged] = math.nan
         return SignalSnapshot(*parts)

@@ -1,4 +1,4 @@
-"""A forecast: the chances and what speaks for them, as they are made, stored and put into words."""
+"""A forecast: the probabilities and their reasons, as they are made, stored and put into words."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ from rlwatch.records import JSON, ClosedStep, ForecastRecord
 HORIZONS = (20, 50, 100)
 """Steps ahead."""
 LIMITS = ("nan", "mismatch", "grad", "ent_low", "ent_high", "length", "ref_kl", "reward")
-"""Which limit is reached first: the types of onset of ``labels-v1``, in the order in which ties are broken."""
+"""The limit that is reached first: the types of onset of ``labels-v1``, in the order in which ties are broken."""
 
 
 class ForecastKind(StrEnum):
     """Kinds of forecasts."""
 
     CHANCE = "chance"
-    """Chances of a failure, in a log whose kind has shown skill."""
+    """Probabilities of a failure, for a log of a kind with proven skill."""
     LIMIT = "limit"
-    """No chance; the time to a limit on a straight line, where one is in sight."""
+    """No probability; the time to a limit on a straight line, where one is in sight."""
     OVER = "over"
-    """No forecast, because a failure is there or a limit is passed."""
+    """No forecast, because a failure has happened or a limit is passed."""
     NONE = "none"
     """No forecast, for another reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastReason:
-    """A metric and its share of what speaks for a forecast: shares of a forecast sum to at most 1."""
+    """A metric and its share of the evidence for a forecast; the shares of a forecast sum to at most 1."""
 
     metric: str
     share: float
 
 
 NUMBERS = ("p20", "p50", "p100", "risk", "steps_to", "error")
-"""Fields that are series of the run."""
+"""Fields that are stored as series of the run."""
 WORDS = ("alarm", "limit", "absent", "limits_only", "lean", "log", "checks", "passed", "over")
-"""Fields that are kept beside them, where they say anything."""
+"""Fields that are stored as text, where they are not empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The chance, seen from ``step``, that the run fails soon; uses only data up to ``step``.
+    """The probability, as of ``step``, that the run fails soon; uses only data up to ``step``.
 
-    ``p20``, ``p50``, ``p100``: chance in [0, 1] that a failure (an onset of ``labels-v1``) begins within so many
-    steps; None where there is no forecast, and then ``absent`` says why, and where the run logs too little for a chance
-    but its limits are watched: ``limits_only`` says that. ``risk``: how far beyond the threshold (>= 1 is an alarm,
-    which ``alarm`` says too); None where ``absent`` is said. ``limit``: which of :data:`LIMITS` is most likely to
-    be reached; ``steps_to``: expected steps until then, None where nothing is expected. ``why``: the metrics that speak
-    for it, the strongest first. ``lean``: the run logs so little of what the model goes by that its word alone is a
-    remark.
+    ``p20``, ``p50``, ``p100``: probability in [0, 1] that a failure (an onset of ``labels-v1``) begins within that many
+    steps. They are None without a forecast, with the reason in ``absent``; and where the run logs too little for a
+    probability but its limits are watched, with the reason in ``limits_only``. ``risk``: evidence over the threshold
+    (>= 1 is an alarm, also in ``alarm``); None with ``absent``. ``limit``: the one of :data:`LIMITS` most likely to be
+    reached; ``steps_to``: expected steps until then, None if none is expected. ``why``: the metrics with most evidence,
+    strongest first. ``lean``: the run logs so few of the model's inputs that an alarm of the model alone is a remark.
 
-    ``log``: kind of the log (:class:`rlwatch.forecast.gate.LogClass`); "" where it is not known. ``error``: by how many
-    steps straight lines to that limit have been out so far on this run, the median of ``checks`` of them; None before
-    one could be checked. ``passed``: the limit that the run is beyond; ``over``: what is forecast is there.
+    ``log``: kind of the log (:class:`rlwatch.forecast.gate.LogClass`); "" if unknown. ``error``: median error in steps
+    of ``checks`` earlier straight lines to that limit on this run; None before one could be checked. ``passed``: the
+    limit that the run is beyond; ``over``: the failure has happened.
     """
 
     step: int
@@ -77,7 +76,7 @@ class Forecast:
 
     @property
     def kind(self) -> ForecastKind:
-        """Its kind."""
+        """Return its kind."""
         if self.over:
             return ForecastKind.OVER
         if self.p50 is not None:
@@ -86,17 +85,17 @@ class Forecast:
 
     @property
     def shown(self) -> bool:
-        """True where a chance is to be shown."""
+        """Return whether a probability is to be shown."""
         return self.kind is ForecastKind.CHANCE
 
     @property
     def reason(self) -> str:
-        """Reason for the absence of a chance; empty where there is one."""
+        """Return the reason for the absence of a probability; empty if there is one."""
         return "" if self.shown else self.absent or self.limits_only
 
     @property
     def metrics(self) -> dict[str, float]:
-        """As metrics of the run (names of :mod:`rlwatch.metrics`); empty where there is no forecast."""
+        """Return the metrics of the run for it (names of :mod:`rlwatch.metrics`); empty without a forecast."""
         named = {name: getattr(self, name) for name in NUMBERS}
         return {f"forecast/{name}": value for name, value in named.items() if value is not None}
 
@@ -104,13 +103,13 @@ class Forecast:
 # A forecast as it is stored, and back.
 
 FORECAST = "forecast/"
-"""Names of metrics that were forecast, not measured: no detector and no forecaster may learn from them."""
+"""Prefix of forecast metrics, which were not measured: no detector and no forecaster may learn from them."""
 MOST_REASONS = 8
-"""Metrics kept with a forecast as its reasons."""
+"""Largest number of metrics stored with a forecast as its reasons."""
 
 
 def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
-    """Record of a forecast as a store keeps it."""
+    """Return the record of a forecast as a store keeps it."""
     body: dict[str, JSON] = {name: getattr(forecast, name) for name in WORDS}
     body["why"] = [[reason.metric, round(reason.share, 4)] for reason in forecast.why[:MOST_REASONS]]
     kept = {name: value for name, value in body.items() if value}
@@ -118,7 +117,7 @@ def record_of(forecast: Forecast, step: ClosedStep) -> ForecastRecord:
 
 
 def forecast_of(record: ForecastRecord) -> Forecast:
-    """Forecast of a stored record; parts that a newer program added are left out.
+    """Return the forecast of a stored record; fields of a newer version are left out.
 
     >>> given = Forecast(7, p50=0.4, why=(ForecastReason("mismatch/k3", 0.5),))
     >>> forecast_of(record_of(given, ClosedStep(7, {}, {}))) == given
@@ -154,7 +153,7 @@ REACHED = {
     "ref_kl": "KL to the reference would reach its limit",
     "reward": "the reward would fall to its limit",
 }
-"""What each limit of a forecast means."""
+"""The meaning of each limit of a forecast."""
 PASSED = {
     "nan": "values are no longer finite",
     "mismatch": "the train-inference mismatch",
@@ -165,13 +164,13 @@ PASSED = {
     "ref_kl": "KL to the reference",
     "reward": "the reward",
 }
-"""Each limit where the run is beyond it."""
+"""The text of each limit where the run is beyond it."""
 MOST_NAMED = 3
 """Metrics named as the reason."""
 
 
 def alarm_message(forecast: Forecast) -> str:
-    """Message of an alarm.
+    """Return the message of an alarm.
 
     >>> from rlwatch.forecast import ForecastReason
     >>> alarm_message(Forecast(9, p50=0.72, limit="ref_kl", steps_to=35.2, why=(ForecastReason("mismatch/k3", 0.42),)))
@@ -184,7 +183,7 @@ def alarm_message(forecast: Forecast) -> str:
 
 
 def chance_sentence(forecast: Forecast) -> str:
-    """Chance of a failure and its horizon in words; no more than the number says."""
+    """Return the probability of a failure and its horizon in words."""
     if forecast.p50 is None:
         return "a failure may begin soon"
     if forecast.p50 >= 0.5:
@@ -193,7 +192,7 @@ def chance_sentence(forecast: Forecast) -> str:
 
 
 def limit_sentence(forecast: Forecast) -> str:
-    """Limit that would be reached, and when.
+    """Return the limit that would be reached, and when.
 
     >>> [limit_sentence(Forecast(9, limit="ref_kl", steps_to=steps)) for steps in (1.2, 0.0)]
     ['KL to the reference would reach its limit in about 1 step', 'KL to the reference would reach its limit now']
@@ -206,7 +205,7 @@ def limit_sentence(forecast: Forecast) -> str:
 
 
 def line_sentence(forecast: Forecast) -> str:
-    """Time to a limit on a straight line, and by how much such lines have been out; empty where none is in sight.
+    """Return the time to a limit on a straight line, with the error of earlier lines; empty if none is in sight.
 
     >>> line_sentence(Forecast(90, limit="ent_low", steps_to=40.0, error=12.0, checks=9))
     'entropy would fall to its limit in about 40 steps on a straight line (9 checked so far: out by 12 steps)'
@@ -218,10 +217,10 @@ def line_sentence(forecast: Forecast) -> str:
     return f"{limit_sentence(forecast)} on a straight line ({so_far})"
 
 
-def said(forecast: Forecast) -> str:
-    """The whole forecast in a sentence, chance, limit or reason.
+def forecast_sentence(forecast: Forecast) -> str:
+    """Return the whole forecast in a sentence: probability, limit, or the reason for none.
 
-    >>> said(Forecast(90, limits_only="no forecast: this log has no signal that has ever warned"))
+    >>> forecast_sentence(Forecast(90, limits_only="no forecast: this log has no signal that has ever warned"))
     'no forecast: this log has no signal that has ever warned'
     """
     if forecast.kind is ForecastKind.LIMIT:
@@ -233,6 +232,6 @@ def said(forecast: Forecast) -> str:
 
 
 def reasons_sentence(forecast: Forecast) -> str:
-    """The metrics that speak most for it."""
+    """Return the metrics with the most evidence for it."""
     named = [f"{reason.metric} ({reason.share:.0%})".replace("%", " %") for reason in forecast.why[:MOST_NAMED]]
     return f"main drivers: {', '.join(named)}" if named else ""

@@ -1,4 +1,4 @@
-"""The forecaster of one run: features, chances, the thresholds it is held to, alarm, and why."""
+"""The forecaster of one run: features, probabilities, thresholds, alarm, and reasons."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ from rlwatch.forecast.signals import SIGNALS, Floats, SignalNames
 from rlwatch.records import ClosedStep, Event
 
 BUDGET = "0.5"
-"""False alarm episodes in 1000 healthy steps that are put up with: of sound runs of 500 steps few have one."""
+"""Accepted false alarm episodes in 1000 healthy steps: few sound runs of 500 steps have one."""
 SMOOTHED, SMOOTHED_STEPS = 3, 10
-"""Rows whose median is judged, as one odd row is no alarm, and the steps that they may span: in a log with a row every
-20 steps, which is a mean of so many, two more rows would be 40 steps of waiting."""
+"""Rows whose median is judged, because one odd row is no alarm, and the steps that they may span. In a log with a row
+every 20 steps, which is a mean of as many, two more rows would delay an alarm by 40 steps."""
 SPARSE = 4.0
-"""Steps from row to row from which a log is sparse, and forecast by the model of such logs where there is one."""
+"""Steps from row to row from which a log is sparse, and forecast by the model of sparse logs, if there is one."""
 UNSURE, STRICTER = 0.3, 1.8
-"""Spread of the reward's rows, in spreads of the rewards, from which the model's chance has to be higher to be an
-alarm, and by how much its odds are at most. It is that of eleven responses in a step: hard data then move the reward,
-the entropy and the lengths together for some rows, which in large batches only failures do. The model of sparse logs
-has seen hard data."""
+"""Spread of the reward's rows, in spreads of the rewards, from which an alarm needs a higher probability, and the
+largest factor on its odds. It is the spread of eleven responses in a step: hard data then move the reward, the entropy
+and the lengths together for some rows, which in large batches only failures do. The model of sparse logs was trained on
+hard data."""
 MODEL_VARIABLE = "RLWATCH_FORECAST_MODEL"
 """Environment variable with the path of a model to use instead of the shipped one."""
 BUDGET_VARIABLE = "RLWATCH_FORECAST_BUDGET"
-"""Environment variable with another budget than :data:`BUDGET`."""
+"""Environment variable with a different budget than :data:`BUDGET`."""
 THRESHOLD_VARIABLE = "RLWATCH_FORECAST_THRESHOLD"
-"""Environment variable with a threshold of one's own."""
-WORTH_TELLING = 0.25
-"""Risk below which no limit and no reason is looked for: nothing stands out, and looking costs as much again."""
+"""Environment variable with a custom threshold."""
+WORTH_REPORTING = 0.25
+"""Risk below which no limit and no reason is computed: nothing is abnormal, and computing costs as much again."""
 
 
 class Forecaster:
     """Forecasts one run from its closed steps, in order.
 
-    Two layers share the budget of false alarms: the model (many signals together, long before a limit) and the way to
-    the nearest limit (one signal alone, also of failures the model has never seen). A run that logs too little for the
-    model has the second alone. A single NaN is the detectors' work; of several within 25 steps there may come a loop.
+    Two layers share the budget of false alarms: the model (many signals together, long before a limit) and the progress
+    to the nearest limit (one signal alone, for failures that the model has never seen). A run that logs too little for
+    the model has only the second. The detectors report a single NaN; several within 25 steps may become a loop.
 
     Parameters
     ----------
     model
-        A model of :func:`rlwatch.forecast.load`; the one that comes with rlwatch if None.
+        A model of :func:`rlwatch.forecast.load`; None: the shipped one.
     budget
-        Which of its thresholds: false alarm episodes in 1000 healthy steps, as the model's file names them.
+        The threshold to use: false alarm episodes in 1000 healthy steps, as the model's file names them.
     own
-        Threshold on p50 instead of the model's: what one's own healthy runs have shown to be harmless
-        (``rlwatch forecast calibrate``). Below the model's threshold for twice :data:`BUDGET` it is not followed.
+        Threshold on p50 instead of the model's: a level that the user's own healthy runs have shown to be harmless
+        (``rlwatch forecast calibrate``). It cannot go below the model's threshold for twice :data:`BUDGET`.
     gated
-        Keep chances and alarms to itself in logs of a kind on which the shipped model has shown no skill
-        (:mod:`rlwatch.forecast.gate`): there it tells the time to a limit alone. So does what watches a run.
+        Report no probabilities and alarms for logs of a kind on which the shipped model has shown no skill
+        (:mod:`rlwatch.forecast.gate`), only the time to a limit. Monitors of runs set it.
 
     Raises
     ------
@@ -102,7 +102,7 @@ class Forecaster:
 
     @property
     def model(self) -> Model:
-        """Model it forecasts with: of a sparse log, from the first forecast on, the one of such logs."""
+        """Return the model in use; for a sparse log, from the first forecast on, the model of sparse logs."""
         return self._model
 
     @property
@@ -110,7 +110,7 @@ class Forecaster:
         return self._whole.sparse if self._sparse and self._whole.sparse is not None else self._whole
 
     def notice(self, event: Event) -> None:
-        """A reset of the reference is no change of the policy."""
+        """Note a reset of the reference, which is no change of the policy."""
         if event.kind == "reference_reset":
             self._stream.forget_reference()
 
@@ -119,9 +119,9 @@ class Forecaster:
         return self.extend([step])[0]
 
     def extend(self, steps: Sequence[ClosedStep]) -> list[Forecast]:
-        """The same at each of several steps: cheaper by half an order than one by one."""
+        """Forecast at each of several steps: half an order of magnitude cheaper than one by one."""
         found: list[Forecast] = []
-        while len(found) < len(steps):  # one by one until there is a baseline, which each row is nearer to
+        while len(found) < len(steps):  # one by one until the baseline is complete
             count = 1 if self._stream.history.baseline is None else len(steps) - len(found)
             found += self._extend(steps[len(found) : len(found) + count])
         return found
@@ -147,15 +147,15 @@ class Forecaster:
         return [self._forecast(each, held[i], chances.get(i)) for i, each in enumerate(known)]
 
     def _held_to(self, features: Features) -> Terms:
-        """Thresholds for what the run logs, which is known once its baseline is; asked again when it logs more."""
+        """Return the thresholds for the logged signals, known once the baseline is; again when more are logged."""
         read = features.read
         new = self._terms is None or read.source != self._source
         if self._terms is None or (new and (self._terms.absent or self._gated)):
-            self._terms = self._asked(frozenset(_names(read)))
+            self._terms = self._terms_for(frozenset(_names(read)))
             self._source = read.source
         return self._terms
 
-    def _asked(self, signals: frozenset[str]) -> Terms:
+    def _terms_for(self, signals: frozenset[str]) -> Terms:
         history = self._stream.history
         self._log = class_of(signals, cadence(history.steps), history.scatter())
         self._open = not self._gated or opens(self._log)
@@ -166,18 +166,18 @@ class Forecaster:
 
     @property
     def judged(self) -> float:
-        """Median of the last few p50: what is held against the threshold; 0 before there is a forecast."""
+        """Return the median of the last few p50, which the threshold applies to; 0 before there is a forecast."""
         return statistics.median(self._chances) if self._chances else 0.0
 
     def _limit(self, features: Features, held: Terms) -> tuple[LimitProgress | None, float, str]:
-        """The nearest limit, the risk that the last rows' way to it is, and its type where they are beyond it."""
+        """Return the nearest limit, the risk by the last rows' progress to it, and its type if they are beyond it."""
         close = nearest(features.reaches)
         self._reached.append(close.share if close else 0.0)
         share = statistics.median(self._reached)
         return close, share / held.static, close.limit.type if close is not None and share >= 1.0 else ""
 
     def _forecast(self, features: Features, held: Terms, model: tuple[Floats, Chances] | None) -> Forecast:
-        """``model``: its features and chances, where the run logs enough for it."""
+        """Return the forecast; ``model``: features and probabilities, where the run logs enough for them."""
         if held.absent:
             return Forecast(features.step, absent=held.absent, log=self._log)
         if not self._open:
@@ -190,9 +190,9 @@ class Forecaster:
         by_model = self.judged / (held.model if self._sparse else held.threshold(features.unsure))
         risk = max(by_model, by_limit)
         limit, steps_to, why = "", chances.steps_to, tuple[ForecastReason, ...]()
-        if risk >= WORTH_TELLING and close is not None and by_limit > by_model:
+        if risk >= WORTH_REPORTING and close is not None and by_limit > by_model:
             limit, steps_to, why = _of(close, features.read)
-        elif risk >= WORTH_TELLING:
+        elif risk >= WORTH_REPORTING:
             limit = self._model.limit(x) or (close.limit.type if close is not None else "")
             if self._gated and recedes(limit, features.values):
                 limit = ""
@@ -214,7 +214,7 @@ class Forecaster:
         )
 
     def _by_line(self, features: Features, held: Terms) -> Forecast:
-        """Time to the nearest limit on a straight line, of a run whose log is of a kind that has never warned."""
+        """Return the time to the nearest limit on a straight line, for a kind of log without proven skill."""
         self._lines.update(features.step, features.values)
         close, _, passed = self._limit(features, held)
         found = Forecast(features.step, limits_only=held.limits_only, log=self._log, passed=passed)
@@ -227,7 +227,7 @@ class Forecaster:
         return replace(found, limit=limit, steps_to=steps_to, why=why, error=error, checks=checks)
 
     def _by_limit(self, features: Features, held: Terms) -> Forecast:
-        """Forecast of a run that logs too little for the model: the way to its nearest limit alone."""
+        """Return the forecast of a run that logs too little for the model: only its progress to the nearest limit."""
         close, risk, passed = self._limit(features, held)
         limit, steps_to, why = _of(close, features.read) if close is not None else ("", None, ())
         return Forecast(
@@ -244,29 +244,29 @@ class Forecaster:
 
 
 def _places(model: Model) -> list[int]:
-    """Places of the model's features in the vector of all."""
+    """Return the indices of the model's features in the vector of all."""
     return [FEATURES.index(name) for name in model.features]
 
 
 def _names(read: SignalNames) -> dict[str, str]:
-    """Metric that each signal of a run is read from."""
+    """Return the metric from which each signal of a run is read."""
     return {signal.name: metric for signal, metric in zip(SIGNALS, read.source, strict=True) if metric is not None}
 
 
 def _of(close: LimitProgress, read: SignalNames) -> tuple[str, float | None, tuple[ForecastReason, ...]]:
-    """Limit, time and metric of the nearest limit; no time where the signal does not move towards it."""
+    """Return type, time and metric of the nearest limit; no time where the signal does not move towards it."""
     signal = close.limit.signal
     ahead = close.steps if close.steps < FAR_AHEAD else None
     return close.limit.type, ahead, (ForecastReason(_names(read).get(signal, signal), 1.0),)
 
 
 def cadence(steps: Ints | Floats) -> float:
-    """Steps from row to row, the median; 1 of a single row."""
+    """Return the median number of steps from row to row; 1 for a single row."""
     return float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
 
 
 def rows_judged(steps: Ints | Floats) -> int:
-    """Rows whose median is judged, in a log with rows at these steps."""
+    """Return the number of rows whose median is judged, for a log with rows at these steps."""
     return min(SMOOTHED, 1 + int(SMOOTHED_STEPS // cadence(steps)))
 
 
@@ -276,14 +276,14 @@ def _shipped() -> Model:
 
 
 def smoothed_chances(rows: Mapping[int, Mapping[str, float]], model: Model | None = None) -> list[tuple[int, float]]:
-    """(step, p50 as it is judged) of a run that is over. ``rows``: step -> canonical metrics."""
+    """Return (step, p50 as it is judged) of a run that is over. ``rows``: step -> canonical metrics."""
     forecaster = Forecaster(model)
     forecasts = ((forecaster.update(ClosedStep(step, rows[step])), forecaster.judged) for step in sorted(rows))
     return [(forecast.step, judged) for forecast, judged in forecasts if forecast.p50 is not None]
 
 
 def default_forecaster() -> Forecaster:
-    """A fresh forecaster with the model that :data:`MODEL_VARIABLE` names, or the shipped one, which is gated.
+    """Return a new forecaster with the model of :data:`MODEL_VARIABLE`, or the shipped one, which is gated.
 
     Raises
     ------
@@ -292,7 +292,7 @@ def default_forecaster() -> Forecaster:
     """
     path = os.environ.get(MODEL_VARIABLE, "")
     budget, own = os.environ.get(BUDGET_VARIABLE, "") or BUDGET, os.environ.get(THRESHOLD_VARIABLE, "")
-    model = _loaded(path) if path else None  # one's own was judged on one's own runs
+    model = _loaded(path) if path else None  # a custom model was judged on custom runs
     return Forecaster(model, budget=budget, own=_chance(own) if own else None, gated=model is None)
 
 
@@ -311,26 +311,26 @@ def _loaded(path: str) -> Model:
     return load(path)
 
 
-# What a run is held to, once it is known what it logs: which thresholds, or why there are none.
+# Thresholds for a run, once its logged signals are known; or the reason why there are none.
 
 FLOOR_BUDGET = "1"
-"""Budget whose threshold one of one's own does not go below."""
+"""Budget whose threshold is the lower bound of a custom one."""
 ENOUGH = 0.2
-"""Share of what the model learnt that a run must be able to tell to be given chances."""
+"""Share of the model's gain that the logged signals must cover for probabilities."""
 LEAN = 0.45
-"""Below this share an alarm of the model alone is a remark: on public logs of few averages it is wrong more often than
-on the runs its thresholds come from."""
+"""Below this share an alarm of the model alone is a remark: on public logs with few averages it is wrong more often
+than on the runs its thresholds come from."""
 LIMITED = frozenset(limit.signal for limit in LIMITS_V1)
 """Signals that have a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """``model``: least p50 that is an alarm; ``static``: least share of the way to a limit that is one.
+    """``model``: least p50 that is an alarm; ``static``: least share of progress to a limit that is one.
 
-    ``own``: ``model`` comes from runs of one's own, whose batches are as small as this one's; ``limits_only``: why no
-    chance is given; ``lean``: the log holds little of what the model goes by; ``absent``: why there can be no forecast
-    at all ("" otherwise).
+    ``own``: ``model`` comes from the user's own runs, whose batches are as small as this one's. ``limits_only``: reason
+    for no probability. ``lean``: the log has few of the model's inputs. ``absent``: reason for no forecast at all (""
+    otherwise).
     """
 
     model: float
@@ -341,7 +341,7 @@ class Terms:
     absent: str = ""
 
     def threshold(self, unsure: float) -> float:
-        """Least p50 that is an alarm while the reward's rows scatter by ``unsure`` (NaN: not known)."""
+        """Return the least p50 that is an alarm while the reward's rows scatter by ``unsure`` (NaN: unknown)."""
         if self.own or not unsure > UNSURE:
             return self.model
         odds = self.model * min(unsure / UNSURE, STRICTER)
@@ -349,10 +349,10 @@ class Terms:
 
 
 def terms(model: Model, signals: frozenset[str], budget: str, own: float | None = None) -> Terms:
-    """For a run that logs ``signals``.
+    """Return the terms for a run that logs ``signals``.
 
-    ``budget``: false alarm episodes in 1000 healthy steps, as the model's file names them; ``own``: as
-    :class:`rlwatch.forecast.Forecaster` takes it.
+    ``budget``: false alarm episodes in 1000 healthy steps, as the model's file names them; ``own``: as for
+    :class:`rlwatch.forecast.Forecaster`.
     """
     known = model.known(signals)
     short = "" if known >= ENOUGH else _short(model, signals, known)
@@ -367,7 +367,7 @@ def terms(model: Model, signals: frozenset[str], budget: str, own: float | None 
 
 
 def _short(model: Model, signals: frozenset[str], known: float) -> str:
-    """Metrics that are missing, the most telling first."""
+    """Return the missing metrics, those with the largest gain first."""
     missing = sorted(set(model.gains) - signals, key=lambda s: -model.gains[s])
     wanted = ", ".join(s.metrics[0] for s in SIGNALS if s.name in missing[:4])
     return f"because this run logs {known:.0%} of what the model goes by; it would need {wanted}"

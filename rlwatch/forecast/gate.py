@@ -1,9 +1,9 @@
-"""The gate: a chance is shown only of logs of a kind on which the shipped forecaster has shown skill.
+"""The gate: a probability is shown only for kinds of logs on which the shipped forecaster has shown skill.
 
-What kind a log is, is a property of what it holds: :func:`class_of`. What the forecaster is worth on each was measured
-by ``python -m benchmarks.forecast classes`` and stands in ``shipped/skill.json``. A class is open where the
-forecaster beats a clock and a straight line, by AUROC and by Brier score, with intervals above zero, and its chances
-are calibrated. In others a run keeps what can be checked: the time to a limit, and how far out such lines were so far.
+:func:`class_of` derives the kind of a log from its contents. ``python -m benchmarks.forecast classes`` measured the
+skill on each kind and wrote it to ``shipped/skill.json``. A class is open if the forecaster beats a clock and a
+straight line, by AUROC and by Brier score, with intervals above zero, and its probabilities are calibrated. Runs of
+other classes keep the time to a limit, with the error of such lines so far, because that can be checked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import cache
 from importlib.resources import files
 
 NO_SIGNAL = "no forecast: this log has no signal that has ever warned"
-"""Said of a log of a class that is not open."""
+"""Reason given for a log of a class that is not open."""
 LEAST_FAILURES = 8
-"""Failing runs without which an interval says nothing."""
+"""Failing runs below which an interval is not conclusive."""
 CALIBRATED = 0.05
-"""Expected calibration error up to which chances are shown."""
+"""Expected calibration error up to which probabilities are shown."""
 
 
 class LogClass(StrEnum):
@@ -44,9 +44,9 @@ PER_TOKEN = frozenset(
         *("negative_push", "kl_ref_tail", "mismatch_tail"),
     }
 )
-"""Signals that take the values of single tokens."""
+"""Signals that are values of single tokens."""
 LEAST_PER_TOKEN = 5
-"""So many of them make a per-token log: every run that is watched at ``full`` has seven without a reference."""
+"""Number of them from which a log is per token: every run watched at ``full`` has seven without a reference."""
 COARSE_FROM, SPARSE_FROM = 4.0, 10.0
 """Steps from row to row."""
 SCATTERS = 0.3
@@ -54,7 +54,7 @@ SCATTERS = 0.3
 
 
 def class_of(signals: frozenset[str], every: float, scatter: float) -> LogClass:
-    """Kind of a log with these signals, a row ``every`` so many steps, and a reward that scatters from row to row."""
+    """Return the kind of a log with these signals, a row ``every`` that many steps, and this scatter of the reward."""
     if every >= SPARSE_FROM:
         return LogClass.SPARSE
     if every >= COARSE_FROM:
@@ -64,7 +64,7 @@ def class_of(signals: frozenset[str], every: float, scatter: float) -> LogClass:
     return LogClass.TAPS_SMALL if scatter > SCATTERS else LogClass.TAPS
 
 
-# What the forecaster is worth on each.
+# The skill of the forecaster on each class.
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """Of p50 on the runs of one class. ``gains``: AUROC and Brier skill over a clock and over a straight line;
-    ``people``: whose runs they are.
+    """Skill of p50 on the runs of one class. ``gains``: AUROC and Brier skill over a clock and over a straight line;
+    ``people``: owners of these runs.
     """
 
     people: str
@@ -90,7 +90,7 @@ class Skill:
 
     @property
     def shown(self) -> bool:
-        """True where chances are shown."""
+        """Return whether probabilities are shown."""
         proven = bool(self.gains) and self.failures >= LEAST_FAILURES and all(g.low > 0.0 for g in self.gains)
         return proven and self.calibration_error <= CALIBRATED
 
@@ -101,7 +101,7 @@ GAINS = ("auroc_over_clock", "auroc_over_line", "brier_over_clock", "brier_over_
 
 @cache
 def measured() -> dict[str, Skill]:
-    """Class -> skill at 50 steps, of the shipped table; none where this installation has no table."""
+    """Return class -> skill at 50 steps, from the shipped table; empty if this installation has none."""
     path = files("rlwatch.forecast") / "shipped" / "skill.json"
     if not path.is_file():
         return {}
@@ -109,7 +109,7 @@ def measured() -> dict[str, Skill]:
 
 
 def skill_of(row: Mapping[str, object]) -> Skill:
-    """Skill at 50 steps of a line of the table."""
+    """Return the skill at 50 steps from a line of the table."""
     at = row["within 50 steps"]
     if not isinstance(at, dict):
         return Skill(str(row["people"]), 0, 0, 1.0, ())
@@ -124,13 +124,13 @@ def skill_of(row: Mapping[str, object]) -> Skill:
 
 
 def opens(log: str) -> bool:
-    """True where the chances of such a log are shown."""
+    """Return whether the probabilities of such a log are shown."""
     skill = measured().get(log)
     return skill is not None and skill.shown
 
 
 def caveat(log: str) -> str:
-    """Note that a chance was proven on our own runs alone; empty where it was on others', and where none is shown."""
+    """Return a note if skill was proven on rlwatch's own runs only; empty otherwise, and where none is shown."""
     skill = measured().get(log)
     own = skill is not None and skill.shown and skill.people.startswith("rlwatch")
     return "proven on rlwatch's own small models, not on other people's runs" if own else ""

@@ -1,6 +1,6 @@
 """Labels of runs: when each failed, and how. Made from the rows, read from a file, or from an index of known runs.
 
-The versioned tables of limits (``labels-v3.toml``, which extends ``labels-v2.toml``, and so on) say what a failure is.
+The versioned tables of limits (``labels-v3.toml``, which extends ``labels-v2.toml``, and so on) define a failure.
 Labels are retrospective: a limit counts as passed where it stays so in the rows after.
 """
 
@@ -160,8 +160,8 @@ class RunOutcome(StrEnum):
 class Label:
     """Of one run: first step of its failure (None: none) and its type; ``steps``: last step less first, plus 1.
 
-    ``judged``: the types that could be judged; a run is clean of no other. ``repository``: where a run of others comes
-    from, "" where nobody says.
+    ``judged``: the types that could be judged; a run is clean of no other. ``repository``: origin of a third-party run,
+    "" if unknown.
     """
 
     run: str
@@ -175,7 +175,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of many runs, by one version of the limits ("index" where people said so)."""
+    """Labels of many runs, by one version of the limits ("index": given by people)."""
 
     version: str
     labels: tuple[Label, ...]
@@ -229,7 +229,7 @@ def label_runs(table: RunTable, version: str = VERSION) -> Labels:
 
     Levels and onsets as in ``labels-v1.toml``, classes as in ``labels-v2.toml``, runs that take off as in
     ``labels-v3.toml``. Retrospective: whether a limit stays passed is read from the rows after, so no label may reach a
-    forecaster. A limit whose columns a run lacks is not judged; the label says which were.
+    forecaster. A limit whose columns a run lacks is not judged; the label lists those that were.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Straight lines to the limits of a run, and by how many steps they have been out on this run so far."""
+"""Straight lines to the limits of a run, and their errors in steps on this run so far."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlwatch.forecast.signals import Floats
 from rlwatch.stats import median
 
 CHECKED_AFTER = 20
-"""Steps after which a line is held against where the run has come."""
+"""Steps after which a line is compared with the run."""
 ROWS, CHECKS = 64, 20
-"""Rows whose lines are remembered, and newest checks that count."""
+"""Rows whose lines are stored, and newest checks that count."""
 LEAST = 3
-"""Checks from which a line that was out by more than the time it gives is not shown."""
+"""Checks from which a line is hidden if earlier lines erred by more than the time it gives."""
 _FIRST = -1 - len(LIMIT_FEATURES)
 
 
 class StraightLines:
-    """Checks each line once the run is :data:`CHECKED_AFTER` steps further; one a row and limit."""
+    """Check each line once the run is :data:`CHECKED_AFTER` steps further; one a row and limit."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[int, Floats, Floats]] = deque(maxlen=ROWS)
@@ -46,7 +46,7 @@ class StraightLines:
         self._pace = pace
 
     def _check(self, step: int, share: Floats, before: int, at: Floats, pace: Floats) -> None:
-        """Hold the newest line that is due against where the run is."""
+        """Compare the newest line that is due with the run."""
         meant = at + pace * (step - before)
         for i, speed in enumerate(pace.tolist()):
             out = abs(float(meant[i] - share[i]))
@@ -54,19 +54,19 @@ class StraightLines:
                 self._out[i].append(out / speed)
 
     def error(self, limit: ChangeLimit) -> tuple[float | None, int]:
-        """Median of the steps by which lines to a limit were out, and of how many."""
+        """Return the median error in steps of lines to a limit, and the number of checks."""
         places = [i for i, each in enumerate(LIMITS_V1) if each == limit]
         out = self._out[places[0]] if places else ()
         return (float(median(list(out))), len(out)) if out else (None, 0)
 
 
 def falsified(steps_to: float, error: float | None, checks: int) -> bool:
-    """True where lines have been out by more than the time that this one gives."""
+    """Return whether earlier lines erred by more than the time that this one gives."""
     return error is not None and checks >= LEAST and error > max(steps_to, CHECKED_AFTER / 2)
 
 
 def recedes(type_: str, values: Floats) -> bool:
-    """True where every signal of this type of limit that is logged has moved away from it, or not at all."""
+    """Return whether no logged signal of this type of limit has moved towards it."""
     shares = [
         share for share, limit in zip(values[_FIRST:-1:2].tolist(), LIMITS_V1, strict=True) if limit.type == type_
     ]

@@ -1,8 +1,8 @@
 """A hazard model: chances of a failure within the next steps, from the features of a run.
 
-Time to the onset is cut at the horizons: one head says how likely the onset lies within 20 steps, the next how likely
-within 50 if not within 20, the last within 100 if not within 50 (a discrete-time hazard model: runs that ended without
-a failure count for as long as they were seen). So p20 <= p50 <= p100 by construction.
+Time to the onset is cut at the horizons: one head predicts an onset within 20 steps, the next an onset within 50 if not
+within 20, the last one within 100 if not within 50 (a discrete-time hazard model: runs that ended without a failure
+count for as long as they were observed). So p20 <= p50 <= p100 by construction.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Model:
     _signal_of: Ints = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Put what is asked at every step in columns."""
+        """Precompute columns for the evaluation at every step."""
         object.__setattr__(self, "_hazards", HorizonModels(self.hazards))
         object.__setattr__(self, "_limits", HorizonModels(tuple(self.limits.values())))
         signals = tuple(dict.fromkeys(map(signal_of, self.features)))
@@ -99,7 +99,7 @@ class Model:
         return [_chances(logits) for logits in self._hazards.logits(rows).tolist()]
 
     def limit(self, x: Sequence[float] | Floats) -> str:
-        """The type of onset that is most likely; empty where the model tells none apart."""
+        """Return the most likely type of onset; empty where the model cannot distinguish them."""
         kinds = tuple(self.limits)
         return kinds[int(self._limits.logits(_row(x))[0].argmax())] if kinds else ""
 
@@ -111,7 +111,7 @@ class Model:
         return {self._signals[signal]: added[signal] for signal in dict.fromkeys(signals.tolist())}
 
     def known(self, signals: frozenset[str]) -> float:
-        """Share of what was learnt that a run with these signals can tell, in [0, 1]."""
+        """Return the share of the model's gain that a run with these signals can use, in [0, 1]."""
         total = sum(self.gains.values())
         return sum(gain for signal, gain in self.gains.items() if signal in signals) / total if total else 0.0
 
@@ -136,15 +136,15 @@ def _chances(logits: Sequence[float]) -> Chances:
 
 
 def signal_of(feature: str) -> str:
-    """``entropy:low`` and ``limit:ent_low:entropy:share`` speak of ``entropy``; ``broken`` of itself."""
+    """Return the signal of a feature: ``entropy`` of ``entropy:low`` and ``limit:ent_low:entropy:share``."""
     parts = feature.split(":")
     return parts[2] if parts[0] == "limit" else parts[0]
 
 
 def reasons(added: Mapping[str, float], names: Mapping[str, str], most: int = 3) -> tuple[ForecastReason, ...]:
-    """The strongest signals that speak for a failure, with their share of all that speaks for it.
+    """Return the signals with the strongest evidence for a failure, with their share of it.
 
-    ``names``: the metric that each signal of the run is read from; what it does not log is no reason.
+    ``names``: the metric from which each signal of the run is read; signals that it does not log are left out.
     """
     speaking = {signal: value for signal, value in added.items() if value > 0.0 and math.isfinite(value)}
     total = sum(speaking.values())
@@ -161,15 +161,15 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 LEAF = -1
-"""Feature of a node that asks nothing."""
+"""Feature index of a leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """Nodes in columns of equal length, the root first and every child behind its parent.
 
-    ``feature``: index of what is asked, or :data:`LEAF`; ``threshold``: a value at or below it goes ``left``;
-    ``missing_left``: whether NaN does; ``value``: what is added if the walk ends here (in log-odds), or would have
+    ``feature``: index of the tested feature, or :data:`LEAF`; ``threshold``: a value at or below it goes ``left``;
+    ``missing_left``: whether NaN does; ``value``: added (in log-odds) if the walk ends here, or would have
     been.
     """
 
@@ -194,7 +194,7 @@ class Tree:
 
     def asking(self, place: Mapping[int, int]) -> Tree:
         """The same tree over features that lie elsewhere."""
-        feature = tuple(LEAF if asked == LEAF else place[asked] for asked in self.feature)
+        feature = tuple(LEAF if tested == LEAF else place[tested] for tested in self.feature)
         return Tree(feature, self.threshold, self.missing_left, self.left, self.right, self.value)
 
     def times(self, factor: float) -> Tree:
@@ -243,7 +243,7 @@ class Head:
 
 
 class HorizonModels:
-    """Several heads read at once, at many rows: every node of every tree is asked, no tree is walked.
+    """Several heads evaluated at once, at many rows: every node of every tree is tested, no tree is walked.
 
     Each node that sends a row to the right rules out the leaves to its left; of the leaves that remain, one bit each,
     the leftmost is where a walk would end (Lucchese et al., QuickScorer, 2015).
@@ -264,7 +264,7 @@ class HorizonModels:
         self._value = np.zeros((len(trees), widest))
         self._first = np.arange(len(trees)) * widest
         self._where = (-1, self._feature)
-        """Number of features last asked, and where those of the nodes lie among them twice over."""
+        """Number of features in the last call, and the positions of the nodes' features in the doubled row."""
         for i, (tree, leaves) in enumerate(zip(trees, paths, strict=True)):
             self._value[i, : len(leaves)] = [tree.value[path[-1]] for path in leaves]
             asking = [node for node, feature in enumerate(tree.feature) if feature != LEAF]
@@ -272,9 +272,9 @@ class HorizonModels:
                 self._feature[row, i], self._threshold[row, i] = tree.feature[node], tree.threshold[node]
                 self._half[row, i] = 0 if tree.missing_left[node] else 1
                 self._left_of[row, i] = sum(1 << at for at, path in enumerate(leaves) if tree.left[node] in path)
-        # What was asked on the way to each leaf, and how much it changed the value: filled up with nothing at all.
+        # What was tested on the way to each leaf, and how much it changed the value: filled up with nothing at all.
         longest = max((len(path) - 1 for leaves in paths for path in leaves), default=0)
-        self._nothing = 1 + max((feature for head in heads for feature in _asked(head)), default=-1)
+        self._nothing = 1 + max((feature for head in heads for feature in _features_of(head)), default=-1)
         self._on_way = np.full((len(trees), widest, longest), self._nothing, dtype=np.int64)
         self._change = np.zeros(self._on_way.shape)
         slopes = [head.slope for head in heads for _ in head.trees]
@@ -302,17 +302,17 @@ class HorizonModels:
     def shares(self, row: Floats) -> Iterator[tuple[Ints, Floats]]:
         """Features and the log-odds that each added at one row (1, features), of one head after the other.
 
-        Along each path, the change of value goes to what was asked. Exact: the values sum to the logit less that of a
+        Along each path, the change of value goes to what was tested. Exact: the values sum to the logit less that of a
         walk that asks nothing (Saabas, 2014).
         """
         leaves, terms = self._leaves(row)[0], self._terms(row)[0]
         for i, head in enumerate(self._heads):
             line, trees = slice(*self._line_ends[i : i + 2]), np.arange(*self._ends[i : i + 2])
-            asked, in_line = self._on_way[trees, leaves[trees]].ravel(), self._in_lines[i]
+            tested, in_line = self._on_way[trees, leaves[trees]].ravel(), self._in_lines[i]
             change = np.concatenate((head.slope * terms[line], self._change[trees, leaves[trees]].ravel()))
-            places = np.concatenate((self._line_feature[line], asked))
+            places = np.concatenate((self._line_feature[line], tested))
             added = np.asarray(np.bincount(places, change, self._nothing + 1), dtype=np.float64)
-            others = dict.fromkeys(asked[~in_line[asked]].tolist())
+            others = dict.fromkeys(tested[~in_line[tested]].tolist())
             there = np.array([*dict.fromkeys(head.line.feature), *others], dtype=np.int64)
             yield there, added[there]
 
@@ -365,10 +365,10 @@ class HorizonModels:
 
 
 AT_ONCE = 32
-"""Rows that are read at once: what is asked of them then fits in a processor's cache."""
+"""Rows that are read at once: what is tested of them then fits in a processor's cache."""
 
 
-def _asked(head: Head) -> Iterator[int]:
+def _features_of(head: Head) -> Iterator[int]:
     """Features that a head asks for."""
     yield from head.line.feature
     for tree in head.trees:
@@ -394,7 +394,7 @@ LEAST_SPREAD = 1e-12
 _WHOLE = ("feature", "missing_left", "left", "right")
 HAZARDS = 3
 MOST_NODES = 127
-"""Of a tree with 64 leaves: they are told apart by the bits of one number."""
+"""Nodes of a tree with 64 leaves, each of which is one bit of a number."""
 
 
 class _WrongError(ValueError):
@@ -419,7 +419,7 @@ def load(path: str | os.PathLike[str], *, sha256: str | None = None) -> Model:
     path
         The JSON file. A file of the same name that ends in ``.sha256`` pins its contents.
     sha256
-        Hash that the contents must have, instead of the one beside the file.
+        Hash that the contents must have, instead of the one in the ``.sha256`` file.
 
     Raises
     ------
@@ -452,15 +452,15 @@ def parse_model(data: bytes, *, sha256: str | None = None, name: str = "the fore
 
 
 def write_model(model: Model, path: str | os.PathLike[str]) -> str:
-    """Write a model and, beside it, its hash; both files appear whole or not at all. Returns the hash."""
+    """Write a model and its hash in a second file; both appear whole or not at all. Return the hash."""
     file = Path(path)
     data = json.dumps(_plain(model), separators=(",", ":"), allow_nan=False).encode() + b"\n"
     digest = hashlib.sha256(data).hexdigest()
     parse_model(data, name=f"the model to be written to {file}")
     for target, content in ((file, data), (file.with_suffix(".sha256"), f"{digest}\n".encode())):
-        beside = target.with_name(target.name + ".part")
-        beside.write_bytes(content)
-        beside.replace(target)
+        temporary = target.with_name(target.name + ".part")
+        temporary.write_bytes(content)
+        temporary.replace(target)
     return digest
 
 
@@ -540,7 +540,7 @@ def _read_tree(raw: JSON, features: int, where: str) -> Tree:
         raise _WrongError(f"the columns of {where} have {sorted({len(c) for c in columns.values()})} entries")
     for name, column in columns.items():
         kinds = {int} if name in _WHOLE else {int, float}
-        # There are a hundred thousand numbers: one by one only to say what is wrong.
+        # There are a hundred thousand numbers, so they are checked one by one only for the error message.
         if not set(map(type, column)) <= kinds or not all(map(math.isfinite, column)):
             for value in column:
                 _number(value, f"{where}.{name}", whole=name in _WHOLE)

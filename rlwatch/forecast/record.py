@@ -1,7 +1,7 @@
-"""The record of past forecasts: what each said, what came of it and how early, and how often it was right by then.
+"""The record of past forecasts: each prediction, its outcome and lead time, and how often forecasts were right.
 
-An alarm came true where a failure (an onset by the newest labels) began at or after its first row and within
-:data:`HORIZON` steps of its last one. What people answered ("was this right?") stands beside that and goes before it.
+An alarm came true if a failure (an onset by the newest labels) began at or after its first row and within
+:data:`HORIZON` steps of its last one. A user's answer ("was this right?") takes precedence over that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlwatch.ports import RunReader, Store
 from rlwatch.records import AuditEntry, ForecastAnswer, RunInfo, RunState, StepRecord
 
 HORIZON = 50
-"""Steps within which a failure was forecast: that of p50, by which alarms are raised."""
+"""Steps within which a failure is forecast: those of p50, by which alarms are raised."""
 EDGES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Bounds of the bins of the reliability curve."""
 
@@ -36,9 +36,9 @@ class Came(StrEnum):
     TRUE = "came true"
     FALSE = "did not come true"
     MISSED = "missed"
-    """A failure began and no alarm had been raised."""
+    """A failure began without an earlier alarm."""
     AFTERWARDS = "after the failure"
-    """The alarm was raised when it had begun already: no forecast."""
+    """The alarm was raised after the failure had begun, so it was no forecast."""
     OPEN = "open"
     """The run goes on and its horizon is not over."""
     CUT_SHORT = "cut short"
@@ -47,10 +47,10 @@ class Came(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """One alarm, from its first row ``step`` to its ``last``; or a failure that was missed (``step``: its onset).
+    """One alarm, from its first row ``step`` to its ``last``; or a missed failure (``step``: its onset).
 
-    ``p50``: the highest chance it gave (None: limits alone were watched). ``onset``, ``type``: of the run's failure, if
-    it failed; ``lead``: steps from the first row of the alarm to it.
+    ``p50``: the highest probability during the alarm (None: only limits were watched). ``onset``, ``type``: of the
+    run's failure, if it failed; ``lead``: steps from the first row of the alarm to it.
     """
 
     run_id: str
@@ -66,12 +66,12 @@ class Past:
 
     @property
     def lead(self) -> int | None:
-        """Steps of warning, where it came true."""
+        """Return the steps of warning, if it came true."""
         return self.onset - self.step if self.came is Came.TRUE and self.onset is not None else None
 
     @property
     def right(self) -> bool | None:
-        """True if it was right, by a person if one said so; None while nobody knows."""
+        """Return whether it was right, by a user's answer if there is one; None while unknown."""
         if self.answer is not None:
             return self.answer.right
         return {Came.TRUE: True, Came.FALSE: False}.get(self.came)
@@ -79,17 +79,17 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Forecasts of one run: its alarms and misses, and of each step with a chance whether a failure followed."""
+    """Forecasts of one run: alarms and misses, and for each step with a probability whether a failure followed."""
 
     run_id: str
     past: tuple[Past, ...] = ()
-    said: tuple[float, ...] = ()
+    predicted: tuple[float, ...] = ()
     came: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Steps at which a chance in [``low``, ``high``) was given: its mean, and the share that a failure followed."""
+    """Steps with a predicted probability in [``low``, ``high``): its mean, and the observed share of failures."""
 
     low: float
     high: float
@@ -101,7 +101,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Forecasts of many runs. ``runs``: how many had any."""
+    """Forecasts of many runs. ``runs``: number of runs with a forecast."""
 
     past: tuple[Past, ...] = ()
     curve: tuple[Bin, ...] = ()
@@ -110,12 +110,12 @@ class Record:
     leads: tuple[int, ...] = field(default=())
 
     def count(self, came: Came) -> int:
-        """Number of alarms of which that came."""
+        """Return the number of alarms with this outcome."""
         return sum(past.came is came for past in self.past)
 
 
 def rows_of(store: RunReader, run: RunInfo) -> dict[int, dict[str, float]]:
-    """Step -> canonical metrics of a run, as far as its last attempt continued them. May raise ``StoreError``."""
+    """Return step -> canonical metrics of a run, where its last attempt continued them. May raise ``StoreError``."""
     rows, reader = dict[int, dict[str, float]](), RowReader(run.source)
     if run.last_step is None:
         return rows
@@ -126,7 +126,7 @@ def rows_of(store: RunReader, run: RunInfo) -> dict[int, dict[str, float]]:
 
 
 def record_of_run(store: Store, run: RunInfo) -> RunRecord | None:
-    """The record of one run, answers included; None where nothing was forecast. May raise ``StoreError``."""
+    """Return the record of one run, with answers; None without a forecast. May raise ``StoreError``."""
     starts = {attempt: min(steps) for attempt, steps in store.steps(run.run_id).items() if steps}
     forecasts = [
         (kept.attempt, forecast_of(kept))
@@ -157,10 +157,10 @@ def record_of_run(store: Store, run: RunInfo) -> RunRecord | None:
             run.run_id, label.onset, label.onset, Came.MISSED, None, "", attempt, label.onset, label.type, answer
         )
         past.append(missed)
-    said = [
+    predicted = [
         (each.p50, each.step) for _, each in given if each.p50 is not None and each.step < (label.onset or math.inf)
     ]
-    known = [(p, label.onset is not None and label.onset - at <= HORIZON, at) for p, at in said]
+    known = [(p, label.onset is not None and label.onset - at <= HORIZON, at) for p, at in predicted]
     counted = [(p, followed) for p, followed, at in known if followed or at + HORIZON <= last]
     return RunRecord(run.run_id, tuple(past), tuple(p for p, _ in counted), tuple(followed for _, followed in counted))
 
@@ -186,31 +186,32 @@ def _came(first: int, ended: int, onset: int | None, last: int, *, goes_on: bool
 
 
 def gathered(records: Iterable[RunRecord]) -> Record:
-    """All of them as one; alarms keep the order of their runs."""
+    """Merge records; alarms keep the order of their runs."""
     known = list(records)
     past = tuple(each for record in known for each in record.past)
     leads = tuple(sorted(each.lead for each in past if each.lead is not None))
-    return Record(past, tuple(curve(known)), len(known), sum(len(record.said) for record in known), leads)
+    return Record(past, tuple(curve(known)), len(known), sum(len(record.predicted) for record in known), leads)
 
 
 def curve(records: Sequence[RunRecord]) -> list[Bin]:
-    """The reliability curve: of each bin of chances how many steps, and how often a failure followed."""
-    said = np.array([p for record in records for p in record.said])
+    """Return the reliability curve: for each bin of probabilities its steps, and how often a failure followed."""
+    predicted = np.array([p for record in records for p in record.predicted])
     came = np.array([followed for record in records for followed in record.came], dtype=bool)
-    whose = np.array([number for number, record in enumerate(records) for _ in record.said], dtype=np.int64)
+    whose = np.array([number for number, record in enumerate(records) for _ in record.predicted], dtype=np.int64)
     found = []
     for low, high in pairwise(EDGES):
-        inside = (said >= low) & ((said < high) | ((high == EDGES[-1]) & (said <= high))) if len(said) else said > 1
+        below = (predicted < high) | ((high == EDGES[-1]) & (predicted <= high))
+        inside = (predicted >= low) & below if len(predicted) else predicted > 1
         if inside.any():
             runs = len(set(whose[inside].tolist()))
             found.append(
-                Bin(low, high, int(inside.sum()), runs, float(said[inside].mean()), float(came[inside].mean()))
+                Bin(low, high, int(inside.sum()), runs, float(predicted[inside].mean()), float(came[inside].mean()))
             )
     return found
 
 
 def find_past(record: RunRecord | None, step: int) -> Past:
-    """The alarm that lasted at ``step``, or the failure that was missed there. Raises ``ConfigError`` if none did."""
+    """Return the alarm or missed failure at ``step``. Raises ``ConfigError`` if there is none."""
     past = () if record is None else record.past
     found = [each for each in past if each.step <= step <= each.last]
     if not found:
@@ -220,18 +221,18 @@ def find_past(record: RunRecord | None, step: int) -> Past:
 
 
 def answer(store: Store, past: Past, *, right: bool, by: str, why: str = "", now: float) -> ForecastAnswer:
-    """Keep what a person says of a forecast: that it was right, or not. Raises ``ConfigError`` if nobody says who."""
+    """Store a user's answer whether a forecast was right. Raises ``ConfigError`` if ``by`` is empty."""
     if not by.strip():
-        raise ConfigError(f"an answer needs a name, got {by!r}; say who you are with --by")
-    said = ForecastAnswer(past.run_id, past.step, right, by.strip(), why.strip(), now, past.attempt)
-    store.answer_forecast(said)
-    words = f"{'right' if right else 'wrong'} at step {past.step}" + (f": {said.why}" if said.why else "")
-    store.put_entry(AuditEntry(uuid.uuid4().hex, now, said.by, "answer-forecast", words, past.run_id))
-    return said
+        raise ConfigError(f"an answer needs a name, got {by!r}; give yours with --by")
+    given = ForecastAnswer(past.run_id, past.step, right, by.strip(), why.strip(), now, past.attempt)
+    store.answer_forecast(given)
+    words = f"{'right' if right else 'wrong'} at step {past.step}" + (f": {given.why}" if given.why else "")
+    store.put_entry(AuditEntry(uuid.uuid4().hex, now, given.by, "answer-forecast", words, past.run_id))
+    return given
 
 
 def healthy_until(answers: Iterable[ForecastAnswer]) -> Mapping[str, int]:
-    """Run -> the step from which on it is not healthy any more, by those who said that a forecast was right.
+    """Return run -> step from which it is not healthy any more, by users' answers that a forecast was right.
 
     As for labels, the last :data:`~rlwatch.forecast.thresholds.NEAR` steps before count as part of the failure.
     """

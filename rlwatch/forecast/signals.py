@@ -1,8 +1,8 @@
-"""The signals a forecast goes by, and their last rows against the level that the run started from.
+"""The input signals of a forecast: their last rows relative to the level at the start of the run.
 
-Each is read from the first of some metrics that the run logs. All are judged against the run's own first steps, so only
-the shape of a value's change matters: never its level, never the step, the learning rate or the size of the weights
-(they tell recipes apart, not runs in trouble).
+Each is read from the first of some metrics that the run logs. All are relative to the run's own first steps, so only
+the shape of a value's change matters: never its level, the step, the learning rate or the size of the weights (which
+distinguish recipes, not runs in trouble).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ChangeScale(StrEnum):
 
     ``RATIO``: log((x + e) / (b + e)), with e = max(b / 20, ``floor``), for what is positive and may be near 0.
     ``SHARE``: x - b, for shares in [0, 1]. ``NATS``: (x - b) / ``floor``, for log-probs.
-    ``SPREAD``: (x - b) / spread of the rewards at the start, for rewards, whose unit nobody knows.
+    ``SPREAD``: (x - b) / spread of the rewards at the start, for rewards, whose unit is unknown.
     """
 
     RATIO = "ratio"
@@ -196,7 +196,7 @@ class SignalHistory:
         return read
 
     def forget_reference(self) -> None:
-        """The reference was reset: KL to the old one says nothing of KL to the new one."""
+        """Forget KL after a reset of the reference: KL to the old reference is unrelated to KL to the new one."""
         self.changes[:, _KL] = math.nan
 
     def change(self, rows: Floats) -> Floats:
@@ -269,7 +269,7 @@ class SignalHistory:
 
     @staticmethod
     def _own_spread(warm: Floats) -> float:
-        """Spread of the rows' means, where the run tells none, or none within a row."""
+        """Return the spread of the rows' means, where the run logs no spread, or none within a row."""
         values = warm[:, _SPREAD]
         values = values[np.isfinite(values)]
         return float(np.std(values)) if values.size else 0.0

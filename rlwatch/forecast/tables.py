@@ -1,4 +1,4 @@
-"""Tables of many runs: rows in memory, read from Parquet and CSV files, put together, written.
+"""Tables of many runs: rows in memory, read from Parquet and CSV files, joined, written.
 
 Files need pyarrow (the extra ``forecast``), which is imported when one is read.
 """
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 TRUTH = "truth/"
-"""Columns that begin so are hidden: labels may read them, nothing that forecasts may."""
+"""Prefix of hidden columns: labels may read them, forecasters may not."""
 HEALTHY = "healthy"
 """The family of runs without a fault, or with one that is harmless or ends in time."""
 
@@ -44,11 +44,11 @@ class MetricColumn:
 class RunTable:
     """Rows of many runs, run after run, steps ascending.
 
-    ``runs``, ``recipes``, ``families``, ``pairs``: one entry a run; ``pairs`` names the run that a run is the
-    faultless twin of, or ""; ``faults``: the step at which the fault of a run that was made to fail began, None (or no
-    entry at all) where nobody knows. ``at_once``: whether the fault is of a kind that does not come gradually
-    (no entry: nobody knows). ``starts``: the first row of each run and, last, the number of rows. ``step``: of
-    each row. ``columns``: by canonical name, and hidden ``truth/`` ones.
+    ``runs``, ``recipes``, ``families``, ``pairs``: one entry a run. ``pairs``: the run of which a run is the faultless
+    twin, or "". ``faults``: the step at which the fault of a run that was made to fail began, None (or no entry at all)
+    if unknown. ``at_once``: whether the fault is of a kind that does not come gradually (no entry: unknown).
+    ``starts``: the first row of each run and, last, the number of rows. ``step``: of each row. ``columns``: by
+    canonical name, and hidden ``truth/`` ones.
     """
 
     runs: tuple[str, ...]
@@ -73,7 +73,7 @@ class RunTable:
 
     @cached_property
     def run_of(self) -> Ints:
-        """Of each row, its run."""
+        """Return the run of each row."""
         return np.repeat(np.arange(len(self.runs)), np.diff(self.starts))
 
     @cached_property
@@ -88,7 +88,7 @@ class RunTable:
 
     @cached_property
     def span(self) -> Ints:
-        """Steps that each row stands for: those since the row before (1 for the first of a run)."""
+        """Return the steps that each row covers: those since the row before (1 for the first of a run)."""
         span = np.diff(self.step, prepend=0)
         span[self.starts[:-1]] = 1
         return span
@@ -130,7 +130,7 @@ class RunTable:
         return [name for name in self.columns if not name.startswith(TRUTH)]
 
     def stream(self, i: int) -> Iterator[tuple[int, dict[str, float]]]:
-        """(step, what was measured and is not hidden) of one run, row by row: all a tool gets to see."""
+        """Yield (step, measured metrics that are not hidden) of one run, row by row: all that a forecaster sees."""
         rows = self.rows(i)
         names = self.visible
         values = [self.columns[name].values[rows].tolist() for name in names]
@@ -161,7 +161,7 @@ PARQUET = ".parquet"
 
 
 def arrow(part: str = "pyarrow") -> Any:
-    """pyarrow, or one error that says what to install.
+    """Return a module of pyarrow, or raise one error with the package to install.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def arrow(part: str = "pyarrow") -> Any:
 
 
 def is_csv(path: Path) -> bool:
-    """By its name."""
+    """Return whether the name is that of a CSV file."""
     return path.name.endswith(CSV)
 
 
@@ -225,7 +225,7 @@ def _first_line(error: Exception) -> str:
 
 
 def write_file(path: Path, columns: Mapping[str, Sequence[object]]) -> Path:
-    """Columns as CSV or Parquet, by the name of ``path``; written beside and then put in its place.
+    """Write columns as CSV or Parquet, by the name of ``path``, to a temporary file that then replaces ``path``.
 
     Raises
     ------
@@ -235,15 +235,15 @@ def write_file(path: Path, columns: Mapping[str, Sequence[object]]) -> Path:
     table = arrow().table(dict(columns))
     if path.suffix not in {".csv", PARQUET}:
         raise ImportFormatError(str(path), "give a name that ends in .csv or .parquet")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if path.suffix == ".csv":
-            arrow("pyarrow.csv").write_csv(table, beside)
+            arrow("pyarrow.csv").write_csv(table, temporary)
         else:
-            arrow("pyarrow.parquet").write_table(table, beside, compression="zstd")
-        os.replace(beside, path)  # noqa: PTH105  (atomic on one file system)
+            arrow("pyarrow.parquet").write_table(table, temporary, compression="zstd")
+        os.replace(temporary, path)  # noqa: PTH105  (atomic on one file system)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path
 
 
@@ -261,10 +261,10 @@ def read_runs(path: Path, runs: Path | None = None) -> RunTable:
     Parameters
     ----------
     path
-        A file, or a folder of Parquet files: one for each run, or shards with many, each with ``NAME-runs`` beside it.
+        A file, or a folder of Parquet files: one for each run, or shards with many, each with its ``NAME-runs``.
     runs
-        The ``runs`` table (``run, recipe, family, pair, fault_step, at_once``); without it ``NAME-runs`` beside
-        ``path`` is read where there is one, or those in the folder.
+        The ``runs`` table (``run, recipe, family, pair, fault_step, at_once``); None: ``NAME-runs`` in the folder of
+        ``path``, if there is one, or those in the folder ``path``.
 
     Names of trainers are read as canonical ones (:mod:`rlwatch.metrics`); unknown and textual columns are left out.
 
@@ -430,9 +430,9 @@ def _column(column: Any, order: Ints) -> MetricColumn:
 
 
 def _records(path: Path, runs: Path | None) -> Mapping[str, Mapping[str, Any]]:
-    """Rows of the ``runs`` table by run, from wherever they are."""
+    """Return the rows of the ``runs`` table by run, from its file or the data files."""
     if runs is None:
-        runs = next((file for file in _beside(path) if file.is_file()), None)
+        runs = next((file for file in _runs_files(path) if file.is_file()), None)
     if runs is None:
         return _embedded(path)
     return _read_records(runs)
@@ -448,13 +448,13 @@ def _read_records(path: Path) -> Mapping[str, Mapping[str, Any]]:
     return rows
 
 
-def _beside(path: Path) -> list[Path]:
+def _runs_files(path: Path) -> list[Path]:
     stem = path.name.split(".")[0]
     return [path.with_name(f"{stem}-runs{ending}") for ending in (PARQUET, *CSV)]
 
 
 def _embedded(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Records inside a folder: those in the metadata of its files, and those of ``NAME-runs`` beside its shards."""
+    """Return records inside a folder: from the metadata of its files, and from the ``NAME-runs`` of its shards."""
     paths = sorted(path.glob(f"*{PARQUET}")) if path.is_dir() else []
     found = [(arrow("pyarrow.parquet").read_schema(file).metadata or {}).get(_RECORD) for file in paths]
     rows: dict[str, Mapping[str, Any]] = {}

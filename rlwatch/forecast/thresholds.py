@@ -128,7 +128,7 @@ def _runs(part: Examples) -> list[slice]:
 # A threshold from one's own healthy runs: how high the forecast has gone where nothing went wrong.
 
 LEAST_STEPS = 2000
-"""Healthy steps below which they say less than what the model was made with."""
+"""Healthy steps below which they are less informative than the data that the model was made with."""
 APART = 25
 """Steps of quiet that end an episode."""
 

@@ -144,7 +144,7 @@ def grow(part: Examples, how: TreeSettings, *, kinds: bool = False) -> GrownTree
         if not 0 < hit.sum() < len(hit):
             raise ConfigError(
                 f"of {len(hit)} rows watched for a failure {low} to {high} steps ahead, {hit.sum()} saw one: there is "
-                "nothing to tell apart; add runs that are longer, and both failing and sound ones"
+                "nothing to separate; add runs that are longer, and both failing and sound ones"
             )
     first, second, third = (_fitted(how, part.x[rows], hit) for rows, hit in found)
     return GrownTrees((first, second, third), _kinds(part, how) if kinds else {})
@@ -176,10 +176,10 @@ def head_of(classifier: Any, slope: float = 1.0, offset: float = 0.0) -> Head:
 
 def _tree(nodes: Any) -> Tree:
     leaf = nodes["is_leaf"].astype(bool)
-    asked = np.clip(nodes["num_threshold"], -BEYOND, BEYOND)  # infinite where only missing values go the other way
+    tested = np.clip(nodes["num_threshold"], -BEYOND, BEYOND)  # infinite where only missing values go the other way
     return Tree(
         feature=tuple(np.where(leaf, LEAF, nodes["feature_idx"]).tolist()),
-        threshold=tuple(np.where(leaf, 0.0, asked).tolist()),
+        threshold=tuple(np.where(leaf, 0.0, tested).tolist()),
         missing_left=tuple(nodes["missing_go_to_left"].astype(int).tolist()),
         left=tuple(np.where(leaf, 0, nodes["left"]).astype(int).tolist()),
         right=tuple(np.where(leaf, 0, nodes["right"]).astype(int).tolist()),
@@ -193,8 +193,8 @@ def gains(grown: GrownTrees) -> dict[str, float]:
     for classifier in grown.hazards:
         for stage in classifier._predictors:  # noqa: SLF001
             nodes = stage[0].nodes
-            asked = ~nodes["is_leaf"].astype(bool)
-            np.add.at(total, nodes["feature_idx"][asked], np.maximum(nodes["gain"][asked], 0.0))
+            tested = ~nodes["is_leaf"].astype(bool)
+            np.add.at(total, nodes["feature_idx"][tested], np.maximum(nodes["gain"][tested], 0.0))
     return dict(zip(FEATURES, (total / max(total.sum(), 1e-12)).tolist(), strict=True))
 
 
@@ -314,7 +314,7 @@ LEAST_FAILURES = 10
 FOLDS = 5
 NOISE_SEED = 1000
 NEAR_ROWS, FAR_ROWS = 3, 12
-"""One row in so many is learnt from, near an onset and far from one: its neighbours say the same."""
+"""Share of rows used for training, one in that many, near an onset and far from one: neighbouring rows are alike."""
 DROPOUTS, DROPPED = 8, 0.35
 """Random sets of signals that copies of runs lack, and the chance of each signal to be in one."""
 SPARSE_LOGS = tuple(LogCadence(every, last) for every in (5, 10, 20) for last in (False, True))
@@ -507,7 +507,7 @@ def mixed(fine: Examples, coarse: Examples, seed: int) -> Examples:
 
 
 def mixed_sparse(logs: Examples, _: Examples, seed: int) -> Examples:
-    """The same of sparse logs, of which each row says more."""
+    """Return the examples of sparse logs, with more of their rows because each is more informative."""
     draw, risky = np.random.default_rng(seed), logs.at_risk()
     share = np.where(risky.ahead <= HORIZONS[-1], NEAR_SHARE, FAR_SHARE)
     thin = risky.only(draw.random(len(risky)) < share)
@@ -576,7 +576,7 @@ def _model(
     grown = learnt.grown
     first, second, third = (learnt.head(i, *ab) for i, ab in enumerate(lines))
     kinds = {kind: head_of(head) for kind, head in grown.kinds.items()}
-    used = sorted({f for head in (first, second, third, *kinds.values()) for f in _asked(head)})
+    used = sorted({f for head in (first, second, third, *kinds.values()) for f in _features_of(head)})
     place = {feature: i for i, feature in enumerate(used)}
     gained: dict[str, float] = {}
     for feature, gain in gains(grown).items():
@@ -592,7 +592,7 @@ def _model(
     )
 
 
-def _asked(head: Head) -> set[int]:
+def _features_of(head: Head) -> set[int]:
     """Features that a head reads."""
     return {f for tree in head.trees for f in tree.feature if f != LEAF} | set(head.line.feature)
 
@@ -614,4 +614,4 @@ def _enough(known: Sequence[Label]) -> None:
 
 
 def _silent(_: str) -> None:
-    """Nobody listens."""
+    """Ignore progress."""

@@ -16,7 +16,7 @@ from rlwatch.ports import Delivery
 from rlwatch.records import OutboxMessage
 
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
-"""All of the environment a program gets to see, besides what ``pass_env`` names: the rest holds keys."""
+"""Environment variables that a program receives, in addition to ``pass_env``: others may hold keys."""
 
 
 class CommandNotifier:

@@ -33,7 +33,7 @@ class TransportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer; names of ``headers`` are lower-case, ``body`` is as much of it as was asked for."""
+    """An answer; names of ``headers`` are lower-case, ``body`` is limited to the requested size."""
 
     status: int
     headers: Mapping[str, str]
@@ -134,7 +134,7 @@ class _Watchdog:
 
     def _bark(self) -> None:
         self.barked = True
-        with Contained(lambda _error: None):  # the request's own thread says what became of it
+        with Contained(lambda _error: None):  # the request's own thread reports its outcome
             self._close()
 
 
@@ -210,13 +210,13 @@ def raised_quietly(send: Callable[P, object], *args: P.args, **kwargs: P.kwargs)
 # What an HTTP answer means for a delivery.
 
 RETRYABLE = frozenset({408, 425, 429})
-"""Answers below 500 that say "later", not "no"."""
+"""Status codes below 500 after which a retry is useful."""
 
 
 def judge_status(status: int, headers: Mapping[str, str], now: float) -> Delivery:
-    """2xx is delivered; 408, 425, 429 and 5xx may be tried again; all else will not get better.
+    """Return a delivery: 2xx is delivered; 408, 425, 429 and 5xx may be retried; all else is final.
 
-    A redirect is not followed: the alert would go to an address nobody configured.
+    A redirect is not followed: the alert would go to an address that was not configured.
     """
     if 200 <= status < 300:
         return Delivery(ok=True, reason=f"HTTP {status}")

@@ -60,7 +60,7 @@ class EmailNotifier:
         self.plugin.resolve_format = lambda *_args, **_kwargs: imported("apprise").NotifyFormat.TEXT
         self._total_s = total_s
         self._sending: threading.Thread | None = None
-        _overhear(imported("apprise.plugins.email.base"))
+        _report_smtp_errors(imported("apprise.plugins.email.base"))
 
     @property
     def busy(self) -> bool:
@@ -114,8 +114,8 @@ def _codes(heard: BaseException | Mapping[str, Any] | None) -> list[int]:
     return [int(code) for code, _ in refused.values()] if isinstance(refused, Mapping) else []
 
 
-def _overhear(base: Any) -> None:
-    """Let apprise's SMTP report to this thread what went wrong: it says no more than yes or no. Once per process."""
+def _report_smtp_errors(base: Any) -> None:
+    """Make apprise's SMTP report errors to this thread: apprise itself returns only success. Once per process."""
     usual = base.AppriseSMTPController
     if getattr(usual, "overheard", False):
         return
@@ -150,10 +150,10 @@ def _our_id(usual: Callable[..., str]) -> Callable[..., str]:
 
 
 def _reporting(do: Callable[[], Any]) -> Any:
-    with Reported(_hear):
+    with Reported(_collect):
         return do()
 
 
-def _hear(error: BaseException) -> None:
+def _collect(error: BaseException) -> None:
     if isinstance(error, Exception) and getattr(_now, "heard", None) is not None:
         _now.heard.append(error)

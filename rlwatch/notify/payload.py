@@ -49,11 +49,11 @@ def _words(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """``text`` without line breaks and control characters: nobody writes a log line of their own through it."""
+    """Return ``text`` without line breaks and control characters, so that it cannot forge a log line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-# The published shape of a message: JSON Schema, draft 2020-12, in alert.schema.json beside this file.
+# The published shape of a message: JSON Schema, draft 2020-12, in alert.schema.json in this directory.
 
 SCHEMA_FILE = "alert.schema.json"
 
@@ -68,11 +68,11 @@ def alert_schema() -> dict[str, JSON]:
     return schema
 
 
-# What people read on a chat channel, in an e-mail or on a pager: short, plain, and nobody else's commands.
+# The texts in a chat channel, an e-mail or on a pager: short, plain, and free of foreign commands.
 #
-# Parts of a message were written by a model, a log or a configuration. They are shown as plain text that calls nobody
-# (``@everyone``), links nowhere and formats nothing. The least important is left out where a service is short of
-# room.
+# Parts of a message were written by a model, a log or a configuration. They are shown as plain text that mentions no
+# user (``@everyone``), contains no link and formats nothing. The least important part is left out where a service has a
+# length limit.
 
 BREAK = "\u200b"
 """A zero-width space: no service takes what it parts for a mention, a tag or a link."""

@@ -1,7 +1,7 @@
-"""apprise composes requests and would send them with ``requests``; here they go out through our own HTTP.
+"""apprise composes requests and would send them with ``requests``; here they are sent by our own HTTP code.
 
-So that a delivery is one request, within our limits, without redirects, and its answer is known: apprise
-itself says no more than yes or no. Other threads' use of ``requests`` is as it was.
+So a delivery is one request, within our limits, without redirects, and its answer is known: apprise itself returns only
+success or failure. Other threads' use of ``requests`` is unchanged.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def _teach(requests: ModuleType) -> None:
         session.get_adapter = get_adapter
 
 
-# What the answers of chat services mean. Some say HTTP 200 and refuse in the body.
+# The meaning of answers of chat services. Some answer HTTP 200 and refuse in the body.
 #
-# Of what a service says only numbers and short words of its own vocabulary are repeated: the rest could hold
+# From the answer of a service only numbers and short words of its own vocabulary are repeated: the rest could hold
 # anything.
 
 Reading = Callable[[Reply, float], Delivery]
@@ -124,7 +124,7 @@ _ERROR_WORD = re.compile(r"[a-z]+(_[a-z]+){0,5}")
 
 
 def by_status(reply: Reply, now: float) -> Delivery:
-    """By the status, and how long to stay away also where only the body tells (Discord, Telegram)."""
+    """Judge by the status, and by the delay that some services (Discord, Telegram) state only in the body."""
     delivery = judge_status(reply.status, reply.headers, now)
     if delivery.ok or delivery.retry_after_s is not None:
         return delivery
@@ -135,7 +135,7 @@ def by_status(reply: Reply, now: float) -> Delivery:
 
 
 def by_code(*keys: str, later: frozenset[int]) -> Reading:
-    """By a number in the body that is 0 for yes; ``later``: those that say "not now"."""
+    """Return a reader of a number in the body that is 0 on success; ``later``: numbers that allow a retry."""
 
     def reading(reply: Reply, now: float) -> Delivery:
         delivery = by_status(reply, now)
@@ -170,7 +170,7 @@ def by_ok(reply: Reply, now: float) -> Delivery:
 
 
 def _not_the_service(reply: Reply) -> Delivery:
-    """A proxy's page, say: nobody can know whether it arrived, so that it is sent again."""
+    """Return a failed delivery for the page of a proxy, for example: it is unknown whether the message arrived."""
     return Delivery(ok=False, reason=f"HTTP {reply.status}, but not the answer of the service")
 
 

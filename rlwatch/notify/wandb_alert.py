@@ -15,14 +15,14 @@ LIMIT = 3000
 TITLE = 60
 """wandb takes fewer than 64 characters."""
 AT_ONCE_S = 0.001
-"""wandb drops an alert of the same title for a minute, unless told otherwise; 0 would not be told."""
+"""wandb drops an alert of the same title for a minute by default, and ignores a wait of 0."""
 
 
 class WandbNotifier:
-    """Hands messages to ``wandb.run.alert``, which sends them from wandb's own process.
+    """Pass messages to ``wandb.run.alert``, which sends them from wandb's own process.
 
-    Delivered means that wandb took it. Where no wandb run is live (``rlwatch watch``, say) messages are left
-    to the process that has one; imports nothing itself.
+    A message is delivered once wandb took it. Without a live wandb run (as in ``rlwatch watch``) messages are left to
+    the process that has one; imports nothing itself.
 
     Parameters
     ----------

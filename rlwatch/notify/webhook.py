@@ -119,8 +119,8 @@ def _checked_url(name: str, url: str) -> str:
 # Signatures of webhook deliveries: what the sender writes and what a receiver checks.
 #
 # ``X-RLWatch-Signature: sha256=<hex>`` is the HMAC-SHA256, under the shared secret, of the bytes of
-# ``X-RLWatch-Timestamp``, a full stop, and the body as sent. Covering the time makes an old delivery useless to
-# whoever recorded it.
+# ``X-RLWatch-Timestamp``, a full stop, and the body as sent. Covering the time makes a recorded delivery useless for a
+# replay.
 
 SCHEME = "sha256="
 TOLERANCE_S = 300.0

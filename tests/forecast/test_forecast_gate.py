@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlwatch.forecast import Forecaster, gate
-from rlwatch.forecast.forecast import ForecastKind, forecast_of, line_sentence, record_of, said
+from rlwatch.forecast.forecast import ForecastKind, forecast_of, forecast_sentence, line_sentence, record_of
 from rlwatch.forecast.forecaster import default_forecaster
 from rlwatch.forecast.gate import GAINS, NO_SIGNAL, PER_TOKEN, LogClass, class_of, measured, opens, skill_of
 from rlwatch.forecast.lines import falsified
@@ -105,7 +105,7 @@ def test_the_time_to_a_limit_is_told_with_how_far_out_such_lines_were() -> None:
     assert late.error is not None
     assert late.error < 10
     assert f"{late.checks} checked so far: out by {late.error:.0f} steps" in line_sentence(late)
-    assert said(late).startswith(NO_SIGNAL)
+    assert forecast_sentence(late).startswith(NO_SIGNAL)
 
 
 def test_a_line_that_its_own_quantity_has_falsified_is_not_told() -> None:

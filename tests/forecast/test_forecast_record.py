@@ -89,10 +89,10 @@ def test_alarms_close_to_each_other_are_one_and_steps_after_the_failure_are_no_f
     onset = onset_of(store, run)
 
     assert [(each.step, each.last) for each in record.past] == [(100, 135), (170, 170)]
-    assert len(record.said) == onset - 60
+    assert len(record.predicted) == onset - 60
     assert sum(record.came) == 50
     healthy = record_of_run(store, written(store, "h", fails=False))
-    assert (len(healthy.said), sum(healthy.came)) == (400 - 50 - 60 + 1, 0)
+    assert (len(healthy.predicted), sum(healthy.came)) == (400 - 50 - 60 + 1, 0)
 
 
 def test_a_run_without_forecasts_has_no_record(store):
