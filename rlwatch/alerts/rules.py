@@ -293,7 +293,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 class GroupBy(StrEnum):
-    """What alerts that begin together must have in common to share a message."""
+    """The property that alerts which begin together must have in common to share a message."""
 
     NONE = "none"
     RUN = "run"
