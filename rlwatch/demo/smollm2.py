@@ -5,6 +5,7 @@ The package holds them quantised (GGUF, Q4_1); they are read into single precisi
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from importlib.util import find_spec
@@ -38,14 +39,19 @@ def source() -> Path:
     return folder
 
 
-def load() -> tuple[Any, Any]:
-    """Return policy (float32) and tokenizer. Needs transformers."""
+def load(folder: Path | None = None) -> tuple[Any, Any]:
+    """Return policy (float32) and tokenizer, of the installed package or of ``folder``. Needs transformers and gguf."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-    folder = source()
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF, padding_side="left")
-    policy: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
+    place = folder or source()
+    tokenizer: Any = AutoTokenizer.from_pretrained(place, gguf_file=GGUF, padding_side="left")
+    quantised: Any = AutoModelForCausalLM.from_pretrained(place, gguf_file=GGUF, dtype=torch.float32)
+    config = copy.deepcopy(quantised.config)
+    if hasattr(config, "quantization_config"):  # trainers and save_pretrained refuse a model that has it
+        del config.quantization_config
+    policy: Any = LlamaForCausalLM(config)
+    policy.load_state_dict(quantised.state_dict())
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
