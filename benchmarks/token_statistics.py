@@ -203,7 +203,7 @@ def from_logits(device: str, dtype: torch.dtype, rows: int, times: int, among: S
 def of_a_step(device: str, times: int, beside: float) -> None:
     from rlwatch.tensors.histogram import observe_distributions
     from rlwatch.tensors.observe import observe
-    from rlwatch.tensors.spikes import top_tokens
+    from rlwatch.tensors.tokens import top_tokens
 
     batch = step(device)
     core = lambda: [s.settle().value() for s in observe(batch, full=False).values()]  # noqa: E731

@@ -26,7 +26,7 @@ from rlwatch.demo import SMOLLM2, TINY, Recipe, recipe_of, smollm2
 from rlwatch.demo.checks import ENTROPY, KL, REWARD, Delivered, DemoCheck, DemoFacts, Person, examine, look
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.records import AlertState, CommandStatus, Severity
-from rlwatch.run.setup import RUN_ID_VARIABLE, new_run_id
+from rlwatch.run.identity import RUN_ID_VARIABLE, new_run_id
 from rlwatch.store.url import open_store
 from rlwatch.view import stored_diagnosis
 

@@ -27,8 +27,7 @@ from rlwatch.run.stages import Span, batch_of_spans, seconds_of
 from rlwatch.tensors.histogram import observe_distributions, taken_apart
 from rlwatch.tensors.mergeable import Stats, merge, merge_ranks
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spikes import SpikeTable, top_tokens
-from rlwatch.tensors.tokens import TokenBatch, alike, joined
+from rlwatch.tensors.tokens import SpikeTable, TokenBatch, alike, joined, top_tokens
 from rlwatch.tensors.transfer import Transfer, pack, unpack
 
 if TYPE_CHECKING:
@@ -534,7 +533,7 @@ def spike_batch(
 ) -> SpikeBatch | None:
     """The tokens at or beyond a limit, worst first; None in an ordinary step.
 
-    ``rows`` (K, 1 + C) hold the score and the columns ``names``, as in :class:`rlwatch.tensors.spikes.SpikeTable`;
+    ``rows`` (K, 1 + C) hold the score and the columns ``names``, as in :class:`rlwatch.tensors.tokens.SpikeTable`;
     ``texts`` are those of the rows, if they are to be kept.
     """
     far = np.flatnonzero(rows[:, 0] >= 1)

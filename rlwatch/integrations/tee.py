@@ -19,7 +19,8 @@ from rlwatch.errors import ConfigError
 from rlwatch.records import RunState
 from rlwatch.run import Run
 from rlwatch.run.alerting import alerting_for
-from rlwatch.run.setup import RUN_ID_VARIABLE, init, opened
+from rlwatch.run.identity import RUN_ID_VARIABLE
+from rlwatch.run.setup import init, opened
 
 # A mirrored tracker as its user holds it: the runs recorded, and a way to stop.
 

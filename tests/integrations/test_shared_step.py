@@ -20,8 +20,7 @@ from rlwatch.integrations.step_tally import (
 )
 from rlwatch.records import DISTRIBUTIONS
 from rlwatch.tensors.mergeable import Max, Mean, Quantile, Total
-from rlwatch.tensors.spikes import SpikeTable
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import SpikeTable, TokenBatch
 
 pytestmark = pytest.mark.torch
 COLUMNS = ("sequence", "token_id", "logp")

@@ -9,8 +9,8 @@ import rlwatch
 from rlwatch.compare import config_diff
 from rlwatch.curation.search import matching
 from rlwatch.records import ORIGIN, RunInfo
-from rlwatch.run import origin as origins
-from rlwatch.run.origin import git, origin
+from rlwatch.run import identity as origins
+from rlwatch.run.identity import git, origin
 from rlwatch.store.memory import MemoryStore
 
 

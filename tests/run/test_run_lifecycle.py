@@ -13,8 +13,8 @@ from rlwatch.control.policy import RunHealth
 from rlwatch.recorder.counters import Counters
 from rlwatch.records import RunInfo, RunState, SpikeBatch
 from rlwatch.redaction import recordable
+from rlwatch.run.identity import new_run_id
 from rlwatch.run.run import Run, RunEngine
-from rlwatch.run.setup import new_run_id
 from rlwatch.store import check_run_id
 from rlwatch.store.url import open_store
 

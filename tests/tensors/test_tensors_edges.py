@@ -8,8 +8,7 @@ import torch
 from rlwatch.tensors.masked import masked_count, masked_max, masked_mean, masked_min, masked_quantile, masked_sum
 from rlwatch.tensors.mergeable import Latest, Max, Mean, Min, Quantile, Std, Total, merge
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spikes import top_tokens
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, top_tokens
 from rlwatch.tensors.transfer import Transfer
 
 pytestmark = pytest.mark.torch

@@ -13,8 +13,7 @@ from rlwatch.tensors.entropy import token_logp_entropy
 from rlwatch.tensors.gradnorm import grad_norms, layer_of
 from rlwatch.tensors.mergeable import merge
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spikes import top_tokens
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, top_tokens
 from rlwatch.tensors.transfer import Transfer
 
 pytestmark = pytest.mark.torch

@@ -11,8 +11,7 @@ from rlwatch.tensors.importance import sequence_log_ratio, sequence_ratio_stats
 from rlwatch.tensors.mergeable import Ess
 from rlwatch.tensors.mismatch import LogProbGap, gap_stats
 from rlwatch.tensors.observe import observe
-from rlwatch.tensors.spikes import SpikeTable, spike_score, top_tokens
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import SpikeTable, TokenBatch, spike_score, top_tokens
 
 pytestmark = pytest.mark.torch
 D = torch.float64

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from rlwatch.tensors.spikes import screen, top_tokens
-from rlwatch.tensors.tokens import TokenBatch
+from rlwatch.tensors.tokens import TokenBatch, screen, top_tokens
 
 pytestmark = pytest.mark.torch
 D = torch.float64
