@@ -88,7 +88,7 @@ def seconds(value: object, otherwise: float) -> float:
     return min(max(0.0, float(cast("float", value))), threading.TIMEOUT_MAX)
 
 
-def say(level: int, message: str, *args: object) -> None:
+def log_message(level: int, message: str, *args: object) -> None:
     """Log a message; errors of log handlers and filters are suppressed."""
     try:
         logger.log(level, message, *args)
@@ -270,9 +270,9 @@ class ErrorBoundary:
         self._count("errors")
         if failures == 1:
             why = described(error)  # as text: a log handler may keep its arguments
-            say(logging.WARNING, "rlwatch could not read %s (training goes on): %s", tap, why)
+            log_message(logging.WARNING, "rlwatch could not read %s (training goes on): %s", tap, why)
         if failures == LIMIT:
-            say(logging.WARNING, "rlwatch switched its tap of %s off after %d errors", tap, LIMIT)
+            log_message(logging.WARNING, "rlwatch switched its tap of %s off after %d errors", tap, LIMIT)
 
     def _count(self, counter: str) -> None:
         if self.run is not None:
@@ -310,7 +310,7 @@ def copied(what: str, instead: str) -> None:
     """Log, once a process, that a copy of ``what`` records nothing, and what to do ``instead``."""
     if what not in _copied:
         _copied.add(what)
-        say(logging.WARNING, "a copy of a %s records nothing, here and in other processes; %s", what, instead)
+        log_message(logging.WARNING, "a copy of a %s records nothing, here and in other processes; %s", what, instead)
 
 
 _copied: set[str] = set()

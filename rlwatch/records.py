@@ -199,7 +199,7 @@ class StepRecord:
 
 
 class PackedMetrics(Mapping[str, float]):
-    """Metrics of a row as a journal packed them: little-endian float64, one a name; numbers once somebody asks."""
+    """Metrics of a row as a journal packed them: little-endian float64, one a name; decoded on first use."""
 
     __slots__ = ("_read", "names", "packed")
 

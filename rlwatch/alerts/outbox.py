@@ -17,7 +17,7 @@ from threading import current_thread, main_thread
 
 from rlwatch.alerts.matching import alert_ids, quiet_words, silence_of
 from rlwatch.clock import Clock, SystemClock
-from rlwatch.error_boundary import call_or, described, run_forever, say, sheltered
+from rlwatch.error_boundary import call_or, described, log_message, run_forever, sheltered
 from rlwatch.errors import MissingExtraError, StoreBusyError
 from rlwatch.notify.registry import ConsoleNotifier
 from rlwatch.ports import AlertStore, Delivery, Notifier
@@ -400,7 +400,7 @@ class DeliveryThread:
     def _note(self, error: BaseException) -> None:
         self.failures += 1
         if self.failures == 1:
-            say(logging.WARNING, "alert delivery: %s; further ones are only counted", described(error))
+            log_message(logging.WARNING, "alert delivery: %s; further ones are only counted", described(error))
         if self._failed is not None:
             self._failed(error)
 

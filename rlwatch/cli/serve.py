@@ -23,7 +23,7 @@ from rlwatch.cli.console import say
 from rlwatch.cli.options import ConfigOption, StoreOption, alerting_of, examples, opened
 from rlwatch.cli.serving_metrics import HOUR_S, GaugeCache
 from rlwatch.error_boundary import described, run_forever, sheltered
-from rlwatch.error_boundary import say as log
+from rlwatch.error_boundary import log_message as log
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.metrics import meaning_of
 from rlwatch.records import OutboxStatus

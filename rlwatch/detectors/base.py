@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from rlwatch.catalogue import ROOM, reported_by
-from rlwatch.error_boundary import Contained, described, say
+from rlwatch.error_boundary import Contained, described, log_message
 from rlwatch.ports import Detector
 from rlwatch.records import JSON, ClosedStep, Event, Finding, Severity
 
@@ -199,7 +199,7 @@ class DetectorSet:
         self._detectors = tuple(one for one in self._detectors if one is not detector)
         self._types = tuple(map(type, self._detectors))
         self._known = None
-        say(logging.WARNING, "detector %s %s; other detectors continue", detector.name, reason)
+        log_message(logging.WARNING, "detector %s %s; other detectors continue", detector.name, reason)
 
     @staticmethod
     def _give(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlwatch.error_boundary import described, raised_by, say, seconds, sheltered
+from rlwatch.error_boundary import described, log_message, raised_by, seconds, sheltered
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations.verifiers import values_of
@@ -261,7 +261,9 @@ def _begins(case: _Case) -> bool:
             )
     value = read(outcome[0])
     if value is None:
-        say(logging.INFO, "canary %s gets no finite reward from %s and is not scored by it", case.name, case.function)
+        log_message(
+            logging.INFO, "canary %s gets no finite reward from %s and is not scored by it", case.name, case.function
+        )
         return False
     case.first = value
     return True

@@ -21,7 +21,7 @@ from rlwatch.control.commands import COMMAND_KINDS, ROLLBACK, TAKE_SNAPSHOT, UND
 from rlwatch.control.mailbox import LATE, PendingCommand
 from rlwatch.control.policy import veto_save_checkpoint, veto_set_kl_coef
 from rlwatch.control.rescue import RESCUE_EVENT, RescueCourse
-from rlwatch.error_boundary import ErrorBoundary, call_or, described, say
+from rlwatch.error_boundary import ErrorBoundary, call_or, described, log_message
 from rlwatch.errors import RLWatchError
 from rlwatch.integrations.ranks import OneRank, Ranks
 from rlwatch.integrations.stages import clock_of
@@ -311,7 +311,7 @@ def _of_plugins() -> list[CommandHandler]:
 
 
 def _left_out(kind: str, error: Exception) -> CommandHandler | None:
-    say(logging.WARNING, "rlwatch: command %r of a plugin left out: %s", kind, described(error))
+    log_message(logging.WARNING, "rlwatch: command %r of a plugin left out: %s", kind, described(error))
     return None
 
 

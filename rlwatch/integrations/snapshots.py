@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlwatch.control.commands import LAST_GOOD, TAKE_SNAPSHOT
-from rlwatch.error_boundary import ErrorBoundary, say
+from rlwatch.error_boundary import ErrorBoundary, log_message
 from rlwatch.errors import ConfigError, RLWatchError
 from rlwatch.integrations.snapshot_state import (
     Fence,
@@ -560,7 +560,7 @@ class SnapshotKeeper:
     def _say(self, what: str, words: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            say(logging.WARNING, "rlwatch: %s", words)
+            log_message(logging.WARNING, "rlwatch: %s", words)
 
 
 class TakeTogether:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from rlwatch.error_boundary import call_or, described, run_forever, say
+from rlwatch.error_boundary import call_or, described, log_message, run_forever
 from rlwatch.link.limits import GREETING_S, STRANGERS
 from rlwatch.link.wire import (
     LARGEST,
@@ -393,7 +393,7 @@ class Hub:
         self._part()
 
     def _failed(self, error: BaseException) -> None:
-        say(logging.WARNING, "the link of rank 0 goes on after a failure: %s", described(error))
+        log_message(logging.WARNING, "the link of rank 0 goes on after a failure: %s", described(error))
 
     def _serve(self) -> None:
         while not self._closing:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlwatch.error_boundary import described, say, sheltered
+from rlwatch.error_boundary import described, log_message, sheltered
 from rlwatch.link.hub import Hub, Peer
 from rlwatch.link.wire import (
     NEW,
@@ -450,7 +450,7 @@ class WorkerMember:
     def _listen(self, connection: socket.socket) -> None:
         def untaken(error: BaseException) -> None:  # whatever it is: as if the connection had broken
             if not isinstance(error, OSError | FrameError):
-                say(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
+                log_message(logging.WARNING, "what rank 0 sent could not be taken: %s", described(error))
 
         sheltered(lambda: self._hear_all(connection), untaken)
         with self._changed:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rlwatch.error_boundary import call_or, described, say, sheltered
+from rlwatch.error_boundary import call_or, described, log_message, sheltered
 from rlwatch.errors import RLWatchError
 from rlwatch.link.rounds import WorkerMember
 from rlwatch.link.wire import (
@@ -131,7 +131,9 @@ class WorkerClient:
 
     def _loop(self) -> None:
         """Nothing here may end training, nor keep it waiting."""
-        sheltered(self._work, lambda error: say(logging.WARNING, "the link to rank 0 failed: %s", described(error)))
+        sheltered(
+            self._work, lambda error: log_message(logging.WARNING, "the link to rank 0 failed: %s", described(error))
+        )
         self._over = True
         self.member.deserted()
         self._settled.set()
@@ -226,7 +228,7 @@ class WorkerClient:
         """Send a step; one that cannot be sent is counted and dropped."""
 
         def unread(error: Exception) -> None:
-            say(logging.WARNING, "a step could not be sent to rank 0: %s", described(error))
+            log_message(logging.WARNING, "a step could not be sent to rank 0: %s", described(error))
             self._lost(1)
 
         frame = call_or(

@@ -17,7 +17,7 @@ from rlwatch.alerts.engine import alert_id
 from rlwatch.alerts.rules import CRASHED, HEARTBEAT_KINDS, SILENT, AlertingConfig, Rule
 from rlwatch.clock import Clock, SystemClock
 from rlwatch.control.liveness import LivenessSigns, sign_of, stack_of, stage_words
-from rlwatch.error_boundary import described, run_forever, say, sheltered
+from rlwatch.error_boundary import described, log_message, run_forever, sheltered
 from rlwatch.errors import RLWatchError, StoreError
 from rlwatch.monitor.judge import judge_rest
 from rlwatch.ports import Store
@@ -276,7 +276,9 @@ class WatchmanThread:
     def _failed(self, error: BaseException) -> None:
         self.failures += 1
         if self.failures == 1:
-            say(logging.WARNING, "cannot look after the store: %s; further failures are only counted", described(error))
+            log_message(
+                logging.WARNING, "cannot look after the store: %s; further failures are only counted", described(error)
+            )
 
 
 def _is_about_heartbeats(rule: Rule) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 
-from rlwatch.error_boundary import say
+from rlwatch.error_boundary import log_message
 from rlwatch.redaction import redacted
 
 MOST_SPANS = 8
@@ -66,7 +66,7 @@ class Counters:
         self.add(name, n)
         if name not in self._warned:
             self._warned.add(name)
-            say(logging.WARNING, "%s (further ones are counted as %r, not logged)", redacted(message), name)
+            log_message(logging.WARNING, "%s (further ones are counted as %r, not logged)", redacted(message), name)
 
     def lose(self, step: int | None) -> None:
         """Note that a row, or what else belonged to ``step``, is lost."""

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from rlwatch.error_boundary import described, say, sheltered
+from rlwatch.error_boundary import described, log_message, sheltered
 from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.redaction import redacted
 
@@ -99,7 +99,7 @@ class Engines:
 
     def __init__(self, urls: Sequence[str], told: Callable[[str], object] | None = None) -> None:
         self._engines = [_Engine(url) for url in urls]
-        self._told = told or (lambda words: say(logging.WARNING, "%s", words))
+        self._told = told or (lambda words: log_message(logging.WARNING, "%s", words))
         self.failures = 0
         """Looks at an engine that got no answer."""
         try:

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlwatch.error_boundary import described, raised_by, run_forever, say, sheltered
+from rlwatch.error_boundary import described, log_message, raised_by, run_forever, sheltered
 from rlwatch.ports import PendingRecord
 from rlwatch.records import SpikeBatch
 
@@ -316,7 +316,7 @@ def _failed(error: BaseException) -> None:
 def _say_once(words: str) -> None:
     if words not in _said:
         _said.add(words)
-        say(logging.INFO if words is NO_PSUTIL else logging.WARNING, "%s", words)
+        log_message(logging.INFO if words is NO_PSUTIL else logging.WARNING, "%s", words)
 
 
 def machine_thread(

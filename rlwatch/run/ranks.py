@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlwatch import codec
-from rlwatch.error_boundary import described, say, sheltered
+from rlwatch.error_boundary import described, log_message, sheltered
 from rlwatch.link.hub import Hub
 from rlwatch.link.rounds import Chair
 from rlwatch.link.spoke import HOPE_S, NobodyError, WorkerClient
@@ -231,7 +231,7 @@ class FirstRank:
             self._told(kind, step if isinstance(step, int) else None, heard)
 
     def _blind(self, error: BaseException) -> None:
-        say(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
+        log_message(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
         self._seek = None
 
 

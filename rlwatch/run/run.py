@@ -24,8 +24,8 @@ from rlwatch.error_boundary import (
     call_or,
     copied,
     described,
+    log_message,
     quick_way,
-    say,
     seconds,
     sheltered,
     shown,
@@ -454,7 +454,9 @@ class Run:
         lost = self.counters.lost()
         if lost:
             why = f"the store took nothing: {writer.trouble}" if writer.trouble else "there was no room for them"
-            say(logging.WARNING, "run %s ends without %s, which are lost (%s)", self.info.run_id, told(lost), why)
+            log_message(
+                logging.WARNING, "run %s ends without %s, which are lost (%s)", self.info.run_id, told(lost), why
+            )
 
     def _safely(self, call: Callable[[], bool]) -> bool:
         """The seam of the end: what goes wrong here must not take the place of the program's own error, or make one."""

@@ -23,7 +23,7 @@ NAMED = 3
 class WeightsDiffer(BaseDetector):
     """Elements of the engine's tensors that are not the trainer's, right after a weight sync. Any is one too many.
 
-    A warning at the first sync, critical at the third in a row. Between syncs the last word stands. No history is
+    A warning at the first sync, critical at the third in a row. Between syncs the last finding remains. No history is
     needed, and no threshold: a sync copies, so that what was compared is equal or the sync is broken.
     """
 
@@ -74,14 +74,14 @@ class WeightsDiffer(BaseDetector):
             if missing >= BASE_ONLY
             else f"after the weight sync {share:.0%} of the rollout engine's tensors are not the trainer's"
         )
-        says = f"{what}, in {where}{more}" if where else what
+        text = f"{what}, in {where}{more}" if where else what
         apart = f"; the farthest is {number(distance)} of its norm away" if distance is not None else ""
         equal = "never seen equal" if self._equal is None else f"equal last at step {self._equal}"
         return self.finding(
             step,
             self.name,
             Severity.CRITICAL if self._syncs >= SYNCS else Severity.WARNING,
-            f"{says}{apart}; {equal}",
+            f"{text}{apart}; {equal}",
             onset=since,
             metric=DIFFER,
             score=1.0 + share,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from typing_extensions import override
 
-from rlwatch.error_boundary import ErrorBoundary, Tapped, copied, say, shown
+from rlwatch.error_boundary import ErrorBoundary, Tapped, copied, log_message, shown
 from rlwatch.errors import ConfigError
 from rlwatch.gradloc.passes import RandomState
 from rlwatch.integrations.canaries import Canaries, Canary, CanaryScorer
@@ -196,7 +196,7 @@ class RecordingBase:
             self.run.counters.add("refused")
             if name not in self._gaps.refused:
                 what = _spelled(name) if name == call else f"{_spelled(name)} of {call}"
-                say(logging.WARNING, "rlwatch leaves out %s (training goes on): %s", what, why)
+                log_message(logging.WARNING, "rlwatch leaves out %s (training goes on): %s", what, why)
         self._gaps.refused.update(refused)
 
     def _delivered(self, step: int, measured: dict[str, float]) -> None:
