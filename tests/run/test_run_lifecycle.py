@@ -1,7 +1,12 @@
 """The life of a run in the hands of a loop: before the first log, between calls, and when the end is slow."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -231,3 +236,43 @@ def test_new_runs_of_one_second_differ():
 def test_a_configuration_is_kept_as_plain_values_without_secrets(value, kept):
     """Nested, cut at two thousand characters, and only text can be a secret."""
     assert recordable(value) == kept
+
+
+TRAINER = """
+import sys
+import rlwatch
+
+run = rlwatch.init(store=sys.argv[1], run_id="run", detectors=list, forecast=False)
+for step in range(200):
+    run.log({"kl": step / 7, "loss": 1.0}, step=step)
+    if step == 100:
+        print(run.flush(60.0), flush=True)
+        sys.stdin.readline()
+print(flush=True)
+sys.stdin.readline()
+assert run.finish(deadline_s=60.0)
+"""
+
+
+@pytest.mark.parametrize("spoil", [lambda path: os.truncate(path, 0), Path.unlink], ids=["truncated", "removed"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_journal_that_another_process_spoils_costs_training_nothing(tmp_path, spoil, killed):
+    """A mapped file would kill it with SIGBUS; here a new file is begun, and what is logged then survives a kill."""
+    command = [sys.executable, "-c", TRAINER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "True\n"
+        (first,) = (tmp_path / "run").glob("run.journal-[0-9]*")
+        spoil(first)
+        until = time.monotonic() + 60.0
+        while not [file for file in (tmp_path / "run").glob("run.journal-[0-9]*") if file != first]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        print(file=trainer.stdin, flush=True)
+        assert trainer.stdout.readline() == "\n"
+        if killed:
+            trainer.kill()
+        trainer.communicate("\n" * (not killed), timeout=120)
+
+    assert trainer.returncode == (-signal.SIGKILL if killed else 0)
+    rows = open_store(tmp_path).records("run")
+    assert [(row.step, row.metrics["kl"]) for row in rows] == [(step, step / 7) for step in range(200)]

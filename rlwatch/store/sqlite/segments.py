@@ -98,6 +98,14 @@ class SegmentFile:
         self.bytes += max(0, written)
         return bool(written == len(data))
 
+    def spoiled(self) -> bool:
+        """True where another process truncated or removed the file: nobody could read what is written there now."""
+        try:
+            stat = os.fstat(self.fd)
+        except OSError:
+            return False  # out of our sight, perhaps for a while
+        return stat.st_nlink == 0 or stat.st_size < self.bytes
+
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             os.close(self.fd)
@@ -160,6 +168,12 @@ class Stream:
         for segment in [segment for segment in self.old if segment.highest <= upto]:
             self.remove(segment)
         here = self.now
+        if here is not None and here.spoiled():
+            with contextlib.suppress(OSError):
+                self._follow(here, self.next or self.made())
+                self.next = None
+                self.remove(here)
+            return
         if here is None or here.bytes <= self.segment_bytes // 2:
             return
         with contextlib.suppress(OSError):  # the one in use goes on
