@@ -11,6 +11,7 @@ from __future__ import annotations
 from rlwatch.metrics.reading import (
     BY_NAME,
     LAYER_PREFIX,
+    UPDATE_PREFIX,
     WEIGHTS_PREFIX,
     Reading,
     family_of,
@@ -43,6 +44,7 @@ __all__ = [
     "OPEN",
     "ROLE_NAMES",
     "TABLE",
+    "UPDATE_PREFIX",
     "WEIGHTS_PREFIX",
     "Alias",
     "Family",

@@ -35,6 +35,8 @@ LONGEST_NAME = 500
 """Characters up to which a name is read."""
 LAYER_PREFIX = "grad_layer/"
 """Per-layer gradient norms are ``grad_layer/<layer>``."""
+UPDATE_PREFIX = "update_layer/"
+"""Relative changes of a layer's weights in one optimizer step are ``update_layer/<layer>``."""
 WEIGHTS_PREFIX = "mismatch/weights_differ/"
 """Shares of a layer's elements that differ in the rollout engine are ``mismatch/weights_differ/<layer>``."""
 

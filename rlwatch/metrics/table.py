@@ -54,6 +54,7 @@ REWARD: tuple[Metric, ...] = (
     Metric("reward/groups_wrong", Family.REWARD, "groups", "groups wrong as a whole", 0.0, aggregator="sum", aliases=(
         same("rollout/zero_std/count_0", "slime"), same("rollout/zero_std/count_0.0", "slime"))),
     Metric("reward/effective_groups", Family.REWARD, "groups", "groups whose rewards differ, so that they teach something", 0.0, aggregator="sum"),
+    Metric("reward/starvation_margin", Family.REWARD, "", "pass rate over 1 - 2^(-1/g), g responses to a prompt: below 1 more than half of the groups are expected to be all wrong (arXiv 2606.18487)", 0.0, aggregator="group sum over sum"),
     *(fraction(f"reward/pass_at_{k}", Family.REWARD, f"chance that of {k} responses to a prompt at least one is right, unbiased",
                aggregator="group mean", aliases=(same(f"passrate/pass@{k}", "slime"), same(f"reward/avg_pass_at_{k}", "skyrl"))) for k in DRAWS),
     *(fraction(f"reward/all_correct_at_{k}", Family.REWARD, f"chance that {k} responses to a prompt are all right, unbiased",
@@ -176,6 +177,8 @@ TRUST_REGION: tuple[Metric, ...] = (
         everyday=("ratio min", "is ratio min")),
     Metric("ratio/p99", Family.TRUST_REGION, "", "99th percentile of token ratios", 0.0, aggregator="99th percentile"),
     nats("ratio/log_absmax", Family.TRUST_REGION, "largest |log ratio| of a token", low=0.0, aggregator="maximum"),
+    fraction("ratio/tv", Family.TRUST_REGION, "mean |p - p_old| of the sampled tokens: does not over-react to rare ones as the ratio does (DPPO, arXiv 2602.04879)", aggregator="token mean"),
+    fraction("ratio/tv_max", Family.TRUST_REGION, "the same, largest", aggregator="maximum"),
     Metric("ratio/m2", Family.TRUST_REGION, "nats^2", "mean squared log-ratio (M2PO holds it below 0.04)", 0.0),
     Metric("ratio/chi2", Family.TRUST_REGION, "", "<ratio^2> - 1 of raw token ratios"),
     fraction("ratio/ess", Family.TRUST_REGION, "effective sample size of raw token ratios over their number",
@@ -207,6 +210,8 @@ TRUST_REGION: tuple[Metric, ...] = (
     fraction("offpolicy/masked", Family.TRUST_REGION, "responses that V3.2's off-policy mask drops, at the loss's threshold or 0.5 nats/token",
            aggregator="sequence fraction", aliases=(proxy("train/opsm_clipfrac", "slime", aggregator="sequences, counted"),)),
     fraction("offpolicy/masked_neg", Family.TRUST_REGION, "the same, of responses of negative advantage", aggregator="sequence fraction"),
+    nats("ratio/token_kl", Family.TRUST_REGION, "largest divergence of a token in a response (this token against any other, sampling policy || policy), mean over responses", low=0.0, aggregator="sequence mean"),
+    fraction("ratio/far_responses", Family.TRUST_REGION, "responses with a token whose divergence is beyond 0.05 nats (arXiv 2512.23075 bounds learning by the largest)", aggregator="sequence fraction"),
     nats("offpolicy/kl_neg_max", Family.TRUST_REGION, "largest mean of log sampling - log policy over a response of negative advantage", aggregator="maximum"),
 )
 
@@ -233,6 +238,9 @@ OPTIMISATION: tuple[Metric, ...] = (
     Metric("optim/loss_scale", Family.OPTIMISATION, "", "factor of the loss in float16", 0.0, aliases=(same("loss_scale"), same("loss scale"))),
     Metric("optim/layers_clipped", Family.OPTIMISATION, "layers", "layers that layer-wise clipping scaled down", 0.0, aggregator="last optimizer step"),
     fraction("optim/clip_scale_min", Family.OPTIMISATION, "smallest factor that layer-wise clipping scaled a layer by (1: none)", aggregator="last optimizer step"),
+    Metric("optim/update_norm", Family.OPTIMISATION, "", "norm of the change of all weights in an optimizer step, from a sample of each tensor", 0.0, aggregator="last optimizer step"),
+    Metric("optim/update_ratio", Family.OPTIMISATION, "", "the same over the norm of the weights; 1e-4 to 1e-3 is usual from scratch, far less in RL", 0.0, aggregator="last optimizer step"),
+    Metric("optim/update_head", Family.OPTIMISATION, "", "relative change of the layer that gives the logits over the median layer's (arXiv 2605.19425)", 0.0, aggregator="last optimizer step"),
     fraction("optim/step_skipped", Family.OPTIMISATION, "optimizer steps skipped because a gradient was not finite (float16 loss scaler, verl)", aggregator="step fraction"),
     Metric("layers/rise", Family.OPTIMISATION, "times", "largest rise of a layer's gradient norm over its own level, relative to the median layer's", 1.0, estimator="level: median of the last 50 rows", aggregator="maximum over layers",
         panel=2),
@@ -282,6 +290,7 @@ CRITIC: tuple[Metric, ...] = (
         everyday=("critic lr", "critic learning rate")),
 )
 OPEN_OPTIMISATION: tuple[Metric, ...] = (
+    Metric("update_layer/", Family.OPTIMISATION, "", "norm of the change of one layer's weights in an optimizer step, over their norm: of a sample of 512 elements of each tensor", 0.0, aggregator="last optimizer step"),
     Metric("grad_layer/", Family.OPTIMISATION, "", "gradient norm of one layer before clipping", 0.0, aggregator="last optimizer step"),
 )
 
@@ -310,6 +319,7 @@ _LEVEL: tuple[Metric, ...] = (
     nats("mismatch/logp_absdiff_max", Family.MISMATCH, "largest |log trainer - log rollout|", low=0.0, aggregator="maximum",
            aliases=(same("sampling/sampling_logp_difference/max"), same("ppo_actor/update/logp_abs_diff/max", "areal")), everyday=("logp abs diff max", "logp absdiff max", "log prob abs diff max")),
     nats("mismatch/logp_absdiff_p99", Family.MISMATCH, "99th percentile of |log trainer - log rollout|", low=0.0, aggregator="99th percentile"),
+    Metric("mismatch/kl_entropy", Family.MISMATCH, "", "k3 between trainer and rollout engine over the policy's entropy, both summed over tokens", 0.0, aggregator="sum over sum"),
     Metric("mismatch/m2", Family.MISMATCH, "nats^2", "mean squared log trainer - log rollout", 0.0),
     Metric("mismatch/mult_prob_error", Family.MISMATCH, "", "mean factor exp|d| between the two probabilities of a token; trouble where it trends past 1.01 to 1.02", 1.0,
            aliases=(same("token_mult_prob_error", "nemo-rl"),)),

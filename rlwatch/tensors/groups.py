@@ -7,6 +7,7 @@ separate (:func:`consecutive`).
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -266,6 +267,23 @@ class PassAt(Grouped):
         return Unless(large.sum().float(), keep(chance, large, 0.0).sum(), verdicts.unknown)
 
 
+@dataclass(frozen=True, slots=True)
+class StarvationMargin(Grouped):
+    """Pass rate over the one at which half of the groups are expected to be all wrong, of the groups' sizes.
+
+    (1 - p)^g > 1/2 below p* = 1 - 2^(-1/g) (arXiv 2606.18487). Not measured where :class:`PassAt` is not.
+    """
+
+    @override
+    def over(self, values: Tensor, mask: Tensor, grouping: Grouping) -> Unless:
+        verdicts = verdicts_of(values, mask, grouping)
+        n, c = verdicts.size, verdicts.rights
+        several = n > 1
+        limit = -torch.expm1(-math.log(2.0) / n.clamp(min=1))
+        passed = keep(c / n.clamp(min=1), several, 0.0).sum()
+        return Unless(keep(limit, several, 0.0).sum(), passed, verdicts.unknown)
+
+
 def all_among(some: Tensor, n: Tensor, k: int) -> Tensor:
     """Chance that ``k`` drawn of ``n`` without putting back are all among ``some`` of them: C(some, k) / C(n, k)."""
     # As the product of (some - i) / (n - i), i < k: binomials of 30 and more exceed the 24 bits of float32, while these
@@ -289,6 +307,7 @@ def reward_stats(rewards: Tensor, groups: Tensor, scored: Tensor, right: Tensor 
         "reward/groups_right": GroupsThat(*state, "right"),
         "reward/groups_wrong": GroupsThat(*state, "wrong"),
         "reward/effective_groups": GroupsThat(*state, "effective"),
+        "reward/starvation_margin": StarvationMargin(*state),
         **{f"reward/pass_at_{k}": PassAt(*state, k) for k in PASS_AT},
         **{f"reward/all_correct_at_{k}": PassAt(*state, k, every=True) for k in PASS_AT[1:]},
     }

@@ -115,11 +115,13 @@ def ratio_stats(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Stats:
     ``ratio/mean``, ``max``, ``min`` are unitless and >= 0 (inf where exp overflows); ``ratio/ess`` is the
     effective sample size over the number of tokens; ``ratio/chi2`` is <r^2> - 1, which may be negative on a sample;
     ``ratio/m2`` is <x^2> (M2PO, arXiv 2510.01161) and ``ratio/log_absmax`` the largest |x|, in nats;
-    ``policy/kl_old`` is <-x>, nats per token.
+    ``policy/kl_old`` is <-x>, nats per token; ``ratio/tv`` and ``tv_max`` are of |pi - pi_old|, in [0, 1].
     """
     x = widen(logp) - widen(old_logp)
-    ratio = x.exp()
+    ratio, moved = x.exp(), (widen(logp).exp().clamp(max=1) - widen(old_logp).exp().clamp(max=1)).abs()
     return {
+        "ratio/tv": Mean.of(moved, mask),
+        "ratio/tv_max": Max.of(moved, mask),
         "ratio/mean": Mean.of(ratio, mask),
         "ratio/max": Max.of(ratio, mask),
         "ratio/min": Min.of(ratio, mask),

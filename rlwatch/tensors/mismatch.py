@@ -38,6 +38,7 @@ from rlwatch.tensors.mergeable import (
     Mean,
     Min,
     Quantile,
+    ShareStat,
     Slope,
     Stat,
     Stats,
@@ -239,6 +240,34 @@ def divergence_stats(gap: LogProbGap) -> Stats:
     }
 
 
+# The largest divergence of a response from the policy that sampled it: all bounds over long responses rest on it.
+
+DISTANT = 0.05
+"""Divergence of a token from which a response counts as far, nats: rlwatch's own, 50 times what engines round to."""
+
+
+def response_divergence_stats(logp: Tensor, sampling_logp: Tensor, mask: Tensor) -> Stats:
+    """Largest divergence of a token in each response, sampling policy || policy, nats: mean, share beyond ``DISTANT``.
+
+    ``logp``, ``sampling_logp``, ``mask`` (B, T). The divergence is that of this token against any other, which a
+    sampled token alone determines. Tokens the engine could not score (NaN) are left out; a NaN of ``logp`` shows.
+    """
+    scored = mask.bool() & ~sampling_logp.isnan()
+    each = binary_kl(widen(sampling_logp), widen(logp))
+    largest = keep(each, scored, 0.0).amax(-1) if each.shape[-1] else each.sum(-1)
+    measured = scored.any(-1)
+    return {
+        "ratio/token_kl": Mean.of(largest, measured),
+        "ratio/far_responses": Mean.of(indicator(largest > DISTANT, largest), measured),
+    }
+
+
+def observe_divergence(batch: TokenBatch) -> Stats:
+    """Largest divergence of responses from the policy that sampled them, where that is known."""
+    sampling = batch.old_logp if batch.rollout_logp is None else batch.rollout_logp
+    return {} if sampling is None else response_divergence_stats(batch.logp, sampling, batch.mask)
+
+
 # Tails: the mismatch of few tokens or all, sure ones or unsure ones, early or late in a response.
 
 BUCKETS = ((0.0, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, math.inf))
@@ -266,7 +295,15 @@ def tail_stats(gap: LogProbGap, at: Thresholds = USUAL, entropy: Tensor | None =
         "mismatch/ess_truncated": Ess.of(gap.d.clamp(max=math.log(at.cap)), gap.scored),
         **_by_probability(gap),
         **_masked_entropy(gap, at, entropy),
+        **_per_entropy(gap, entropy),
     }
+
+
+def _per_entropy(gap: LogProbGap, entropy: Tensor | None) -> Stats:
+    """Summed k3 over summed ``entropy`` (B, T): a policy that is nearly certain cannot afford the same mismatch."""
+    if entropy is None:
+        return {}
+    return {"mismatch/kl_entropy": ShareStat.of(k3(-gap.d), widen(entropy).clamp(min=0.0), gap.scored)}
 
 
 def _by_probability(gap: LogProbGap) -> Stats:

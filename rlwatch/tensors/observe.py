@@ -30,7 +30,7 @@ from rlwatch.tensors.importance import (
 )
 from rlwatch.tensors.masked import counting_once
 from rlwatch.tensors.mergeable import Stats
-from rlwatch.tensors.mismatch import observe_mismatch, observe_mismatch_detail
+from rlwatch.tensors.mismatch import observe_divergence, observe_mismatch, observe_mismatch_detail
 from rlwatch.tensors.responses import observe_length_tail, observe_lengths
 from rlwatch.tensors.tokens import TokenBatch, observe_environment
 
@@ -44,6 +44,7 @@ CORE: tuple[Observer, ...] = (
     observe_ratios,
     observe_clipping,
     observe_off_policy,
+    observe_divergence,
     observe_kl,
     observe_mismatch,
     observe_advantages,

@@ -215,10 +215,10 @@ def _row(weight: TrainerWeight, held: Tensor, turn: int) -> _Row:
         columns = weight.local.shape[-1]
         places = torch.arange(chosen.start, chosen.stop, chosen.step, device=weight.local.device)
         change = weight.adapter.at(places + weight.start * columns, columns)
-    return _Row(layer_of(weight.name), _at(weight.local, chosen), _at(held, chosen), change)
+    return _Row(layer_of(weight.name), elements_at(weight.local, chosen), elements_at(held, chosen), change)
 
 
-def _at(tensor: Tensor, chosen: slice) -> Tensor:
+def elements_at(tensor: Tensor, chosen: slice) -> Tensor:
     """The elements ``chosen`` of the flat ``tensor``, without a copy of the others."""
     if tensor.is_contiguous():
         return tensor.view(-1)[chosen]

@@ -254,7 +254,7 @@ def test_each_level_adds_to_the_one_before():
     assert scalars < tokens < gradients < full
     assert {"loss/raw", "reward/mean", "optim/lr"} < scalars
     assert {"policy/entropy", "ratio/mean", "policy/kl_ref_k3"} < tokens - scalars
-    assert {name.split("/")[0] for name in gradients - tokens} == {"grad_layer", "optim", "nonfinite"}
+    assert {name.split("/")[0] for name in gradients - tokens} == {"grad_layer", "update_layer", "optim", "nonfinite"}
     assert {"policy/entropy_p90", "text/repetition"} < full - gradients
 
 

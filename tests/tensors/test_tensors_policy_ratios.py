@@ -108,7 +108,7 @@ def test_a_nan_ratio_reaches_every_statistic():
         n: s for n, s in observe(TokenBatch(logp=logp, old_logp=-torch.ones(2, 3), mask=mask)).items() if "ratio/" in n
     }
 
-    assert len(stats) == 13
+    assert len(stats) == 17
     assert {name for name, stat in stats.items() if not stat.value().isnan()} == set()
 
 

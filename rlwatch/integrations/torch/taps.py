@@ -30,7 +30,9 @@ from rlwatch.tensors.mergeable import Mean, Stats, nonfinite
 from rlwatch.tensors.responses import observe_responses
 from rlwatch.tensors.tokens import TokenBatch
 from rlwatch.tensors.transfer import freed
+from rlwatch.tensors.update_size import UpdateSample
 
+UPDATE_TAP = "size of the update"
 IN_FLIGHT = 8
 """Steps that may wait for their copy; beyond that the oldest is waited for, so that nothing piles up."""
 
@@ -186,6 +188,7 @@ class Collector:
     _loss_passes: LossPasses = field(init=False)
     verifiers: VerifierMeter = field(init=False)
     canaries: list[CanaryScorer] = field(default_factory=list, init=False)
+    _update: UpdateSample | None = field(default=None, init=False)
     comparison: SyncComparison = field(default_factory=SyncComparison, init=False)
 
     def __post_init__(self) -> None:
@@ -261,8 +264,19 @@ class Collector:
                 rank = 0 if run is None else run.rank
                 stats = read_gradients(self.means.model, self.means.optimizer, self.scaler, rank=rank)
             self.steps.tally.add_stats(stats)
+            self._update = self.steps.seam.attempt(UPDATE_TAP, self._sampled, self.means.model, rank)
         self.steps.seam.attempt("localisation", self._localise)
         return {}
+
+    def _sampled(self, model: nn.Module, rank: int) -> UpdateSample | None:
+        """Weights before the step: on one rank, since all hold the same."""
+        return UpdateSample.of(model.named_parameters(), self.steps.last) if rank == 0 else None
+
+    def _measure_update(self) -> None:
+        update, self._update = self._update, None
+        if update is not None:
+            with torch.no_grad():
+                self.steps.tally.add_stats(update.stats())
 
     def _score_canaries(self, step: int) -> None:
         """On the process whose run records; the others go on."""
@@ -288,6 +302,7 @@ class Collector:
         self._begin()
         broken = self.steps.seam.attempt("loss", _broken, inputs["loss"])
         self.steps.seam.attempt(TAP, self._count_verifiers)
+        self.steps.seam.attempt(UPDATE_TAP, self._measure_update)
         refused = self.steps.add_all({**self._standing(), **_named(inputs, broken), **scalars})
         number = self.steps.last + 1
         if step is not None:

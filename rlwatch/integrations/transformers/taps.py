@@ -23,6 +23,9 @@ from rlwatch.integrations.transformers.layer_clipping import clipping_of
 from rlwatch.tensors.gradnorm import GradNorms
 from rlwatch.tensors.megatron import model_norms
 from rlwatch.tensors.mergeable import Latest, Mean, RankMean, Stats, Total, nonfinite
+from rlwatch.tensors.update_size import UpdateSample
+
+UPDATE_TAP = "size of the update"
 
 
 class TrainerTaps:
@@ -37,6 +40,8 @@ class TrainerTaps:
         self._reads_gradients = False
         self._wraps_late = False
         self._engine: Any = None
+        self._update: UpdateSample | None = None
+        self._updates = 0
 
     def tap_loss(self) -> None:
         """Read the loss of every micro-batch, before the trainer hides what is not finite."""
@@ -53,6 +58,7 @@ class TrainerTaps:
 
     def take(self) -> StepTally:
         """The step's tally, complete with what holds for every step; the next one begins empty."""
+        self._seam.attempt(UPDATE_TAP, self._measure_update)
         tally, self.tally = self.tally, StepTally()
         self._clipped = False
         vocabulary = vocab_size_of(self.trainer.model)
@@ -62,7 +68,7 @@ class TrainerTaps:
 
     def discard(self) -> None:
         """Begin anew: training starts. Who clips layers has wrapped the accelerator by now, so that we come before."""
-        self.tally, self._clipped = StepTally(), False
+        self.tally, self._clipped, self._update = StepTally(), False, None
         if self._wraps_late:
             self._wraps_late = False
             self._wrap_clip(self.trainer.accelerator, "clip_grad_norm_")
@@ -76,6 +82,21 @@ class TrainerTaps:
         """Read the rates that ``optimizer`` is about to step with: the log tells what the scheduler says."""
         for name, rate in rates(optimizer).items():
             self.tally.numbers[name] = [rate]
+        if self._reads_gradients and self.live:
+            self._seam.attempt(UPDATE_TAP, self._sample_update)
+
+    def _sample_update(self) -> None:
+        """Weights before the step: on one rank, since all hold the same, if none holds a part."""
+        run = self._seam.run
+        if run is not None and run.rank == 0 and sharding_engine(self.trainer) is None:
+            self._updates += 1
+            self._update = UpdateSample.of(self.trainer.model.named_parameters(), self._updates)
+
+    def _measure_update(self) -> None:
+        update, self._update = self._update, None
+        if update is not None:
+            with torch.no_grad():
+                self.tally.add_stats(update.stats())
 
     def gradients_if_unclipped(self) -> None:
         """Read gradients nobody clips before the optimizer steps: the trainer then never asks for the norm."""
