@@ -45,20 +45,20 @@ class Examples:
         return len(self.step)
 
     def only(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Examples:
-        """Some of the rows."""
+        """Return the examples of some rows."""
         columns = ("x", "run", "step", "ahead", "left", "static", "kind")
         return Examples(**{name: getattr(self, name)[rows] for name in columns})
 
     def at_risk(self) -> Examples:
-        """The rows before the onset."""
+        """Return the examples before the onset."""
         return self.only(self.ahead > 0)
 
     def moved(self, places: Sequence[int]) -> Examples:
-        """The same with the places the runs have in a larger table."""
+        """Return the examples with the indices of their runs in a larger table."""
         return replace(self, run=np.asarray(places, dtype=np.int64)[self.run])
 
     def without(self, signals: Iterable[str]) -> Examples:
-        """As if the runs did not log these signals."""
+        """Return the examples as if the runs did not log these signals."""
         lost = set(signals)
         x = self.x.copy()
         x[:, [signal_of(feature) in lost for feature in FEATURES]] = math.nan
@@ -66,20 +66,20 @@ class Examples:
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
-    """All rows of several."""
+    """Concatenate several sets of examples."""
     columns = ("x", "run", "step", "ahead", "left", "static", "kind")
     return Examples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
 
 
 @dataclass(frozen=True, slots=True)
 class LogCadence:
-    """A trainer's way to log: a row every so many steps, their mean or (``last``) the values of the last of them."""
+    """The cadence of a trainer's log: one row every ``every`` steps, with their mean or (``last``) the last values."""
 
     every: int = 1
     last: bool = False
 
     def of(self, rows: list[Row]) -> list[Row]:
-        """Rows of a run that was logged at every step, as this trainer would have logged them."""
+        """Return the rows of a run that was logged at every step, as this trainer would have logged them."""
         if self.every == 1:
             return rows
         means, whole = coarse(rows, self.every), dict(rows)
@@ -99,7 +99,7 @@ def examples(
     jobs: int = 1,
     done: Callable[[], None] | None = None,
 ) -> Examples:
-    """Examples of every run of a table, through the same code that sees a live run.
+    """Return the examples of every run of a table, made by the same code as for a live run.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def _of_run(
 
 
 def coarse(rows: Sequence[Row], every: int) -> list[Row]:
-    """Means over ``every`` steps, as a trainer logs that does not log each of them; NaN where one was NaN."""
+    """Return means over ``every`` steps, like a trainer with a coarser log; NaN where one of them was NaN."""
     found: list[Row] = []
     for _, group in groupby(rows, key=lambda row: row[0] // every):
         part = list(group)
@@ -204,7 +204,7 @@ _BY_METRIC: dict[str, Signal] = {name: signal for signal in SIGNALS for name in 
 
 
 def noisy(rows: Iterable[Row], seed: int) -> list[Row]:
-    """Rows with the noise of a batch of 4 to 32 responses; NaN and infinities stay.
+    """Add the noise of a batch of 4 to 32 responses to rows; NaN and infinities are kept.
 
     Means scatter as those of so few responses do, beyond what they scatter already; lengths and entropies, which
     responses share, by a quarter of that. How much they do comes and goes: a task that is learnt, or prompts that get
@@ -219,7 +219,7 @@ def noisy(rows: Iterable[Row], seed: int) -> list[Row]:
 
 
 def _course(rows: int, draw: np.random.Generator) -> npt.NDArray[np.float64]:
-    """A smooth random course of spread 1, (rows,): normal draws every :data:`APART` rows, joined by straight lines."""
+    """Return a smooth random series of spread 1, (rows,): normal draws every :data:`APART` rows, interpolated."""
     knots = draw.standard_normal(rows // APART + 2)
     return np.interp(np.arange(rows) / APART, np.arange(len(knots)), knots)
 
@@ -234,7 +234,7 @@ class _Batch:
         self._draw = draw
 
     def noisy(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """All values, as that batch would have had them."""
+        """Return all values with the noise of that batch."""
         return {name: self._value(_BY_METRIC.get(name), value) for name, value in metrics.items()}
 
     def _value(self, signal: Signal | None, value: float) -> float:
@@ -277,7 +277,7 @@ _WITH_HARDNESS: dict[str, float] = {
 
 
 def hard_at_times(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Rows whose data are harder and easier at times; NaN and infinities stay."""
+    """Simulate harder and easier data in rows; NaN and infinities are kept."""
     draw = np.random.default_rng(seed + 777_777)  # other draws than those of the noise
     keep, size = 1.0 - 1.0 / float(draw.choice(MEMORIES)), float(draw.choice(HARDNESS))
     with_it = {name: most * float(draw.uniform()) for name, most in _WITH_HARDNESS.items()}
@@ -322,7 +322,7 @@ class Split(StrEnum):
 
 
 def folds_of(table: RunTable, split: Split | str = Split.RUN, count: int = 5) -> Ints:
-    """Of each run, its fold (0 to ``count`` - 1); all 0 without a split.
+    """Return the fold of each run (0 to ``count`` - 1); all 0 without a split.
 
     A run and its faultless twin share a fold. Depends on nothing but names, so a tool that is trained elsewhere gets
     the same folds. Healthy runs are dealt one by one also where recipes are held out. Each recipe (or, where recipes
@@ -348,7 +348,7 @@ def folds_of(table: RunTable, split: Split | str = Split.RUN, count: int = 5) ->
 
 
 def _group(table: RunTable, i: int, split: Split) -> tuple[str, str]:
-    """(what is spread evenly over the folds, what stays whole) for the run at place ``i``."""
+    """Return (stratum, group) of run ``i``: strata are spread evenly over the folds, groups stay whole."""
     held = {Split.RECIPE: table.recipes, Split.FAMILY: table.families}.get(split)
     if held is None or table.families[i] == HEALTHY or not held[i]:
         return table.recipes[i], table.runs[i]

@@ -97,7 +97,7 @@ class HistoryWindows:
         return windows(values, self.starts[window] + later, self.ends)
 
     def rows_before(self, values: Floats) -> Floats:
-        """The same of what was usual shortly before."""
+        """Return the rows of the window shortly before, like :meth:`rows`."""
         if self.one:
             first, after = self._before
             return values[None, first:after]
@@ -206,7 +206,7 @@ def spread(rows: Floats) -> Floats:
 
 
 def _differences(changes: Floats) -> Floats:
-    """Of each row to the row before it."""
+    """Return the difference of each row to the row before it."""
     found = np.empty_like(changes)
     found[0] = math.nan
     np.subtract(changes[1:], changes[:-1], out=found[1:])
@@ -301,12 +301,12 @@ class LimitProgress:
 
 
 def goals_of(history: SignalHistory) -> Floats:
-    """The change at which each limit is reached, once the baseline is known."""
+    """Return the change at which each limit is reached, once the baseline is known."""
     return np.array([_goal(limit, history, _PLACE[limit.signal]) for limit in LIMITS_V1])
 
 
 def _goal(limit: ChangeLimit, history: SignalHistory, i: int) -> float:
-    """The change at which the limit is reached."""
+    """Return the change at which the limit is reached."""
     base = history.baseline
     if base is None or SIGNALS[i].scale is not ChangeScale.RATIO:
         return limit.change
@@ -390,7 +390,7 @@ def breaking(broken: float, metric: str) -> LimitProgress | None:
 
 
 def nearest(reached: tuple[LimitProgress, ...]) -> LimitProgress | None:
-    """The limit that is closest; None where a signal has clearly moved towards none."""
+    """Return the closest limit; None where no signal has clearly moved towards one."""
     return max(reached, key=lambda reach: reach.share, default=None)
 
 
@@ -435,11 +435,11 @@ class FeatureStream:
         self._take_off = TakeOff()
 
     def forget_reference(self) -> None:
-        """The reference was reset."""
+        """Note a reset of the reference."""
         self.history.forget_reference()
 
     def waiting(self) -> str:
-        """Rows still missing before there can be features, in words; empty when none is."""
+        """Return a text on the rows missing before there are features; empty when none is."""
         history = self.history
         if history.baseline is not None:
             return ""
@@ -505,7 +505,7 @@ class FeatureStream:
 
 
 def _reaches(gone: ProgressToLimits, row: int, moving: bool, broken: LimitProgress | None) -> tuple[LimitProgress, ...]:
-    """Limits that one row is on its way to."""
+    """Return the limits that one row is moving towards."""
     found = () if broken is None else (broken,)
     if not moving:
         return found
@@ -514,7 +514,7 @@ def _reaches(gone: ProgressToLimits, row: int, moving: bool, broken: LimitProgre
 
 
 class _Known:
-    """Facts of a run that its baseline settles.
+    """Facts of a run that are fixed once its baseline is.
 
     ``logged``: the signals that have one; ``places``: of their shapes in the vector of features; ``noise`` and
     ``restless``: their spread in the baseline, of the changes (robust) and of their differences; ``goals`` and

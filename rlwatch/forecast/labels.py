@@ -74,7 +74,7 @@ class LabelLimit:
 
     @property
     def relative(self) -> bool:
-        """True of a limit that needs the run's own baseline."""
+        """Return whether the limit needs the run's own baseline."""
         return self.kind == "bound" and (self.times is not None or self.plus is not None)
 
 
@@ -100,7 +100,7 @@ class LabelLimits:
 
 @lru_cache
 def limits_of(version: str = VERSION) -> LabelLimits:
-    """The table of a version.
+    """Return the table of a version.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def limits_of(version: str = VERSION) -> LabelLimits:
 
 
 def _document(version: str) -> dict[str, Any]:
-    """Document of a version, on top of the one it extends."""
+    """Return the document of a version, merged into the one it extends."""
     path = _HERE / f"{version}.toml"
     if not path.is_file():
         there = ", ".join(sorted(file.stem for file in _HERE.glob("labels-*.toml")))
@@ -121,7 +121,7 @@ def _document(version: str) -> dict[str, Any]:
 
 
 def parse_limits(table: Mapping[str, Any]) -> LabelLimits:
-    """A table of limits from its TOML document."""
+    """Return a table of limits from its TOML document."""
     windows = dict(table["windows"])
     windows["baseline"] = tuple(windows["baseline"])
     rows = tuple(_limit(row) for row in table["limit"])
@@ -158,7 +158,7 @@ class RunOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Of one run: first step of its failure (None: none) and its type; ``steps``: last step less first, plus 1.
+    """The label of one run: first step of its failure (None: no failure), its type, and ``steps``: last less first + 1.
 
     ``judged``: the types that could be judged; a run is clean of no other. ``repository``: origin of a third-party run,
     "" if unknown.
@@ -190,11 +190,11 @@ class Labels:
 
     @property
     def by_run(self) -> dict[str, Label]:
-        """Run -> label."""
+        """Return run -> label."""
         return {label.run: label for label in self.labels}
 
     def of(self, table: RunTable) -> list[Label]:
-        """The label of each run of a table, in its order.
+        """Return the label of each run of a table, in its order.
 
         Raises
         ------
@@ -208,11 +208,11 @@ class Labels:
         return [known[run] for run in table.runs]
 
     def count(self, outcome: RunOutcome) -> int:
-        """Number of runs with that outcome."""
+        """Return the number of runs with that outcome."""
         return sum(label.outcome is outcome for label in self.labels)
 
     def columns(self) -> dict[str, list[object]]:
-        """As a table: ``run, onset, type, class, steps, judged, version``."""
+        """Return the table ``run, onset, type, class, steps, judged, version``."""
         rows = [
             (each.run, each.onset, each.type, each.outcome.value, each.steps, " ".join(each.judged), self.version)
             for each in self.labels
@@ -220,12 +220,12 @@ class Labels:
         return {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
 
     def write(self, path: Path) -> Path:
-        """As CSV or Parquet."""
+        """Write the labels as CSV or Parquet."""
         return tables.write_file(path, self.columns())
 
 
 def label_runs(table: RunTable, version: str = VERSION) -> Labels:
-    """Labels of all runs of a table.
+    """Label all runs of a table.
 
     Levels and onsets as in ``labels-v1.toml``, classes as in ``labels-v2.toml``, runs that take off as in
     ``labels-v3.toml``. Retrospective: whether a limit stays passed is read from the rows after, so no label may reach a
@@ -266,7 +266,7 @@ def label_runs(table: RunTable, version: str = VERSION) -> Labels:
 
 
 def _came_out(first: tuple[int, str] | None, early: int, spared: RunOutcome) -> Label:
-    """``spared``: what it is without an onset."""
+    """Return the label; ``spared``: its outcome without an onset."""
     if first is None:
         return Label("", spared)
     onset, kind = first
@@ -303,7 +303,7 @@ def _read(path: Path, row: Mapping[str, Any]) -> Label:
 
 
 def labels_of_index(path: Path, version: str = VERSION) -> Labels:
-    """Labels that people gave: an index with ``run_id`` (or ``run``), ``severity`` and ``onset_step``.
+    """Read labels that people assigned: an index with ``run_id`` (or ``run``), ``severity`` and ``onset_step``.
 
     ``healthy`` is clean, ``transient`` ambiguous, ``instability`` and ``dead`` events from their onset on. The type is
     the severity; ``repo``, where there is such a column, is the repository.
@@ -360,27 +360,27 @@ def _classes() -> str:
 
 @dataclass
 class OnsetFinder:
-    """Judges the rows of one table by one version of the limits; levels and baselines are kept."""
+    """Judge the rows of one table by one version of the limits; levels and baselines are cached."""
 
     table: RunTable
     limits: LabelLimits
     _levels: dict[str, Floats] = field(default_factory=dict)
 
     def metric_of(self, limit: LabelLimit) -> str | None:
-        """The first of the limit's metrics that the table has; None if it has none, or not what else is needed."""
+        """Return the first of the limit's metrics in the table; None without one, or without other columns it needs."""
         needed = [limit.unless[0]] if limit.unless else []
         if any(name not in self.table.columns for name in needed):
             return None
         return next((name for name in limit.metrics if name in self.table.columns), None)
 
     def level(self, metric: str) -> Floats:
-        """Median of the rows of the last steps; the last one again where none of them was measured."""
+        """Return the median of the rows of the last steps; the previous one where none of them was measured."""
         if metric not in self._levels:
             self._levels[metric] = level(self.table, metric, self.limits.windows.median)
         return self._levels[metric]
 
     def baseline(self, metric: str) -> Floats:
-        """Of each run, the median over the baseline's steps; NaN without a row."""
+        """Return each run's median over the baseline's steps; NaN without a row."""
         first, last = self.limits.windows.baseline
         values = self.table.columns[metric].values
         inside = (self.table.step >= first) & (self.table.step <= last) & ~np.isnan(values)
@@ -392,7 +392,7 @@ class OnsetFinder:
         return found
 
     def judged(self, limit: LabelLimit) -> Bools:
-        """Of each run, whether the limit can be judged: measured at all, with a baseline where one is needed."""
+        """Return for each run whether the limit can be judged: it was measured, with a baseline where one is needed."""
         metric = self.metric_of(limit)
         if metric is None:
             return np.zeros(len(self.table.runs), dtype=bool)
@@ -408,7 +408,7 @@ class OnsetFinder:
         return np.add.reduceat(self.table.columns[metric].measured, self.table.starts[:-1]) > 0
 
     def passed(self, limit: LabelLimit) -> Bools:
-        """Of each row, whether the limit is passed there."""
+        """Return for each row whether the limit is passed."""
         metric = self.metric_of(limit)
         if metric is None:
             return np.zeros(len(self.table), dtype=bool)
@@ -426,7 +426,7 @@ class OnsetFinder:
         return passed & (self.table.step >= self.limits.windows.monitored) if limit.relative else passed
 
     def _raised(self, limit: LabelLimit, base: Floats, now: Floats) -> Floats:
-        """Baselines of all rows, at least the level of each row before at which the run was taking off."""
+        """Return the baselines of all rows, raised to the level of earlier rows at which the run was taking off."""
         rise = self.limits.taking_off
         if rise is None or limit.type not in rise.types or rise.metric not in self.table.columns:
             return base
@@ -450,7 +450,7 @@ class OnsetFinder:
         return (broken & ~skipped) | (streak(self.table, skipped) >= limit.skips)
 
     def onset(self, limit: LabelLimit) -> dict[int, int]:
-        """Run (its place) -> first step at which the limit is passed for good."""
+        """Return run (its index) -> first step from which the limit stays passed."""
         passed = self.passed(limit)
         kept = passed if limit.kind == "broken" else sustained(self.table, passed, self.limits)
         rows = np.flatnonzero(kept)
@@ -458,13 +458,13 @@ class OnsetFinder:
         return {int(run): int(self.table.step[rows[i]]) for run, i in zip(runs, at, strict=True)}
 
     def touched(self, limit: LabelLimit) -> Floats:
-        """Of each run, on how many steps the limit is passed (rows times the run's usual steps a row)."""
+        """Return for each run the number of steps with the limit passed (rows times the run's usual steps a row)."""
         count = np.add.reduceat(self.passed(limit).astype(np.float64), self.table.starts[:-1])
         return count * cadence(self.table)
 
 
 def bounds(limit: LabelLimit, base: Floats) -> list[Floats]:
-    """Bounds that the level is held against, for baselines ``base``."""
+    """Return the bounds for the level, given baselines ``base``."""
     level = [] if limit.level is None else [np.full_like(base, limit.level)]
     times = [] if limit.times is None else [limit.times * base]
     plus = [] if limit.plus is None else [base + limit.plus]
@@ -472,13 +472,13 @@ def bounds(limit: LabelLimit, base: Floats) -> list[Floats]:
 
 
 def cadence(table: RunTable) -> Floats:
-    """Median steps from row to row, of each run; 1 for a run of one row."""
+    """Return the median number of steps from row to row for each run; 1 for a run of one row."""
     spans = [table.span[table.rows(i)][1:] for i in range(len(table.runs))]
     return np.array([float(np.median(span)) if len(span) else 1.0 for span in spans])
 
 
 def level(table: RunTable, metric: str, window: int) -> Floats:
-    """Median of what was measured in the last ``window`` steps, each row's own included; NaN are left out."""
+    """Return the median of the values of the last ``window`` steps, including the row itself, without NaN."""
     values = table.columns[metric].values
     lags = np.full((len(values), window), np.nan)
     for back in range(min(window, len(values))):
@@ -497,7 +497,7 @@ def level(table: RunTable, metric: str, window: int) -> Floats:
 
 
 def carried(table: RunTable, values: Floats) -> Floats:
-    """``values`` with the last one before in the place of a NaN, within a run."""
+    """Return ``values`` with each NaN replaced by the last value before it, within a run."""
     there = np.where(np.isnan(values), -1, np.arange(len(values)))
     last = np.maximum.accumulate(there)
     known = last >= table.starts[:-1][table.run_of]
@@ -505,23 +505,23 @@ def carried(table: RunTable, values: Floats) -> Floats:
 
 
 def best_so_far(table: RunTable, values: Floats, since: int) -> Floats:
-    """Running maximum within each run, over the rows from step ``since`` on; 0 before."""
+    """Return the running maximum within each run, over the rows from step ``since`` on; 0 before."""
     return running(table, np.where((table.step >= since) & ~np.isnan(values), values, 0.0))
 
 
 def running(table: RunTable, values: Floats) -> Floats:
-    """Running maximum within each run."""
+    """Return the running maximum within each run."""
     best = [np.maximum.accumulate(values[table.rows(i)]) for i in range(len(table.runs))]
     return np.concatenate(best) if best else values
 
 
 def earlier(table: RunTable, steps: int) -> Ints:
-    """Of each row, the last row of its run that is at least ``steps`` before; its run's first where none is."""
+    """Return for each row the last row of its run at least ``steps`` before; the run's first without one."""
     return np.maximum(np.searchsorted(table.key, table.key - steps, side="right") - 1, table.starts[table.run_of])
 
 
 def streak(table: RunTable, flags: Bools) -> Ints:
-    """Steps since the first row of the unbroken series of flagged rows that each row is in; 0 in none."""
+    """Return the steps since the first row of the unbroken series of flagged rows around each row; 0 outside."""
     fresh = np.ones(len(flags), dtype=bool)
     fresh[1:] = ~flags[:-1] | (table.run_of[1:] != table.run_of[:-1])
     began = np.maximum.accumulate(np.where(fresh, np.arange(len(flags)), 0))
@@ -529,7 +529,7 @@ def streak(table: RunTable, flags: Bools) -> Ints:
 
 
 def sustained(table: RunTable, passed: Bools, limits: LabelLimits) -> Bools:
-    """Rows where ``passed`` holds and goes on for the share of the next steps that the limits ask for."""
+    """Return the rows where ``passed`` holds and continues for the share of the next steps that the limits require."""
     windows = limits.windows
     key = table.key
     counts = np.concatenate([[0], np.cumsum(passed)])
@@ -541,7 +541,7 @@ def sustained(table: RunTable, passed: Bools, limits: LabelLimits) -> Bools:
 
 
 def earliest(found: Mapping[str, int], order: tuple[str, ...]) -> tuple[int, str] | None:
-    """The first onset and its type; None without one."""
+    """Return the first onset and its type; None without one."""
     if not found:
         return None
     first = min(found.values())

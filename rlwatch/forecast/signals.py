@@ -147,7 +147,7 @@ class SignalHistory:
         self.broken: Floats = np.zeros(ROWS)
         self.broken_metric = ""
         self.source: tuple[str | None, ...] = (None,) * len(SIGNALS)
-        """Metric that each signal is read from; None where the run has had none so far."""
+        """Metric from which each signal is read; None where the run has logged none so far."""
         self._numbers = [False] * len(SIGNALS)
         self._warm: list[Floats] = []
         self._spread: list[float] = []
@@ -159,12 +159,12 @@ class SignalHistory:
 
     @property
     def steps(self) -> Floats:
-        """Steps of the rows there are."""
+        """Return the steps of the rows so far."""
         return self.at[np.isfinite(self.at)]
 
     @property
     def warm_rows(self) -> int:
-        """Rows that the baseline has so far."""
+        """Return the number of rows in the baseline so far."""
         return len(self._warm)
 
     @property
@@ -173,7 +173,7 @@ class SignalHistory:
         return self._baseline
 
     def since_start(self, step: int) -> int:
-        """Steps since the first."""
+        """Return the steps since the first row."""
         return 0 if self._first is None else step - self._first
 
     def extend(self, steps: Sequence[int], rows: Sequence[Mapping[str, float]]) -> list[SignalNames]:
@@ -210,12 +210,12 @@ class SignalHistory:
 
     @property
     def start(self) -> Floats:
-        """The baseline in the unit of the changes; NaN before it is complete."""
+        """Return the baseline in the unit of the changes; NaN before it is complete."""
         base = self._baseline
         return np.full(len(SIGNALS), math.nan) if base is None else base / self._unit
 
     def warm_changes(self) -> Floats:
-        """The same of the baseline's own rows."""
+        """Return the changes of the baseline's own rows."""
         return self.change(np.array(self._warm))
 
     def scatter(self) -> float:
