@@ -220,6 +220,10 @@ class Journal(Protocol):
         """Release the disk space that was reserved for the end of the run."""
         ...
 
+    def on_disk(self) -> bool:
+        """Wait until the disk has what is kept. False where it refuses: what it had not written by then is lost."""
+        ...
+
     def tend(self) -> None:
         """Prepare for more items; called often by the thread that writes."""
         ...

@@ -622,13 +622,16 @@ class StoreSink:
             self._drain()
         if not self._backlog:
             return
-        lost, kept = len(self._backlog), self._kept()
+        journal = self._writer.journal
+        kept_by_disk = journal is None or journal.on_disk()
+        lost, kept = len(self._backlog), self._kept() if kept_by_disk else 0
         if kept:  # what was found in these rows is found again by whoever brings them into the store
             lost = sum(not isinstance(item, Finding | ForecastRecord) for item in self._backlog) - kept
-        rows = self.unkept()
+        rows = self.unkept() if kept_by_disk else [item for item in self._backlog if isinstance(item, StepRecord)]
         self._count_lost(rows)
         if lost > 0:
-            self._counters.warn("dropped", "the store could not be written at the end", lost)
+            why = "" if kept_by_disk else ", and its disk refuses what the kernel had not written yet"
+            self._counters.warn("dropped", f"the store could not be written at the end{why}", lost)
         self._tell_lost(rows, judged=not kept)
 
     def unkept(self) -> list[StepRecord]:

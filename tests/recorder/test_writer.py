@@ -333,7 +333,7 @@ class NearlyFullDisk(FullDisk):
 
 def test_what_was_found_and_which_rows_are_lost_go_into_the_room_that_was_kept_for_the_end():
     """Findings, and one event; the counters know the steps, too."""
-    kept = SimpleNamespace(missing=list, note_lost=pytest.fail)
+    kept = SimpleNamespace(missing=list, note_lost=pytest.fail, on_disk=lambda: True)
     disk, counters = NearlyFullDisk(journal=kept), Counters()
     sink = StoreSink(disk, counters, ManualClock())
     sink.write(records(5, 6, 7, 20))
@@ -352,6 +352,22 @@ def test_what_was_found_and_which_rows_are_lost_go_into_the_room_that_was_kept_f
     )
     assert "the disk is full" in told.body["why"]
     assert [(span.first, span.last, span.rows) for span in counters.lost()] == [(5, 7, 3), (20, 20, 1)]
+
+
+def test_rows_of_a_journal_that_its_disk_refuses_are_counted_as_lost(tmp_path):
+    """The kernel still shows them, and drops them with the disk: a file that is gone stands for that disk here."""
+    disk, journal, counters = FullDisk(), SQLiteJournal(tmp_path), Counters()
+    disk.journal = journal
+    numbers = [journal.append_record(step, 0.0, {"m": 1.0}) for step in (1, 2)]
+    assert journal.on_disk()
+    sink = StoreSink(disk, counters, ManualClock())
+    sink.write(records(1, 2), numbers=numbers)
+    for path in tmp_path.glob("run.journal-*"):
+        path.unlink()
+
+    assert not journal.on_disk()
+    sink.close()
+    assert [(span.first, span.last, span.rows) for span in counters.lost()] == [(1, 2, 2)]
 
 
 def test_where_the_store_takes_nothing_at_all_the_journal_tells_what_is_lost(tmp_path):

@@ -265,6 +265,19 @@ class SQLiteJournal:
         """Give up what was reserved for the end."""
         self._end.make_room()
 
+    def on_disk(self) -> bool:
+        """Wait until the disk has all files. False where it refuses, as one does that has become read-only."""
+        try:
+            for each in [each for stream in self._streams() for each in stream.files()]:
+                file = os.open(each.path, os.O_RDONLY)
+                try:
+                    os.fdatasync(file)
+                finally:
+                    os.close(file)
+        except OSError:
+            return False
+        return True
+
     def stored(self, mark: JournalPosition) -> None:
         """Take notice of what the database holds by now."""
         self.mark = mark
