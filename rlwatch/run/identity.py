@@ -3,7 +3,7 @@
 The id is given, remembered beside the checkpoints, or a new one.
 
 The origin is kept among the settings under :data:`~rlwatch.records.ORIGIN`, attempt by attempt, so that it is compared
-and found like every other setting. Secrets are no part of it: what is named or looks like one is blacked out, and of the
+and found like every other setting. Secrets are no part of it: what is named or looks like one is blacked out. Of the
 environment only :data:`VARIABLES` are read.
 """
 
