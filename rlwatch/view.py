@@ -9,7 +9,7 @@ attempts, so two callers with different knowledge would disagree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rlwatch.detectors.base import NotRun, not_run
@@ -33,6 +33,7 @@ from rlwatch.records import (
     CULPRITS,
     JSON,
     SHED,
+    SNAPSHOTS,
     Alert,
     Command,
     Event,
@@ -322,9 +323,10 @@ def diagnosis_of(
 ) -> Diagnosis:
     """Diagnose ``findings`` of a run with records of ``steps`` (by attempt), given what is known of its ``knobs``."""
     reached = {attempt: [s for s in own if at is None or s <= at] for attempt, own in steps.items()}
-    return diagnose(
+    told = tuple(events)
+    found = diagnose(
         findings,
-        events=events,
+        events=told,
         source=source,
         at=at,
         row_steps=row_steps(sorted({s for own in reached.values() for s in own})),
@@ -332,6 +334,25 @@ def diagnosis_of(
         starts=starts_of_attempts(reached),
         turns=() if knobs is None else knobs.turns(starts_of_attempts(reached), source, _until(findings, at), at),
     )
+    return with_way_back(found, kept=any(event.kind == SNAPSHOTS for event in told))
+
+
+ROLL_BACK, OURS = "roll-back", "rlwatch"
+"""The action that goes back, and the option that names our own command for it."""
+WAY_BACK = "rlwatch command RUN rollback"
+
+
+def with_way_back(diagnosis: Diagnosis, *, kept: bool) -> Diagnosis:
+    """Return ``diagnosis`` with the command ``rollback`` in its advice where the run keeps snapshots, else without."""
+
+    def fitting(action: Action) -> Action:
+        if action.id != ROLL_BACK or OURS not in action.options:
+            return action
+        options = {name: text for name, text in action.options.items() if name != OURS or kept}
+        return replace(action, options=options | ({OURS: WAY_BACK} if kept else {}))
+
+    causes = tuple(replace(cause, actions=tuple(map(fitting, cause.actions))) for cause in diagnosis.causes)
+    return diagnosis if causes == diagnosis.causes else replace(diagnosis, causes=causes)
 
 
 def _until(findings: Sequence[Finding], at: int | None) -> int:

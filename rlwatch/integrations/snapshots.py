@@ -37,7 +37,7 @@ from rlwatch.integrations.snapshot_state import (
     writable,
     write_snapshot,
 )
-from rlwatch.records import JSON, Command
+from rlwatch.records import JSON, SNAPSHOTS, Command
 from rlwatch.run.machine import container_memory
 
 GIB = float(1 << 30)
@@ -458,7 +458,7 @@ class SnapshotKeeper:
         if self._seam.run is not None:
             settings = self.settings
             body = {"every": settings.every, "keep": settings.keep, "where": str(settings.where or "")}
-            self._seam.run.event("snapshots", step, bytes=needed, **body)
+            self._seam.run.event(SNAPSHOTS, step, bytes=needed, **body)
 
     def _room(self, needed: int, step: int) -> Room | None:
         """Return how to make room for ``needed`` bytes after ``step``; None, with one line, if there is none."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlwatch.importers.base import ImportedRun
-from rlwatch.records import Finding, RunInfo, RunState, Severity, Stage, StepRecord
+from rlwatch.records import Event, Finding, RunInfo, RunState, Severity, Stage, StepRecord
 from rlwatch.scanner import replay, scan
 from rlwatch.state import End, Ending, State, explained, forecast_allowed, headline_of, verdict_of
 from rlwatch.store.url import open_store
@@ -385,3 +385,15 @@ def test_every_face_tells_of_the_recovery(tmp_path):
     ):
         assert over[0][:30] in text
         assert "Recovered: " in text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_command_rollback_is_advised_where_the_run_keeps_snapshots(kept):
+    """Elsewhere only the trainer's own checkpoints are."""
+    findings = [Finding("nonfinite", "nonfinite", Severity.CRITICAL, 40, 40, "the loss is NaN", seq=1)]
+    events = [Event("snapshots", 0, {"every": 10})] if kept else []
+    diagnosis = diagnosis_of(findings, {1: range(1, 60)}, events=events, source="trl/grpo")
+    (back,) = {action.id: action for action in diagnosis.causes[0].actions if action.id == "roll-back"}.values()
+
+    assert back.options.get("rlwatch") == ("rlwatch command RUN rollback" if kept else None)
+    assert "resume_from_checkpoint" in back.options["trl"]
