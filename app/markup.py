@@ -25,7 +25,7 @@ STYLE = """<style>
 .rl-facts { font-size: .875rem; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; font-variant-numeric: tabular-nums; }
 .rl-facts .label { opacity: .75; }
 .rl-word { font-weight: 600; white-space: nowrap; }
-.rl-verdict { font-size: 1rem; font-weight: 600; margin-top: .5rem; overflow-wrap: anywhere; }
+.rl-verdict { font-size: 1rem; font-weight: 600; overflow-wrap: anywhere; }
 .rl-verdict .label { font-weight: 400; }
 .rl-why { font-size: .95rem; margin-top: .5rem; overflow-wrap: anywhere; }
 .rl-verdict .label, .rl-why .label { opacity: .75; margin-right: .75rem; }
@@ -78,9 +78,17 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
   [data-testid="stLayoutWrapper"]:has(> .st-key-controls) { order: 2; }
   .st-key-board-strip ~ * { order: 4; }
   :has(.st-key-board-strip) ~ [data-testid] { order: 5; }
-  [data-testid="stColumn"]:has(.st-key-drawer) { order: 3; }
+  [data-testid="stColumn"]:has(.st-key-drawer), [data-testid="stLayoutWrapper"]:has(.st-key-tokens) { order: 3; }
   .st-key-controls { gap: .5rem 1rem !important; }
 }
+[data-testid="stLayoutWrapper"]:has(> .st-key-verdict) { position: sticky; top: 3.75rem; z-index: 990;
+  background: var(--rl-ground, #fff); padding: .35rem 0; border-bottom: 1px solid
+  color-mix(in srgb, currentColor 15%, transparent); }
+.st-key-verdict { gap: .4rem !important; }
+.st-key-verdict-buttons { flex-wrap: nowrap !important; overflow-x: auto; scrollbar-width: none; }
+.st-key-verdict-buttons button { min-height: 2.25rem; padding: .1rem .75rem; white-space: nowrap; }
+@media (max-width: 640px) { .st-key-verdict-buttons button { min-height: 2.75rem; } }
+.rl-since { font-weight: 400; opacity: .75; margin-left: .6rem; white-space: nowrap; font-size: .875rem; }
 [data-rl-side="shut"] [data-testid="stColumn"]:has(.st-key-drawer) { display: none; }
 .rl-pairs { font-size: .8rem; margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .rl-pairs dt { opacity: .75; margin-top: .3rem; }
@@ -92,6 +100,7 @@ ul.rl-plain li { margin: .35rem 0; padding: 0; overflow-wrap: anywhere; font-siz
 [data-testid="stElementContainer"][data-stale="true"] { opacity: 1 !important; transition: none !important; }
 </style>"""
 DARK_STYLE = """<style>
+:root { --rl-ground: rgb(23, 22, 20); }
 [data-testid="stBaseButton-primary"]:not(:disabled), [data-tag] * { color: #0b1a24 !important; }
 </style>"""
 """On a dark page what can be pressed is light: white on it could not be read."""

@@ -124,25 +124,46 @@ def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: 
     if not found:
         st.caption("No findings.")
         return
-    newest = list(reversed(found))[:MOST]
+    told = once_each(found)
+    newest = [finding for finding, _ in told[:MOST]]
     linked = any(localised.step_of(finding) is not None for finding in newest)
-    rows = [finding_row(finding) for finding in newest]
+    rows = [finding_row(finding, repeats) for finding, repeats in told[:MOST]]
     if linked:
         rows = [table.TableRow([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
     opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows, few=FEW)
     if opened is not None:
         go_to_tokens(localised.run_id, int(opened))
-    _older(found, newest)
+    _older(told, newest)
 
 
-def finding_row(finding: Finding) -> table.TableRow:
+REPEATS = 3
+"""Findings of one kind and severity from which on only the newest is a row."""
+
+
+def once_each(found: Sequence[Finding]) -> list[tuple[Finding, str]]:
+    """Findings, newest first; of those that repeat themselves the newest, and how often since when."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.detector, finding.kind, finding.severity, finding.stage), []).append(finding)
+    told: list[tuple[Finding, str]] = []
+    for finding in reversed(found):
+        same = groups[finding.detector, finding.kind, finding.severity, finding.stage]
+        if len(same) < REPEATS or finding.stage.better:
+            told.append((finding, ""))
+        elif finding is same[-1]:
+            first = min(one.onset_step for one in same)
+            told.append((finding, f"{len(same)} times since step {fmt.step(first)}"))
+    return told
+
+
+def finding_row(finding: Finding, repeats: str = "") -> table.TableRow:
     """One finding, or that one got better; its evidence behind a click."""
     key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}-{finding.stage}"
     better = finding.stage.better
     return table.TableRow(
         [
             table.text(finding.stage.value, quiet=True) if better else table.severity(finding.severity),
-            table.text(fmt.words(finding.kind)),
+            table.text(fmt.words(finding.kind), repeats),
             table.text(fmt.step(finding.onset_step)),
             table.text(fmt.step(finding.step)),
             table.details(key, finding.message, finding_evidence(finding)),

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import streamlit as st
 
 from rlwatch.analysis.runs import StoredRun
+from rlwatch.control.commands import ROLLBACK
 from rlwatch.diagnosis import Action, Cause, Diagnosis
 from rlwatch.error_boundary import call_or, described
+from rlwatch.errors import RLWatchError
 from rlwatch.plugins import usable
-from rlwatch.records import Alert, Command, RunInfo, RunState
+from rlwatch.records import Alert, AlertState, Command, RunInfo, RunState
 from rlwatch.state import explained, headline_of
 from rlwatch.wording import code_in
 
@@ -20,6 +22,7 @@ from . import (
     charts,
     commands,
     console,
+    incident_acts,
     layout,
     queries,
     rollouts_page,
@@ -89,17 +92,15 @@ def _action(action: Action) -> Markup:
 
 
 def show_cause(run_id: str) -> None:
-    """The headline; below it the state in full, the cause and what to do where the state asks for it."""
+    """The state in full, the cause and what to do where the state asks for it; the headline is in the bar above."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
         verdict = queries.verdict(run)
         diagnosis = explained(queries.diagnosis(run), verdict)
-        line = joined(
-            el("div", headline_of(verdict, diagnosis), cls="rl-verdict"),
-            el("div", verdict.text, cls="rl-quiet") if verdict.text != verdict.brief else Markup(),
-        )
+        line = el("div", verdict.text, cls="rl-quiet") if verdict.text != verdict.brief else Markup()
         if not diagnosis.causes:
-            st.html(joined(line))
+            if line:
+                st.html(joined(line))
             return
         st.html(joined(line, cause_line(diagnosis), do_line(diagnosis)))
         with st.expander("Causes and actions", key="remedies"):
@@ -114,6 +115,80 @@ def show_cause(run_id: str) -> None:
                 help="Post-mortem as one self-contained file: causes, actions, charts, tokens, findings",
                 on_click="ignore",
             )
+
+
+# The bar that stays on top: state, headline, since when, and the buttons.
+
+
+def show_verdict(run_id: str) -> None:
+    """State, the engine's headline and since when."""
+    with layout.readable("This run"), queries.store().at_once(run_id):
+        run, now = queries.run(run_id), time.time()
+        verdict = queries.verdict(run)
+        health = judge(run, verdict, now, queries.vitals(run).pace, pause_of(run, queries.commands(run_id), now))
+        headline = headline_of(verdict, explained(queries.diagnosis(run), verdict))
+        st.html(joined(el("div", _shape(health), el("span", headline), since_fact(run, health), cls="rl-verdict")))
+
+
+def _shape(health: StatusWord) -> Markup:
+    """The shape of the state alone: the headline begins with its word."""
+    return el("span", f"{health.look.shape} ", style=f"color:{health.look.colour}")
+
+
+def since_fact(run: RunInfo, health: StatusWord) -> Markup:
+    """``since step 4 690, 122 steps ago``; nothing where no step is meant."""
+    if health.since is None:
+        return Markup()
+    ago = (run.last_step or 0) - health.since
+    later = f", {fmt.plural(ago, 'step')} ago" if ago > 0 else ""
+    return el("span", f"since step {fmt.step(health.since)}{later}", cls="rl-since")
+
+
+def _bar(run: RunInfo, every: float | None, *, paused: bool) -> None:
+    """The verdict and, beside it, what may be done about it; a button that cannot be pressed says why."""
+    with st.container(key="verdict"):
+        _part(show_verdict, every, run.run_id)
+        with st.container(horizontal=True, gap="small", key="verdict-buttons"):
+            _first_button(run, paused=paused)
+            _rollback_button(run)
+            _acknowledge_button(run)
+
+
+def _rollback_button(run: RunInfo) -> None:
+    reason = commands.impossible(run, layout.principal())
+    st.button(
+        commands.FORMS[ROLLBACK].menu,
+        key="rollback-open",
+        on_click=commands.open_dialog,
+        args=(run.run_id, ROLLBACK),
+        disabled=bool(reason),
+        help=reason or None,
+        width="content",
+    )
+
+
+def _acknowledge_button(run: RunInfo) -> None:
+    firing = [alert for alert in queries.alerts(run.run_id) if alert.state is AlertState.FIRING]
+    reason = "" if layout.principal().may_command else layout.LOOK_ONLY
+    reason = reason or ("" if firing else "No alert of this run is firing")
+    st.button(
+        "Acknowledge",
+        key="acknowledge",
+        on_click=_acknowledge,
+        args=(firing,),
+        disabled=bool(reason),
+        help=reason or "You take on every alert of this run that fires",
+        width="content",
+    )
+
+
+def _acknowledge(firing: Sequence[Alert]) -> None:
+    try:
+        kept = incident_acts.acknowledge_all(queries.store(), firing, by=layout.principal(), why="on the run's page")
+    except RLWatchError as error:
+        st.toast(f"Not acknowledged: {fmt.shorten(str(error), 200)}", icon=":material/error:")
+        return
+    st.toast(f"Acknowledged by {fmt.shorten(kept.by, 60)}", icon=":material/done_all:")
 
 
 # The top of a run's page: who it is, how it is, why.
@@ -217,6 +292,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
     paused = pause_of(run, asked, time.time()) is not None
     commands.dialog_if_open(run)
     _part(show_head, every, run.run_id)
+    _bar(run, every, paused=paused)
     _part(run_stages.show_stall, every, run.run_id)
     _part(run_history.show_culprits, None, run.run_id, go_to_tokens)
     _part(rollouts_page.show_newest, every, run.run_id)
@@ -280,7 +356,6 @@ def _controls(run: RunInfo) -> None:
 def _buttons(run: RunInfo, *, paused: bool) -> None:
     """Commands to the run."""
     may = layout.principal().may_command
-    _first_button(run, paused=paused, may=may)
     st.menu_button(
         "Commands",
         commands.menu_kinds(paused=paused),
@@ -294,9 +369,9 @@ def _buttons(run: RunInfo, *, paused: bool) -> None:
     )
 
 
-def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
+def _first_button(run: RunInfo, *, paused: bool) -> None:
     """Draw the button asked for most; of a paused run, the one that resumes it."""
-    alive = run.state is RunState.RUNNING
+    may, reason = layout.principal().may_command, commands.impossible(run, layout.principal())
     kind = "resume" if paused else commands.RESET
     due = paused or commands.reset_due(queries.alerts(run.run_id))
     st.button(
@@ -304,10 +379,10 @@ def _first_button(run: RunInfo, *, paused: bool, may: bool) -> None:
         key="resume-open" if paused else "reset-open",
         on_click=commands.open_dialog,
         args=(run.run_id, kind),
-        disabled=not alive or not may,
-        help=layout.LOOK_ONLY if not may else None if alive else "Only a live run takes commands",
+        disabled=bool(reason),
+        help=reason or None,
         type="primary" if due and may else "secondary",
-        width="stretch",
+        width="content",
     )
 
 
