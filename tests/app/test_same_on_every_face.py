@@ -208,4 +208,4 @@ def test_nobody_but_the_monitor_and_the_view_diagnoses():
         if re.search(r"(?<!def )(?<!>>> )\bdiagnose\(", path.read_text(encoding="utf-8"))
     }
 
-    assert calls == {"rlwatch/monitor/engine.py", "rlwatch/view.py"}
+    assert calls == {"rlwatch/monitor/step_judge.py", "rlwatch/view.py"}
