@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -209,15 +209,15 @@ def halted(heldout: dict[int, float], alarm: int | None, acts: Sequence[dict[str
 # All of them.
 
 
-def tasks(seeds: Sequence[int], groups: Iterable[str]) -> list[Task]:
-    """Return the runs, the pairs of a seed beside each other."""
+def tasks(seeds: Sequence[int], groups: Iterable[str], recipes: Collection[str] = ()) -> list[Task]:
+    """Return the runs, the pairs of a seed beside each other; of these recipes, all of them if none is named."""
     return [
         Task(group, recipe, seed, arm)
         for seed in seeds
         for group in groups
         for recipe in GROUPS[group]
         for arm in ARMS
-        if not (group == "harmless" and arm == "healthy")
+        if not (group == "harmless" and arm == "healthy") and (not recipes or recipe in recipes)
     ]
 
 
@@ -229,7 +229,7 @@ def run(arguments: argparse.Namespace) -> None:
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     alike: dict[tuple[Setting, int, bool], list[Task]] = defaultdict(list)
-    for task in tasks(seeds, arguments.groups):
+    for task in tasks(seeds, arguments.groups, arguments.recipes):
         if task.key not in done:
             alike[setting_of(task), task.seed, task.arm == "policy"].append(task)
     missing = [same[0] for same in alike.values()][: arguments.most]
@@ -359,6 +359,7 @@ def main() -> None:
     runs = ways.add_parser("run")
     runs.add_argument("--seeds", default="100", help="a seed, or a range as 100-103")
     runs.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
+    runs.add_argument("--recipes", nargs="+", default=[], help="recipes of these groups; all by default")
     runs.add_argument("--jobs", type=int, default=2)
     runs.add_argument("--most", type=int, default=None, help="runs that are made now")
     runs.add_argument("--out", type=Path, default=Path("build/rescue.jsonl"))
