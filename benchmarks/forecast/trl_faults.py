@@ -114,14 +114,22 @@ class Faults(TrainerCallback):
             else answered(setting.task, prompts(HELD_OUT, asked))
         )
         self._draws = torch.Generator().manual_seed(seed)
+        self._scheduled: dict[str, float] = {}
 
     def on_step_begin(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Before the rollouts of a step."""
-        step, setting, trainer = int(state.global_step) + 1, self._setting, self._trainer
+        step, setting = int(state.global_step) + 1, self._setting
         wide = setting.epsilon + setting.strength("clip range", step)
-        trainer.epsilon_low, trainer.epsilon_high = wide, wide
-        trainer.beta = setting.beta + setting.strength("kl weight", step)
-        trainer.entropy_coef = setting.entropy_coef + setting.strength("entropy weight", step)
+        values = {
+            "epsilon_low": wide,
+            "epsilon_high": wide,
+            "beta": setting.beta + setting.strength("kl weight", step),
+            "entropy_coef": setting.entropy_coef + setting.strength("entropy weight", step),
+        }
+        for name, value in values.items():
+            if self._scheduled.get(name) != value:  # what a command has set since stays
+                setattr(self._trainer, name, value)
+        self._scheduled = values
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         """After the update of a step."""
