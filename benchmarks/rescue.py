@@ -247,7 +247,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     """Print the tables, or write them to a page."""
-    text = page(arguments.file)
+    text = page(arguments.file, arguments.at)
     if arguments.page is None:
         print(text)
     else:
@@ -258,7 +258,7 @@ WORDS = """# Runs saved by a policy
 
 `[[rescue]]` ([control](control.md#saving-a-run-without-a-person)) in pairs of runs with the same seed: unguarded, and
 with the policy. Written by `python benchmarks/rescue.py report {file} --page docs/rescue.md` from runs of
-`python benchmarks/rescue.py run --seeds {seeds}`.
+`python benchmarks/rescue.py run --seeds {seeds}`{at}.
 
 * **Runs**: GRPO by TRL on tiny policies (75,000 parameters, 200 steps), watched with snapshots every ten steps. The two
   of a pair are the same to the bit until the policy acts. Accuracy is that of 256 held-out problems, the mean of the
@@ -273,14 +273,14 @@ with the policy. Written by `python benchmarks/rescue.py report {file} --page do
 """
 
 
-def page(file: Path) -> str:
-    """Return the page of the results in ``file``."""
+def page(file: Path, at: str = "") -> str:
+    """Return the page of the results in ``file``, of runs made with the code of the commit ``at``."""
     runs: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = defaultdict(dict)
     for line in file.read_text().splitlines():
         found = json.loads(line)
         runs[found["group"], found["recipe"], found["seed"]][found["arm"]] = found
     seeds = sorted({seed for _, _, seed in runs})
-    text = [WORDS.format(file=file.as_posix(), seeds=f"{seeds[0]}-{seeds[-1]}")]
+    text = [WORDS.format(file=file.as_posix(), seeds=f"{seeds[0]}-{seeds[-1]}", at=at and f" at `{at}`")]
     for group, recipes in GROUPS.items():
         lines = [row for recipe in recipes if (row := _row(runs, group, recipe))]
         if lines:
@@ -366,6 +366,7 @@ def main() -> None:
     runs.set_defaults(do=run)
     table = ways.add_parser("report")
     table.add_argument("file", type=Path)
+    table.add_argument("--at", default="", help="commit at which the runs were made")
     table.add_argument("--page", type=Path, default=None, help="write the tables here")
     table.set_defaults(do=report)
     arguments = parser.parse_args()

@@ -46,7 +46,7 @@ CODE_WORDS = {
 MOST_NAMED = 8
 GENERATED = {
     "reference-cli.md", "reference-settings.md", "detectors.md", "detection.md", "forecast-leaderboard.md",
-    "reliability.md", "real-model.md",
+    "reliability.md", "real-model.md", "rescue.md",
 }  # fmt: skip
 """Pages that programs write: their words are in the code."""
 BLOCK = re.compile(r"<!-- (?:catalogue|signatures|grants|figures)\b.*?<!-- (?:end|/\w+) -->", re.DOTALL)
