@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test thorough nightly environments check lint types unit numerical verl openrlhf openrlhf-run wheel dist docs docs-reference pictures browser bench bench-app bench-detect bench-forecast faults mutants clean
+.PHONY: demo test thorough nightly environments check lint types scripts unit numerical verl openrlhf openrlhf-run wheel dist docs docs-reference pictures browser bench bench-app bench-detect bench-forecast faults mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rlwatch demo $(ARGS)
@@ -24,7 +24,7 @@ test:
 
 environments: $(VENV)/.dev $(VENV_VERL)/.openrlhf
 
-check: lint types
+check: lint types scripts
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -35,6 +35,16 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/mypy app
+
+# The typed scripts of the dashboard, by TypeScript where there is npm: they are plain ES modules with JSDoc types, so
+# nothing that installs or tests rlwatch needs it.
+TYPED := app/curves.js app/live.js app/look.js
+TSC := build/typescript/node_modules/.bin/tsc
+scripts:
+	@command -v npm >/dev/null && { test -x $(TSC) || npm install --silent --prefix build/typescript typescript@7.0.2 >/dev/null 2>&1; } \
+	|| { echo "the types of $(TYPED) are not checked: no npm, or no registry"; exit 0; }; \
+	test ! -x $(TSC) || $(TSC) --noEmit --allowJs --checkJs --strict --target es2023 --module esnext \
+	  --moduleResolution bundler --lib es2023,dom,dom.iterable $(TYPED)
 
 # Imports every test once in a new environment: what workers would each compile, at the same time, is compiled and kept.
 $(VENV)/.compiled: $(VENV)/.dev
