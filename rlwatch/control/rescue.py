@@ -44,6 +44,8 @@ REMEMBERED = 64
 HELD = 1_000_000
 """Batches for which updates are held at most."""
 MISMATCH_KINDS = frozenset({"mismatch_growth"})
+DRIFT_KINDS = MISMATCH_KINDS | {"mismatch_level", "mismatch_tail", "weights_differ"}
+"""Kinds that, while they are active, show that the engine does not sample from the trainer's weights."""
 VERIFIER_KINDS = frozenset({"verifier_changed"})
 """Kinds that, while critical, make the reward no measure of weights: the fault lies outside, whatever it says."""
 EXPLODING_KINDS = frozenset({"entropy_explosion"})
@@ -179,7 +181,7 @@ class RescueCourse:
         self._spread = 0.0
         self._probes: list[float] = []
         self._sampled = 0
-        self._verifier = False
+        self._verifier = self._drift = False
         self._entropy: float | None = None
         self._moves: deque[Move] = deque()
         self._step: int | None = None
@@ -227,6 +229,7 @@ class RescueCourse:
             return self._watched(step, health)
         if self.measures and self._verifier_speaks(step, health):
             return None
+        self._drift = self._drift or (self.measures and _drifting(health))
         if self.stage is Stage.PROBING and self._probed:
             return self._current_judged(step)
         if self.stage is Stage.RESTORED and self._probed:
@@ -254,6 +257,7 @@ class RescueCourse:
         self._level = at[-1].level if at else None
         self._spread = at[-1].spread if at else 0.0
         self._entropy = health.rows[-1].entropy
+        self._drift = _drifting(health)
         self._note(step, f"{alarm.kind} since step {alarm.onset_step}", {"level": self._level, "last_good": good})
         if self.policy.dry_run:
             self._cool_until = step + self.policy.cooldown_steps
@@ -265,7 +269,7 @@ class RescueCourse:
         current, back = self._probes[: self.policy.probe], self._back(self._probes)
         self._note(step, "current weights", {"rewards": list[JSON](current), "level": self._level})
         kind = self._alarm.kind if self._alarm is not None else ""
-        if back and kind not in MISMATCH_KINDS | EXPLODING_KINDS:
+        if back and not self._drift and kind not in MISMATCH_KINDS | EXPLODING_KINDS:
             self._note(step, "a false alarm: the current weights are as good as before")
             if self._alarm is not None and self._level is not None:
                 self._dismissed[self._alarm.alert_id] = self._level
@@ -295,6 +299,9 @@ class RescueCourse:
             return self._popped(step)
         if self._back(restored):
             self._mend("the reward is back with the restored weights, so the fault lay in the optimisation")
+            return self._popped(step)
+        if self._drift:
+            self._mend("the engine drifts from the trainer, so its rewards do not judge the restored weights")
             return self._popped(step)
         self.stage = Stage.OUTSIDE
         self._note(
@@ -361,7 +368,7 @@ class RescueCourse:
         moves = [Move("lower-lr", {"scale": self._scale, "freeze": "yes"}, why)]
         if exploding:
             moves.append(Move("set-entropy-coef", {"value": 0.0}, "the entropy exploded"))
-        if kind in MISMATCH_KINDS:
+        if self._drift or kind in MISMATCH_KINDS:
             moves.append(Move("set-is-correction", {"mode": "sequence_mask"}, "trainer and engine drift apart"))
             moves.append(Move("sync-weights", {}, "trainer and engine drift apart"))
         self._note(self._step or 0, f"remove the cause: {why}", {"scale": self._scale, "kind": kind})
@@ -398,6 +405,11 @@ class RescueCourse:
 def _verifier_changed(health: RunHealth) -> bool:
     signs: tuple[Finding | Alert, ...] = (*health.findings, *health.alerts)
     return any(sign.kind in VERIFIER_KINDS and sign.severity is Severity.CRITICAL for sign in signs)
+
+
+def _drifting(health: RunHealth) -> bool:
+    signs: tuple[Finding | Alert, ...] = (*health.findings, *health.alerts)
+    return any(sign.kind in DRIFT_KINDS and sign.severity is not Severity.INFO for sign in signs)
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -116,6 +116,27 @@ def test_weights_that_a_broken_verifier_has_harmed_are_restored_once_it_is_mende
     assert kinds == [(100, "hold"), (112, "rollback")]
 
 
+@pytest.mark.parametrize(
+    ("reward", "done"),
+    [
+        (GOOD, ["hold", "lower-lr", "set-is-correction", "sync-weights", "hold"]),
+        (0.1, ["hold", "rollback", "lower-lr", "set-is-correction", "sync-weights", "hold"]),
+    ],
+)
+def test_rewards_of_an_engine_that_drifts_judge_no_weights(reward, done):
+    """They come from other weights: a good one is no false alarm, and a bad one no fault outside the policy."""
+    made, kinds = course(), []
+    drift = Alert("m", "run", "rule", "mismatch_tail", Severity.WARNING, AlertState.FIRING, 95, 99, "it grew")
+    for step in range(100, 112):
+        seen = RunHealth(alerts=(alarm("joint_collapse"), drift), rows=health(step=step).rows)
+        command = made.next(step, seen, reward)
+        if command is not None:
+            kinds.append(command.kind)
+            made.answered(command, None)
+
+    assert kinds == done
+
+
 @pytest.mark.parametrize(("gained", "restored"), [(False, ["hold", "rollback"]), (True, ["hold", "lower-lr"])])
 def test_the_weights_of_the_beginning_are_restored_only_where_the_run_has_gained_nothing_since(gained, restored):
     """Of a run that its first updates broke, the first row says what is to come back; else all it has learnt would go."""
