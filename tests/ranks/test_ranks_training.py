@@ -29,6 +29,10 @@ def played(tmp_path_factory):
     return {ranks: (ranks, folder, what) for (ranks, folder), what in zip(folders.items(), returned, strict=True)}
 
 
+CHANGES = ("update_layer/", "optim/update_")
+"""Changes of weights in a step, which are not measured where weights are sharded."""
+
+
 @pytest.fixture(params=[2, 4])
 def many(request, played):
     """(how many, where, what each rank returned)."""
@@ -54,12 +58,15 @@ def test_every_metric_is_that_of_one_process(many, one_process, wrap):
     """
     ranks, folder, _ = many
     steps = recorded(folder / "store", wrap)
+    unmeasured = {
+        name for row in one_process.values() for name in row if wrap == "sharded" and name.startswith(CHANGES)
+    }
 
     assert list(steps) == list(one_process) == list(range(1, STEPS + 1))
     for step, expected in one_process.items():
         assert steps[step]["rlwatch/ranks"] == ranks
-        assert steps[step].keys() - OWN == expected.keys() - OWN
-        for name in expected.keys() - OWN:
+        assert steps[step].keys() - OWN == expected.keys() - OWN - unmeasured
+        for name in expected.keys() - OWN - unmeasured:
             close = pytest.approx(expected[name], rel=2e-6 if step == 1 else 2e-4, abs=1e-6)
             assert steps[step][name] == close, (step, name)
 
