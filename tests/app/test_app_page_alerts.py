@@ -201,7 +201,7 @@ def test_a_silence_without_a_reason_is_refused_in_words(store_dir):
     page.segmented_control(key="act").set_value("Silence").run()
     page.button(key="silence").click().run()
     assert "Nothing was silenced" in page.error[0].value
-    assert "needs who and why" in page.code[0].value
+    assert "needs a name and a reason" in page.code[0].value
     assert open_store(str(store_dir)).silences() == []
 
 
