@@ -7,7 +7,7 @@ digits, ``.``, ``_`` and ``-``, at most 120 characters, not starting with a dot,
 dash, which commands take for an option (:func:`check_run_id`).
 
 **Ownership.** One writer per run at a time, whichever process or thread it lives in. ``open_run`` takes the
-run's lock before it touches anything and raises ``RunLockedError`` naming the holder if somebody has it. The
+run's lock before it touches anything and raises ``RunLockedError``, which names the holder, if the lock is taken. The
 lock goes with ``RunWriter.close`` or with the process, however that dies; a forked child never holds it, and
 the writer object it inherits is inert: ``write`` raises ``StoreError``, the other methods do nothing.
 
@@ -21,8 +21,8 @@ gets the next number; one with a number not above ``last_seq`` is refused with `
 ``seq`` is that of the step it judges and may repeat.
 
 **Forecasts.** A forecast carries the ``seq`` of the record it was made at; a second one for the same ``seq`` is
-ignored. ``series``, ``last_values`` and ``metric_names`` hold its numbers beside those measured; ``records`` and
-``branch`` do not, so that no replay takes them for measurements.
+ignored. ``series``, ``last_values`` and ``metric_names`` return its numbers together with the measured ones;
+``records`` and ``branch`` do not, so that no replay takes them for measurements.
 
 **Writing.** ``write`` stores all of its items or none and, once it returns, they survive the death of the
 process (``SIGKILL``; not a power cut). ``StoreFullError``: the disk is full, nothing was written, and the same
@@ -37,7 +37,8 @@ as lists, numpy scalars and arrays as numbers and lists, anything else as its te
 **Reading.** Every answer is a snapshot: no later write changes it, and changing it changes nothing stored. Within
 ``at_once`` the answers to one thread on one run may be of one snapshot. Readers never block, slow or change a writer,
 need no lock and no write permission, and may be used from any thread and process. ``runs`` leaves out what cannot be
-read; ``unreadable`` says why. For one run that is ``RunNotFoundError``, ``StoreCorruptError`` or ``StoreVersionError``.
+read; ``unreadable`` gives the reason. For one run that is ``RunNotFoundError``, ``StoreCorruptError`` or
+``StoreVersionError``.
 
 **Branches.** After a restart, steps repeat. ``branch(run_id, a, before_step)`` is the history attempt ``a``
 continues: of attempt a-1 the records below ``before_step``, of a-2 those below both that and the first step
@@ -53,20 +54,21 @@ first answer stays, and the caller gets it back. ``StoreBusyError``: another pro
 **Alerts and outbox.** ``put_alerts`` inserts or updates alerts by id and inserts messages whose id is new, in
 one transaction per run. ``lease_messages`` hands out due messages of all runs, each to one caller until its
 lease ends; runs whose outbox is busy or damaged are left for the next time. ``settle_message`` writes the
-outcome back; once ``sent`` or ``dead`` a message stays so, and a caller whose lease has gone to somebody else
+outcome back; once ``sent`` or ``dead`` a message stays so, and a caller whose lease has gone to another caller
 can only report success. Only ``retry_message``, for people, makes a dead one pending again, under the same id.
 
 ``publish`` inserts or updates alerts of one run and then inserts what the caller makes of the run's ledger, all in one
-transaction that no other writer of alerts interrupts: whoever composes knows all that was written before. An
+transaction that no other writer of alerts interrupts: the caller that composes has seen all that was written before. An
 acknowledgement belongs to an alert: the first stays, unless a later one is of a higher severity. Silences belong to
 the store; ``exclusive`` is held by one caller at a time over all processes.
 
-**Curation.** What people say about a run (name, tags, notes, archived, deleted) is kept as a row an edit, beside what
-its trainer wrote and whoever writes it: ``edit`` needs no lock of the run. Readers see ``name`` and ``tags`` as edited,
-the rest and the trainer's own under ``curation``; writers and resumes know the trainer's alone. Tags are added and
-removed one by one, so that two people lose none. A run that is deleted is left out of ``runs()`` and of ``alerts()`` of
-all runs; ``run`` finds it, ``runs(deleted=True)`` lists it, an edit restores it, and a sign of life of its writer that
-is younger does, too. ``purge`` alone removes data, of deleted runs that nobody writes, and leaves a row that says who.
+**Curation.** People's edits of a run (name, tags, notes, archived, deleted) are kept one row per edit, separate from
+what its trainer wrote, and another process may be writing the run: ``edit`` needs no lock of the run. Readers see
+``name`` and ``tags`` as edited, the rest and the trainer's own under ``curation``; writers and resumes know the
+trainer's alone. Tags are added and removed one by one, so that two people lose none. A run that is deleted is left out
+of ``runs()`` and of ``alerts()`` of all runs; ``run`` finds it, ``runs(deleted=True)`` lists it, an edit restores it,
+and a sign of life of its writer that is younger does, too. ``purge`` alone removes data, of deleted runs without a
+writer, and leaves a row with the user's name.
 
 **Threads.** A ``Store`` may be used from many threads. A ``RunWriter`` from one at a time.
 """
@@ -81,7 +83,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,119}", re.ASCII)
 
 
 def check_run_id(run_id: str) -> str:
-    """``run_id`` itself, or ``StoreError`` saying what a run id may look like.
+    """Return ``run_id``. Raises ``StoreError``, which describes valid run ids, if it is not one.
 
     >>> check_run_id("qwen-0.5b_seed3")
     'qwen-0.5b_seed3'

@@ -1,4 +1,4 @@
-"""Read back all that a store holds of a run, by each of the ways there are, and say what does not agree."""
+"""Read back all that a store holds of a run, through each of its read paths, and report what does not agree."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class _Stream:
 def check_run(store: Store, run_id: str) -> Checked:
     """Read back everything of a run: rows as they came, series, tokens, completions, findings, alerts, commands.
 
-    Series are kept beside the rows they were made of (blocks, chunks): the two must hold the same bits. The files of a
-    store in a directory are looked through by SQLite as well. A run that is being written meanwhile is judged up to
+    Series are kept in addition to the rows they were made of (blocks, chunks): the two must hold the same bits. SQLite
+    also checks the files of a store in a directory. A run that is being written meanwhile is judged up to
     the rows there were. Never raises for what is wrong with the run.
     """
     problems = list(_damage(store, run_id))
@@ -122,13 +122,13 @@ def _add_series(store: Store, run_id: str, names: Sequence[str], found: dict[str
 
 
 def _damage(store: Store, run_id: str) -> Iterable[str]:
-    """Damage that the engine which keeps the run finds in its files, where it has a way to look."""
+    """Return the damage that the store's engine finds in the run's files, if it can check them."""
     look: Callable[[str], Sequence[str]] | None = getattr(store, "damage", None)
     return _tried(lambda: look(run_id) if look else (), "files cannot be looked through")
 
 
 def _tried(read: Callable[[], Sequence[str]], what: str) -> Sequence[str]:
-    """Problems that ``read`` tells of, or that it failed."""
+    """Return the problems that ``read`` reports, or the error with which it failed."""
     try:
         return read()
     except StoreError as error:

@@ -1,7 +1,7 @@
-"""Tables of records: which fields have a column, how a value lies in it, and what becomes of the other fields.
+"""Tables of records: which fields have a column, how a value is stored in it, and where the other fields are stored.
 
 The columns are those of the schemas and stay as they are. Every other field of a record, also one that is added later,
-goes into a JSON object beside them (:func:`rlwatch.codec.beyond`): of a finding and an edit ``body``, of a batch of
+goes into a JSON object (:func:`rlwatch.codec.beyond`): of a finding and an edit ``body``, of a batch of
 tokens or completions the head of its packed columns, else ``extra``.
 """
 
@@ -60,7 +60,7 @@ def loads(text: str) -> JSON:
 
 
 def plain(text: str) -> str:
-    r"""``text`` as UTF-8 can hold it: lone surrogates (undecodable bytes of argv, say) become escapes.
+    r"""Return ``text`` as UTF-8 can hold it: lone surrogates (undecodable bytes of argv, for example) become escapes.
 
     >>> plain("ok"), plain(chr(0xDC80))
     ('ok', '\\udc80')
@@ -157,7 +157,7 @@ class FieldTable(Generic[_T]):
         if not self._outside and not self._moments and type(record) is self.kind:
             return _NOTHING
         rest = codec.beyond(record, self.held)
-        for name in self._moments:  # a column keeps a NaN as NULL, which is none
+        for name in self._moments:  # a column stores a NaN as NULL, so a NaN goes into the JSON object
             moment = getattr(record, name)
             if moment is not None and isnan(moment):
                 rest[name] = moment
@@ -169,24 +169,24 @@ class FieldTable(Generic[_T]):
         return dumps(rest) if rest else ""
 
     def merged(self, kept: str, record: _T) -> str:
-        """JSON of what is kept beside the columns where ``kept`` was: fields that we do not know stay."""
+        """Return the JSON object that replaces ``kept``: fields that this version does not know stay."""
         known = codec.plan_of(type(record)).known
         unknown = {name: value for name, value in loads(kept).items() if name not in known} if kept else {}
         body = {**unknown, **self.rest(record)}
         return dumps(body) if body else ""
 
     def record(self, row: Sequence[Any], rest: str | None = None, **known: Any) -> _T:
-        """The record of a row and of what was beside it; ``known``: fields that lie elsewhere.
+        """Build the record from the columns of a row and its JSON object; ``known``: fields stored elsewhere.
 
-        Raises ``ValueError`` for what is no value of its field.
+        Raises ``ValueError`` for a value that its field cannot have.
         """
         if rest:
-            said = codec.read(self.kind, loads(rest))
-            if codec.EXTRA in said or not self._moments_of.isdisjoint(said):
-                over = {name: said.pop(name) for name in (*self._moments, codec.EXTRA) if name in said}
+            stored = codec.read(self.kind, loads(rest))
+            if codec.EXTRA in stored or not self._moments_of.isdisjoint(stored):
+                over = {name: stored.pop(name) for name in (*self._moments, codec.EXTRA) if name in stored}
                 unknown = over.pop(codec.EXTRA, _NOTHING)
-                return codec.enriched(self.record(row, **known, **said), {**unknown, **over})
-            known |= said
+                return codec.enriched(self.record(row, **known, **stored), {**unknown, **over})
+            known |= stored
         try:
             return self._made(row, **known) if known else self._made(row)
         except TypeError as error:

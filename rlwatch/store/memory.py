@@ -84,13 +84,13 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             return _MemoryWriter(held, begun, self._place.lock)
 
     def amend_run(self, run_id: str) -> RunWriter | None:  # noqa: ARG002  (no other process, none that died)
-        """Nobody can have left a run undone."""
+        """Return None: the runs end with this process, so no other process has left one unfinished."""
         return None
 
     def branch(
         self, run_id: str, attempt: int, before_step: int, *, after_seq: int = 0
     ) -> Iterator[StepRecord | Event]:
-        """As everywhere, but read at once: the lock is not held between two items."""
+        """Iterate over a branch that was read at once: the lock is not held between two items."""
         return iter(list(super().branch(run_id, attempt, before_step, after_seq=after_seq)))
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:
@@ -109,7 +109,7 @@ class MemoryStore(RunTables, ControlTables, CurationTables):
             return () if db is None else read_edits(db, run_id)
 
     def news(self, topic: Topic, run_id: str | None = None) -> None:
-        """None: there is no other process to tell of."""
+        """Return None: no other process writes this store."""
 
     def close(self) -> None:
         """The runs stay: another ``open_store`` of this name finds them."""

@@ -25,7 +25,7 @@ def bounds_of(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def thinned(one: Series, points: int, bounds: Mapping[int, int]) -> Series:
-    """As ``points`` of ``RunReader.series`` asks: the extremes of each stretch of rows, apart for what was replaced."""
+    """Thin a series for ``RunReader.series``: keep the extremes of each stretch of rows, replaced rows apart."""
     import numpy as np
 
     width = 2 * len(one.values) // max(1, points)
@@ -40,7 +40,7 @@ def thinned(one: Series, points: int, bounds: Mapping[int, int]) -> Series:
 
 
 def _standing_out(values: np.ndarray, places: np.ndarray, width: int) -> np.ndarray:
-    """Those of ``places`` that are left: all of the last stretch, which may go on."""
+    """Return the ``places`` that are kept: all of the last stretch, which may go on."""
     import numpy as np
 
     whole = max(0, len(places) - 1) // width * width

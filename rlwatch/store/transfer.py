@@ -1,7 +1,7 @@
-"""Copy runs from one store to another by what any store answers and takes, and compare the two afterwards.
+"""Copy runs from one store to another with the methods that every store has, and compare the two afterwards.
 
-What is there already is gone on with: rows from the last number, batches and findings from how many there are, the rest
-by id. What a judge knew (checkpoints) is not copied; whoever judges the run next makes it again.
+A partial copy is continued: rows from the last number, batches and findings from how many there are, the rest
+by id. Checkpoints of the judge are not copied; the next process that judges the run makes them again.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Copied:
 
 
 def copy_run(source: Store, target: Store, run_id: str, seen: Callable[[int], None] = lambda _: None) -> Copied:
-    """Copy a run; ``seen`` is told how many rows of its stream have been read. May be repeated, and gone on with.
+    """Copy a run; ``seen`` is called with the number of rows read so far. May be repeated, and continued.
 
-    Raises ``StoreError`` where the target has another run of that id, or one that is ahead, and ``RunLockedError``
-    while somebody writes it there. The source may be written meanwhile: what came later is left for the next time.
+    Raises ``StoreError`` if the target has another run of that id, or one that is ahead, and ``RunLockedError``
+    while a process writes it there. The source may be written meanwhile: later rows are left for the next call.
     """
     whole = _Trail(source, run_id)
     written = _stream(whole, target, seen)
-    _said(source, target, run_id)
+    _copy_annotations(source, target, run_id)
     return _compared(source, target, run_id, written)
 
 
@@ -69,12 +69,16 @@ def copy_shared(source: Store, target: Store) -> None:
 
 
 class _Trail:
-    """The run as it is to be told again: attempt by attempt."""
+    """The stream of a run, to be written again attempt by attempt."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         shown = store.run(run_id)
-        said = shown.curation
-        own = shown if said.edited_at is None else replace(shown, name=said.logged_name, tags=said.logged_tags)
+        curation = shown.curation
+        own = (
+            shown
+            if curation.edited_at is None
+            else replace(shown, name=curation.logged_name, tags=curation.logged_tags)
+        )
         self.store, self.run = store, own
         self.configs = dict(sorted(store.configs(run_id).items())) or {own.attempt: own.config}
         self.judged, self.last_seq = store.judged(run_id)
@@ -126,7 +130,7 @@ def _stream(trail: _Trail, target: Store, seen: Callable[[int], None]) -> int:
 
 
 def _known(trail: _Trail, target: Store) -> tuple[int, int]:
-    """The last number and attempt of the copy; 0 where there is none."""
+    """Return the last number and attempt of the copy; 0 if there is no copy."""
     run_id = trail.run.run_id
     try:
         there = target.run(run_id)
@@ -148,7 +152,7 @@ def _amending(target: Store, run_id: str) -> RunWriter:
 
 
 def _rest(trail: _Trail, target: Store, writer: RunWriter) -> None:
-    """Findings, forecasts, tokens and completions that are missing, how far the run is judged, and how it ended."""
+    """Copy missing findings, forecasts, tokens and completions, the judged position, and the end of the run."""
     source, run_id = trail.store, trail.run.run_id
     had = target.forecasts(run_id, last=1)
     items: list[Storable] = [each for each in source.forecasts(run_id) if each.seq > (had[-1].seq if had else 0)]
@@ -169,12 +173,12 @@ def _rest(trail: _Trail, target: Store, writer: RunWriter) -> None:
 
 
 def _batches(found: Sequence[SpikeBatch] | Sequence[CompletionBatch]) -> list[Storable]:
-    """In the order in which they came in, as far as they tell it."""
+    """Return batches in the order in which they were logged, as far as they record it."""
     return sorted(found, key=lambda batch: (batch.attempt, batch.step))
 
 
-def _said(source: Store, target: Store, run_id: str) -> None:
-    """Commands with their answers, alerts, messages, and what people said."""
+def _copy_annotations(source: Store, target: Store, run_id: str) -> None:
+    """Copy commands with their answers, alerts, messages, and people's annotations."""
     for command in source.commands(run_id):
         target.submit(command)
     target.put_alerts(source.alerts(run_id)[::-1], source.outbox(run_id))
@@ -245,7 +249,7 @@ def _digested(things: Iterable[object]) -> tuple[int, str]:
 
 
 def _bytes(value: Any) -> bytes:
-    """One text of bytes for one value, bit by bit for numbers: NaN is one, and -0.0 is not 0.0."""
+    """Return one text of bytes for one value, bit by bit for numbers: all NaN are equal, and -0.0 is not 0.0."""
     if isinstance(value, Enum):
         return _bytes(value.value)
     if isinstance(value, float):

@@ -40,16 +40,16 @@ def default_store_url() -> str:
 
 
 def absolute_url(url: str | None) -> str:
-    """``url`` (None: :func:`default_store_url`) as a process in another directory must be told it."""
+    """Return ``url`` (None: :func:`default_store_url`) in a form that is valid in another directory."""
     text = url or default_store_url()
     match = _SCHEME.fullmatch(text)
     return text if match else os.path.abspath(Path(text).expanduser())  # noqa: PTH100  (``..`` as the shell has it)
 
 
 def _of_file(file: Path) -> str:
-    """The store's URL by the file; a file that is wrong is complained of by whoever reads the rest of it.
+    """Return the store's URL from the settings file; errors of the file are reported where the rest of it is read.
 
-    One that is not the user's own may say that the store is here, and not send the runs elsewhere.
+    A file that does not belong to the user may only name a local store, so that it cannot send the runs elsewhere.
     """
     try:
         store = tomllib.loads(file.read_text(encoding="utf-8")).get("store")
@@ -105,7 +105,7 @@ def open_store(
 
 
 def _refused(error: Exception) -> Store:
-    """Raises ``StoreError`` for whatever a plugin raised; never with the URL, which may hold a password."""
+    """Raise ``StoreError`` for any error of a plugin; never with the URL, which may hold a password."""
     if isinstance(error, RLWatchError):
         raise error
     raise StoreError(f"the plugin's store could not be opened ({type(error).__name__})") from None
@@ -140,8 +140,8 @@ def _open_directory(path: Path, control_timeout_s: float, clock: Clock | None) -
         raise StoreURLError(
             f"{path} is the directory of one run; the store is the one above it: {path.absolute().parent}"
         )
-    said = os.environ.get(SHARED_VARIABLE, "")
-    kind = network_file_system(path) or (f"shared, as {SHARED_VARIABLE} says" if said not in ("", "0") else None)
+    shared = os.environ.get(SHARED_VARIABLE, "")
+    kind = network_file_system(path) or (f"shared, as {SHARED_VARIABLE} says" if shared not in ("", "0") else None)
     if kind is not None:
         return SharedStore(path, kind, timeout_s=control_timeout_s, clock=clock)
     return FileStore(path, control_timeout_s=control_timeout_s, clock=clock)

@@ -1,4 +1,4 @@
-"""The bulk of a team's runs in ClickHouse, beside what controls them in PostgreSQL.
+"""The bulk of a team's runs in ClickHouse; the tables that control them are in PostgreSQL.
 
 ``postgresql://user@host/database?series=clickhouse://user@host:8123/database``. What is sent here carries the epoch of
 its writer; PostgreSQL notes, in the transaction that stores everything else, how far each epoch counts

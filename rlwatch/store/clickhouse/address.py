@@ -35,9 +35,9 @@ class ClickHouseAddress:
 
 
 def read_place(url: str) -> ClickHouseAddress:
-    """The place in ``url``. Raises ``StoreURLError``, which never repeats it: it may hold a password.
+    """Parse ``url``. Raises ``StoreURLError``, which never repeats the URL: it may hold a password.
 
-    User and password that it does not say come from ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD``.
+    User and password default to ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD``.
     """
     try:
         parts = urlsplit(url)
@@ -88,14 +88,14 @@ def _unreadable() -> StoreURLError:
 
 
 def _yes(options: dict[str, str], name: str, *, default: bool) -> bool:
-    said = options.get(name, "").lower()
-    if said and said not in _YES:
-        raise StoreURLError(f"{name}= of a clickhouse: address is true or false; got {said!r}")
-    return _YES.get(said, default)
+    value = options.get(name, "").lower()
+    if value and value not in _YES:
+        raise StoreURLError(f"{name}= of a clickhouse: address is true or false; got {value!r}")
+    return _YES.get(value, default)
 
 
-def _days(said: str, name: str) -> int:
-    match = _DAYS.fullmatch(said)
+def _days(value: str, name: str) -> int:
+    match = _DAYS.fullmatch(value)
     if match is None:
-        raise StoreURLError(f"{name}= of a clickhouse: address is a number of days such as 90d; got {said!r}")
+        raise StoreURLError(f"{name}= of a clickhouse: address is a number of days such as 90d; got {value!r}")
     return int(match.group(1))

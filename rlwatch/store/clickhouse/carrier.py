@@ -1,4 +1,4 @@
-"""Rows, localised tokens and completions of runs in ClickHouse, as far as PostgreSQL says that they count."""
+"""Rows, localised tokens and completions of runs in ClickHouse, up to the epochs that PostgreSQL has committed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ClickHouse:
         return [(*row, extra.get(row[0], "")) for row in found]
 
     def _extra(self, counted: Sequence[_Epoch], run_id: str, seqs: Sequence[int]) -> dict[int, str]:
-        """Fields of the rows that have no column: ``seq`` -> JSON. Asked for only where a row of the run has any."""
+        """Return the fields without a column: ``seq`` -> JSON. Queried only if a row of the run has any."""
         if not seqs or not any(one.extra for one in counted):
             return {}
         answer = self._counting(counted, run_id, "seq, body", "extra", f"AND seq BETWEEN {min(seqs)} AND {max(seqs)}")
@@ -180,7 +180,7 @@ class ClickHouse:
         return ClickHouseShipment(self._engine, self._name, run_id, time.time)
 
     def make(self) -> None:
-        """Make what is missing, and have the server keep what the address says."""
+        """Create missing tables, and set the retention that the address gives."""
         for statement in tables(self._name):
             self._engine.do(statement)
         for table in BULK:
@@ -191,10 +191,10 @@ class ClickHouse:
         answer = self._engine.read(
             f"SELECT engine_full FROM system.tables WHERE database = currentDatabase() AND name = {literal(table)}"
         )
-        said = answer.text() if answer else ""
-        if days is not None and f"toIntervalDay({days})" not in said:
+        engine_full = answer.text() if answer else ""
+        if days is not None and f"toIntervalDay({days})" not in engine_full:
             self._engine.do(f"ALTER TABLE {table} MODIFY TTL at + toIntervalDay({days})")
-        elif days is None and "toIntervalDay(" in said:
+        elif days is None and "toIntervalDay(" in engine_full:
             self._engine.do(f"ALTER TABLE {table} REMOVE TTL")
 
     def prune(
@@ -233,7 +233,7 @@ class ClickHouse:
         return found
 
     def _read(self, db: Connection, run_id: str, what: str, table: str, rest: str) -> RowStream:
-        """Rows of the run that count; ``rest``: which of them, and in which order."""
+        """Return rows of the run that count; ``rest``: SQL of their condition and order."""
         return self._counting(_counted(db, run_id), run_id, what, table, rest)
 
     def _counting(self, counted: Sequence[_Epoch], run_id: str, what: str, table: str, rest: str) -> RowStream:
@@ -266,12 +266,12 @@ def _counted(db: Connection, run_id: str) -> list[_Epoch]:
 
 
 def _by_word(sets: Mapping[int, tuple[str, ...]]) -> dict[str, str]:
-    """Metric as the server knows it -> its name."""
+    """Map metric names as the server stores them to our names."""
     return {plain(name): name for names in sets.values() for name in names}
 
 
 def _batches_of(db: Connection, run_id: str, kind: str) -> str:
-    """Condition on batches of the run that count."""
+    """Return the SQL condition on batches of the run that count."""
     numbers = ((one.epoch, getattr(one, kind)) for one in _counted(db, run_id))
     counts = " OR ".join(f"epoch = {epoch} AND number <= {most}" for epoch, most in numbers if most)
     return f"run_id = {literal(run_id)} AND ({counts or 'false'})"

@@ -20,7 +20,7 @@ from rlwatch.store.postgres.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, Unre
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # what it would print is said by our errors
+logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())  # our errors report what it would print
 _T = TypeVar("_T")
 _Key = tuple[tuple[tuple[str, str | int | bool], ...], tuple[tuple[str, str], ...], int]
 CONNECT_S = 5
@@ -92,29 +92,29 @@ class ClickHouseClient:
 
     def _explained(self, error: Exception) -> StoreError:
         where, code = self.place.where, getattr(error, "code", None)
-        said = _words(error)
+        reason = _words(error)
         if code in _REFUSED:
-            return StoreError(f"{where} refuses ({said}); {_REFUSED[code]}")
+            return StoreError(f"{where} refuses ({reason}); {_REFUSED[code]}")
         if code in _FULL:
-            return StoreFullError(f"no room in {where} ({said}); free some there: nothing was half-written")
+            return StoreFullError(f"no room in {where} ({reason}); free some there: nothing was half-written")
         if code == 164:
-            return StoreError(f"{where} is read-only for this user ({said}); see docs/team-store.md")
+            return StoreError(f"{where} is read-only for this user ({reason}); see docs/team-store.md")
         if code == 394:
-            return StoreBusyError(f"{where} is busy ({said}); try again")
+            return StoreBusyError(f"{where} is busy ({reason}); try again")
         if code is None or code in _LATER:
-            return UnreachableError(f"{where} cannot be reached ({said}); check host, port and that the server runs")
+            return UnreachableError(f"{where} cannot be reached ({reason}); check host, port and that the server runs")
         if code in (33, 49, 246, 271):
-            return StoreCorruptError(f"{where} holds what cannot be read ({said})")
-        return StoreError(f"{where}: {said}")
+            return StoreCorruptError(f"{where} holds what cannot be read ({reason})")
+        return StoreError(f"{where}: {reason}")
 
 
 @lru_cache(maxsize=8)
 def _client(pid: int, key: _Key) -> Client:  # noqa: ARG001  (a forked child has one of its own)
-    """The client of a place: its hand-shake takes longer than most requests, so that stores of a process share one."""
+    """Return the client of a place; stores of a process share it, because its hand-shake takes long."""
     import clickhouse_connect
 
-    said, settings, patience_s = key
-    client: dict[str, Any] = dict(said)
+    arguments, settings, patience_s = key
+    client: dict[str, Any] = dict(arguments)
     return clickhouse_connect.get_client(
         **client,
         settings=dict(settings),
@@ -134,7 +134,7 @@ def tables(name: str) -> list[str]:
 
 
 def _words(error: Exception) -> str:
-    """Words of the server, or the system's; never a statement, an address or a password."""
+    """Return the server's or the system's message, without statements, addresses or passwords."""
     text = " ".join(str(error).split())
     found = _SYSTEM.search(text)
     if found is not None:

@@ -121,7 +121,7 @@ class ClickHouseShipment:
 
 
 def _blocks(rows: Iterator[bytes]) -> Iterator[bytes]:
-    """Rows together, up to :data:`MOST_BYTES` or one row."""
+    """Join rows into blocks of up to :data:`MOST_BYTES`, or of one row."""
     block, size = list[bytes](), 0
     for row in rows:
         if block and size + len(row) > MOST_BYTES:

@@ -11,7 +11,7 @@ from rlwatch.errors import MissingExtraError, StoreURLError
 from rlwatch.store.clickhouse.address import ClickHouseAddress, known_client, read_place
 
 SCHEMA = "rlwatch"
-"""Where in the database the tables are, unless the URL says ``schema=``."""
+"""Schema of the tables in the database, unless the URL has ``schema=``."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _OURS = ("schema", "series")
 _SECRET = ("password", "sslpassword")
@@ -29,8 +29,8 @@ _DEFAULTS = {
 class PostgresAddress:
     """One schema of one database.
 
-    ``settings``: libpq's, by name, a password too where the URL has one; what it does not say, libpq takes from its
-    own environment variables and files. ``url``: the same without a password. ``series``: the
+    ``settings``: connection settings of libpq by name, with a password if the URL has one; libpq takes missing ones
+    from its own environment variables and files. ``url``: the same without a password. ``series``: the
     server that has rows, localised tokens and completions, if it is another.
     """
 
@@ -42,11 +42,11 @@ class PostgresAddress:
     @property
     def where(self) -> str:
         """The database, as errors name it."""
-        said = self.settings
-        host, port = said.get("host") or said.get("hostaddr") or "", said.get("port")
-        service = f"service {said['service']}" if "service" in said else ""
+        settings = self.settings
+        host, port = settings.get("host") or settings.get("hostaddr") or "", settings.get("port")
+        service = f"service {settings['service']}" if "service" in settings else ""
         place = f"{host}:{port}" if port else host
-        return f"database {said.get('dbname', '')!r} on {place or service or 'the default host'}"
+        return f"database {settings.get('dbname', '')!r} on {place or service or 'the default host'}"
 
     def key(self, *names: str) -> int:
         """A number of 64 bits for a lock of this schema, the same in every process."""
@@ -75,7 +75,7 @@ def read_address(url: str) -> PostgresAddress:
 
 
 def _own(url: str) -> tuple[dict[str, str], str]:
-    """Our options, and the URL without them."""
+    """Split our options from the URL; return both."""
     head, _, query = url.partition("?")
     parts = [part.partition("=") for part in query.split("&") if part]
     ours = {name: unquote(value) for name, _, value in parts if name in _OURS}

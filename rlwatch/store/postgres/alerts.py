@@ -1,4 +1,4 @@
-"""Alerts, the outbox and acknowledgements: ``AlertStore``, with what people do and say."""
+"""Alerts, the outbox, acknowledgements and people's annotations: ``AlertStore``."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Alerts(People):
                 _insert(db, run_id, own, new, self._clock.now())
 
     def publish(self, run_id: str, alerts: Sequence[Alert], compose: Composer) -> list[OutboxMessage]:
-        """Store alerts and what is to be written about them.
+        """Store alerts and the messages that ``compose`` makes of them.
 
-        Composed outside of a transaction, from what is stored and these alerts, and written only if nobody wrote
-        meanwhile; else composed again.
+        Messages are composed outside of a transaction, from what is stored and these alerts, and written only if no
+        other process wrote meanwhile; otherwise they are composed again.
         """
         for _ in range(_FREE_TRIES):
             with self.snapshot(run_id) as db:
@@ -108,9 +108,10 @@ class Alerts(People):
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Due pending messages nobody holds, oldest first, held until ``now + lease_s``; over all runs.
+        """Return due pending messages without a lease, oldest first, leased until ``now + lease_s``; over all runs.
 
-        What a process of this machine held that is gone is free; so is what was last touched at a time to come.
+        A lease ends early if its process was on this machine and is gone, or if the message's last change lies in the
+        future.
         """
         asked: dict[str, Any] = {"now": float(now), "until": now + lease_s, "by": this_process(), "limit": limit}
         asked["channels"] = None if channels is None else list(channels)
@@ -172,7 +173,7 @@ class Alerts(People):
                 (message.run_id, message.message_id),
             )
 
-    # Of the whole store
+    # Tables of the whole store
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -197,7 +198,7 @@ def _page(db: Connection, run_id: str) -> int:
 
 
 def _turn_page(db: Connection, run_id: str) -> int:
-    """The next page's number; other writers of the run's alerts wait until the transaction is over."""
+    """Return the next page's number; other writers of the run's alerts wait until the transaction is over."""
     row = db.execute(
         "INSERT INTO alert_book (run_id, revision) VALUES (%s, 1) "
         "ON CONFLICT (run_id) DO UPDATE SET revision = alert_book.revision + 1 RETURNING revision",
@@ -207,11 +208,11 @@ def _turn_page(db: Connection, run_id: str) -> int:
 
 
 def _composed(compose: Composer, whole: Ledger, alerts: Sequence[Alert]) -> list[OutboxMessage]:
-    """The new messages that ``compose`` makes of what is stored and these alerts."""
+    """Return the new messages that ``compose`` makes of what is stored and these alerts."""
     known = {alert.alert_id: alert for alert in whole.alerts} | {alert.alert_id: alert for alert in alerts}
-    said = {message.message_id for message in whole.messages}
+    written = {message.message_id for message in whole.messages}
     composed = compose(Ledger(tuple(known.values()), whole.messages, whole.acknowledgements))
-    return list({message.message_id: message for message in composed if message.message_id not in said}.values())
+    return list({message.message_id: message for message in composed if message.message_id not in written}.values())
 
 
 def _ledger(db: Connection, run_id: str) -> Ledger:
@@ -228,7 +229,7 @@ def _insert(
 
 
 def _alerts(db: Connection, run_id: str | None) -> list[Alert]:
-    """Newest last, in the order they were first stored."""
+    """Return alerts in the order they were first stored, newest last."""
     return list(found(db, ALERT, f"{_OF_RUN} ORDER BY seen_at, id", {"run": run_id}))
 
 

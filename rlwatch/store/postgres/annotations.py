@@ -35,7 +35,7 @@ class People(ABC):
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:
-        """The tables as they are now; None where there are none yet."""
+        """Open the tables for reading; None if there are none yet."""
 
     @abstractmethod
     def snapshot(self, run_id: str) -> Opened:
@@ -43,7 +43,7 @@ class People(ABC):
 
     @abstractmethod
     def _changing(self, run_id: str) -> Opened:
-        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+        """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
 
     @contextmanager
     def _looking(self, run_id: str | None) -> Iterator[Connection | None]:
@@ -97,9 +97,9 @@ _Of = TypeVar("_Of", Alert, OutboxMessage, Acknowledgement, ForecastAnswer)
 
 
 def shown(db: Connection, run_id: str | None, everything: list[_Of]) -> list[_Of]:
-    """Of all runs: what is not of one that is deleted."""
+    """Leave out entries of deleted runs where all runs were asked for (``run_id`` None)."""
     edits = {} if run_id is not None else edits_of(db, None)
-    erased = [of for of, said in edits.items() if any(edit.deleted for edit in said)]
+    erased = [of for of, changes in edits.items() if any(edit.deleted for edit in changes)]
     if not erased:
         return everything
     runs = [curated(run, edits[run.run_id]) for of in erased if (run := load(db, of)) is not None]

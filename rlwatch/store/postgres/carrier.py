@@ -34,7 +34,7 @@ class RowRange(NamedTuple):
     high: int
 
     def of(self, part: SeriesPart) -> SeriesPart:
-        """Those of the part that are asked for; the part itself where that is all."""
+        """Return the rows of ``part`` within the range; ``part`` itself if all its rows are."""
         mask = (part.seqs > self.after) & (part.steps >= self.low) & (part.steps <= self.high)
         return part if mask.all() else SeriesPart(*(column[mask] for column in part))
 

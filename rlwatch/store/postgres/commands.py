@@ -29,7 +29,7 @@ class CommandQueries(ABC):
 
     @abstractmethod
     def _changing(self, run_id: str) -> AbstractContextManager[Connection]:
-        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+        """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
 
     def submit(self, command: Command) -> Command:
         """Insert, or return the command that already has this id or idempotency key."""
@@ -97,7 +97,7 @@ class CommandQueries(ABC):
         return command
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """Cancel what nobody has claimed; ask whoever has to let it go."""
+        """Cancel a queued command; ask the claimant of a claimed one to abandon it."""
         with self._changing(run_id) as db:
             db.execute(
                 "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN %s::float8 END, result = %s, "

@@ -21,7 +21,7 @@ class Connection(psycopg.Connection[Row]):
     """True where row-level security holds for this role."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """As psycopg's, at most ``patience_s`` long where it would wait for ever."""
+        """Wait like psycopg, but at most ``patience_s`` where psycopg would wait for ever."""
         if timeout is not None:
             return super().wait(gen, interval, timeout)
         try:

@@ -74,7 +74,7 @@ class Curating(ABC):
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:
-        """The tables as they are now; None where there are none yet."""
+        """Open the tables for reading; None if there are none yet."""
 
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[Connection]:
@@ -82,7 +82,7 @@ class Curating(ABC):
 
     @abstractmethod
     def _changing(self, run_id: str) -> AbstractContextManager[Connection]:
-        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+        """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
 
     def edit(self, edit: RunEdit) -> RunInfo:
         """Keep the edit; returns the run as it is shown from now on."""
@@ -115,7 +115,7 @@ class Curating(ABC):
         return purged
 
     def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
-        """Remove old batches of a run, whoever writes it meanwhile."""
+        """Remove old batches of a run, even while it is being written."""
         with self._changing(run_id) as db:
             return self.server.carrier.prune(db, run_id, bulk, before, undated=undated, dry_run=dry_run)
 

@@ -41,26 +41,29 @@ def explained(address: PostgresAddress) -> Iterator[None]:
 
 
 def explain(error: psycopg.Error, address: PostgresAddress) -> StoreError:
-    """The error of ours that says what happened."""
-    where, said = address.where, _words(error)
+    """Return the ``StoreError`` that describes what happened."""
+    where, reason = address.where, _words(error)
     if isinstance(error, _BUSY):
-        return StoreBusyError(f"{where} is busy ({said}); try again")
+        return StoreBusyError(f"{where} is busy ({reason}); try again")
     if isinstance(error, errors.DiskFull | errors.OutOfMemory):
-        return StoreFullError(f"no room in {where} ({said}); free disk space there: nothing was half-written")
+        return StoreFullError(f"no room in {where} ({reason}); free disk space there: nothing was half-written")
     if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
-        return StoreError(f"{where} refuses ({said}); use a role that may, see docs/team-store.md")
+        return StoreError(f"{where} refuses ({reason}); use a role that may, see docs/team-store.md")
     if isinstance(error, errors.UndefinedTable | errors.UndefinedColumn | errors.InvalidSchemaName):
         return StoreCorruptError(
-            f"{where} lacks tables of rlwatch in schema {address.schema!r} ({said}); restore them from a copy"
+            f"{where} lacks tables of rlwatch in schema {address.schema!r} ({reason}); restore them from a copy"
         )
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and _is_lost(error):
-        return UnreachableError(f"{where} cannot be reached ({said})")
-    return StoreError(f"{where}: {said}")
+        return UnreachableError(f"{where} cannot be reached ({reason})")
+    return StoreError(f"{where}: {reason}")
 
 
 def refusal(error: psycopg.Error, address: PostgresAddress) -> StoreError:
-    """Say why no connection could be made. libpq gives its reason as text only, in English or the server's language."""
-    where, said = address.where, _words(error)
+    """Return the error for a failed connection.
+
+    libpq gives its reason as text only, in English or the server's language.
+    """
+    where, reason = address.where, _words(error)
     user = address.settings.get("user") or "the default role"
     advice = {
         "28P01": f"the password of {user} is wrong or missing: set PGPASSWORD, or keep it in ~/.pgpass",
@@ -69,18 +72,18 @@ def refusal(error: psycopg.Error, address: PostgresAddress) -> StoreError:
         "42501": f"{user} may not connect to it",
         "53300": "all its connections are taken; raise max_connections, or put a pool in front (session mode)",
     }
-    code = error.sqlstate or _guessed(said)
+    code = error.sqlstate or _guessed(reason)
     if code in ("53300", "57P03"):
-        return UnreachableError(f"{where} cannot be reached ({said})")
+        return UnreachableError(f"{where} cannot be reached ({reason})")
     if code in advice:
-        return StoreError(f"cannot open {where} ({said}); {advice[code]}")
-    if any(word in said for word in ("SSL", "certificate", "TLS")):
-        return StoreError(f"cannot open {where} ({said}); check sslmode=, sslrootcert= and the server's certificate")
-    return UnreachableError(f"{where} cannot be reached ({said}); check host, port and that the server runs")
+        return StoreError(f"cannot open {where} ({reason}); {advice[code]}")
+    if any(word in reason for word in ("SSL", "certificate", "TLS")):
+        return StoreError(f"cannot open {where} ({reason}); check sslmode=, sslrootcert= and the server's certificate")
+    return UnreachableError(f"{where} cannot be reached ({reason}); check host, port and that the server runs")
 
 
-def _guessed(said: str) -> str:
-    """The code of an error in establishing a connection, which libpq does not pass on."""
+def _guessed(reason: str) -> str:
+    """Derive the code of a connection error from its text; libpq does not pass the code on."""
     for words, code in (
         ("password authentication failed", "28P01"),
         ("no password supplied", "28P01"),
@@ -91,11 +94,11 @@ def _guessed(said: str) -> str:
         ("starting up", "57P03"),
         ("shutting down", "57P03"),
     ):
-        if words in said:
+        if words in reason:
             return code
-    if "does not exist" in said:
-        return "3D000" if "database" in said and "role" not in said else "28000"
-    return "42501" if "permission denied" in said else ""
+    if "does not exist" in reason:
+        return "3D000" if "database" in reason and "role" not in reason else "28000"
+    return "42501" if "permission denied" in reason else ""
 
 
 def _is_lost(error: psycopg.Error) -> bool:
@@ -103,7 +106,7 @@ def _is_lost(error: psycopg.Error) -> bool:
 
 
 def _words(error: psycopg.Error) -> str:
-    """Its first line; never a statement or its values."""
+    """Return the error's first line; never a statement or its values."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = error.diag.message_primary or (lines[0] if lines else type(error).__name__)
     return text.removeprefix("connection failed: ")[:300]

@@ -1,8 +1,8 @@
 """Logins for trainers and people on PostgreSQL, one each, so that each can be revoked by itself.
 
 A login is a role of the server in ``SCHEMA_writer``, ``_operator`` or ``_reader``, a member of its projects. The server
-keeps what proves the token (a SCRAM verifier, made here) and nobody the token itself; what it may do are the server's
-own grants and row-level security, whatever program presents it.
+keeps what proves the token (a SCRAM verifier, made here); the token itself is stored nowhere. The server's own grants
+and row-level security decide what the login may do, whatever program presents it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ ROLES = ("writer", "operator", "reader")
 
 @dataclass(frozen=True, slots=True)
 class GivenLogin:
-    """A login as it stands. ``at``: when it was made, Unix seconds; ``connected``: connections it holds now."""
+    """A login in its current state.
+
+    ``at``: when it was made, Unix seconds; ``connected``: number of open connections.
+    """
 
     name: str
     role: str
@@ -42,14 +45,14 @@ class GivenLogin:
 
 
 def create(server: Server, name: str, projects: Sequence[str], *, by: str, now: float, role: str = ROLES[0]) -> str:
-    """Make a login of a role; returns its token, which is kept nowhere.
+    """Create a login of a role; returns its token, which is kept nowhere.
 
     Raises
     ------
     ConfigError
-        For a name that is none, a role that is none, or no project.
+        If the name is invalid, the role unknown, or there is no project.
     StoreError
-        Where there are no roles yet, there is such a role already, or this one may not make roles.
+        If the roles do not exist yet, a role of that name exists already, or the caller may not create roles.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a login is up to 40 small letters, digits, '_' and '-', got {name!r}")
@@ -99,21 +102,21 @@ def _logins(db: Connection, schema: str) -> list[GivenLogin]:
         members.setdefault(role, []).append(project)
     found = []
     for name, comment, connected in rows:
-        said = json.loads(str(comment).removeprefix(_MADE))
-        if said.get("schema") == schema:
+        note = json.loads(str(comment).removeprefix(_MADE))
+        if note.get("schema") == schema:
             projects = tuple(members.get(name, ()))
             role, by = (
-                str(said.get("role", ROLES[0])),
-                str(said.get("by", "")),
+                str(note.get("role", ROLES[0])),
+                str(note.get("by", "")),
             )  # a writer: from before there were others
-            found.append(GivenLogin(name, role, projects, by, float(said.get("at", 0)), int(connected)))
+            found.append(GivenLogin(name, role, projects, by, float(note.get("at", 0)), int(connected)))
     return found
 
 
 def revoke(server: Server, name: str) -> int:
-    """Remove a login made here, and cut its connections; how many those were. Its runs stay.
+    """Remove a login made here, and cut its connections; returns how many there were. Its runs stay.
 
-    Raises ``StoreError`` where there is no such login: other roles are left to whoever made them.
+    Raises ``StoreError`` if there is no such login: roles made elsewhere are not touched.
     """
     with server.connection() as db, explained(server.address):
         if name not in {login.name for login in _logins(db, server.address.schema)}:

@@ -1,6 +1,6 @@
-"""Make and upgrade the tables: numbered ``.sql`` files beside this module, each in one transaction with its number.
+"""Create and upgrade the tables: numbered ``.sql`` files in this directory, each in one transaction with its number.
 
-A database is upgraded by whoever asks for it (``migrate``), never by the way: an older trainer that still writes must
+Only an explicit call (``migrate``) upgrades a database: an older trainer that still writes must
 not find tables it does not know. DDL is transactional, so that a migration is done or not; a lock of the server sees
 to it that one process at a time does it.
 """
@@ -50,7 +50,7 @@ def version(db: Connection, address: PostgresAddress) -> int:
 
 
 def check(db: Connection, address: PostgresAddress) -> bool:
-    """True where the tables are there, in this program's format. Raises ``StoreVersionError`` for another one."""
+    """Return True if the tables exist in this program's format. Raises ``StoreVersionError`` for another one."""
     found, known = version(db, address), len(steps())
     if found > known:
         raise StoreVersionError(

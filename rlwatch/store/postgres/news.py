@@ -1,4 +1,4 @@
-"""Hear at once of what others write: LISTEN and NOTIFY. Who is told nothing, for whatever reason, goes on polling."""
+"""Receive notice of what others write, by LISTEN and NOTIFY. A process that receives no notice goes on polling."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def channel(address: PostgresAddress, topic: Topic) -> str:
 
 
 def tell(db: Connection, address: PostgresAddress, topic: Topic, run_id: str) -> None:
-    """Tell who listens, once the transaction is committed; of equal words of one transaction the first alone.
+    """Notify listeners once the transaction is committed; equal notices of one transaction are sent once.
 
-    Transactions that tell are committed one after another: of what comes often it is told in one that writes nothing.
+    The server commits transactions that notify one after another: frequent notices are sent in a transaction that
+    writes nothing.
     """
     db.execute("SELECT pg_notify(%s, %s)", (channel(address, topic), f"{topic} {run_id}"))
 
@@ -40,10 +41,10 @@ class PostgresNews:
     Parameters
     ----------
     again_s
-        Seconds after which a connection that could not be had, or was cut, is tried again.
+        Seconds between attempts to connect, after a connection failed or was cut.
     echo_s
-        How long pages, which rely on it, wait for a word of their own: a pool that shares its connections takes LISTEN
-        and delivers nothing, and of a connection that was cut in between nobody is told.
+        How long pages, which rely on notices, wait for one of their own: a pool that shares its connections accepts
+        LISTEN and delivers nothing, and a connection that was cut on the way gives no error.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class PostgresNews:
                 return runs
 
     def _mine(self, word: str) -> str | None:
-        """The run that it is about, where that is waited for; ``""`` if it is about all."""
+        """Return the run of a notice, if it is one we wait for; ``""`` for a notice of the whole store."""
         topic, _, run_id = word.partition(" ")
         return run_id if topic == self._topic and (not run_id or self._run_id in (None, run_id)) else None
 
     def _listening(self) -> Connection | None:
-        """The connection, made where there is none; pages, which rely on it, hear their own voice now and then."""
+        """Return the connection, made if there is none; for pages, check it now and then by a notice of its own."""
         if self._db is None and time.monotonic() >= self._again_at and not self._closing.is_set():
             self._again_at = time.monotonic() + self._again_s
             with ExitStack() as undo:
@@ -118,9 +119,9 @@ class PostgresNews:
             self._look_for_echo(db)
 
     def _look_for_echo(self, db: Connection) -> None:
-        """Raise ``StoreError`` unless a word that another connection says is heard on this one.
+        """Raise ``StoreError`` unless this connection receives a notice that another connection sends.
 
-        What else is heard meanwhile stays for whoever asks next.
+        Other notices received meanwhile are kept for the next call.
         """
         address, word = self._server.address, f"echo {secrets.token_hex(8)}"
         with self._server.connection() as other:

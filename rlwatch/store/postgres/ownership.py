@@ -1,9 +1,9 @@
 """Own a run: a session lock of the server, which goes with the connection that took it.
 
-Anybody with a login to the database may take any advisory lock of it, by its number. So a lock counts only where its
-holder may do, by the server's own grants and row-level security, what the lock is for; where somebody else holds the
-number, a stand-in is taken: any number of 32 bits in a room of the lock's own. Who takes either looks at both
-afterwards, so that of two who may, at least one sees the other.
+Every login to the database may take any advisory lock of it, by its number. So a lock counts only if its
+holder may do, by the server's own grants and row-level security, what the lock is for. If another login holds the
+number, a substitute is taken: any number of 32 bits in a range of the lock's own. A process that takes either checks
+both afterwards, so that of two permitted processes at least one sees the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rlwatch.store.postgres.copying import plain
 from rlwatch.store.sqlite.ownership import is_gone
 
 AMENDED_S, LET_GO_S = 30.0, 5.0
-"""How long a new attempt waits for somebody who judges what the last one left, and for the server to notice that the
-last one's process is gone, in seconds."""
+"""Seconds that a new attempt waits for a process that judges what the last attempt left, and for the server to notice
+that the last attempt's process is gone."""
 
 _MAY_WRITE_RUN = """coalesce(has_table_privilege(a.usesysid, to_regclass('run'), 'UPDATE') AND (
     NOT (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('run'))
@@ -47,7 +47,7 @@ class Lock:
 
     @property
     def room(self) -> int:
-        """Of its stand-ins: the first of two numbers of 32 bits."""
+        """First of the two 32-bit numbers of the substitute locks."""
         return self.number >> 32
 
 
@@ -70,22 +70,22 @@ def lock_of(address: PostgresAddress, run_id: str, project: str | None = None) -
 
 
 def amending(address: PostgresAddress, run_id: str) -> Lock:
-    """Held beside it by who only completes what a dead process left undone."""
+    """Return the second lock of a run, for a process that only completes what a dead process left undone."""
     return Lock(address.key("amends", run_id), _MAY_WRITE_RUN, (run_id, None, run_id, None))
 
 
 def exclusive(address: PostgresAddress) -> Lock:
-    """Of whoever composes the messages of all runs."""
+    """Return the lock of the process that composes the messages of all runs."""
     return Lock(address.key("exclusive"), _MAY_DELIVER)
 
 
 def making(address: PostgresAddress) -> Lock:
-    """Of whoever makes or upgrades the tables."""
+    """Return the lock of the process that creates or upgrades the tables."""
     return Lock(address.key(), _MAY_MAKE_TABLES, (address.schema,))
 
 
 def locked(db: Connection, lock: Lock) -> bool:
-    """Take the lock, if nobody with a right to it has it; whether it is ours."""
+    """Take the lock unless a permitted process holds it; returns whether it was taken."""
     numbers: tuple[int, ...] = (lock.number,)
     asked = "advisory_lock(%s)"
     if not _done(db, f"pg_try_{asked}", numbers):
@@ -106,7 +106,7 @@ def _done(db: Connection, call: str, numbers: tuple[int, ...]) -> bool:
 
 
 def wait_for(db: Connection, lock: Lock, most_s: float) -> None:
-    """Take the lock as soon as nobody has it. Raises ``StoreBusyError`` after ``most_s``."""
+    """Wait for the lock and take it. Raises ``StoreBusyError`` after ``most_s``."""
     until = time.monotonic() + most_s
     while not locked(db, lock):
         if time.monotonic() >= until:
@@ -131,7 +131,7 @@ def lock_patiently(
 
 
 def _refused(run_id: str, row: Row | None, held: list[Holder], *, ended: bool) -> RunLockedError:
-    """Of a process that has ended it is not said that it writes: somebody else holds the run."""
+    """Return the error for a run that is locked. It does not name a process that has ended as the writer."""
     who = str(held[0]) if held else "another connection"
     if ended:
         last = "" if row is None else f", not by process {row[2]} on {row[1] or 'another host'}, which has ended"

@@ -43,18 +43,18 @@ class RunQueries(ABC):
     @property
     @abstractmethod
     def _carrier(self) -> SeriesBackend:
-        """Carrier of rows, localised tokens and completions."""
+        """Return the carrier of rows, localised tokens and completions."""
 
     @abstractmethod
     def _reading(self) -> AbstractContextManager[Connection | None]:
-        """The tables as they are now; None where there are none yet."""
+        """Open the tables for reading; None if there are none yet."""
 
     @abstractmethod
     def snapshot(self, run_id: str) -> Opened:
         """The same, of a run that exists. Raises ``RunNotFoundError``."""
 
     def at_once(self, run_id: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Nothing to gain here: connections are kept."""
+        """Do nothing: connections are kept between calls."""
         return nullcontext()
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
@@ -64,7 +64,7 @@ class RunQueries(ABC):
         return [run for run in found if run.curation.deleted is deleted]
 
     def unreadable(self) -> Mapping[str, str]:
-        """None: there are no files to be damaged."""
+        """Return nothing: there are no files that could be damaged."""
         return {}
 
     def run(self, run_id: str) -> RunInfo:
@@ -196,7 +196,7 @@ class RunQueries(ABC):
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
+        """Return spike batches by step, or the ``last`` newest; if given, of one ``reason`` or one ``step`` only."""
         with self.snapshot(run_id) as db:
             rows = list(self._carrier.spikes(db, run_id, last=last, reason=reason, step=step))
         return [spikes_of(*row) for row in rows]
@@ -231,7 +231,7 @@ class RunQueries(ABC):
         return [finding for finding in self._findings(run_id) if not finding.stage.better]
 
     def recoveries(self, run_id: str) -> list[Finding]:
-        """In order of ``seq``: of the findings, that they eased or are over."""
+        """Return findings that eased or are over, in order of ``seq``."""
         return [finding for finding in self._findings(run_id) if finding.stage.better]
 
     def _findings(self, run_id: str) -> list[Finding]:

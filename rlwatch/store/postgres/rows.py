@@ -26,7 +26,7 @@ class Numbers:
 
 
 def last_numbers(db: Connection, run_id: str) -> Numbers:
-    """Those of the run as it is stored."""
+    """Return the last numbers of the run that are stored."""
     parts = ", ".join(f"(SELECT coalesce(max(id), 0) FROM {table} WHERE run_id = %(run)s)" for table in _NUMBERED)
     row = db.execute(f"SELECT {parts}", {"run": run_id}).fetchone()
     return Numbers(*(row or ()))
@@ -73,7 +73,7 @@ class CopiedBatch(Batch):
         )
 
     def _with_extra(self, table: str, rows: Sequence[Row]) -> list[Row]:
-        """Rows that begin with their ``seq``, each with its fields that have no column."""
+        """Return rows, which begin with their ``seq``, with their fields that have no column."""
         extra = {seq: body for of, seq, body in self.extra if of == table}
         return [(*row, extra.get(row[0], "")) for row in rows]
 
@@ -98,7 +98,7 @@ class CopiedBatch(Batch):
         return step, ts, attempt
 
     def _new_forecasts(self, db: Connection, run_id: str) -> list[Row]:
-        """A resumed run relives, and makes again, what it forecast: the first of a ``seq`` stays."""
+        """Return forecasts that are not stored yet: a resumed run repeats some, and the first of a ``seq`` stays."""
         first: dict[object, Row] = {}
         for row in self._forecasts:
             first.setdefault(row[0], row)

@@ -24,13 +24,13 @@ def all_runs(db: Connection) -> list[RunInfo]:
 
 
 def load(db: Connection, run_id: str) -> RunInfo | None:
-    """The run as last written; None: there is none of that id."""
+    """Return the run as last written; None if there is no run of that id."""
     row = db.execute(f"SELECT {_COLUMNS} FROM run WHERE run_id = %s", (run_id,)).fetchone()
     return None if row is None else _run(row)
 
 
 def begin(db: Connection, run: RunInfo, now: float, writer: str) -> RunInfo:
-    """Create the run or begin its next attempt, inside the caller's transaction; the run as it now stands."""
+    """Create the run or begin its next attempt, inside the caller's transaction; returns the run as it is then."""
     old = db.execute(
         f"SELECT last_attempt, last_seq, {_COLUMNS} FROM run WHERE run_id = %s FOR UPDATE", (run.run_id,)
     ).fetchone()
@@ -90,7 +90,7 @@ def note_rows(db: Connection, run_id: str, last_seq: int, newest: Row | None) ->
 
 
 def number(ts: float | None) -> float | None:
-    """A moment that is no number is none."""
+    """Return ``ts``; None if it is NaN."""
     return None if ts is None or math.isnan(ts) else ts
 
 
@@ -127,7 +127,7 @@ def keep_checkpoint(db: Connection, run_id: str, checkpoint: Checkpoint) -> None
 def newest_checkpoint(
     db: Connection, run_id: str, made_by: str, fits: Callable[[int, int, int], bool]
 ) -> Checkpoint | None:
-    """The newest checkpoint of which ``fits(seq, attempt, step)``; None if there is none."""
+    """Return the newest checkpoint for which ``fits(seq, attempt, step)`` is true; None if there is none."""
     candidates = db.execute(
         "SELECT seq, attempt, step FROM checkpoint WHERE run_id = %s AND made_by = %s ORDER BY seq DESC",
         (run_id, made_by),

@@ -1,8 +1,8 @@
 """Series of a run: older rows from chunks, one a metric; newer ones cut out of the packed rows by the server.
 
 Once there are :data:`ROWS` rows of a metric set, the writer copies their values into a chunk a metric, and their axes
-once. So a chart reads what it shows and not all that was measured beside it. Rows stay rows, too, for whoever reads by
-the row.
+once. So a chart reads the metrics it shows and not all that were measured. Rows are kept as well, for readers of whole
+rows.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def _chunks(
 def _rows(
     db: Connection, run_id: str, kept: tuple[str, int], places: Mapping[str, int], asked: RowRange
 ) -> Iterator[tuple[str, SeriesPart]]:
-    """Cut out of the rows of a table and metric set by the server, and joined: no row becomes an object here."""
+    """Read metrics that the server cuts out of packed rows and joins: no row becomes an object here."""
     table, number = kept
     low, high = min(places.values()), max(places.values()) + 1
     cut = f"substr(v, {1 + _WIDTH * low}, {_WIDTH * (high - low)})"
-    said = {"mset": number, "after": asked.after, "low": asked.low, "high": asked.high}
-    seqs, steps, attempts, values = read_columns(db, run_id, table, cut, _ASKED, **said)
+    params = {"mset": number, "after": asked.after, "low": asked.low, "high": asked.high}
+    seqs, steps, attempts, values = read_columns(db, run_id, table, cut, _ASKED, **params)
     wide = values.reshape(len(seqs), high - low)
     for name, place in places.items():
         yield name, SeriesPart(seqs, steps, attempts, wide[:, place - low])

@@ -1,7 +1,7 @@
 """Connections to the database of a store: opened when needed, kept for the next, and bounded in time.
 
 A pool of psycopg's would hide why no connection can be had (it tries in threads of its own, which a trainer would have,
-too) behind a timeout; here whoever asks gets the server's own reason at once. In a forked child the parent's
+too) behind a timeout; here the caller gets the server's own reason at once. In a forked child the parent's
 connections are left alone.
 """
 
@@ -84,7 +84,7 @@ class Server:
 
     def _set_up(self, db: Connection, *, checked: bool) -> None:
         db.patience_s = self.patience_s
-        said = {
+        parameters = {
             "search_path": f'"{self.address.schema}"',
             "statement_timeout": f"{int(1000 * self.patience_s)}",
             "lock_timeout": f"{max(1, int(1000 * self._lock_wait_s))}",
@@ -94,8 +94,8 @@ class Server:
             "tcp_keepalives_count": "3",
         }
         with explained(self.address):
-            calls = ", ".join("set_config(%s, %s, false)" for _ in said)
-            db.execute(f"SELECT {calls}", [part for pair in said.items() for part in pair])
+            calls = ", ".join("set_config(%s, %s, false)" for _ in parameters)
+            db.execute(f"SELECT {calls}", [part for pair in parameters.items() for part in pair])
             if checked and migrations.check(db, self.address):
                 self._note_made(db)
 
@@ -137,7 +137,7 @@ class Server:
 
     @contextmanager
     def reading(self) -> Iterator[Connection | None]:
-        """A snapshot, read only; None where nobody has written anything yet. Also on a standby."""
+        """Open a read-only snapshot; None if nothing has been written yet. Also on a standby."""
         with self.connection() as db:
             if not self.is_made(db):
                 yield None
@@ -148,7 +148,7 @@ class Server:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction; the tables are made first where there are none."""
+        """Open a transaction; creates the tables first if there are none."""
         with self.connection() as db:
             self.make(db)
             with db.transaction():
@@ -185,7 +185,7 @@ class Server:
                 db.close()
 
     def is_made(self, db: Connection) -> bool:
-        """True where the tables are there."""
+        """Return True if the tables exist."""
         if not db.made and migrations.check(db, self.address):
             self._note_made(db)
         return db.made

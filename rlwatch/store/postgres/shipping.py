@@ -64,7 +64,7 @@ def begun(db: Connection, directory: Path, note: spool.Note, name: str = "") -> 
 def _append(
     db: Connection, run_id: str, items: Sequence[Item], mark: JournalPosition, shipment: Shipment | None
 ) -> None:
-    """Items that no store can hold are passed over here, too."""
+    """Store the items of a spool; items that no store can hold are skipped."""
     sets = {names: (number, packing(names)) for number, names in metric_sets(db, run_id).items()}
     batch = CopiedBatch(runrow.judged(db, run_id)[1], sets)
     for item in items:
@@ -79,7 +79,7 @@ def _append(
 
 
 def _end(db: Connection, note: spool.Note, ending: tuple[RunState, str, float] | None) -> None:
-    """Its end, unless a later attempt has begun."""
+    """Store the end of the run, unless a later attempt has begun."""
     if ending is not None:
         state, reason, at = ending
         db.execute(

@@ -30,14 +30,14 @@ from rlwatch.store.sqlite.shared import node_directory, refuse_foreign
 logger = logging.getLogger("rlwatch")
 NOTE = "spool.json"
 _MADE = ("run_id", "attempt", "state", "state_reason", "heartbeat_at", "last_step", "last_ts", "curation")
-"""Fields of a run that are the server's to say."""
+"""Fields of a run that the server sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Origin of a spool. ``store``: the URL, without a password. ``attempt``: 0 while the server has not heard of it.
+    """Origin of a spool. ``store``: the URL, without a password. ``attempt``: 0 until the server has it.
 
-    ``begun``: the run as its trainer began it, for the server to be told.
+    ``begun``: the run as its trainer began it, to be sent to the server.
     """
 
     store: str
@@ -60,7 +60,7 @@ class Spool:
     lock: RunLock
 
     def close(self, *, told: bool) -> None:
-        """Leave it; removed if all of it is stored and (``told``) how the run ended is, too."""
+        """Close the spool; remove it if all of it is stored, and (``told``) so is the end of the run."""
         left, ended = len(self.journal.missing()), ending_in(self.directory)
         self.journal.close(remove=not left and (told or ended is None))
         if not left and (told or ended is None):
@@ -109,7 +109,7 @@ def left_behind(directory: Path) -> list[Path]:
 
 
 def read_note(directory: Path) -> Note:
-    """Read whose spool it is. Raises ``StoreError`` for what is none."""
+    """Read the note of a spool. Raises ``StoreError`` if the directory has none."""
     try:
         return Note(**json.loads((directory / NOTE).read_text()))
     except (OSError, ValueError, TypeError) as error:

@@ -83,7 +83,7 @@ class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
             return begin_away(self.server, run, error)
 
     def amend_run(self, run_id: str) -> RunWriter | None:
-        """The writer of a run whose process is gone; None if somebody writes it, or this role may not."""
+        """Return the writer of a run whose process is gone; None if a process writes it, or this role may not."""
         return writer.amend_run(self.server, run_id)
 
     def news(self, topic: Topic, run_id: str | None = None) -> PostgresNews:
@@ -111,7 +111,7 @@ class PostgresStore(RunQueries, CommandQueries, Alerts, Curating):
 
     @contextmanager
     def _changing(self, run_id: str) -> Iterator[Connection]:
-        """A transaction on a run that exists. Raises ``RunNotFoundError``."""
+        """Open a transaction on a run that exists. Raises ``RunNotFoundError``."""
         with self.server.connection() as db:
             made = self.server.is_made(db)
             if not made or db.execute("SELECT 1 FROM run WHERE run_id = %s", (run_id,)).fetchone() is None:

@@ -1,4 +1,4 @@
-"""The bulk of runs in PostgreSQL's own tables, beside what controls them: the carrier unless the URL names another."""
+"""The bulk of runs in PostgreSQL's own tables, next to the control tables; used unless the URL names another server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tables:
         ).fetchall()
 
     def rows_before(self, db: Connection, run_id: str, after_seq: int, attempt: int) -> Iterator[Row]:
-        """By a cursor of the server."""
+        """Iterate over rows through a cursor of the server."""
         with db.cursor("branch", binary=True) as cursor:
             cursor.itersize = _AT_ONCE
             cursor.execute(
@@ -103,11 +103,11 @@ class Tables:
         ).fetchall()
 
     def shipment(self, run_id: str) -> None:  # noqa: ARG002
-        """None: the transaction has all of it."""
+        """Return None: the transaction has all of it."""
         return
 
     def make(self) -> None:
-        """Nothing apart from the migrations."""
+        """Do nothing: the migrations create the tables."""
 
     def prune(
         self, db: Connection, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool
@@ -125,10 +125,10 @@ class Tables:
         return (0, 0) if found is None else (int(found[0]), int(found[1]))
 
     def remove(self, run_id: str) -> None:
-        """Nothing apart from the tables of the run."""
+        """Do nothing: the rows are removed with the run."""
 
     def usage(self) -> dict[str, dict[str, int]]:
-        """Nothing apart from PostgreSQL's."""
+        """Return nothing: PostgreSQL's own usage counts these tables."""
         return {}
 
 

@@ -46,7 +46,7 @@ class AwayWriter(PostgresWriter):
         self._place = self._moved if self._attempt != 1 or self._base else None
 
     def _moved(self, item: Storable) -> Storable:
-        """The item under the numbers of the server."""
+        """Return the item with the server's numbers."""
         if isinstance(item, SpikeBatch | CompletionBatch):
             return replace(item, attempt=self._attempt)
         return replace(item, attempt=self._attempt, seq=item.seq + self._base if item.seq else 0)
@@ -67,6 +67,6 @@ def begin_away(server: Server, run: RunInfo, why: UnreachableError) -> AwayWrite
     kept = spool.begin(server.address, run, 0)
     if kept is None:
         raise why
-    said = "%s: the run begins without it; what is logged is kept in %s and shipped when it is back"
-    logger.warning(said, why, kept.directory)
+    message = "%s: the run begins without it; what is logged is kept in %s and shipped when it is back"
+    logger.warning(message, why, kept.directory)
     return AwayWriter(server, run, kept)

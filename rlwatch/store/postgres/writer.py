@@ -49,13 +49,13 @@ class PostgresWriter:
     Parameters
     ----------
     server
-        Where to connect again.
+        Server to reconnect to.
     db
-        The connection that holds the run's lock; None while the server has not heard of this attempt.
+        The connection that holds the run's lock; None until the server has this attempt.
     run
-        The run as it stands.
+        The run in its current state.
     name
-        Under which the run's row knows this writer; empty for one that only amends.
+        Name of this writer in the run's row; empty for one that only amends.
     kept
         The journal of this process, if it has one.
     """
@@ -67,7 +67,7 @@ class PostgresWriter:
         self.journal: JournalPort | None = kept.journal if kept is not None else None
         self._server, self._db, self._name, self._spool = server, db, name, kept
         self._backend = 0 if db is None else db.info.backend_pid
-        self._pid, self._ended, self._told = os.getpid(), "", False
+        self._pid, self._ended, self._end_stored = os.getpid(), "", False
         self._writes = 0
         self._sent: _Sent | None = None
         self._stored: dict[int, Storable] = {}
@@ -115,11 +115,11 @@ class PostgresWriter:
         self._is_in(self._sent)
         for item in items if self._stored else ():
             self._stored.pop(id(item), None)
-        self._tell_pages(db)
+        self._notify_pages(db)
         self._chunk(db)
 
-    def _tell_pages(self, db: Connection) -> None:
-        """Wake whoever looks at the run. That this cannot be done does not concern what was written."""
+    def _notify_pages(self, db: Connection) -> None:
+        """Notify the pages that show the run. A failure to do so does not affect what was written."""
         with suppress(StoreError), explained(self._server.address):
             tell(db, self._server.address, "pages", self.run.run_id)
 
@@ -179,7 +179,7 @@ class PostgresWriter:
             raise StoreError(f"run {self.run.run_id!r} is {self._ended}: this one was cut off, and may not go on")
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Say that the writer lives, and in which stage."""
+        """Store the time of this heartbeat and the writer's stage."""
         if self._pid == os.getpid():
             db = self._connected()
             moved = replace(self.run, stage=stage, stage_since=since)
@@ -198,8 +198,8 @@ class PostgresWriter:
         with explained(self._server.address):
             self._own_row(db, "state = %s, state_reason = %s, heartbeat_at = %s", (state.value, plain(reason), now))
         self.run = replace(self.run, state=state, state_reason=reason, heartbeat_at=now)
-        self._ended, self._told = "finished", True
-        self._tell_pages(db)
+        self._ended, self._end_stored = "finished", True
+        self._notify_pages(db)
 
     def close(self) -> None:
         """Let the run go; idempotent."""
@@ -207,7 +207,7 @@ class PostgresWriter:
             return
         kept, self._spool = self._spool, None
         if kept is not None:
-            kept.close(told=self._told)
+            kept.close(told=self._end_stored)
         if self._db is not None and not self._db.closed and self._ended != "closed":
             with suppress(psycopg.Error):
                 self._db.execute("SELECT pg_advisory_unlock_all()")
@@ -223,7 +223,10 @@ class PostgresWriter:
         self._ended = f"written by process {self._pid}, which forked this one"
 
     def _connected(self) -> Connection:
-        """The connection that holds the lock; a new one where it was cut. Raises ``StoreError`` where there is none."""
+        """Return the connection that holds the lock; a new one if it was cut.
+
+        Raises ``StoreError`` if there is none.
+        """
         if self._ended:
             raise StoreError(f"run {self.run.run_id!r} is {self._ended}; open_run() begins its next attempt")
         if self._db is not None and not self._db.closed:
@@ -238,7 +241,7 @@ class PostgresWriter:
         return db
 
     def _take_again(self, db: Connection) -> None:
-        """Lock, see that nobody took over, and whether the last write is in."""
+        """Take the lock again; check that no other writer took over, and whether the last write was committed."""
         lock = lock_of(self._server.address, self.run.run_id, self.run.project)
         if not locked(db, lock):
             if self._backend in {holder.pid for holder in holders_of(db, lock)}:
@@ -289,7 +292,7 @@ def new_name() -> str:
 
 
 def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
-    """The writer of a run that nobody writes, without a new attempt; None if somebody does, or we may not."""
+    """Return the writer of a run without one, without a new attempt; None if a process writes it, or we may not."""
     with ExitStack() as undo:
         db = server.take()
         undo.callback(db.close)
@@ -306,7 +309,7 @@ def amend_run(server: Server, run_id: str) -> PostgresWriter | None:
 
 
 def _amendable(server: Server, db: Connection, run_id: str) -> RunInfo | None:
-    """The run, locked; None where it may not be written by us, or is by somebody."""
+    """Return the run, locked; None if another process writes it, or we may not."""
     if not server.is_made(db):
         return None
     may = db.execute("SELECT has_table_privilege('run', 'UPDATE')").fetchone()

@@ -59,7 +59,7 @@ def read_answers(db: sqlite3.Connection, run_id: str) -> list[ForecastAnswer]:
 
 
 def _place(row: Sequence[Any]) -> str:
-    """Key of an answer: attempt and step, which are its first columns."""
+    """Return the key of an answer: attempt and step, which are its first columns."""
     return f"{row[0]}/{row[1]}"
 
 
@@ -81,19 +81,19 @@ class PeopleTables(ABC):
 
     @abstractmethod
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
-        """The run's control tables, or None where nobody needed them yet. Raises ``RunNotFoundError``."""
+        """Open the run's control tables; None if nothing has been written there yet. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """The run's control tables, created if need be. Raises ``RunNotFoundError``."""
+        """Open the run's control tables, created if need be. Raises ``RunNotFoundError``."""
 
     @abstractmethod
     def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
-        """Tables of the whole store, or None where nobody needed them yet."""
+        """Open the tables of the whole store; None if nothing has been written there yet."""
 
     @abstractmethod
     def _made_store_wide(self) -> AbstractContextManager[sqlite3.Connection]:
-        """The same, created if need be."""
+        """Open the tables of the whole store, created if need be."""
 
     def put_silence(self, silence: Silence) -> None:
         """Insert or replace by id."""
@@ -111,7 +111,7 @@ class PeopleTables(ABC):
             put_entry(db, entry)
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
-        """All that people did and said (about one run, or at all), oldest first."""
+        """Return people's actions and annotations (of one run, or of all), oldest first."""
         with self._store_wide() as db:
             return [] if db is None else read_audit(db, run_id)
 
@@ -137,6 +137,6 @@ class PeopleTables(ABC):
         return gathered
 
     def _rows(self, run_id: str, rows: Callable[[sqlite3.Connection, str], list[_T]]) -> tuple[list[_T], bool]:
-        """Rows of a run, and whether its edits say that it is deleted."""
+        """Return rows of a run, and whether its edits mark it as deleted."""
         with self._control(run_id) as db:
             return ([], False) if db is None else (rows(db, run_id), is_deleted(db, run_id))

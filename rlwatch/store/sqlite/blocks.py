@@ -1,4 +1,4 @@
-"""Blocks: the older rows of a metric set turned into one chunk a metric, with the extremes of every stretch beside it.
+"""Blocks: the older rows of a metric set turned into one chunk per metric, stored with the extremes of every stretch.
 
 A run is written by the row and read by the column. So the writer moves rows, once there are some hundred of a set,
 into a block: their axes once, a chunk of values for each metric, and levels of cells. A cell sums up so many rows in a
@@ -6,7 +6,7 @@ line: the smallest and the largest finite value and where they are, the sum, and
 Blocks of a set grow: small ones are made into one of thousands of rows. What a block holds is in no row and in no
 other block; both change in one transaction, so that a reader's snapshot has every row once.
 
-Of forecasts, which are few numbers and are asked for by row as well, the rows stay and the blocks are copies.
+Forecasts are few numbers and are also read by row: their rows stay, and their blocks are copies.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _taken(groups: np.ndarray, child: np.ndarray) -> np.ndarray:
 
 
 def _empty(shape: tuple[int, ...]) -> Cells:
-    """Cells of nothing."""
+    """Return cells without values."""
     import numpy as np
 
     none = {"low": np.inf, "high": -np.inf} | dict.fromkeys((name for name in _FIELDS if name.endswith("_at")), ABSENT)
@@ -197,14 +197,14 @@ class Block:
         return unpack_axis(blob, self.rows)
 
     def moments(self, db: sqlite3.Connection) -> np.ndarray:
-        """Unix seconds (rows,), NaN where there is none."""
+        """Unix seconds (rows,), NaN for rows without a time."""
         import numpy as np
 
         [blob] = db.execute("SELECT ts FROM block WHERE id = ?", (self.number,)).fetchone()
         return np.frombuffer(blob, dtype="<f8")
 
     def values(self, db: sqlite3.Connection, places: Sequence[int], rows: slice | np.ndarray = _ALL) -> np.ndarray:
-        """Of the metrics at ``places`` of the set, ``rows`` of the block: (places, rows)."""
+        """Return the values of the metrics at ``places`` of the set, for ``rows`` of the block: (places, rows)."""
         import numpy as np
 
         count = len(range(self.rows)[rows]) if isinstance(rows, slice) else len(rows)
@@ -215,13 +215,13 @@ class Block:
         return found
 
     def cells(self, db: sqlite3.Connection, width: int, places: Sequence[int] | slice = _ALL) -> Cells:
-        """Of the metrics at ``places`` of the set, in cells of ``width`` rows."""
+        """Return the cells of ``width`` rows of the metrics at ``places`` of the set."""
         [blob] = db.execute("SELECT v FROM level WHERE id = ?", (self.number * 4 + WIDTHS.index(width),)).fetchone()
         return unpack_cells(blob, -(-self.rows // width), places)
 
 
 def holds_blocks(db: sqlite3.Connection) -> bool:
-    """False for a file from before there were any, which its writer will bring up to date."""
+    """Return False for a file from before there were blocks, which its writer will upgrade."""
     return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'block'").fetchone() is not None
 
 
@@ -275,7 +275,7 @@ class Blocks:
             self._rows.update(written)
 
     def due(self) -> bool:
-        """True if some rows are waiting to become a block."""
+        """Return True if some rows are waiting to become a block."""
         return any(rows >= SMALL + KEPT for rows in self._rows.values())
 
     def work(self, db: sqlite3.Connection) -> None:
@@ -385,7 +385,7 @@ def _grow(db: sqlite3.Connection, of: _Set) -> None:
 
 
 def _insert(db: sqlite3.Connection, of: _Set, axes: _Axes, values: Sequence[np.ndarray], cells: Cells | None) -> None:
-    """A block of ``values``, a column a metric; ``cells``: the finest, None where there is no metric."""
+    """Insert a block of ``values``, a column a metric; ``cells``: the finest, None if there is no metric."""
     whole = (axes.seqs, axes.steps, axes.attempts, axes.ranks)
     bounds = (axes.seqs[0], axes.seqs[-1], axes.steps.min(), axes.steps.max(), axes.attempts.min(), axes.attempts.max())
     inserted = db.execute(

@@ -18,7 +18,7 @@ from rlwatch.store.sqlite.layout import RunFiles, files_in, is_there, require_pl
 from rlwatch.store.sqlite.schema import Migration, check_readable, migrate, version_of
 
 # A write SQLite reports as an I/O error is a quota (EDQUOT) or a file size limit (EFBIG) far more often than
-# a failing disk: SQLite itself tells only ENOSPC apart.
+# a failing disk: SQLite itself distinguishes only ENOSPC.
 _FULL = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,
@@ -42,7 +42,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 def explain(error: sqlite3.Error, where: str) -> StoreError:
-    """The error of ours that says what happened to ``where``."""
+    """Return the ``StoreError`` that describes what happened to ``where``."""
     extended = getattr(error, "sqlite_errorcode", 0)
     code = extended & 0xFF
     if extended in _FULL or code in _FULL:
@@ -62,7 +62,7 @@ def explain(error: sqlite3.Error, where: str) -> StoreError:
 
 
 def advice(damaged: Path) -> str:
-    """Words for what to do about a damaged file. Never to remove the directory: a journal beside it may hold rows."""
+    """Return advice on a damaged file. It never advises to remove the directory, where a journal may hold rows."""
     if files_in(damaged.parent):
         return f"restore it from a copy, or move {damaged.name} away: what its journal holds is read without it"
     return f"restore it from a copy, or move {damaged.name} out of the store"
@@ -70,7 +70,7 @@ def advice(damaged: Path) -> str:
 
 @contextmanager
 def bounded(db: sqlite3.Connection) -> Iterator[None]:
-    """For questions that take constant time: a damaged or hostile file does not hold up whoever asks."""
+    """Limit queries that take constant time, so that a damaged or hostile file does not block the caller."""
     looks = itertools.count()
     db.set_progress_handler(lambda: next(looks) >= _MOST_LOOKS, _LOOK_EVERY)
     try:
@@ -129,25 +129,25 @@ def open_reader(files: RunFiles) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def open_immutable(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """The same for a file that nobody changes in place (a snapshot put there by rename): takes no lock."""
+    """Open a file that is never changed in place (a snapshot put there by rename); takes no lock."""
     with explained(str(files.run)), contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
         check_readable(db, len(schema.RUN_TABLES), str(files.run))
         yield db
 
 
 def open_control(files: RunFiles, timeout_s: float) -> contextlib.AbstractContextManager[sqlite3.Connection | None]:
-    """``control.db``, or None if there is none yet. Waits ``timeout_s`` for another process, then is busy."""
+    """Open ``control.db``; None if there is none yet. Raises ``StoreBusyError`` after ``timeout_s``."""
     return open_tables(files.control, schema.CONTROL_TABLES, timeout_s)
 
 
 def create_control(files: RunFiles, timeout_s: float) -> Opened:
-    """``control.db``, created by whoever needs it first."""
+    """Open ``control.db``, which is created if there is none."""
     return create_tables(files.control, schema.CONTROL_TABLES, timeout_s)
 
 
 @contextlib.contextmanager
 def open_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection | None]:
-    """A file that several processes write, or None if there is none yet."""
+    """Open a file that several processes write; None if there is none yet."""
     if not is_there(path):
         yield None
         return
@@ -167,7 +167,7 @@ def open_as_it_is(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def create_tables(path: Path, tables: Sequence[Migration], timeout_s: float) -> Iterator[sqlite3.Connection]:
-    """The same, created by whoever needs it first."""
+    """Open a file that several processes write, which is created if there is none."""
     touch_private(path)
     with explained(str(path)), contextlib.closing(connected(path, "rw", timeout_s)) as db:
         migrate(db, tables, str(path))
@@ -182,7 +182,7 @@ def uri(path: Path, options: str) -> str:
 def connected(
     path: Path, mode: str, timeout_s: float, *, check_same_thread: bool = True, cut_short: bool = False
 ) -> sqlite3.Connection:
-    """A connection to a plain file of plain tables, whoever made it; ``cut_short``: also where its end is missing."""
+    """Connect to a file, which must be regular and hold plain tables; ``cut_short``: also if its end is missing."""
     require_plain(path)
     with contextlib.ExitStack() as undo:
         db = forking.connect(
@@ -194,7 +194,7 @@ def connected(
         )
         undo.enter_context(contextlib.closing(db))
         db.execute("PRAGMA trusted_schema = OFF")  # as below
-        if cut_short:  # SQLite's own way to have a file read that has fewer pages than it says
+        if cut_short:  # SQLite's own way to read a file that has fewer pages than its header gives
             db.execute("PRAGMA writable_schema = ON")
         with bounded(db):
             schema.refuse_foreign(db, str(path))
@@ -217,7 +217,7 @@ def _snapshot(path: Path, options: str) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _without_side_files(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """For directories where the log's index cannot be made; nobody writes there, or it would exist."""
+    """Open a run in a directory where the log's index cannot be made; no process writes there, or it would exist."""
     if not size_of(files.wal):
         with contextlib.closing(_snapshot(files.run, "immutable=1")) as db:
             yield db

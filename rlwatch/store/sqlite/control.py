@@ -87,7 +87,7 @@ def settle_command(
 
 
 def cancel_command(db: sqlite3.Connection, run_id: str, command_id: str, *, now: float, result: str) -> Command:
-    """Cancel what nobody has claimed; ask whoever has claimed it to let it go."""
+    """Cancel a queued command; ask the claimant of a claimed one to abandon it."""
     with transaction(db):
         db.execute(
             "UPDATE command SET finished_at = CASE status WHEN 'queued' THEN ? END, result = ?, "
@@ -167,9 +167,10 @@ def read_alerts(db: sqlite3.Connection, run_id: str) -> list[tuple[float, int, A
 def lease_messages(
     db: sqlite3.Connection, run_id: str, now: float, *, until: float, limit: int, channels: Sequence[str] | None
 ) -> list[OutboxMessage]:
-    """Take due messages nobody holds, oldest first. The lock held from the first line on makes it one taker each.
+    """Lease due messages without a lease, oldest first. The lock, held from the first line on, gives each to one
+    caller.
 
-    What a process held that is gone is free; so is what was last touched at a time that is still to come.
+    A lease ends early if its process is gone, or if the message's last change lies in the future.
     """
     held = db.execute("SELECT DISTINCT leased_by FROM outbox WHERE status = 'pending' AND lease_until > ?", (now,))
     gone = [by for (by,) in held.fetchall() if ownership.is_gone(by)]
@@ -222,7 +223,7 @@ def read_outbox(db: sqlite3.Connection, run_id: str) -> list[OutboxMessage]:
 
 
 def has_pending(db: sqlite3.Connection) -> bool:
-    """True if any message is still to be sent, due or not."""
+    """Return True if any message is still to be sent, due or not."""
     return db.execute("SELECT 1 FROM outbox WHERE status = 'pending' LIMIT 1").fetchone() is not None
 
 
@@ -265,7 +266,7 @@ class ControlTables(PeopleTables):
             return settle_command(db, run_id, command_id, status=status, now=now, step=step, result=result)
 
     def cancel(self, run_id: str, command_id: str, now: float, *, result: str) -> Command:
-        """Cancel what nobody has claimed; ask whoever has to let it go."""
+        """Cancel a queued command; ask the claimant of a claimed one to abandon it."""
         with self._made_control(run_id) as db:
             return cancel_command(db, run_id, command_id, now=now, result=result)
 
@@ -314,7 +315,7 @@ class ControlTables(PeopleTables):
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Due pending messages nobody holds, oldest first, held until ``now + lease_s``; over all runs."""
+        """Return due pending messages without a lease, oldest first, leased until ``now + lease_s``; over all runs."""
         leased: list[OutboxMessage] = []
         for run_id in self._controlled():
             if len(leased) >= limit:

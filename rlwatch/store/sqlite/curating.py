@@ -57,7 +57,7 @@ def keep_edit(db: sqlite3.Connection, edit: RunEdit) -> None:
 
 
 def edit_body(edit: RunEdit) -> str:
-    """JSON of what the edit says."""
+    """Return the edited fields as JSON."""
     return dumps({name: _text(value) for name, value in codec.beyond(edit, _COLUMNS).items()})
 
 
@@ -68,9 +68,9 @@ def _text(value: Any) -> Any:
 
 
 def is_deleted(db: sqlite3.Connection, run_id: str) -> bool:
-    """True if the newest edit that says so deleted the run."""
-    said = [edit.deleted for edit in read_edits(db, run_id) if edit.deleted is not None]
-    return bool(said and said[-1])
+    """Return True if the newest edit of ``deleted`` set it."""
+    deletions = [edit.deleted for edit in read_edits(db, run_id) if edit.deleted is not None]
+    return bool(deletions and deletions[-1])
 
 
 def read_edits(db: sqlite3.Connection, run_id: str) -> list[RunEdit]:
@@ -145,15 +145,15 @@ class CurationTables(ABC):
 
     @abstractmethod
     def _control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection | None]:
-        """The run's control tables, or None where nobody needed them yet."""
+        """Open the run's control tables; None if nothing has been written there yet."""
 
     @abstractmethod
     def _made_control(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """The run's control tables, created if need be."""
+        """Open the run's control tables, created if need be."""
 
     @abstractmethod
     def _store_wide(self) -> AbstractContextManager[sqlite3.Connection | None]:
-        """Tables of the whole store, or None where nobody needed them yet."""
+        """Open the tables of the whole store; None if nothing has been written there yet."""
 
     def edit(self, edit: RunEdit) -> RunInfo:
         """Keep the edit; returns the run as it is shown from now on."""
@@ -173,7 +173,7 @@ class CurationTables(ABC):
 
 
 class NoCuration:
-    """Refuse edits where a place cannot carry them, and say why."""
+    """Refuse edits, with the reason, in a store that cannot keep them."""
 
     _no_commands_because: str
 
@@ -182,7 +182,7 @@ class NoCuration:
         self._refuse_edits()
 
     def edits(self, run_id: str) -> list[RunEdit]:  # noqa: ARG002
-        """None: nobody could make any."""
+        """Return no edits: this store accepts none."""
         return []
 
     def purge(self, run_id: str, *, by: str, now: float) -> Purge:  # noqa: ARG002
@@ -190,7 +190,7 @@ class NoCuration:
         self._refuse_edits()
 
     def purges(self) -> list[Purge]:
-        """None."""
+        """Return none: this store purges nothing."""
         return []
 
     def _refuse_edits(self) -> NoReturn:

@@ -27,7 +27,7 @@ def make_extra(db: sqlite3.Connection) -> None:
 
 
 def keeps_extra(db: sqlite3.Connection) -> bool:
-    """True where anything was ever kept so."""
+    """Return True if any such field was ever stored."""
     try:
         db.execute("SELECT 1 FROM extra LIMIT 0")
     except sqlite3.OperationalError as error:  # cheaper than to look through the schema, which every list of runs would
@@ -38,7 +38,7 @@ def keeps_extra(db: sqlite3.Connection) -> bool:
 
 
 def put_extra(db: sqlite3.Connection, rows: Iterable[tuple[str, Key, str]]) -> None:
-    """Keep rows of table, key and JSON, in the caller's transaction; nothing is made where there are none."""
+    """Store rows of table, key and JSON, in the caller's transaction; no table is made if there are no rows."""
     kept = list(rows)
     if kept:
         make_extra(db)

@@ -15,12 +15,12 @@ from rlwatch.store.sqlite.nodefiles import NodeFiles, gathered, records_of, word
 class FileCommands(ABC):
     """Commands that each node keeps in its own file. Only the run's trainer claims and settles, so that it decides.
 
-    A command that is cancelled before it was claimed is ``cancelling`` until the trainer says that it is cancelled.
+    A command that is cancelled before it was claimed is ``cancelling`` until the trainer reports it as cancelled.
     """
 
     @abstractmethod
     def _said(self, run_id: str) -> NodeFiles:
-        """The files about a run that exists. Raises ``RunNotFoundError``."""
+        """Return the files about a run that exists. Raises ``RunNotFoundError``."""
 
     def submit(self, command: Command) -> Command:
         """Keep it, or return the one that already has this id or idempotency key."""
@@ -47,7 +47,7 @@ class FileCommands(ABC):
             if command.idempotency_key and command.idempotency_key in keys:
                 continue
             keys.add(command.idempotency_key)
-            found.append(_stands(command, answers.get(command.command_id), cancelled))
+            found.append(_with_answer(command, answers.get(command.command_id), cancelled))
         return [command for command in found if status in (None, command.status)]
 
     def claim(self, run_id: str, now: float) -> list[Command]:
@@ -102,20 +102,20 @@ class FileCommands(ABC):
 
 
 def _later(answer: dict[str, Any], known: dict[str, Any] | None) -> bool:
-    """True where ``answer`` counts beside ``known``, of an earlier trainer's node: an end counts before a claim."""
+    """Return True if ``answer`` replaces ``known``, of an earlier trainer's node: an end counts before a claim."""
     if known is None or known.get("finished_at") is None:
         return True
     return answer.get("finished_at") is not None and answer["finished_at"] < known["finished_at"]
 
 
-def _stands(command: Command, answer: dict[str, Any] | None, cancelled: dict[str, Any]) -> Command:
+def _with_answer(command: Command, answer: dict[str, Any] | None, cancelled: dict[str, Any]) -> Command:
     if answer is not None:
         try:
             command = codec.decoded(Command, {**words_of(command), **answer})
         except (TypeError, ValueError):  # an answer of another program
             return command
     if command.status in (CommandStatus.QUEUED, CommandStatus.CLAIMED) and command.command_id in cancelled:
-        said = cancelled[command.command_id]
-        result = str(said.get("result", "")) if isinstance(said, dict) else ""
+        cancellation = cancelled[command.command_id]
+        result = str(cancellation.get("result", "")) if isinstance(cancellation, dict) else ""
         return replace(command, status=CommandStatus.CANCELLING, result=result)
     return command

@@ -57,7 +57,7 @@ class FileNews:
                 return changed
 
     def close(self) -> None:
-        """Whoever waits is let go; idempotent."""
+        """Release all waiting callers; idempotent."""
         self._closing.set()
 
     def _changed(self) -> frozenset[str]:
@@ -68,7 +68,7 @@ class FileNews:
         return frozenset(found)
 
     def _names(self, now: float) -> Iterable[str]:
-        """Whom to look at now: the store as a whole, and runs; all now and then, and where there is a new one."""
+        """Return the names to check now: the store as a whole, and runs; all runs now and then, and after a new one."""
         if self._run_id is not None:
             return ("", self._run_id)
         stamp = stamp_of(self._root)
@@ -94,7 +94,7 @@ class FileNews:
         return before is None or before != self._versions[run_id]
 
     def _version(self, run_id: str) -> object:
-        """Whatever grows or ends in a run; None where that cannot be told."""
+        """Return a value that changes when a run grows or ends; None if it cannot be read."""
         try:
             with self._snapshot(run_id) as db:
                 run = db.execute("SELECT attempt, state, state_reason FROM run").fetchone()

@@ -69,7 +69,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return curated(replace(run, config=copied(run.config)), self._edits(run_id))
 
     def _edits(self, run_id: str) -> Sequence[RunEdit]:
-        """As everywhere; not read again before their file changes. Brings nothing up to date: it may not be ours."""
+        """Return a run's edits, cached until their file changes. Upgrades no file: it may belong to another user."""
         control = self.root / run_id / "control.db"
         stamp = stamp_of(control)
         if stamp == (None,):
@@ -102,7 +102,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return purged
 
     def prune(self, run_id: str, bulk: Bulk, before: float, *, undated: float, dry_run: bool) -> tuple[int, int]:
-        """Remove old batches of a run that nobody writes. Raises ``RunLockedError`` where somebody does."""
+        """Remove old batches of a run that is not being written. Raises ``RunLockedError`` if it is."""
         files = layout.existing_files(self.root, run_id)
         lock = RunLock(files.lock, amending=True)
         try:
@@ -118,7 +118,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return open_files(files, run, self._clock.now(), made=FileWriter)
 
     def amend_run(self, run_id: str) -> RunWriter | None:
-        """The writer of a run whose process is gone; None if somebody writes it, or it cannot be written from here."""
+        """Return the writer of a run whose process is gone; None if a process writes it, or we cannot from here."""
         return amend_files(layout.existing_files(self.root, run_id))
 
     def damage(self, run_id: str) -> list[str]:
@@ -132,8 +132,8 @@ class FileStore(RunTables, ControlTables, CurationTables):
             if not layout.is_there(path):
                 continue
             with opened as db:
-                said = [str(row[0]) for row in db.execute("PRAGMA quick_check(10)")]
-            found += [f"{path.name}: {line}" for line in said if line != "ok"]
+                reported = [str(row[0]) for row in db.execute("PRAGMA quick_check(10)")]
+            found += [f"{path.name}: {line}" for line in reported if line != "ok"]
         return found
 
     def usage(self) -> dict[str, dict[str, int]]:
@@ -141,16 +141,16 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return {run_id: layout.usage_of(layout.files_of(self.root, run_id)) for run_id in layout.run_ids(self.root)}
 
     def news(self, topic: Topic, run_id: str | None = None) -> FileNews | None:
-        """For those who show runs; None for others, who look themselves: files push nothing."""
+        """Return news for pages that show runs; None for other readers, which poll: files push nothing."""
         return FileNews(self.root, run_id, self.snapshot) if topic == "pages" else None
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: no file stays open between calls."""
 
     def _lease(
         self, run_id: str, now: float, until: float, *, limit: int, channels: Sequence[str] | None
     ) -> list[OutboxMessage]:
-        """As everywhere, but an outbox seen empty is not opened again before its file changes."""
+        """Lease messages; an outbox seen empty is not opened again before its file changes."""
         stamp = stamp_of(self.root / run_id / "control.db")
         if self._quiet.recall(run_id, stamp):
             return []
@@ -163,7 +163,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
             return leased
 
     def _rows(self, run_id: str, rows: Callable[[sqlite3.Connection, str], list[_R]]) -> tuple[list[_R], bool]:
-        """As everywhere, but not read again before the file changes."""
+        """Return rows of a run, cached until the file changes."""
         layout.existing_files(self.root, run_id)
         name, stamp = f"{rows.__name__} {run_id}", stamp_of(self.root / run_id / "control.db")
         kept = self._rows_read.recall(name, stamp)
@@ -176,7 +176,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return layout.run_ids(self.root)
 
     def _listed(self) -> tuple[list[RunInfo], dict[str, str]]:
-        """As everywhere, but of a run at rest the files are not opened again, by no process."""
+        """List the runs; files of a run at rest are not opened again, by any process."""
         runs: list[RunInfo] = []
         unreadable: dict[str, str] = {}
         for entry in layout.directories_in(self.root):
@@ -196,7 +196,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
         return runs, unreadable
 
     def unreadable(self) -> Mapping[str, str]:
-        """As everywhere; what is at rest was read, and its settings are not copied to say so."""
+        """Return the reasons why runs cannot be read; runs at rest are known to be readable and are not opened."""
         why: dict[str, str] = {}
         for entry in layout.directories_in(self.root):
             if self._resting.knows(entry) or not layout.holds_run(Path(entry.path)):
@@ -219,7 +219,7 @@ class FileStore(RunTables, ControlTables, CurationTables):
                 self._held.of = before
 
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
-        """The run's tables as they are now, whoever writes on; what a dead writer's journal holds is stored first."""
+        """Open the run's tables as they are now, also during writes; first store what a dead writer's journal holds."""
         held = getattr(self._held, "of", None)
         if held is not None and held[0] == run_id:
             return nullcontext(held[1])

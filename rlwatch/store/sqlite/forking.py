@@ -51,7 +51,7 @@ class _Gate:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Called before a fork: whoever is inside comes out first, and nobody goes in."""
+        """Before a fork: wait until all threads inside have left, and let none enter."""
         me = threading.get_ident()
         self._forking[me] = None
         end = time.monotonic() + PATIENCE_S

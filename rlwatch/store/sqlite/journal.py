@@ -1,13 +1,13 @@
-"""A run's journal: what was logged and is not yet in ``run.db``, in files beside it.
+"""A run's journal: files in its directory that hold what was logged and is not yet in ``run.db``.
 
 The thread that logs appends to it before the call returns, so that a row is in the page cache, which outlives the
 process (``SIGKILL``; not a power cut), whatever the thread that writes the database is doing. What was committed is
-forgotten file by file. Whoever opens the run next brings into the database what a dead process left here.
+forgotten file by file. The next process that opens the run brings into the database what a dead process left here.
 
 File: ``MAGIC``, eight random bytes that name the journal, then frames: ``MARK``, length of the body, body, ``END``.
-The first byte of a body says what it is: the names of a metric set (JSON), a record (packed), a part of one (the rest
-of which was not a plain number yet), an event, a spike or a completion batch, or how the run was ended: whose process
-is gone before its writer came to the end has not died. A frame that was cut short, by a kill or a full disk, is passed
+The first byte of a body gives its kind: the names of a metric set (JSON), a record (packed), a part of one (the rest
+of which was not a plain number yet), an event, a spike or a completion batch, or how the run was ended: a process that
+is gone before its writer stored the end has not died. A frame that was cut short, by a kill or a full disk, is passed
 over up to the next mark.
 
 How the run was ended, and which rows were lost, is written into a file of its own as well, ``run.journal.end``, whose
@@ -82,7 +82,7 @@ class JournalPosition:
     above: frozenset[int] = frozenset()
 
     def holds(self, number: int) -> bool:
-        """True if the item of this number is stored."""
+        """Return True if the item of this number is stored."""
         return number <= self.upto or number in self.above
 
     def after(self, numbers: Iterable[int]) -> JournalPosition:
@@ -98,14 +98,14 @@ class JournalPosition:
 
 
 def budget_bytes(env: Mapping[str, str] | None = None) -> int:
-    """Most bytes that a journal may take: 256 MB, or as ``RLWATCH_JOURNAL_MB`` says. Raises ``ConfigError``."""
-    said = (os.environ if env is None else env).get(BUDGET_VARIABLE, "").strip()
+    """Return the most bytes a journal may take: 256 MB, or ``RLWATCH_JOURNAL_MB``. Raises ``ConfigError``."""
+    value = (os.environ if env is None else env).get(BUDGET_VARIABLE, "").strip()
     try:
-        megabytes = float(said or BUDGET_MB)
+        megabytes = float(value or BUDGET_MB)
     except ValueError:
         megabytes = 0.0
     if not LEAST_MB <= megabytes < float("inf"):
-        raise ConfigError(f"{BUDGET_VARIABLE} is a number of megabytes, {LEAST_MB:g} or more; got {said!r}")
+        raise ConfigError(f"{BUDGET_VARIABLE} is a number of megabytes, {LEAST_MB:g} or more; got {value!r}")
     return int(megabytes * (1 << 20))
 
 
@@ -113,8 +113,8 @@ def budget_bytes(env: Mapping[str, str] | None = None) -> int:
 class SQLiteJournal:
     """The journal that this process appends to. ``append*`` may be called from any thread, and from signal handlers.
 
-    Only one thread calls the others. Opening it raises ``OSError`` where the directory cannot be written, and
-    ``ConfigError`` for a budget (``RLWATCH_JOURNAL_MB``) that is none.
+    Only one thread calls the other methods. Opening it raises ``OSError`` if the directory cannot be written, and
+    ``ConfigError`` for an invalid budget (``RLWATCH_JOURNAL_MB``).
     """
 
     directory: Path
@@ -129,16 +129,16 @@ class SQLiteJournal:
     filled: float = field(init=False, default=0.0)
     """Share of the budget that is taken, as last reckoned and added to since; from 1 on nothing but events is kept."""
     cramped: bool = field(init=False, default=False)
-    """Whether its disk had no room for the last item."""
+    """True if its disk had no room for the last item."""
     refusals: int = field(init=False, default=0)
     """Number of items that its disk had no room for."""
     lost: bool = field(init=False, default=False)
-    """Whether rows were noted to be lost that the store does not know of."""
+    """True if rows were noted as lost that the store does not know of."""
     _end: EndReserve = field(init=False)
     _rests_until: float = field(init=False, default=0.0)
     _rest_s: float = field(init=False, default=REST_S)
     _types: frozenset[type] = field(init=False, default=_PLAIN)
-    """Types of values that go the quick way: Python's own numbers, and numpy's scalars once somebody imported numpy."""
+    """Types of values that take the fast path: Python's own numbers, and numpy's scalars once numpy is imported."""
     _quick: SegmentFile | None = field(init=False, default=None)
     """The file of the last row, where the next may follow without a question; else it goes the long way, which asks."""
 
@@ -159,8 +159,9 @@ class SQLiteJournal:
         return "the disk of its journal is full" if self.cramped else f"its journal may take {most}"
 
     def keep(self, step: int, metrics: dict[str, Any]) -> KeptRow | None:
-        """:meth:`append_record` for a row of names that the file has had, and of numbers that nobody waits for, in half
-        the time. None: it was not kept, and is to go the long way. ``step``: within what a store can hold.
+        """Append a record of known names and plain numbers, in half the time of :meth:`append_record`.
+
+        Returns None if the row was not kept, and must take the slow path. ``step``: within what a store can hold.
 
         Written out, for the thread that trains comes here with cold caches: each function more costs it a microsecond.
         """
@@ -247,7 +248,7 @@ class SQLiteJournal:
                 return kept
 
     def note_end(self, state: RunState, reason: str, now: float) -> None:
-        """Keep how the run was ended, before its writer comes to say so; also while the journal rests."""
+        """Keep how the run was ended, before its writer stores it; also while the journal rests."""
         body = dumps([state.value, plain(reason)[:MOST_REASON], now]).encode()
         self._end.put(_framed(_NUMBERED.pack(_ENDED, 0) + body))
         while True:
@@ -297,7 +298,7 @@ class SQLiteJournal:
         oldest = next(iter(stream.files()), None)
         if oldest is None:
             return None
-        oldest.removed = True  # from here on whoever was about to write into it turns to the next
+        oldest.removed = True  # from here on, a thread about to write into it turns to the next
         held = entries(oldest.path)[1]
         stream.remove(oldest)
         self._reckon()
@@ -318,7 +319,7 @@ class SQLiteJournal:
                     segment.path.unlink(missing_ok=True)
 
     def _reckon(self) -> None:
-        """Exactly: threads that add at once overwrite each other's sum."""
+        """Recompute the filled share exactly: threads that add at once overwrite each other's sum."""
         self.filled = sum(stream.bytes for stream in self._streams()) / self.budget_bytes
         if self.filled >= QUICKLY:
             self._quick = None
@@ -327,7 +328,7 @@ class SQLiteJournal:
         return [self._rows, *self._bulk.values()]
 
     def _look_at(self, here: SegmentFile) -> None:
-        """Rest if the disk made a thread wait that logged: once is enough."""
+        """Rest if the disk made a logging thread wait: once is enough."""
         if here.longest_s > SLOW_S:
             here.longest_s, self._quick = 0.0, None
             self._rests_until = time.monotonic() + self._rest_s
@@ -403,7 +404,7 @@ def all_in(directory: Path) -> list[Path]:
 
 
 def holds_end(directory: Path) -> bool:
-    """True where an end was noted."""
+    """Return True if an end was noted."""
     path = directory / END_FILE
     with contextlib.suppress(OSError):
         if path.is_file() and not path.is_symlink():
@@ -414,14 +415,12 @@ def holds_end(directory: Path) -> bool:
 
 def ending_in(directory: Path) -> tuple[RunState, str, float] | None:
     """State, reason and time of the run's end, if its process came to note it."""
-    told = (end_in(path) for path in reversed(all_in(directory)))
-    return next((ending for ending in told if ending is not None), None)
+    endings = (end_in(path) for path in reversed(all_in(directory)))
+    return next((ending for ending in endings if ending is not None), None)
 
 
 def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:
-    """By name the journals that a dead process, or several, left in ``directory``: their items in order of number, read
-    file by file.
-    """
+    """Return the journals that dead processes left in ``directory``, by name: items by number, read file by file."""
     by_name: dict[str, list[tuple[int, Path]]] = {}
     for path in all_in(directory):
         with contextlib.suppress(OSError):
@@ -434,8 +433,10 @@ def journals_in(directory: Path) -> dict[str, Iterator[tuple[int, Item]]]:
 
 
 def _in_order(files: Iterable[tuple[int, Path]]) -> Iterator[tuple[int, Item, bool]]:
-    """Items of files (each with its lowest number) in order of number: rows are not to overtake what is kept apart from
-    them, since a mark takes numbers that many later ones have passed for lost.
+    """Iterate over items of files (each with its lowest number) in order of number.
+
+    Rows must not overtake items that are kept in other files, because a journal position counts numbers that many later
+    ones have passed as lost.
     """
     waiting = deque(sorted(files, key=itemgetter(0)))
     opened: list[tuple[int, int, Item, bool, Iterator[tuple[int, Item, bool]]]] = []
@@ -475,25 +476,25 @@ def entries(path: Path) -> tuple[str, list[tuple[int, Item, bool]]]:
 
 
 def end_in(path: Path) -> tuple[RunState, str, float] | None:
-    """State, reason and time (Unix seconds) of the end that the journal tells of; None where it tells of none."""
+    """Return state, reason and time (Unix seconds) of the end recorded in the journal; None if it has none."""
     with contextlib.suppress(OSError, ValueError, TypeError, StoreError):
         data = path.read_bytes()
-        told = [body for body in _bodies(data, HEADER_BYTES) if body[:1] == bytes((_ENDED,))]
-        if data[: len(MAGIC)] == MAGIC and told:
-            state, reason, now = loads(told[-1][_NUMBERED.size :].decode())
+        ends = [body for body in _bodies(data, HEADER_BYTES) if body[:1] == bytes((_ENDED,))]
+        if data[: len(MAGIC)] == MAGIC and ends:
+            state, reason, now = loads(ends[-1][_NUMBERED.size :].decode())
             return RunState(state), str(reason), float(now)
     return None
 
 
 def _scalars(numpy: Any) -> frozenset[type]:
-    """Types of numpy's real scalars."""
+    """Return the types of numpy's real scalars."""
     kinds = tuple(getattr(numpy, kind) for kind in _NUMPYS if hasattr(numpy, kind))  # it may be half imported
     every = getattr(numpy, "sctypeDict", {}).values()
     return frozenset(each for each in every if issubclass(each, kinds) and each.__name__ != "timedelta64")
 
 
 def _event(event: Event) -> bytes:
-    """Kind, step, body and time; fields that it has beside them follow, where there are any."""
+    """Encode kind, step, body and time of an event, followed by its other fields, if any."""
     rest = EVENT.rest(event)
     return dumps([plain(event.kind), event.step, event.body, event.ts, *([rest] if rest else [])]).encode()
 
@@ -521,8 +522,8 @@ def _item(body: bytes, sets: Mapping[int, tuple[str, ...]]) -> tuple[int, Item]:
         return number, StepRecord(step=step, metrics=dict(zip(names, values, strict=True)), ts=ts)
     rest = body[_NUMBERED.size :]
     if kind == _EVENT:
-        of, at, said, ts, *more = loads(rest.decode())
-        return number, codec.enriched(Event(kind=of, step=at, body=said, ts=ts), more[0] if more else {})
+        of, at, content, ts, *more = loads(rest.decode())
+        return number, codec.enriched(Event(kind=of, step=at, body=content, ts=ts), more[0] if more else {})
     head = 4 + int.from_bytes(rest[:4], "little")
     step, reason, ts, rank, *_ = loads(rest[4:head].decode())
     columns, more = unpack_batch(rest[head:])

@@ -50,7 +50,7 @@ class RunFiles:
 
     @property
     def lock(self) -> Path:
-        """Held by the writer; says who that is."""
+        """Lock file held by the writer; it contains the writer's identity."""
         return self.directory / "run.lock"
 
 
@@ -76,12 +76,12 @@ def run_ids(root: Path) -> list[str]:
 
 
 def holds_run(directory: Path) -> bool:
-    """True of a directory with a ``run.db``, or with a journal of which one can be made again."""
+    """Return True for a directory with a ``run.db``, or with a journal from which one can be rebuilt."""
     return is_there(directory / "run.db") or has_journal(directory)
 
 
 def has_journal(directory: Path) -> bool:
-    """True where a journal holds anything."""
+    """Return True if a journal holds anything."""
     return any(size_of(path) > HEADER_BYTES for path in files_in(directory))
 
 
@@ -99,14 +99,15 @@ def files_in(directory: Path) -> list[Path]:
 
 
 def require_plain(path: Path) -> None:
-    """Raise ``StoreCorruptError`` where a database, or a file that SQLite keeps beside it, is no file: to open a named
-    pipe waits for its other end, for ever.
+    """Raise ``StoreCorruptError`` if a database, or a file that SQLite keeps next to it, is not a regular file.
+
+    Opening a named pipe would wait for its other end for ever.
     """
     for each in (path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
         try:
             mode = each.stat().st_mode
         except OSError:
-            continue  # not there, or for whoever opens it to explain
+            continue  # not there, or opening it gives the error
         if not S_ISREG(mode):
             raise StoreCorruptError(f"{each} is not a regular file, and not of rlwatch: move it out of the store")
 
@@ -124,7 +125,7 @@ def directories_in(root: Path) -> list[os.DirEntry[str]]:
 
 
 def is_there(path: Path) -> bool:
-    """True if the file exists, or may: what we are not allowed to look at is for the reader to explain."""
+    """Return True if the file exists, or may: a reader reports why it cannot be accessed."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -199,7 +200,7 @@ def writing_to(path: Path) -> Iterator[None]:
         ) from error
 
 
-# Whether a path lies on a network file system, where SQLite's write-ahead log does not work.
+# Detection of network file systems, where SQLite's write-ahead log does not work.
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = {
@@ -251,5 +252,5 @@ def network_file_system(path: Path, mounts: str | None = None) -> str | None:
 
 
 def is_network(kind: str) -> bool:
-    """True if a mount type (``nfs4``, ``ext4``, ``fuse.sshfs``...) is a network one."""
+    """Return True if a mount type (``nfs4``, ``ext4``, ``fuse.sshfs``...) is a network one."""
     return kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)

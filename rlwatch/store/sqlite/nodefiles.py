@@ -32,9 +32,9 @@ from rlwatch.store.sqlite.layout import make_private, writing_to
 _T = TypeVar("_T")
 DIRECTORY = ".people"
 MOST_BYTES = 16 << 20
-"""A larger file is not read: nobody says so much."""
+"""Largest file that is read; no node writes that much."""
 Words = dict[str, dict[str, Any]]
-"""Kind -> key -> what is said."""
+"""Kind -> key -> record, as JSON."""
 
 
 class NodeFiles:
@@ -58,10 +58,10 @@ class NodeFiles:
         with writing_to(self._local), (self._local / "people.lock").open("a") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             mine = self._directory / f"{node_name(self._local)}.json"
-            said = _words_in(mine)
-            before = dumps(said)
-            yield said
-            after = dumps(said)
+            words = _words_in(mine)
+            before = dumps(words)
+            yield words
+            after = dumps(words)
             if after != before:
                 self._put(mine, after)
 
@@ -70,7 +70,7 @@ class NodeFiles:
         arriving = mine.with_name(f".{mine.name}.{os.getpid()}")
         with writing_to(mine):
             try:
-                # Whoever may read the run's directory may read this.
+                # Users who may read the run's directory may read this.
                 mode = 0o600 | self._directory.parent.stat().st_mode & 0o044
                 fd = os.open(arriving, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
                 with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -114,24 +114,24 @@ def _words_in(path: Path) -> Words:
         except OSError:
             continue
         try:
-            said = json.loads(data) if len(data) <= MOST_BYTES else {}
+            words = json.loads(data) if len(data) <= MOST_BYTES else {}
         except (ValueError, RecursionError):
             return {}
-        whole = isinstance(said, dict) and all(isinstance(words, dict) for words in said.values())
-        return said if whole else {}
+        whole = isinstance(words, dict) and all(isinstance(records, dict) for records in words.values())
+        return words if whole else {}
     return {}
 
 
-# What is said, as records. What another program wrote, and is none, is passed over.
+# The contents as records. Entries of other programs that are not such records are skipped.
 
 
 def gathered(nodes: list[Words], kind: str) -> list[tuple[str, JSON]]:
     """Key and words of ``kind`` of all nodes."""
-    return [said for words in nodes for said in words.get(kind, {}).items()]
+    return [record for words in nodes for record in words.get(kind, {}).items()]
 
 
 def records_of(found: list[tuple[str, JSON]], kind: type[_T]) -> list[_T]:
-    """Those of a kind of record that can be made."""
+    """Return the records of a kind; entries that cannot be decoded are skipped."""
     out = []
     for _, words in found:
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):

@@ -58,11 +58,11 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class RunLock:
-    """The lock, taken. Raises ``RunLockedError`` naming the holder if somebody has it.
+    """The lock, taken. Raises ``RunLockedError``, which names the holder, if it is held already.
 
     ``flock`` belongs to the opened file, not to the process: a second open in this very process is refused
-    too. ``optional``: file systems that cannot lock at all (some network ones) are let through. ``amending``: it
-    is held for a moment only, and says so.
+    too. ``optional``: file systems that cannot lock at all (some network ones) are let through. ``amending``: the
+    lock is held only briefly, and its file notes that.
     """
 
     def __init__(self, path: Path, *, optional: bool = False, amending: bool = False) -> None:
@@ -111,14 +111,14 @@ class RunLock:
 
 
 def _holder(fd: int) -> tuple[str, bool]:
-    """The holder in words, and True if it holds the lock for a moment only."""
+    """Return the holder in words, and True if it holds the lock only briefly."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         note = json.loads(os.pread(fd, 4096, 0))
         return f"process {note['pid']} on {note['host']}", bool(note.get("amending"))
     return "another process", False
 
 
-# Which process holds a row, told so that another process of the same machine can see whether it still lives.
+# The process that holds a row, written so that another process of the same machine can check whether it still lives.
 
 
 def this_process() -> str:
@@ -132,7 +132,7 @@ def _process_name(pid: int) -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """True if the process is of this machine and has ended; of another machine's nobody here knows."""
+    """Return True if the process is of this machine and has ended; for another machine's process always False."""
     host, _, rest = owner.rpartition("/")[0].rpartition("/")
     started = owner.rpartition("/")[2]
     if host != socket.gethostname() or not rest.isdecimal():
@@ -147,7 +147,7 @@ def is_gone(owner: str) -> bool:
 
 
 def _started_at(pid: int) -> str:
-    """In clock ticks since the machine started; empty where there is no ``/proc``."""
+    """Return the start time of a process in clock ticks since boot; empty if there is no ``/proc``."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

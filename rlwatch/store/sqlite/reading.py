@@ -101,7 +101,7 @@ def read_stream(db: sqlite3.Connection, after_seq: int, limit: int) -> list[Step
 def _records(
     db: sqlite3.Connection, after_seq: int, before_attempt: int | None, limit: int = -1
 ) -> Iterator[StepRecord]:
-    """One after the other, so that not all are held at once."""
+    """Iterate over the records, so that not all are held at once."""
     names = metric_sets(db)
     sources = [_of_rows(db, names, after_seq, before_attempt, limit)]
     for mset in blocked_sets(db, "record"):
@@ -202,9 +202,9 @@ def read_forecasts(db: sqlite3.Connection, last: int | None) -> list[ForecastRec
 def read_spikes(
     db: sqlite3.Connection, last: int | None, reason: str | None = None, step: int | None = None
 ) -> list[SpikeBatch]:
-    """The ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all.
+    """Read the ``last`` batches written (None: all), by step; of one ``reason`` or one ``step``, or (None) of all.
 
-    Those that hold no tokens are read where their reason is said alone.
+    Batches without tokens are read only if their reason is given.
     """
     most = -1 if last is None else last
     rows = db.execute(
@@ -267,9 +267,9 @@ def as_named_now(reason: str, columns: dict[str, _V]) -> dict[str, _V]:
 def branch_bounds(db: sqlite3.Connection, attempt: int, before_step: int) -> dict[int, int]:
     """Earlier attempt -> the step below which its records are what ``attempt`` continues."""
     firsts = {earlier: low for earlier, (low, _) in read_spans(db).items()}
-    told = {earlier for (earlier,) in db.execute("SELECT DISTINCT attempt FROM event")}
+    with_events = {earlier for (earlier,) in db.execute("SELECT DISTINCT attempt FROM event")}
     below: dict[int, int] = {}
-    for earlier in sorted(firsts.keys() | told, reverse=True):
+    for earlier in sorted(firsts.keys() | with_events, reverse=True):
         if earlier < attempt:
             below[earlier] = before_step
             before_step = min(before_step, firsts.get(earlier, before_step))
@@ -297,7 +297,7 @@ def _moment(ts: float | None) -> float:
     return math.nan if ts is None else ts  # SQLite keeps a NaN as NULL
 
 
-# What a store answers about runs, over two hooks: which runs there are, and where a run's tables are.
+# Queries about runs, over two hooks: which runs there are, and where a run's tables are.
 
 
 class RunTables(ABC):
@@ -307,14 +307,14 @@ class RunTables(ABC):
 
     @abstractmethod
     def _run_ids(self) -> list[str]:
-        """Names of what may be runs, readable or not."""
+        """Return names of possible runs, readable or not."""
 
     @abstractmethod
     def snapshot(self, run_id: str) -> AbstractContextManager[sqlite3.Connection]:
         """The run's tables as they are now. Raises ``RunNotFoundError`` and what reading may raise."""
 
     def at_once(self, run_id: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Nothing to gain here: every answer is a snapshot of its own."""
+        """Do nothing: every answer is a snapshot of its own."""
         return nullcontext()
 
     def runs(self, *, deleted: bool = False) -> list[RunInfo]:
@@ -333,7 +333,7 @@ class RunTables(ABC):
         return curated(run, self._edits(run_id))
 
     def _edits(self, run_id: str) -> Sequence[RunEdit]:  # noqa: ARG002
-        """Edits of the run, oldest first; none where the place keeps none, or they cannot be read now."""
+        """Return edits of the run, oldest first; none if the store keeps none, or they cannot be read now."""
         return ()
 
     def configs(self, run_id: str) -> dict[int, Mapping[str, JSON]]:
@@ -427,7 +427,7 @@ class RunTables(ABC):
     def spikes(
         self, run_id: str, *, last: int | None = None, reason: str | None = None, step: int | None = None
     ) -> list[SpikeBatch]:
-        """Spike batches by step, or the ``last`` newest; of one ``reason`` or one ``step`` only, where it is said."""
+        """Return spike batches by step, or the ``last`` newest; if given, of one ``reason`` or one ``step`` only."""
         with self.snapshot(run_id) as db:
             return read_spikes(db, last, reason, step)
 
@@ -447,7 +447,7 @@ class RunTables(ABC):
             return [finding for finding in read_findings(db) if not finding.stage.better]
 
     def recoveries(self, run_id: str) -> list[Finding]:
-        """In order of ``seq``: of the findings, that they eased or are over."""
+        """Return findings that eased or are over, in order of ``seq``."""
         with self.snapshot(run_id) as db:
             return [finding for finding in read_findings(db) if finding.stage.better]
 

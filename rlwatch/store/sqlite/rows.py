@@ -108,7 +108,7 @@ def worst_rows(columns: Columns, most: int) -> list[tuple[float, dict[str, JSON]
 
 
 def _scores(columns: Columns) -> np.ndarray:
-    """Score of each row: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
+    """Return the score of each row: size of its gradient contribution, else its screen, else its log-ratio (nats)."""
     import numpy as np
 
     for name, other in (
@@ -205,13 +205,13 @@ class Batch:
         """Take one item. Raises ``UnstorableError`` naming what cannot be stored."""
 
         def unstorable(error: Exception) -> None:
-            explains = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # these say what is wrong
+            explains = isinstance(error, TypeError | ValueError | OverflowError | StoreError)  # have a clear message
             why = described(error).partition(": ")[2] if explains else described(error)
             refused = UnstorableError(f"cannot store {_label(item)}: {why}")
             refused.item = item
             raise refused from error
 
-        # columns and bodies may hold objects of anybody's, whose methods raise anything
+        # columns and bodies may hold arbitrary objects, whose methods raise anything
         call_or(lambda: self._add(item), unstorable)
 
     def add_all(self, items: Iterable[Storable]) -> None:
@@ -281,7 +281,7 @@ class Batch:
             self.extra.append((RECORD.name, seq, dumps(rest)))
 
     def _packed(self, metrics: Mapping[str, float]) -> tuple[int, bytes]:
-        """The id of the metric set, and its values."""
+        """Return the id of the metric set, and its values."""
         number, packed = self._set_of(tuple(metrics))
         try:
             return number, packed.pack(*metrics.values())
@@ -289,7 +289,7 @@ class Batch:
             raise TypeError(_not_a_number(metrics)) from None
 
     def _add_forecast(self, forecast: ForecastRecord) -> None:
-        """Under the ``seq`` of the record it is of, which is taken."""
+        """Add a forecast under the ``seq`` of its record."""
         number, values = self._packed(forecast.metrics)
         *where, body = FORECAST.row(forecast)
         self.rows["forecast", number] += 1

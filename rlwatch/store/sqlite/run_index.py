@@ -1,10 +1,10 @@
-"""Remember what was read of files for as long as they stay as they were: in memory, and what runs at rest say of
-themselves in one file of the store as well, so that a process that lists a thousand runs opens hardly any of theirs.
+"""Cache what was read of files until they change: in memory, and the facts of runs at rest
+in one file of the store as well, so that a process that lists a thousand runs opens few of their files.
 
-A run is at rest while nobody writes it and nothing waits in a journal. Whatever changes it makes or removes a file of
-its directory, or leaves another time or size on one of them, so that four time stamps say whether a line of
-``.runs.jsonl`` still holds. The file is no source of anything: lines that are torn, old or somebody else's are left
-out, and it may be removed at any time.
+A run is at rest while no process writes it and nothing waits in a journal. Every change of it makes or removes a file
+of its directory, or leaves another time or size on one of them, so that four time stamps decide whether a line of
+``.runs.jsonl`` is still valid. The file is only a cache: lines that are torn, old or of another program are left out,
+and it may be removed at any time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stamp_of(*paths: Path) -> Stamp:
 
 
 def settled(stamp: Stamp) -> bool:
-    """True if files of this stamp, taken just now, did not change just now as well."""
+    """Return True if files of this stamp, taken just now, did not change just now as well."""
     now = time.time_ns()
     return now - max((part[0] for part in stamp if part is not None), default=now) > _SETTLED_NS
 
@@ -95,7 +95,7 @@ class _Rest(NamedTuple):
 
 
 class RunsAtRest:
-    """Memory of what runs of the store in ``root`` said of themselves, good while their files stay as they were."""
+    """Cache of the facts of runs of the store in ``root``, valid while their files do not change."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._path = root, root / NAME
@@ -113,7 +113,7 @@ class RunsAtRest:
         return replace(run, config=copied(run.config)) if run.config else run
 
     def knows(self, entry: os.DirEntry[str]) -> bool:
-        """True where :meth:`recall` would have it."""
+        """Return True if :meth:`recall` would return the run."""
         return self._rest(entry) is not None
 
     def _rest(self, entry: os.DirEntry[str]) -> _Rest | None:
@@ -177,7 +177,7 @@ class RunsAtRest:
 
 
 def _holds(stamp: Stamp, entry: os.DirEntry[str]) -> bool:
-    """True if the directory is as it was, so that no name came or went, and the files that it had, too."""
+    """Return True if the directory is unchanged (no name came or went), and so are the files that it had."""
     try:
         directory = entry.stat()
     except OSError:
@@ -190,7 +190,7 @@ def _holds(stamp: Stamp, entry: os.DirEntry[str]) -> bool:
 
 
 def _append(path: Path, lines: list[str]) -> None:
-    """In one write; a line that was cut short before stays alone."""
+    """Append lines in one write; a line that was cut short before stays separate."""
     flags = (
         os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     )  # a named pipe: no wait

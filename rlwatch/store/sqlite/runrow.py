@@ -31,13 +31,13 @@ def load(db: sqlite3.Connection, run_id: str) -> RunInfo:
 
 
 def create(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
-    """Begin the first attempt; returns the run as it now stands."""
+    """Begin the first attempt; returns the run as it is then."""
     with transaction(db):
         return _begin(db, replace(run, created_at=run.created_at or now, attempt=max(1, run.attempt)), run, now)
 
 
 def resume(db: sqlite3.Connection, run: RunInfo, now: float) -> RunInfo:
-    """Begin the next attempt; returns the run as it now stands."""
+    """Begin the next attempt; returns the run as it is then."""
     with transaction(db):
         return _begin(db, _resumed(db, load(db, run.run_id), run), run, now)
 
@@ -91,7 +91,7 @@ def _resumed(db: sqlite3.Connection, old: RunInfo, new: RunInfo) -> RunInfo:
 
 
 def resumed(old: RunInfo, new: RunInfo, last_attempt: int) -> RunInfo:
-    """The run ``old`` as its next attempt begins: what its process says, and what it leaves open as it was."""
+    """Return the run ``old`` at the start of its next attempt: fields that ``new`` gives, the others as they were."""
     begun = replace(
         old,
         attempt=1 + max(old.attempt, last_attempt),
@@ -112,7 +112,7 @@ def _save(db: sqlite3.Connection, run: RunInfo) -> None:
     merge_extra(db, RUN, {_ONE: run})
 
 
-# How far a run has come: what of its journal is stored, what of it is judged, and what the judge knew.
+# Progress of a run: which part of its journal is stored, which rows are judged, and the judge's state.
 
 CHECKPOINTS_KEPT = 12
 """Checkpoints of a run. They thin out with age: the next attempt may begin anywhere below the last step."""
@@ -156,7 +156,7 @@ def keep_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
 
 
 def outdated(seqs: Sequence[int]) -> list[int]:
-    """Of checkpoints at these ``seqs``, ascending, those that go, so that ``CHECKPOINTS_KEPT`` are left."""
+    """Return those of the ascending ``seqs`` whose checkpoints are removed, so that ``CHECKPOINTS_KEPT`` are left."""
     kept, gone = list(seqs), []
     while len(kept) > CHECKPOINTS_KEPT:  # the one goes that leaves the smallest hole in proportion to its age
         ages = [kept[-1] - seq + 1 for seq in kept]
@@ -167,7 +167,7 @@ def outdated(seqs: Sequence[int]) -> list[int]:
 
 
 def newest_checkpoint(db: sqlite3.Connection, made_by: str, fits: Callable[[int, int, int], bool]) -> Checkpoint | None:
-    """The newest checkpoint of which ``fits(seq, attempt, step)``; None if there is none."""
+    """Return the newest checkpoint for which ``fits(seq, attempt, step)`` is true; None if there is none."""
     if not _has_progress(db):
         return None
     candidates = db.execute("SELECT seq, attempt, step FROM checkpoint WHERE made_by = ? ORDER BY seq DESC", (made_by,))

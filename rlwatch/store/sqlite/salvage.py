@@ -1,4 +1,4 @@
-"""A ``run.db`` that is gone or damaged, made anew: of what can still be read of it, and of the journal beside it.
+"""Rebuild a ``run.db`` that is gone or damaged, from what can still be read of it and from the run's journal.
 
 The damaged file is kept under another name, with its log; nothing is removed.
 """
@@ -28,7 +28,7 @@ from rlwatch.store.sqlite.series import metric_sets
 _log = logging.getLogger("rlwatch")
 _SIDE = ("", "-wal", "-shm", "-journal")
 _HEADER = struct.Struct(">16s H 6x I I")
-"""Of a SQLite file: its mark, the size of a page, the change counter, and the number of pages."""
+"""Header of a SQLite file: its mark, the size of a page, the change counter, and the number of pages."""
 
 
 def unusable(files: RunFiles) -> str:
@@ -50,8 +50,9 @@ def unusable(files: RunFiles) -> str:
 
 
 def _cut_short(files: RunFiles) -> bool:
-    """True of a file with fewer pages than it says, where no log holds the others; and of one without even a header,
-    which has SQLite remove its log.
+    """Return True for a file with fewer pages than its header gives, if no log holds the others.
+
+    Also True for a file without even a header, which makes SQLite remove its log.
     """
     with suppress(OSError):
         if not files.run.is_file():
@@ -67,7 +68,7 @@ def _cut_short(files: RunFiles) -> bool:
 
 
 def set_aside(files: RunFiles) -> None:
-    """Move ``run.db`` and what SQLite keeps beside it to other names."""
+    """Move ``run.db`` and the files that SQLite keeps for it to other names."""
     number = 1
     while is_there(aside := files.directory / f"run.db.damaged-{number}") or is_there(Path(f"{aside}-wal")):
         number += 1
@@ -97,7 +98,9 @@ def poured(damaged: Path, db: sqlite3.Connection) -> None:
                 put = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608  (our tables)
                 rows = _rows(source, f"SELECT {', '.join(columns)} FROM {table}")  # noqa: S608
                 db.executemany(put, islice(rows, most))
-            db.execute("DELETE FROM progress WHERE name = 'journal'")  # what it says is stored may be what is lost
+            db.execute(
+                "DELETE FROM progress WHERE name = 'journal'"
+            )  # rows it counts as stored may be among those lost
             for table in ("record", "forecast"):
                 db.execute(f"DELETE FROM {table} WHERE mset NOT IN (SELECT id FROM metric_set)")  # noqa: S608
             forget_incomplete(db, {number: len(names) for number, names in metric_sets(db).items()})
@@ -107,13 +110,13 @@ def poured(damaged: Path, db: sqlite3.Connection) -> None:
 
 
 def _rows(source: sqlite3.Connection, query: str) -> Iterator[tuple[object, ...]]:
-    """As many as come before the first that cannot be read."""
+    """Iterate over the rows before the first that cannot be read."""
     with suppress(sqlite3.Error):
         yield from source.execute(query)
 
 
 def _has_extra(source: sqlite3.Connection) -> bool:
-    """True where the damaged file has fields that have no column."""
+    """Return True if the damaged file has fields that have no column."""
     return next(_rows(source, "SELECT 1 FROM extra LIMIT 1"), None) is not None
 
 

@@ -49,7 +49,7 @@ def migrate(db: sqlite3.Connection, steps: Sequence[Migration], where: str) -> N
         if version_of(db) >= number:
             continue
         with transaction(db):
-            if version_of(db) < number:  # nobody did it while we waited for the lock
+            if version_of(db) < number:  # no other process did it while we waited for the lock
                 step.apply(db)
                 db.execute(f"PRAGMA user_version = {number}")
 
@@ -104,7 +104,7 @@ _RUN_1 = (
     """CREATE TABLE attempt (
         attempt INTEGER PRIMARY KEY, started_at REAL, first_seq INTEGER NOT NULL, host TEXT NOT NULL, pid INTEGER,
         config TEXT NOT NULL)""",
-    # Which metrics a record holds: a JSON list of names, in the order of the packed values.
+    # Metrics of a record: a JSON list of names, in the order of the packed values.
     "CREATE TABLE metric_set (id INTEGER PRIMARY KEY, names TEXT NOT NULL)",
     # v: little-endian float64 values, one for each name of the metric set.
     """CREATE TABLE record (
@@ -136,7 +136,7 @@ _RUN_2 = """CREATE TABLE completion_batch (
     id INTEGER PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL, rank INTEGER NOT NULL, ts REAL,
     n INTEGER NOT NULL, v BLOB NOT NULL)"""
 
-# What was forecast at the step of the record ``seq``: packed as in record; body: JSON of what is no number.
+# Forecasts made at the step of the record ``seq``: packed as in record; body: JSON of the fields that are not numbers.
 _RUN_3 = (
     """CREATE TABLE forecast (
         seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL, ts REAL, mset INTEGER NOT NULL,
@@ -144,11 +144,11 @@ _RUN_3 = (
     "CREATE INDEX forecast_by_set ON forecast (mset)",
 )
 
-# How far something has come. journal: value and body say what of the journal (named by its nonce) is stored here.
+# Progress. journal: value and body give the part of the journal (named by its nonce) that is stored here.
 # judged: findings, forecasts and alerts of all records and events up to the seq ``value`` are written.
 _RUN_4 = (
     "CREATE TABLE progress (name TEXT PRIMARY KEY, value INTEGER NOT NULL, body TEXT NOT NULL)",
-    # What the judge knew after the record or event seq; step: the highest it had seen of this attempt.
+    # State of the judge after the record or event seq; step: the highest it had seen of this attempt.
     """CREATE TABLE checkpoint (
         seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, step INTEGER NOT NULL, made_by TEXT NOT NULL,
         body BLOB NOT NULL)""",
@@ -201,16 +201,16 @@ _CONTROL_3 = (
     "ALTER TABLE outbox ADD COLUMN touched_at REAL NOT NULL DEFAULT 0",
 )
 
-# What people changed about the run, oldest first; body: JSON of the fields of a RunEdit that were given.
+# People's edits of the run, oldest first; body: JSON of the fields of a RunEdit that were given.
 _CONTROL_4 = """CREATE TABLE edit (
     id INTEGER PRIMARY KEY, edited_by TEXT NOT NULL, at REAL NOT NULL, body TEXT NOT NULL)"""
 
-# What people say of forecasts: one answer an attempt and step. right: 1 or 0.
+# People's answers to forecasts: one an attempt and step. right: 1 or 0.
 _CONTROL_5 = """CREATE TABLE forecast_answer (
     attempt INTEGER NOT NULL, step INTEGER NOT NULL, right INTEGER NOT NULL, answered_by TEXT NOT NULL,
     why TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (attempt, step))"""
 
-# Of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
+# Tables of the whole store, in the file alerts.db of its root. labels: JSON, text to text.
 _STORE_WIDE_1 = """CREATE TABLE silence (
     id INTEGER PRIMARY KEY, silence_id TEXT NOT NULL UNIQUE, silenced_by TEXT NOT NULL, why TEXT NOT NULL,
     created_at REAL NOT NULL, until REAL NOT NULL, run TEXT NOT NULL, project TEXT NOT NULL, kind TEXT NOT NULL,
@@ -225,7 +225,7 @@ _STORE_WIDE_3 = (
     # alerts: JSON list of ids, [] for all. up_to: a severity, '' for all.
     "ALTER TABLE silence ADD COLUMN alerts TEXT NOT NULL DEFAULT '[]'",
     "ALTER TABLE silence ADD COLUMN up_to TEXT NOT NULL DEFAULT ''",
-    # What people did and said; rows are only added.
+    # Actions and annotations of people; rows are only added.
     """CREATE TABLE audit (
         id INTEGER PRIMARY KEY, entry_id TEXT NOT NULL UNIQUE, at REAL NOT NULL, done_by TEXT NOT NULL,
         act TEXT NOT NULL, text TEXT NOT NULL, run TEXT NOT NULL, alert TEXT NOT NULL)""",
@@ -247,7 +247,7 @@ def _forecast_table(db: sqlite3.Connection) -> None:
 
 
 def _progress_tables(db: sqlite3.Connection) -> None:
-    """A run of before is taken to be judged: what nobody followed then is history."""
+    """Create the progress tables; an older run counts as judged, because its rows are history."""
     for statement in _RUN_4:
         db.execute(statement)
     last = max(seq or 0 for (seq,) in db.execute("SELECT max(seq) FROM record UNION ALL SELECT max(seq) FROM event"))
@@ -255,7 +255,7 @@ def _progress_tables(db: sqlite3.Connection) -> None:
 
 
 def _block_tables(db: sqlite3.Connection) -> None:
-    """Rows of before become blocks while the run is written."""
+    """Create the block tables; older rows become blocks while the run is written."""
     for statement in _RUN_5:
         db.execute(statement)
 

@@ -66,7 +66,7 @@ def shape_of(number: int, names: tuple[str, ...]) -> RowShape:
 
 
 class SegmentFile:
-    """One file. It is closed when nobody uses it any more: a thread may be about to write into it."""
+    """One file. It is closed when no thread uses it any more: one may be about to write into it."""
 
     def __init__(self, path: Path, nonce: bytes, reserve: int) -> None:
         self.path = path
@@ -76,13 +76,13 @@ class SegmentFile:
         self.longest_s = 0.0
         self.shapes: dict[tuple[str, ...], RowShape] = {}
         self.shape = RowShape(0, (), _EMPTY)
-        """Of the last row."""
+        """Shape of the last row."""
         self.numbers = itertools.count()
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
         self.fd = os.open(path, flags, 0o600)
         if _fallocate is not None:
             _fallocate(self.fd, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(reserve))  # a reserve: it may fail
-        if not self.put(MAGIC + nonce):  # without it nobody could read what follows
+        if not self.put(MAGIC + nonce):  # without it, no reader could decode what follows
             path.unlink(missing_ok=True)
             raise OSError(ctypes.get_errno() or errno.ENOSPC, "no room for a journal", str(path))
 
@@ -99,7 +99,7 @@ class SegmentFile:
         return bool(written == len(data))
 
     def spoiled(self) -> bool:
-        """True where another process truncated or removed the file: nobody could read what is written there now."""
+        """True if another process truncated or removed the file: what is written there now could not be read."""
         try:
             stat = os.fstat(self.fd)
         except OSError:
@@ -131,7 +131,7 @@ class Stream:
         return self.old_bytes + (self.now.bytes if self.now is not None else 0)
 
     def files(self) -> list[SegmentFile]:
-        """Those that hold something, oldest first."""
+        """Return the files that hold something, oldest first."""
         return [*self.old, *([self.now] if self.now is not None else [])]
 
     def here(self) -> SegmentFile:
@@ -161,9 +161,10 @@ class Stream:
             segment.path.unlink(missing_ok=True)
 
     def tend(self, upto: int) -> None:
-        """Remove files of which all numbers ``upto`` here are stored; make the next before a thread that logs needs it.
+        """Remove files whose numbers are all stored (``upto``); make the next before a thread that logs needs it.
 
-        One that is in use is left for the next first, and removed when nobody can be about to write into it any more.
+        If it is the current file, rows go to the next one first; it is removed once no thread can be about to write
+        into it.
         """
         for segment in [segment for segment in self.old if segment.highest <= upto]:
             self.remove(segment)

@@ -26,7 +26,7 @@ def metric_sets(db: sqlite3.Connection) -> dict[int, tuple[str, ...]]:
 
 
 def metric_tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Those that hold metrics; a file from before there were forecasts has only that of the records."""
+    """Return the tables that hold metrics; a file from before there were forecasts has only that of the records."""
     rows = db.execute("SELECT name FROM sqlite_master WHERE name IN ('record', 'forecast') ORDER BY name DESC")
     return tuple(name for (name,) in rows)
 
@@ -123,7 +123,7 @@ def read_moments(db: sqlite3.Connection) -> Series:
 class _Part:
     """Rows of one metric set: (rows,) axes that all metrics share, or (metrics, rows); ``values`` (metrics, rows).
 
-    ``kept`` (metrics, rows) tells which rows there are, where they differ.
+    ``kept`` (metrics, rows) marks which rows there are, if they differ.
     """
 
     seqs: np.ndarray
@@ -219,7 +219,7 @@ class _Source:
         return _Part(seqs, steps, attempts, values)
 
     def thinned(self, bounds: Mapping[int, int]) -> _Part | None:
-        """Of every stretch the extremes, so that no more than a few rows a point are left."""
+        """Return the extremes of every stretch, so that no more than a few rows a point are left."""
         width = self._width()
         return _Thinning(self, bounds, width).part() if width else self.whole()
 
@@ -237,7 +237,7 @@ class _Source:
         return _Part(seqs, steps, attempts, block.values(self.db, self.places, chosen))
 
     def rows(self) -> _Part:
-        """Those that are in no block."""
+        """Return the rows that are in no block."""
         import numpy as np
 
         low, high = min(self.places), max(self.places) + 1
@@ -268,7 +268,7 @@ class _Source:
         return mask
 
     def _width(self) -> int:
-        """Rows of the widest cells of which there are enough; 0: rows will do."""
+        """Return the rows of the widest cells of which there are enough; 0: rows will do."""
         rows = sum(block.rows * _share(block, self.query.steps) for block in self.blocks)
         enough = 2 * rows / max(1, self.query.points or 1)
         return max((width for width in WIDTHS if width <= enough), default=0)
@@ -298,7 +298,7 @@ class _Thinning:
         return _Part(seqs, steps, attempts, values, kept) if values.shape[1] else None
 
     def _kind(self, block: Block) -> int:
-        """Rows of the cells that tell all of the block; 0 where its rows must be looked at."""
+        """Return the width of the cells that summarise the block; 0 if its rows must be read."""
         query = self._source.query
         if block.first_seq <= query.after_seq or not _within(block, query.steps) or not self._alike(block):
             return 0
@@ -315,7 +315,7 @@ class _Thinning:
         ]
 
     def _of_cells(self, blocks: Sequence[Block], width: int) -> _Part:
-        """Extremes of all cells of ``blocks``: several if they are evenly spaced, else one."""
+        """Return the extremes of all cells of ``blocks``: several if they are evenly spaced, else one."""
         import numpy as np
 
         places = self._source.places
@@ -346,7 +346,7 @@ class _Thinning:
         return _Part(seqs, steps, np.broadcast_to(np.repeat(attempts, slots), rows.shape), values, kept)
 
     def _of_stretches(self, block: Block) -> _Part:
-        """Extremes of the finest cells that are asked for whole and mix nothing, and all other rows asked for."""
+        """Return the extremes of the finest cells that lie wholly in the range, and all other rows of it."""
         import numpy as np
 
         axes, width, db, places = (
@@ -373,7 +373,7 @@ class _Thinning:
         return _Part(axes[0][rows], axes[1][rows], axes[2][rows], values, kept)
 
     def _alike(self, block: Block) -> bool:
-        """True if all rows of the block count, or none does: its cells mix nothing."""
+        """Return True if all rows of the block count, or none does: its cells mix nothing."""
         if block.low_attempt != block.high_attempt:
             return not any(a in self._bounds for a in range(block.low_attempt, block.high_attempt + 1))
         bound = self._bounds.get(block.low_attempt)
@@ -389,7 +389,7 @@ class _Thinning:
 
 
 def _extremes(cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Places within their cells (metrics, 2 or 5 a cell) in order, the values there, and which of them there are."""
+    """Return places within their cells (metrics, 2 or 5 a cell) in order, the values there, and which places exist."""
     import numpy as np
 
     shape = cells["low"].shape
@@ -414,7 +414,7 @@ def _extremes(cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
 
 
 def _spread(part: _Part, metrics: int) -> _Part:
-    """The same with axes of each metric's own."""
+    """Return the part with separate axes for each metric."""
     import numpy as np
 
     shape = (metrics, len(part.seqs))
@@ -423,7 +423,7 @@ def _spread(part: _Part, metrics: int) -> _Part:
 
 
 def _chosen(places: tuple[int, ...]) -> list[int] | slice:
-    """As a slice where they lie side by side: nothing is copied then."""
+    """Return ``places`` as a slice if they are adjacent: then nothing is copied."""
     if places == tuple(range(places[0], places[-1] + 1)):
         return slice(places[0], places[-1] + 1)
     return list(places)
@@ -434,7 +434,7 @@ def _within(block: Block, steps: Range | None) -> bool:
 
 
 def _share(block: Block, steps: Range | None) -> float:
-    """Part of the block's rows that is asked for, if they are evenly spaced."""
+    """Return the share of the block's rows in the range, assuming that they are evenly spaced."""
     if steps is None:
         return 1.0
     inside = min(block.high_step, steps[1]) - max(block.low_step, steps[0]) + 1

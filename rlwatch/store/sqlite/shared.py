@@ -3,8 +3,9 @@
 The write-ahead log needs shared memory and locks that NFS, Lustre and their kin do not give. So the writer
 works in a directory of its node and puts a whole copy of ``run.db`` into the shared directory by rename: at
 the start, every minute, and at the end. Readers see those copies. What a killed process had not yet published
-is still in the node's directory and goes out when the run resumes on that node. What people ask and say, and the alerts
-of the run, lie in the shared directory as well, in a file of each node (:mod:`rlwatch.store.sqlite.nodefiles`).
+is still in the node's directory and goes out when the run resumes on that node. People's commands and annotations, and
+the alerts of the run, are in the shared directory as well, in a file of each node
+(:mod:`rlwatch.store.sqlite.nodefiles`).
 """
 
 from __future__ import annotations
@@ -100,15 +101,15 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return open_shared(local, shared, run, self._clock.now())
 
     def amend_run(self, run_id: str) -> RunWriter | None:  # noqa: ARG002  (its node alone has what was left undone)
-        """None: what a process left undone lies on its node, where the next attempt finds it."""
+        """Return None: unfinished runs lie on their node, where the next attempt finds them."""
         return None
 
     def news(self, topic: Topic, run_id: str | None = None) -> FileNews | None:
-        """For those who show runs; None for others, who look themselves: files push nothing."""
+        """Return news for pages that show runs; None for other readers, which poll: files push nothing."""
         return FileNews(self.root, run_id, self.snapshot) if topic == "pages" else None
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: no file stays open between calls."""
 
     def put_alerts(self, alerts: Sequence[Alert], messages: Sequence[OutboxMessage]) -> None:
         """Keep them on this node, and show the alerts to the others."""
@@ -143,7 +144,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return acknowledgement
 
     def acknowledgements(self, run_id: str | None = None) -> list[Acknowledgement]:
-        """Of one run, or of all, from whatever node."""
+        """Return acknowledgements of one run, or of all, from every node."""
         found: dict[str, Acknowledgement] = {}
         for each in [*self._kept_here(run_id), *self._from_others(run_id, "acknowledgements", Acknowledgement)]:
             known = found.get(each.alert_id)
@@ -159,8 +160,8 @@ class SharedStore(RunTables, FileCommands, NoCuration):
 
     def silences(self) -> list[Silence]:
         """All silences, oldest first."""
-        said = gathered(self._store_wide_words().all(), "silences")
-        newest = sorted((each for each in said if isinstance(each[1], dict)), key=lambda each: _said_at(each[1]))
+        entries = gathered(self._store_wide_words().all(), "silences")
+        newest = sorted((each for each in entries if isinstance(each[1], dict)), key=lambda each: _stored_at(each[1]))
         known = {silence.silence_id: silence for silence in self._local.silences()}
         known |= {s.silence_id: s for s in records_of([(key, words.get("silence")) for key, words in newest], Silence)}
         return sorted(known.values(), key=lambda silence: silence.created_at)
@@ -172,8 +173,8 @@ class SharedStore(RunTables, FileCommands, NoCuration):
 
     def audit(self, run_id: str | None = None) -> list[AuditEntry]:
         """Acts and words of people of all nodes."""
-        said = records_of(gathered(self._store_wide_words().all(), "audit"), AuditEntry)
-        known = {e.entry_id: e for e in [*said, *self._local.audit()] if run_id in (None, e.run_id)}
+        entries = records_of(gathered(self._store_wide_words().all(), "audit"), AuditEntry)
+        known = {e.entry_id: e for e in [*entries, *self._local.audit()] if run_id in (None, e.run_id)}
         return sorted(known.values(), key=lambda entry: entry.at)
 
     def answer_forecast(self, answer: ForecastAnswer) -> None:
@@ -181,7 +182,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         self._local.answer_forecast(answer)
 
     def forecast_answers(self, run_id: str | None = None) -> list[ForecastAnswer]:
-        """Those about runs written on this node."""
+        """Return answers about runs written on this node."""
         return self._local.forecast_answers(run_id) if self._is_here(run_id) else []
 
     def exclusive(self) -> AbstractContextManager[None]:
@@ -189,17 +190,17 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return self._local.exclusive()
 
     def alerts(self, run_id: str | None = None) -> list[Alert]:
-        """Of one run, or of all, newest first; of other nodes' as they were last told."""
+        """Return alerts of one run, or of all, newest first; other nodes' alerts as last published."""
         if run_id is not None and self._is_here(run_id):
             return self._local.alerts(run_id)
         here = self._local.alerts() if run_id is None else []
-        told = {alert.alert_id: alert for alert in self._from_others(run_id, "alerts", Alert)}
-        return [*here, *sorted(told.values(), key=lambda alert: alert.fired_at or 0.0, reverse=True)]
+        alerts_elsewhere = {alert.alert_id: alert for alert in self._from_others(run_id, "alerts", Alert)}
+        return [*here, *sorted(alerts_elsewhere.values(), key=lambda alert: alert.fired_at or 0.0, reverse=True)]
 
     def lease_messages(
         self, now: float, *, lease_s: float, limit: int = 10, channels: Sequence[str] | None = None
     ) -> list[OutboxMessage]:
-        """Those of runs written on this node."""
+        """Lease messages of runs written on this node."""
         return self._local.lease_messages(now, lease_s=lease_s, limit=limit, channels=channels)
 
     def settle_message(self, message: OutboxMessage) -> None:
@@ -211,7 +212,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         self._local.retry_message(message)
 
     def outbox(self, run_id: str | None = None) -> list[OutboxMessage]:
-        """Those of runs written on this node."""
+        """Return messages of runs written on this node."""
         return self._local.outbox(run_id) if self._is_here(run_id) else []
 
     def _run_ids(self) -> list[str]:
@@ -235,7 +236,7 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         return self._local.acknowledgements(run_id) if self._is_here(run_id) else []
 
     def _from_others(self, run_id: str | None, kind: str, made: type[_T]) -> list[_T]:
-        """Records of ``kind`` in the files about a run, or about all runs that are not written here."""
+        """Return records of ``kind`` in the files about a run, or about all runs that are not written here."""
         if run_id is not None:
             return records_of(gathered(self._said(run_id).all(), kind), made)
         elsewhere = [each for each in self._run_ids() if not self._is_here(each)]
@@ -245,16 +246,16 @@ class SharedStore(RunTables, FileCommands, NoCuration):
         """Take over what people of other nodes acknowledged, where the run is written."""
         known = {each.alert_id: each.severity.rank for each in self._local.acknowledgements(run_id)}
         try:
-            said = self._from_others(run_id, "acknowledgements", Acknowledgement)
+            given = self._from_others(run_id, "acknowledgements", Acknowledgement)
         except StoreError as error:
             logger.debug("what other nodes say of run %s is not known now: %s", run_id, error)
             return
-        for each in said:
+        for each in given:
             if each.severity.rank > known.get(each.alert_id, -1):
                 self._local.acknowledge(each)
 
     def _show(self, run_id: str, alerts: Sequence[Alert]) -> None:
-        """Tell other nodes of alerts. That they cannot be told now does not concern what was kept."""
+        """Publish alerts to other nodes. A failure to do so does not affect what is stored here."""
         if not alerts:
             return
         try:
@@ -280,9 +281,9 @@ class SharedStore(RunTables, FileCommands, NoCuration):
             )
 
 
-def _said_at(words: JSON) -> float:
-    said = words.get("said_at")
-    return float(said) if isinstance(said, int | float) else 0.0
+def _stored_at(words: JSON) -> float:
+    value = words.get("said_at")
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def local_base() -> Path:
@@ -334,7 +335,7 @@ class SharedWriter(FileWriter):
         self._publish(now)
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Say that the writer lives, and in which stage; publish if the last snapshot is old."""
+        """Store the time of this heartbeat and the writer's stage; publish if the last snapshot is old."""
         super().heartbeat(now, stage, since)
         if self._mine() and now - self._published_at >= PUBLISH_S:
             self._publish(now)
@@ -380,7 +381,7 @@ def publish(db: sqlite3.Connection, local: RunFiles, shared: RunFiles) -> None:
     touch_private(made)
     with explained(str(made)), closing(forking.connect(made, isolation_level=None)) as copy:
         db.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # the copy says "log" in its header until told otherwise
+        copy.execute("PRAGMA journal_mode = DELETE")  # until then the copy's header has the mode "log"
     put_in_place(made, shared.run)
     made.unlink()
 
@@ -415,7 +416,7 @@ def _progress_here(local: RunFiles) -> tuple[int, int]:
     try:
         return _progress(open_reader(local))
     except StoreError:
-        return (0, 0)  # damaged, by a full disk say: the shared copy is what there is
+        return (0, 0)  # damaged, for example by a full disk: the shared copy is what there is
 
 
 def _progress(opened: Opened) -> tuple[int, int]:

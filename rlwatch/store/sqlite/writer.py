@@ -138,7 +138,7 @@ class Appender:
             runrow.keep_checkpoint(db, progress.checkpoint)
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Say that the writer lives, and in which stage."""
+        """Store the time of this heartbeat and the writer's stage."""
         with self._guard, explained(self._where):
             self.run = runrow.beat(self._usable(), self.run, now, stage, since)
 
@@ -166,7 +166,7 @@ class Appender:
 _log = logging.getLogger("rlwatch")
 READERS_LEAVE_S = 2.0
 """Seconds that finish() waits for readers in the middle of a snapshot."""
-_AMENDED_S = 30.0  # how long a new attempt waits for somebody who judges what the last one left
+_AMENDED_S = 30.0  # how long a new attempt waits for a process that judges what the last one left
 _AT_ONCE = 1000  # items of a journal
 
 
@@ -206,7 +206,7 @@ class FileWriter(Appender):
         return None
 
     def heartbeat(self, now: float, stage: str = "", since: float | None = None) -> None:
-        """Say that the writer lives, and in which stage. Raises ``StoreError`` where the run's file is gone."""
+        """Store the time of this heartbeat and the writer's stage. Raises ``StoreError`` if the run's file is gone."""
         if self._mine():
             if not self._in_place():
                 raise StoreError(f"{self._where} was removed or replaced: what is recorded from here on is lost")
@@ -215,7 +215,7 @@ class FileWriter(Appender):
     def finish(self, state: RunState, reason: str, now: float) -> None:
         """Record how the run ended; one plain file is left that opens read-only anywhere.
 
-        What is in the journal and was not stored stays there, for whoever opens the run next.
+        Entries of the journal that were not stored stay there, for the next process that opens the run.
         """
         if self._mine():
             db = self._usable()
@@ -226,14 +226,14 @@ class FileWriter(Appender):
                     raise
                 self._journal.make_room()
                 super().finish(state, reason, now)
-            self._end_journal(told=True)
+            self._end_journal(end_stored=True)
             with explained(self._where):
                 _leave_wal(db, self._where, self.readers_leave_s)
 
     def close(self) -> None:
         """Close the connection, then release the lock; idempotent."""
         if self._mine() and self.db is not None:
-            self._end_journal(told=not holds_end(self._files.directory))
+            self._end_journal(end_stored=not holds_end(self._files.directory))
             self.db.close()
         self.lock.release()
         super().close()
@@ -243,11 +243,11 @@ class FileWriter(Appender):
         if progress.journaled and self._journal is not None:
             runrow.note_journal(db, self._journal.mark.after(progress.journaled))
 
-    def _end_journal(self, *, told: bool) -> None:
-        """``told``: whether the database says how the run ended, if it did."""
+    def _end_journal(self, *, end_stored: bool) -> None:
+        """Close the journal. ``end_stored``: True if the database has the end of the run, or the run has none."""
         journal, self._journal = self._journal, None
         if journal is not None:
-            journal.close(remove=told and not journal.missing() and not journal.lost)
+            journal.close(remove=end_stored and not journal.missing() and not journal.lost)
 
     def disown(self) -> None:
         """In a forked child: forget the parent's connection without closing it."""
@@ -256,7 +256,7 @@ class FileWriter(Appender):
         self.db = None
 
     def _in_place(self) -> bool:
-        """True if the file we write still has its name: SQLite goes on writing to one that nobody will find."""
+        """Return True if the file we write still has its name: SQLite goes on writing to a removed one."""
         try:
             stat = self._files.run.stat()
         except FileNotFoundError:
@@ -295,7 +295,7 @@ def open_files(
 
 
 def amend_files(files: RunFiles) -> FileWriter | None:
-    """The writer of a run that nobody writes, without a new attempt; None if somebody does, or we may not."""
+    """Return the writer of a run without one, without a new attempt; None if a process writes it, or we may not."""
     with ExitStack() as undo:
         try:
             lock = RunLock(files.lock, amending=True)
@@ -314,7 +314,7 @@ def amend_files(files: RunFiles) -> FileWriter | None:
 
 @contextmanager
 def for_good(files: RunFiles) -> Iterator[sqlite3.Connection]:
-    """A connection to change a run that nobody writes, under its lock; one plain file is left as after its end."""
+    """Open a run without a writer for changes, under its lock; one plain file is left as after its end."""
     with closing(open_writer(files.run)) as db, explained(str(files.run)):
         drain(db, files)
         yield db
@@ -323,7 +323,7 @@ def for_good(files: RunFiles) -> Iterator[sqlite3.Connection]:
 
 
 def recover(files: RunFiles) -> None:
-    """Bring into the database what a dead process left in its journal; nothing where somebody writes, or we may not."""
+    """Bring into the database what a dead process left in its journal; nothing if a process writes, or we may not."""
     if has_journal(files.directory) or holds_end(files.directory):
         writer = amend_files(files)
         if writer is not None:
@@ -331,7 +331,7 @@ def recover(files: RunFiles) -> None:
 
 
 def mend(files: RunFiles) -> None:
-    """Make ``run.db`` anew where it is gone or damaged, of the journal beside it; the caller holds the run's lock."""
+    """Rebuild ``run.db`` from the run's journal if it is gone or damaged; the caller holds the run's lock."""
     why = unusable(files) if has_journal(files.directory) else ""
     if not why:
         return
@@ -345,7 +345,7 @@ def mend(files: RunFiles) -> None:
 
 
 def _salvaged(files: RunFiles, salvages: bool, db: sqlite3.Connection) -> None:
-    """The run as what can be read of its damaged file says, and all of its journal that is not there."""
+    """Store the run that was read from its damaged file, and all of its journal that is not there."""
     if salvages:
         poured(files.run, db)
     else:
@@ -381,7 +381,7 @@ def drain(db: sqlite3.Connection, files: RunFiles) -> None:
 
 
 def _append(db: sqlite3.Connection, items: Sequence[Item], mark: JournalPosition) -> None:
-    """Items that no store can hold are passed over here, too."""
+    """Store the items of a journal; items that no store can hold are skipped."""
     sets: MetricSets = {names: (number, packing(names)) for number, names in metric_sets(db).items()}
     batch = Batch(runrow.last_seq(db), sets)
     for item in items:
@@ -393,7 +393,7 @@ def _append(db: sqlite3.Connection, items: Sequence[Item], mark: JournalPosition
 
 
 def _patiently_locked(files: RunFiles) -> RunLock:
-    """Wait for the lock: whoever only completes what a dead process left undone is done in a moment."""
+    """Wait for the lock: a process that only completes what a dead one left releases it in a moment."""
     end = time.monotonic() + _AMENDED_S
     while True:
         try:

@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {name}_completion (
     n Int64, v String CODEC(NONE), at DateTime DEFAULT now()
 ) ENGINE = ReplacingMergeTree ORDER BY (run_id, epoch, number);
 
--- Fields of rows that have no column, JSON; few rows have any. extra of PostgreSQL's series_epoch says whether one has.
+-- Fields of rows that have no column, JSON; few rows have any. extra of PostgreSQL's series_epoch is set if one has.
 CREATE TABLE IF NOT EXISTS {name}_extra (
     run_id LowCardinality(String), seq Int64, epoch UInt64, body String CODEC(ZSTD(1)), at DateTime DEFAULT now()
 ) ENGINE = ReplacingMergeTree(epoch) ORDER BY (run_id, seq);

@@ -102,7 +102,7 @@ CREATE TABLE acknowledgement (
     run_id text NOT NULL, id bigserial, alert_id text NOT NULL, acknowledged_by text NOT NULL, why text NOT NULL,
     at double precision NOT NULL, severity text NOT NULL, PRIMARY KEY (run_id, alert_id));
 
--- How often alerts, messages or acknowledgements of the run were written: whoever composes sees that nobody did meanwhile.
+-- How often alerts, messages or acknowledgements of the run were written: a composer checks that no other process wrote.
 CREATE TABLE alert_book (run_id text PRIMARY KEY, revision bigint NOT NULL);
 
 -- What people changed about the run, oldest first; body: JSON of the fields of a RunEdit that were given.
