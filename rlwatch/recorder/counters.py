@@ -12,7 +12,7 @@ from rlwatch.error_boundary import log_message
 from rlwatch.redaction import redacted
 
 MOST_SPANS = 8
-"""Spans of steps that are told apart."""
+"""Largest number of spans of steps that are listed separately."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ def _first(span: Span) -> int:
 
 
 def told(spans: Sequence[Span]) -> str:
-    """Number of rows, and their steps, in words.
+    """Format the number of rows and their steps.
 
     >>> told([Span(3, 3, 1), Span(7, 9, 4)])
     '5 rows of steps 3, 7-9'
@@ -48,7 +48,7 @@ class Counters:
     """Named counters that only grow, with one warning for each name. Nothing here raises.
 
     Written from any thread, without a lock (a signal may arrive while one is held, a fork copies it locked): each
-    thread has counts of its own, and they are added up when somebody asks.
+    thread has counts of its own, and they are added up when they are read.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The way in from the training thread: copy now, keep in the journal, queue; convert later.
 
-The training thread pays for one dict copy. 0-d tensors set out for the host together, and nobody waits for them; the
+The training thread pays for one dict copy. 0-d tensors are copied to the host together, without waiting; the
 writer thread reads the numbers. So logging never synchronises a device, and a tensor may be overwritten right after
-the call. A value may be anything and raise anything: it costs itself, never another.
+the call. A value may be anything and raise anything: only that value is lost, never another.
 
 Whatever is logged goes into the run's journal first (see :mod:`rlwatch.ports`), so that it outlives the process; then
 into a bounded queue, without a lock. When the queue is full, an entry that the journal has whole is taken from there
@@ -52,14 +52,14 @@ class QueuedCall:
     ts: float
     deferred: list[tuple[list[str], Transfer]] = field(default_factory=list, init=False)
     plain: bool = field(default=False, init=False)
-    """Whether all values are Python's own numbers."""
+    """True if all values are Python's own numbers."""
     number: int = field(default=0, init=False)
     """Under which the run's journal has it, or the part of it that was plain numbers at once; 0: not there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a tensor that could not even be copied, with the reason."""
+    """Placeholder for a tensor that could not even be copied, with the reason."""
 
     why: str
 
@@ -80,7 +80,7 @@ def admit(metrics: Mapping[str, Any], step: int, ts: float) -> QueuedCall:
 
 
 def step_index(step: Any) -> int:
-    """``step`` as an int >= 0 that a store can hold. Raises ``ValueError`` saying what it got otherwise.
+    """Return ``step`` as an int >= 0 that a store can hold. Raises ``ValueError``, which repeats the value, otherwise.
 
     A whole float counts as well: an epoch times rows over batches is one, and so are numpy's and what JSON gives back.
 
@@ -104,22 +104,26 @@ def step_index(step: Any) -> int:
 
 
 def _counted(step: Any) -> Any:
-    """``step``, a whole float as the integer it is. A tensor stays what it is: a look at it would wait for a device."""
+    """Return ``step``; a whole float becomes an integer.
+
+    A tensor is returned as it is: reading it waits for a device.
+    """
     if type(step).__module__ == "numpy" and getattr(step, "ndim", None) == 0 and step.dtype.kind == "f":
         step = step.item()
     return int(step) if isinstance(step, float) and step.is_integer() and abs(step) <= _EXACT else step
 
 
 def plain_numbers(entry: QueuedCall) -> tuple[dict[str, float], bool]:
-    """Numbers of the entry that are known without running anybody's code or waiting for a device, and True where that
-    is all of it.
+    """Return the numbers of the entry that need no foreign code and no waiting for a device.
+
+    The second value is True if these are all of them.
     """
     metrics = entry.metrics
     if entry.plain and _TEXT.issuperset(map(type, metrics)):
         return metrics, True
     plain: dict[str, float] = {}
     whole = True
-    numpy = sys.modules.get("numpy")  # where nobody imported it, nothing is of it
+    numpy = sys.modules.get("numpy")  # if it is not imported, no value is of one of its types
     scalars = () if numpy is None else (numpy.floating, numpy.integer, numpy.bool_)
     for name, value in metrics.items():
         if type(name) is str and (type(value) in _PLAIN or issubclass(type(value), scalars)):
@@ -148,10 +152,10 @@ def a_batch(given: T, kind: type[T]) -> T:
 
 
 def numbers(entry: QueuedCall, counters: Counters) -> dict[str, float]:
-    """The entry's metrics as floats; what is not one number is left out, counted and warned of once.
+    """Return the entry's metrics as floats; values that are not one number are left out, counted and warned of once.
 
-    ``None`` means not measured and is left out silently. On the writer thread: nothing anybody's value raises is meant
-    for it, so nothing passes.
+    ``None`` means not measured and is left out silently. Called on the writer thread; exceptions of the values are
+    suppressed.
     """
     out: dict[str, float] = {}
     for name, value in entry.metrics.items():
@@ -174,7 +178,7 @@ def numbers(entry: QueuedCall, counters: Counters) -> dict[str, float]:
 
 
 def _read_into(out: dict[str, float], names: Sequence[str], transfer: Any) -> None:
-    """May raise whatever the device does."""
+    """Read transferred numbers into ``out``. Raises the device's errors."""
     out.update((str(name), float(number)) for name, number in zip(names, transfer.read(), strict=True))
 
 
@@ -193,12 +197,12 @@ def _number(value: Any) -> float:
 
 
 def _in_parts(value: Any) -> bool:
-    """True of a DTensor, of which other ranks hold other parts."""
+    """Return True for a DTensor, of which other ranks hold other parts."""
     return hasattr(value, "full_tensor")
 
 
 def _in_memory(value: Any) -> bool:
-    """True of a tensor that holds one real number; whatever else a value may be, the writer thread judges."""
+    """Return True for a tensor that holds one real number; the writer thread checks all other values."""
     torch = sys.modules.get("torch")
     try:  # written out: for each value of a call in the training thread
         if torch is None or not isinstance(value, torch.Tensor) or _in_parts(value) or value.numel() != 1:
@@ -211,7 +215,7 @@ def _in_memory(value: Any) -> bool:
 
 
 def _complex(value: Any) -> bool:
-    """True of a complex number of numpy or torch."""
+    """Return True for a complex number of numpy or torch."""
     kind = getattr(value, "dtype", None)
     return getattr(kind, "kind", "") == "c" or getattr(kind, "is_complex", False) is True
 
@@ -241,7 +245,7 @@ def _device(tensor: Any) -> object:
 
 
 def _set_out(entry: QueuedCall, names: list[str]) -> None:
-    """One by one where they cannot go together: a tensor that cannot be copied costs itself only."""
+    """Copy tensors one by one if they cannot be copied together, so that only the faulty ones are lost."""
     from rlwatch.tensors.transfer import Transfer, freed
 
     def begun() -> Transfer:
@@ -276,7 +280,7 @@ RANKS = "rlwatch/ranks"
 class Awaited:
     """Rank 0's own share of a step in the writer's queue; what is queued behind it waits with it.
 
-    ``seen`` is told the metrics of the whole step.
+    ``seen`` is called with the metrics of the whole step.
     """
 
     parcel: PendingRecord
@@ -288,11 +292,11 @@ class Awaited:
 
     @property
     def step(self) -> int:
-        """Of the run."""
+        """Step of the run."""
         return self.parcel.step
 
     def due(self, *, hurry: bool = False) -> bool:
-        """True once every share is here, or none is waited for any more. ``hurry``: take what there is."""
+        """Return True once every share is here, or none is waited for any more. ``hurry``: do not wait."""
         missing = self.inbox.awaited(self.moment)
         if not missing and self.parcel.ready():
             return True
@@ -322,7 +326,7 @@ UNKEPT = "what is logged is not kept beside the database: the last tenth of a se
 
 
 class BoundedQueue(Generic[T]):
-    """At most ``maxsize`` items; when full, the newest is refused rather than the caller kept waiting.
+    """Queue of at most ``maxsize`` items; when full, it refuses the newest instead of making the caller wait.
 
     ``deque.append`` and ``popleft`` are atomic, so neither side waits for the other. With several
     producers the bound may be passed by their number at most.
@@ -387,7 +391,7 @@ class Intake:
         self.queue = queue
         self.journal = journal
         self.spilling = False
-        """Whether what is logged goes into the journal alone; the writer thread ends it when it has caught up."""
+        """True while entries go into the journal alone; the writer thread ends it when it has caught up."""
         self._counters = counters
         self.shedding = Shedding(counters)
         self._sparing = Sparing()
@@ -431,7 +435,7 @@ class Intake:
                 self._counters.lose(item.step)
 
     def takes(self, item: Queued) -> bool:
-        """True where there is room for ``item``, or for a part of it, to which it is cut."""
+        """Return True if there is room for ``item``, or for a part of it, to which it is cut."""
         taken = self.room_taken
         if taken < NEARLY:
             return True
@@ -442,7 +446,7 @@ class Intake:
         )
 
     def wants(self, batch: SpikeBatch) -> bool:
-        """False of the distributions of a step that is passed over; asked once a batch."""
+        """Return False for the distributions of a step that is skipped; called once a batch."""
         return batch.reason != DISTRIBUTIONS or self._sparing.due()
 
     @property
@@ -455,7 +459,7 @@ class Intake:
         return self.journal.filled
 
     def _kept(self, item: Queued) -> tuple[int, bool]:
-        """Its number in the journal (0: not there), and whether all of it is."""
+        """Write the item into the journal; return its number there (0: none), and whether all of it was kept."""
         if self.journal is None or isinstance(item, Awaited | Numbered):
             return 0, False
         try:  # written out: in every call of the training thread
@@ -469,7 +473,7 @@ class Intake:
         except Exception as error:
             if by_a_signal(error):
                 raise
-            return 0, False  # an item of anybody's: the writer thread says what is wrong with it
+            return 0, False  # an arbitrary object: the writer thread reports what is wrong with it
         if not number:
             self._counters.warn("unkept", UNKEPT)
         return number, whole

@@ -27,15 +27,15 @@ MOST_FAILURES = 20
 SELDOM_S = 0.5
 
 
-class Interrupted(Exception):  # noqa: N818  (not an error: somebody asked to stop)
-    """Judging was asked to stop in the middle; what was not judged is left to whoever looks next."""
+class Interrupted(Exception):  # noqa: N818  (not an error: a stop was requested)
+    """Judging was stopped in the middle; the next process that opens the run judges the rest."""
 
 
 class RowJudge(Protocol):
     """Judges rows; :mod:`rlwatch.monitor.judge` has it."""
 
     seq: int
-    """Of the last row taken."""
+    """``seq`` of the last row taken."""
 
     def begin(self, up_to: int) -> None:
         """Go where judging ended: to ``up_to``, or to what an earlier process left unjudged."""
@@ -59,7 +59,7 @@ class RowJudge(Protocol):
 
 
 def _read(row: StepRecord | Event) -> StepRecord | Event:
-    """The row with its metrics as a dictionary: it is asked for each of them, many times."""
+    """Return the row with its metrics as a dictionary, because each of them is read many times."""
     if isinstance(row, StepRecord) and isinstance(row.metrics, PackedMetrics):
         return replace(row, metrics=row.metrics.plain())
     return row
@@ -71,9 +71,9 @@ class JudgeThread:
     Parameters
     ----------
     last_seq
-        Of the run when this attempt began.
+        Last ``seq`` of the run when this attempt began.
     failed
-        Told of what went wrong, in words; nothing that is raised ends the thread.
+        Called with a description of each error; no exception ends the thread.
     """
 
     def __init__(self, last_seq: int, failed: Callable[[str], None]) -> None:
@@ -133,7 +133,7 @@ class JudgeThread:
         self._wake.set()
 
     def abandon(self) -> None:
-        """Stop as soon as can be; what is left is for whoever looks next."""
+        """Stop as soon as possible; the next process that opens the run judges the rest."""
         self._abandoned = self._ending = self._hurrying = True
         self._wake.set()
 
@@ -177,7 +177,7 @@ class JudgeThread:
         return False
 
     def _judged(self) -> tuple[bool, bool | None]:
-        """True where there was something to judge; raises what any detector or store does."""
+        """Judge; return True if there was something to judge. Raises what any detector or store does."""
         judging = self._judging = self._judging or self._make()
         if not self._begun:
             judging.begin(self._last_seq)
@@ -188,7 +188,7 @@ class JudgeThread:
         return worked, None
 
     def _not_judged(self, error: BaseException, *, ending: bool) -> tuple[bool, bool | None]:
-        """The second is None where judging may go on, else True where it is over."""
+        """Report the error. The second value is None if judging may go on, else True if it is over."""
         self._failed(f"rlwatch could not judge: {described(error)}")
         self._failures += 1
         time.sleep(0.05 if self._failures <= MOST_FAILURES or ending else SELDOM_S)
@@ -199,7 +199,7 @@ class JudgeThread:
         self._failed(f"rlwatch could not judge the last step: {described(error)}")
 
     def _cannot(self, error: BaseException) -> bool:
-        """True where it can never judge, and whoever looks next does; not where a file was wanting for a moment."""
+        """Return True if the next process has to judge instead; False if a file was missing for a moment."""
         if self._judging is None and passing(error) and self._failures <= MOST_FAILURES:
             time.sleep(0.5)
             return False
@@ -224,5 +224,5 @@ class JudgeThread:
         return bool(rows)
 
     def _hopeless(self, judging: RowJudge) -> bool:
-        """True where rows that were handed over are not to be had: neither here nor stored."""
+        """Return True if rows that were handed over cannot be had: neither here nor from the store."""
         return not self._inbox and not self._behind and judging.seq < self._handed

@@ -3,7 +3,7 @@
 While a store takes nothing, what is logged waits in the run's journal, which has a budget. As that fills, the bulkiest
 goes first: tokens of single steps, then texts of completions, then series of the machine and the engines, and at last
 rows are thinned, to one in two steps, in four... Events, findings, alerts and commands are never given up, nor are rows
-that hold NaN or an infinity. All of it is counted, and told by events of the run (:data:`rlwatch.records.SHED`).
+that hold NaN or an infinity. All of it is counted, and reported by events of the run (:data:`rlwatch.records.SHED`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ REFUSED_FROM = {ShedKind.TOKENS: NEARLY, ShedKind.COMPLETIONS: 0.65, ShedKind.SY
 EVICTED_FROM = 0.7
 """Share of the budget from which on tokens, then completions, that were taken already are removed."""
 THINNEST = 6
-"""Of rows at least one step in two to this power is kept while there is any room."""
+"""Power of two: while there is any room, at least one step in 64 keeps its row."""
 TOLD_EVERY_S = 60.0
-"""Seconds between two events that tell what was given up."""
+"""Seconds between two events that report what was given up."""
 SYSTEM = (
     "system/", "sys/", "perf/", "timing/", "timing_s/", "timing_per_token_ms/", "time/", "profiling/", "engine/",
     "vllm/", "vllm:", "sglang/", "sglang:", "gpu/", "gpu.", "cpu/", "memory/", "nccl/", "ray/", "throughput",
@@ -60,17 +60,17 @@ class Shedding:
         self._counters = counters
         self._given: deque[Given] = deque()
         self._step, self._steps = -1, 0
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
 
     def takes(self, batch: SpikeBatch | CompletionBatch, filled: float) -> bool:
-        """True where the batch may come in; ``filled``: share of the room that is taken."""
+        """Return True if the batch is accepted; ``filled``: share of the room that is taken."""
         if filled < REFUSED_FROM[_kind(batch)]:
             return True
         self.give_up(batch)
         return False
 
     def cut(self, step: int, metrics: dict[str, Any], filled: float) -> bool:
-        """True where the row of ``step`` may come in; of its ``metrics`` those of the machine are removed before."""
+        """Return True if the row of ``step`` is accepted; removes the machine's metrics from ``metrics`` first."""
         if filled < REFUSED_FROM[ShedKind.SYSTEM]:
             return True
         machine = [name for name in metrics if type(name) is str and name.startswith(SYSTEM)]
@@ -89,7 +89,7 @@ class Shedding:
         return False
 
     def _is_due(self, step: int, filled: float) -> bool:
-        """True of one in 2, 4, 8... steps, the fewer the less room there is; of all rows of such a step."""
+        """Return True for one in 2, 4, 8... steps, the fewer the less room there is; for all rows of such a step."""
         if step != self._step:
             self._step, self._steps = step, self._steps + 1
         spent = (filled - REFUSED_FROM[ShedKind.ROWS]) / (1.0 - REFUSED_FROM[ShedKind.ROWS])
@@ -105,13 +105,13 @@ class Shedding:
         self._counters.warn("shed", f"the room for what the store does not take is nearly spent: {kind} are shed", n)
 
     def tell(self, now: float, why: str, *, last: bool = False) -> list[Event]:
-        """Events of what was given up since this was last told; none before its time, unless it is the ``last`` call.
+        """Return events on what was given up since the last call that reported; none before its time, unless ``last``.
 
         ``now``: seconds of a clock that only goes forward.
         """
-        if not self._given or (now - self._told_at < TOLD_EVERY_S and not last):
+        if not self._given or (now - self._reported_at < TOLD_EVERY_S and not last):
             return []
-        self._told_at = now
+        self._reported_at = now
         sums: dict[ShedKind, Event] = {}
         for _ in range(len(self._given)):
             given = self._given.popleft()

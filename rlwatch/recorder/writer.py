@@ -5,7 +5,7 @@
 * A sink that raises is counted and warned of once; the others still get the batch. Nothing ends the thread.
 * What was stored goes on to the judge, which has a thread of its own: storing never waits for it. What it finds comes
   back here to be stored, because one thread writes.
-* Where a record holds layer norms, what they say of the layers is added to it; it learns anew in each process.
+* If a record holds layer norms, statistics of the layers are added to it; they are learnt anew in each process.
 * ``flush`` and ``stop`` wait until a deadline, never longer; the thread is a daemon.
 
 A process killed without warning (SIGKILL) loses nothing of plain numbers, events, spikes and completions: they are in
@@ -45,15 +45,15 @@ READ_AHEAD = 10 * BATCH_LIMIT
 FOUND_STORED_S = 2.0
 """Longest the judge waits for what it found to be stored before it goes on, in seconds."""
 LEAVE_FAILING = 0.6
-"""Share of a deadline after which judging is left to whoever looks next where the store takes nothing: the rest is for
-saving what can be, and for telling what cannot.
+"""Share of a deadline after which judging is left to the next process if the store takes nothing. The rest is for
+saving what can be saved, and for reporting what cannot.
 """
 MOST_NOTED = 8
 """Events of what was shed that are noted in the room for the end."""
 FORECASTS_WAITING = 16
 """Batches of forecasts that may wait to be stored while the judge goes on."""
 CALM_ROUNDS = 100
-"""Rounds after which nobody is still about to queue what was taken from the journal already."""
+"""Rounds after which no thread is about to queue entries that were taken from the journal already."""
 _REPORTED = (
     "dropped",
     "errors",
@@ -67,7 +67,7 @@ _REPORTED = (
 
 
 class Judge(Protocol):
-    """Whoever judges what was stored, in a thread of its own."""
+    """Judges what was stored, in a thread of its own."""
 
     @property
     def done(self) -> bool:
@@ -87,7 +87,7 @@ class Judge(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Stop as soon as can be, and leave the rest to whoever looks next."""
+        """Stop as soon as possible, and leave the rest to the next process that opens the run."""
         ...
 
     @property
@@ -102,20 +102,20 @@ def _done(call: Callable[..., object], *args: object) -> bool:
 
 
 class Writer:
-    """Owns the thread.
+    """Runs the writer thread.
 
     Parameters
     ----------
     queue
-        What the training thread offers into: a queue, or the run's intake, which has one.
+        Queue of the training thread, or the run's intake, which has one.
     sinks
-        Where batches go, in this order.
+        Receivers of batches, in this order.
     judge
-        Where they go after that.
+        Receives batches after the sinks.
     attempt, last_seq
         Stamped onto records; ``seq`` continues from ``last_seq``.
     beside
-        Gives what else is known by now and goes with the next record, under names that it does not have itself.
+        Returns other metrics known by now; they go with the next record, under names that it does not have itself.
     interval
         Seconds between two looks at the queue.
     """
@@ -143,7 +143,7 @@ class Writer:
         self._rank = rank
         self._seq = last_seq
         self._interval = interval
-        self._beside = beside
+        self._other_metrics = beside
         self._reported: dict[str, int] = {}
         self._layers: DerivedLayers | None = None
         self._held: deque[Waiting] = deque()
@@ -169,7 +169,7 @@ class Writer:
     def keep(self, found: Sequence[Storable]) -> None:
         """Have what the judge found stored, and wait until it is, unless the store cannot be written now.
 
-        Nothing is told of forecasts alone: a few batches of them may be on their way while judging goes on.
+        Forecasts alone are not waited for: a few batches of them may be on their way while judging goes on.
         """
         number, end = next(self._finds), time.monotonic() + FOUND_STORED_S
         self._found.append(found)
@@ -244,7 +244,7 @@ class Writer:
         self._ended = True
 
     def _turn(self) -> bool:
-        """One round and the wait after it; whether it was the last."""
+        """Do one round and the wait after it; return whether it was the last."""
         stopping = self._stopping
         self._round()
         idle = not self._held and not len(self._queue) and not self._intake.spilling
@@ -341,7 +341,7 @@ class Writer:
         return f" ({self._store.trouble})" if self._store is not None and self._store.trouble else ""
 
     def _shed(self, held: Sequence[tuple[int, Item]]) -> None:
-        """Of what the journal gave up, all is lost that does not wait in memory, too."""
+        """Count entries that the journal gave up as lost, unless they also wait in memory."""
         queued = {q.number for q in (*self._held, *self._queue.waiting()) if isinstance(q, QueuedCall | Numbered)}
         queued.update(number for number, _ in self._ahead)
         waiting = queued.union(() if self._store is None else self._store.waiting)
@@ -352,7 +352,7 @@ class Writer:
         self._gone = sorted({*self._gone, *(number for number, _ in lost)})
 
     def _hand_over(self, batch: list[Item], numbers: list[int]) -> None:
-        """To the sinks, then to the judge; ``numbers``: under which the journal has what the batch was made of."""
+        """Hand a batch to the sinks, then to the judge; ``numbers``: those of its entries in the journal."""
         if numbers and self._gone:  # those that were given up are settled when their turn has come, and not before
             passed = bisect_left(self._gone, max(numbers))
             numbers, self._gone = [*self._gone[:passed], *numbers], self._gone[passed:]
@@ -389,7 +389,10 @@ class Writer:
             self._guard_take(self._stamp, item, batch, number, numbers)
 
     def _spilled(self, now: Sequence[int], most: int) -> list[tuple[int, Item]]:
-        """The next of them. Its files are read for many rounds at once: each reading begins with their first row."""
+        """Return the next spilled entries.
+
+        Each read of a file starts at its first row, so it reads many rounds ahead.
+        """
         journal = self._intake.journal
         if not self._ahead and journal is not None:
             taken = self._reread.union(now, () if self._store is None else self._store.waiting)
@@ -397,7 +400,7 @@ class Writer:
         return [self._ahead.popleft() for _ in range(min(most, len(self._ahead)))]
 
     def _guard(self, call: Callable[..., object], *args: object) -> bool:
-        """The writer-thread seam: nothing a sink does may end the thread or reach training. Whether it went well."""
+        """Call a sink, so that no exception ends the thread or reaches training; return whether it succeeded."""
         return sheltered(partial(_done, call, *args), self._not_done)
 
     def _not_done(self, error: BaseException) -> bool:
@@ -410,7 +413,7 @@ class Writer:
         return False
 
     def _due(self, queued: Waiting) -> bool:
-        """True of an item that can be recorded now."""
+        """Return True for an item that can be recorded now."""
         return not isinstance(queued, Awaited) or queued.due(hurry=time.monotonic() >= self._hurry_at)
 
     def _guard_item(self, queued: Waiting, batch: list[Item], numbers: list[int]) -> None:
@@ -424,9 +427,7 @@ class Writer:
                 self._counters.lose(queued.step)
 
     def _guard_kept(self, batch: list[Item], numbers: list[int]) -> None:
-        """The same for rows that were taken the quick way, as many as come one after the other: all of them or none,
-        which are read of the journal then.
-        """
+        """Take consecutive rows of the fast path: all of them, or none, which are then read from the journal."""
         kept: list[KeptRow] = []
         while self._held and isinstance(first := self._held[0], tuple):
             kept.append(first)
@@ -437,7 +438,7 @@ class Writer:
             self._seq, self._intake.spilling = seq, True
 
     def _take_kept(self, kept: Sequence[KeptRow], batch: list[Item], numbers: list[int]) -> None:
-        """Counters and what is known beside the rows go with the first of them."""
+        """Add rows to the batch; counters and other known metrics go with the first of them."""
         attempt, rank, plain = self._attempt, self._rank, None
         for frame, shape in kept:
             number, step, ts, metrics = shape.opened(frame)
@@ -496,8 +497,8 @@ class Writer:
             return
         metrics = dict(item.metrics)
         self._report(metrics)
-        if self._beside is not None:
-            metrics = {**self._beside(), **metrics}
+        if self._other_metrics is not None:
+            metrics = {**self._other_metrics(), **metrics}
         self._guard(self._derive, item.step, metrics)
         self._seq += 1
         batch.append(StepRecord(item.step, metrics, item.ts, self._attempt, self._rank, self._seq))
@@ -510,7 +511,7 @@ class Writer:
         self._layers.add(step, metrics)
 
     def _report(self, metrics: dict[str, float]) -> None:
-        """Let a counter that moved travel with the next record."""
+        """Add counters that changed since the last record."""
         counts = self._counters.snapshot()
         for name in _REPORTED if counts else ():
             count = counts.get(name, 0)
@@ -528,7 +529,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.25, 5.0
 """Pauses between two tries to write to a store that refuses, in seconds: each is twice the last, less up to three
 tenths, so that trainers that were refused together do not all come back together."""
 _LATER = (StoreError, OSError, MemoryError)
-"""What may be over in a while: the same call is made again."""
+"""Errors that may be temporary: the same call is made again."""
 
 
 class StoreSink:
@@ -549,7 +550,7 @@ class StoreSink:
         stage: Callable[[], tuple[str, float | None]] = lambda: ("", None),
     ) -> None:
         self._stage = stage
-        self._said: tuple[str, float | None] = ("", None)
+        self._last_stage: tuple[str, float | None] = ("", None)
         self._writer = writer
         self._counters = counters
         self._clock = clock
@@ -561,7 +562,7 @@ class StoreSink:
         self._heartbeat_due = self._retry_due = 0.0
         self._pause_s = FIRST_RETRY_S
         self.trouble = ""
-        """Why the store last refused; empty: it never did."""
+        """Reason of the store's last refusal; empty if it never refused."""
         self._lost: list[Storable] = []
 
     @property
@@ -607,13 +608,13 @@ class StoreSink:
         self._drain_if_due()
 
     def tick(self) -> None:
-        """Try the backlog again; note how far the run is judged; say now and then that the writer lives."""
+        """Retry the backlog, note how far the run is judged, and store a heartbeat when it is due."""
         if self._backlog or self._journaled or self._judged is not None:
             self._drain_if_due()
         now, (stage, since) = self._clock.monotonic(), self._stage()
-        lasts = (stage, since) != self._said and since is not None and time.time() - since >= LASTS_S
+        lasts = (stage, since) != self._last_stage and since is not None and time.time() - since >= LASTS_S
         if now >= self._heartbeat_due or lasts:
-            self._heartbeat_due, self._said = now + HEARTBEAT_S, (stage, since)
+            self._heartbeat_due, self._last_stage = now + HEARTBEAT_S, (stage, since)
             self._writer.heartbeat(self._clock.now(), stage, since)
 
     def close(self) -> None:
@@ -625,14 +626,14 @@ class StoreSink:
         journal = self._writer.journal
         kept_by_disk = journal is None or journal.on_disk()
         lost, kept = len(self._backlog), self._kept() if kept_by_disk else 0
-        if kept:  # what was found in these rows is found again by whoever brings them into the store
+        if kept:  # findings of these rows are made again by the next process that brings the rows into the store
             lost = sum(not isinstance(item, Finding | ForecastRecord) for item in self._backlog) - kept
         rows = self.unkept() if kept_by_disk else [item for item in self._backlog if isinstance(item, StepRecord)]
         self._count_lost(rows)
         if lost > 0:
             why = "" if kept_by_disk else ", and its disk refuses what the kernel had not written yet"
             self._counters.warn("dropped", f"the store could not be written at the end{why}", lost)
-        self._tell_lost(rows, judged=not kept)
+        self._store_lost(rows, judged=not kept)
 
     def unkept(self) -> list[StepRecord]:
         """Rows that wait here and are in no journal."""
@@ -648,21 +649,21 @@ class StoreSink:
                 lost.append(row)
         return lost
 
-    def _tell_lost(self, rows: Sequence[StepRecord], *, judged: bool) -> None:
-        """Into the room that was kept for it: what was found, and an event that says which rows are lost."""
+    def _store_lost(self, rows: Sequence[StepRecord], *, judged: bool) -> None:
+        """Store findings, and an event that lists lost rows, in the room reserved for them."""
         journal = self._writer.journal
         if journal is not None:
             journal.make_room()
-        telling = [item for item in self._backlog if isinstance(item, Finding | Event)]
+        items = [item for item in self._backlog if isinstance(item, Finding | Event)]
         event = None
         if rows:
-            attempt, last = self._writer.run.attempt, max(item.seq for item in (*rows, *telling))
+            attempt, last = self._writer.run.attempt, max(item.seq for item in (*rows, *items))
             event = replace(self._lost_event([row.step for row in rows]), attempt=attempt, seq=last + 1)
-            telling.append(event)
+            items.append(event)
         progress = Progress((), self._judged, None) if judged and self._judged is not None else None
-        if not telling and progress is None:
+        if not items and progress is None:
             return
-        refused = raised_by(self._writer.write, *((telling,) if progress is None else (telling, progress)))
+        refused = raised_by(self._writer.write, *((items,) if progress is None else (items, progress)))
         if refused is not None and event is not None and journal is not None:
             journal.note_lost(event)
 
@@ -673,8 +674,9 @@ class StoreSink:
         return Event(SHED, last, body, self._clock.now())
 
     def note_lost(self, steps: Sequence[int], events: Sequence[Event] = ()) -> None:
-        """Rows of these steps are lost, and the process has no time left to try the store once more; what ``events``
-        in no journal say was shed before is noted as well.
+        """Note that rows of these steps are lost, because the process has no time to try the store again.
+
+        Also notes what was shed before, from those of ``events`` that are in no journal.
         """
         journal = self._writer.journal
         if journal is None or not self.failing:
@@ -722,7 +724,7 @@ class StoreSink:
             self._backlog = [*waiting[:at], *waiting[at + 1 :]]
 
     def _sift(self) -> None:
-        """One by one, to lose only what cannot be stored."""
+        """Write items one by one, to lose only those that cannot be stored."""
         waiting, self._backlog = self._backlog, []
         for at, item in enumerate(waiting):
             error = raised_by(self._writer.write, [item])
