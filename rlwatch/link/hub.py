@@ -52,7 +52,7 @@ MOST_BYTES = 512 * 2**20
 class Inbox:
     """Payloads by moment and rank. Filled by one thread, emptied by another.
 
-    A rank is *expected* from the start, until it leaves or keeps rank 0 waiting in vain. What nobody asks for is
+    A rank is *expected* from the start, until it leaves or keeps rank 0 waiting in vain. Payloads that are not read are
     dropped: the oldest moments first, beyond ``most_steps`` of them or ``most_bytes``.
     """
 
@@ -70,7 +70,7 @@ class Inbox:
         self.dropped = 0
 
     def join(self, rank: int) -> None:
-        """From now on ``rank`` is expected."""
+        """Expect ``rank`` from now on."""
         with self._lock:
             self._present.add(rank)
             self._absent.discard(rank)
@@ -130,13 +130,13 @@ REST_S = 0.01
 training next to nothing, and honest ranks, which wait in the system's queue meanwhile, little.
 """
 FULL_S = 1.0
-"""How long it rests when the process may open no more files, in seconds."""
+"""Seconds without new connections after the process ran out of files."""
 
 
 class Peer:
     """One of the other ranks, as rank 0 sees it: ``steps`` brings what it measured; over ``control`` it votes.
 
-    ``silent``: it let rank 0 wait in vain, and said nothing since. ``owing``: it was asked to a boundary that it did
+    ``silent``: it let rank 0 wait in vain, and sent nothing since. ``owing``: it was asked to a boundary that it did
     not come to; at the earliest it could then have stopped at this one.
     """
 
@@ -151,7 +151,7 @@ class Peer:
 
     @property
     def reachable(self) -> bool:
-        """True while it can be told something."""
+        """True while frames can be sent to it."""
         return self.control is not None and not self.gone
 
     @property
@@ -185,7 +185,7 @@ class Peer:
             return None
 
     def lose(self) -> None:
-        """It is gone: end what is left, and let nobody wait for it.
+        """Close the connections of a rank that is gone, and end waiting for it.
 
         The files stay open as long as this object lives: the other thread may be about to write, and their numbers
         must not be given to something else before.
@@ -215,7 +215,7 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class PendingConnection:
-    """A connection somebody opened; ``peer`` once we know who."""
+    """An open connection; ``peer`` is None until its rank is identified."""
 
     connection: socket.socket
     until: float
@@ -225,12 +225,12 @@ class PendingConnection:
 
 
 class Admission:
-    """Connections of those who have not proven yet that they are of the run, and the proof. Used from one thread.
+    """Connections that have not proven yet that they are of the run, and the proof. Used from one thread.
 
     Parameters
     ----------
     greeting_s
-        Longest somebody may stay connected without the proof, in seconds.
+        Longest a connection may stay open without the proof, in seconds.
     """
 
     def __init__(self, greeting_s: float) -> None:
@@ -269,7 +269,7 @@ class Admission:
         return identified(answer, guest.asked, self.secret, world_size)
 
     def remove(self, guest: PendingConnection) -> None:
-        """It is known now, or gone."""
+        """Remove a connection that is identified, or gone."""
         self._strangers.pop(guest, None)
 
 
@@ -285,9 +285,9 @@ class Hub:
     world_size
         Ranks of the run, this one included.
     place
-        Where it listens. By default on the loopback, until :meth:`open_up`.
+        Address to listen on. By default on the loopback, until :meth:`open_up`.
     greeting_s
-        Longest somebody may stay connected without proving that it is of this run, in seconds.
+        Longest a connection may stay open without proving that it is of this run, in seconds.
 
     Raises
     ------
@@ -301,7 +301,7 @@ class Hub:
         self.inbox = Inbox(range(1, world_size))
         self.peers: dict[int, Peer] = {}
         self.notes: deque[tuple[int, bytes]] = deque(maxlen=MOST_NOTES)
-        """What ranks told of themselves and nobody has taken: rank and body."""
+        """Notes that ranks sent and that were not read yet: rank and body."""
         self.lap = 0
         self._orders = 0
         self._door = threading.Lock()
@@ -346,8 +346,10 @@ class Hub:
         return self._resting_until is not None
 
     def linked(self) -> Mapping[int, Peer]:
-        """The ranks that can be told something. One that has been welcomed is among them: it may come to a boundary
-        before the hub's thread has noted its connection, and would be taken for missing.
+        """Return the ranks that frames can be sent to.
+
+        A rank that has been welcomed is among them: it may come to a boundary before the hub's thread has noted its
+        connection, and would be taken for missing.
         """
         with self._door:
             return self._reachable()
@@ -356,7 +358,7 @@ class Hub:
         return {rank: peer for rank, peer in list(self.peers.items()) if peer.reachable}
 
     def ordered(self) -> tuple[Mapping[int, Peer], int]:
-        """One order more is given: who is to be told, and its number; whoever comes later learns that it is over."""
+        """Begin an order; returns its recipients and its number. Ranks that connect later learn that it is over."""
         with self._door:
             self._orders += 1
             return self._reachable(), self._orders
@@ -407,7 +409,7 @@ class Hub:
             self._look_around()
 
     def _pause(self) -> float | None:
-        """Seconds until something is due though nobody says anything."""
+        """Return the seconds until something is due without incoming data."""
         due = [guest.until for guest in self._admission.waiting()] + [self._resting_until or 0.0] * bool(
             self._resting_until
         )
@@ -430,7 +432,7 @@ class Hub:
         self._resting_until = time.monotonic() + seconds
 
     def _listen_everywhere(self) -> None:
-        """In place of the loopback; on the same port, if that can be had."""
+        """Listen on all addresses instead of the loopback; on the same port, if possible."""
         port = int(self._listener.getsockname()[1])
         self._rest(0.0)
         self._listener.close()
@@ -439,7 +441,7 @@ class Hub:
                 self._listener = listen(place, everywhere=True) if place else listen(ListenAddress())
                 break
             except LinkError as error:
-                self._say_once(str(error))
+                self._warn_once(str(error))
         self._listener.setblocking(False)
         self.address = self._address()
         self._everywhere.set()
@@ -451,9 +453,9 @@ class Hub:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # usually whoever it was has gone again
+        except OSError as error:  # usually the other side has disconnected again
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._say_once("rank 0 may not open more files: ranks that are not linked yet have to wait")
+                self._warn_once("rank 0 may not open more files: ranks that are not linked yet have to wait")
                 for guest in self._admission.waiting():
                     self._drop(guest)
                 self._rest(FULL_S)
@@ -463,29 +465,29 @@ class Hub:
             return
         self._selector.register(connection, selectors.EVENT_READ, stranger)
         missing = self.world_size - 1 - len(self.linked())
-        if len(self._admission) > STRANGERS + 2 * missing:  # whoever has been there longest goes
+        if len(self._admission) > STRANGERS + 2 * missing:  # the oldest connection is closed
             self._drop(self._admission.waiting()[0])
             self._rest(REST_S)
 
     def _read(self, guest: PendingConnection) -> None:
-        """Whatever it says, the others are served on."""
+        """Read from a connection; its errors do not affect the others."""
         if not call_or(lambda: self._received(guest), lambda error: self._untaken(guest, error)):
             self._drop(guest)
 
     def _received(self, guest: PendingConnection) -> bool:
-        """False once it has closed the connection."""
+        """Take the frames of a connection; return False once it is closed."""
         data = guest.connection.recv(CHUNK if guest.peer else STRANGERS_BYTES)
         for frame in guest.inflow.feed(data):
             self._take(guest, frame)
         return bool(data)
 
     def _untaken(self, guest: PendingConnection, error: Exception) -> bool:
-        """True where it only has nothing to say yet."""
+        """Report an error of a connection; returns True if there was merely nothing to read yet."""
         if isinstance(error, FrameError):
             if guest.peer is None:
-                self._say_once("somebody who is not of this run tried to connect to rank 0, and was sent away")
+                self._warn_once("somebody who is not of this run tried to connect to rank 0, and was sent away")
         elif not isinstance(error, OSError):
-            self._say_once(f"what a rank sent could not be taken: {described(error)}")
+            self._warn_once(f"what a rank sent could not be taken: {described(error)}")
         return isinstance(error, BlockingIOError)
 
     def _take(self, guest: PendingConnection, frame: Frame) -> None:
@@ -502,7 +504,7 @@ class Hub:
             peer.receive(frame)
 
     def _welcome(self, guest: PendingConnection, caller: Caller) -> None:
-        """It is of this run. One that is known already has started anew, or lost its connection."""
+        """Accept a rank of this run. If it is known already, it was restarted or lost its connection."""
         peer = self.peers.get(caller.rank)
         if peer is None or peer.gone or getattr(peer, caller.role) is not None:
             if peer is not None:
@@ -529,7 +531,7 @@ class Hub:
                 logger.warning("rank %d is gone: its share of the batch is missing from now on", peer.rank)
         return peer.lose()
 
-    def _say_once(self, words: str) -> None:
+    def _warn_once(self, words: str) -> None:
         if words not in self._warned and len(self._warned) < 100:
             self._warned.add(words)
             logger.warning("%s", words)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
 
 GREETING_S = 10.0
-"""Longest somebody may stay without a whole request, or without proof that they belong to the run, in seconds."""
+"""Longest a connection may stay open without a whole request, or without proof that it is of the run, in seconds."""
 STRANGERS = 32
 """Number of strangers who may be connected at a time."""
 BACKLOG = 128
@@ -24,7 +24,7 @@ BACKLOG = 128
 
 
 class Strangers:
-    """Those who are connected and have proven nothing. Used from one thread, or under a lock of the caller.
+    """Connections that have proven nothing yet. Used from one thread, or under a lock of the caller.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Strangers:
         return len(self._there)
 
     def arrived(self, who: Hashable, close: Callable[[], object]) -> None:
-        """Somebody connected; whoever has been silent for the longest is closed if they are too many now."""
+        """Add a connection; if there are too many now, the one that has been silent for the longest is closed."""
         self._there[who] = close
         while len(self._there) > self._most:
             self._there.pop(next(iter(self._there)))()

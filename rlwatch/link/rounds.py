@@ -38,7 +38,7 @@ logger = logging.getLogger("rlwatch")
 # Rank 0.
 
 ACTING_S = 1800.0
-"""Longest rank 0 waits for the others to say that they acted (a checkpoint may take its time), in seconds."""
+"""Longest rank 0 waits for the others to report that they acted (a checkpoint may take its time), in seconds."""
 PLACE_S = 5.0
 """Longest rank 0 waits to hear where the others are, in seconds: their threads answer whatever training does."""
 
@@ -55,12 +55,12 @@ class _Round:
     ballot: int = 0
 
     def send(self, frame: Frame) -> None:
-        """To all who were asked."""
+        """Send a frame to all ranks that were asked."""
         for peer in self.asked.values():
             peer.send(frame)
 
     def next_word(self, peer: Peer, end: float, *kinds: FrameKind) -> Frame | None:
-        """Of ``peer`` in this round; None when it is gone or says nothing until ``end``."""
+        """Return the next frame of ``peer`` in this round; None if it is gone or sends none until ``end``."""
         while (frame := peer.next_word(end - time.monotonic())) is not None:
             if frame.turn == self.turn and frame.kind in kinds:
                 return frame
@@ -97,8 +97,9 @@ class Chair:
         return self._earliest
 
     def call(self) -> None:
-        """On another thread, as soon as there are commands: find the first boundary that nobody has passed, so that all
-        meet at their next one. Where a rank cannot come, the training thread learns so when it is at its boundary.
+        """Find the first boundary that no rank has passed; runs on another thread, as soon as there are commands.
+
+        All ranks meet at their next boundary. If a rank cannot come, the training thread learns so at its boundary.
         """
         with self._calling:
             if self._round is None and self._order is None and not self._in_vain:
@@ -110,10 +111,10 @@ class Chair:
                     self._round = found
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """True where all ranks meet at this boundary, at ``step``; ``wanted``: there are commands. Else it is passed,
-        unless this rank stays at it (it is paused).
+        """Return True if all ranks meet at this boundary, at ``step``; ``wanted``: there are commands.
 
-        With commands rank 0 asks where the others are: where one has passed already, all meet at a later boundary.
+        Otherwise the boundary is passed, unless this rank stays at it (it is paused). With commands rank 0 asks
+        where the others are: if one has passed already, all meet at a later boundary.
         """
         with self._calling:
             return self._meets(step, wanted=wanted, staying=staying)
@@ -140,12 +141,12 @@ class Chair:
             self._earliest, self._here = after(self._here), None
 
     def offer(self, body: bytes) -> None:
-        """Tell the ranks that meet here what is wanted."""
+        """Send the commands to the ranks that meet here."""
         if self._round is not None and self._round.refusal is None:
             self._round.send(Frame(FrameKind.OFFER, self._round.meet, body, self._round.turn))
 
     def order(self, body: bytes) -> None:
-        """At a place of order: say what is wanted, usually nothing. Something is for all, who are waited for."""
+        """Send an order, usually an empty one, at a place of order; all ranks are waited for unless it is empty."""
         with self._calling:
             found = self._order = self._begun(START)
         if body:
@@ -158,7 +159,7 @@ class Chair:
             )
 
     def decide(self, refusal: str | None) -> str | None:
-        """None if this rank and all others agree, else why not; all ranks are told."""
+        """Send the verdict to all ranks and return it: None if all ranks agree, else the reason why not."""
         under_way = self._order or self._round
         if under_way is None:
             return refusal
@@ -168,7 +169,7 @@ class Chair:
         return verdict
 
     def over(self) -> None:
-        """Nothing more is asked in this round: whoever waits need not."""
+        """End the round, so that no rank waits for it any longer."""
         under_way = self._order or self._round
         if under_way is not None:
             under_way.send(Frame(FrameKind.OVER, turn=under_way.turn))
@@ -182,7 +183,7 @@ class Chair:
         return _Round(self.rounds, meet)
 
     def _called(self, here: StepKey) -> _Round:
-        """A round at the first boundary that nobody has passed."""
+        """Return a round at the first boundary that no rank has passed."""
         found = self._begun(here)
         found.refusal, found.asked = self._all_linked()
         if found.refusal is None:
@@ -197,7 +198,7 @@ class Chair:
         return found
 
     def _not_coming(self, found: _Round, peer: Peer, end: float) -> str | None:
-        """Reason to give up hope that ``peer`` comes to a boundary soon; else its place is kept."""
+        """Return the reason why ``peer`` will not come to a boundary soon; if there is none, store its place."""
         frame = None if peer.silent else found.next_word(peer, end, FrameKind.PLACE)
         if frame is None:
             peer.silent = not peer.gone
@@ -217,7 +218,7 @@ class Chair:
         return None, linked
 
     def _await_all(self) -> None:
-        """An order can be the first thing ranks do: give those time to link who are about to."""
+        """Wait for ranks that are about to link: an order can be the first thing ranks do."""
         end = time.monotonic() + self.patience_s
         while len(self._hub.linked()) < self._hub.world_size - 1 and time.monotonic() < end:
             if any(peer.gone for peer in list(self._hub.peers.values())):
@@ -231,7 +232,7 @@ class Chair:
 
     @staticmethod
     def _vote(under_way: _Round, peer: Peer, end: float) -> str | None:
-        """Vote of ``peer`` in this ballot: None for yes."""
+        """Return the vote of ``peer`` in this ballot: None for yes."""
         while (frame := under_way.next_word(peer, end, FrameKind.VOTE, FrameKind.PASSED)) is not None:
             if frame.kind is FrameKind.PASSED:
                 return f"rank {peer.rank} had gone on already"
@@ -310,10 +311,10 @@ class WorkerMember:
         return self._mine != 0
 
     def meets(self, step: int, *, wanted: bool = False, staying: bool = False) -> bool:
-        """True where all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
+        """Return True if all ranks meet at this boundary, at ``step``; else it is passed, unless this rank stays at it.
 
-        It waits only while rank 0 is about to say where all meet; ``wanted``: and where this rank knows as well as
-        rank 0 that something is due here.
+        It waits only while rank 0 is about to send the boundary where all meet; with ``wanted``, also if this rank
+        knows as well as rank 0 that something is due here.
         """
         passed = 0
         with self._changed:
@@ -341,7 +342,7 @@ class WorkerMember:
             self._pass()
 
     def offered(self) -> bytes:
-        """Commands of rank 0 here, where all meet; empty if there are none, or if it does not come."""
+        """Return rank 0's commands at a common boundary; empty if there are none, or if rank 0 does not come."""
         with self._changed:
             frame = self._hear(self.patience_s, FrameKind.OFFER)
             if frame is None:
@@ -352,7 +353,7 @@ class WorkerMember:
             return b"" if frame is None else frame.body
 
     def ordered(self) -> bytes:
-        """At a place of order: what rank 0 wants, usually nothing."""
+        """Return rank 0's order at a place of order, usually empty."""
         with self._changed:
             number = self._order + 1
             patience = self.patience_s if self._hoping else 0.0
@@ -376,7 +377,7 @@ class WorkerMember:
             self._send(Frame(FrameKind.PASSED, turn=turn))
 
     def vote(self, refusal: str | None) -> str | None:
-        """Tell rank 0 whether this rank can and did; returns the verdict: None, or a refusal."""
+        """Send rank 0 whether this rank can and did act; returns the verdict: None, or a refusal."""
         if not self._mine:
             return refusal or UNDECIDED
         self._ballot += 1
@@ -401,7 +402,7 @@ class WorkerMember:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hear and say nothing more; rank 0 notices."""
+        """Close the connection; rank 0 notices."""
         self.open = False
         connection = self._connection
         if connection is not None:
@@ -427,13 +428,13 @@ class WorkerMember:
         return done and condition()
 
     def _hear(self, seconds: float, kind: FrameKind) -> Frame | None:
-        """With the lock: the next word of ``kind`` in this rank's round; None if it does not come any more."""
+        """Return the next frame of ``kind`` in this rank's round; None if none comes any more. Needs the lock."""
 
         def found() -> Frame | None:
             return next((frame for frame in self._words if frame.turn == self._mine), None)
 
         while self._until(lambda: found() is not None, seconds) and (frame := found()) is not None:
-            if frame.kind is not FrameKind.OVER:  # which stays, so that whoever asks again hears it, too
+            if frame.kind is not FrameKind.OVER:  # which stays, so that the next call reads it, too
                 self._words.remove(frame)
             if frame.kind in (kind, FrameKind.OVER):
                 return frame if frame.kind is kind else None
@@ -467,7 +468,7 @@ class WorkerMember:
                     self._send(answer)
 
     def _take(self, frame: Frame) -> Frame | None:
-        """Keep what rank 0 says; returns the answer it gets at once, if any."""
+        """Store a frame of rank 0; returns the answer it gets at once, if any."""
         answer = None
         with self._changed:
             if frame.kind is FrameKind.ASK:

@@ -30,7 +30,7 @@ from rlwatch.link.wire import (
 
 logger = logging.getLogger("rlwatch")
 INTERVAL_S = 0.1
-"""Seconds between two looks at the queue: the training thread wakes nobody."""
+"""Seconds between two reads of the queue: the training thread wakes no other thread."""
 SEND_S = 60.0
 WELCOME_S = 10.0
 HOPE_S = 60.0
@@ -52,8 +52,8 @@ class WorkerClient:
     Parameters
     ----------
     find
-        Where rank 0 is, or None if it has not said so yet. Raises ``NobodyError`` where that will not change, and
-        ``RLWatchError`` where it cannot be asked.
+        Returns the address of rank 0, or None if it is not known yet. Raises ``NobodyError`` if that will not change,
+        and ``RLWatchError`` if it cannot be read.
     take
         Removes and returns what waits to be sent: (moment, encode) pairs, oldest first; ``encode()`` gives the bytes.
     lost
@@ -63,7 +63,7 @@ class WorkerClient:
     hope_s
         A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on.
     notes
-        Called many times a second: what this rank has to tell of itself now. While there is no link it is not sent.
+        Called many times a second: returns this rank's note. It is not sent while there is no link.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class WorkerClient:
         self.member.forked()
 
     def _loop(self) -> None:
-        """Nothing here may end training, nor keep it waiting."""
+        """Run the thread; it may neither end training nor keep it waiting."""
         sheltered(
             self._work, lambda error: log_message(logging.WARNING, "the link to rank 0 failed: %s", described(error))
         )
@@ -189,7 +189,7 @@ class WorkerClient:
         self._wait_s = min(2.0 * self._wait_s, RETRY_S[1])
 
     def _link(self, address: HubAddress) -> None:
-        """Raises ``LinkError``."""
+        """Connect to rank 0. Raises ``LinkError``."""
         steps, lap, _ = introduced(self._rank, address, "steps")
         try:
             control, _, orders = introduced(self._rank, address, "control")
@@ -245,7 +245,7 @@ class WorkerClient:
         self._lost(1)
 
     def _lose(self, why: str) -> None:
-        """The connection is gone: for good, where rank 0 took leave, else it is looked for again."""
+        """Handle a lost connection: look for rank 0 again, unless it closed in good order."""
         left = self.member.parted or (self._steps is not None and _taken_leave(self._steps))
         self._drop()
         if left:
@@ -291,7 +291,7 @@ def introduced(rank: int, address: HubAddress, role: str) -> tuple[socket.socket
 
 
 def _next(connection: socket.socket, inflow: FrameDecoder, end: float) -> Frame:
-    """The next message. Raises ``OSError`` if it does not come in time, ``FrameError`` if the other side leaves."""
+    """Return the next message. Raises ``OSError`` if it is late, ``FrameError`` if the other side leaves."""
     while True:
         connection.settimeout(max(0.001, end - time.monotonic()))
         data = connection.recv(1)
@@ -302,7 +302,7 @@ def _next(connection: socket.socket, inflow: FrameDecoder, end: float) -> Frame:
 
 
 def _taken_leave(connection: socket.socket) -> bool:
-    """True where rank 0 left in good order."""
+    """Return True if rank 0 left in good order."""
     with contextlib.suppress(OSError, FrameError):
         return _next(connection, FrameDecoder(), time.monotonic() + INTERVAL_S).kind is FrameKind.END
     return False

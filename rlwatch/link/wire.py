@@ -80,7 +80,7 @@ _HEAD = struct.Struct("!BIIQII")
 class FrameKind(IntEnum):
     """Kinds of frames."""
 
-    CHALLENGE = 1  # rank 0 to whoever connects: prove that you know the secret
+    CHALLENGE = 1  # rank 0 to a new connection: prove that you know the secret
     ANSWER = 2  # the caller: who it is, its proof, and its own challenge
     WELCOME = 3  # rank 0: its proof, and where it is
     STEP = 4  # what a rank measured at a moment
@@ -94,7 +94,7 @@ class FrameKind(IntEnum):
     VERDICT = 12  # rank 0's last word on a command
     OVER = 13  # rank 0 asks nothing more in this round
     END = 14  # the sender leaves in good order
-    NOTE = 15  # a rank has something to tell of itself, whatever its training thread does
+    NOTE = 15  # a note of a rank, sent whatever its training thread does
 
 
 _KINDS = frozenset(map(int, FrameKind))
@@ -114,7 +114,7 @@ class Frame:
     turn: int = 0
 
     def packed(self, largest: int = LARGEST) -> bytes:
-        """As it travels. Raises ``FrameError`` for a body of more than ``largest`` bytes, which nobody would take."""
+        """Encode the frame. Raises ``FrameError`` for a body of more than ``largest`` bytes, which none accepts."""
         if len(self.body) > largest:
             raise FrameError(f"a message of {len(self.body)} bytes is too long; at most {largest} can be sent")
         return _HEAD.pack(self.kind, self.turn, *self.moment, len(self.body)) + self.body
@@ -128,7 +128,7 @@ class FrameDecoder:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that ``data`` completes. Raises ``FrameError`` for what is none."""
+        """Yield the frames that ``data`` completes. Raises ``FrameError`` for invalid data."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             kind, turn, lap, step, again, length = _HEAD.unpack_from(self._bytes)
@@ -147,7 +147,7 @@ class FrameDecoder:
 PATIENCE_S = 60.0
 """Longest a rank waits for others to come to where all meet, in seconds."""
 NEW = b"new"
-"""Of a rank that has not come to any boundary yet."""
+"""Position of a rank that has not come to any boundary yet."""
 
 
 def after(moment: StepKey) -> StepKey:
@@ -175,16 +175,16 @@ def read_ballot(body: bytes) -> tuple[int, str | None]:
 # The greeting: two ranks prove to each other that they belong to one run, without sending its secret.
 #
 # A challenge and an answer each way, three messages in all (ISO/IEC 9798-4, three passes), of HMAC-SHA256 by the
-# standard library over what both said. ``multiprocessing.connection`` does the same over connections that block, and
+# standard library over what both sent. ``multiprocessing.connection`` does the same over connections that block, and
 # with MD5 before Python 3.12, which machines in FIPS mode do not have.
 
 STRANGERS_BYTES = 1024
-"""Longest message from somebody who has proven nothing yet."""
+"""Longest message from a connection that has proven nothing yet."""
 ROLES = ("steps", "control")
 
 
 def challenge() -> str:
-    """Words that nobody said before."""
+    """Return random text that was never used before."""
     return secrets.token_hex(32)
 
 
@@ -197,7 +197,7 @@ class Caller:
     nonce: str
 
     def answer(self, asked: str, secret: str) -> Frame:
-        """To the challenge ``asked`` of rank 0."""
+        """Return the answer to the challenge ``asked`` of rank 0."""
         words = {
             "rank": self.rank,
             "role": self.role,
@@ -236,7 +236,7 @@ def asking(frame: Frame) -> str:
 
 
 def identified(frame: Frame, asked: str, secret: str, world_size: int) -> Caller:
-    """Caller that answered the challenge ``asked``. Raises ``FrameError`` for whoever is not of this run."""
+    """Return the caller that answered the challenge ``asked``. Raises ``FrameError`` if it is not of this run."""
     try:
         words = json.loads(frame.body)
         caller = Caller(int(words["rank"]), str(words["role"]), str(words["nonce"]))
@@ -280,8 +280,9 @@ class ListenAddress:
 
     @classmethod
     def of(cls, link: str | None) -> ListenAddress:
-        """As a caller says it (``HOST:PORT``, ``HOST`` or ``:PORT``), else as the environment does
-        (``RLWATCH_LINK_HOST``, ``RLWATCH_LINK_PORT``). Raises ``ConfigError``.
+        """Parse ``link`` (``HOST:PORT``, ``HOST`` or ``:PORT``); by default read the environment.
+
+        The variables are ``RLWATCH_LINK_HOST`` and ``RLWATCH_LINK_PORT``. Raises ``ConfigError``.
         """
         if link is None:
             host, port, name = os.environ.get(HOST_VARIABLE, ""), os.environ.get(PORT_VARIABLE, ""), PORT_VARIABLE
@@ -295,8 +296,10 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """``hosts`` are names of one machine; ``machine`` tells its own processes; ``token`` is the run's secret, empty
-    where every rank has it from its environment.
+    """Address of rank 0's hub.
+
+    ``hosts`` are names of one machine; ``machine`` identifies its own processes; ``token`` is the run's secret, empty
+    if every rank has it from its environment.
     """
 
     machine: str
@@ -321,7 +324,7 @@ class HubAddress:
 
     @property
     def secret(self) -> str:
-        """Raises ``LinkError`` where only the environment could have told it, and did not."""
+        """The run's secret. Raises ``LinkError`` if it should be in the environment and is not."""
         found = self.token or own_secret()
         if not found:
             raise LinkError(
@@ -330,7 +333,7 @@ class HubAddress:
         return found
 
     def to_text(self) -> str:
-        """As JSON."""
+        """Return the address as JSON."""
         return json.dumps({"machine": self.machine, "hosts": self.hosts, "port": self.port, "token": self.token})
 
     @classmethod
@@ -430,7 +433,7 @@ def _wait_writable(connection: socket.socket, seconds: float) -> None:
 
 
 def _outward() -> str:
-    """The address others see; nothing is sent to find it. Empty if there is no way out."""
+    """Return the address others see; nothing is sent to find it. Empty if there is no way out."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1 (RFC 5737): no host has it
