@@ -177,8 +177,8 @@ class _Trial:
     def _ways(self, method: Method) -> Sequence[Callable[[], Derived]]:
         """Order the steps of a method.
 
-        Of Richardson's the one that the gap before speaks for comes first: rounding asks for a larger one, curvature
-        for a smaller one, and a gap just beyond the tolerance may be either.
+        The one of Richardson's steps that the previous gap suggests comes first: rounding asks for a larger one,
+        curvature for a smaller one, and a gap just beyond the tolerance may be either.
         """
         if method is Method.FD:
             return [self._fd]
@@ -369,7 +369,7 @@ def finite_difference(
 
 
 def _apart(one: LossPass, ahead: Parts, behind: Parts) -> float:
-    """Mean difference of log-probs from those of training, as far as those ahead and behind have them in the middle."""
+    """Return the mean difference between training's log-probs and the middle of those ahead and behind."""
     on = one.tokens.mask.bool().cpu()
     gaps = (((ahead["logp"] + behind["logp"]) / 2 - one.tokens.logp.detach().double().cpu()).abs())[on]
     return float(gaps.nan_to_num(0.0).mean()) if gaps.numel() else 0.0
@@ -443,7 +443,7 @@ def forward_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direct
 
 
 def _derivatives(one: LossPass) -> Parts:
-    """Derivatives along the direction of the parts that the loss used."""
+    """Compute derivatives, along the direction, of the parts that the loss used."""
     one.random.restore()
     with fwad.dual_level():
         parts = (one.differentiable or one.forward)().parts()
@@ -451,7 +451,7 @@ def _derivatives(one: LossPass) -> Parts:
 
 
 def _tangent(part: Tensor) -> Tensor:
-    """Tangent of one part; zeros where it does not depend on the weights that have a gradient."""
+    """Return the tangent of one part; zeros if it does not depend on the weights that have a gradient."""
     derivative = fwad.unpack_dual(part).tangent  # type: ignore[no-untyped-call]
     return torch.zeros_like(part) if derivative is None else derivative
 
@@ -490,7 +490,7 @@ def reverse_mode(model: nn.Module, passes: Sequence[LossPass], direction: Direct
 
 
 def _of_pass(one: LossPass, units: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """(B, T) of each part that the loss used, in the unit of squared gradients."""
+    """Compute (B, T) of each part that the loss used, in the unit of squared gradients."""
     used = [name for name in PARTS if name in one.coefficients]
     table = {name: torch.zeros(one.shape, dtype=torch.float64, device="cpu") for name in used}
     alone = one.divides is True and not one.drew
@@ -507,7 +507,7 @@ def _of_pass(one: LossPass, units: Sequence[tuple[Tensor, Tensor]]) -> dict[str,
 def _of_rows(
     one: LossPass, outputs: Outputs, rows: Sequence[int] | None, units: Sequence[tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
-    """(rows, T) of each part: coefficient times the derivative of its gradient along the direction."""
+    """Compute (rows, T) of each part: coefficient times the derivative of its gradient along the direction."""
     parts = {n: part for n, part in outputs.parts().items() if n in PARTS and n in one.coefficients}
     fed = {}
     for name, part in parts.items():

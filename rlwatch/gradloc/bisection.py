@@ -75,22 +75,22 @@ def search(
     budget: int = 128,
     world: World | None = None,
 ) -> BisectionResult:
-    """The published search, depth first. What training holds stays as it is, bit for bit.
+    """Run the published search, depth first. What training holds stays as it is, bit for bit.
 
     Parameters
     ----------
     model
         The module itself, not DDP's wrapping of it; the passes' forwards must run the same.
     passes
-        This rank's; a collective, in which all ranks decide alike.
+        This rank's passes; a collective, in which all ranks decide alike.
     normaliser
         Z: what the terms of single tokens are divided by in the gradient of the step, the mean over ranks included.
     single_token_threshold
-        T: above which norm the un-averaged gradient of one token stands out.
+        T: a token whose un-averaged gradient has a larger norm is an outlier.
     budget
         Probes at most. The published script has 128.
     world
-        The ranks; default: this one alone.
+        The ranks; by default this one alone.
 
     Raises
     ------
@@ -367,7 +367,7 @@ class Probes:
         return [TokenAt(s.ranks[0], s.microbatch, *at) for s, at in zip(segments, places, strict=True)]
 
     def _count(self) -> list[list[int]]:
-        """Response tokens of each rank in each micro-batch."""
+        """Count the response tokens of each rank in each micro-batch."""
         here = [len(places) for places in self._places]
         most = int(self._world.max(torch.tensor([len(here)], device="cpu")))
         gathered = self._world.gather(torch.tensor([*here, *[0] * (most - len(here))], dtype=torch.int64, device="cpu"))
@@ -388,14 +388,17 @@ class Probes:
         return probed
 
     def _attempt(self, segment: TokenSet) -> Tensor:
-        """(2,): squared norm of this rank's part, and 1 if it could not be had (out of memory, most likely)."""
+        """Return (2,): squared norm of this rank's part, and 1 if that failed (out of memory, most likely)."""
         part, _ = tried(
             lambda: torch.stack([self._squares(segment), torch.zeros((), dtype=torch.float64, device="cpu")])
         )
         return torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu") if part is None else part
 
     def _squares(self, segment: TokenSet) -> Tensor:
-        """The part of this rank in the squared norm. With sharded parameters ranks outside of the segment run along."""
+        """Return this rank's part of the squared norm.
+
+        With sharded parameters ranks outside of the segment run along.
+        """
         active = self._world.rank in segment.ranks and segment.microbatch < len(self._passes)
         if not active and not self._gradients.together:
             return torch.zeros((), dtype=torch.float64, device="cpu")
@@ -410,7 +413,7 @@ class Probes:
         return self._gradients.squares(run_again(one, rows), weights).sum()
 
     def _weights(self, one: LossPass, segment: TokenSet) -> dict[str, Tensor]:
-        """The coefficients of the segment's tokens: all others are zero, whatever they were."""
+        """Return the coefficients of the segment's tokens: all others are zero, whatever they were."""
         m, places = segment.microbatch, self._places[segment.microbatch]
         inside = places if segment.tokens is None else places[segment.tokens.start : segment.tokens.stop]
         chosen = torch.zeros(one.shape, dtype=torch.bool, device=places.device)

@@ -158,7 +158,7 @@ def quantities(one: LossPass) -> Iterator[tuple[str, Tensor]]:
 
 
 def _part(values: Tensor, mask: Tensor, inside: bool) -> Tensor:
-    """``values`` inside or outside the mask, 0 elsewhere; one number of a whole response is inside if any token is."""
+    """Return ``values`` inside or outside the mask, 0 elsewhere; a number per response is inside if any token is."""
     if values.dim() == 0:
         return values if inside else torch.zeros_like(values)
     on = mask.bool().to(values.device)  # rewards may be elsewhere
@@ -286,7 +286,7 @@ def listening(model: nn.Module, heard: Callable[[str, bool, Tensor], None]) -> I
 
 
 def _floats(value: Any) -> Iterator[Tensor]:
-    """Tensors of floats in nested tuples, lists and mappings."""
+    """Iterate over tensors of floats in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value

@@ -121,7 +121,7 @@ class StepLevels:
 class ResponseLevels:
     """The response a culprit is in: median log-ratio of a token (nats), the culprit left out; None: not known.
 
-    The median, because a few culprits beside it do not make a response that has drifted.
+    The median, because a few outlying tokens do not shift it unless the whole response has drifted.
     """
 
     log_ratio: float | None = None
@@ -147,7 +147,7 @@ class LossShare:
 
     @property
     def log_weight(self) -> float:
-        """By how much ratio and importance weight made the policy term larger, nats; -Inf where it is clipped."""
+        """Factor of ratio and importance weight in the policy term, nats; -Inf if it is clipped."""
         plain = self.form.policy * abs(self.of("advantage")) / float(self.form.shape.lengths(self.row[None])[0])
         policy = abs(self.parts[0])
         return math.log(policy / plain) if policy > 0 and plain > 0 else -math.inf
@@ -218,18 +218,18 @@ def _pull(pull: float) -> Factor:
 
 
 def _entropy(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
-    """The entropy term, where it weighs this token more than the policy term does, and than it weighs others."""
-    weight, beside = abs(numbers.get("entropy_coefficient", 0.0)), abs(numbers.get("coefficient", 0.0))
-    if not weight > beside:
+    """Return the entropy term's factor, if it weighs this token more than the policy term does, and than others."""
+    weight, compared = abs(numbers.get("entropy_coefficient", 0.0)), abs(numbers.get("coefficient", 0.0))
+    if not weight > compared:
         return []
     summed, tokens = step.scales.get("entropy coefficient"), step.scales.get("tokens")
     usual = 0.0 if summed is None or tokens is None or not tokens.middle > 0 else summed.middle / tokens.middle
     if usual > 0:
         why = f"the entropy term weighs it {weight / usual:.3g} times as much as a token usually"
         return [Factor(math.log(weight / usual), ExcessFactor.ENTROPY_TERM, why)]
-    beside = max(beside, step.coefficient or 0.0)
+    compared = max(compared, step.coefficient or 0.0)
     why = "the entropy term weighs it more than all else does"
-    return [Factor(math.log(weight / beside) if beside > 0 else math.inf, ExcessFactor.ENTROPY_TERM, why)]
+    return [Factor(math.log(weight / compared) if compared > 0 else math.inf, ExcessFactor.ENTROPY_TERM, why)]
 
 
 def _advantage(numbers: Mapping[str, float], step: StepLevels) -> list[Factor]:
@@ -253,7 +253,7 @@ def _far(advantage: float, step: StepLevels) -> bool:
 
 
 def _weights(share: LossShare, numbers: Mapping[str, float], response: ResponseLevels) -> list[Factor]:
-    """The ratio, and the weight that corrects for the rollout engine, as far as the loss lets them count."""
+    """Return the factors of ratio and importance weight, as far as the loss lets them count."""
     total, shape = share.log_weight, share.form.shape
     ratio = share.of(shape.ratio) if shape.ratio else 0.0
     weight = share.of(shape.weight) if shape.weight else 0.0
@@ -283,7 +283,7 @@ def _weights(share: LossShare, numbers: Mapping[str, float], response: ResponseL
 
 
 def _ratio_words(numbers: Mapping[str, float], response: ResponseLevels, other: str) -> tuple[ExcessFactor, str]:
-    """Token or whole response: whichever is further beyond its limit."""
+    """Describe the ratio of the token or of its whole response: the one that is further beyond its limit."""
     name, mean = {
         "old_logp": ("the old policy", response.log_ratio),
         "rollout_logp": ("the rollout engine", response.rollout_log_ratio),
@@ -298,7 +298,7 @@ def _ratio_words(numbers: Mapping[str, float], response: ResponseLevels, other: 
 
 
 def _ratio(numbers: Mapping[str, float], response: ResponseLevels) -> list[Factor]:
-    """Ratios of a token of whose loss the form is not known: those that make a coefficient larger."""
+    """Return ratios that make a coefficient larger, for a token whose loss has an unknown form."""
     found = []
     for other, mean in (("old_logp", response.log_ratio), ("rollout_logp", response.rollout_log_ratio)):
         known = other in numbers and "logp" in numbers
@@ -320,16 +320,16 @@ def _normaliser(share: LossShare, step: StepLevels) -> list[Factor]:
 
 
 def _kl(share: LossShare, step: StepLevels) -> list[Factor]:
-    """The KL term, which makes the most of this coefficient."""
+    """Return the KL term's factor, if it makes the most of this coefficient."""
     policy, kl = share.parts
     times = usual.times(share.form.kl) if (usual := step.kl_weight) is not None and usual.middle > 0 else 1.0
-    beside = step.coefficient or abs(policy)
-    excess = math.log(abs(kl) / beside) if beside > 0 else math.inf
+    compared = step.coefficient or abs(policy)
+    excess = math.log(abs(kl) / compared) if compared > 0 else math.inf
     if math.log(times) > excess / 2:
         return [Factor(math.log(times), ExcessFactor.KL_TERM, f"the KL term weighs {times:.3g} times as much as usual")]
     gap = share.of("gap")
     who = f"the token is {_times(gap)} under the reference as under the policy" if abs(gap) > 1 else "it"
-    much = "more than all else does" if not beside > 0 else f"{abs(kl) / beside:.3g} times as much as usual"
+    much = "more than all else does" if not compared > 0 else f"{abs(kl) / compared:.3g} times as much as usual"
     return [Factor(excess, ExcessFactor.KL_TERM, f"{who}, and the KL term of the loss pulls it back {much}")]
 
 
@@ -361,7 +361,7 @@ def _layer(step: StepLevels) -> tuple[ExcessFactor, str] | None:
 
 
 def layer_to_blame(step: StepLevels, *, small: float = SMALL_TOKEN_SHARE, of_tokens: bool = True) -> str:
-    """Words on the layer that stands out, where no token holds more than ``small`` (or whatever tokens do); or none."""
+    """Describe the outlying layer, if no token holds more than ``small`` (or with any tokens); empty if none."""
     if not step.layers or (of_tokens and (step.top_share is None or not step.top_share < small)):
         return ""
     name = max(step.layers, key=step.layers.__getitem__)
@@ -381,7 +381,7 @@ def _factor(logarithm: float) -> str:
 
 
 def _number_of(logarithm: float) -> str:
-    """``e^x``: a factor, or a power of e where that is unreadable."""
+    """Format ``e^x`` as a factor, or as a power of e if that is unreadable."""
     return f"e^{logarithm:.3g}" if abs(logarithm) > 7 else f"{math.exp(logarithm):.3g}"
 
 
@@ -398,9 +398,9 @@ NUMBERS = (
 class HostPass:
     """One micro-batch of this rank: ``columns`` (B, T) of those of :data:`NUMBERS` that are known, float64.
 
-    ``mask`` (B, T) is bool; ``ids`` (B, T) int64, None where not known; ``loss`` (COLUMNS, B, T) is what the loss
-    takes of each token and ``form`` what it makes of it, where that is known; ``groups`` and ``tasks`` say of each
-    sequence to which prompt and task it belongs, ``identity`` what else the trainer knows of it; ``eos``: ids that end
+    ``mask`` (B, T) is bool; ``ids`` (B, T) int64, None where not known; ``loss`` (COLUMNS, B, T) are the inputs of the
+    loss for each token and ``form`` its formula, if it is known; ``groups`` and ``tasks`` are the prompt and the task
+    of each sequence, ``identity`` other facts that the trainer gave; ``eos``: ids that end
     a response.
     """
 
@@ -418,10 +418,10 @@ class HostPass:
     eos: tuple[int, ...] = ()
 
     def ended(self, at: TokenAt) -> int | None:
-        """Position of the end token that the token there stands behind; None where it stands behind none.
+        """Return the position of the end token that precedes the token; None if none precedes it.
 
-        Between the two all counts: behind the end of a turn of several stands what the environment wrote, and that
-        does not.
+        Only if all tokens between the two are in the mask: in a dialogue the text of the environment follows the end of
+        a turn, and it is not in the mask.
         """
         if self.ids is None or not self.eos:
             return None
@@ -491,7 +491,7 @@ def step_levels(
 
 
 def _copied(one: LossPass, rank: int, microbatch: int) -> HostPass:
-    """Everything in one tensor, so that it is one copy; token ids are exact below 2**24."""
+    """Copy everything to the host in one tensor; token ids are exact below 2**24."""
     tokens, known = one.tokens, _known(one)
     ids = {} if tokens.ids is None else {"ids": tokens.ids.to(torch.float32)}
     parts = {"mask": tokens.mask.to(torch.float32), **ids, **known}
@@ -547,7 +547,7 @@ class Described:
     ended: int | None = None
 
     def said(self, why: str) -> str:
-        """``why``, after that the token is no part of the answer, where it is none."""
+        """Return ``why``, preceded by a remark if the token follows the end of the answer."""
         if self.ended is None:
             return why
         return f"it stands behind the end token at position {self.ended}: the mask counts what is no answer; {why}"

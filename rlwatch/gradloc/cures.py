@@ -34,7 +34,7 @@ GAP_CAP = 3.0
 """nats: log-ratios to the reference are clipped at it."""
 
 Keep = Callable[[HostPass], tuple[np.ndarray, np.ndarray]]
-"""What of the policy's and of the KL term's part of each coefficient (B, T) a cure keeps: factors."""
+"""Computes the factors by which a cure scales the policy's and the KL term's part of each coefficient (B, T)."""
 
 
 def scaled(policy: float, kl: float = 1.0) -> Keep:
@@ -47,7 +47,7 @@ UNCHANGED = scaled(1.0)
 
 
 def masked(places: Sequence[np.ndarray], hosts: Sequence[HostPass]) -> Keep:
-    """Nothing of the tokens at ``places``, (B, T) of each of ``hosts``."""
+    """Return a ``Keep`` that drops the tokens at ``places``, (B, T) of each of ``hosts``."""
     where = {id(host): place for host, place in zip(hosts, places, strict=True)}
 
     def keep(host: HostPass) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +112,7 @@ def clipped_gaps(cap: float) -> Keep:
 
 
 def _column(host: HostPass, name: str) -> np.ndarray:
-    """(B, T) of :data:`COLUMNS`, 0 where not known."""
+    """Return (B, T) of a column of :data:`COLUMNS`, 0 where not known."""
     if host.loss is None:
         return np.zeros(host.mask.shape)
     return np.where(host.mask, np.nan_to_num(host.loss[COLUMNS.index(name)]), 0.0)
@@ -120,8 +120,10 @@ def _column(host: HostPass, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A cure to be tried: ``keep`` says what is left of the coefficients, ``entropy`` what of those of the entropies,
-    of all tokens or, by ``keep``, of each; ``only`` that all other terms go.
+    """A cure to be tried.
+
+    ``keep`` returns the factors of the coefficients, ``entropy`` is the factor of the entropies' coefficients
+    (of all tokens or, by ``keep``, of each); with ``only`` all other terms are dropped.
     """
 
     kind: str
@@ -161,7 +163,7 @@ class InterventionCatalog:
     _through: Through | None = None
 
     def cure(self, proposal: Proposal) -> Cure | None:
-        """The norm with it; None where that cannot be told."""
+        """Compute the norm with the cure; None if that is not possible."""
         before = self.direction.norm
         if proposal.only:
             through = self.through()
@@ -193,8 +195,9 @@ class InterventionCatalog:
         return float(self.world.sum(torch.tensor(here, dtype=torch.float64, device="cpu")))
 
     def _changes(self, proposal: Proposal) -> list[np.ndarray | None]:
-        """(2, B, T) what is added to the coefficients of each pass, and how many times those of its entropies; None
-        where nothing is.
+        """Return the changes (2, B, T) of each pass; None for a pass without any.
+
+        The first is added to the coefficients, the second is the factor added to those of the entropies.
         """
         found: list[np.ndarray | None] = []
         for host in self.hosts:
@@ -209,7 +212,7 @@ class InterventionCatalog:
         return found
 
     def through(self) -> Through | None:
-        """Run one backward of all tokens; None where what comes through them cannot be told. The answer is kept."""
+        """Run one backward of all tokens, and cache the result; None if what comes through them is unknown."""
         if self._through is None:
             here, why = tried(self._alone)
             self.notes += [f"through the tokens: {why}"] if why else []
@@ -219,7 +222,7 @@ class InterventionCatalog:
         return self._through if self._through is not None and math.isfinite(self._through.along) else None
 
     def _alone(self) -> tuple[float, float]:
-        """Squared norm of this rank's part of what comes through the tokens, and its part along the gradient."""
+        """Return squared norm, and part along the gradient, of this rank's part of what comes through the tokens."""
         kept = [np.where(host.mask, sum(parts_of(host)), 0.0) for host in self.hosts]
         added = self._added(
             [np.stack([one, host.mask.astype(float)]) for one, host in zip(kept, self.hosts, strict=True)]
@@ -230,7 +233,7 @@ class InterventionCatalog:
         return squares, along / self.direction.length
 
     def _square(self, changes: Sequence[np.ndarray | None]) -> float:
-        """Squared norm of the gradient with the changes: what is here."""
+        """Return this rank's part of the squared norm of the gradient with the changes."""
         added, unit = self._added(changes), self.direction.norm / self.direction.length
         squares = 0.0
         for name, gradient in self.direction.gradients.items():
@@ -243,7 +246,7 @@ class InterventionCatalog:
         return squares
 
     def _added(self, changes: Sequence[np.ndarray | None]) -> dict[str, Tensor]:
-        """Gradient of each parameter that the changes add, as a mean over ranks; of shards those that are here."""
+        """Return the gradient that the changes add to each parameter (mean over ranks); of shards the local ones."""
         named = [(name, p) for name, p in self.model.named_parameters() if name in self.direction.gradients]
         if self.together:
             return self._added_together(changes, named)
@@ -272,7 +275,7 @@ class InterventionCatalog:
         return {name: part.float() for name, part in found.items() if part is not None}
 
     def _counted(self, gradient: Tensor) -> Tensor | None:
-        """Part of it that counts on this rank: all, or of a DTensor the shard, if no rank before this one has it."""
+        """Return the part that counts on this rank: all, or a DTensor's shard if no rank before this one has it."""
         held = gradient.detach()
         if hasattr(held, "to_local"):
             return shard_of(held)
@@ -315,13 +318,13 @@ class InterventionCatalog:
 
 
 def _of_entropies(one: LossPass, change: np.ndarray) -> Tensor:
-    """(B, T) what is added to the coefficients of the entropies."""
+    """Return (B, T) added to the coefficients of the entropies."""
     held = one.coefficient("entropy")
     return held * torch.as_tensor(change[1], device="cpu").to(held)
 
 
 def _weights(values: Tensor, row: int | None, part: Tensor) -> Tensor:
-    """Part of ``values`` (B, T) that belongs to a ``part`` of a forward pass: of all sequences, or of one of them."""
+    """Return the part of ``values`` (B, T) for a ``part`` of a forward pass: of all sequences, or of one of them."""
     if row is not None and len(part) == 1:
         values = values[[row], : part.shape[1]]
     elif row is not None:

@@ -79,7 +79,7 @@ class Direction:
 
 
 def _squares(parameters: list[tuple[str, Parameter]], world: World, rank: int) -> dict[str, float]:
-    """The sum of squares of each gradient that exists, over all ranks, by the name of its parameter."""
+    """Return the sum of squares of each gradient that exists, over all ranks, by the name of its parameter."""
     counted = [_counted(name, p, rank) for name, p in parameters]
     held = torch.tensor([0 if piece is None else piece.numel() for piece in counted], device="cpu")
     there = torch.tensor([p.grad is not None for _, p in parameters], device="cpu")
@@ -89,14 +89,14 @@ def _squares(parameters: list[tuple[str, Parameter]], world: World, rank: int) -
 
 
 def _counted(name: str, parameter: Parameter, rank: int) -> Tensor | None:
-    """Part of its gradient that counts on this rank, if any."""
+    """Return the part of its gradient that counts on this rank, if any."""
     if parameter.grad is None or parameter.grad.layout != torch.strided:
         return None
     return Piece.of(name, parameter, rank).counted
 
 
 def _sums(counted: list[Tensor | None]) -> Tensor:
-    """(P,) sums of squares, float64 on the CPU; 0 where there is nothing."""
+    """Return (P,) sums of squares, float64 on the CPU; 0 for parameters without a gradient."""
     # float32 within a tensor, as clip_grad_norm_ has it, so that the norm agrees with the trainer's; float64 between
     # tensors, because a squared norm beyond 3e38 (a norm beyond 1.8e19) is still to be localised.
     tensors = [piece for piece in counted if piece is not None]
@@ -261,9 +261,10 @@ class Views(dict[str, Any]):
 
 
 def _without(gradient: Tensor, row: int) -> Tensor:
-    """Autograd drops what the padding row of an embedding would get, but not what a head tied to it gets.
+    """Return ``gradient`` with a zero ``row``.
 
-    So where the embedding reads it, that row must stand still.
+    Autograd drops the gradient of an embedding's padding row, but not that from a tied head. So the row must not move
+    if the embedding reads it.
     """
     left = gradient.clone()
     left[row] = 0
@@ -271,7 +272,7 @@ def _without(gradient: Tensor, row: int) -> Tensor:
 
 
 def _tied(dictionaries: Iterator[Mapping[str, Any]]) -> set[int]:
-    """Parameters that are registered more than once."""
+    """Return the parameters that are registered more than once."""
     once: set[int] = set()
     more: set[int] = set()
     for parameters in dictionaries:

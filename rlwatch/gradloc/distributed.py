@@ -53,7 +53,7 @@ class World(Protocol):
         ...
 
     def leave(self) -> None:
-        """Take part no longer: whoever waits for this rank gets an exception instead of an answer. No collective."""
+        """Take part no longer: a rank that waits for this one gets an exception instead of an answer. No collective."""
         ...
 
 
@@ -76,7 +76,7 @@ class Alone:
         return [values]
 
     def leave(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no other rank waits."""
 
 
 class Processes:
@@ -216,7 +216,7 @@ def whole_tensors(sharded: Sequence[Any]) -> list[Tensor]:
 
 
 def _layout_of(tensor: Any) -> tuple[Any, int, torch.dtype] | None:
-    """Mesh, its dimension along which ``tensor`` lies in parts, and dtype; None if it does not lie so in just one."""
+    """Return mesh, sharded mesh dimension and dtype of ``tensor``; None unless it is sharded in exactly one."""
     from torch.distributed.tensor import Replicate, Shard
 
     cut = [i for i, placement in enumerate(tensor.placements) if not isinstance(placement, Replicate)]
@@ -226,7 +226,7 @@ def _layout_of(tensor: Any) -> tuple[Any, int, torch.dtype] | None:
 
 
 def _gathered(sharded: Sequence[Any], mesh: Any, cut: int) -> list[Tensor]:
-    """Every rank sends all of its parts at once, each filled up to the length of the longest."""
+    """Gather the parts of all ranks at once, each filled up to the length of the longest."""
     ranks, group = mesh.size(cut), mesh.get_group(cut)
     dims = [int(tensor.placements[cut].dim) for tensor in sharded]
     longest = [-(-tensor.shape[dim] // ranks) for tensor, dim in zip(sharded, dims, strict=True)]
@@ -279,8 +279,8 @@ class Gathered:
             for units, keys in zip(groups, _owned(groups), strict=True):
                 self._keep_input_type(units[0])
                 own = [key for key in keys if key in self._gradients]
-                # Of modules that are gathered together the last may never be called: its weight is read outside
-                # (a fused head), and the outermost module is the one that ends.
+                # In a group of modules that is gathered together, the last may never be called: its weight is read
+                # outside (a fused head), and the outermost module is the one that ends.
                 last = units[0] if len(units) == 1 else groups[0][0]
                 self._hooks += [unit.register_forward_pre_hook(partial(self._gather, own)) for unit in units]
                 self._hooks.append(last.register_forward_hook(partial(self._drop, own), always_call=True))
@@ -309,7 +309,7 @@ class Gathered:
 
 
 def _units_of(units: list[Any]) -> list[list[Any]]:
-    """Modules that FSDP2 gathers together (``fully_shard`` of a list), as accelerate has embedding, norm and head."""
+    """Return modules that FSDP2 gathers together (``fully_shard`` of a list): accelerate's embedding, norm and head."""
     groups: dict[int, list[Any]] = {}
     for unit in units:
         groups.setdefault(id(unit._get_fsdp_state()), []).append(unit)  # noqa: SLF001  (FSDP2 has no public way)
@@ -317,7 +317,7 @@ def _units_of(units: list[Any]) -> list[list[Any]]:
 
 
 def _owned(groups: list[list[Any]]) -> list[list[int]]:
-    """Parameters that each of ``groups`` gathers: its own, without those of the units inside it; in model order."""
+    """Return the parameters that each of ``groups`` gathers, without those of units inside it; in model order."""
     place = {id(unit): i for i, units in enumerate(groups) for unit in units}
     owner = {id(p): i for i, units in enumerate(groups) for unit in units for p in unit.parameters()}
     for i, units in enumerate(groups):  # a unit inside another one gathers what it has itself
@@ -352,7 +352,7 @@ def whole_gradients(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unsynchronised() -> Iterator[None]:
-    """On this thread, forward passes through DDP's wrappers run what they wrap and no more.
+    """Run forward passes through DDP's wrappers, on this thread, without what the wrappers add.
 
     By itself a wrapper sends buffers round before a forward pass, agrees on new buckets after the first backward, and
     expects gradients of every parameter afterwards: ranks with other passes, and the next step, would wait for ever.

@@ -1,4 +1,4 @@
-"""Verdict, cause and cure of a step in words and numbers: from what grew, what stands out, what would have helped."""
+"""Verdict, cause and cure of a step in words and numbers, from its outliers and from what grew."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ALIKE = 3.0
 GREW = 0.55
 """Part of the responses with a signal that grew, from which on it is a matter of the batch."""
 USUAL_NORM = 3.0
-"""A norm up to so many times its usual size is none to explain any further."""
+"""A norm up to this multiple of its usual size needs no explanation."""
 ALONE = 0.9
 """A layer that holds this part of the squared norm is to blame, also where the tokens do not explain the norm."""
 LITTLE, REST = 0.1, 0.05
-"""Tokens below this part of the worst one are told apart from those to blame, where all of them together are this part
-of what stands out at most."""
+"""Tokens below the first share of the worst one are left out of those to blame, if all of them together hold at most
+the second share of all outliers."""
 MAJOR = 0.5
 """A term that makes this part of the coefficients, or of the norm, is what they consist of."""
 
@@ -74,7 +74,7 @@ class StepScales:
         return cls(scales, history.usual(), history.samples)
 
     def with_forms(self, hosts: Sequence[HostPass], world: World) -> StepScales:
-        """With the form of the loss, of the first rank that could read it. A collective."""
+        """Return the scales with the form of the loss, of the first rank that could read it. A collective."""
         form = next((host.form for host in hosts if host.form is not None), None)
         weights = ([], []) if form is None else weight_of(form, self.samples)
         parts = [parts_of(host) for host in hosts]
@@ -123,7 +123,7 @@ class StepScales:
 
 
 def _logs(hosts: Sequence[HostPass]) -> float | None:
-    """Median log-weight of this rank's tokens, as the form of the loss has it."""
+    """Return the median log-weight of this rank's tokens, as the form of the loss has it."""
     found = []
     for host in hosts:
         if host.form is not None and host.loss is not None:
@@ -175,7 +175,8 @@ class Explaining:
         return self.batch((), alike) if top and explained and self._small_ones_too(alike) else None
 
     def _small_ones_too(self, alike: float) -> bool:
-        """True if most responses with a signal grew, the small ones too: a mean over micro-batches hides that few did.
+        """Return True if most responses with a signal grew, small ones too: a mean over micro-batches hides that few
+        did.
 
         A response grew whose middle coefficient is beyond the usual one by half of the factor, in its logarithm. Of 16
         responses with advantages drawn from a normal distribution, 6 that are 20 times as large pass in 1 step of 100,
@@ -204,7 +205,7 @@ class Explaining:
         return Explanation(BlameLevel.BATCH, cause, statement, because, self._batch_cures(proposal, excess), units)
 
     def _shared(self) -> list[tuple[float, ExcessFactor, str, Proposal | None]]:
-        """Factors that all tokens share: how far beyond the usual (nats), cause, words, cure."""
+        """Return factors that all tokens share: excess over the usual (nats), cause, words, cure."""
         grown = self.grown
         found: list[tuple[float, ExcessFactor, str, Proposal | None]] = []
         times = grown.all_times
@@ -244,12 +245,12 @@ class Explaining:
 
     @property
     def _only_policy(self) -> bool:
-        """True where the loss has no other term than the policy's."""
+        """Return True if the loss has no other term than the policy's."""
         others = (self.grown.scales.get(name, 0.0) for name in ("entropy coefficient", "auxiliary coefficient"))
         return self.grown.form is not None and self.grown.form.kl == 0 and not any(others)
 
     def cured(self, proposals: Sequence[Proposal]) -> list[Cure]:
-        """Those of the proposals that could be tried."""
+        """Return those of the proposals that could be tried."""
         return [cure for proposal in proposals if (cure := self.pharmacy.cure(proposal)) is not None]
 
     def without_tokens(self, attribution: Attribution, levels: StepLevels, count: int) -> Explanation | None:
@@ -270,7 +271,7 @@ class Explaining:
             because = f"{what} makes it" + (f", and {layer}" if layer else "")
             return Explanation(BlameLevel.OUTSIDE, ExcessFactor.OTHER_TERM, statement, because, self.cured([cure]))
         alone = levels.top_share is not None and levels.top_share >= HALF * entropy
-        if entropy >= MAJOR and not alone:  # of one token it is told as that token
+        if entropy >= MAJOR and not alone:  # if one token causes it, that token is reported instead
             times = self.grown.times("entropy coefficient")
             known = times is not None and math.isfinite(times)
             text = f"the entropy term makes {percent(entropy)} of the gradient norm"
@@ -297,7 +298,7 @@ class Explaining:
         return Explanation(BlameLevel.LAYER, ExcessFactor.LAYER, statement, why, [cure])
 
     def _expert_of(self, layer: str) -> str:
-        """Words on the expert that holds most of the ``layer``; none where no expert does. A collective."""
+        """Name the expert that holds most of the ``layer``; empty if no expert does. A collective."""
         found = expert_to_blame(self.pharmacy.direction.gradients, layer)
         first = gather_plain(self.world, [] if found is None else list(found))[0]
         return f", {percent(first[1])} of that its expert {first[0]}" if first else ""
@@ -305,7 +306,7 @@ class Explaining:
     def of_culprits(
         self, blamed: Blame, culprits: Sequence[Culprit], levels: StepLevels, standing: Standing, *, count: int
     ) -> Explanation:
-        """The verdict on what stands out."""
+        """Return the verdict on the outliers."""
         if not culprits:
             layer = layer_to_blame(levels, small=DOMINANT)
             return self.layer(layer, levels) if layer else self._nothing()
@@ -314,7 +315,7 @@ class Explaining:
         verdict = BlameLevel.TOKEN if blamed.verdict is BlameLevel.BATCH else blamed.verdict
         statement, units = blamed.statement, blamed.units
         if verdict in {BlameLevel.TOKEN, BlameLevel.STRETCH}:
-            statement, units = _tokens_said(blamed, culprits, count, self.world.size)
+            statement, units = _describe_tokens(blamed, culprits, count, self.world.size)
         cause = cause_of_step(culprits, replace(levels, layers={}))
         because = next((culprit.why for culprit in culprits if culprit.cause is cause), "")
         whole = verdict not in {BlameLevel.TOKEN, BlameLevel.STRETCH}
@@ -325,19 +326,19 @@ class Explaining:
         return Explanation(verdict, cause, statement, because, self.cured(proposals), units)
 
     def _nothing(self) -> Explanation:
-        """Nothing single stands out, and not all tokens alike: what did grow."""
+        """Return the verdict if there are no outliers, and not all tokens grew alike: report what did grow."""
         grew = {name: times for name, times in self.grown.all_times.items() if times >= 2 and name in _SAID}
-        said = [_SAID[name].format(number(grew[name])) for name in _SAID if name in grew]
+        growth = [_SAID[name].format(number(grew[name])) for name in _SAID if name in grew]
         if not self.grown.usual:
             because = "what is usual in this run is not known yet"
         else:
-            because = ", ".join(said[:2]) or "nothing that was measured grew"
+            because = ", ".join(growth[:2]) or "nothing that was measured grew"
         return Explanation(
             BlameLevel.BATCH, ExcessFactor.UNEXPLAINED, "no culprit: no token, response or layer stands out", because
         )
 
     def _proposals(self, cause: ExcessFactor, levels: StepLevels, places: Standing, *, whole: bool) -> list[Proposal]:
-        """Cures that fit the cause, and leaving the culprits out."""
+        """Return cures that fit the cause, and leaving the culprits out."""
         found = []
         shape = None if self.grown.form is None else self.grown.form.shape
         if cause is ExcessFactor.REWARD_OUTLIER and (cap := _largest_advantage(levels)) is not None:
@@ -379,7 +380,7 @@ def _clip_ratios(name: str) -> Proposal:
 
 
 def _largest_advantage(levels: StepLevels) -> float | None:
-    """Largest advantage of a usual step; three times the middle one where no step is known."""
+    """Return the largest advantage of a usual step; three times the middle one if no step is known."""
     largest = levels.scales.get("largest advantage")
     if largest is not None and largest.middle > 0:
         return largest.middle
@@ -387,13 +388,13 @@ def _largest_advantage(levels: StepLevels) -> float | None:
 
 
 def _rows_of(host: HostPass, guilty: set[tuple[int, int, int]]) -> np.ndarray:
-    """(B, T) tokens of the responses among ``guilty``."""
+    """Return (B, T) tokens of the responses among ``guilty``."""
     rows = [(host.rank, host.microbatch, row) in guilty for row in range(len(host.mask))]
     return np.asarray(host.mask & np.array(rows, dtype=bool)[:, None])
 
 
 def _leading(culprits: Sequence[Culprit]) -> list[Culprit]:
-    """Tokens to blame: all of ``culprits``, or those beside which the others are next to nothing."""
+    """Return the tokens to blame: ``culprits`` without the smallest ones if these hold next to nothing."""
     sizes = [size_of(culprit) for culprit in culprits]
     least = LITTLE * max(sizes, default=0.0)
     little = math.fsum(size for size in sizes if size < least)
@@ -402,8 +403,8 @@ def _leading(culprits: Sequence[Culprit]) -> list[Culprit]:
     return [culprit for culprit, size in zip(culprits, sizes, strict=True) if size >= least]
 
 
-def _tokens_said(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: int) -> tuple[str, Sequence[Unit]]:
-    """Words on tokens that are to blame by themselves, and what they hold."""
+def _describe_tokens(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: int) -> tuple[str, Sequence[Unit]]:
+    """Describe the tokens that are to blame by themselves, and return what they hold."""
     worst = culprits[0]
     rank = f" of rank {worst.at.rank}" if ranks > 1 else ""
     place = f"position {worst.at.position} of sequence {worst.sequence}{rank}"
@@ -433,5 +434,5 @@ def _tokens_said(blamed: Blame, culprits: Sequence[Culprit], count: int, ranks: 
 
 
 def _shares(culprits: Sequence[Culprit]) -> list[float]:
-    """Those that are known."""
+    """Return the shares that are known."""
     return [one.share for one in culprits if one.share is not None and math.isfinite(one.share)]

@@ -1,4 +1,4 @@
-"""Gradients of parts of the loss, taken beside those that training holds, which stay as they are.
+"""Gradients of parts of the loss; the gradients that training holds stay as they are.
 
 The part is given by weights for the outputs of a loss pass: the coefficients of some tokens, zero elsewhere. All
 further down is autograd's, so any loss can be taken apart without being derived again. Precision is that of the
@@ -71,7 +71,7 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def run_again(one: LossPass, rows: Sequence[int] | None = None) -> Outputs:
-    """The forward of ``one`` as it was; of some sequences only where ``rows`` says which."""
+    """Run the forward of ``one`` again as it was; of some sequences only if ``rows`` is given."""
     one.random.restore()
     return one.forward() if rows is None else one.forward(rows)
 
@@ -115,7 +115,10 @@ class _Layers:
         self._place = [place[layer_of(name)] for name, _ in self.named]
 
     def _squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """(L,), float64, CPU, from a gradient (or None) for each of the parameters. Waits for the device, once."""
+        """Return (L,), float64, CPU, from a gradient (or None) for each of the parameters.
+
+        Waits for the device, once.
+        """
         total = torch.zeros(len(self.layers), dtype=torch.float64, device="cpu")
         there = [(at, g) for at, g in zip(self._place, gradients, strict=True) if g is not None and g.numel()]
         if there:

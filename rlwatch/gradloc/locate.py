@@ -1,7 +1,7 @@
 """One step's gradient localised, from its loss passes to the report.
 
-Cheap evidence comes before dear: scales of the loss against the run's own history need no pass at all, contributions
-two forward passes, and only what stands out then is verified by backward passes of single responses.
+Cheap evidence comes before expensive evidence: scales of the loss against the run's own history need no pass at all,
+contributions two forward passes, and only the outliers are then verified by backward passes of single responses.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from rlwatch.gradloc.verification import screen, top_tokens, union_candidates, v
 from rlwatch.stats import median
 
 CANDIDATES = 8
-"""Twice as many tokens by contribution, and by screen, are verified whatever stands out."""
+"""Twice as many tokens by contribution, and by screen, are verified, also if they are no outliers."""
 VERIFIED = 64
 """Tokens that stand out and are verified, at most: the largest."""
 BYTES, ROW_BYTES = 262_144, 512
-"""What the culprits of a step may take where they are recorded, and what one of them takes."""
+"""Bytes that the recorded culprits of a step may take, and bytes of one of them."""
 SEARCHED, PROBES = 4, 64
 """Culprits searched for by bisection where attribution is incomplete, and what that may take."""
 ADVICE = (
@@ -68,7 +68,7 @@ ADVICE = (
 )
 """Advice where nothing in the step explains what was not finite."""
 PULLED = 2.0
-"""A token stands out by its own gradient, whatever its coefficient, beyond so many times the limit."""
+"""A token whose own gradient exceeds the limit by this factor is an outlier, whatever its coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def locate(
     """Find what made the gradient ``model`` holds. A collective: all ranks call it, and report the same.
 
     To be called after the backward and before the optimizer's step; the model, its gradients and the random state are
-    afterwards as they were, bit for bit. What cannot be done is said in the report.
+    afterwards as they were, bit for bit. The report lists what could not be done.
 
     Parameters
     ----------
@@ -123,16 +123,16 @@ def locate(
     passes
         This rank's loss passes of the step.
     world, options
-        The ranks; how closely to look.
+        The ranks, and how closely to look.
     norm
-        Of the gradient before it was clipped; default: of the gradient that is held.
+        Norm of the gradient before it was clipped; by default of the gradient that is held.
     threshold
-        What it was compared with.
+        Threshold that the norm was compared with.
     usual
         Share of each layer in the squared norm in earlier steps; of several ranks that of rank 0 counts.
     scales, history
-        Scales of the loss in this step, and those of the steps before that were no spikes, alike on all ranks; where
-        they are not given, nothing can be said of what all tokens share.
+        Scales of the loss in this step, and those of the steps before that were no spikes, alike on all ranks; without
+        them, changes that all tokens share are not detected.
     """
     begun, world = time.perf_counter(), world or Alone()
     known = gather_plain(world, dict(usual or {}))[0]
@@ -172,9 +172,9 @@ class _Step:
         grown = self.grown.with_forms(hosts, self.world)
         pharmacy = InterventionCatalog(self.model, self.passes, hosts, direction, self.world)
         explaining = Explaining(grown, limits, pharmacy, self.world)
-        told = explaining.batch_wide() if direction.norm > 0 else None
-        if told is not None:
-            return Located(self.told(told, pharmacy), hosts)
+        explanation = explaining.batch_wide() if direction.norm > 0 else None
+        if explanation is not None:
+            return Located(self.report_of(explanation, pharmacy), hosts)
         attribution = self.attributed(direction, pharmacy)
         contributions = () if attribution is None else attribution.contributions
         top = None if attribution is None else self.largest(contributions) / direction.norm
@@ -184,16 +184,16 @@ class _Step:
         found.standing = standing_out(hosts, found.sizes, contributions, direction.norm, limits)
         count = self.total(found.standing)
         if attribution is not None:
-            told = explaining.without_tokens(attribution, levels, count)
-        if told is None:
+            explanation = explaining.without_tokens(attribution, levels, count)
+        if explanation is None:
             self.verify(attribution, found, count)
-            told = self.blamed(found, levels, explaining)
-        report = self.told(told, pharmacy, attribution)
+            explanation = self.blamed(found, levels, explaining)
+        report = self.report_of(explanation, pharmacy, attribution)
         whole = replace(report, culprits=found.culprits, count=found.count, explained=found.explained)
         return Located(whole, hosts, contributions)
 
     def blamed(self, found: _Found, levels: StepLevels, explaining: Explaining) -> Explanation:
-        """Blame what stands out, at the level that explains the most with the least."""
+        """Blame the outliers, at the level that explains the most with the least."""
         rows = rows_of(found.hosts, found.sizes, found.standing, found.shares(explaining.norm), self.world)
         blamed = blame(rows, found.limits, ranks=self.world.size)
         if blamed.whole:
@@ -205,10 +205,10 @@ class _Step:
         every = sorted(shared_culprits(local, self.world), key=lambda one: -found.rank_of(one))
         found.culprits = every[: self.options.most]
         found.explained = self.explained(found)
-        told = explaining.of_culprits(blamed, found.culprits, levels, found.standing, count=found.count)
-        if told.verdict is BlameLevel.BATCH:  # all alike: nobody is named
+        explanation = explaining.of_culprits(blamed, found.culprits, levels, found.standing, count=found.count)
+        if explanation.verdict is BlameLevel.BATCH:  # all alike: no token is named
             found.culprits, found.count, found.explained = [], 0, None
-        return told
+        return explanation
 
     def described(self, found: _Found, at: TokenAt, levels: StepLevels) -> Culprit:
         """One token of this rank."""
@@ -220,7 +220,7 @@ class _Step:
         )
 
     def explained(self, found: _Found) -> float | None:
-        """Part of the excess of all that stands out which the culprits hold. A collective."""
+        """Share of the excess of all outliers that the culprits hold. A collective."""
         named = {culprit.at for culprit in found.culprits}
         here = [found.excess(lambda at: at in named), found.excess(lambda _: True)]
         part, whole = self.world.sum(torch.tensor(here, dtype=torch.float64, device="cpu")).tolist()
@@ -256,7 +256,7 @@ class _Step:
         return Located(replace(report, message=message_of(report)), hosts)
 
     def by_chance(self) -> tuple[str, str]:
-        """Cause and cure of a number that did not recur: weights that differ between ranks say which. A collective."""
+        """Return cause and cure of a number that did not recur, by whether ranks' weights differ. A collective."""
         odd = differing_weights(self.model, self.world)
         cause = f"{odd}; a bit was flipped there" if odd else "hardware, a kernel that is not deterministic, or a race"
         return cause, ADVICE
@@ -278,7 +278,7 @@ class _Step:
         return attribution
 
     def by_backward(self, attribution: Attribution, direction: Direction, pharmacy: InterventionCatalog) -> Attribution:
-        """``attribution``, or where the backward says that more comes through the tokens, what that gives each."""
+        """Return ``attribution``, or the one by reverse mode if the backward shows more through the tokens."""
         through = None if sharded_modules(self.model) else pharmacy.through()
         if through is None:
             return attribution
@@ -355,27 +355,29 @@ class _Step:
         """Count passes."""
         self.cost = Cost(self.cost.forwards + forwards, self.cost.backwards + backwards)
 
-    def told(
-        self, told: Explanation, pharmacy: InterventionCatalog, attribution: Attribution | None = None
+    def report_of(
+        self, explanation: Explanation, pharmacy: InterventionCatalog, attribution: Attribution | None = None
     ) -> Localisation:
         """The report with a verdict."""
         self.spend(backwards=pharmacy.backwards)
         self.notes += pharmacy.notes
         method = (
-            Method.BISECTION if told.verdict is not BlameLevel.BATCH or told.cause is ExcessFactor.UNEXPLAINED else None
+            Method.BISECTION
+            if explanation.verdict is not BlameLevel.BATCH or explanation.cause is ExcessFactor.UNEXPLAINED
+            else None
         )
         report = self.report(
             method=method if attribution is None else attribution.method,
             gap=None if attribution is None else attribution.gap,
             complete=attribution is not None and attribution.complete,
             layers=pharmacy.direction.layers,
-            cause=told.cause,
-            verdict=told.verdict,
-            statement=told.statement,
-            because=told.because,
-            remedy=remedy_of(told.cures),
-            cures=tuple(told.cures),
-            units=tuple(told.units),
+            cause=explanation.cause,
+            verdict=explanation.verdict,
+            statement=explanation.statement,
+            because=explanation.because,
+            remedy=remedy_of(explanation.cures),
+            cures=tuple(explanation.cures),
+            units=tuple(explanation.units),
             grew=self.grown.all_times,
         )
         return replace(report, message=message_of(report))
@@ -434,7 +436,7 @@ class _Found:
                 self.standing[at.microbatch][at.row, at.position] = True
 
     def stand(self, guilty: set[tuple[int, int, int]]) -> None:
-        """The largest token stands out of each guilty response of which none does."""
+        """Mark the largest token of each guilty response that has no outlier as one."""
         for k, host in enumerate(self.hosts):
             for row in range(len(host.mask)):
                 if (host.rank, host.microbatch, row) in guilty and not self.standing[k][row].any():

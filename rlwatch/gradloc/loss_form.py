@@ -127,7 +127,7 @@ class Shape:
 
 
 def _shapes(table: np.ndarray) -> Iterator[Shape]:
-    """Shapes whose numbers are known and differ from those of simpler shapes."""
+    """Iterate over shapes whose numbers are known and differ from those of simpler shapes."""
     varies = {
         name: bool(np.isfinite(column).all() and np.abs(column).max(initial=0.0) > 1e-6)
         for name, column in zip(COLUMNS, table.T, strict=True)
@@ -159,17 +159,17 @@ class LossForm:
         return table[:, 0] - kl, kl
 
     def as_plain(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the form as JSON."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Any]) -> LossForm:
-        """From what :meth:`as_plain` returned."""
+        """Build the form from what :meth:`as_plain` returned."""
         return cls(**{**body, "shape": Shape(**body["shape"])})
 
 
 BELIEVED = 0.3
-"""A form that leaves more unexplained is none."""
+"""A form that leaves a larger share unexplained is rejected."""
 TOLERANCE = 0.03
 """Relative error of a coefficient that is explained: coefficients are exact but for rounding and soft clips."""
 LEAST = 6
@@ -234,8 +234,8 @@ def fit(shape: Shape, table: np.ndarray) -> LossForm | None:
 
 
 def _proposed(a: np.ndarray, p: np.ndarray, k: np.ndarray, *, kl: bool) -> np.ndarray:
-    """(M, 2) pairs of weights."""
-    draw = np.random.default_rng(0)  # a generator of its own: nobody else's numbers are touched
+    """Return (M, 2) pairs of weights."""
+    draw = np.random.default_rng(0)  # a generator of its own: no other random state changes
     pushed = np.flatnonzero(a)
     largest = pushed[np.argsort(-np.abs(a[pushed]), kind="stable")[: SINGLES // 2]]
     single = np.concatenate([largest, draw.choice(pushed, SINGLES)])
@@ -252,7 +252,7 @@ def _proposed(a: np.ndarray, p: np.ndarray, k: np.ndarray, *, kl: bool) -> np.nd
 
 
 def _unexplained(a: np.ndarray, p: np.ndarray, k: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(M,) for each pair of weights; a token is explained with its policy term, or clipped without it."""
+    """Return (M,) for each pair of weights; a token is explained with its policy term, or clipped without it."""
     size = np.abs(a)
     unit = TOLERANCE * np.maximum(size, 0.05 * np.median(size[size > 0]))
     penalty = weights[:, 1:] * k

@@ -1,6 +1,6 @@
 """The first non-finite tensor of a step whose gradient norm is NaN or infinite.
 
-There is no direction to attribute along, and ``.grad`` alone says nothing: one bad token breaks nearly all of it. So
+There is no direction to attribute along, and ``.grad`` alone does not help: one bad token breaks nearly all of it. So
 quantities are looked at in the order in which they were made: parameters, inputs of the loss, log-probs, coefficients;
 then, where all of these are finite, the outputs of modules (one forward pass) and the gradients of these (one more,
 and a backward).
@@ -64,7 +64,7 @@ def _to_explain(facts: StepFacts) -> bool:
 
 
 def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[NonfiniteTrace | None, Cost]:
-    """Micro-batch by micro-batch: first all forward passes, then forward and backward."""
+    """Run the step again by micro-batch: first all forward passes, then forward and backward."""
     passes = verdict.passes
     activation, forwards = _first_of(broken_activation, model, passes, world)
     broken_here = "logp" in verdict.facts.inside
@@ -93,7 +93,7 @@ def _run_again(model: nn.Module, verdict: StepVerdict, world: World) -> tuple[No
 def _first_of(
     find: Find, model: nn.Module, passes: RecordedPasses, world: World
 ) -> tuple[tuple[int, Broken] | None, int]:
-    """Result of ``find`` in the first micro-batch where any rank has one, and the number of those tried."""
+    """Return the result of ``find`` in the first micro-batch where any rank has one, and the number of those tried."""
     most = int(world.max(_number(len(passes.all), passes)))
     for k in range(most):
         with beside_training(model):
@@ -108,7 +108,7 @@ def _any(holds: bool, passes: RecordedPasses, world: World) -> bool:
 
 
 def _number(value: float, passes: RecordedPasses) -> Tensor:
-    """On the device of the step, where collectives run."""
+    """Return a tensor on the device of the step, where collectives run."""
     device = passes.all[0].tokens.logp.device if passes.all else None
     return torch.tensor(float(value), device=device)
 
@@ -120,7 +120,7 @@ COEFFICIENTS = ("coefficient", "entropy coefficient", "aux coefficient")
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """Says what was first; each method None where it has nothing to say."""
+    """Finds which quantity was non-finite first; each method returns None if it found nothing."""
 
     passes: RecordedPasses
     facts: StepFacts
@@ -164,7 +164,7 @@ class StepVerdict:
         )
 
     def not_recurred(self, name: str) -> NonfiniteTrace | None:
-        """Say that ``name`` was not finite, and is when the step is run again; None where it is on this rank."""
+        """Report that ``name`` was not finite, and is when the step is run again; None if it is so on this rank."""
         if name == "logp":
             k, worst = self.facts.inside["logp"][0]
             what = f"the log-prob of token {worst.index[1]} of {self._sequence(k, worst.index[0])}"
@@ -212,7 +212,7 @@ class StepVerdict:
         return _of_tensor(TensorKind.PARAMETER, worst, Origin.WEIGHTS, text, token_id=token, at=at)
 
     def _where_read(self, token: int) -> TokenAt | None:
-        """The first place in a response where ``token`` stands."""
+        """Return the first position of ``token`` in a response."""
         for k, one in enumerate(self.passes.all):
             if one.tokens.ids is None:
                 continue
@@ -222,7 +222,7 @@ class StepVerdict:
         return None
 
     def _of_input(self) -> NonfiniteTrace | None:
-        """The earliest input that is not finite where the loss is not: one that it did not use is not to blame."""
+        """Return the earliest non-finite input where the loss is not finite either: an unused one is not to blame."""
         names = [name for name in self.facts.inside if name not in (*COEFFICIENTS, "logp")]
         for name in names:
             if name == "rewards" and "advantages" not in names:
@@ -249,7 +249,7 @@ class StepVerdict:
         return None
 
     def _where(self, k: int, name: str) -> Tensor:
-        """(B, T): where ``name`` is not finite although the policy's log-prob is."""
+        """Return (B, T): True where ``name`` is not finite although the policy's log-prob is."""
         return self.facts.flags(self.passes, k, name) & self.passes.all[k].tokens.logp.isfinite()
 
     def _not_finite_in_loss(self, k: int) -> Tensor:
@@ -279,7 +279,7 @@ class StepVerdict:
         return _of_tensor(kind, broken, origin, text, at=at, token_id=self._id(at))
 
     def _response_token(self, k: int, broken: Broken) -> TokenAt | None:
-        """The response token read at a place of the context, where contexts end with responses, as is usual."""
+        """Return the response token read at a place of the context, if contexts end with responses, as is usual."""
         rows, positions = self.passes.all[k].shape
         if len(broken.index) < 2 or broken.shape[0] != rows or broken.shape[1] < positions:
             return None
@@ -308,7 +308,7 @@ def _of_tensor(
     at: TokenAt | None = None,
     token_id: int | None = None,
 ) -> NonfiniteTrace:
-    """Trace of a tensor of the model, or of one that a module made."""
+    """Return the trace of a tensor of the model, or of one that a module made."""
     owner = f"{broken.name}.output" if kind in {TensorKind.ACTIVATION, TensorKind.OUTPUT_GRADIENT} else broken.name
     return _trace(kind, broken, origin, text, at=at, token_id=token_id, layer=layer_of(owner))
 
@@ -329,14 +329,14 @@ def _trace(
 
 
 def nothing(*, elsewhere: bool) -> NonfiniteTrace:
-    """Said where all is finite."""
+    """Return the trace of a rank on which all is finite."""
     where = "another rank found what is not" if elsewhere else "nothing that was looked at is not"
     return NonfiniteTrace(TensorKind.NOTHING, "", f"everything is finite on this rank: {where}", elsewhere=elsewhere)
 
 
-# Origins of a number that is not finite, by what beside it is finite and what is not. The chain is: a gradient breaks
+# Origins of a number that is not finite, derived from which quantities are finite. The chain is: a gradient breaks
 # the weights, these the next rollout (a sampler fed with NaN writes token id 0), that the old log-probs; the reference
-# stays finite. So a finite reference beside broken old log-probs means the policy, a broken rollout alone its engine.
+# stays finite. So a finite reference with broken old log-probs means the policy, a broken rollout alone its engine.
 
 APART = 20.0
 """No policy update moves a log-prob by this many nats: tokens are misaligned or cut."""

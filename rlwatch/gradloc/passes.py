@@ -79,7 +79,7 @@ IDENTITY = {
     "prompt_index": int, "prompt": str, "group": str, "sample": int, "rollout": str, "task": str,
     "sampler_version": int, "reward_parts": str,
 }  # fmt: skip
-"""What may be known of a sequence, and its type; :data:`rlwatch.export.COLUMNS` says what each is."""
+"""Optional facts of a sequence, and their types; :data:`rlwatch.export.COLUMNS` describes each."""
 Read = Callable[[Tensor], object]
 """A hook of the backward: it is given the gradient of an output."""
 
@@ -112,15 +112,15 @@ class Forward(Protocol):
     """A forward pass of the loss, to be run again: with the model, the inputs and the mode it had."""
 
     def __call__(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it; of some sequences of the micro-batch only, where ``rows`` says which (then ``aux`` may be None).
+        """Run it; of some sequences of the micro-batch only, if ``rows`` is given (then ``aux`` may be None).
 
-        Raises :class:`Undivided` where it cannot be run for some only.
+        Raises :class:`Undivided` if it cannot be run for some only.
         """
         ...
 
 
 class Undivided(Exception):  # noqa: N818  (an answer, not a fault)
-    """The sequences of a micro-batch cannot be run alone as they ran together. Its text says why."""
+    """The sequences of a micro-batch cannot be run alone as they ran together. Its text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class LossPass:
     identity: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def identify(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Tell which sequences these are: B values of each of :data:`IDENTITY` that is known, None for one that is not.
+        """Set facts of the sequences: B values for each known column of :data:`IDENTITY`, None for an unknown value.
 
         Columns of another name or length are left out.
         """
@@ -234,7 +234,7 @@ class _Reader:
     name: str
 
     def __call__(self, gradient: Tensor) -> None:
-        """A second backward through the same forward adds to the first, as its gradient does."""
+        """Add a gradient: a second backward through the same forward adds to the first, as its gradient does."""
         before = self.into.get(self.name)
         self.into[self.name] = gradient.detach().clone() if before is None else before + gradient.detach()
 

@@ -136,7 +136,7 @@ def load_recording(path: Path) -> RankRecording:
     Raises
     ------
     RecordingError
-        It is none, is damaged, or was written by a newer version.
+        The file is not a recording, is damaged, or was written by a newer version.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -189,7 +189,7 @@ def _arrays(one: LossPass, context: Context, contributions: Tensor | None) -> di
 
 
 def _array(values: Tensor) -> np.ndarray:
-    """bfloat16, which numpy does not know, becomes float32."""
+    """Convert a tensor to numpy; bfloat16, which numpy does not know, becomes float32."""
     host = values.detach().cpu()
     array: np.ndarray = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
     return array
@@ -232,7 +232,7 @@ def _culprit(culprit: Culprit) -> dict[str, Any]:
 
 
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Under another name first: a file of this name is whole."""
+    """Write under another name and rename, so that a file of this name is whole."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -242,7 +242,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-# A recorded step run again on a model, and what comes out beside what was recorded.
+# Run a recorded step again on a model, and compare the results with the recorded ones.
 
 REPLAY_TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
 """Relative; of contributions and log-probs, of the norm and of 1 nat."""
@@ -345,7 +345,7 @@ def _check(recordings: Sequence[RankRecording]) -> None:
 
 
 def _loss_pass(recording: RankRecording, k: int, model: nn.Module) -> LossPass:
-    """Loss pass ``k``, its coefficients divided by the number of ranks: all passes together make the gradient."""
+    """Return loss pass ``k`` with coefficients divided by the number of ranks, so that all passes make the gradient."""
     arrays = {name: torch.as_tensor(values, device="cpu") for name, values in recording.passes[k].items()}
     device = next(model.parameters()).device
     drew = "random" in arrays
@@ -446,7 +446,7 @@ class _Figures:
         return place if culprit["token_id"] is None else f"token {culprit['token_id']} ({place})"
 
     def _all_contributions(self, contributions: Sequence[Tensor], norm: float) -> Figure:
-        """Largest difference over all tokens of the first rank's passes, which are the first here too."""
+        """Return the largest difference over all tokens of the first rank's passes, which are the first here too."""
         stored = [arrays.get("contribution") for arrays in self.recording.passes]
         gaps = [
             float((torch.as_tensor(before, device="cpu") - now).abs().max())

@@ -20,7 +20,7 @@ class BlameLevel(StrEnum):
     TASK = "task"
     RANK = "rank"
     BATCH = "batch-wide"
-    """No culprit: everything grew alike, or nothing single stands out."""
+    """No culprit: everything grew alike, or there are no outliers."""
     LAYER = "layer"
     OUTSIDE = "not from tokens"
     """The most of the gradient does not come through the log-probs of the tokens."""
@@ -85,7 +85,7 @@ class OwnGradient:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A token that stands out in the step's gradient.
+    """An outlying token in the step's gradient.
 
     ``contribution`` is signed, in the unit of the gradient norm; ``share`` = contribution / norm. Both are None where
     there is no direction (non-finite gradients) or the search does not give them (bisection). ``own`` is None where
@@ -124,10 +124,10 @@ class Unit:
 class Cure:
     """A change of the loss, and the gradient norm that this step would have had with it.
 
-    ``kind`` and ``value`` say it to a program: ``clip advantages`` at a size, ``clip ratios`` and ``truncate weights``
+    ``kind`` and ``value`` are for programs: ``clip advantages`` at a size, ``clip ratios`` and ``truncate weights``
     at a factor, ``mask`` (the culprits; ``mask responses``, theirs), ``rescale advantages``, ``rescale loss`` and
-    ``rescale KL`` by a factor, ``clip KL`` at nats, ``without the term``, ``clip layer`` at a norm. ``action`` says it
-    to a person, in words that go on with "the norm goes from ``before`` to ``after``".
+    ``rescale KL`` by a factor, ``clip KL`` at nats, ``without the term``, ``clip layer`` at a norm. ``action`` is for
+    people, in words that go on with "the norm goes from ``before`` to ``after``".
     """
 
     kind: str
@@ -155,26 +155,26 @@ class Localisation:
     norm
         The step's gradient norm, before clipping; NaN or Inf where it was that.
     threshold
-        What it was compared with; None if somebody asked.
+        Threshold the norm was compared with; None if the report was requested.
     tokens
         Response tokens of the step, all ranks.
     method, gap
-        How the contributions were found; (sum of contributions - norm) / norm, signed: 0 is complete. None where
+        Method of attribution; (sum of contributions - norm) / norm, signed: 0 is complete. None if
         nothing was attributed.
     complete
-        Whether ``gap`` is within tolerance.
+        True if ``gap`` is within tolerance.
     culprits
         Worst first.
     layers
         Share of each layer in ``norm**2``; sums up to 1.
     why_not
-        Why tokens were not localised: one sentence, empty if they were.
+        Reason why tokens were not localised: one sentence, empty if they were.
     message
-        What was found, in one sentence.
+        Summary of the findings, in one sentence.
     trace
-        Where the first number that is not finite was, if the gradient has no direction.
+        The first number that is not finite, if the gradient has no direction.
     notes
-        What could not be checked, and what was tried before, in the order of trying.
+        Checks that were not possible, and what was tried before, in the order of trying.
     verdict
         The level at which the gradient is to be blamed on something; :attr:`BlameLevel.NONE` where that is not known.
     statement, because, remedy
@@ -182,13 +182,13 @@ class Localisation:
     cures
         Changes of the loss and what they would have made of the norm, the one that fits the cause first.
     units
-        What holds the gradient at the level of the verdict: the largest, and what is left, whose shares add up.
+        Parts of the gradient at the level of the verdict: the largest, and the rest, whose shares add up.
     count
-        Tokens that stand out, whether they are among ``culprits`` or not.
+        Number of outlying tokens, including those that are not among ``culprits``.
     explained
-        Share of the excess of all tokens that stand out which ``culprits`` hold; None where none does.
+        Share of the excess of all outlying tokens that ``culprits`` hold; None if there are none.
     grew
-        How many times its usual size in this run each scale of the step was, where that is known.
+        Ratio of each scale of the step to its usual size in this run, if that is known.
     """
 
     norm: float
@@ -261,18 +261,18 @@ class NonfiniteTrace:
     Parameters
     ----------
     kind, name
-        What that tensor is: ``name`` is that of a parameter or module, of an input (``old_logp``), or of what the
-        coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`TensorKind.NOTHING` where none was found here.
+        That tensor: ``name`` is that of a parameter or module, of an input (``old_logp``), or of the quantity that the
+        coefficients belong to (``logp``, ``entropy``, ``aux``). :attr:`TensorKind.NOTHING` if none was found here.
     message
         One sentence.
     origin
-        Where the chain was entered, by what beside it is finite and what is not.
+        Start of the chain, derived from which quantities are finite.
     layer
-        That of a parameter or module, as in gradient norms per layer.
+        Layer of a parameter or module, as in gradient norms per layer.
     at, token_id
-        The first token concerned, where it is one; of an embedding row, ``token_id`` alone.
+        The first token concerned, if it is one; for an embedding row, ``token_id`` alone.
     index, dtype, count
-        Where in the tensor the first non-finite element is, its type, and how many there are (of inputs and
+        Index of the tensor's first non-finite element, its type, and how many there are (of inputs and
         coefficients: inside the mask, over all micro-batches of this rank).
     tokens
         The tokens concerned, at most :data:`MOST_TOKENS`; for coefficients and inputs only.
@@ -284,9 +284,9 @@ class NonfiniteTrace:
     id0_frac
         Share of responses that are at least 90 % token id 0, as a sampler fed with NaN writes them; None: no ids.
     elsewhere
-        Whether another rank found something where this one did not.
+        True if another rank found something and this one did not.
     notes
-        What could not be looked at.
+        Checks that were not possible.
     """
 
     kind: TensorKind
@@ -314,14 +314,14 @@ class NonfiniteTrace:
 
 
 MOST_TOKENS = 64
-"""Tokens named at most: one bad parameter breaks all of them, and then their names say nothing."""
+"""Largest number of tokens that are named: one bad parameter breaks all of them, and then their names are no clue."""
 
 
 # The end of a localisation that cannot be made: it reaches no training loop, but becomes ``Localisation.why_not``.
 
 
 class NotLocalised(Exception):  # noqa: N818  (an answer, not a fault)
-    """The tokens of this step cannot be localised. Its text says why, in one sentence.
+    """The tokens of this step cannot be localised. Its text has the reason, in one sentence.
 
     Where there are several ranks it is raised on all of them or on none.
     """

@@ -226,7 +226,7 @@ def differentiable_kernels(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _set(config: Any, name: str, value: str) -> Iterator[None]:
-    """On this configuration alone: transformers' own setter reaches into others, and cannot put back what it found."""
+    """Set a value of this configuration alone: transformers' own setter changes others, and cannot restore them."""
     name = f"{name}_internal" if f"{name}_internal" in vars(config) else name
     before = getattr(config, name)
     object.__setattr__(config, name, value)
@@ -237,7 +237,7 @@ def _set(config: Any, name: str, value: str) -> Iterator[None]:
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """Configurations that modules of ``model`` read, each once."""
+    """Return the configurations that modules of ``model`` read, each once."""
     configs = {id(c): c for m in model.modules() if (c := m.__dict__.get("config")) is not None}
     return list(configs.values())
 
@@ -248,7 +248,7 @@ TOPK = (torch.topk, torch.Tensor.topk)
 
 
 class FirstChoice(TorchFunctionMode):
-    """Whatever the first forward pass inside chose by ``topk``, the later ones are made to choose as well.
+    """Makes later forward passes choose what the first one inside chose by ``topk``.
 
     The derivative of the values is that of ``topk``, whose indices have none. Each ``with`` is one forward pass.
     """
@@ -295,10 +295,10 @@ SHOWN = 200
 
 
 def tried(work: Callable[[], T]) -> tuple[T | None, str]:
-    """Result of ``work()`` and "", or None and why: an operation without derivative, a kernel, memory.
+    """Return the result of ``work()`` and "", or None and the reason: no derivative, a kernel, memory.
 
-    Raises no ``Exception``: with several ranks the others wait for this one's word and must hear of it. Of an error
-    its type and the first line are told.
+    Raises no ``Exception``: with several ranks the others wait for this one's answer. The reason is the error's
+    type and first line.
     """
 
     def failed(error: Exception) -> tuple[T | None, str]:
@@ -309,7 +309,7 @@ def tried(work: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True where the machine or the device had no memory left."""
+    """Return True if the machine or the device had no memory left."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
@@ -318,11 +318,11 @@ def out_of_memory(error: BaseException) -> bool:
 # A sequence that runs alone would draw others: the generator is further on, and a kernel draws for a whole tensor at
 # once. So the micro-batch runs once without a graph, and what its kernels drew is kept, the truth values as such: a
 # byte for each element that dropout looks at, of which training kept four and more. A sequence alone is then given
-# its own. The generator's state tells which draw is which, so recomputed activations (gradient checkpointing) get
+# its own. The generator's state identifies each draw, so recomputed activations (gradient checkpointing) get
 # theirs as well.
 #
-# Kernels that draw inside themselves (fused attention with dropout) show nobody what they drew: then, and wherever a
-# shape does not tell the sequences apart, Undivided is raised.
+# Kernels that draw inside themselves (fused attention with dropout) do not show what they drew: then, and whenever a
+# shape does not identify the sequences, Undivided is raised.
 
 
 PLAIN = (
@@ -357,7 +357,7 @@ class Draws:
         Raises
         ------
         Undivided
-            A kernel draws that shows nobody what it drew.
+            A kernel draws and does not show what it drew.
         """
         draws = cls(one.shape[0])
         one.random.restore()
@@ -435,7 +435,7 @@ class _Given(_Drawing):  # type: ignore[no-untyped-call]
 
 
 def _of_rows(values: Tensor, shape: torch.Size, rows: Sequence[int], count: int) -> Tensor:
-    """Those of ``values`` that belong to ``rows``, of ``count``, so that they have ``shape``."""
+    """Return the part of ``values`` that belongs to ``rows``, of ``count``, in the form ``shape``."""
     if values.shape == shape:
         return values
     apart = [d for d, (a, b) in enumerate(zip(values.shape, shape, strict=False)) if a != b]
@@ -454,12 +454,12 @@ def _name(func: Any) -> str:
 
 
 def _truths(func: Any) -> bool:
-    """True where 0 and 1 are drawn."""
+    """Return True for a function that draws 0 and 1."""
     return "bernoulli" in _name(func) or _name(func) == "native_dropout"
 
 
 def _mask_of(func: Any, result: Any) -> Tensor | None:
-    """The tensor that was drawn: of fused dropout its mask. None of what is asked about kernels."""
+    """Return the tensor that was drawn: of fused dropout its mask; None for queries about kernels."""
     parts = result if isinstance(result, tuple | list) else (result,)
     tensors = [part for part in parts if isinstance(part, Tensor)]
     return tensors[-1 if _name(func) == "native_dropout" else 0] if tensors else None
@@ -470,7 +470,7 @@ def _state(like: Tensor) -> bytes:
 
 
 def _states() -> list[bytes]:
-    """Of the accelerator's generators, one a device, and of the CPU's, which is the last."""
+    """Return the states of the accelerator's generators, one a device, and of the CPU's, which is the last."""
     return [state.numpy().tobytes() for state in (*device_states(), torch.get_rng_state())]
 
 

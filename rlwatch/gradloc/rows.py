@@ -20,11 +20,11 @@ MOST_RESPONSES = 8
 MOST_LAYERS = 16
 MOST_CULPRITS = 5
 MOST_PLACED = 32
-"""Culprits whose place in the text is told: it takes decoding the response up to them."""
+"""Culprits whose place in the text is given: it takes decoding the response up to them."""
 MOST_TEXT = 4000
 """Characters that are kept of a prompt."""
 UNKNOWN = -1
-"""Stands in columns of integers for what is not known."""
+"""Placeholder for unknown values in columns of integers."""
 WINDOW = 12
 """Tokens before and after a culprit whose text is kept with it."""
 
@@ -62,9 +62,9 @@ def response_batch(
     most: int = MOST_RESPONSES,
     decode: Decode | None = None,
 ) -> SpikeBatch | None:
-    """Tokens of this rank's responses with culprits, ``context`` tokens around each; None where there are none.
+    """Return tokens of this rank's responses with culprits, ``context`` tokens around each; None if there are none.
 
-    Of at most ``most`` responses, the worst culprit's first. ``contributions`` (B, T) are those of each pass.
+    At most ``most`` responses are included, the worst culprit's first. ``contributions`` (B, T) are those of each pass.
     """
     pieces: list[Columns] = []
     for (microbatch, row), positions in _stretches(report.culprits, rank, context, most):
@@ -128,7 +128,7 @@ def _short(culprit: Culprit) -> dict[str, JSON]:
 
 
 def _largest(layers: Mapping[str, float]) -> dict[str, float]:
-    """The largest layers, and what the others have together."""
+    """Return the largest layers, and what the others have together."""
     ordered = sorted(layers.items(), key=lambda item: -item[1])
     kept = dict(ordered[:MOST_LAYERS])
     rest = [share for _, share in ordered[MOST_LAYERS:]]
@@ -136,7 +136,7 @@ def _largest(layers: Mapping[str, float]) -> dict[str, float]:
 
 
 def _culprits(culprits: Sequence[Culprit], hosts: Sequence[HostPass], decode: Decode | None) -> Columns:
-    """Culprits in columns; of numbers those that are known of all of them."""
+    """Return culprits in columns, with the numbers that are known of all of them."""
     columns: Columns = {
         "microbatch": np.array([c.at.microbatch for c in culprits], dtype=np.int64),
         "sequence": np.array([c.sequence for c in culprits], dtype=np.int64),
@@ -164,7 +164,7 @@ def _culprits(culprits: Sequence[Culprit], hosts: Sequence[HostPass], decode: De
 
 
 def _identity(culprits: Sequence[Culprit], hosts: Sequence[HostPass], *, with_text: bool) -> Columns:
-    """Identity of the responses, as the trainer knows it; :data:`UNKNOWN` or "" where one has not what others have.
+    """Return the identity of the responses, as the trainer gave it; :data:`UNKNOWN` or "" for missing values.
 
     Prompts only ``with_text``.
     """
@@ -191,7 +191,7 @@ def _host(at: TokenAt, hosts: Sequence[HostPass]) -> HostPass | None:
 
 
 def _text_position(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> int:
-    """Characters of the response before the token."""
+    """Count the characters of the response before the token."""
     host = _host(at, hosts)
     if host is None or host.ids is None:
         return UNKNOWN
@@ -200,7 +200,7 @@ def _text_position(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> in
 
 
 def _around(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> tuple[str, str, str]:
-    """The text before the token, its own, and that after it, within its response."""
+    """Return the text before the token, its own, and that after it, within its response."""
     host = _host(at, hosts)
     if host is None or host.ids is None:
         return "", "", ""
@@ -213,7 +213,7 @@ def _around(at: TokenAt, hosts: Sequence[HostPass], decode: Decode) -> tuple[str
 def _stretches(
     culprits: Sequence[Culprit], rank: int, context: int, most: int
 ) -> Iterator[tuple[tuple[int, int], set[int]]]:
-    """The first ``most`` (micro-batch, row) with culprits, and the positions to keep of each."""
+    """Return the first ``most`` (micro-batch, row) with culprits, and the positions to keep of each."""
     kept: dict[tuple[int, int], set[int]] = {}
     for culprit in culprits:
         at = culprit.at

@@ -1,6 +1,6 @@
-"""The decision to localise a step: its gradient norm is a spike, and there is time left; and what is usual in this run.
+"""Decision to localise a step: its gradient norm is a spike, and there is time left; and the usual values of this run.
 
-The history of scales tells what of the loss has grown.
+The history of scales shows which parts of the loss have grown.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlwatch.gradloc.verification import screen
 from rlwatch.stats import Stateful, mad, median, quantile
 from rlwatch.tensors.masked import widen
 
-# Scales of a step's loss, and how large they were in the steps of the run that were no spikes.
+# Scales of a step's loss, and their values in the steps of the run that were no spikes.
 #
 # They cost a few reductions on the device at every step and travel with its norm. A batch whose advantages are all
-# twelve times as large as ever looks like any other batch from inside: only the run's own history tells.
+# twelve times as large as ever looks like any other batch from inside: only the run's own history shows it.
 
 
 HEALTHY = 8
@@ -86,7 +86,7 @@ def _of_ratio(one: LossPass, on: Tensor) -> dict[str, Tensor]:
 
 
 def _weighted_median(values: Tensor, where: Tensor) -> Tensor:
-    """Median of the ``values`` there, times how many they are; 0 of none."""
+    """Return the median of the selected ``values``, times how many they are; 0 if there are none."""
     return torch.where(where, values, torch.nan).flatten().nanmedian().nan_to_num(0.0) * where.sum()
 
 
@@ -160,7 +160,7 @@ class ScaleHistory(Stateful):
     """Scales of the last steps that were no spikes. Equal on all ranks if they are given the same numbers.
 
     Of the newest steps some tokens are kept as well (:func:`rlwatch.gradloc.loss_form.sample_of`), those of this rank:
-    they tell how the loss weighed its terms.
+    they show how the loss weighed its terms.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("_steps",)
@@ -174,7 +174,7 @@ class ScaleHistory(Stateful):
         for rows in (self._steps, self._samples):
             while rows and rows[-1][0] > step:
                 rows.pop()
-        if scales.get("norm", 0.0) > 0:  # a step without a signal says nothing of sizes
+        if scales.get("norm", 0.0) > 0:  # a step without a signal has no information on sizes
             self._steps.append((step, dict(scales)))
             if sample is not None:
                 self._samples.append((step, sample))
@@ -206,7 +206,7 @@ PUBLISHED = 640.0
 RELEASED = 100.0
 """Default of the same threshold in GradLoc's released code."""
 SILENT = 20.0
-"""Factor below the upper decile from which a norm tells nothing of the level: batches whose groups mostly agree."""
+"""Factor below the upper decile; smaller norms do not count for the level: batches whose groups mostly agree."""
 EARLY = 8
 """Rows from which there is a level while the run's own is still learnt: as many as the detector of spikes takes."""
 EARLY_FACTOR = 6.0
@@ -221,7 +221,7 @@ FIXED = "above the fixed threshold"
 class TriggerDecision:
     """Decision to localise or not; ``threshold`` is in the unit of the step's norm, None where none was compared.
 
-    ``reason`` says why it fires, or why a norm far above those before cannot be judged yet; else empty.
+    ``reason`` explains why it fires, or why a norm far above those before cannot be judged yet; else empty.
     """
 
     fires: bool
@@ -233,10 +233,10 @@ class Trigger(Stateful):
     """Compares each step's gradient norm with the run's own level, per token.
 
     If token gradients are independent noise, the norm of their mean over n tokens falls as 1 / sqrt(n) (the noise
-    model of GradLoc, Tencent Hunyuan 2026). So ``norm * sqrt(n)`` stands for the norm of a single token's gradient,
-    whatever the batch, and is what the level is learnt of: median and median absolute deviation of its logarithm.
-    Norms above the threshold stay out of the level until they are the rule; zero norms (no group with a signal) say
-    nothing of it. Plain arithmetic: ranks that are given the same numbers decide alike.
+    model of GradLoc, Tencent Hunyuan 2026). So ``norm * sqrt(n)`` estimates the norm of a single token's gradient,
+    whatever the batch, and the level is learnt from it: median and median absolute deviation of its logarithm.
+    Norms above the threshold stay out of the level until they are the rule; zero norms (no group with a signal) are
+    ignored. Plain arithmetic: ranks that are given the same numbers decide alike.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class Trigger(Stateful):
         return TriggerDecision(False, self._in_norms(lowest, tokens), self._too_early(value))
 
     def _too_early(self, value: float) -> str:
-        """Reason why a norm far above all others is not judged; empty where it is, or is not far above them."""
+        """Return the reason why a norm far above all others is not judged yet; empty otherwise."""
         seen = len(self._level)
         if self.factor is None or not 0 < seen < min(EARLY, self.warm_up):
             return ""
@@ -319,7 +319,7 @@ class Trigger(Stateful):
         return f"it is {math.exp(above):.3g} times the largest so far, but {seen} steps tell no level: {EARLY} do"
 
     def _limit(self) -> float | None:
-        """The run's own threshold as a logarithm, per token; None while it warms up."""
+        """Return the run's own threshold as a logarithm, per token; None while it warms up."""
         if self.factor is None or len(self._level) < min(EARLY, self.warm_up):
             return None
         level = self._informative()
@@ -333,7 +333,7 @@ class Trigger(Stateful):
         return median(self._informative())
 
     def _informative(self) -> Sequence[float]:
-        """Rows of the level that had a signal; others would draw it down to noise."""
+        """Return rows of the level that had a signal; others would draw it down to noise."""
         values = [value for _, value in self._level]
         least = quantile(values, 0.9) - math.log(SILENT)
         return [value for value in values if value >= least]
@@ -366,7 +366,7 @@ class LocalisationBudget(Stateful):
 
     ``spent <= share * (elapsed - spent) + allowance`` holds at any time if no localisation takes longer than was
     estimated; what one takes beyond its estimate is a debt that later ones wait for. The clock is this process's own:
-    where several ranks localise together, one decides and tells the others.
+    where several ranks localise together, one decides and sends the decision to the others.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ class LocalisationBudget(Stateful):
         Seconds that may be spent before any training time has passed. The first localisation, and the first of a
         non-finite gradient, are granted beyond it if need be: the allowance grows by what they lack.
     clock
-        Tells how long training has gone on; only its intervals count.
+        Returns the training time so far; only its intervals count.
     """
 
     MEMORY: ClassVar[tuple[str, ...]] = ("allowance_s", "spent_s", "granted", "refused", "traced")

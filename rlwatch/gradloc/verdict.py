@@ -22,17 +22,17 @@ from rlwatch.stats import mad, median
 from rlwatch.wording import percent
 
 BEYOND = 1.5
-"""A token stands out if it is larger than this many times the largest of a healthy step (or 3 deviations of it)."""
+"""A token is an outlier if it is larger than this many times the largest of a healthy step (or 3 deviations of it)."""
 FAR, DEVIATIONS = 6.0, 5.0
-"""Where no healthy step is known: than so many times, and deviations of the logarithm, most tokens of its own step."""
+"""Limits of a token if no healthy step is known: multiple, and log deviations, of most tokens of its own step."""
 DOMINANT = 0.3
-"""A token that makes this part of the gradient norm stands out, whatever others do."""
+"""A token that makes this part of the gradient norm is an outlier, whatever others do."""
 HALF = 0.5
-"""A response is to blame where this part of its tokens stands out."""
+"""A response is to blame if this part of its tokens are outliers."""
 MOST = 0.6
 """A group, task, rank or batch is to blame where this part of its responses is."""
 NEARLY = 0.8
-"""A level is to blame where it holds this part of the size of all that stands out."""
+"""A level is to blame if it holds this part of the size of all outliers."""
 FEW = 3
 """Tokens that a stretch, or a response to blame, has at least."""
 MOST_UNITS = 8
@@ -41,9 +41,9 @@ MOST_UNITS = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Sizes beyond which a token stands out: of its coefficient, and of its screen |dL/dlogp| (1 - p).
+    """Sizes beyond which a token is an outlier: of its coefficient, and of its screen |dL/dlogp| (1 - p).
 
-    ``usual`` is that of an ordinary coefficient.
+    ``usual`` is the size of an ordinary coefficient.
     """
 
     coefficient: float
@@ -52,7 +52,7 @@ class TokenLimits:
 
     @classmethod
     def of(cls, hosts: Sequence[HostPass], scales: Mapping[str, Usual], world: World) -> TokenLimits:
-        """From the run's healthy steps, or, where these are not known, from the step itself. A collective."""
+        """Learn limits from the run's healthy steps, or, if there are none, from the step itself. A collective."""
         pushed = [np.abs(a[a != 0]) for host in hosts if (a := coefficients(host)) is not None]
         sizes = np.concatenate(pushed) if pushed else np.zeros(0)
         surprise = [(-np.expm1(host.columns["logp"][host.mask])) for host in hosts]
@@ -89,12 +89,12 @@ def sizes_of(host: HostPass) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ResponseNorm:
-    """One response: what it holds of the norm, and how much of it stands out.
+    """One response: its share of the norm, and how many of its tokens are outliers.
 
     ``up`` and ``down`` are the sums of positive and negative contributions, ``top`` the largest by size, all as shares
     of the norm (0 where nothing was attributed). ``middle`` is the median size of its coefficients that are not 0, of
-    which there are ``pushed``; ``standing`` tokens stand out, of ``stood`` of the ``size`` of all. ``runs``: (first,
-    last, tokens, size) of what stands out one after the other.
+    which there are ``pushed``; ``standing`` tokens are outliers, of ``stood`` of the ``size`` of all. ``runs``: (first,
+    last, tokens, size) of stretches of outliers.
     """
 
     rank: int
@@ -120,8 +120,8 @@ class ResponseNorm:
         return self.up + self.down
 
     def to_blame(self, limits: TokenLimits) -> bool:
-        """True if most of it stands out, not some tokens in it."""
-        if self.pushed < FEW:  # a short answer is to blame if every token of it stands out
+        """Return True if most of its tokens are outliers, not some of them."""
+        if self.pushed < FEW:  # a short answer is to blame if all its tokens are outliers
             return 0 < self.pushed == self.standing
         alike = self.up - self.down > 0 and self.top < HALF * (self.up - self.down)
         dominant = self.share >= HALF and self.middle > 3 * limits.usual > 0 and alike
@@ -158,8 +158,8 @@ def rows_of(
 ) -> list[ResponseNorm]:
     """Responses of all ranks that have tokens; ``shares`` (B, T) of the norm for each pass. A collective."""
     here = [
-        _row(host, row, size[row], stands[row], share[row])
-        for host, size, stands, share in zip(hosts, sizes, standing, shares, strict=True)
+        _row(host, row, size[row], outlying[row], share[row])
+        for host, size, outlying, share in zip(hosts, sizes, standing, shares, strict=True)
         for row in np.flatnonzero(host.mask.any(1)).tolist()
     ]
     bodies = [body for rank in gather_plain(world, [asdict(row) for row in here]) for body in rank]
@@ -182,7 +182,7 @@ def _row(host: HostPass, row: int, size: np.ndarray, standing: np.ndarray, share
 
 
 def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, float]]:
-    """Places one after the other, with a gap of one at most."""
+    """Group adjacent places, with gaps of one at most."""
     pieces = np.split(places, np.flatnonzero(np.diff(places) > 2) + 1) if len(places) else []
     return [(int(piece[0]), int(piece[-1]), len(piece), float(size[piece].sum())) for piece in pieces]
 
@@ -194,7 +194,7 @@ def _runs(places: np.ndarray, size: np.ndarray) -> list[tuple[int, int, int, flo
 class Blame:
     """The level to blame, its ``units``, and the ``rows`` that they are made of, of ``every`` row.
 
-    ``statement`` says it in words. :attr:`BlameLevel.BATCH` with no rows: nothing single stands out. There are no units
+    ``statement`` describes it. :attr:`BlameLevel.BATCH` with no rows: there are no outliers. There are no units
     where no contributions are known.
     """
 
@@ -221,7 +221,7 @@ def blame(rows: Sequence[ResponseNorm], limits: TokenLimits, *, ranks: int = 1) 
 
 
 def _rolled(rows: Sequence[ResponseNorm], guilty: Sequence[ResponseNorm], ranks: int) -> Blame:
-    """The coarsest of response, group, task, rank and batch that is to blame nearly whole."""
+    """Return the coarsest of response, group, task, rank and batch that is to blame nearly whole."""
     levels: list[tuple[BlameLevel, Callable[[ResponseNorm], str | None]]] = [
         (BlameLevel.BATCH, lambda _: ""),
         (BlameLevel.RANK, (lambda row: f"rank {row.rank}") if ranks > 1 else lambda _: None),
@@ -249,7 +249,7 @@ def _guilty_units(
     *,
     whole_batch: bool,
 ) -> dict[str, list[ResponseNorm]]:
-    """Units most of whose responses with a signal are guilty, two of them at least; not of one that is all there is."""
+    """Return units whose responses with a signal are mostly guilty, two at least; not a unit that holds everything."""
     units: dict[str, list[ResponseNorm]] = {}
     for row in rows:
         name = key(row)
@@ -267,7 +267,7 @@ def _guilty_units(
 
 
 def _prompts(members: Sequence[ResponseNorm], guilty: Sequence[ResponseNorm]) -> int:
-    """Prompt groups of the guilty among ``members``; 0 where they are not known."""
+    """Count the prompt groups of the guilty among ``members``; 0 if they are not known."""
     return len({row.group for row in members if row in guilty and row.group is not None})
 
 
@@ -306,7 +306,7 @@ def _named(level: BlameLevel, name: str, members: Sequence[ResponseNorm], ranks:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """``4 to 7``, or ``1, 4, 9 and 14``; of many the first."""
+    """Format places as ``4 to 7``, or ``1, 4, 9 and 14``; of many the first."""
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     shown = [str(number) for number in numbers[:8]]
@@ -325,13 +325,13 @@ def _unit(level: BlameLevel, name: str, rows: Sequence[ResponseNorm]) -> Unit:
 
 
 def _cancelling(units: Sequence[Unit]) -> str:
-    """Words on what cancels, where that is worth a word."""
+    """Describe the cancellation, if it is large enough to report."""
     up, down = sum(unit.up for unit in units), sum(unit.down for unit in units)
     return f" ({percent(up)} along it, {percent(-down)} against)" if -down > 0.1 * max(up, 1e-12) else ""
 
 
 def _tokens(rows: Sequence[ResponseNorm], ranks: int) -> Blame:
-    """Tokens or a stretch of them; nothing where none stands out."""
+    """Blame tokens or a stretch of them; nothing if there are no outliers."""
     with_some = sorted((row for row in rows if row.standing), key=lambda row: -row.stood)
     if not with_some:
         return Blame(BlameLevel.BATCH, (), (), "no token, response or layer stands out")

@@ -1,6 +1,6 @@
 """A token's own gradient, exactly: a backward pass of that token alone.
 
-A token's contribution says how much of the step's norm it makes; its own gradient is how long it is by itself. Own
+A token's contribution is its share of the step's norm; its own gradient norm is measured for the token alone. Own
 gradients rank the tokens, and single out what cancels in the sum. They are taken of a few candidates: the largest by
 contribution, and the largest by the screen, which finds those whose gradient is nearly orthogonal to the step's.
 
@@ -42,18 +42,18 @@ def verify(
     micro-batch. Sequences that do not run alone as they ran together take passes of the whole micro-batch. It needs
     the memory of one sequence's activations and of one more set of gradients. What training holds stays as it is, bit
     for bit. A token that could not be verified is absent. With sharded parameters a rank that runs out of memory
-    cannot say so: the others wait for it in the collective.
+    cannot report so: the others wait for it in the collective.
 
     Parameters
     ----------
     model
         The module itself, not DDP's wrapping of it; the passes' forwards must run the same.
     passes
-        This rank's.
+        This rank's passes.
     tokens
-        Of all ranks: a collective, every rank passes the same and gets the same answer.
+        Tokens of all ranks: a collective, every rank passes the same and gets the same answer.
     world
-        The ranks; default: this one alone.
+        The ranks; by default this one alone.
     notes
         Gets a sentence for each reason why tokens could not be verified, or not alone.
     """
@@ -153,7 +153,7 @@ def top_tokens(
 
 
 def _local_top(passes: RecordedPasses, values: Sequence[Tensor], n: int) -> Tensor:
-    """(at most n, 4), float64, CPU: size of the value, micro-batch, row, position; the largest first."""
+    """Return (at most n, 4), float64, CPU: size of the value, micro-batch, row, position; the largest first."""
     tables = [torch.zeros(0, 4, dtype=torch.float64, device="cpu")]
     for m, (one, value) in enumerate(zip(passes.all, values, strict=True) if values else ()):
         places = one.tokens.mask.bool().to(value.device).nonzero()  # of contributions that is the CPU
@@ -200,7 +200,7 @@ class _Hints:
         return sorted(range(len(place)), key=place.__getitem__)
 
     def worthwhile(self, left: Sequence[int], norms: Mapping[int, float]) -> list[int]:
-        """Of ``left`` those that may matter beside the ``norms`` that are known by now, the largest first."""
+        """Return those of ``left`` that may matter given the known ``norms``, the largest first."""
         reach = [norm / self.screens[i] for i, norm in norms.items() if 0 < self.screens[i] < math.inf]
         scale = MARGIN * max((each for each in reach if math.isfinite(each)), default=math.inf)
         size = {i: max(self.contributions[i], self.screens[i] * scale if self.screens[i] else 0.0) for i in left}
@@ -239,7 +239,7 @@ class _Verifier:
         if self._gradients.together:
             world.sum(
                 torch.zeros(1, device="cpu")
-            )  # the passes meet in training's own group: nobody may be missing there
+            )  # the passes meet in training's own group: no rank may be missing there
 
     def run(self, chosen: Sequence[int]) -> None:
         """Verify these of the candidates. A collective."""
@@ -249,8 +249,8 @@ class _Verifier:
             self._run(job, here)
         if self._gradients.together:
             here[:, 0] /= self._world.size
-        # Of whole parameters the token's rank alone has squares (over W^2: gradients are means over ranks), of sharded
-        # ones each rank has those of its shards. Either way they add up.
+        # If parameters are whole, only the token's rank has squares (over W^2: gradients are means over ranks); if they
+        # are sharded, each rank has those of its shards. Either way they add up.
         self._table[chosen] = self._world.sum(here[chosen])
         self._asked.update(chosen)
         spent = self._world.gather(torch.tensor([self._spent_here], dtype=torch.float64, device="cpu"))
@@ -275,7 +275,7 @@ class _Verifier:
         return {at: _own(squares, self._gradients.layers) for at, squares in verified}
 
     def _jobs(self, chosen: Sequence[int]) -> Iterator[_Job]:
-        """Jobs of this rank; where all must run together, one for each candidate, on whichever rank it is."""
+        """Iterate over this rank's jobs; if all must run together, one for each candidate, on whichever rank it is."""
         rank, passes = self._world.rank, self._passes.all
         if self._gradients.together:
             for i in chosen:
@@ -364,7 +364,7 @@ def _check_same(one: LossPass, row: int, outputs: Outputs) -> None:
 
 
 def _weights(one: LossPass, at: TokenAt, outputs: Outputs) -> Weights:
-    """The coefficients of the token, zero elsewhere; the auxiliary loss is no token's."""
+    """Return the coefficients of the token, zero elsewhere; the auxiliary loss belongs to no token."""
     weights = {}
     for name, part in outputs.parts().items():
         if part.dim() == 2:
@@ -375,7 +375,7 @@ def _weights(one: LossPass, at: TokenAt, outputs: Outputs) -> Weights:
 
 
 def _own(squares: Tensor, layers: Sequence[str]) -> OwnGradient:
-    """Norm and layer shares of squares; no shares of what is zero or not finite."""
+    """Return norm and layer shares of squares; no shares if the norm is zero or not finite."""
     total = float(squares.sum())
     if not 0 < total < float("inf"):
         return OwnGradient(total**0.5, {})
