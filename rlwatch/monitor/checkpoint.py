@@ -1,9 +1,9 @@
-"""Checkpoints of the Monitor: its memory as bytes beside the run's rows, so that a resume need not relive them all.
+"""Checkpoints of the Monitor: its state as bytes, stored with the run, so that a resume need not replay all rows.
 
-A checkpoint is a shortcut and nothing more: one that is missing, damaged, of another program or not ours is passed
-over, and the rows are relived. Store directories travel, and unpickling runs code: so a checkpoint is sealed
-(HMAC-SHA256) with a key in this user's own state directory and opened only if the seal holds; even then only classes
-and functions of rlwatch's judging and plain containers are looked up.
+A checkpoint is only a shortcut: if it is missing, damaged, or written by another version or user, it is skipped and
+the rows are replayed. Store directories are copied between machines, and unpickling runs code. So a checkpoint is
+signed (HMAC-SHA256) with a key in the user's state directory and opened only if the signature is valid. Even then,
+unpickling resolves only the classes and functions that rlwatch judges with, and plain containers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROOMS = (
     "catalogue",
     "diagnosis",
 )
-"""Rooms whose classes a monitor's memory is made of, and whose code and data decide what it observes."""
+"""Packages whose classes a monitor's state contains, and whose code and data decide what it reports."""
 _OUTSIDE = {
     ("collections", "deque"): collections.deque,
     ("collections", "OrderedDict"): collections.OrderedDict,
@@ -54,9 +54,9 @@ _SEAL = hashlib.sha256().digest_size
 
 
 def made_by(monitor: Monitor) -> str:
-    """Name of the program and settings that ``monitor`` judges with; empty if it must not be kept.
+    """Return a digest of the program and settings that ``monitor`` judges with; empty if it must not be stored.
 
-    Detectors and forecasters of somebody else's are not ours to take apart.
+    A monitor with detectors or forecasters of plugins is not stored: their state cannot be pickled safely.
     """
     if not monitor.is_default or own_key() is None:
         return ""
@@ -65,7 +65,10 @@ def made_by(monitor: Monitor) -> str:
 
 
 def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> Checkpoint:
-    """Checkpoint of ``monitor`` after the item ``seq``; ``by`` is its :func:`made_by`. Raises what pickling raises."""
+    """Return a checkpoint of ``monitor`` after the item ``seq``; ``by`` is its :func:`made_by`.
+
+    Raises the errors of pickling.
+    """
     to = io.BytesIO()
     _Pickler(to, monitor).dump(monitor.memory())
     bare = Checkpoint(seq, attempt, step, by, zlib.compress(to.getvalue(), 1))
@@ -73,7 +76,7 @@ def sealed(monitor: Monitor, by: str, *, seq: int, attempt: int, step: int) -> C
 
 
 def opened(kept: Checkpoint, monitor: Monitor) -> bool:
-    """Give ``monitor``, which is fresh, what the checkpoint knows; whether it could be read."""
+    """Load the checkpoint into a fresh ``monitor``; return whether it could be read."""
     key, bare = own_key(), replace(kept, body=kept.body[_SEAL:])
     if key is None or not hmac.compare_digest(seal(key, bare), kept.body[:_SEAL]):
         return False
@@ -81,11 +84,11 @@ def opened(kept: Checkpoint, monitor: Monitor) -> bool:
     def remember() -> None:
         monitor.remember(_Unpickler(io.BytesIO(zlib.decompress(bare.body)), monitor).load())
 
-    return raised_by(remember) is None  # whatever is wrong with it, the rows say the same
+    return raised_by(remember) is None  # whatever the error: replaying the rows gives the same state
 
 
 def seal(key: bytes, bare: Checkpoint) -> bytes:
-    """Over all of it: one of another run, or said to be of another step, is no shortcut to anything."""
+    """Return the signature of a checkpoint: it covers the body, the program and the position in the run."""
     where = f"{bare.made_by}/{bare.attempt}/{bare.seq}/{bare.step}/".encode()
     return hmac.digest(key, where + bare.body, "sha256")
 
@@ -96,7 +99,7 @@ class _Pickler(pickle.Pickler):
         self._monitor = monitor
 
     def persistent_id(self, obj: Any) -> Any:
-        """Names for what the fresh monitor has already: itself and its methods, its makers, the forecaster's model."""
+        """Return a reference to an object that the fresh monitor already has: itself, its methods, the model."""
         from rlwatch.forecast.model import Model
 
         if obj is self._monitor:
@@ -133,7 +136,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _environment() -> dict[str, str]:
-    """Settings of the forecaster, and what the model they name looks like now."""
+    """Return the settings of the forecaster, and a digest of the model file that they name."""
     found = {name: value for name, value in os.environ.items() if name.startswith("RLWATCH_FORECAST_")}
     with suppress(OSError):
         model = Path(found.get("RLWATCH_FORECAST_MODEL", ""))
@@ -143,7 +146,7 @@ def _environment() -> dict[str, str]:
 
 @cache
 def _program() -> str:
-    """Digest of everything that judges: another program's state may mean something else."""
+    """Return a digest of the code and data that judge: the state of another version may differ in meaning."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256(__version__.encode())
     for room in _ROOMS:
@@ -155,7 +158,7 @@ def _program() -> str:
 
 
 def own_key() -> bytes | None:
-    """The user's own key, made at first need; None where none can be kept for them alone."""
+    """Return the user's key, created on first use; None if no file can be kept private to the user."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     with suppress(OSError, RuntimeError):
         file = Path(base).expanduser() / "rlwatch" / "checkpoint.key"

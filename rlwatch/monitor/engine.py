@@ -48,7 +48,7 @@ logger = logging.getLogger("rlwatch")
 
 _MEMORY = ("forecast_failures", "_attempt", "_gathering", "_judge", "_undone")
 AT_ONCE = 256
-"""Steps that are closed before any of them is judged, where all of them are known."""
+"""Stored steps that are judged in one batch."""
 
 
 class Monitor:
@@ -83,7 +83,7 @@ class Monitor:
         self.run_id = run_id
         self.source = source
         self.forecast_failures = 0
-        """Forecasters that raised and were not asked again."""
+        """Number of forecasters that raised and were not called again."""
         self._make = detectors or default_detectors
         self._make_forecaster = forecaster or forecaster_for(wanted=True)
         self.rules = tuple(default_rules() if rules is None else rules)
@@ -125,11 +125,11 @@ class Monitor:
         return self._gathering.since
 
     def memory(self) -> dict[str, object]:
-        """All it knows, for :meth:`remember` of one that was made alike."""
+        """Return the state, for :meth:`remember` of a monitor with the same settings."""
         return {name: getattr(self, name) for name in _MEMORY}
 
     def remember(self, memory: dict[str, object]) -> None:
-        """Know what another knew. Raises ``KeyError`` for what is no such memory."""
+        """Restore the state that :meth:`memory` returned. Raises ``KeyError`` if a part is missing."""
         for name in _MEMORY:
             setattr(self, name, memory[name])
 
@@ -167,7 +167,7 @@ class Monitor:
         return joined(self.observing(item))
 
     def observing(self, item: StepRecord | Event) -> Generator[MonitorOutcome]:
-        """The same bit by bit: the first record of a new attempt relives a history that may be long."""
+        """Take the next item and yield outcomes one by one: a new attempt first replays a history that may be long."""
         if isinstance(item, Event):
             self._notice(item)
             return
@@ -176,9 +176,9 @@ class Monitor:
         yield from self._continued(item)
 
     def observing_all(self, items: Iterable[StepRecord | Event]) -> Generator[MonitorOutcome]:
-        """Take many items: the same outcomes as one by one, but forecasts are made of many rows at once.
+        """Take many items: the outcomes are the same as one by one, but the forecasts are computed in batches.
 
-        For rows that are there already: it reads up to ``AT_ONCE`` steps ahead of what it yields.
+        For stored rows only: it reads up to ``AT_ONCE`` steps ahead of the outcomes it yields.
         """
         views: list[ClosedStep | Arrived] = []
         for item in items:
@@ -200,11 +200,11 @@ class Monitor:
         return self._judge.lookback.diagnosis(self.source)
 
     def not_run(self) -> list[NotRun]:
-        """Detectors that lacked their metrics so far or broke, and the forecaster if it has said nothing yet."""
+        """Detectors that lacked their metrics so far or failed, and the forecaster if it has made no forecast yet."""
         return self._judge.not_run()
 
     def _notice(self, event: Event) -> None:
-        """Events of an attempt whose first record is still to come wait for it."""
+        """Take an event; keep it if the first record of its attempt has not come yet."""
         if event.attempt != (self._attempt or 1):
             self._early.append(event)
             return
@@ -215,9 +215,9 @@ class Monitor:
         self._judge.notice(event)
 
     def _begin_attempt(self, record: StepRecord) -> Iterator[MonitorOutcome]:
-        """A new attempt forgets, then relives the branch it continues, before its first record.
+        """Clear the state and replay the branch that the new attempt continues, before its first record.
 
-        Reliving may publish again: ids are the same, so a store keeps one of each.
+        The replay may publish findings again: their ids are the same, so a store keeps one of each.
         """
         if self._attempt is not None or record.attempt > 1:
             self._reset()
@@ -310,12 +310,12 @@ class Gathering:
     def add(self, record: StepRecord, reader: RowReader) -> list[ClosedStep | Arrived]:
         """Add a record: returns the step that it closes, if any, and itself if it does not wait for its own.
 
-        Non-finite values and a standing counter do not wait for a step to close, nor are they missed when late.
+        Records with non-finite values, or with a step that does not advance, are judged at once, also if they are late.
         """
         if is_forecast(record):
             return []
         views: list[ClosedStep | Arrived] = []
-        stands = self._standstill.update(advances=self._open is None or record.step > self._open.step)
+        is_stuck = self._standstill.update(advances=self._open is None or record.step > self._open.step)
         if self._open is not None and record.step > self._open.step:
             views += self.close(reader)
         if self._open is None:
@@ -324,7 +324,7 @@ class Gathering:
             self._open.merge(record)
         else:
             self.late += 1
-        if stands or has_nonfinite(record):
+        if is_stuck or has_nonfinite(record):
             views.append(Arrived(self._standstill.counted(arrived(record, reader)), self._open.step))
         return views
 
@@ -380,10 +380,10 @@ def _view(record: StepRecord, metrics: Mapping[str, float], reader: RowReader) -
     return ClosedStep(record.step, values, origin, record.ts, record.attempt, record.seq)
 
 
-# Records that come and come while no new step does: nothing closes, so no detector would hear of it.
+# Records that keep coming without a new step: no step closes, so the detectors are run on a single record.
 
 STANDSTILL_RECORDS = 50
-"""Records without a new step after which detectors are asked, and asked again."""
+"""Number of records without a new step after which the detectors run, each time."""
 RECORDS, USUAL = "rlwatch/records", "rlwatch/records_usual"
 
 
@@ -400,7 +400,7 @@ class Standstill:
         self._usual = 0
 
     def update(self, *, advances: bool) -> bool:
-        """Take the next record, the first of a new step or not; whether to ask now."""
+        """Take the next record, the first of a new step or not; return whether the detectors must run now."""
         if advances:
             self._usual = max(self._usual, self._records)
             self._records = 0

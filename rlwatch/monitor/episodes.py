@@ -1,14 +1,16 @@
-"""Life of findings: from "this holds at every step" to began, worsened, eased, resolved, each told once.
+"""Lifecycle of findings: turn the findings that hold at every step into changes, each reported once.
 
-A detector says at every step what holds. An episode of it begins, may become worse, and is over when the detector is
-silent for some rows and the metric that it names is back inside the band it left: a detector that compares with a past
-that moves along falls silent though nothing has come back. Where nobody knows that band, as it was so from the first
-row, the metric must have left the level it had meanwhile. A reward that rose above where it was pays for what stays.
+A change is: began, worsened, eased, resolved. A detector reports at every step which findings hold. An episode begins
+with the first report and may worsen. It ends when the detector has been silent for some rows and the metric of the
+finding is back inside the band it left. Silence alone is not enough: a detector that compares with a moving baseline
+falls silent although the metric has not recovered. If the band is unknown, because the finding held from the first row
+on, the metric must leave the level it had during the episode. A reward that has risen above its level before ends an
+episode, too, even if the metric stays out of its band.
 
-Detectors remember what they saw longer than it lasts, so that a recovery is looked for besides: a critical episode
-eases once the metric that it names is half of the way back to the level it had before, and the reward, if it fell
-meanwhile, too; it is over once both are back inside. What names no metric that moved (weights that are NaN) does not
-recover by this. What eases and worsens again has to wait twice as long the next time.
+Detectors report a finding for longer than its cause lasts, so a recovery is also detected from the metrics. A critical
+episode eases once its metric is half of the way back to its level before, and so is the reward if it fell meanwhile.
+The episode ends once both are back inside their bands. A finding without a metric that moved (weights that are NaN)
+cannot recover in this way. After a relapse, the waiting times double.
 """
 
 from __future__ import annotations
@@ -27,45 +29,45 @@ from rlwatch.wording import number
 QUIET_ROWS = 5
 """Rows without a finding that end its episode."""
 REMEMBERED_ROWS, BEFORE_ROWS, LEVEL_ROWS = 64, 12, 3
-"""Rows that are remembered; rows before an onset that tell the level before it, and its noise; rows of a level now."""
+"""Number of rows kept; rows before an onset that give the level and noise before it; rows that give the level now."""
 FAR, FAR_SPIKE, FAR_SHARE = 3.0, 6.0, 0.25
-"""Noise of a row by which a level, and a single row, must have gone from the level before, and the share of that level:
-less is no way to come back."""
+"""Least distance from the level before that counts as a departure: in units of noise for a level and for a single row,
+and as a fraction of the level before."""
 HALF, NEARLY = 0.5, 0.75
-"""Share of the way that must be undone to ease, and to be over."""
+"""Fraction of the departure that must be undone to ease, and to end."""
 LEAST_FACTOR = 1.5
-"""Factor of a positive metric's level before that is inside its band, however calm it was."""
+"""Factor of the level before within which a positive metric is inside its band, even if it had no noise."""
 LONG_ROWS = 10
-"""Rows in which it was reported from which a finding goes on holding while its metric stays away."""
+"""Number of reported rows after which a finding holds on, though unreported, while its metric stays out of its band."""
 HELD_ROWS = 12
-"""Rows of an episode that tell the level of its metric meanwhile."""
+"""Number of rows of an episode that give the level of its metric during the episode."""
 EASE_STEPS, RELAPSE_STEPS, OVER_STEPS = 10, 5, 20
-"""Steps, three rows at least, for which it must be so to ease, to be worse again, and to be over."""
+"""Steps (and at least three rows) for which a condition must hold to ease, to worsen again, and to end."""
 REWARD = "reward/mean"
 
 Row = tuple[int, Mapping[str, float]]
 
 
 class Way:
-    """The way of one metric since an onset: away from the level it had before, and how much of that is undone."""
+    """Departure of one metric from its level before an onset, and the fraction of it that is undone."""
 
     __slots__ = (
         "_bound", "_bound_spike", "_factor", "_farthest", "_last", "_spike", "before", "level", "metric", "undone",
     )  # fmt: skip
 
     def __init__(self, metric: str, rows: Iterable[Row], onset: int) -> None:
-        """``rows``: those that are remembered, before and since ``onset``."""
+        """``rows`` are the kept rows, before and since ``onset``."""
         known = [(step, row[metric]) for step, row in rows if metric in row]
         earlier = [value for step, value in known if step < onset and math.isfinite(value)][-BEFORE_ROWS:]
         self.metric = metric
         self.before = median(earlier) if len(earlier) >= LEVEL_ROWS else None
-        """Level before the onset; None where too few rows of it are remembered."""
+        """Level before the onset; None if too few earlier rows are kept."""
         self.level: float | None = None
         """Median of the last rows; None while there are too few, or since one was not finite."""
         self.undone: float | None = None
-        """Share of the way that is undone, at most 1, counted by differences or by factors, whichever is less.
+        """Fraction of the departure that is undone, at most 1: by differences or by ratios, whichever is less.
 
-        None where it has gone nowhere, and where nobody knows where it stands.
+        None if the metric has not departed, or its present level is unknown.
         """
         noise, least = noise_of(earlier), FAR_SHARE * abs(self.before or 0.0)
         self._bound, self._bound_spike = max(FAR * noise, least), max(FAR_SPIKE * noise, least)
@@ -80,7 +82,7 @@ class Way:
                 self.take({metric: value})
 
     def take(self, row: Mapping[str, float]) -> None:
-        """Take the next row, which may be without it."""
+        """Take the next row, which may lack the metric."""
         value, before = row.get(self.metric), self.before
         if value is None:
             return
@@ -102,7 +104,7 @@ class Way:
 
     @property
     def farthest(self) -> float | None:
-        """Level, or else single row, farthest from the level before; None where it has gone nowhere."""
+        """Level, or else single value, farthest from the level before; None if the metric has not departed."""
         if self.before is None:
             return None
         if abs(self._farthest - self.before) > self._bound:
@@ -111,15 +113,15 @@ class Way:
 
     @property
     def fell(self) -> bool:
-        """True if it went below the level it had."""
+        """True if the metric went below its level before."""
         farthest = self.farthest
         return farthest is not None and self.before is not None and farthest < self.before
 
     @property
     def inside(self) -> bool:
-        """True if its level is back inside the band it left, on the side to which it left or beyond the level before.
+        """True if the level is back inside the band, or beyond the level before.
 
-        Half of the way at least must be undone: a noisy metric's band may hold where it went.
+        At least half of the departure must be undone: the band of a noisy metric may include its farthest value.
         """
         before, level, farthest = self.before, self.level, self.farthest
         if before is None or level is None or farthest is None or (self.undone or 0.0) < HALF:
@@ -134,7 +136,7 @@ class Way:
 
     @property
     def gained(self) -> bool:
-        """True if its level is above the one before by more than noise."""
+        """True if the level is above the level before by more than noise."""
         return self.before is not None and self.level is not None and self.level - self.before > self._bound
 
     def words(self) -> str:
@@ -158,7 +160,7 @@ def _patient() -> Hold:
 
 @dataclass(slots=True)
 class FindingLifecycle:
-    """One episode: the finding as it was last reported, and what is told of it now."""
+    """One episode: the finding as last reported by its detector, and the severity that is published."""
 
     finding: Finding
     severity: Severity
@@ -176,9 +178,9 @@ class FindingLifecycle:
     nearly: Hold = field(default_factory=_patient)
     relapse: Hold = field(default_factory=_patient)
     held: deque[float] = field(default_factory=lambda: deque(maxlen=HELD_ROWS))
-    """Its metric in the rows in which it was reported."""
+    """Values of its metric in the rows in which the finding was reported."""
     reported: int = 0
-    """Rows in which it was."""
+    """Number of those rows."""
 
     def take(self, row: Mapping[str, float]) -> None:
         """Take the next row."""
@@ -186,27 +188,27 @@ class FindingLifecycle:
             way.take(row)
 
     def hold(self, row: Mapping[str, float]) -> None:
-        """Take notice of a row in which it was reported."""
+        """Count a row in which the finding was reported."""
         self.reported += 1
         value = row.get(self.finding.metric)
         if value is not None and math.isfinite(value):
             self.held.append(value)
 
     def follow(self, rows: Iterable[Row]) -> None:
-        """Know the way of its metric and of the reward from these rows, and from then on."""
+        """Track the departure of its metric and of the reward, from these rows on."""
         onset, metric = self.finding.onset_step, self.finding.metric
         self.own = Way(metric, rows, onset)
         self.reward = self.own if metric == REWARD else Way(REWARD, rows, onset)
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """Of its metric, and of the reward where that is another."""
+        """Departures of its metric and of the reward, without repeats."""
         if self.own is None or self.reward is None:
             return ()
         return (self.own,) if self.own is self.reward else (self.own, self.reward)
 
     def worsens(self, finding: Finding) -> bool:
-        """Take a finding; whether it is worse than any of the episode before."""
+        """Take a finding; return whether it is more severe than all earlier ones of the episode."""
         self.finding, self.quiet, self.unread, self.gone = finding, 0, 0, None
         if self.over or finding.severity.rank <= self.peak.rank:
             return False
@@ -216,19 +218,19 @@ class FindingLifecycle:
         return True
 
     def undone(self, share: float) -> bool:
-        """True if so much of the way is undone: of its own metric and, where the reward fell, of that."""
+        """Return whether ``share`` of the departure is undone, of its metric and, if the reward fell, of the reward."""
         if self.own is None or self.own.undone is None or self.own.undone < share:
             return False
         return all(way.undone is not None and way.undone >= share for way in self.ways if way.fell)
 
     @property
     def inside(self) -> bool:
-        """True if its metric, and the reward where it fell, are back inside the bands they left."""
+        """True if its metric, and the reward if it fell, are back inside their bands."""
         return self.own is not None and self.own.inside and all(way.inside for way in self.ways if way.fell)
 
     @property
     def stays(self) -> bool:
-        """True if its metric is still out of the band it left though its detector is silent: nothing is over."""
+        """True if its metric is still outside its band although the detector is silent, so the episode goes on."""
         own, reward = self.own, self.reward
         if own is None or own.level is None or self.finding.severity is Severity.INFO:
             return False
@@ -237,7 +239,7 @@ class FindingLifecycle:
         if own.before is not None:
             return own.farthest is not None and not own.inside
         if own is reward or len(self.held) < LEVEL_ROWS:
-            # A reward that stood still from the first row on is told of for that, and not for where it stood.
+            # A reward that never moved is reported for not moving, so its level is no evidence.
             return False
         held = list(self.held)
         left = abs(own.level - median(held)) > max(FAR * noise_of(held), FAR_SHARE * abs(median(held)))
@@ -245,25 +247,25 @@ class FindingLifecycle:
 
     @property
     def _paid_back(self) -> bool:
-        """True if the reward fell with it and is on its way back."""
+        """True if the reward fell during the episode and at least half of the fall is undone."""
         reward = self.reward
         return reward is not None and reward is not self.own and reward.fell and (reward.undone or 0.0) >= HALF
 
     def look(self, step: ClosedStep, reported: Severity) -> Finding | None:
-        """Follow it, as severe as its detector reports it; return what is to be told of it now, if anything."""
+        """Update the episode with the reported severity; return the change to publish, if any."""
         if not self.followed:
             return self._eased(step, reported, half=False) or self._worse_again(step, reported)
         half = self.undone(HALF)
         self.relapse.update(step.step, not half)
         if self.over:
             return None
-        told = self._eased(step, reported, half=half) or self._worse_again(step, reported)
+        change = self._eased(step, reported, half=half) or self._worse_again(step, reported)
         nearly = self.severity is not Severity.CRITICAL and self.undone(NEARLY) and self.inside
         self.nearly.update(step.step, nearly)
-        if told is None and self.nearly.lasted(3, OVER_STEPS * self.patience):
+        if change is None and self.nearly.lasted(3, OVER_STEPS * self.patience):
             self.over, self.gone = True, self.nearly.since
             return self.ended(step, self.reason())
-        return told
+        return change
 
     def _eased(self, step: ClosedStep, reported: Severity, *, half: bool) -> Finding | None:
         milder = reported.rank < self.severity.rank and (not self.stays or not self.followed or self._paid_back)
@@ -275,7 +277,7 @@ class FindingLifecycle:
         self.lower.clear()
         self.relapse.clear()
         how = self.reason() or self.finding.message
-        return self._told(step, Stage.EASED, self.severity, f"no longer {was.value} at step {step.step}: {how}")
+        return self._change(step, Stage.EASED, self.severity, f"no longer {was.value} at step {step.step}: {how}")
 
     def _worse_again(self, step: ClosedStep, reported: Severity) -> Finding | None:
         if reported.rank <= self.severity.rank or (self.by_level and not self.relapse.lasted(3, RELAPSE_STEPS)):
@@ -283,28 +285,28 @@ class FindingLifecycle:
         self.severity, self.by_level = reported, False
         self.patience *= 2
         self.lower.clear()
-        return self._told(step, Stage.WORSENED, reported, self.finding.message)
+        return self._change(step, Stage.WORSENED, reported, self.finding.message)
 
     @property
     def relapsed(self) -> bool:
-        """True where it was over and is so again."""
+        """True if the episode had ended and its condition holds again."""
         return self.over and self.relapse.lasted(3, RELAPSE_STEPS)
 
     def ended(self, step: ClosedStep, how: str) -> Finding:
-        """Tell of its end; ``how``: the numbers by which it recovered, if any."""
+        """Return the finding that reports the end; ``how``: the values that show the recovery, if any."""
         onset = self.finding.onset_step
         gone = step.step if self.gone is None else self.gone
         message = f"recovered at step {gone} after {gone - onset} steps: {how}" if how else f"gone since step {gone}"
-        return self._told(step, Stage.RESOLVED, Severity.INFO, message)
+        return self._change(step, Stage.RESOLVED, Severity.INFO, message)
 
     def reason(self) -> str:
-        """The numbers by which it recovered; empty where none say so."""
+        """Return the values that show the recovery; empty if none does."""
         back = [way for way in self.ways if (way.undone or 0.0) >= HALF]
         if any(way.fell and way not in back for way in self.ways if way.metric == REWARD):
             return ""
         return "; ".join(dict.fromkeys(way.words() for way in back if way is self.own or way.fell))
 
-    def _told(self, step: ClosedStep, stage: Stage, severity: Severity, message: str) -> Finding:
+    def _change(self, step: ClosedStep, stage: Stage, severity: Severity, message: str) -> Finding:
         own = self.own
         numbers = {} if own is None else {"level": own.level, "before": own.before, "farthest": own.farthest}
         return replace(
@@ -318,7 +320,7 @@ class FindingLifecycle:
 
 
 class Episodes:
-    """Tells of a finding when its condition begins to hold, when its severity changes, and when it is over.
+    """Reports a finding when its condition begins to hold, when its severity changes, and when it ends.
 
     An episode ends after the condition was absent for ``QUIET_ROWS`` closed steps in a row, so a condition that
     flickers is one episode.
@@ -330,41 +332,41 @@ class Episodes:
         self._reasons: dict[str, str] = {}
 
     def forget_after(self, step: int) -> None:
-        """Forget the rows after ``step``, which were undone: they are no level to come back to."""
+        """Drop the rows after ``step``, which a rollback undid: they must not count as a level before."""
         self._rows = deque((row for row in self._rows if row[0] <= step), maxlen=REMEMBERED_ROWS)
 
     def arrival(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Findings of a record that just arrived; begins or raises episodes, ends none."""
-        return [told for finding in holding for told in self._raised(finding)]
+        """Return the changes after a single record; it may begin or worsen episodes, but ends none."""
+        return [change for finding in holding for change in self._raised(finding)]
 
     def closed(self, step: ClosedStep, holding: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-        """Take a closed step; return what is to be told of it, and what holds at it, as bad as it is now."""
+        """Take a closed step; return the changes to publish, and the findings that hold, as severe as they are now."""
         self._rows.append((step.step, step.metrics))
         if not holding and not self._open:
             return [], []
         for episode in self._open.values():
             episode.take(step.metrics)
-        told = self.arrival(holding)
+        changes = self.arrival(holding)
         reported: dict[tuple[str, str], Severity] = {}
         for finding in holding:
             known = reported.setdefault(_key(finding), finding.severity)
             reported[_key(finding)] = max(known, finding.severity, key=lambda severity: severity.rank)
         for key, severity in reported.items():
             self._open[key].hold(step.metrics)
-            told += self._looked(step, key, severity)
-        told += self._ended(step, [key for key in self._open if key not in reported])
-        holds = [self._as_it_is(finding) for finding in holding if self._stands(finding)]
-        return told, [*holds, *self._staying(step)]
+            changes += self._looked(step, key, severity)
+        changes += self._ended(step, [key for key in self._open if key not in reported])
+        holds = [self._as_it_is(finding) for finding in holding if self._is_open(finding)]
+        return changes, [*holds, *self._staying(step)]
 
     def _staying(self, step: ClosedStep) -> Iterator[Finding]:
-        """Of what its detector no longer says, what was told long enough and is not over."""
+        """Yield the findings that their detectors no longer report, but whose metrics have not recovered."""
         for episode in self._open.values():
             if episode.quiet and not episode.over and episode.reported >= LONG_ROWS and episode.stays:
                 finding = replace(episode.finding, step=step.step, attempt=step.attempt, seq=step.seq)
                 yield replace(finding, severity=episode.severity)
 
     def standing(self, holding: Sequence[Finding]) -> list[Finding]:
-        """Findings that hold and those of open episodes that are silent just now, as bad as they are."""
+        """Return the findings that hold and those of open episodes that are silent now, with their present severity."""
         now = {key: self._as_it_is(episode.finding) for key, episode in self._open.items() if not episode.over}
         for finding in holding:
             key = _key(finding)
@@ -375,7 +377,7 @@ class Episodes:
         return list(now.values())
 
     def reason(self, kind: str) -> str:
-        """The numbers by which the newest episode of a kind eased or recovered; empty where none say so."""
+        """Return the values that show that the newest episode of ``kind`` eased or recovered; empty if none does."""
         now = (self._reason(episode) for (_, of), episode in self._open.items() if of == kind)
         return next(filter(None, now), "") or self._reasons.get(kind, "")
 
@@ -399,9 +401,9 @@ class Episodes:
 
     def _looked(self, step: ClosedStep, key: tuple[str, str], severity: Severity) -> Iterator[Finding]:
         episode = self._open[key]
-        told = episode.look(step, severity)
-        if told is not None:
-            yield told
+        change = episode.look(step, severity)
+        if change is not None:
+            yield change
         elif episode.relapsed:
             since = episode.relapse.since
             again = replace(episode.finding, onset_step=max(episode.finding.onset_step, since or 0))
@@ -419,15 +421,17 @@ class Episodes:
                 continue
             del self._open[key]
             self._reasons[key[1]] = self._reason(episode)
-            told = episode.severity is not Severity.INFO or episode.finding.metric == REWARD  # a headline repeats these
-            if not episode.over and told and not silent:
-                yield episode.ended(step, self._reasons[key[1]])  # that nothing is logged any more is no recovery
+            matters = (
+                episode.severity is not Severity.INFO or episode.finding.metric == REWARD
+            )  # the headline uses these
+            if not episode.over and matters and not silent:
+                yield episode.ended(step, self._reasons[key[1]])  # a metric that is no longer logged has not recovered
 
     def _reason(self, episode: FindingLifecycle) -> str:
-        """Its numbers."""
+        """Return the values that show its recovery."""
         return episode.reason()
 
-    def _stands(self, finding: Finding) -> bool:
+    def _is_open(self, finding: Finding) -> bool:
         return not self._open[_key(finding)].over
 
     def _as_it_is(self, finding: Finding) -> Finding:

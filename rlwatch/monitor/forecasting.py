@@ -1,6 +1,7 @@
-"""The forecast of a run, step by step: asked for, kept, and told where it is an alarm.
+"""The forecast of a run, step by step: computed, stored, and reported as a finding if it is an alarm.
 
-A forecaster that fails hurts nobody: it is counted, said once, and not asked again in this attempt.
+A forecaster that fails disturbs nothing else: the failure is counted and logged once, and the forecaster is not called
+again in this attempt.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from rlwatch.records import CRASH_FORECAST, ClosedStep, Event, Finding, Forecast
 logger = logging.getLogger("rlwatch")
 
 OF_THE_REFERENCE = frozenset({"silent_reference_reset", "lost_reference_reset"})
-"""Findings about the anchor or a resume: what is forecast must not depend on whether the process was restarted."""
+"""Findings about the reference model or a resume: the forecast must not depend on whether the process restarted."""
 MOST_LOADS = 200
-"""Steps at which the forecaster may fail for want of a descriptor or memory before it is given up."""
+"""Steps at which loading the forecaster may fail, for lack of file descriptors or memory, before it is given up."""
 NAME = "forecast"
-"""Of the forecaster among the detectors."""
+"""Name of the forecaster in the list of detectors."""
 CERTAIN, CERTAIN_ROWS = 0.8, 5
-"""A forecast is critical only after so many forecasts in a row that give a failure within 20 steps this chance, and
-only while a detector of training itself warns, too: what has not happened yet should wake nobody by itself."""
+"""A forecast is critical only after this many forecasts in a row give a failure within 20 steps this probability, and
+only while a detector on training warns, too: a forecast alone must not page a person."""
 
 
 class Forecasts(Protocol):
@@ -47,7 +48,7 @@ class Forecasts(Protocol):
 
 
 class Forecasting:
-    """One attempt's forecaster, and what it said last. ``failed`` is called when it raises."""
+    """The forecaster of one attempt, and its newest forecast. ``failed`` is called when it raises."""
 
     def __init__(self, make: Callable[[], Forecasts], failed: Callable[[str], None]) -> None:
         self.newest: Forecast | None = None
@@ -90,12 +91,12 @@ class Forecasting:
             if together is not None:
                 self._next.extend(zip(steps, together(steps), strict=True))
 
-        raised_by(asked)  # whatever it raises, it will raise again, at the step that is to blame
+        raised_by(asked)  # an error is raised again, and handled, at the step that causes it
 
     def step(self, step: ClosedStep, standing: Sequence[Finding] = ()) -> tuple[ForecastRecord, ...]:
-        """Ask for the forecast at a closed step; what to store of it: not the same reason for none again and again.
+        """Compute the forecast at a closed step; return the records to store, without repeated reasons for no forecast.
 
-        ``standing``: findings that hold, or held and are not over: what has failed is not forecast.
+        ``standing``: findings of open episodes: a failure that has happened is not forecast.
         """
         forecasts: list[Forecast] = []
         made = self._next.popleft()[1] if self._next and self._next[0][0] is step else None
@@ -103,16 +104,16 @@ class Forecasting:
         self._failure = _failure(standing, self._failure)
         self.newest = _unless_over(forecasts[0], self._failure) if forecasts else None
         kept = self.newest or Forecast(step.step, absent=self._off)
-        says_nothing_new = "" if kept.metrics else kept.reason
-        before, self._absent_before = self._absent_before, says_nothing_new
+        reason_for_none = "" if kept.metrics else kept.reason
+        before, self._absent_before = self._absent_before, reason_for_none
         self._ever = self._ever or not kept.absent
-        return () if says_nothing_new and says_nothing_new == before else (record_of(kept, step),)
+        return () if reason_for_none and reason_for_none == before else (record_of(kept, step),)
 
     def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
         """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.
 
-        A row without a forecast is no news: what held goes on holding, for at most ``CARRY_ROWS`` rows. Where something
-        critical holds none does: what has come true is not forecast.
+        At a row without a forecast, the last finding still holds, for at most ``CARRY_ROWS`` rows. While another
+        critical finding holds, there is none: a failure that has happened is not forecast.
         """
         forecast = self.newest
         if any(map(_critical, others)):
@@ -151,18 +152,18 @@ class Forecasting:
 
     @staticmethod
     def _usual(forecast: Forecast, others: Sequence[Finding]) -> Severity:
-        """A warning; of a lean log a remark until a detector of training warns, too."""
+        """Return the severity of an alarm: info for a log with few metrics while no detector on training warns."""
         return Severity.INFO if forecast.lean and not any(map(_warns, others)) else Severity.WARNING
 
     def _guarded(self, call: Callable[[Forecasts], None]) -> None:
-        """The forecaster is a model over data of any kind: whatever it raises ends here."""
+        """Call the forecaster; catch every error it raises, since its input may be anything."""
         if self._off:
             return
         error = raised_by(self._called, call)
         if error is not None:
             self._loads += 1
             if passing(error) and self._loads <= MOST_LOADS:
-                return  # something it loads was not to be had at this step
+                return  # a file or memory that it needs was not available at this step
             self._off = f"no forecast because the forecaster failed: {described(error)}"
             self._failed(self._off)
 
@@ -173,7 +174,7 @@ class Forecasting:
 
 
 class NoForecasts:
-    """Says of every step why there is no forecast."""
+    """Gives, at every step, the reason that there is no forecast."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -228,13 +229,13 @@ def forecaster_for(*, wanted: bool) -> Callable[[], Forecasts]:
 
 
 def _failure(standing: Sequence[Finding], before: str) -> str:
-    """Kind and onset of the failure that is there, as it was first told; empty while there is none."""
+    """Return kind and onset of the present failure as first reported; empty if there is none."""
     failures = sorted((finding.onset_step, finding.kind) for finding in standing if _critical(finding))
     return (before or f"{failures[0][1]} since step {failures[0][0]}") if failures else ""
 
 
 def _unless_over(forecast: Forecast, failure: str) -> Forecast:
-    """The forecast, or the reason that there is nothing to be forecast any more."""
+    """Return the forecast, or, once a failure has happened, one with the reason that there is none."""
     if failure:
         why = f"no forecast because the failure is there: {failure}"
     elif forecast.passed:
@@ -245,7 +246,7 @@ def _unless_over(forecast: Forecast, failure: str) -> Forecast:
 
 
 def _sound(forecast: Forecast) -> Forecast:
-    """The forecast, if its chances are chances. Raises ``ValueError`` otherwise."""
+    """Return the forecast if its probabilities are in [0, 1]. Raises ``ValueError`` otherwise."""
     for name in ("p20", "p50", "p100"):
         chance = getattr(forecast, name)
         if chance is not None and not 0.0 <= chance <= 1.0:

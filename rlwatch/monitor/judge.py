@@ -1,9 +1,10 @@
-"""Judging a run's rows: live, a log on its way into a store, and where a dead process left some unjudged.
+"""Judge the rows of a run: live, from a log that is imported, or those that a dead process left unjudged.
 
-All read the same way: what is not judged yet comes from the store, in order of ``seq``; a live judge that keeps up
-(:mod:`rlwatch.recorder.judge_thread`) is handed the rows instead. What the Monitor says of them is stored and put down
-as alerts by a :class:`MonitorSink`. How far it came, and now and then all it knows (:mod:`rlwatch.monitor.checkpoint`),
-is stored with the run, so that whoever looks next, the next attempt or ``rlwatch watch``, goes on there.
+Rows that are not judged yet are read from the store, in order of ``seq``; a live judge that keeps up
+(:mod:`rlwatch.recorder.judge_thread`) is handed the rows instead. A :class:`MonitorSink` stores the findings and
+forecasts of the Monitor and queues its alerts. The position of the judge, and from time to time its whole state
+(:mod:`rlwatch.monitor.checkpoint`), are stored with the run, so that the next attempt or ``rlwatch watch`` goes on
+from there.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _STATES = (AlertState.PENDING, AlertState.FIRING, AlertState.RESOLVED)
 
 
 class StoredFindings:
-    """Findings and alerts of a run as they stood in the store when a process began to watch it."""
+    """Findings and alerts of a run that the store held when a process began to watch it."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         stored = (*store.findings(run_id), *store.recoveries(run_id))
@@ -57,14 +58,14 @@ class StoredFindings:
         self._judged, _ = store.judged(run_id)
 
     def without_stored(self, outcome: MonitorOutcome) -> MonitorOutcome:
-        """The outcome without what is stored: findings, forecasts, and alerts that are stored as far along."""
+        """Return the outcome without the findings, forecasts and alert states that the store already holds."""
         findings, recoveries = (
             tuple(finding for finding in found if _identity(finding) not in self._findings)
             for found in (outcome.findings, outcome.recoveries)
         )
         transitions = tuple(transition for transition in outcome.transitions if self._is_news(transition))
         kept = tuple(record for record in outcome.kept if record.seq > self._forecast)
-        self._findings.update(map(_identity, (*findings, *recoveries)))  # rows left unjudged may be relived once more
+        self._findings.update(map(_identity, (*findings, *recoveries)))  # unjudged rows may be replayed once more
         self._alerts.update({each.alert.alert_id: _progress(each.alert) for each in transitions})
         self._forecast = max([self._forecast, *(record.seq for record in kept)])
         return MonitorOutcome(findings, transitions, outcome.forecasts, kept, recoveries)
@@ -91,11 +92,11 @@ logger = logging.getLogger("rlwatch")
 LOOK_S = 10.0
 """Seconds between looks at what has become due by time alone: repeats, escalations, the end of quiet hours."""
 OUTCOMES_AT_ONCE = 256
-"""Outcomes that are put down together: a relived history has one for each of its rows."""
+"""Outcomes that are stored together: a replayed history has one for each of its rows."""
 
 
 class AlertQueue:
-    """Alerts on their way to the store, in order: those that it cannot take are kept, and put down later.
+    """Queue of alerts to store, in order: those that the store cannot take are kept and stored later.
 
     Parameters
     ----------
@@ -135,12 +136,12 @@ class AlertQueue:
         return {alert.alert_id for alerts in self._steps for alert in alerts}
 
     def release(self) -> None:
-        """Put down what was found while ``holding``."""
+        """Store the alerts that were kept back while ``holding``."""
         self.holding = False
         self.put_down()
 
     def put_down(self) -> None:
-        """Write them step by step, so that what fired and was over within a batch is reported as it happened."""
+        """Store them step by step, so that an alert that fired and resolved within a batch is reported as both."""
         written = 0
         try:
             while self._steps and not self.holding:
@@ -154,19 +155,19 @@ class AlertQueue:
             self._wake()
 
     def look_if_due(self, *, firing: bool) -> None:
-        """Now and then, publish what time alone has made due; ``firing``: whether an alert fires now."""
+        """Publish, at intervals, the messages that are due by time alone; ``firing``: whether an alert fires now."""
         waiting = self._alerted and not self.holding and (firing or self._dispatcher.decision.held_back)
         if waiting and self._clock.monotonic() >= self._look_at:
             self._look_at = self._clock.monotonic() + LOOK_S
             self._look()
 
     def close(self) -> None:
-        """Publish what waited for others: nothing more comes."""
+        """Publish the alerts that waited to be grouped with others: no more will come."""
         if self._alerted and not self.holding:
             self._look(final=True)
 
     def _look(self, *, final: bool = False) -> None:
-        """Publish what time has made due; what the store refuses is written at the next look, or by a watchman."""
+        """Publish messages that are due by time; if the store refuses, the next look or a watchman writes them."""
         try:
             if self._dispatcher.publish(self._run_id, final=final) and self._wake is not None:
                 self._wake()
@@ -174,7 +175,7 @@ class AlertQueue:
             self._later(error)
 
     def _later(self, error: StoreError) -> None:
-        """A busy store is nothing to speak of; a full or broken one is, once."""
+        """Keep the alerts for later; log a full or broken store once, a busy one never."""
         if not isinstance(error, StoreBusyError) and not self._refused:
             self._refused = True
             logger.warning("alerts cannot be written now and are kept, in order, until they can: %s", error)
@@ -184,7 +185,7 @@ class MonitorSink:
     """Feeds the Monitor, stores findings and forecasts, hands alerts to the dispatcher, and publishes the run's health.
 
     Delivery is not its work: the dispatcher only inserts outbox rows. Alerts that the store cannot take are kept in
-    order and put down at a later tick. A resumed run relives its history; what the store holds of that already is not
+    order and stored at a later tick. A resumed run replays its history; what the store already holds is not
     published again.
 
     Parameters
@@ -202,9 +203,9 @@ class MonitorSink:
     wake
         Called when messages were queued.
     amends
-        Whether rows of an attempt that is over are judged: what is stored of that is not said again.
+        Whether rows of an attempt that is over are judged; findings stored for it are not published again.
     enough
-        Asked between rows; judging stops with :class:`Interrupted` once it says yes.
+        Called between rows; judging stops with :class:`Interrupted` once it returns True.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class MonitorSink:
     ) -> None:
         self._monitor = monitor
         self.seq = 0
-        """Of the last item that was taken, whatever came of it."""
+        """``seq`` of the last item taken, whether or not it was judged."""
         self._run = run
         self._store = store
         self._keep_found = keep
@@ -263,7 +264,7 @@ class MonitorSink:
                 yield item
 
     def _observe(self, batch: Sequence[Item], outcomes: list[MonitorOutcome]) -> None:
-        """All together: what is said of each is the same, and a forecast costs a sixth of one asked for by itself."""
+        """Judge the items as a batch: the outcomes are the same, and a forecast takes a sixth of the time."""
         with closing(self._monitor.observing_all(self._taken(batch))) as observing:
             for outcome in observing:
                 outcomes.append(outcome)
@@ -275,7 +276,7 @@ class MonitorSink:
                     raise Interrupted
 
     def tick(self) -> None:
-        """Put down alerts that are still waiting; now and then, look what time alone has made due."""
+        """Store alerts that are still waiting; at intervals, publish the messages that are due by time alone."""
         self.alerts.put_down()
         self.alerts.look_if_due(firing=bool(self._monitor.firing))
 
@@ -285,7 +286,7 @@ class MonitorSink:
         self.alerts.put_down()
 
     def close(self) -> None:
-        """Judge the last step and put down what it brought; nothing waits for others any more."""
+        """Judge the last step and store its outcome, without waiting for alerts to group with."""
         self.end_attempt()
         self.alerts.close()
 
@@ -303,8 +304,8 @@ class MonitorSink:
             self._announce(outcome)
 
     def _abandoned(self, batch: Sequence[Item]) -> list[Transition]:
-        """Alerts of a branch this attempt left behind, by resuming before their onset, are over; that the run was
-        gone is over at its first new step.
+        """Resolve the alerts whose onset lies after the step from which this attempt resumed, and, at the first
+        new step, the alert that the run was gone.
         """
         ts, step = batch[-1].ts, max((item.step for item in batch if isinstance(item, StepRecord)), default=None)
         known = self._monitor.open_alerts() | self.alerts.waiting_ids()
@@ -331,13 +332,13 @@ class MonitorSink:
 
 
 ROWS_AT_ONCE = 256
-"""Rows that are read of the store at once; whether to stop is asked between them."""
+"""Rows that are read from the store at a time; judging can be stopped in between."""
 CHECKPOINT_S, CHECKPOINT_ROWS, CHECKPOINT_SHARE = 60.0, 500, 0.01
 """A checkpoint is made after so many seconds or rows, and takes at most this share of the judge's time."""
 
 
 def past_of(store: Store, run_id: str, monitor: Callable[[], Monitor]) -> History:
-    """History that an attempt continues: the newest checkpoint that fits, for the fresh monitor, and later rows."""
+    """Return the history that an attempt continues: the newest checkpoint for the fresh monitor, then later rows."""
 
     def history(attempt: int, before_step: int) -> Iterator[StepRecord | Event]:
         after = 0
@@ -359,10 +360,10 @@ def judge_rest(
     dispatcher: Dispatcher,
     announce: Callable[[MonitorOutcome], None] | None = None,
 ) -> bool:
-    """Judge what a dead process left stored and not judged, and tell it, once; whether there was anything.
+    """Judge the rows that a dead process left unjudged, and publish the outcome; return whether there were any.
 
-    Nothing is done where somebody writes the run. Its lock is held only to write, so that a new attempt need not wait:
-    one that begins meanwhile judges for itself.
+    Does nothing while another process writes the run. The run's lock is held only to write, so that a new attempt need
+    not wait: one that begins meanwhile judges the rows itself.
     """
     done, last = store.judged(run_id)
     if done >= last or not _is_left(store, run_id):
@@ -389,19 +390,19 @@ def judge_rest(
         writer.write(found)
         sink.alerts.release()
         if not sink.settled:
-            return False  # the next look judges, and finds, the same again
+            return False  # the next look judges the same rows again
         writer.write([], Progress(judged=judging.seq))
     return True
 
 
 def without_forecasts(run: RunInfo) -> bool:
-    """True of a run that was begun with ``forecast=False``."""
+    """Return whether the run was begun with ``forecast=False``."""
     origin = run.config.get(ORIGIN)
     return isinstance(origin, Mapping) and origin.get(FORECAST_SWITCH) is False
 
 
 def _is_left(store: Store, run_id: str) -> bool:
-    """True where nobody writes the run, and we could."""
+    """Return whether no process writes the run and this one may."""
     writer = store.amend_run(run_id)
     if writer is not None:
         writer.close()
@@ -409,7 +410,7 @@ def _is_left(store: Store, run_id: str) -> bool:
 
 
 class SinkProgress:
-    """A sink, and how far it came in the rows of its run.
+    """A sink, and its position in the rows of its run.
 
     Parameters
     ----------
@@ -431,7 +432,7 @@ class SinkProgress:
     ) -> None:
         self._checkpoint_share = checkpoint_share
         self.seq = 0
-        """Of the last item taken."""
+        """``seq`` of the last item taken."""
         self._monitor, self._sink, self._store, self._run_id = monitor, sink, store, run_id
         self._judged = judged
         self._attempt = 0
@@ -462,14 +463,14 @@ class SinkProgress:
         self._kept_seq = self.seq
 
     def stored(self) -> bool:
-        """Judge the next rows of the store; whether there were any."""
+        """Judge the next rows of the store; return whether there were any."""
         rows = self._store.stream(self._run_id, after_seq=self.seq, limit=ROWS_AT_ONCE)
         if rows:
             self.take(rows)
         return bool(rows)
 
     def take(self, rows: Sequence[StepRecord | Event]) -> None:
-        """Judge these. Raises ``Interrupted``."""
+        """Judge the items. Raises ``Interrupted``."""
         for attempt in dict.fromkeys(row.attempt for row in rows):
             if self._attempt not in (0, attempt):
                 self._sink.end_attempt()
@@ -484,12 +485,12 @@ class SinkProgress:
         self.note()
 
     def tick(self) -> None:
-        """Write what time alone makes due, and what could not be written before."""
+        """Publish the messages that are due by time alone, and retry writes that failed before."""
         self._sink.tick()
         self.note()
 
     def note(self) -> None:
-        """Say how far it came, if all that was found is written."""
+        """Report the position, if all outcomes so far are written."""
         if not self._sink.settled:
             return
         since = self._monitor.open_since
@@ -500,7 +501,7 @@ class SinkProgress:
             self._judged(upto, kept)
 
     def close(self) -> None:
-        """Judge the last step, too: nothing more comes."""
+        """Judge the last step: no more rows will come."""
         self._sink.close()
         if self._sink.settled:
             self._judged(self.seq, None)
@@ -525,6 +526,6 @@ class SinkProgress:
         return checkpoint.sealed(self._monitor, by, seq=self.seq, attempt=self._attempt, step=self._highest)
 
     def _not_kept(self, error: Exception) -> None:
-        """A shortcut that is not to be had: a resume relives instead."""
+        """Give up making checkpoints after ``error``: a resume replays the rows instead."""
         self._by = ""
         logger.debug("what the judge knows cannot be kept: %s", described(error))

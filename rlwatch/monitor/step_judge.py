@@ -1,7 +1,7 @@
-"""Judging closed steps: what the detectors, the forecaster and the alert rules say of them, in order.
+"""Judge closed steps: run the detectors, the forecaster and the alert rules on them, in order.
 
-A :class:`StepJudge` has no say in which rows count: the :class:`~rlwatch.monitor.engine.Monitor` gives it those of one
-attempt, or of the branch that goes on after a roll-back. :class:`Soundness` judges which rows are good to return to.
+A :class:`StepJudge` does not choose the rows: the :class:`~rlwatch.monitor.engine.Monitor` passes those of one attempt,
+or of the branch that follows a rollback. :class:`Soundness` judges which rows are good to return to.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rlwatch.wording import number
 class MonitorOutcome:
     """Outcome of an item: findings to publish, alert transitions and forecasts, in order.
 
-    ``recoveries``: of findings that were published, that they eased or are over. ``forecasts``: what was said of each
-    step that closed; ``kept`` the same as it is stored.
+    ``recoveries``: published findings that eased or were resolved. ``forecasts``: the forecast of each closed step;
+    ``kept``: the same as stored records.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -46,7 +46,7 @@ class MonitorOutcome:
 
 
 def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
-    """All of them as one; in time that grows with their number, as adding one after another does not."""
+    """Return one outcome of all of them, in linear time."""
     parts = tuple(outcomes)
     return MonitorOutcome(
         tuple(finding for part in parts for finding in part.findings),
@@ -59,11 +59,11 @@ def joined(outcomes: Iterable[MonitorOutcome]) -> MonitorOutcome:
 
 NOTHING = MonitorOutcome()
 REMEMBERED = 400
-"""Published findings, and events, that a diagnosis looks back on."""
+"""Number of published findings, and of events, that a diagnosis considers."""
 
 
 class Arrived(NamedTuple):
-    """A record that is judged before its step closes, canonically named, and the step that is open."""
+    """A record that is judged before its step closes, with canonical names, and the open step."""
 
     view: ClosedStep
     now: int
@@ -75,7 +75,7 @@ class StepJudge:
     Parameters
     ----------
     detectors, forecasting, alerts
-        Fresh, all of them: they remember what they have seen.
+        Fresh instances: all of them keep state.
     """
 
     def __init__(self, detectors: DetectorSet, forecasting: Forecasting, alerts: AlertEngine) -> None:
@@ -94,7 +94,7 @@ class StepJudge:
         return self._step(view) if isinstance(view, ClosedStep) else self._arrival(*view)
 
     def each_of(self, views: list[ClosedStep | Arrived]) -> Iterator[MonitorOutcome]:
-        """Judge ``views``, which is emptied: their forecasts are made at once."""
+        """Judge ``views`` and empty the list; their forecasts are computed in one batch."""
         self.forecasting.ahead([view for view in views if isinstance(view, ClosedStep)])
         yield from map(self.judge, views)
         views.clear()
@@ -112,7 +112,7 @@ class StepJudge:
         self.detectors, self.forecasting, self.soundness = other.detectors, other.forecasting, other.soundness
 
     def not_run(self) -> list[NotRun]:
-        """Detectors that lacked their metrics so far or broke, and the forecaster if it has said nothing yet."""
+        """Detectors that lacked their metrics so far or failed, and the forecaster if it has made no forecast yet."""
         lacking = not_run(self.detectors, self.lookback.measured)
         lacking += [NotRun(name, reason) for name, reason in self.detectors.broken.items()]
         absent = self.forecasting.absent
@@ -151,7 +151,7 @@ class StepJudge:
     def _published(
         self, findings: Sequence[Finding], step: ClosedStep
     ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-        """Stamp what is reported: of failures, and of recoveries."""
+        """Add attempt and ``seq`` to the findings; return the failures and the recoveries."""
         stamped = tuple(replace(finding, attempt=step.attempt, seq=step.seq) for finding in findings)
         failures = tuple(finding for finding in stamped if not finding.stage.better)
         self.lookback.findings.extend(failures)
@@ -190,10 +190,10 @@ class Lookback:
         )
 
 
-# The culprits of a localised step, put beside what detectors find in it.
+# The culprits of a localised step, added to the findings of that step.
 
 LOCALISED_STEPS = 16
-"""Localised steps that are kept: a step is judged when the next begins."""
+"""Number of localised steps kept: a step is judged only when the next begins."""
 REPEATED = ("message", "why_not", "verdict", "cause", "cures", "count", "method", "gap", "complete", "culprits")
 """Parts of the event that a finding repeats."""
 
@@ -210,7 +210,7 @@ class LocalisedSteps:
             self._events.append(event)
 
     def with_culprits(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings, those on the gradient of a localised step with its culprits."""
+        """Return the findings, with the culprits added to those on the gradient of a localised step."""
         return [self._with_culprits(finding) for finding in findings]
 
     def _with_culprits(self, finding: Finding) -> Finding:
@@ -240,12 +240,12 @@ MOST_MISMATCH = 0.05
 
 
 class Soundness:
-    """Judges whether a run is sound at a row: the one place that says of a snapshot that it is good to return to.
+    """Judges whether a run is sound at a row, which decides whether a snapshot is good to return to.
 
-    Everything is compared with the run's first rows and the best of its own past, the first row included: a run that
-    was broken by its first update must not become its own measure (measured: a baseline of rows that were broken
-    already saved 0 of 2 runs, one from the first row 2 of 2). A row is sound if no failure stands by the run's state
-    machine (:mod:`rlwatch.state`), the median reward is near its best, and entropy and mismatch are usual.
+    A row is compared with the run's first rows and its best so far, the first row included: a run that its first update
+    broke must not be its own baseline (measured: a baseline of rows that were broken already saved 0 of 2 runs, one
+    from the first row 2 of 2). A row is sound if the run's state machine (:mod:`rlwatch.state`) reports no failure,
+    the median reward is near its best, and entropy and mismatch are within their limits.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class Soundness:
         """The newest rows, judged."""
 
     def update(self, step: ClosedStep, holding: Sequence[Finding]) -> None:
-        """Take the next closed step, and what holds at it."""
+        """Take the next closed step, and the findings that hold at it."""
         why_not = self._why_not(step, holding)
         if why_not or REWARD in step.metrics:  # a row without a reward is no evidence that all is well
             rewards, entropy = list(self._rewards), step.metrics.get(ENTROPY)
@@ -266,7 +266,11 @@ class Soundness:
             self.rows.append(JudgedRow(step.step, why_not, level, noise_of(rewards), ratio, step.metrics.get(REWARD)))
 
     def _why_not(self, step: ClosedStep, holding: Sequence[Finding]) -> str:
-        reasons = [self._reward(step), self._exploration(step), self._engine(step)]  # each remembers the row
+        reasons = [
+            self._reward(step),
+            self._exploration(step),
+            self._engine(step),
+        ]  # each keeps state: all must run
         verdict = verdict_of(holding, {}, ending=Ending(End.GOES_ON)) if holding else None
         if verdict is not None and verdict.state in SERIOUS:
             return verdict.brief

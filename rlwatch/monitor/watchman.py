@@ -1,8 +1,7 @@
-"""The watchman looks after the runs of a store from outside: heartbeats, rows left unjudged, and what time makes due.
+"""The watchman monitors the runs of a store from another process: heartbeats, unjudged rows, messages due by time.
 
-A run that fell silent or died is judged from the store by whoever watches it, not by the dead. The verdict is
-deterministic but for its time: an alert's id is made of the last row the run wrote, so that all who watch raise the
-same one.
+A run that fell silent or died cannot report it, so the processes that watch the store do. An alert's id is derived from
+the last row the run wrote, so that all of them raise the same alert; only its time differs.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from rlwatch.ports import Store
 from rlwatch.records import JSON, Alert, AlertState, Event, RunInfo, RunState, Severity
 
 RECENT_S = 24 * 3600.0
-"""A run that was silent for longer when somebody first looks is history, not news."""
+"""A run that had been silent for longer when it is first seen raises no alert."""
 
 
-STALLS_SAID = 4
-"""Ranks that hang which an alert names."""
+STALLS_NAMED = 4
+"""Number of stalled ranks that an alert names."""
 FRAMES_SENT = 12
-"""Frames of each that go with it."""
+"""Number of stack frames of each that the alert includes."""
 
 
 def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
@@ -50,7 +49,7 @@ def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert],
 
 
 def _raised(run: RunInfo, sign: LivenessSigns, rule: Rule, now: float) -> Alert | None:
-    """The alert that holds now, if any."""
+    """Return the alert that holds now, if any."""
     if run.state is RunState.CRASHED:
         kind, severity, message = CRASHED, Severity.CRITICAL, run.state_reason or "the trainer ended with an error"
     elif sign.silent_s is not None:
@@ -78,7 +77,7 @@ def _raised(run: RunInfo, sign: LivenessSigns, rule: Rule, now: float) -> Alert 
 
 
 def _ended(alert: Alert, current: Alert | None, run: RunInfo, sign: LivenessSigns) -> bool:
-    """True where the run reported again, or its writer said how it ended."""
+    """Return whether the run reported again, or its writer recorded its end."""
     if current is not None:
         return alert.alert_id != current.alert_id
     spoke = alert.alert_id != alert_id(alert.run_id, alert.rule, alert.kind, sign.pace.seq)
@@ -110,7 +109,7 @@ def _silence_words(run: RunInfo, sign: LivenessSigns, now: float) -> str:
     usual = "" if sign.pace.step_s is None else f" (usually {duration(sign.pace.step_s)})"
     silence = f"no step for {duration(sign.silent_s or 0.0)}{usual}"
     if sign.reports:
-        where = "; ".join(str(event.body.get("says", "")) for event in sign.stalls[:STALLS_SAID])
+        where = "; ".join(str(event.body.get("says", "")) for event in sign.stalls[:STALLS_NAMED])
         where = where or stage_words(run, now) or "it hangs, or does something that takes long"
         return f"{silence}; its process lives: {where}"
     last = max(run.heartbeat_at or 0.0, run.last_ts or 0.0, run.created_at)
@@ -129,13 +128,13 @@ def _evidence(run: RunInfo, sign: LivenessSigns) -> dict[str, JSON]:
         "pid": run.pid,
         "stage": run.stage or None,
         "stage_since": run.stage_since,
-        "stalls": [_stall(event) for event in sign.stalls[:STALLS_SAID]] or None,
+        "stalls": [_stall(event) for event in sign.stalls[:STALLS_NAMED]] or None,
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def _stall(event: Event) -> dict[str, JSON]:
-    """Of a stall what a message has room for: the training thread's innermost frames; the event has all."""
+    """Return the part of a stall that fits a message: the innermost frames of the training thread."""
     kept = {name: event.body.get(name) for name in ("rank", "stage", "since", "what")}
     return {**kept, "stack": list[JSON](stack_of(event, FRAMES_SENT))}
 
@@ -158,11 +157,11 @@ LOOK_S = 10.0
 """Seconds between two looks."""
 
 OVER_S = 7 * 24 * 3600.0
-"""A run without a sign of life for so long is not looked after any more."""
+"""A run without a sign of life for this long is no longer checked."""
 
 
 class Watchman:
-    """Judges whether the store's runs live and tells what is due.
+    """Checks whether the store's runs are alive, judges their unjudged rows, and publishes the messages that are due.
 
     Parameters
     ----------
@@ -180,7 +179,7 @@ class Watchman:
         clock: Clock | None = None,
     ) -> None:
         self.failures = 0
-        """Runs that could not be looked after, each time counted."""
+        """Number of times that a run could not be checked."""
         self._store = store
         self._run_id = run_id
         self._policy = policy
@@ -190,7 +189,7 @@ class Watchman:
         self._dispatcher = Dispatcher(store, policy, dashboard_url=dashboard_url, clock=self._clock, live=self._lives)
 
     def look(self) -> int:
-        """Look once; returns how many messages were written."""
+        """Check all runs once; return how many messages were written."""
         written = 0
         for run in self._runs():
             try:
@@ -210,7 +209,7 @@ class Watchman:
         return len(self._dispatcher.publish(run.run_id, raised)) if stored or raised else 0
 
     def _judge_rest(self, run: RunInfo) -> None:
-        """Judge what a dead process left; a run that has not moved since it was seen to be judged is passed over."""
+        """Judge the rows that a dead process left; skip a run that has not changed since it was fully judged."""
         version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
         if self._judged.get(run.run_id) == version:
             return
@@ -238,13 +237,13 @@ class Watchman:
 
 
 class WatchmanThread:
-    """A watchman who looks every ten seconds until stopped. A daemon: it does not keep a process alive."""
+    """Thread that runs a watchman every ten seconds until stopped; a daemon, so it does not keep a process alive."""
 
     def __init__(self, watchman: Watchman, *, every_s: float = LOOK_S) -> None:
         self.looks = 0
-        """Looks at the store so far."""
+        """Number of checks of the store so far."""
         self.failures = 0
-        """Looks that failed as a whole."""
+        """Number of checks that failed as a whole."""
         self._watchman = watchman
         self._every_s = every_s
         self._stop = threading.Event()
@@ -262,14 +261,14 @@ class WatchmanThread:
         return self._thread.is_alive()
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """End, after the look that may be going on; False if that took longer than ``deadline_s`` seconds."""
+        """Stop after the current check; return False if that took longer than ``deadline_s`` seconds."""
         self._stop.set()
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            sheltered(self._watchman.look, self._failed)  # a look that fails must not be the last
+            sheltered(self._watchman.look, self._failed)  # a check that fails must not be the last
             self.looks += 1
             self._stop.wait(self._every_s)
 
