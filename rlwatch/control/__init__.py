@@ -1,6 +1,6 @@
-"""The way back: from a person's command, as a row, to the live trainer.
+"""Control of a live run: commands that people or policies queue in the store, and that the trainer carries out.
 
-``commands`` lists what can be asked and writes a person's wish down; ``mailbox`` carries commands from the writer
-thread to the training thread and the answers back; ``policy`` knows when to refuse and what needs no person;
-``liveness`` judges if a run goes on.
+``commands`` defines the kinds of command and queues them; ``mailbox`` passes them from the writer thread to the
+training thread, and the results back; ``policy`` vetoes commands and permits automatic actions; ``rescue`` is the
+policy that saves a failing run; ``liveness`` decides whether a run is alive.
 """

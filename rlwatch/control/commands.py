@@ -1,4 +1,4 @@
-"""Name every command a live run can be given, check its arguments, and write one down."""
+"""Define the commands for a live run, check their arguments, and queue one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rlwatch.redaction import redacted
 from rlwatch.wording import meant
 
 ROLLBACK = "rollback"
-"""The command that puts a snapshot back."""
+"""The command that restores a snapshot."""
 TAKE_SNAPSHOT = "take-snapshot"
-"""What rlwatch tells all ranks when a snapshot is due. Nobody can send it."""
+"""Internal command that rlwatch sends to all ranks when a snapshot is due; users cannot send it."""
 UNDO_LAST = "undo"
-"""The command that takes the last one back."""
+"""The command that undoes the last one."""
 LAST_GOOD = "last-good"
 """The newest snapshot that is known to be good."""
 REQUIRED: Any = object()
@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def allowed(self) -> str:
-        """In words."""
+        """The allowed values, in words."""
         return f"one of {', '.join(self.values)}"
 
     def fits(self, value: JSON) -> bool:
@@ -71,14 +71,14 @@ class Number:
 
     @property
     def allowed(self) -> str:
-        """In words."""
+        """The allowed values, in words."""
         low = f"above {self.low:g}" if self.above else f"of at least {self.low:g}"
         high = "" if math.isinf(self.high) else f" and at most {self.high:g}"
         what = "an integer" if self.whole else "a number"
         return f"{what} {low}{high}{' ' * bool(self.unit)}{self.unit}{' or none' * (self.default is None)}"
 
     def fits(self, value: JSON) -> bool:
-        """True if ``value`` is allowed. Truth values, NaN, infinities and what no float holds are no numbers here."""
+        """True if ``value`` is allowed. Booleans, NaN, infinities and values beyond the range of float are not."""
         if value is None:
             return self.default is None
         if (
@@ -120,7 +120,7 @@ Argument = Choice | Number | Step | SnapshotChoice
 
 
 def checked_argument(kind: str, name: str, argument: Argument, value: JSON) -> JSON:
-    """``value`` if ``argument`` allows it. Raises ``ConfigError`` saying what is allowed."""
+    """Return ``value`` if ``argument`` allows it. Raises ``ConfigError`` that lists the allowed values."""
     if value is REQUIRED:
         raise ConfigError(f"{kind} needs {name}: {argument.allowed} ({argument.meaning})")
     if not argument.fits(value):
@@ -128,7 +128,7 @@ def checked_argument(kind: str, name: str, argument: Argument, value: JSON) -> J
     return value
 
 
-# What a live run can be asked to do: every kind of command, its arguments and what it means.
+# Every kind of command for a live run, with its arguments and its meaning.
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class CommandKind:
     vetoed: bool = False
 
     def read(self, given: Mapping[str, JSON]) -> dict[str, JSON]:
-        """All arguments, with defaults for those not given. Raises ``ConfigError`` for what is wrong or unknown."""
+        """Return all arguments, with defaults for those not given. Raises ``ConfigError`` for a wrong one."""
         for name in given:
             if name not in self.args:
                 takes = f"it takes: {', '.join(sorted(self.args))}" if self.args else "it takes none"
@@ -250,7 +250,7 @@ COMMAND_KINDS: Mapping[str, CommandKind] = {kind.name: kind for kind in _ALL_KIN
 
 
 def command_kind(name: str) -> CommandKind:
-    """The kind called ``name``. Raises ``ConfigError`` naming those there are."""
+    """Return the kind called ``name``. Raises ``ConfigError`` that lists the known kinds."""
     if name in COMMAND_KINDS:
         return COMMAND_KINDS[name]
     others = handlers_of_plugins()
@@ -261,11 +261,11 @@ def command_kind(name: str) -> CommandKind:
 
 
 def handlers_of_plugins() -> Mapping[str, Any]:
-    """Kind -> class of the handler, of other people's packages."""
+    """Return kind -> handler class, from plugins."""
     return usable("rlwatch.commands", COMMAND_KINDS)
 
 
-# Writing down what a person wants of a live run.
+# Queueing commands for a live run.
 
 EXPIRES_S = 600.0
 
@@ -285,13 +285,13 @@ def request(
 ) -> Command:
     """Queue a command for the live run and return it as stored.
 
-    A command that no trainer begins within ``expires_s`` seconds expires: a restarted trainer must not
-    obey last night's click. The same ``idempotency_key`` twice gives the same command.
+    A command that no trainer begins within ``expires_s`` seconds expires, so that a restarted trainer does not carry
+    out an old request. Two calls with the same ``idempotency_key`` return the same command.
 
     Raises
     ------
     ConfigError
-        For an unknown kind or argument, or a value that is not allowed, naming what is.
+        For an unknown kind or argument, or a value that is not allowed; the message lists the allowed ones.
     ControlUnavailableError
         Where the store cannot carry commands (a network file system).
     """
@@ -320,19 +320,28 @@ def cancel(
     by: str | None = None,
     clock: Clock | None = None,
 ) -> Command:
-    """Take a command back, unless it was begun; returns it as it then stands.
+    """Cancel a command that has not begun; return it with its new status.
 
-    ``cancelled``: nobody will carry it out. ``cancelling``: a trainer holds it, and lets it go at once unless it is
-    carrying it out; ask for it again. Anything else: it was answered before.
+    Returns
+    -------
+    Command
+        With status ``cancelled``: no trainer will carry it out. ``cancelling``: a trainer has claimed it, and drops it
+        at its next poll unless it is already carrying it out; read the command again later. Any other status: the
+        command had been answered before.
 
-    Raises ``StoreError`` if the run has no such command, ``ControlUnavailableError`` as :func:`request` does.
+    Raises
+    ------
+    StoreError
+        If the run has no such command.
+    ControlUnavailableError
+        Where the store cannot carry commands.
     """
     result = f"cancelled by {by or whoami()}{f': {why}' if why else ''}"
     return store.cancel(run_id, command_id, (clock or SystemClock()).now(), result=result)
 
 
 def whoami() -> str:
-    """``user@host`` of this process: the account it runs under, whatever ``$USER`` says."""
+    """Return ``user@host`` of this process: the account it runs under, not ``$USER``."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container without a passwd entry

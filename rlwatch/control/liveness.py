@@ -1,7 +1,7 @@
-"""Judge if a run goes on: the one definition, for the dashboard, the command line and the heartbeat alert.
+"""Decide whether a run is alive: one definition for the dashboard, the command line and the heartbeat alert.
 
-A run is silent when no step came for five of its own median step times, but never sooner than two minutes, nor than
-half as long again as the longest pause among its newest steps: checkpoints and evaluations are no alarm.
+A run is silent when no step came for five times its median step time, for at least two minutes, and for at least 1.5
+times the longest pause among its newest steps, so that checkpoints and evaluations raise no alert.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PAUSING = frozenset({"pause", "resume", "stop"})
 """Commands that begin or end a pause."""
 
 PAUSE_ALIVE_S = 60.0
-"""A paused trainer's writer lives: a heartbeat older than this, in seconds, is no pause but an end."""
+"""Greatest age of the heartbeat of a paused trainer, in seconds: its writer goes on, so an older one means its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Since which step, who asked for it, why, and when it ends by itself (Unix seconds)."""
+    """A pause: its first step, who requested it, why, and when it ends by itself (Unix seconds)."""
 
     step: int
     by: str
@@ -40,7 +40,7 @@ class Pause:
 
 
 def pause_of(run: RunInfo, commands: Sequence[Command], now: float) -> Pause | None:
-    """The pause ``run`` is in; None if it trains, has ended, or does not live."""
+    """Return the pause ``run`` is in; None if it trains, has ended, or is dead."""
     done = [c for c in commands if c.kind in _PAUSING and c.status is CommandStatus.DONE and c.finished_at is not None]
     last = max(done, key=lambda command: command.finished_at or 0.0, default=None)
     if last is None or last.kind != "pause" or run.state is not RunState.RUNNING:
@@ -59,17 +59,17 @@ def _pause_length_s(command: Command) -> float:
 
 
 FACTOR = 5.0
-"""Of its own median step times."""
+"""Number of median step times without a step that count as silence."""
 LONGEST_FACTOR = 1.5
-"""Of the longest time between two of its newest rows."""
+"""Multiple of the longest time between two of its newest rows that counts as silence."""
 FLOOR_S = 120.0
-"""Quick steps, slow flushes and snapshots on network file systems (one a minute) are no silence."""
+"""Least silence, in seconds: longer than slow flushes and the snapshots on network file systems (one a minute)."""
 BEATS_S = 15.0
-"""Three heartbeats: without them a process of this machine that is not there any more is dead."""
+"""Three heartbeat intervals: after this, a process that no longer exists on this machine counts as dead."""
 UNKNOWN_S = 600.0
-"""While the pace of the attempt is not known: models load slowly."""
+"""Silence, in seconds, while the pace of the attempt is unknown: models load slowly."""
 TAIL = 64
-"""So many of the newest rows tell a run's pace."""
+"""Number of newest rows from which a run's pace is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Pace:
 
     @property
     def patience_s(self) -> float:
-        """Seconds without a step that are no silence yet."""
+        """Seconds without a step after which the run is silent."""
         if self.step_s is None:
             return UNKNOWN_S
         return max(FLOOR_S, FACTOR * self.step_s, LONGEST_FACTOR * (self.longest_s or 0.0))
@@ -95,9 +95,9 @@ class Pace:
 class LivenessSigns:
     """Signs of life of a run: its pace, the pause it is in, and seconds of silence (None: it is not silent).
 
-    ``reports``: its process gives signs of life, steps or not. ``dead_since``: when it gave the last one (Unix
-    seconds), if it should and does not; None else. ``stalls``: where its ranks hang, the one that hung first before
-    the others; empty while it is not silent, and where its process does not say.
+    ``reports``: its process gives signs of life, with or without steps. ``dead_since``: time of the last sign of life
+    (Unix seconds) of a dead process; None else. ``stalls``: the stalls of its ranks, the first to stall first; empty
+    while the run is not silent, or if its process recorded none.
     """
 
     pace: Pace
@@ -109,7 +109,7 @@ class LivenessSigns:
 
 
 def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
-    """The pace that the newest rows show by their times, else by the step time that the trainer measured."""
+    """Return the pace from the times of the newest rows, else from the step time that the trainer measured."""
     if not newest:
         return Pace()
     pairs = [(a, b) for a, b in pairwise(newest) if b.step > a.step and b.ts > a.ts and a.attempt == b.attempt]
@@ -123,9 +123,9 @@ def pace_of(newest: Sequence[StepRecord], source: str = "") -> Pace:
 
 
 def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
-    """Seconds since the last step if that is suspiciously long, else None.
+    """Return the seconds since the last step if the run is silent, else None.
 
-    While the attempt has no step yet its heartbeat counts as one.
+    Before the first step of an attempt, a heartbeat counts as a step.
     """
     if pace.attempt and pace.attempt < run.attempt:
         pace, last = Pace(), run.heartbeat_at or run.created_at
@@ -136,13 +136,13 @@ def silent_for(run: RunInfo, pace: Pace, now: float) -> float | None:
 
 
 def last_sign(run: RunInfo) -> float | None:
-    """Time of the writer's last sign of life (Unix seconds); None if it never gave one."""
+    """Return the time of the writer's last sign of life (Unix seconds); None if there is none."""
     signs = [sign for sign in (run.heartbeat_at, run.last_ts, run.created_at) if sign and isfinite(sign)]
     return max(signs, default=None)
 
 
 def reports(run: RunInfo, now: float) -> bool:
-    """True if the run's process gives signs of life: one within two minutes, unless it is known to have gone since."""
+    """Return whether the run's process gave a sign of life within two minutes and is not known to have gone since."""
     silent = now - (last_sign(run) or 0.0)
     if run.state is not RunState.RUNNING or silent > FLOOR_S:
         return False
@@ -150,9 +150,9 @@ def reports(run: RunInfo, now: float) -> bool:
 
 
 def dead_since(run: RunInfo, now: float) -> float | None:
-    """Time of the last sign of life of a run that never ended, if its process is dead; None else.
+    """Return the time of the last sign of life of an unfinished run whose process is dead; None else.
 
-    Of one that never gave a heartbeat nobody can tell.
+    Without any heartbeat it cannot be known, so the result is None.
     """
     if run.heartbeat_at is None or not isfinite(run.heartbeat_at):
         return None
@@ -160,20 +160,20 @@ def dead_since(run: RunInfo, now: float) -> float | None:
 
 
 def _gone(run: RunInfo) -> bool:
-    """True if the run's process was one of this machine and is not there any more."""
+    """Return whether the run's process was on this machine and no longer exists."""
     if not run.pid or run.pid < 0 or run.host != socket.gethostname():
         return False
     try:
         os.kill(run.pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's
+    except OSError:  # another user's process
         return False
     return False
 
 
 def sign_of(store: Store, run: RunInfo, now: float) -> LivenessSigns:
-    """Signs of life of ``run`` at ``now`` (Unix seconds). May raise ``StoreError``."""
+    """Return the signs of life of ``run`` at ``now`` (Unix seconds). May raise ``StoreError``."""
     pace = pace_of(store.records(run.run_id, last=TAIL), run.source)
     alive = reports(run, now)
     if run.state is not RunState.RUNNING:
@@ -194,9 +194,9 @@ WAITING = "waiting"
 
 
 def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
-    """The stalls among ``events`` that are not over: the last one of each rank, in the order in which they began.
+    """Return the stalls among ``events`` that have not ended: the last one of each rank, in order of their beginning.
 
-    Ranks that wait for others in a collective come after those that do not.
+    Ranks that wait for others in a collective come last.
     """
     found: dict[int, Event] = {}
     for event in events:
@@ -211,14 +211,14 @@ def stalls_of(events: Sequence[Event], attempt: int) -> tuple[Event, ...]:
 
 
 def stalls_now(run: RunInfo, events: Sequence[Event]) -> tuple[Event, ...]:
-    """The stalls of ``run`` that no later row has ended; none of a run that has ended."""
+    """Return the stalls of ``run`` since its last row; none if the run has ended."""
     if run.state is not RunState.RUNNING:
         return ()
     return stalls_of([event for event in events if event.ts > (run.last_ts or 0.0)], run.attempt)
 
 
 def stack_of(stall: Event, most: int = 12) -> list[str]:
-    """The innermost ``most`` frames of the thread that trains, outermost first."""
+    """Return the innermost ``most`` frames of the training thread, outermost first."""
     threads = stall.body.get("threads")
     first = threads[0] if isinstance(threads, list) and threads else {}
     stack = first.get("stack") if isinstance(first, dict) else None
@@ -231,7 +231,7 @@ def _since(event: Event) -> float:
 
 
 def stage_words(run: RunInfo, now: float) -> str:
-    """The stage that ``run`` was in at its last heartbeat, and for how long; empty where it said none.
+    """Return the stage of ``run`` at its last heartbeat, and for how long; empty if none was recorded.
 
     >>> stage_words(RunInfo("r", stage="reward", stage_since=10.0, heartbeat_at=80.0), now=50.0).replace("\u202f", " ")
     'in stage reward for 40 s'

@@ -1,7 +1,7 @@
-"""Commands on their way to the training thread, and its answers on their way back.
+"""Pass commands from the store to the training thread, and its results back.
 
-The training thread only pops a deque. The writer thread polls the store (at most once a second), claims
-what is queued, and settles what was answered; a busy store is tried again at the next poll.
+The training thread only pops a deque. The writer thread polls the store (at most once a second), claims queued
+commands, and stores their results; a busy store is tried again at the next poll.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rlwatch.records import Command, CommandStatus
 from rlwatch.redaction import redacted
 
 POLL_S, PUSHED_POLL_S = 1.0, 5.0
-"""Seconds between two looks for commands, and where the store tells of them."""
+"""Seconds between two polls for commands, and between two where the store sends notifications."""
 LONGEST = 10_000
-"""Characters of an answer that are kept."""
+"""Most characters of a result that are stored."""
 DIED = "the process that claimed it ended before it answered; look at the run before sending it again"
 LATE = "its time was over before it could be begun; nothing was done"
 ENDED = "the run ended before it could be carried out"
@@ -47,14 +47,14 @@ class CommandResult:
 
 @dataclass(slots=True)
 class PendingCommand:
-    """A claimed command in the hands of the training loop: carry it out, then say so, once."""
+    """A claimed command, given to the training loop, which carries it out and reports the result exactly once."""
 
     command: Command
     _answer: Callable[[CommandResult], None] = field(repr=False)
     _late: Callable[[], bool] = field(default=lambda: False, repr=False)
     answered: bool = False
     begun: bool = False
-    """Whether the loop went at it: what ends it from then on is a failure, and no refusal."""
+    """Whether the loop has begun it: an error from then on is a failure, not a refusal."""
 
     @property
     def kind(self) -> str:
@@ -73,23 +73,23 @@ class PendingCommand:
 
     @property
     def expired(self) -> bool:
-        """True if it is too late to begin it: then :meth:`expire` is the only answer."""
+        """True if it is too late to begin the command: then call :meth:`expire`."""
         return self._late()
 
     def done(self, result: str = "", *, step: int | None = None) -> None:
-        """It was carried out at ``step``; ``result`` says what changed."""
+        """Report that the command was carried out at ``step``; ``result`` describes the change."""
         self._settle(CommandStatus.DONE, step, result)
 
     def reject(self, reason: str, *, step: int | None = None) -> None:
-        """It will not be carried out, because of ``reason``."""
+        """Report that the command is refused because of ``reason``."""
         self._settle(CommandStatus.REJECTED, step, reason)
 
     def fail(self, reason: str, *, step: int | None = None) -> None:
-        """It was begun, and ended because of ``reason``."""
+        """Report that the command was begun and failed because of ``reason``."""
         self._settle(CommandStatus.FAILED, step, reason)
 
     def expire(self, *, step: int | None = None) -> None:
-        """It was not begun in its time."""
+        """Report that the command was not begun in time."""
         self._settle(CommandStatus.EXPIRED, step, LATE)
 
     def _settle(self, status: CommandStatus, step: int | None, result: str) -> None:
@@ -99,32 +99,32 @@ class PendingCommand:
 
 
 def _step(step: Any) -> int | None:
-    """A loop's own step; None for what counts nothing."""
+    """Return the step that a loop passed, as an integer; None if it is not one that fits 64 bits."""
     with Contained(lambda _error: None):
         return index(step) if -(2**63) <= index(step) < 2**63 else None
     return None
 
 
 def _text(result: Any) -> str:
-    """A loop's own words, as a store can keep them."""
+    """Return the result that a loop passed as text that a store can hold: redacted and shortened."""
     return redacted(words(result)[:LONGEST].encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A claimed command; ``until``: when it must have been begun, by the monotonic clock of this process."""
+    """A claimed command; ``until``: the latest time to begin it, on the monotonic clock of this process."""
 
     command: Command
     until: float
 
 
 class Mailbox:
-    """A sink that takes no records: it lives on the writer thread's ticks.
+    """A sink that takes no records and runs on the ticks of the writer thread.
 
-    Nothing is claimed before the training loop asked for commands once, so a loop that never does leaves
-    commands queued, to expire visibly. With ``world_size > 1`` a command is rejected with the reason, unless
-    the loop says that it passes them on to all ranks. What was claimed waits here until the loop takes it or its time
-    is over, or somebody cancels it: a lock, held only to look, decides which comes first.
+    Nothing is claimed before the training loop asks for commands for the first time: if it never does, commands stay
+    queued and expire visibly. With ``world_size > 1`` commands are rejected, unless the loop promises to pass them on
+    to all ranks. A claimed command waits here until the loop takes it, it expires, or a user cancels it; a lock, held
+    briefly, orders these.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Mailbox:
         self._poll_due = 0.0
 
     def take(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
-        """Commands claimed since the last call; called on the training thread, never waits.
+        """Return the commands claimed since the last call; called on the training thread, never waits.
 
-        Each is begun now or answered. One that is too late is not given. ``for_all_ranks``: the caller passes them on
-        to the other ranks.
+        The caller begins each command now or answers it. Expired commands are left out. ``for_all_ranks``: the caller
+        passes them on to the other ranks.
         """
         self.listen(for_all_ranks=for_all_ranks)
         if not self._inbox:
@@ -163,19 +163,19 @@ class Mailbox:
         return [waiter for waiter in pending if not waiter.answered]
 
     def waiting(self) -> bool:
-        """True if :meth:`take` would return any; they stay, and it does not count as asking for them."""
+        """Return whether :meth:`take` would return any; they stay, and this call does not count as asking for them."""
         return bool(self._inbox)
 
     def listen(self, *, for_all_ranks: bool = False) -> None:
-        """The training loop asks for commands, and will take what waits; see :meth:`take`."""
+        """Note that the training loop asks for commands and will take them; see :meth:`take`."""
         self._reaches_all = for_all_ranks or self._world_size == 1
         self._listening = True
 
     def write(self, batch: object) -> None:
-        """Records do not concern the mailbox."""
+        """Do nothing: the mailbox takes no records."""
 
     def tick(self) -> None:
-        """Settle answers at once; claim new commands at most once a second."""
+        """Store results at once; claim new commands at most once a second."""
         if not self._available:
             return
         try:
@@ -183,12 +183,12 @@ class Mailbox:
             self._settle_answers()
             self._poll()
         except StoreBusyError:
-            return  # somebody else writes: the next poll will do
+            return  # another process writes: the next poll tries again
         except ControlUnavailableError:
             self._available = False
 
     def close(self) -> None:
-        """Reject what was claimed and never taken, and settle what is left."""
+        """Reject the commands that were claimed and never taken, and store the remaining results."""
         self._let_go(lambda _held: True, lambda held: CommandResult(held.command, CommandStatus.REJECTED, None, ENDED))
         self._poll_due = float("inf")
         self.tick()
@@ -197,8 +197,8 @@ class Mailbox:
 
     def _poll(self) -> None:
         now = self._clock.monotonic()
-        told = self._news is not None and self._news.arrived()
-        if now < self._poll_due and not (told and self._poll_due < inf):
+        notified = self._news is not None and self._news.arrived()
+        if now < self._poll_due and not (notified and self._poll_due < inf):
             return
         self._poll_due = now + (POLL_S if self._news is None else PUSHED_POLL_S)
         if not self._swept:
@@ -222,7 +222,7 @@ class Mailbox:
         return self._clock.monotonic() >= held.until
 
     def _cancel(self) -> None:
-        """Let go of what somebody wants back and the loop has not taken; what it has taken, it answers."""
+        """Cancel the commands that a user cancelled and the loop has not taken; the loop answers those it has taken."""
         wanted = {each.command_id: each for each in self._store.commands(self._run_id, CommandStatus.CANCELLING)}
         self._let_go(
             lambda held: held.command.command_id in wanted,
@@ -241,7 +241,7 @@ class Mailbox:
         self._answers.extend(answer(held) for held in gone)
 
     def _sweep(self) -> None:
-        """Commands an earlier process claimed and never answered are answered now: nobody knows how far it came."""
+        """Fail the commands that an earlier process claimed and never answered: their progress is unknown."""
         for status in (CommandStatus.CLAIMED, CommandStatus.CANCELLING):
             for command in self._store.commands(self._run_id, status):
                 self._answers.append(CommandResult(command, CommandStatus.FAILED, None, DIED))

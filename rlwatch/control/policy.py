@@ -1,11 +1,11 @@
-"""Refuse commands that must not be obeyed, and permit those that need no person.
+"""Veto harmful commands, and permit actions that need no person.
 
-A reset of the reference during a collapse would make the collapsing policy the anchor (measured: it saved
-0 of 14 crashing runs), so it is refused unless forced. Nothing can be forced past what is impossible.
+Resetting the reference during a collapse would make the collapsing policy the reference (measured: it saved
+0 of 14 crashing runs), so it is refused unless forced. An impossible command cannot be forced.
 
-An action turns an alert that fires into a command, the same row a person would have written: it goes the same way, is
-refused by the same vetoes and is kept with who (``policy:NAME``) and why. Advice is not permission: only what
-``[[actions]]`` in ``rlwatch.toml`` names is done, and only tried out (``dry_run``) until that says otherwise.
+An action turns a firing alert into a command, as if a person had sent it: the same vetoes apply, and the requester
+(``policy:NAME``) and the reason are stored. Advice in a diagnosis is never carried out: only the actions in
+``[[actions]]`` of ``rlwatch.toml`` are, and they are only recorded while ``dry_run`` is true, the default.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 ROWS_AFTER = 8
-"""Rows after a snapshot that must be sound before it counts as good: those of which a fall fills the median."""
+"""Rows after a snapshot that must be sound before it counts as good: enough for a fall to show in the median."""
 ROWS_KEPT = 256
-"""Newest judged rows that a live run keeps."""
+"""Number of newest judged rows that a live run keeps."""
 COLLAPSE_KINDS = collapse_kinds()
-"""Kinds of finding that, while critical, mean the policy is not fit to become a reference: the catalogue says which."""
+"""Kinds of finding of the catalogue that, while critical, make the policy unfit to become the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunHealth:
-    """Findings that hold for the run right now, and alerts that fire: an alert outlives a finding that flickers.
+    """Findings that hold for the run now, and alerts that fire: an alert outlasts a finding that flickers.
 
-    ``forecast``: of the last step judged. It vetoes nothing: what may come is no collapse yet, and a reset or a
-    checkpoint before it may be just what is wanted. ``rows``: the newest rows that were judged, in order.
+    ``forecast``: of the last step judged. It vetoes nothing: a forecast collapse has not happened, and a reset or a
+    checkpoint before it may be useful. ``rows``: the newest rows that were judged, in order.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -47,9 +47,9 @@ class RunHealth:
     def unsound_after(self, step: int) -> str | None:
         """Return the reason that the weights after ``step`` are not good, "" if they are, None if too few are judged.
 
-        The row of a step shows the weights before its update, and a fall hides among the rows of a median: so the
-        row up to ``step`` and :data:`ROWS_AFTER` later ones have to be sound. The first row says all of the weights
-        that the run began with: no update had broken them.
+        The row of a step measures the weights before its update, and a median shows a fall late. So the row up to
+        ``step`` and :data:`ROWS_AFTER` later ones must be sound. For the weights that the run began with, the first
+        row is enough.
         """
         wanted = ROWS_AFTER if step > 0 else 1
         before = [row for row in self.rows if row.step <= step][-1:]
@@ -59,14 +59,14 @@ class RunHealth:
 
     @property
     def collapsing(self) -> tuple[Finding | Alert, ...]:
-        """Signs that veto a reset: critical findings that hold and critical alerts that fire, one of each kind."""
+        """Critical findings and alerts that veto a reset, one of each kind."""
         signs: tuple[Finding | Alert, ...] = (*self.findings, *self.alerts)
         bad = [sign for sign in signs if sign.severity is Severity.CRITICAL and sign.kind in COLLAPSE_KINDS]
         return tuple({sign.kind: sign for sign in reversed(bad)}.values())[::-1]
 
 
 def veto_reset_reference(health: RunHealth, *, force: bool = False) -> str | None:
-    """The reason not to reset the reference now, or None if it may be.
+    """Return the reason not to reset the reference now; None if it is allowed.
 
     >>> veto_reset_reference(RunHealth()) is None
     True
@@ -79,9 +79,9 @@ def veto_reset_reference(health: RunHealth, *, force: bool = False) -> str | Non
 
 
 def veto_save_checkpoint(health: RunHealth, *, kept: int | None, force: bool = False) -> str | None:
-    """The reason not to save a checkpoint now: the trainer keeps only ``kept`` and would delete an older, good one.
+    """Return the reason not to save a checkpoint now: the trainer keeps ``kept`` and would delete an older, good one.
 
-    None if one may be saved; always, where all are kept (``kept`` None).
+    None if saving is allowed; always if all are kept (``kept`` None).
     """
     if force or kept is None or not health.collapsing:
         return None
@@ -91,7 +91,7 @@ def veto_save_checkpoint(health: RunHealth, *, kept: int | None, force: bool = F
 
 
 def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool = False) -> str | None:
-    """The reason not to lower the KL coefficient now; None if it may be. Raising it is never vetoed."""
+    """Return the reason not to lower the KL coefficient now; None if it is allowed. Raising it is never vetoed."""
     if force or new >= old or not health.collapsing:
         return None
     return f"refused: {describe(health.collapsing)}; a lower KL coefficient ({old:g} -> {new:g}) would free the " + (
@@ -100,7 +100,7 @@ def veto_set_kl_coef(health: RunHealth, *, old: float, new: float, force: bool =
 
 
 def veto_raise_lr(health: RunHealth, *, force: bool = False) -> str | None:
-    """The reason not to raise the learning rate now, or None if it may be."""
+    """Return the reason not to raise the learning rate now; None if it is allowed."""
     if force or not health.collapsing:
         return None
     return f"refused: {describe(health.collapsing)}; a higher learning rate would speed the collapse up. " + (
@@ -109,14 +109,14 @@ def veto_raise_lr(health: RunHealth, *, force: bool = False) -> str | None:
 
 
 def describe(signs: Sequence[Finding | Alert]) -> str:
-    """They in a few words: ``entropy_collapse since step 120``."""
+    """Return the signs in a few words: ``entropy_collapse since step 120``."""
     return ", ".join(f"{f.kind} since step {f.onset_step}" for f in signs)
 
 
-# What may be done to a live run without asking anybody: a list of permissions, empty unless somebody writes one.
+# Actions on a live run that need no person: a list of permissions, empty by default.
 
 REQUESTED_BY = "policy:"
-"""Commands of an action are requested by this and its name."""
+"""Prefix of the requester of an action's commands, before its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class PermittedAction:
     most
         Commands of this action in the life of the run, over all its attempts.
     dry_run
-        Only record what would have been asked.
+        Only record the command that would have been sent.
 
     Raises
     ------
@@ -180,20 +180,20 @@ class PermittedAction:
         return f"{REQUESTED_BY}{self.name}"
 
     def concerns(self, alert: Alert) -> bool:
-        """True if it is about such an alert."""
+        """Return whether the action applies to the alert."""
         return alert.kind in self.kinds and alert.severity.rank >= self.min_severity.rank
 
 
 @dataclass(frozen=True, slots=True)
 class ActionHistory:
-    """Requests of an action to the run so far: how often, and at which step of the run last."""
+    """Commands of an action to the run so far: their number, and the step of the last one."""
 
     count: int = 0
     last_step: int | None = None
 
     @classmethod
     def of(cls, action: PermittedAction, commands: Sequence[Command]) -> ActionHistory:
-        """Of the run's ``commands``: those that were never begun count for nothing but the cool-down."""
+        """Return the history from the run's ``commands``: those never begun count only for the cool-down."""
         own = [command for command in commands if command.requested_by == action.by]
         unspent = (CommandStatus.EXPIRED, CommandStatus.REJECTED, CommandStatus.CANCELLED)
         spent = [c for c in own if c.status not in unspent]
@@ -201,23 +201,23 @@ class ActionHistory:
         return cls(len(spent), max(steps, default=None))
 
     def more(self, step: int) -> ActionHistory:
-        """With one more, at ``step``."""
+        """Return the history with one more command, at ``step``."""
         return ActionHistory(self.count + 1, step)
 
 
 def requested_at_step(command: Command) -> int | None:
-    """The step of the alert that a command of an action answers; None of other commands."""
+    """Return the step of the alert that caused a command of an action; None for other commands."""
     _, _, step = command.idempotency_key.rpartition("@")
     return int(step) if step.isdigit() and command.requested_by.startswith(REQUESTED_BY) else None
 
 
 def action_key(action: PermittedAction, alert: Alert) -> str:
-    """The same for the same action, alert and step: asking twice, by a run relived, asks once."""
+    """Return the idempotency key of action, alert and step, so that a replayed run sends its command once."""
     return f"{action.name}/{alert.alert_id}@{alert.step}"
 
 
 def action_refusal(action: PermittedAction, alert: Alert, past: ActionHistory) -> str | None:
-    """The reason not to take the action upon ``alert``; None if it may be."""
+    """Return the reason not to take the action upon ``alert``; None if it is allowed."""
     if past.count >= action.most:
         return f"its budget of {action.most} in this run is spent"
     if past.last_step is not None and alert.step < past.last_step + action.cooldown_steps:

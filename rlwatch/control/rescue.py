@@ -11,12 +11,12 @@ goes the way of every command: all ranks vote, no veto is forced, and the event 
 3. If their reward is back, the fault lies in the optimisation: the cause is removed by the kind of the alert, and
    updates go on. If it is not, the fault lies outside (reward, verifier, data, engine): updates stay held until the
    reward is back, and a person is needed.
-   So it does, without a restore, while a known answer is scored differently (``verifier_changed``): then no reward
-   judges weights.
+   The same applies, without a restore, while a known answer is scored differently (``verifier_changed``): then no
+   reward can judge the weights.
 4. After quiet steps the learning rate is raised again. A failure after ``most`` rescues restores and stops.
 
 Measured by others on toy runs: 16 of 16 saved on fresh seeds (docs/diagnosis.md); a rollback without removing the cause
-saved 1 of 14, a removal without going back none whose policy was dead.
+saved 1 of 14; removing the cause without a rollback saved no run whose policy was dead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlwatch.wording import number
 RESCUE_EVENT = "rescue"
 """Kind of the events of a rescue: the ledger of what was done, why, and what was measured before and after."""
 FIRST_UPDATES = "first_updates"
-"""Kind of a failure that the run's own rate was too high for from the start."""
+"""Kind of a failure by a learning rate that was too high from the start."""
 NEAR = 0.85
 """Fraction of the level before that a reward must reach to count as back."""
 REMEMBERED = 64
@@ -47,10 +47,10 @@ MISMATCH_KINDS = frozenset({"mismatch_growth"})
 DRIFT_KINDS = MISMATCH_KINDS | {"mismatch_level", "mismatch_tail", "weights_differ"}
 """Kinds that, while they are active, show that the engine does not sample from the trainer's weights."""
 VERIFIER_KINDS = frozenset({"verifier_changed"})
-"""Kinds that, while critical, make the reward no measure of weights: the fault lies outside, whatever it says."""
+"""Kinds that, while critical, mean that the reward cannot judge the weights: the fault lies outside the policy."""
 EXPLODING_KINDS = frozenset({"entropy_explosion"})
 UNREWARDED = 2
-"""Batches without a reward after which none is waited for."""
+"""Batches without a reward after which the rescue no longer waits for one."""
 MANY_NATS = 1.25
 """Entropy over its start from which a fall of the reward is taken for an explosion of the entropy."""
 RAISE = 3.0
@@ -119,7 +119,7 @@ class RescuePolicy:
         return f"{REQUESTED_BY}{self.name}"
 
     def alarm(self, health: RunHealth) -> Alert | None:
-        """Return the first critical alert that fires and concerns it."""
+        """Return the first critical alert that fires and is of one of its kinds."""
         return next((a for a in health.alerts if a.severity is Severity.CRITICAL and a.kind in self.kinds), None)
 
 
@@ -136,7 +136,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A command of the policy, and why."""
+    """A command of the policy, and its reason."""
 
     do: str
     args: Mapping[str, JSON]
@@ -211,7 +211,7 @@ class RescueCourse:
         return Command(uuid.uuid4().hex[:16], "", move.do, move.args, requested_by=self.policy.by, why=move.why)
 
     def answered(self, command: Command, refusal: str | None) -> None:
-        """Learn what became of the command that :meth:`next` returned; of one that was refused the reason."""
+        """Take the result of the command that :meth:`next` returned: None, or the reason that it was refused."""
         if refusal is None:
             return
         self._note(self._step or 0, f"{command.kind} was refused: {refusal}")
@@ -242,7 +242,7 @@ class RescueCourse:
 
     @property
     def _probed(self) -> bool:
-        """True once the weights were judged by as many rewards as are wanted, or none comes."""
+        """True once enough rewards of the weights came, or no more are expected."""
         return len(self._probes) >= self.policy.probe or self._sampled >= self.policy.probe + UNREWARDED
 
     def _watched(self, step: int, health: RunHealth) -> Move | None:
@@ -334,7 +334,7 @@ class RescueCourse:
             self.stage = Stage.PROBING
             self._note(step, "the verifier scores known answers as before: are the current weights worse?")
         if changed or self._verifier:
-            self._probes, self._sampled = [], 0  # what it measured so far is worth nothing
+            self._probes, self._sampled = [], 0  # rewards measured so far are invalid
         self._verifier, spoke = changed, changed or self._verifier
         return spoke
 
@@ -362,7 +362,7 @@ class RescueCourse:
         exploding = kind in EXPLODING_KINDS or (self._entropy or 0.0) > MANY_NATS
         mild = exploding or kind in MISMATCH_KINDS
         scale = self.policy.mild_scale if mild else self.policy.scale
-        if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: it is not gone back to
+        if kind == FIRST_UPDATES or self._rescues > 1:  # this rate itself is too high: never return to it
             self._ceiling = self._scale / RAISE
         self._scale *= scale
         moves = [Move("lower-lr", {"scale": self._scale, "freeze": "yes"}, why)]
@@ -377,7 +377,7 @@ class RescueCourse:
         self._end(why)
 
     def _end(self, why: str) -> None:
-        """End the hold after what waits, and cool down."""
+        """End the hold after the waiting commands, and cool down."""
         if self.stage is not Stage.MENDING and why:
             self._note(self._step or 0, why)
         self._moves.append(Move("hold", {"batches": 0}, "updates go on"))
