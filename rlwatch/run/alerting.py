@@ -1,4 +1,4 @@
-"""Alerting of a live run: its rules and channels, its own log, and the actions it may take by itself."""
+"""Alerting of a live run: its rules and channels, the log of its process, and its automatic actions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _logged_once: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """Policy to judge and notify by, and channels; no channels means that alerts are recorded and logged only.
+    """Rules and channels of a run; without channels, alerts are only recorded and logged.
 
-    ``map``: role -> names of metrics that have it, as ``[map]`` of the configuration says.
+    ``map``: role -> names of metrics that have it, from ``[map]`` of the configuration.
     """
 
     policy: AlertingConfig = field(default_factory=AlertingConfig)
@@ -53,7 +53,7 @@ class Alerting:
         return self.policy.rules
 
     def with_forecast(self, wanted: bool | None) -> Alerting:
-        """The same, but forecasting as ``wanted``; None: as it is. Raises ``ConfigError`` for what is no bool."""
+        """Return a copy with forecasting on or off; None: unchanged. Raises ``ConfigError`` if it is not a bool."""
         if wanted is None:
             return self
         if not isinstance(wanted, bool):
@@ -63,15 +63,15 @@ class Alerting:
     def dispatcher(
         self, store: Store, *, clock: Clock | None = None, live: Callable[[RunInfo], bool] = lambda _: True
     ) -> Dispatcher:
-        """Dispatcher of the alerts of the store's runs: messages are also written for channels this process
-        lacks, which another may have.
+        """Return a dispatcher for the alerts of the store's runs; it also queues messages for channels that only
+        another process has.
         """
         from rlwatch.alerts.dispatch import Dispatcher  # with all of diagnosis: the judge\'s thread loads it
 
         return Dispatcher(store, self.policy, dashboard_url=self.dashboard_url, clock=clock, live=live)
 
     def start(self, store: Store, failed: Callable[[BaseException], object] | None = None) -> DeliveryThread | None:
-        """Begin to deliver what the store's outbox holds, if there is a channel; ``failed`` is told what goes wrong."""
+        """Begin to deliver the store's outbox, if there is a channel; ``failed`` is called with each error."""
         if not self.notifiers:
             return None
         from rlwatch.alerts.outbox import DeliveryThread
@@ -88,16 +88,16 @@ def alerting_for(
     rules: Sequence[Rule] | None,
     store: Store,
 ) -> Alerting:
-    """From what the caller, ``rlwatch.toml`` and the environment say; the caller wins, then the file.
+    """Return the alerting from the arguments, ``rlwatch.toml`` and the environment, in this order of precedence.
 
     Raises
     ------
     ConfigError
-        For a wrong setting, or a missing extra: alerting that was asked for must work.
+        For a wrong setting, or a missing extra that the configured alerting needs.
     """
     config = load_config(config_file, store_root=getattr(store, "root", None), webhook_url=webhook_url)
-    for said in (config.refused, *config.warnings):
-        _say_once(said)
+    for warning in (config.refused, *config.warnings):
+        _warn_once(warning)
     policy = config.policy if rules is None else replace(config.policy, rules=tuple(rules))
     return Alerting(
         policy,
@@ -109,14 +109,14 @@ def alerting_for(
     )
 
 
-def _say_once(said: str) -> None:
-    if said and said not in _logged_once:
-        _logged_once.add(said)
-        logger.warning("%s", said)
+def _warn_once(text: str) -> None:
+    if text and text not in _logged_once:
+        _logged_once.add(text)
+        logger.warning("%s", text)
 
 
 def rescue_of(config: Config) -> RescuePolicy | None:
-    """Rescue that the file permits without asking. Raises ``ConfigError`` naming the file and what is wrong."""
+    """Return the rescue that the file permits. Raises ``ConfigError`` with the file and the error."""
     try:
         return next((RescuePolicy(**table) for table in config.rescue), None)
     except ConfigError as error:
@@ -124,7 +124,7 @@ def rescue_of(config: Config) -> RescuePolicy | None:
 
 
 def actions_of(config: Config) -> tuple[PermittedAction, ...]:
-    """Actions that the file permits without asking. Raises ``ConfigError`` naming the file and what is wrong."""
+    """Return the actions that the file permits. Raises ``ConfigError`` with the file and the error."""
     try:
         actions = tuple(PermittedAction(**table) for table in config.actions)
     except ConfigError as error:
@@ -136,20 +136,20 @@ def actions_of(config: Config) -> tuple[PermittedAction, ...]:
     return actions
 
 
-# The log of the run's own process: alerts that would be notified, and how many are held back.
+# The log of the run's process: alerts that would be sent, and the number of those held back.
 
 
 class OwnLog:
-    """Logs alerts at once, as a listener of a run: a log wakes nobody, so that quiet hours and channels do not matter.
+    """Listener of a run that logs alerts at once, regardless of quiet hours and channels.
 
-    Inhibited and silenced ones are held back: one line says how many and why. They are logged when nothing holds them
-    back any more, if they fire then; not, as a message would, only after a while without their cause. What was never
-    logged is not logged to be over.
+    Inhibited and silenced alerts are held back; one line gives their number and the reason. They are logged as soon as
+    nothing holds them back, if they still fire then; messages, in contrast, wait some time longer. The end of an alert
+    is logged only if its beginning was.
 
     Parameters
     ----------
     silences
-        Those that apply; asked only when there is something to log.
+        Returns the silences; called only when there is an alert to log.
     """
 
     def __init__(self, policy: AlertingConfig, run: RunInfo, silences: Callable[[], Sequence[Silence]]) -> None:
@@ -161,7 +161,7 @@ class OwnLog:
         self._held: dict[str, Transition] = {}
 
     def __call__(self, outcome: MonitorOutcome) -> None:
-        """Take what changed, step by step: what fires at a step may hold back others of it."""
+        """Log the changes, step by step: an alert that fires at a step may hold back others of that step."""
         held_now = Counter[str]()
         for _, changed in groupby(outcome.transitions, key=lambda transition: transition.alert.step):
             held_now += self._step(list(changed))
@@ -197,18 +197,18 @@ class OwnLog:
     def _follow(self, transition: Transition) -> None:
         alert = transition.alert
         if alert.state is AlertState.FIRING:
-            known = self._firing.get(alert.alert_id, alert)  # one that eased goes on to hold others back
+            known = self._firing.get(alert.alert_id, alert)  # an eased alert still holds others back
             self._firing[alert.alert_id] = known if known.severity.rank > alert.severity.rank else alert
         else:
             self._firing.pop(alert.alert_id, None)
             self._held.pop(alert.alert_id, None)
 
     def _reasons(self, due: Sequence[Transition]) -> dict[str, str]:
-        """Reasons to hold alerts back, by alert id."""
+        """Return the reasons to hold alerts back, by alert id."""
         from rlwatch.alerts.dispatch import silenced  # with all of diagnosis, as above
         from rlwatch.alerts.messages import AlertCase, Notification
 
-        alerts, heard = [t.alert for t in due], [a for a in self._firing.values() if self._tells(a)]
+        alerts, heard = [t.alert for t in due], [a for a in self._firing.values() if self._is_sent(a)]
         causes = inhibitors(alerts, heard, self._policy.inhibitions)
         silences: Sequence[Silence] = ()
         with suppress(StoreError):
@@ -225,7 +225,7 @@ class OwnLog:
                 reasons[alert.alert_id] = why
         return reasons
 
-    def _tells(self, alert: Alert) -> bool:
+    def _is_sent(self, alert: Alert) -> bool:
         rule = self._policy.rule(alert.rule)
         return rule is not None and bool(rule.channels or rule.escalate_to)
 
@@ -233,14 +233,14 @@ class OwnLog:
 def _line_of(transition: Transition) -> str:
     alert, eased = transition.alert, transition.event is AlertEvent.EASED
     word = AlertEvent.EASED.value if eased else alert.state.value
-    said = alert.reason if (eased or alert.state is AlertState.RESOLVED) and alert.reason else alert.message
-    return f"{word} {alert.severity.value} {alert.kind} at step {alert.step}: {said}"
+    text = alert.reason if (eased or alert.state is AlertState.RESOLVED) and alert.reason else alert.message
+    return f"{word} {alert.severity.value} {alert.kind} at step {alert.step}: {text}"
 
 
-# Actions: alerts in, commands out, all of it on record.
+# Actions: turn alerts into commands, and record each decision.
 
 ACTION_EVENT = "action"
-"""Kind of the events that say what a policy did, would have done, or did not do and why."""
+"""Kind of the events that record what a policy did, would have done, or refused to do, and why."""
 ACTED_UPON = (AlertEvent.FIRING, AlertEvent.ESCALATED)
 
 Record = Callable[..., None]
@@ -249,10 +249,10 @@ Record = Callable[..., None]
 
 @dataclass(slots=True)
 class Acting:
-    """Listens to a run (:meth:`rlwatch.run.Run.listen`) on the writer thread, and asks what ``actions`` permit.
+    """Listener of a run (:meth:`rlwatch.run.Run.listen`), on the writer thread, that sends the commands of ``actions``.
 
-    A store that is busy is asked again with the next outcome; until then the wish waits here. Why an action was refused
-    is recorded once for each alert: one that gets worse is refused again for the same reason.
+    If the store is busy, the command waits for the next outcome. The reason that an action was refused is recorded once
+    for each alert, also if the alert worsens and the action is refused again.
     """
 
     actions: Sequence[PermittedAction]
@@ -264,7 +264,7 @@ class Acting:
     _refused: set[tuple[str, str, str]] = field(default_factory=set)
 
     def __call__(self, outcome: MonitorOutcome) -> None:
-        """Take notice of what was found and which alerts changed."""
+        """Take the findings and the alerts that changed."""
         fired = [t.alert for t in outcome.transitions if t.reason.event in ACTED_UPON]
         wishes = [(action, alert) for alert in fired for action in self.actions if action.concerns(alert)]
         wishes, self._waiting = [*self._waiting, *wishes], []

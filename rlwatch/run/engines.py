@@ -1,7 +1,7 @@
-"""Rollout engines beside a run, as their Prometheus endpoints tell of them: vLLM and SGLang.
+"""Metrics of the rollout engines of a run, read from their Prometheus endpoints: vLLM and SGLang.
 
 Names as in vLLM 0.9 and later (the V1 engine; ``gpu_cache_usage_perc`` before) and SGLang with ``--enable-metrics``.
-Counters become rates between two looks; an engine that was restarted counts anew, and has no rate at that look.
+Counters become rates between two readings; after a restart of an engine, one reading has no rate.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from rlwatch.errors import ConfigError, MissingExtraError
 from rlwatch.redaction import redacted
 
 TIMEOUT_S = 3.0
-"""Longest an engine is waited for at a look."""
+"""Seconds to wait for the answer of an engine."""
 MOST_BYTES = 16 * 2**20
-"""Longest answer that is read."""
+"""Greatest size of an answer that is read, in bytes."""
 VARIABLE = "RLWATCH_ENGINES"
-"""Addresses of the engines, with commas between them, where nobody says otherwise in the code."""
+"""Comma-separated addresses of the engines; used if the code gives none."""
 
 SUMS: Mapping[str, tuple[str, ...]] = {
     "engine/running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
     "engine/waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
 }
-"""Gauges that are added up over engines."""
+"""Gauges that are summed over engines."""
 MEANS: Mapping[str, tuple[str, ...]] = {
     "engine/kv_cache": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "engine/spec_accepted": ("sglang:spec_accept_rate",),
     "engine/prefix_hits": ("sglang:cache_hit_rate",),
 }
-"""Gauges of which the mean over engines is taken."""
+"""Gauges that are averaged over engines."""
 RATES: Mapping[str, tuple[str, ...]] = {
     "engine/throughput": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
     "engine/prompt_throughput": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
@@ -55,14 +55,14 @@ SHARES: Mapping[str, tuple[str, str]] = {
 }
 """Two counters, and what their growth is a share of."""
 ENDED, ENDED_BADLY = "vllm:request_success_total", ("abort", "error")
-"""vLLM counts requests by the reason for which they ended."""
+"""vLLM's counter of requests by the reason for which they ended, and the reasons that are failures."""
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-"""Values of a look, by name and labels."""
+"""Values of one reading, by name and labels."""
 
 
 def addresses(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses of metrics; one without a path means ``/metrics``. Raises ``ConfigError`` for what is none.
+    """Return the addresses of metrics; the default path is ``/metrics``. Raises ``ConfigError`` for an invalid one.
 
     >>> addresses("http://localhost:8000, http://b:30000/metrics")
     ('http://localhost:8000/metrics', 'http://b:30000/metrics')
@@ -82,14 +82,14 @@ def addresses(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class Engines:
-    """Asks engines how they fare; each call of :meth:`read` gives what holds now, rates since the call before.
+    """Reads the metrics of engines; each call of :meth:`read` returns present values, and rates since the last call.
 
     Parameters
     ----------
     urls
-        Of their metrics, as :func:`addresses` gives them.
+        Addresses of their metrics, as :func:`addresses` returns them.
     told
-        Told once of each engine that does not answer, and again when it has answered meanwhile.
+        Called with a message once for each engine that does not answer, and again after it has answered in between.
 
     Raises
     ------
@@ -99,16 +99,16 @@ class Engines:
 
     def __init__(self, urls: Sequence[str], told: Callable[[str], object] | None = None) -> None:
         self._engines = [_Engine(url) for url in urls]
-        self._told = told or (lambda words: log_message(logging.WARNING, "%s", words))
+        self._notify = told or (lambda words: log_message(logging.WARNING, "%s", words))
         self.failures = 0
-        """Looks at an engine that got no answer."""
+        """Number of readings that got no answer."""
         try:
             self._parse: Any = import_module("prometheus_client.parser").text_string_to_metric_families
         except ImportError:
             raise MissingExtraError("prometheus_client", "system", "asking rollout engines") from None
 
     def read(self) -> dict[str, float]:
-        """Metrics of the table, by name; of those that no engine tells nothing."""
+        """Return the metrics of the table, by name, without those that no engine reports."""
         totals: defaultdict[str, float] = defaultdict(float)
         means: defaultdict[str, list[float]] = defaultdict(list)
         shares: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -143,15 +143,15 @@ class Engines:
         if not any(name.startswith(("vllm:", "sglang:")) for name, _ in series):
             raise HTTPException("no metrics of vLLM or SGLang (SGLang has them with --enable-metrics)")
         looked = engine.looked(series, time.monotonic())
-        engine.said = False
+        engine.reported = False
         return looked
 
     def _lost(self, engine: _Engine, error: BaseException) -> None:
         self.failures += 1
-        if not engine.said:
-            engine.said = True
+        if not engine.reported:
+            engine.reported = True
             host = urlsplit(engine.url)
-            self._told(f"the engine at {host.hostname}:{host.port or 80} does not answer: {described(error)}")
+            self._notify(f"the engine at {host.hostname}:{host.port or 80} does not answer: {described(error)}")
 
 
 @dataclass(slots=True)
@@ -163,15 +163,15 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Engine:
-    """One endpoint, and what its counters were at the look before."""
+    """One endpoint, and its counters at the last reading."""
 
     url: str
-    said: bool = False
+    reported: bool = False
     before: Series = field(default_factory=dict)
     at: float = 0.0
 
     def looked(self, series: Series, now: float) -> _Looked:
-        """Read a look, and remember it."""
+        """Convert one reading, and keep it for the rates of the next."""
         before, seconds = self.before, now - self.at
         self.before, self.at = series, now
         values = defaultdict(list)
@@ -199,12 +199,12 @@ class _Engine:
 
 
 def _first(names: Iterable[str], there: Mapping[str, object]) -> list[str]:
-    """The first of ``names`` that is there, if any."""
+    """Return the value of the first of ``names`` that is present, if any."""
     return [name for name in names if name in there][:1]
 
 
 def _grown(before: Series, series: Series) -> dict[str, float]:
-    """Growth of each counter over all its labels; without those that fell, whose engine began anew."""
+    """Return the growth of each counter over all its labels, without counters that fell, as after a restart."""
     grown: defaultdict[str, float] = defaultdict(float)
     fell = set()
     for key, value in series.items():

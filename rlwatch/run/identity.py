@@ -1,10 +1,10 @@
 """Identity of a run: its id, and its origin, which is the code, command, packages and machine it is started with.
 
-The id is given, remembered beside the checkpoints, or a new one.
+The id is given, read from a file in the checkpoint directory, or generated.
 
-The origin is kept among the settings under :data:`~rlwatch.records.ORIGIN`, attempt by attempt, so that it is compared
-and found like every other setting. Secrets are no part of it: what is named or looks like one is blacked out. Of the
-environment only :data:`VARIABLES` are read.
+The origin is stored among the settings under :data:`~rlwatch.records.ORIGIN`, for each attempt, so that it is compared
+and searched like other settings. Values that are named or look like secrets are redacted. Of the environment only
+:data:`VARIABLES` are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlwatch.records import JSON
 from rlwatch.redaction import MAX_TEXT, redacted
 
 PATIENCE_S = 2.0
-"""Seconds that a program is waited for; without its answer the entry is left out."""
+"""Seconds to wait for a program; without its output the entry is left out."""
 PACKAGES = (
     "accelerate", "bitsandbytes", "datasets", "deepspeed", "flash-attn", "huggingface-hub", "jax", "liger-kernel",
     "megatron-core", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "openrlhf", "peft", "ray", "rlwatch-monitor",
@@ -41,7 +41,7 @@ GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=c
 
 
 def origin() -> dict[str, JSON]:
-    """Origin of this process, as far as it can be told."""
+    """Return the origin of this process, as far as it can be determined."""
     directory = _directory()
     found: dict[str, JSON] = {
         "command": redacted(shlex.join(sys.orig_argv), most=MAX_TEXT),
@@ -59,7 +59,7 @@ def origin() -> dict[str, JSON]:
 
 @cache
 def git(directory: str) -> dict[str, str]:
-    """Commit and branch of the code in a directory, and whether files differ from it; empty where there is no git."""
+    """Return commit and branch of the code in a directory, and whether files differ; empty without git."""
     commit = _answer("git", "-C", directory, "rev-parse", "HEAD")
     if not commit:
         return {}
@@ -78,7 +78,7 @@ def gpus() -> str:
 
 @cache
 def packages() -> dict[str, str]:
-    """Versions of :data:`PACKAGES`, of those that are installed."""
+    """Return the versions of those of :data:`PACKAGES` that are installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -89,7 +89,7 @@ def packages() -> dict[str, str]:
 
 
 def _directory() -> str:
-    """Directory in which the process works; empty where somebody removed that."""
+    """Return the working directory; empty if it has been removed."""
     try:
         return str(Path.cwd())
     except OSError:
@@ -97,7 +97,7 @@ def _directory() -> str:
 
 
 def _answer(*arguments: str) -> str | None:
-    """Output of a program, None where it is not there, fails or is too slow."""
+    """Return the output of a program; None if it is not installed, fails or is too slow."""
     program = shutil.which(arguments[0])
     if program is None:
         return None
@@ -115,14 +115,14 @@ def _answer(*arguments: str) -> str | None:
     return done.stdout.decode("utf-8", "replace").strip()
 
 
-# The run's id: given, remembered beside the checkpoints, or a new one.
+# The run's id: given, read from the checkpoint directory, or generated.
 
 REMEMBERED = "rlwatch.json"
 RUN_ID_VARIABLE = "RLWATCH_RUN_ID"
 
 
 def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None, project: str, resume: str) -> str:
-    """The run's id, by the first of: argument, ``RLWATCH_RUN_ID``, ``output_dir/rlwatch.json``, a new one.
+    """Return the run's id, from the first of: argument, ``RLWATCH_RUN_ID``, ``output_dir/rlwatch.json``, a new one.
 
     ``resume="never"`` ignores the remembered id; ``"must"`` fails without a given or remembered one.
 
@@ -144,7 +144,7 @@ def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None,
 
 
 def remember_run_id(run_id: str, output_dir: str | os.PathLike[str]) -> None:
-    """Write the id beside the checkpoints, whole or not at all. Raises ``ConfigError`` if it cannot be written."""
+    """Write the id to the checkpoint directory, atomically. Raises ``ConfigError`` if it cannot be written."""
     directory = Path(output_dir)
     temporary = directory / f"{REMEMBERED}.{os.getpid()}.tmp"
     try:
@@ -166,7 +166,7 @@ def new_run_id(project: str) -> str:
 
 
 def remembered_run_id(output_dir: str | os.PathLike[str]) -> str | None:
-    """The id kept in ``output_dir``; None where there is none. Raises ``ConfigError`` if it cannot be read."""
+    """Return the id stored in ``output_dir``; None if there is none. Raises ``ConfigError`` if it cannot be read."""
     path = Path(output_dir) / REMEMBERED
     if not path.exists():
         return None

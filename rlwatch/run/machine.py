@@ -1,11 +1,11 @@
-"""The machine that a run lives on, measured off the training thread: processors, memory, disks, networks, GPUs.
+"""Metrics of the machine of a run, measured off the training thread: processors, memory, disks, networks, GPUs.
 
-A thread of its own looks every :data:`EVERY_S` seconds. What it saw goes with the next row of the run, as the mean of
-the looks since the row before, so that it has the step, the time and the place of everything else that is recorded; a
-rank other than 0 sends it along with its share of a step. Nothing here is called by the training thread.
+A separate thread takes a sample every :data:`EVERY_S` seconds. The mean of the samples since the last row is added to
+the next row of the run, so that it has the same step and time; a rank other than 0 sends it with its share of a step.
+The training thread calls nothing here.
 
-The first rank of a machine measures the machine; the others what is theirs alone: their process, and their GPU where
-``CUDA_VISIBLE_DEVICES`` gives them one.
+The first rank of a machine measures the machine; the others measure only their process, and their GPU where
+``CUDA_VISIBLE_DEVICES`` assigns one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlwatch.error_boundary import described, log_message, raised_by, run_foreve
 from rlwatch.ports import PendingRecord
 from rlwatch.records import SpikeBatch
 
-# GPUs as their drivers tell of them: NVIDIA's by NVML (``nvidia-ml-py``), AMD's by ``amdsmi``.
+# GPUs, read through their drivers: NVIDIA's by NVML (``nvidia-ml-py``), AMD's by ``amdsmi``.
 
 
 GIB, MIB = 2**30, 2**20
@@ -38,13 +38,13 @@ HELD_BACK = (
     "nvmlClocksThrottleReasonHwThermalSlowdown",
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
 )
-"""Reasons for a slow clock that mean a sick machine: heat, or a power supply that gives way."""
+"""Reasons for a reduced clock that mean a hardware problem: heat, or a failing power supply."""
 CAPPED = "nvmlClocksThrottleReasonSwPowerCap"
-"""The card's own power limit: usual under full load."""
+"""Power limit of the card: normal under full load."""
 
 
 def gpu_reader() -> Reader | None:
-    """Callable that reads the GPUs this process may use, by the machine's numbers; None where there is no driver."""
+    """Return a callable that reads the GPUs this process may use, by the machine's numbers; None without a driver."""
     for make in (_nvidia, _amd):
         made: list[Reader] = []
         if raised_by(lambda make=make, made=made: made.append(make())) is None:  # type: ignore[misc]
@@ -61,7 +61,7 @@ def _nvidia() -> Reader:
     chosen = {i: handles[i] for i in _visible(list(handles), lambda i: nvml.nvmlDeviceGetUUID(handles[i]))}
 
     def of_one(handle: Any) -> Iterator[tuple[str, float]]:
-        refused = nvml.NVMLError  # a card that does not tell one thing tells the others
+        refused = nvml.NVMLError  # a card that lacks one value has the others
         with suppress(refused):
             yield "util", nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
         with suppress(refused):
@@ -109,12 +109,12 @@ def _read(chosen: dict[int, Any], of_one: Callable[[Any], Iterator[tuple[str, fl
 
 
 def _visible(numbers: list[int], uuid_of: Callable[[int], object]) -> list[int]:
-    """Those of the machine's GPUs that ``CUDA_VISIBLE_DEVICES`` (AMD: ``ROCR_``, ``HIP_``) leaves to this process."""
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` (AMD: ``ROCR_``, ``HIP_``) makes visible to this process."""
     variables = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-    told = next((os.environ[name] for name in variables if name in os.environ), None)
-    if told is None:
+    visible = next((os.environ[name] for name in variables if name in os.environ), None)
+    if visible is None:
         return numbers
-    named = [one.strip() for one in told.split(",") if one.strip()]
+    named = [one.strip() for one in visible.split(",") if one.strip()]
     if all(one.isdecimal() for one in named):
         return [number for number in numbers if str(number) in named]
     found = {number: _text(uuid_of(number)) for number in numbers}
@@ -125,37 +125,37 @@ def _text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-# The machine that a run lives on, measured off the training thread: processors, memory, disks, networks, GPUs.
+# Metrics of the machine, measured off the training thread: processors, memory, disks, networks, GPUs.
 
 
 EVERY_S = 15.0
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 VARIABLE = "RLWATCH_SYSTEM"
-"""``0`` or ``off`` turns it off, where nobody says otherwise in the code."""
+"""``0`` or ``off`` turns the measurement off, unless the code sets it."""
 NO_PSUTIL = "the machine is not measured: psutil is not installed (pip install 'rlwatch-monitor[system]')"
 CGROUP = Path("/sys/fs/cgroup")
-_said: set[str] = set()
+_warned: set[str] = set()
 Read = Callable[[], dict[str, float]]
 
 
 def wanted(system: bool | None) -> bool:
-    """True where the machine is to be measured: as ``system`` says, else as :data:`VARIABLE` does, else it is."""
+    """Return whether to measure the machine: ``system`` if it is set, else :data:`VARIABLE`, else True."""
     if system is not None:
         return bool(system)
     return os.environ.get(VARIABLE, "").strip().lower() not in ("0", "off", "false", "no")
 
 
 class Machine:
-    """Reads the machine; each call of :meth:`read` gives what holds now, rates since the call before.
+    """Reads the metrics of the machine; each call of :meth:`read` returns present values, and rates since the last.
 
     Raises ``ImportError`` where psutil is missing.
 
     Parameters
     ----------
     places
-        Directories whose disk is measured, by the word that names them: ``store``, ``checkpoints``.
+        Directories whose disks are measured, by name: ``store``, ``checkpoints``.
     whole
-        Whether to measure what all processes of the machine share.
+        Whether to measure the whole machine, not only this process.
     """
 
     def __init__(self, places: Mapping[str, str | os.PathLike[str]], *, whole: bool = True) -> None:
@@ -165,11 +165,11 @@ class Machine:
         self._whole = whole
         self._gpus = gpu_reader() if whole or _own_gpu() else None
         self._before: tuple[float, dict[str, float]] | None = None
-        self._process.cpu_percent()  # the first answer of each means nothing
+        self._process.cpu_percent()  # the first value of each is meaningless
         self._psutil.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Metrics of the table, by name; what this machine does not tell is left out."""
+        """Return the metrics of the table, by name, without those that this machine does not report."""
         found: dict[str, float] = {}
         parts = [self._of_process, *((self._of_machine, self._of_disks, self._rates) if self._whole else ())]
         for part in (*parts, self._gpus):
@@ -178,8 +178,8 @@ class Machine:
         return found
 
     def _left_out(self, error: BaseException) -> None:
-        """A disk that went, a counter that this kernel lacks: the others are told."""
-        _say_once(f"a part of the machine cannot be measured: {described(error)}")
+        """Log once that a part cannot be measured, as a disk that is gone; the other parts are still measured."""
+        _warn_once(f"a part of the machine cannot be measured: {described(error)}")
 
     def _of_process(self) -> dict[str, float]:
         return {
@@ -230,7 +230,7 @@ class Machine:
 
 
 def container_memory(root: Path = CGROUP) -> tuple[float, float] | None:
-    """Limit of the container's memory and what is free of it, in bytes; None where there is none (cgroup v2).
+    """Return the memory limit of the container and the free part, in bytes; None without a limit (cgroup v2).
 
     Pages of files that can be dropped count as free, as they do on a machine.
     """
@@ -247,7 +247,7 @@ def container_memory(root: Path = CGROUP) -> tuple[float, float] | None:
 
 
 def _existing(place: Path) -> Path:
-    """The directory, or the nearest above it that is there already."""
+    """Return the directory, or its nearest parent that exists."""
     return next((path for path in (place, *place.absolute().parents) if path.exists()), Path("/"))
 
 
@@ -257,19 +257,19 @@ def _own_gpu() -> bool:
 
 
 class MachineThread:
-    """Looks at the machine until it is stopped. A daemon: it keeps no process alive.
+    """Thread that samples the machine until it is stopped; a daemon, so it does not keep a process alive.
 
     Parameters
     ----------
     make
-        Makes what is read, on this thread.
+        Creates the readers, on this thread.
     every_s
-        Seconds between two looks.
+        Seconds between two samples.
     """
 
     def __init__(self, make: Callable[[], Read], *, every_s: float = EVERY_S) -> None:
         self.cpu_seconds = 0.0
-        """Time that the thread has computed for."""
+        """CPU time of the thread."""
         self._make = make
         self._every_s = every_s
         self._looks: list[dict[str, float]] = []
@@ -290,7 +290,7 @@ class MachineThread:
         return not self._thread.is_alive()
 
     def taken(self) -> dict[str, float]:
-        """Mean of the looks since the last call, by name; empty where there was none. For one thread."""
+        """Return the mean of the samples since the last call, by name; empty if there was none. Not thread-safe."""
         looks, self._looks = self._looks, []
         names = dict.fromkeys(name for look in looks for name in look)
         read = {name: [look[name] for look in looks if name in look] for name in names}
@@ -306,16 +306,16 @@ class MachineThread:
 
 
 MOST_LOOKS = 240
-"""Looks kept between two rows: an hour of them. A row that takes longer has the means of its first hour."""
+"""Samples kept between two rows: one hour. A row that takes longer has the means of its first hour."""
 
 
 def _failed(error: BaseException) -> None:
-    _say_once(NO_PSUTIL if isinstance(error, ImportError) else f"the machine is not measured: {described(error)}")
+    _warn_once(NO_PSUTIL if isinstance(error, ImportError) else f"the machine is not measured: {described(error)}")
 
 
-def _say_once(words: str) -> None:
-    if words not in _said:
-        _said.add(words)
+def _warn_once(words: str) -> None:
+    if words not in _warned:
+        _warned.add(words)
         log_message(logging.INFO if words is NO_PSUTIL else logging.WARNING, "%s", words)
 
 
@@ -327,9 +327,9 @@ def machine_thread(
     system: bool = True,
     every_s: float = EVERY_S,
 ) -> MachineThread:
-    """The thread that measures for ``rank``: the machine where it is the first rank of it, else what is its own.
+    """Return the thread that measures for ``rank``: the whole machine for its first rank, else only the process.
 
-    ``engines`` is read as well, ``system`` says whether the machine is.
+    ``engines`` is read as well; ``system`` is whether to measure the machine.
     """
     whole = os.environ.get("LOCAL_RANK", "0" if rank == 0 else "1") == "0"
 
@@ -341,42 +341,42 @@ def machine_thread(
     return MachineThread(make, every_s=every_s)
 
 
-# With a rank's share of a step: a length, what was measured as JSON, and then the share as it was.
+# Machine metrics sent with a rank's share of a step: a length, the metrics as JSON, then the unchanged share.
 
 _HEAD = struct.Struct("<I")
 PREFIX, OF_RANK = "system/", "system/rank/"
 
 
 def packed(found: Mapping[str, float], share: bytes) -> bytes:
-    """``share`` of another rank with what was ``found`` of its machine."""
+    """Return ``share`` of another rank with the metrics ``found`` on its machine."""
     body = json.dumps(found).encode() if found else b""
     return _HEAD.pack(len(body)) + body + share
 
 
 class WithMachines:
-    """Rank 0's parcel of a step, whose others are :func:`packed`: theirs are named after their rank."""
+    """Rank 0's record of a step, merged with :func:`packed` shares: metrics of other machines are named by rank."""
 
     def __init__(self, parcel: PendingRecord) -> None:
         self._parcel = parcel
         self.step = parcel.step
 
     def ready(self) -> bool:
-        """As the parcel says."""
+        """Delegate to the wrapped record."""
         return self._parcel.ready()
 
     def encode(self) -> bytes:
-        """The parcel's own bytes."""
+        """Return the bytes of the wrapped record."""
         return self._parcel.encode()
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """Merge as the parcel does, and add what was found of the others' machines."""
+        """Merge as the wrapped record does, and add the metrics of the other machines."""
         shares, found = unpacked(others)
         metrics, spikes = self._parcel.merged(shares)
         return {**metrics, **found}, spikes
 
 
 def unpacked(others: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[str, float]]:
-    """Shares as they were, and what was found of each rank, named after it.
+    """Return the original shares, and the machine metrics of each rank, named after it.
 
     >>> unpacked({3: packed({"system/cpu/process": 1.0}, b"share")})
     ({3: b'share'}, {'system/rank/3/cpu/process': 1.0})

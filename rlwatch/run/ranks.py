@@ -1,4 +1,4 @@
-"""The ranks of a run: they are brought together once, at set-up; then rank 0 gathers, the others send and listen."""
+"""Linking of the ranks of a run: they connect once, at set-up; then rank 0 gathers, and the others send and listen."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ from rlwatch.run.stages import StageClock, StallWatch
 
 logger = logging.getLogger("rlwatch")
 ADDRESS, FAR = "address", "far"
-"""What rank 0 leaves at the meeting, and what a rank of another machine does."""
+"""Keys of the meeting: the address of rank 0, and the request of a rank on another machine."""
 
 
 def join(run: Run, meeting: Meeting, *, link: str | None = None, hope_s: float = HOPE_S) -> None:
     """Link the ranks of ``run``. Every rank calls it at set-up, with its own run and the same meeting.
 
-    It returns at once; the ranks find each other on threads of their own, however much later one comes. From then on a
-    step that every rank :meth:`sends <rlwatch.run.run.Run.send>` is recorded whole, and commands reach every rank. A
-    rank that cannot be linked says so in the log and stays inert.
+    It returns at once; the ranks connect in background threads, even if one starts much later. From then on a step that
+    every rank :meth:`sends <rlwatch.run.run.Run.send>` is recorded whole, and commands reach every rank. A rank that
+    cannot be linked logs a warning and stays inert.
 
     Parameters
     ----------
     run
-        Of :func:`rlwatch.init`, which knows its rank.
+        The run that :func:`rlwatch.init` returned on this rank.
     meeting
-        Where rank 0 says on which address it listens.
+        Key-value store shared by the ranks, in which rank 0 publishes its address.
     link
-        Where rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as ``RLWATCH_LINK_HOST`` and
-        ``RLWATCH_LINK_PORT`` say. Without a host it listens on the loopback, until a rank of another machine looks for
-        it, then on every interface; without a port on a free one.
+        Where rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default ``RLWATCH_LINK_HOST`` and
+        ``RLWATCH_LINK_PORT``. Without a host it listens on the loopback interface, until a rank of another machine
+        looks for it, then on every interface; without a port, on a free one.
     hope_s
-        A rank that has looked for rank 0 this long measures nothing until it has found it, in seconds; it looks on.
+        Seconds after which a rank that has not found rank 0 stops measuring; it goes on looking, and measures once it
+        has found it.
 
     Raises
     ------
     ConfigError
-        If where to listen is not said in words that can be understood, or the secret is too short.
+        If the address to listen on is malformed, or the secret is too short.
     LinkError
-        If rank 0 was told where to listen, and cannot.
+        If an address was given and rank 0 cannot listen on it.
     """
     if run.world_size < 2 or run.linked:
         return
@@ -89,7 +90,7 @@ def _host(run: Run, meeting: Meeting, place: ListenAddress) -> None:
 
 
 def _lookout(meeting: Meeting) -> Callable[[Hub], bool]:
-    """Callable that looks for ranks of other machines, lets one in that is there, and says whether to look again."""
+    """Return a callable that opens the hub to a waiting rank of another machine; it returns whether to call again."""
 
     def look(hub: Hub) -> bool:
         if meeting.get(FAR) is None:
@@ -118,18 +119,20 @@ def _finder(meeting: Meeting) -> Callable[[], HubAddress | None]:
 
 
 QUEUE_SIZE = 64
-"""Steps of another rank that may wait to be sent."""
+"""Steps that may wait to be sent to rank 0."""
 BATCH = 8
 LOOKOUT_S = 0.05
-"""Seconds between two looks of rank 0 at whether commands have come."""
+"""Seconds between two checks of rank 0 for commands."""
 SEEK_S = (0.05, 1.0)
-"""Seconds between two looks of rank 0 at whether a rank of another machine looks for it: at first, and at most."""
+"""Seconds between two checks of rank 0 for ranks of other machines: at first, and at most."""
 
 
 class FirstRank:
-    """Rank 0, over its hub. A thread of its own looks whether commands are ``wanted``, to call all ranks together, and
-    does ``seek`` until every rank is linked, or it says to stop. ``told`` is called with the kind, the step and the
-    body of each event that another rank has of itself.
+    """Rank 0, over its hub.
+
+    A background thread checks whether commands are ``wanted``, to call all ranks together, and calls ``seek`` until
+    every rank is linked or it returns False. ``told`` is called with the kind, the step and the body of each event that
+    another rank sends about itself.
     """
 
     live = True
@@ -142,7 +145,7 @@ class FirstRank:
         seek: Callable[[Hub], bool] | None = None,
         told: Callable[[str, int | None, Mapping[str, Any]], object] = lambda *_: None,
     ) -> None:
-        self._told = told
+        self._on_event = told
         self.hub = hub
         self._offer = offer
         self._wanted = wanted
@@ -160,48 +163,48 @@ class FirstRank:
         return self._seek is not None
 
     def settled(self, deadline_s: float) -> bool:  # noqa: ARG002  (rank 0 need not look for itself)
-        """At once."""
+        """Return True at once."""
         return True
 
     def send(self, parcel: PendingRecord) -> None:
-        """Into the queue of the writer thread, where the step awaits the others' shares."""
+        """Queue the step for the writer thread, where it awaits the shares of the other ranks."""
         moment = self._measured.next(parcel.step)
         self._offer(Awaited(WithMachines(parcel), self.hub.inbox, moment, time.time(), self.latest.update))
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """Meet where there are commands: the others are asked where they are."""
+        """Return whether to meet here: if there are commands, ask the other ranks for their positions."""
         return self.chair.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """As passed; the others are told."""
+        """Return the commands and send them to the other ranks."""
         self.chair.offer(_packed(commands))
         return list(commands)
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """As passed; the others are told."""
+        """Return the commands and send them to the other ranks."""
         self.chair.order(_packed(commands) if commands else b"")
         return list(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """The verdict, which the others are told."""
+        """Return the verdict and send it to the other ranks."""
         return self.chair.decide(refusal)
 
     def over(self) -> None:
-        """Whoever still waits for a verdict need not."""
+        """Release the ranks that still wait for a verdict."""
         self.chair.over()
 
     def leave(self) -> None:
-        """The boundary is passed."""
+        """Leave the boundary."""
         self.chair.leave()
 
     def close(self, deadline_s: float) -> bool:
-        """Take leave of the others."""
+        """Close the connections to the other ranks."""
         self._ended = True
         self.hub.close(min(1.0, deadline_s))
         return True
 
     def forked(self) -> None:
-        """Close our copies of the connections."""
+        """Close this process's copies of the connections."""
         self._ended = True
         self.hub.forked()
 
@@ -228,7 +231,7 @@ class FirstRank:
         except (ValueError, TypeError, RecursionError):
             return
         if kind in (STALLED, STALL_OVER):
-            self._told(kind, step if isinstance(step, int) else None, heard)
+            self._on_event(kind, step if isinstance(step, int) else None, heard)
 
     def _blind(self, error: BaseException) -> None:
         log_message(logging.WARNING, "rank 0 no longer sees whether other ranks look for it: %s", described(error))
@@ -236,8 +239,10 @@ class FirstRank:
 
 
 class OtherRank:
-    """Any other rank, over its spoke. ``find`` says where rank 0 is, once it is known; ``found``, called on the thread
-    that sends, what is new of this rank's machine. ``stages`` are those of this process: rank 0 hears where it stalls.
+    """A rank other than 0, over its connection to rank 0.
+
+    ``find`` returns the address of rank 0, once it is known. ``found``, called on the sending thread, returns new
+    metrics of this rank's machine. ``stages`` are those of this process; its stalls are reported to rank 0.
     """
 
     def __init__(
@@ -279,7 +284,7 @@ class OtherRank:
 
     @property
     def live(self) -> bool:
-        """True while rank 0 takes what this rank measures, or is still looked for."""
+        """True while rank 0 takes this rank's measurements, or is still looked for."""
         return self.spoke.live
 
     def settled(self, deadline_s: float) -> bool:
@@ -287,24 +292,24 @@ class OtherRank:
         return self.spoke.settled(deadline_s)
 
     def send(self, parcel: PendingRecord) -> None:
-        """Into the queue of the sending thread."""
+        """Queue the step for the sending thread."""
         if not self._queue.offer((self._measured.next(parcel.step), lambda: packed(self._found(), parcel.encode()))):
             self._counters.warn("dropped", FULL)
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """True where rank 0 has called all ranks together here, or is about to."""
+        """Return whether rank 0 has called all ranks together here, or is about to."""
         return self.spoke.member.meets(step, wanted=wanted, staying=staying)
 
     def share(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """Commands that rank 0 passes on now."""
+        """Return the commands that rank 0 passes on now."""
         return _unpacked(self.spoke.member.offered())
 
     def order(self, commands: Sequence[Command]) -> list[Command]:  # noqa: ARG002  (only rank 0 has any)
-        """Commands that rank 0 passes on now."""
+        """Return the commands that rank 0 passes on now."""
         return _unpacked(self.spoke.member.ordered())
 
     def agree(self, refusal: str | None) -> str | None:
-        """The verdict of rank 0."""
+        """Return the verdict of rank 0."""
         return self.spoke.member.vote(refusal)
 
     def over(self) -> None:
@@ -312,15 +317,15 @@ class OtherRank:
         self.spoke.member.over()
 
     def leave(self) -> None:
-        """The boundary is passed."""
+        """Leave the boundary."""
         self.spoke.member.leave()
 
     def close(self, deadline_s: float) -> bool:
-        """Send what waits and leave."""
+        """Send the waiting steps and disconnect."""
         return self.spoke.close(deadline_s)
 
     def forked(self) -> None:
-        """Close our copies of the connections."""
+        """Close this process's copies of the connections."""
         self.spoke.forked()
 
 

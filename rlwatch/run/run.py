@@ -1,4 +1,4 @@
-"""The run as the training loop holds it. After set-up nothing here raises, blocks or waits."""
+"""The run object of the training loop. After set-up nothing here raises, blocks or waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 10.0
 MOST_EARLY = 1000
-"""Records without a step that are kept until it is known which run they are of."""
+"""Records without a step that are kept until the run they belong to is known."""
 FORKED = (
     "what a forked child logs is lost: only the process that called rlwatch.init records its run; log there, or begin "
     "a run of the child's own with rlwatch.init"
@@ -78,7 +78,7 @@ class Link(Protocol):
         ...
 
     def settled(self, deadline_s: float) -> bool:
-        """Wait until it is known whether this rank is linked; whether it is."""
+        """Wait until it is known whether this rank is linked; return whether it is."""
         ...
 
     def send(self, parcel: PendingRecord) -> None:
@@ -98,15 +98,15 @@ class Link(Protocol):
         ...
 
     def agree(self, refusal: str | None) -> str | None:
-        """None if no rank refuses, else why one does."""
+        """Return None if no rank refuses, else the reason of one that does."""
         ...
 
     def over(self) -> None:
-        """Nothing more is asked about the commands last shared."""
+        """End the round of the commands last shared."""
         ...
 
     def leave(self) -> None:
-        """The boundary is passed."""
+        """Leave the boundary."""
         ...
 
     def close(self, deadline_s: float) -> bool:
@@ -134,7 +134,7 @@ class RunEngine:
     ) -> None:
         self.intake = intake
         self.renamed = renamed
-        """Gives a row the names that the user says its metrics have."""
+        """Renames the metrics of a row by the user's ``[map]``."""
         self.writer = writer
         self.mailbox = mailbox
         self.finish = finish
@@ -164,7 +164,7 @@ class Run:
         self._logs = False
         """Whether :meth:`log` was called."""
         self._quick: Callable[[Mapping[str, Any], int], bool] | None = None
-        """The intake's quick way for rows, once one went the long way and nothing but the row is to be seen to."""
+        """Fast path of the intake for rows, set after a first row took the slow path and needed nothing else."""
         self.rescue: RescuePolicy | None = None
         """Permission to save the run without asking a person; None where no file gives it."""
         self._listeners: list[Callable[[MonitorOutcome], None]] = []
@@ -179,12 +179,12 @@ class Run:
         """Store as a command takes it; empty where there is none for a command."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, in this process or another, knows which run it is of and records nothing."""
+        """Pickle the identity of the run only: a copy records nothing."""
         copied("run", "rlwatch.init begins one where it is wanted")
         return _inert, (self.info, self.rank, self.world_size)
 
     def attach(self, engine: RunEngine) -> None:
-        """Begin to record; a run nothing is attached to does nothing."""
+        """Begin to record; without an engine, a run does nothing."""
         self._engine = engine
 
     def await_training(self, decide: Callable[[bool | None, int | None], None]) -> None:
@@ -195,9 +195,9 @@ class Run:
         self._undecided = decide
 
     def decide(self, *, resumed: bool | None = None, step: int | None = None) -> None:
-        """Tell whether this training goes on where an earlier one was; once, before its first record.
+        """Decide, before the first record, whether this training continues an earlier one.
 
-        Where nothing is to be decided it does nothing. Training waits for the store to be opened, and for no more.
+        Does nothing if that is already decided. Training waits only until the store is open.
         """
         with self._deciding:
             decide, self._undecided = self._undecided, None
@@ -210,14 +210,14 @@ class Run:
             early, self._early = self._early, []
         for item in early:
             self.offer(item)
-        self._say_where()
+        self._print_where()
 
     def introduce(self) -> None:
-        """Say once, on one line, which run this is, where it is recorded and how to look at it."""
+        """Print one line, once: the run, where it is recorded and how to view it."""
         self._introduce = True
-        self._say_where()
+        self._print_where()
 
-    def _say_where(self) -> None:
+    def _print_where(self) -> None:
         if not self._introduce or self._engine is None:
             return
         self._introduce = False
@@ -227,12 +227,12 @@ class Run:
         sheltered(lambda: print(line, file=sys.stderr), lambda _error: None)  # noqa: T201  (the user is to see it)
 
     def measure(self, machine: MachineThread) -> None:
-        """Look at the machine from now on: with each row, or with each share that is sent to rank 0."""
+        """Add metrics of the machine to each row from now on, or to each share that is sent to rank 0."""
         self._machine = machine
         machine.start()
 
     def machine_found(self) -> Mapping[str, float]:
-        """Mean of the looks at the machine since the last call; empty where there was none, or nobody looks."""
+        """Return the mean of the machine's samples since the last call; empty if there is none."""
         return {} if self._machine is None else self._machine.taken()
 
     @property
@@ -241,17 +241,17 @@ class Run:
         return (self._engine is not None or self._undecided is not None) and not self._ended
 
     def link(self, link: Link) -> None:
-        """Hold on to the other ranks; see :func:`rlwatch.run.ranks.join`."""
+        """Attach the link to the other ranks; see :func:`rlwatch.run.ranks.join`."""
         self._link = link
 
     @property
     def linked(self) -> bool:
-        """True while steps are put together of what several ranks measure: each must :meth:`send` its share."""
+        """True while steps are merged from several ranks: each must :meth:`send` its share."""
         return self._link is not None and not self._ended and self._link.live
 
     @property
     def measures(self) -> bool:
-        """True while what this process measures is wanted: it records, or sends to rank 0, which does."""
+        """True while measurements of this process are used: it records them, or sends them to rank 0."""
         return self.active or self.linked
 
     @property
@@ -260,7 +260,7 @@ class Run:
         return None if self._ended else self._link
 
     def send(self, parcel: PendingRecord) -> None:
-        """Give this rank's share of a step, while :attr:`linked`; every rank does for each step, even an empty one."""
+        """Send this rank's share of a step, while :attr:`linked`; every rank must for each step, even if empty."""
         if self._link is not None and not self._ended:
             self._link.send(parcel)
         else:
@@ -280,7 +280,7 @@ class Run:
             self.lose_forked()
 
     def _log_quickly(self, metrics: Mapping[str, Any], step: float) -> bool:
-        """True of a row like the last ones, once it is taken: by half as many functions, for caches are cold here."""
+        """Take a row like the last ones by the fast path; return whether it was taken."""
         quick = self._quick
         if quick is None or self._ended or type(step) is not int or not 0 <= step <= LARGEST:
             return False
@@ -322,15 +322,15 @@ class Run:
         self._quick = None if self.stages.by_rows or engine.renamed is not None else engine.intake.quick
 
     def _check_first(self, step: Any) -> None:
-        """On every rank, though one alone records: where only that one raised, the others would wait for it."""
+        """Check the first step on every rank: if only rank 0 raised, the other ranks would wait for it."""
         if (not self.active and self.rank == 0) or self._ended:
             return
         self._logs = True
         try:
             step_index(step)
         except ValueError as error:
-            said = redacted(str(error))
-            raise FirstStepError(f"run.log: {said}; give the trainer's global step, a whole number") from None
+            reason = redacted(str(error))
+            raise FirstStepError(f"run.log: {reason}; give the trainer's global step, a whole number") from None
 
     def stage(self, name: str) -> Stage:
         """Context manager around a stage of a step: the time in it is recorded, and that it runs now.
@@ -354,7 +354,7 @@ class Run:
             self.log_spikes(batch)
 
     def tell_stall(self, kind: str, step: int | None, body: Mapping[str, Any]) -> None:
-        """Called on a thread of ours when this process, or another rank, stalls or goes on."""
+        """Record that this process, or another rank, stalls or goes on; called on a background thread."""
         self.event(kind, step, **body)
 
     @suppress_errors("bad_records")
@@ -389,7 +389,7 @@ class Run:
     def has_commands(self, *, for_all_ranks: bool | None = None) -> bool:
         """True where :meth:`commands` would return any; they stay where they are.
 
-        ``for_all_ranks``: as there, of a loop that will take them; None of somebody else, who only looks.
+        ``for_all_ranks``: as in :meth:`commands`, if the caller will take them; None if it only checks.
         """
         if self._engine is None or self._ended:
             return False
@@ -442,13 +442,13 @@ class Run:
         elif not engine.writer.judged_all:
             stopped = False
             self.counters.warn("unjudged", UNJUDGED)
-        call_or(lambda: self._say_lost(engine.writer, stopped=engine.writer.ended), lambda _error: None)
+        call_or(lambda: self._log_lost(engine.writer, stopped=engine.writer.ended), lambda _error: None)
         if engine.delivery is not None:
             engine.delivery.stop(max(0.0, end - time.monotonic()))
         return stopped and self.counters["dropped"] + self.counters["errors"] == lost
 
-    def _say_lost(self, writer: Writer, *, stopped: bool) -> None:
-        """One line at the end, whatever was said before."""
+    def _log_lost(self, writer: Writer, *, stopped: bool) -> None:
+        """Log the number of lost records, once, at the end."""
         if not stopped:
             writer.give_up_unkept()
         lost = self.counters.lost()
@@ -459,7 +459,7 @@ class Run:
             )
 
     def _safely(self, call: Callable[[], bool]) -> bool:
-        """The seam of the end: what goes wrong here must not take the place of the program's own error, or make one."""
+        """Call, and suppress errors: an error at the end must not replace the program's error, or cause one."""
 
         def failed(error: Exception) -> bool:
             self.counters.warn("errors", f"rlwatch could not end the run: {described(error)}")
@@ -468,11 +468,11 @@ class Run:
         return call_or(call, failed)
 
     def end(self, state: str, reason: str, deadline_s: float = 5.0) -> None:
-        """The process is ending: :meth:`finish` with a short deadline."""
+        """End the run with its process: :meth:`finish` with a short deadline."""
         self.finish(state, reason, deadline_s=deadline_s)
 
     def forked(self) -> None:
-        """In a forked child: the parent's run is not ours to write."""
+        """Stop recording in a forked child, which must not write the parent's run."""
         self._forked = self._forked or (not self._ended and (self._engine is not None or self._link is not None))
         self._engine = self._machine = self._undecided = self._quick = None
         self._logs = True
@@ -481,30 +481,30 @@ class Run:
             self._link = None
 
     def lose_forked(self) -> None:
-        """Count what is given to the run of a parent process in a forked child: it is lost, and said to be, once."""
+        """Count the records that a forked child logs to its parent's run: they are lost; warn once."""
         if self._forked and not self._ended:
             self.counters.warn("forked", FORKED)
 
     @suppress_errors("bad_calls")
     def listen(self, listener: Callable[[MonitorOutcome], None]) -> None:
-        """Tell ``listener`` of every finding published and alert that changed, on the writer thread.
+        """Call ``listener`` with every published finding and changed alert, on the writer thread.
 
-        It must be quick: everything judged waits behind it. What it raises is counted and warned of once.
+        It must be quick, since judging waits for it. Its errors are counted, and logged once.
         """
         if not callable(listener):
             raise TypeError(f"a listener is called with what was found; got {shown(listener)}")
         self._listeners.append(listener)
 
     def announce(self, outcome: MonitorOutcome) -> None:
-        """Called on the writer thread when something was found."""
-        for listener in self._listeners:  # one must not end the others, or the judging
+        """Pass findings and alerts to the listeners; called on the writer thread."""
+        for listener in self._listeners:  # an error of one must not stop the others, or the judging
             sheltered(partial(listener, outcome), self._listener_failed)
 
     def _listener_failed(self, error: BaseException) -> None:
         self.counters.warn("errors", f"what listens to this run failed: {described(error)}")
 
     def publish_health(self, health: RunHealth) -> None:
-        """Called on the writer thread whenever a step was judged."""
+        """Store the health after a step was judged; called on the writer thread."""
         self._health = health
 
     def __enter__(self) -> Self:
@@ -525,14 +525,14 @@ def _inert(info: RunInfo, rank: int, world_size: int) -> Run:
     return Run(info, Counters(), rank=rank, world_size=world_size)
 
 
-# The ends of a process: exit, SIGTERM, fork. A run survives them all without being asked to.
+# The ends of a process: exit, SIGTERM, fork. A run handles them all by itself.
 
 END_S = 5.0
 """Longest one run takes to end with its process, in seconds."""
 ALL_S = 9.0
 """Longest all runs of a process take."""
 SIGNAL_S = 12.0
-"""So many seconds after a SIGTERM it is passed on whatever the main thread does: it may be inside a call that hangs."""
+"""Seconds after which a SIGTERM is passed on in any case: the main thread may be inside a call that hangs."""
 
 
 _runs: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -542,7 +542,7 @@ _installed = False
 def watch_over(run: Run, *, sigterm: bool = True) -> None:
     """Finish ``run`` at exit and on SIGTERM, and make its copy in a forked child inert.
 
-    A SIGTERM handler is installed only in the main thread and only where nobody else has one. It never raises into what
+    A SIGTERM handler is installed only in the main thread, and only if there is no other. It never raises into the code
     it interrupts, and the signal is passed on when the runs have ended, after :data:`SIGNAL_S` seconds at the latest.
     """
     _runs.add(run)
@@ -562,7 +562,7 @@ def _install() -> None:
 
 
 def _at_exit() -> None:
-    """A script that died of an exception leaves it in ``sys.last_value``."""
+    """Finish all runs at exit; a script that died of an exception left it in ``sys.last_value``."""
     error = getattr(sys, "last_value", None)
     if error is None:
         _end_all("finished", "the process exited")
@@ -585,7 +585,7 @@ def _on_sigterm(*_: object) -> None:
     _terminating.append(time.monotonic())
     try:
         _end_all("crashed", "killed by SIGTERM")
-    finally:  # die as the sender expects, with the right exit status, whatever was raised (a Ctrl-C, say)
+    finally:  # die as the sender expects, with the right exit status, even if an exception (Ctrl-C) was raised
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -595,8 +595,8 @@ def _insist() -> None:
 
     Python runs handlers between two instructions of the main thread; one that waits inside a collective or a kernel has
     none, and the default action, which would have ended it at once, is gone. The interpreter writes each signal's
-    number to the wake-up descriptor at the moment it arrives. Nothing is done where somebody else uses that, nor where
-    the program took SIGTERM over meanwhile, to save and go on perhaps: it is theirs then.
+    number to the wake-up descriptor at the moment it arrives. Nothing is done if other code uses that
+    descriptor, or if the program has installed its own SIGTERM handler meanwhile, perhaps to save and go on.
     """
     global _wakes
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -612,7 +612,7 @@ def _insist() -> None:
 
 
 _wakes = -1
-"""The wake-up descriptor, where it is ours."""
+"""The wake-up descriptor, if this module set it."""
 
 
 def _wait_for_sigterm(read: int, pid: int) -> None:
@@ -627,9 +627,9 @@ def _wait_for_sigterm(read: int, pid: int) -> None:
 
 
 def _asked_main_thread() -> list[bool]:
-    """A list that the main thread adds to as soon as it runs anything: after the handlers of signals that came.
+    """Return a list that the main thread appends to as soon as it runs: after the handlers of pending signals.
 
-    If it does so and our handler has not run, another one took the signal, and was gone by the time it was looked for.
+    If it does so and this module's handler has not run, another handler took the signal and has been removed since.
     """
     came: list[bool] = []
 
@@ -651,8 +651,10 @@ def _handles_sigterm() -> bool:
 
 
 def _after_fork() -> None:
-    """Leave what the child does to the child: the descriptor is the parent's as well, which would take the SIGTERM of a
-    child (of a pool, of a loader's worker) for its own, and end a training whose main thread is in a long call.
+    """Reset the wake-up descriptor in a forked child.
+
+    The parent shares it, and would take the SIGTERM of a child (of a pool, of a loader's worker) for its own, and end a
+    training whose main thread is in a long call.
     """
     global _wakes
     for run in list(_runs):

@@ -1,4 +1,4 @@
-"""``rlwatch.init``: from what the caller says to a run that records.
+"""``rlwatch.init``: make a recording run from the caller's settings.
 
 :mod:`~rlwatch.run.identity` chooses which run this is, and :class:`Assembly` makes it: intake, writer thread, judge,
 sinks, delivery.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 CONTROL_TIMEOUT_S = 0.0
-"""The trainer never waits for somebody else's lock on the control file."""
+"""Seconds to wait for another process's lock on the control file: the trainer never waits."""
 
 
 def init(
@@ -80,16 +80,17 @@ def init(
     Parameters
     ----------
     project, name, tags, config
-        What people will know the run by. ``config``: a dict, a namespace, a dataclass, OmegaConf; secrets in any of
-        them are blacked out (:mod:`rlwatch.redaction`).
+        Description of the run for people. ``config``: a dict, a namespace, a dataclass, OmegaConf; secrets in any of
+        them are redacted (:mod:`rlwatch.redaction`).
     group
         Seeds of one configuration share it: ``rlwatch diff --group A --group B`` compares two. Kept as the tag
         ``group:NAME``, which ``rlwatch edit`` can change.
     run_id, resume, output_dir
         Which run this is: ``run_id``, else ``RLWATCH_RUN_ID``, else the one remembered in
         ``output_dir/rlwatch.json``, else a new one. ``resume="never"`` always makes a new one, ``"must"``
-        never does. A resume is a new *attempt* of its run. With ``"auto"`` a remembered run is continued only by a
-        training that goes on: its first step tells (later than the run's first), or the trainer; another is a new run.
+        never does. A resume is a new *attempt* of its run. With ``"auto"`` a remembered run is continued only if
+        training was resumed: if its first step is later than the run's first, or the trainer reports it; else a new run
+        begins.
     store
         A directory, ``sqlite:///directory``, ``memory://name`` or an open store; ``RLWATCH_STORE`` or
         ``./rlwatch-runs`` if not given.
@@ -113,8 +114,8 @@ def init(
         Addresses of the metrics of rollout engines (:mod:`rlwatch.run.engines`), as ``http://HOST:8000/metrics``, asked
         as often, by rank 0; by default ``RLWATCH_ENGINES``, with commas between them.
     forecast
-        Whether to forecast the run; None: as ``rlwatch.toml`` says, else yes. Most of what judging costs, if there are
-        few detectors.
+        Whether to forecast the run; None: the setting of ``rlwatch.toml``, else True. With few detectors, forecasting
+        is most of the cost of judging.
 
     Raises
     ------
@@ -151,7 +152,7 @@ def init(
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """Measurements beside the run: of the machine, unless ``system`` is false, and of rollout ``engines``.
+    """Settings of additional measurements: of the machine, unless ``system`` is False, and of rollout ``engines``.
 
     ``places`` are directories whose disks are measured.
     """
@@ -192,15 +193,15 @@ def _begun(opening: Opening, earlier: RunInfo | None) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """All that opens a run once it is known which it is: ``info`` is of the run that was remembered or chosen."""
+    """Settings to open a run once its id is decided; ``info`` is of the run that was remembered or chosen."""
 
     assembly: Assembly
     info: RunInfo
     output_dir: str | os.PathLike[str] | None
 
     def begin(self, info: RunInfo, into: Run | None = None) -> Run:
-        """Open the run and begin to record, ``into`` one that waited for it."""
-        with ExitStack() as undo:  # what cannot be begun is let go: it may be tried again
+        """Open the run and begin to record, ``into`` a run object that waited for it."""
+        with ExitStack() as undo:  # release what was opened if the run cannot begin, so that it can be tried again
             writer = undo.enter_context(closing(self.assembly.store.open_run(info)))
             if self.output_dir is not None:
                 remember_run_id(writer.run.run_id, self.output_dir)
@@ -209,22 +210,22 @@ class Opening:
         return run
 
     def decide(self, run: Run, first_step: int, resumed: bool | None, step: int | None) -> None:
-        """Begin the remembered run's next attempt where training goes on, else a run of its own."""
+        """Begin the next attempt of the remembered run if training was resumed, else a new run."""
         goes_on = resumed if resumed is not None else step is not None and step > first_step
         self.begin(self.info if goes_on else replace(self.info, run_id=new_run_id(self.info.project)), run)
 
 
 def _earlier(place: Store, chosen: str, output_dir: str | os.PathLike[str] | None) -> RunInfo | None:
-    """The run that was recorded in ``output_dir``, of which it is open whether this training continues it.
+    """Return the run recorded in ``output_dir`` if it is undecided whether this training continues it.
 
-    None where it is settled: another id was given, no run of this id has rows, or a live process writes it.
+    None if that is decided: another id was given, no run of this id has rows, or a live process writes it.
     """
     if output_dir is None or os.environ.get(RUN_ID_VARIABLE) or chosen != remembered_run_id(output_dir):
         return None
     try:
         found = place.run(chosen)
     except StoreError:
-        return None  # what is wrong is said when it is opened
+        return None  # the error is raised when the store is opened
     if found.last_step is None:
         return None
     if found.state is RunState.RUNNING:
@@ -258,7 +259,7 @@ def _of_this_process(info: RunInfo, *, config: object, tags: object, forecast: b
 
 
 def _with_group(tags: object, group: str | None) -> tuple[str, ...]:
-    """The tags, and that of the group. Raises ``ConfigError`` for a group without a name."""
+    """Return the tags, with that of the group. Raises ``ConfigError`` for a group without a name."""
     if group is None:
         return tags_of(tags)
     if not isinstance(group, str) or not group.strip():
@@ -267,7 +268,7 @@ def _with_group(tags: object, group: str | None) -> tuple[str, ...]:
 
 
 def opened(store: str | os.PathLike[str] | Store | None) -> Store:
-    """The store that :func:`init` would write to. Raises ``StoreError`` if it cannot be opened."""
+    """Return the store that :func:`init` would write to. Raises ``StoreError`` if it cannot be opened."""
     if store is None or isinstance(store, str | os.PathLike):
         return open_store(store, control_timeout_s=CONTROL_TIMEOUT_S)
     return store
@@ -280,9 +281,9 @@ def _from_environment(variable: str, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Parts that a recording run is made of, once its settings are read.
+    """Assembles a recording run from its settings.
 
-    Raises ``ConfigError`` for a ``queue_size`` under 1, and for a role in ``[map]`` that is none.
+    Raises ``ConfigError`` for a ``queue_size`` under 1, and for an unknown role in ``[map]``.
 
     Parameters
     ----------
@@ -310,9 +311,9 @@ class Assembly:
         self._renaming()
 
     def run(self, run_writer: RunWriter, into: Run | None = None) -> Run:
-        """The run that ``run_writer`` writes, begun; ``into`` one that waited for it.
+        """Begin and return the run that ``run_writer`` writes; ``into`` a run object that waited for it.
 
-        Raises what ``detectors`` raises, before anything is started.
+        Raises the errors of ``detectors``, before anything is started.
         """
         info = run_writer.run
         intake = Intake(BoundedQueue(self.queue_size), run_writer.journal, self.counters)
@@ -333,7 +334,7 @@ class Assembly:
             beside=run.machine_found,
         )
         if self.detectors is not None:
-            self.detectors()  # what is wrong with them is said now; the judge makes its own
+            self.detectors()  # raises their errors now; the judge makes its own
         note_end = self._noting(run_writer)
         ending = self._ending(run_writer)
         run.attach(RunEngine(intake, writer, mailbox, ending, delivery, note_end=note_end, renamed=self._renaming()))
@@ -342,7 +343,7 @@ class Assembly:
         return run
 
     def _renaming(self) -> Callable[[Mapping[str, Any]], Mapping[str, Any]] | None:
-        """Gives rows the names that ``[map]`` says. Raises ``ConfigError`` for a role that is none."""
+        """Return a function that renames metrics by ``[map]``. Raises ``ConfigError`` for an unknown role."""
         if not self.alerting.map:
             return None
         from rlwatch.importers.naming import naming_of  # with every importer: most runs need none
@@ -350,12 +351,12 @@ class Assembly:
         return naming_of(configured=self.alerting.map).renamed
 
     def _judging(self, run: Run, writer: Writer, judge: JudgeThread, delivery: DeliveryThread | None) -> SinkProgress:
-        """Judging whose findings are stored, published and announced. On the judge's thread: it loads a lot."""
+        """Make the judging of the run: monitor, sink, listeners. Called on the judge's thread: the imports are slow."""
         from rlwatch.monitor.engine import Monitor
         from rlwatch.monitor.forecasting import forecaster_for
         from rlwatch.monitor.judge import MonitorSink, SinkProgress, past_of
 
-        self._tell_listeners(run)
+        self._add_listeners(run)
         monitor = Monitor(
             run_id=run.info.run_id,
             source=run.info.source,
@@ -377,7 +378,7 @@ class Assembly:
         )
         return SinkProgress(monitor, sink, self.store, run.info.run_id, judged=writer.judged)
 
-    def _tell_listeners(self, run: Run) -> None:
+    def _add_listeners(self, run: Run) -> None:
         from rlwatch.run.alerting import OwnLog
 
         run.listen(OwnLog(self.alerting.policy, run.info, self.store.silences))
@@ -389,7 +390,7 @@ class Assembly:
 
     def _noting(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:
         def note(state: RunState, reason: str) -> None:
-            """On the thread that ends the run, which does not wait for a slow store for ever."""
+            """Store the end of the run, on the thread that ends it, which waits for a slow store only so long."""
             if run_writer.journal is not None:
                 run_writer.journal.note_end(state, redacted(reason), self.clock.now())
 
@@ -397,7 +398,7 @@ class Assembly:
 
     def _ending(self, run_writer: RunWriter) -> Callable[[RunState, str], None]:
         def finish(state: RunState, reason: str) -> None:
-            """On the writer thread. The run's lock goes whatever cannot be written any more."""
+            """Finish on the writer thread; the run's lock is released even if the end cannot be written."""
             try:
                 run_writer.finish(state, redacted(reason), self.clock.now())
             finally:

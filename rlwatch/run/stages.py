@@ -1,7 +1,7 @@
-"""Stages of a training step: which one runs, since when, how long each took; and what a process that stalls is doing.
+"""Stages of a training step: the running one, its beginning, the time of each; and the stacks of a stalled process.
 
-The training thread enters and leaves stages, which takes about a microsecond and never raises. Another thread of ours
-looks: it goes on while training hangs.
+The training thread enters and leaves stages, which takes about a microsecond and never raises. A background thread
+checks for stalls, so it goes on while training hangs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ PAUSED = "paused"
 WAITS = {"sampling": "responses", "reward": "rewards", "environment": "the environment"}
 """Stage in which the update waits for others -> what it waits for."""
 MOST_SPANS = 256
-"""Spans that are kept of a step; time beyond them still counts."""
+"""Most spans kept of a step; the time of further ones still counts."""
 JOINED_S = 0.005
 """Two spans of one stage with less than this between them are one, in seconds."""
 COLLECTIVES, COLLECTIVE_FRAMES = "torch/distributed/", 6
-"""Part of a file's path, and the innermost frames among which it says that a rank waits for the others."""
+"""Part of a path that, among this many innermost frames, shows that a rank waits for the others."""
 VARIABLE = "RLWATCH_STALL_S"
 """Seconds without a step or a change of stage after which a process stores its stacks, at least."""
 EARLIER = 0.9
-"""Share of the patience of an alert after which stacks are stored: they are there when it is written."""
+"""Fraction of an alert's patience after which stacks are stored, so that they exist when it is written."""
 LEAST_LOOKS = 4
-"""Looks at a quiet thread after which it is said whether its stack changes."""
+"""Samples of a quiet thread after which it is reported whether its stack changes."""
 LOOK_S = 1.0
-"""Seconds between two looks at a quiet process."""
+"""Seconds between two samples of a quiet process."""
 MOST_FRAMES, MOST_FRAMES_ELSEWHERE, MOST_THREADS = 40, 12, 24
 """Frames of the training thread and of each other one, and threads, in a record of a stall."""
 
@@ -55,7 +55,7 @@ class Span(NamedTuple):
 
 
 class Opened:
-    """A stage that is entered and not left."""
+    """A stage that was entered and not left yet."""
 
     __slots__ = ("begin", "name", "resumed")
 
@@ -64,7 +64,7 @@ class Opened:
 
 
 def _nothing(_error: Exception) -> None:
-    """In place of what failed: training goes on."""
+    """Do nothing, in place of a call that failed."""
 
 
 class Stage:
@@ -109,16 +109,16 @@ class StageClock:
         self.used = False
         """Whether any stage was ever entered, or any step ended."""
         self.tapped = False
-        """Whether whoever ends the steps of a trainer takes the spans, so that they do not go with its log."""
+        """Whether the integration that ends the trainer's steps takes the spans, so its log does not."""
         self.by_rows = False
-        """Whether the spans go with the rows of ``run.log``: nobody else ends steps."""
+        """Whether the spans are added to the rows of ``run.log``, because no integration ends steps."""
 
     def stage(self, name: str) -> Stage:
-        """Context manager that is in the stage ``name``."""
+        """Return a context manager for the stage ``name``."""
         return Stage(self, name)
 
     def enter(self, name: str) -> Opened | None:
-        """Enter a stage on this thread; None where that failed."""
+        """Enter a stage on this thread; return None if that failed."""
         return call_or(partial(self._enter, name), _nothing)
 
     def _enter(self, name: str) -> Opened:
@@ -132,12 +132,12 @@ class StageClock:
         return opened
 
     def within(self, name: str) -> bool:
-        """True where this thread's innermost stage is ``name``."""
+        """Return whether this thread's innermost stage is ``name``."""
         stack = self._open.get(threading.get_ident())
         return bool(stack) and stack[-1].name == name  # type: ignore[index]
 
     def leave(self, opened: Opened | None) -> None:
-        """Leave the stage again, and those entered within it that nobody left."""
+        """Leave the stage, and those entered within it that are still open."""
         call_or(partial(self._leave, opened), _nothing)
 
     def _leave(self, opened: Opened | None) -> None:
@@ -164,7 +164,7 @@ class StageClock:
             self._beyond[opened.name] = self._beyond.get(opened.name, 0.0) + took
 
     def take(self) -> list[Span]:
-        """Spans since the last call. An open stage is cut in two; what there was no room for is one span at the end."""
+        """Return the spans since the last call. An open stage is cut in two; spans beyond the limit are merged."""
         now = time.perf_counter()
         for stack in list(self._open.values()):
             if stack:
@@ -175,7 +175,7 @@ class StageClock:
         return spans + [Span(name, self._base + now - took, took) for name, took in beyond.items()]
 
     def end_step(self, step: int) -> list[Span]:
-        """The step ended: its spans. It never raises."""
+        """End the step and return its spans. Never raises."""
         self.ended(step)
         return call_or(self.take, _nothing) or []
 
@@ -190,7 +190,7 @@ class StageClock:
         self._step, self._stepped, self.used = step, now, True
 
     def begins(self, step: int) -> bool:
-        """True of a step after the last one that ended."""
+        """Return whether the step comes after the last one that ended."""
         return self._step is None or step > self._step
 
     @property
@@ -205,7 +205,7 @@ class StageClock:
 
     @property
     def patience_s(self) -> float:
-        """Seconds of quiet that are no stall, as :mod:`rlwatch.control.liveness` has it for rows."""
+        """Seconds of quiet that are not a stall yet, as in :mod:`rlwatch.control.liveness` for rows."""
         floor = _floor()
         gaps = list(self._gaps)
         if not gaps:
@@ -225,7 +225,7 @@ class StageClock:
         return (stages[0].stage, stages[0].begin) if stages else ("", None)
 
     def thread(self) -> int:
-        """The thread that trains: the main one, unless another is in a stage and the main one is in none."""
+        """Return the training thread: the main one, unless only another one is in a stage."""
         return self._training()[0]
 
     def _training(self) -> tuple[int, list[Opened]]:
@@ -257,7 +257,7 @@ def seconds_of(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def batch_of_spans(step: int, spans: Sequence[Span], rank: int = 0) -> SpikeBatch | None:
-    """The spans as a record; None where there are none."""
+    """Return the spans as a record; None if there are none."""
     if not spans:
         return None
     import numpy as np  # loaded by now wherever a stage was entered; `import rlwatch` does without
@@ -270,24 +270,24 @@ def batch_of_spans(step: int, spans: Sequence[Span], rank: int = 0) -> SpikeBatc
     return SpikeBatch(step, columns, STAGES, rank=rank)
 
 
-# A stall: the process is alive, and neither a step ends nor the stage changes.
+# A stall: the process is alive, but no step ends and the stage does not change.
 
 
 class StallWatch:
-    """Looks whether a process stalls, on a thread that does not train, and gives each stall once.
+    """Checks on a background thread whether a process stalls, and reports each stall once.
 
     Parameters
     ----------
     clock
-        Of the process.
+        Stage clock of the process.
     rank
-        Of the process.
+        Rank of the process.
     told
         Called with the kind of the event, the last step, and the body.
     """
 
     def __init__(self, clock: StageClock, rank: int, told: Callable[[str, int | None, dict[str, Any]], object]) -> None:
-        self._clock, self._rank, self._told = clock, rank, told
+        self._clock, self._rank, self._report = clock, rank, told
         self._look_at = 0.0
         self._progress = 0.0
         self._seen: tuple[int, ...] = ()
@@ -296,7 +296,7 @@ class StallWatch:
         self._since: float | None = None
 
     def look(self) -> None:
-        """Look, once a second at most. May raise."""
+        """Check, at most once a second. May raise."""
         now = time.perf_counter()
         if now < self._look_at:
             return
@@ -314,33 +314,33 @@ class StallWatch:
         self._seen, self._looks = seen, self._looks + 1
         if quiet >= patience and self._looks >= LEAST_LOOKS and self._since is None:
             self._since = progress
-            self._told(STALLED, clock.step, stall(stages, quiet, self._rank, clock.thread(), moves=self._moves))
+            self._report(STALLED, clock.step, stall(stages, quiet, self._rank, clock.thread(), moves=self._moves))
 
     def _over(self, now: float) -> None:
         if self._since is not None:
             took, self._since = now - self._since, None
-            self._told(STALL_OVER, self._clock.step, {"rank": self._rank, "seconds": round(took, 1)})
+            self._report(STALL_OVER, self._clock.step, {"rank": self._rank, "seconds": round(took, 1)})
 
 
 class StallSink:
-    """The watch as a sink of the writer thread, which looks between two batches."""
+    """The watch as a sink of the writer thread, which checks between two batches."""
 
     def __init__(self, watch: StallWatch) -> None:
         self._watch = watch
 
     def write(self, batch: Sequence[Item]) -> None:
-        """Nothing: rows are no sign of it."""
+        """Do nothing: rows are not used."""
 
     def tick(self) -> None:
-        """Look."""
+        """Check for a stall."""
         self._watch.look()
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def stall(stages: Sequence[Span], quiet_s: float, rank: int, thread: int, *, moves: bool) -> dict[str, Any]:
-    """Record of a stall: stage and since when, the kind of stall, and the stacks of all threads.
+    """Return the record of a stall: the stage and its beginning, the kind of stall, and the stacks of all threads.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ def stall(stages: Sequence[Span], quiet_s: float, rank: int, thread: int, *, mov
     quiet_s
         Seconds since the last sign of progress.
     rank, thread
-        Of the process, and its thread that trains.
+        Rank of the process, and its training thread.
     moves
         Whether the stack of that thread changed while it was quiet.
     """
@@ -387,7 +387,7 @@ def _sentence(what: str, name: str, rank: int, since: float, place: str) -> str:
 
 
 def stacks_of_threads(first: int) -> list[dict[str, Any]]:
-    """Name and stack of each thread but ours, that of ident ``first`` before the others; frames outermost first."""
+    """Return name and stack of each thread but rlwatch's, ``first`` before the others; frames outermost first."""
     frames = sys._current_frames()  # noqa: SLF001
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
@@ -412,7 +412,7 @@ def _stack(frame: FrameType | None, most: int) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """The last three parts of a path.
+    """Return the last three parts of a path.
 
     >>> _short("/tmp/a.py"), _short("/home/ann/math/rewards/judge.py")
     ('/tmp/a.py', 'math/rewards/judge.py')
@@ -422,7 +422,7 @@ def _short(path: str) -> str:
 
 
 def _position(frame: FrameType | None) -> tuple[int, ...]:
-    """Place of a thread in its code, to the instruction."""
+    """Return the position of a thread in its code, to the instruction."""
     found: list[int] = []
     while frame is not None:
         found += [id(frame.f_code), frame.f_lasti]
