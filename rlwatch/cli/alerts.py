@@ -1,4 +1,4 @@
-"""``rlwatch alerts``: what fired and who was told; acknowledging, silencing, delivery, trying a channel."""
+"""``rlwatch alerts``: alerts and their deliveries; acknowledge, silence, retry, and test a channel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = ("alert_id", "state", "severity", "kind", "run_id", "onset_step", "step")
-"""Columns of the list, before who was told and what was found."""
+"""Columns of the list, before delivery and message."""
 EPILOG = examples(
     "rlwatch alerts list",
     "rlwatch alerts list math-7b-s3",
@@ -85,7 +85,7 @@ def _why_quiet(store: Store, found: Sequence[Alert], run_id: str | None, config:
 
 
 def alert_row(alert: Alert, messages: Sequence[OutboxMessage]) -> dict[str, JSON]:
-    """The alert and, under ``delivery``, the messages that tell of it, without their payload."""
+    """Return the alert and, under ``delivery``, its messages without their payload."""
     from rlwatch.alerts.matching import alert_ids
 
     mine = [message for message in messages if alert.alert_id in alert_ids(message)]
@@ -102,7 +102,7 @@ def _alert_cells(row: dict[str, JSON]) -> list[Cell]:
     ]
 
 
-# ``rlwatch alerts ack | silence | silences | unsilence``: what people do about alerts.
+# ``rlwatch alerts ack | silence | silences | unsilence``: actions of users on alerts.
 
 ACK = examples("rlwatch alerts ack 3f2a9c", "rlwatch alerts ack 3f2a9c --by ann --why 'rolled back to step 400'")
 SILENCE = examples(
@@ -250,7 +250,7 @@ def _labels(given: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in (text.partition("=") for text in given)}
 
 
-# ``rlwatch alerts test | dead | retry``: does a channel work, what never arrived, and sending it again.
+# ``rlwatch alerts test | dead | retry``: test a channel, list undelivered messages, and send them again.
 
 TEST = examples("rlwatch alerts test", "rlwatch alerts test --channel slack")
 DEAD = examples("rlwatch alerts dead", "rlwatch alerts dead math-7b-s3 --format json")
@@ -335,7 +335,7 @@ def retry(
 
 
 def _messages_to_retry(outbox: list[OutboxMessage], beginning: str) -> list[OutboxMessage]:
-    """Dead ones; or the one whose id begins so, if it is not sent. Raises ``ConfigError``."""
+    """Return the undelivered messages, or the unsent one whose id has this prefix. Raises ``ConfigError``."""
     if not beginning:
         return [message for message in outbox if message.status is OutboxStatus.DEAD]
     found = [message for message in outbox if message.message_id.startswith(beginning)]
@@ -380,7 +380,7 @@ def _show_trials(trials: list[Trial], output: OutputFormat) -> None:
     print_table(("channel", "", "answer", "message"), rows)
 
 
-# ``rlwatch alerts``: what can be done about alerts; a run, an option or nothing after it lists them.
+# ``rlwatch alerts``: the group of commands; without the name of a command it lists alerts.
 
 LIST = "list"
 
@@ -389,7 +389,7 @@ class ListsUnlessTold(TyperGroup):
     """``rlwatch alerts RUN`` is ``rlwatch alerts list RUN``, unless RUN is the name of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command where none is named."""
+        """Insert the default command if none is named."""
         named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if named else [LIST, *args])
 

@@ -32,7 +32,7 @@ VARIABLES = {OPERATOR: "RLWATCH_UI_TOKEN", VIEWER: "RLWATCH_UI_VIEWER_TOKEN"}
 """The variable that sets the token of each role; with ``_FILE`` appended, the one that names a file with it."""
 
 SHORTEST_TOKEN = 16
-"""Characters of a token that a person may choose."""
+"""Least length of a token that a user chooses."""
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -41,14 +41,14 @@ SECRET_FILE = "ui-secret"  # noqa: S105  (a file's name)
 
 @dataclass(frozen=True, slots=True)
 class LoginToken:
-    """A token that opens the dashboard to one role; ``source`` says where it was set, empty: made for this start."""
+    """A login token of the dashboard for one role; ``source``: where it was set, empty if generated at this start."""
 
     value: str = field(repr=False)
     source: str = ""
 
 
 def tokens(env: Mapping[str, str] | None = None) -> dict[str, LoginToken]:
-    """The token of each role: the one that is set, else a new one. Raises ``ConfigError`` for one that is no secret."""
+    """Return the token of each role: the one that is set, else a new one. Raises ``ConfigError`` for an unsafe one."""
     env = os.environ if env is None else env
     found = {role: _configured(name, env) or LoginToken(secrets.token_urlsafe(32)) for role, name in VARIABLES.items()}
     if found[OPERATOR].value == found[VIEWER].value:
@@ -73,7 +73,7 @@ def _configured(name: str, env: Mapping[str, str]) -> LoginToken | None:
 
 
 def _private_text(path: Path) -> str:
-    """Read ``path``. Raises ``ConfigError`` if it cannot be read or others can read it, too."""
+    """Read ``path``. Raises ``ConfigError`` if it cannot be read, or other users can read it."""
     try:
         with path.open(encoding="utf-8") as file:
             state = os.fstat(file.fileno())
@@ -91,7 +91,7 @@ def _private_text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The tokens, and the secret that sessions are signed with; ``kept``: whether they outlive this start."""
+    """The tokens, and the secret that signs sessions; ``kept``: whether sessions survive a restart."""
 
     tokens: Mapping[str, LoginToken]
     secret: str = field(repr=False)
@@ -99,16 +99,16 @@ class Login:
 
     @classmethod
     def of_user(cls, env: Mapping[str, str] | None = None) -> Login:
-        """Those of this user. Raises ``ConfigError`` for a token or a secret that is none."""
+        """Return the login of this user. Raises ``ConfigError`` for an unsafe token or secret."""
         chosen = tokens(env)
         try:
             return cls(chosen, session_secret(secret_path(env)))
-        except OSError:  # no home that can be written: sessions end with the server
+        except OSError:  # no writable home directory: sessions end with the server
             return cls(chosen, secrets.token_urlsafe(48), kept=False)
 
     def signing_key(self, store_url: str) -> str:
-        """The key that signs sessions of this store: another store's are worth nothing here, nor are those of a token
-        that somebody has set anew.
+        """Return the key that signs sessions of this store. Sessions of another store, or of a token that has been
+        changed, are invalid.
         """
         set_ones = [f"{role} {token.value}" for role, token in sorted(self.tokens.items()) if token.source]
         text = json.dumps(
@@ -125,9 +125,9 @@ def secret_path(env: Mapping[str, str] | None = None) -> Path:
 
 
 def session_secret(path: Path | None = None) -> str:
-    """The secret that sessions are signed with: the user's own, kept so that they outlive the server.
+    """Return the user's secret that signs sessions, stored so that they survive a restart of the server.
 
-    Raises ``ConfigError`` if the file is not the user's alone, ``OSError`` where none can be kept.
+    Raises ``ConfigError`` if other users can read the file, ``OSError`` if none can be stored.
     """
     path = path or secret_path()
     if not path.exists():
@@ -139,7 +139,7 @@ def session_secret(path: Path | None = None) -> str:
 
 
 def _make_secret(path: Path) -> None:
-    """Whole or not at all; of two processes that make it at once, the first wins."""
+    """Create the secret file atomically; of two processes that create it at once, the first wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -163,22 +163,22 @@ def forget_sessions(path: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DashboardAddress:
-    """The address the dashboard listens on, and those that people know it by.
+    """The address the dashboard listens on, and its public addresses.
 
     Parameters
     ----------
     host, port
-        What to listen on.
+        Address and port to listen on.
     base_path
-        The path it lies under: ``""`` or ``/name``.
+        URL path of the dashboard: ``""`` or ``/name``.
     public
-        Origins (``https://gpu.example.org``) under which a proxy or a tunnel offers it.
+        Origins (``https://gpu.example.org``) under which a proxy or a tunnel serves it.
     proxies
-        Addresses and networks of the proxies whose forwarded headers are believed.
+        Addresses and networks of trusted proxies, whose forwarded headers are used.
     user_header
-        The header in which the proxy names the person.
+        The header in which the proxy sends the user name.
     oidc
-        The file that says which OIDC provider vouches for people, and who of them may come in.
+        Configuration file of the OIDC provider and of the users who may log in.
     """
 
     host: str
@@ -196,12 +196,12 @@ class DashboardAddress:
 
     @property
     def local(self) -> str:
-        """Its address for a process of this machine."""
+        """Address for processes on this machine."""
         return origin("http", {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)  # noqa: S104
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Every origin it answers to; what listens on every interface answers to the address that was reached, too."""
+        """Every origin it accepts; on a wildcard address also the address that the client used."""
         names = [*LOCAL_NAMES] if self.wildcard or is_loopback(self.host) else []
         names += [] if self.wildcard else [self.host]
         if not self.public and not is_loopback(self.host):
@@ -210,7 +210,7 @@ class DashboardAddress:
 
     @property
     def address(self) -> str:
-        """The address that a person opens."""
+        """Address to open in a browser."""
         host = socket.gethostname() if self.wildcard else self.host
         return f"{self.public[0] if self.public else origin('http', host, self.port)}{self.base_path}/"
 
@@ -236,7 +236,7 @@ def place(
     user_header: str = "",
     oidc: Path | None = None,
 ) -> DashboardAddress:
-    """A place from what was typed. Raises ``ConfigError`` for what cannot be one."""
+    """Return the address from command-line values. Raises ``ConfigError`` for invalid ones."""
     urls = [_public(url) for url in public_urls]
     paths = {path for _, path in urls} | ({_path(base_path)} if base_path else set())
     if len(paths) > 1:
@@ -271,16 +271,18 @@ _SHORTEST_SECRET = 32
 
 
 def people_of(file: Path, at: DashboardAddress) -> dict[str, list[str]]:
-    """Role -> addresses that come in by the provider of the ``file``, which is in Streamlit's form (``[auth]``) with a
-    table ``[rlwatch]`` of ``operators`` and ``viewers``. Raises ``ConfigError`` for what would let in nobody, or all.
+    """Return role -> e-mail addresses that may log in by the OIDC provider of the ``file``.
+
+    The file is in Streamlit's format (``[auth]``) with a table ``[rlwatch]`` of ``operators`` and ``viewers``. Raises
+    ``ConfigError`` for a file that would admit no user, or all.
     """
     if find_spec("authlib") is None:
         raise MissingExtraError("authlib", "oidc", "--oidc")
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--oidc {file}: {error}") from None
-    auth, lists = said.get("auth", {}), said.get("rlwatch", {})
+    auth, lists = document.get("auth", {}), document.get("rlwatch", {})
     if missing := [name for name in _PROVIDER if not (isinstance(auth.get(name), str) and auth[name])]:
         raise ConfigError(f"--oidc {file}: [auth] lacks {', '.join(missing)} (docs/dashboard.md has an example)")
     if len(auth["cookie_secret"]) < _SHORTEST_SECRET:
@@ -304,7 +306,7 @@ def people_of(file: Path, at: DashboardAddress) -> dict[str, list[str]]:
 
 
 def _public(url: str) -> tuple[str, str]:
-    """Origin and path of a public address."""
+    """Return origin and path of a public address."""
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port
@@ -333,7 +335,7 @@ def _network(address: str) -> str:
 
 
 def origin(scheme: str, host: str, port: int) -> str:
-    """As a browser writes it: IPv6 in brackets, the default port left out."""
+    """Return the origin as browsers write it: IPv6 in brackets, without the default port."""
     bare = host.strip("[]").lower()
     shown = f"[{bare}]" if ":" in bare else bare
     return f"{scheme}://{shown}" + ("" if port == DEFAULT_PORTS[scheme] else f":{port}")

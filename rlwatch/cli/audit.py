@@ -15,7 +15,7 @@ from rlwatch.ports import Store
 from rlwatch.records import AuditEntry, Command, Purge, RunEdit
 from rlwatch.wording import local_moment, one_line
 
-# Everything people did to the runs of a store, in one list: who, when, and in words.
+# The actions of users on the runs of a store, in one list.
 
 
 _PINS = "pin"

@@ -1,4 +1,4 @@
-"""Work beside a command that goes on: delivering the outbox, looking after runs, ending in good order."""
+"""Background work of a long-running command: deliver the outbox, watch runs, end cleanly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONCE_S = 20.0
 
 @contextmanager
 def delivering(store: Store, alerting: Alerting) -> Iterator[None]:
-    """Deliver in a thread of its own, so that a slow receiver slows nothing here."""
+    """Deliver in a background thread, so that a slow receiver does not slow the command."""
     thread = alerting.start(store)
     try:
         yield
@@ -31,7 +31,7 @@ def delivering(store: Store, alerting: Alerting) -> Iterator[None]:
 
 
 def deliver_once(store: Store, alerting: Alerting) -> str:
-    """Try every due message once, for at most about 20 s; what came of it in words ("" if there was nothing)."""
+    """Try every due message once, for at most about 20 s; return the outcome in words ("" without messages)."""
     if not alerting.notifiers:
         return ""
     from rlwatch.alerts.outbox import Deliverer
@@ -42,11 +42,11 @@ def deliver_once(store: Store, alerting: Alerting) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-# Looking after the runs of a store while a command runs: heartbeats, and what time alone makes due.
+# Watching the runs of a store while a command runs: heartbeats, and messages due by time.
 
 
 def watchman(store: Store, alerting: Alerting, run_id: str | None = None) -> Watchman:
-    """The watchman that judges from outside whether runs live; of one run or of all."""
+    """Return a watchman that checks whether runs are alive: one run or all."""
     from rlwatch.monitor.watchman import Watchman
 
     return Watchman(store, alerting.policy, dashboard_url=alerting.dashboard_url, run_id=run_id)
@@ -54,7 +54,7 @@ def watchman(store: Store, alerting: Alerting, run_id: str | None = None) -> Wat
 
 @contextmanager
 def background_services(store: Store, alerting: Alerting, run_id: str | None = None) -> Iterator[None]:
-    """Look every ten seconds, in a thread of its own."""
+    """Run a watchman every ten seconds in a background thread."""
     from rlwatch.monitor.watchman import WatchmanThread
 
     thread = WatchmanThread(watchman(store, alerting, run_id))
@@ -65,12 +65,12 @@ def background_services(store: Store, alerting: Alerting, run_id: str | None = N
         thread.stop()
 
 
-# Ending a command that would go on for ever.
+# Ending a command that runs until it is stopped.
 
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Within it SIGTERM (a service manager, ``kill``) ends as tidily as Ctrl-C does."""
+    """Turn SIGTERM (a service manager, ``kill``) into Ctrl-C within the block, so that the command ends as cleanly."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -83,7 +83,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Put Ctrl-C off until the block has ended: what it begins must not be lost before somebody holds it."""
+    """Delay Ctrl-C until the block has ended, so that nothing it opened is lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

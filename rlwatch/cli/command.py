@@ -1,4 +1,4 @@
-"""``rlwatch command RUN KIND``: a wish for the live run, written down as a row the trainer picks up."""
+"""``rlwatch command RUN KIND``: queue a command for a live run, which the trainer picks up from the store."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ ANSWERS = {
 }
 """Exit code of each answer. 2: the request itself is wrong, as everywhere."""
 UNANSWERED = 5
-"""Exit code: no answer came within ``--wait``; the command still stands."""
+"""Exit code: no answer came within ``--wait``; the command stays queued."""
 CANCEL_S = 5.0
 """Seconds that a cancellation waits for the trainer that holds the command; it looks once a second."""
 
 
-# Options of the kinds' arguments: one for each name, made from what the kinds say.
+# Options for the arguments of all kinds: one for each name, generated from the definitions of the kinds.
 
 
 def _options() -> list[Parameter]:
@@ -105,7 +105,7 @@ def _sentence(text: str) -> str:
 
 
 def _read(args: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the options that were given as arguments; the kind's own check says which it takes."""
+    """Return the given options as arguments of the kind, which checks them."""
     return {name: _plain(value) for name, value in args.items() if value is not None}
 
 
@@ -203,7 +203,7 @@ def _cancelled(store: Store, run_id: str, beginning: str, why: str) -> Command:
 
 
 def _code(command: Command, *, waited: bool, wanted: bool) -> int:
-    """The exit code; ``wanted``: the command is what was asked for, and not that it be cancelled."""
+    """Return the exit code; ``wanted``: the user sent the command, rather than cancelled it."""
     if command.status.open:
         return UNANSWERED if waited else 0
     if not wanted:
@@ -212,7 +212,7 @@ def _code(command: Command, *, waited: bool, wanted: bool) -> int:
 
 
 def warn_if_not_live(run: RunInfo, now: float) -> None:
-    """Say on stderr that nobody is there to obey, and since when."""
+    """Warn on stderr if no live trainer can carry out the command, and since when."""
     from rlwatch.control.liveness import dead_since
 
     if run.state is not RunState.RUNNING:
@@ -226,7 +226,7 @@ def warn_if_not_live(run: RunInfo, now: float) -> None:
 
 
 def _set(settings: Sequence[str]) -> dict[str, JSON]:
-    """``NAME=VALUE`` as name and value. Raises ``ConfigError``."""
+    """Split ``NAME=VALUE`` into name and value. Raises ``ConfigError``."""
     read: dict[str, JSON] = {}
     for text in settings:
         name, equals, value = text.partition("=")
@@ -246,7 +246,7 @@ def _report(command: Command) -> None:
     say(f"{command.kind} {command.status}{at}{result}  ({command.command_id})", style=style)
 
 
-# Waiting for what becomes of a command.
+# Waiting for the result of a command.
 
 POLL_S = 0.5
 
@@ -254,9 +254,9 @@ POLL_S = 0.5
 def wait_until_settled(
     store: CommandStore, command: Command, clock: Clock, sleep: Callable[[float], None], wait_s: float
 ) -> Command:
-    """The command as it stands once it is settled, or after ``wait_s`` seconds.
+    """Return the command once it is settled, or as it is after ``wait_s`` seconds.
 
-    One that nobody claimed in its time counts as expired, though its row is marked only by the next claim.
+    A command that was not claimed in time counts as expired, although the store marks it only at the next claim.
     """
     deadline = clock.monotonic() + wait_s
     while command.status.open and clock.monotonic() < deadline:

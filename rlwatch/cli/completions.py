@@ -46,7 +46,7 @@ class Wish:
     most: int = MOST
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
-        """Those that fit of all that were recorded, in the order that is wanted, with what is odd about each."""
+        """Return the matching completions, in the wanted order, with their anomalies."""
         fitting = among(rows, first=self.first, last=self.last, prompt=self.prompt)
         arranged = fitting[::-1] if self.reverse else fitting
         if self.sort is not None:
@@ -60,13 +60,13 @@ IMPORTANCE = (
 )  # fmt: skip
 """Columns in the order in which a narrow terminal gives them room; rewards by function come before the id."""
 ROOM = 36
-"""Characters that the numbers of a completion have beside its prompt and its text."""
+"""Characters for the numbers of a completion, in addition to its prompt and its text."""
 HIDDEN = frozenset({"chars", "generated", "prompt_index"})
 """Columns for programs only."""
 
 
 def print_completions(rows: Sequence[Row], wish: Wish, recorded: int) -> None:
-    """As a table, or a word on how to record some; ``recorded``: how many there are of any kind."""
+    """Print a table, or a hint how to record completions; ``recorded``: their total number."""
     if not recorded:
         say("no completions recorded; they are kept only where the trainer was watched with completions=...")
         return

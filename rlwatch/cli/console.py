@@ -1,4 +1,4 @@
-"""Print to a terminal, a pipe or a script: plain, wide and uncoloured when nobody watches; JSON, tables, errors."""
+"""Print to a terminal, a pipe or a script: plain, wide and uncoloured unless on a terminal; JSON, tables, errors."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ STATUS_STYLES: Mapping[str, str] = {
     OutboxStatus.DEAD.value: "bold red",
 }
 PIPE_WIDTH = 2000
-"""Columns of a table that goes into a file or a pipe: so wide that no cell is cut or wrapped."""
+"""Width of a table in a file or a pipe, in columns: no cell is cut or wrapped."""
 
 Cell = str | tuple[str, str]
-"""What a table holds: a text, or a text and its style."""
+"""Cell of a table: a text, or a text and its style."""
 
 
 def _console(stream: IO[str]) -> Console:
@@ -81,27 +81,27 @@ def errors() -> Console:
 
 
 def say(text: str = "", style: str = "") -> None:
-    """One line on stdout; never cut, control characters made visible."""
+    """Print one line on stdout; never cut, with control characters made visible."""
     output().print(for_terminal(text), style=style or None, soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """One line on stderr, in yellow; control characters made visible."""
+    """Print one line on stderr, in yellow, with control characters made visible."""
     errors().print(for_terminal(text), style="yellow", soft_wrap=True)
 
 
 def aside(text: str, style: str = "") -> None:
-    """One line on stderr beside what a script takes from stdout; control characters made visible."""
+    """Print one line on stderr, apart from the output that a script reads; control characters made visible."""
     errors().print(for_terminal(text), style=style or None, soft_wrap=True)
 
 
 def print_json(value: object) -> None:
-    """``value`` as strict JSON, alone on stdout."""
+    """Print ``value`` on stdout as strict JSON."""
     sys.stdout.write(dumps(value) + "\n")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
-    """A table without lines; a header that starts with ``>`` is aligned to the right."""
+    """Print a table without lines; a column whose header starts with ``>`` is aligned to the right."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for header in headers:
         right = header.startswith(">")
@@ -119,7 +119,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], *, title
 
 
 def cell_of(column: Column, value: object) -> Cell:
-    """A value of a column, in the colour of what it says."""
+    """Return a value of a column, in the colour of its meaning."""
     styles: Mapping[Format, Mapping[Any, str]] = {Format.SEVERITY: SEVERITY_STYLES, Format.STATUS: STATUS_STYLES}
     return (text_of(column, value), styles.get(column.format, {}).get(value, "") if isinstance(value, str) else "")
 
@@ -132,11 +132,11 @@ def _cell(cell: Cell) -> Text:
 # Records as JSON that every parser accepts.
 #
 # JSON has no NaN and no infinities: they are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
-# What was not measured is absent, or ``null`` where a field must exist.
+# Values that were not measured are absent, or ``null`` where a field is required.
 
 
 def plain(value: object) -> JSON:
-    """``value`` built of dict, list, str, int, finite float, bool and None only.
+    """Return ``value`` converted to dict, list, str, int, finite float, bool and None only.
 
     >>> plain({"kl": float("inf"), "steps": (1, 2)})
     {'kl': 'Infinity', 'steps': [1, 2]}
@@ -165,7 +165,7 @@ def _number(value: float) -> float | str:
 
 
 def _from_elsewhere(value: object) -> JSON:
-    """Numpy arrays and scalars through ``tolist``, other collections as lists, the rest as its ``str``."""
+    """Convert numpy values through ``tolist``, other collections to lists, and all else to ``str``."""
     tolist = getattr(value, "tolist", None)
     if tolist is not None:
         return plain(tolist())
@@ -177,7 +177,7 @@ def _from_elsewhere(value: object) -> JSON:
 
 
 def dumps(value: object) -> str:
-    """Strict JSON, indented, in ASCII (so that no terminal's encoding can break it)."""
+    """Return strict JSON, indented, in ASCII (safe in every terminal encoding)."""
     return json.dumps(plain(value), allow_nan=False, indent=2)
 
 
@@ -190,9 +190,9 @@ GAP = 2
 def columns_that_fit(
     headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], width: int
 ) -> list[int]:
-    """Columns that fit into ``width`` characters, in their order; ``importance`` names them, most important first.
+    """Return the columns that fit into ``width`` characters, in their order; ``importance``: most important first.
 
-    One is always shown, however narrow it is; a column that does not fit makes room for less important, narrower ones.
+    At least one is shown, at any width; a column that does not fit is replaced by less important, narrower ones.
     """
     names = [header.removeprefix(">") for header in headers]
     widest = [max(map(cell_len, (name, *(for_terminal(row[i]) for row in rows)))) for i, name in enumerate(names)]
@@ -209,23 +209,23 @@ def columns_that_fit(
 def print_fitting(
     headers: Sequence[str], rows: Sequence[Sequence[str]], importance: Sequence[str], *, title: str = ""
 ) -> None:
-    """The table, without the columns that have no room; a pipe or file has room for all."""
+    """Print the table without the columns that do not fit; in a pipe or file all fit."""
     chosen = columns_that_fit(headers, rows, importance, output().width + GAP)
     print_table([headers[i] for i in chosen], [[row[i] for i in chosen] for row in rows], title=title)
 
 
-# Progress on stderr, for people only: nothing is drawn unless a terminal is there to see it.
+# Progress on stderr, only on a terminal.
 
 LARGE = 10_000_000
-"""Bytes of a log from which on catching up with it takes long enough to be watched."""
+"""Size of a log, in bytes, from which a progress bar is shown while it is read."""
 WORTH_SHOWING = 5_000
-"""Records of a log from which on the replay takes long enough to be watched."""
+"""Number of records from which a progress bar is shown during a replay."""
 
 
 def progress_bar(
     records: Sequence[StepRecord], *, worth: int = WORTH_SHOWING, what: str = "replaying"
 ) -> Iterable[StepRecord]:
-    """``records``, with a bar that shows how far they are where there are ``worth`` or more, and a terminal."""
+    """Yield ``records``, with a progress bar if there are ``worth`` or more, on a terminal."""
     if len(records) < worth or not sys.stderr.isatty():
         return records
     from rich.progress import track
@@ -235,7 +235,7 @@ def progress_bar(
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Say that ``path`` is being read while it is."""
+    """Show a status while ``path`` is being read."""
     if not sys.stderr.isatty():
         yield
         return
@@ -245,7 +245,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def backlog(tail: Tail, *, worth: int = LARGE) -> Iterator[Callable[[], None]]:
-    """While a log that was there before the watch is read: gives what to call when a piece of it has been.
+    """Show progress while the existing part of a log is read; yields a function to call after each piece.
 
     A bar is drawn for ``worth`` bytes or more, on a terminal.
     """
@@ -275,7 +275,7 @@ INTERRUPTED = 130
 
 
 def debugging() -> bool:
-    """``RLWATCH_DEBUG=1`` asks for tracebacks."""
+    """Return whether ``RLWATCH_DEBUG=1`` requests tracebacks."""
     return os.environ.get("RLWATCH_DEBUG", "").lower() not in {"", "0", "false", "no"}
 
 
@@ -288,8 +288,8 @@ def complain(error: BaseException | str) -> None:
 class FailingInOneLine(TyperGroup):
     """A command group that turns known errors into a line and exit code 2.
 
-    Known are :class:`RLWatchError` and what the operating system refuses (``OSError``); anything else is a
-    bug of ours and keeps its traceback. A closed pipe is left to typer, which is quiet about it.
+    Known errors are :class:`RLWatchError` and ``OSError``; any other error is a bug and keeps its traceback. A closed
+    pipe is left to typer, which exits silently.
     """
 
     def invoke(self, ctx: Any) -> Any:

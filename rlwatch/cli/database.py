@@ -1,4 +1,4 @@
-"""``rlwatch db`` and ``rlwatch sync``: a store, seen by who looks after it."""
+"""``rlwatch db`` and ``rlwatch sync``: administration of a store."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def check(
                 wrong[run_id] = "; ".join(checked.problems)
     for run_id, why in wrong.items():
         say(f"{run_id}: {why}", style="red")
-    said = f"{len(wrong)} damaged" if wrong else "no damage"
-    say(f"{len(wanted)} runs read back, {rows:,} rows, {values:,} values: {said}")
+    outcome = f"{len(wrong)} damaged" if wrong else "no damage"
+    say(f"{len(wanted)} runs read back, {rows:,} rows, {values:,} values: {outcome}")
     if wrong:
         raise typer.Exit(1)
 
@@ -160,8 +160,8 @@ def prune(
     for each in done:
         if each.left:
             say(f"{each.run_id}: {each.kind} left, {each.left}", style="yellow")
-    said = f"{decimal(sum(each.bytes for each in gone))} {'would be removed' if dry_run else 'removed'}"
-    say(said if gone else "nothing of that age")
+    outcome = f"{decimal(sum(each.bytes for each in gone))} {'would be removed' if dry_run else 'removed'}"
+    say(outcome if gone else "nothing of that age")
 
 
 @group.command("copy", epilog=COPY_EPILOG)
@@ -240,7 +240,7 @@ def sync(
 
 
 def server_of(url: str | None) -> Server:
-    """The server of a store on PostgreSQL. Raises ``ConfigError`` for another store."""
+    """Return the server of a store on PostgreSQL. Raises ``ConfigError`` for another store."""
     from rlwatch.store.url import default_store_url, open_store
 
     opened = open_store(url)

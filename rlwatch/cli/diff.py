@@ -1,6 +1,7 @@
-"""``rlwatch diff A B``: which metric of two runs diverged first, by which evidence, and where their settings differ.
+"""``rlwatch diff A B``: find the metric of two runs that diverged first, with evidence, and compare their settings.
 
-With ``--group A --group B``: in which metrics two groups of seeds differ, from which step on, by more than seeds do.
+With ``--group A --group B``: find the metrics in which two groups of seeds differ by more than seeds do, and from which
+step on.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def diff(
     runs = _subjects(subjects, store, read_as, source, naming_of(mapped))
     if len(runs) < 2:
         raise ConfigError(f"two runs are needed, got {len(runs)}: {', '.join(subjects)}")
-    first, *others = _told_apart(runs)
+    first, *others = _with_unique_names(runs)
     comparisons = [compare(first, other, axis) for other in others]
     problems = [one.problem for one in comparisons if one.problem]
     if problems:
@@ -121,7 +122,7 @@ def _axis(by: str) -> Axis:
 def _subjects(
     given: list[str], store: str | None, read_as: str | None, source: str, naming: Naming
 ) -> list[ComparedRun]:
-    """Every run that was named; the store is opened only where a name is no file."""
+    """Return the named runs; the store is opened only if a name is not a file."""
     stored = [name for name in given if not Path(name).is_file()]
     if len(stored) == len(given) == 1:
         raise ConfigError(f"two runs are needed, got one: {stored[0]}")
@@ -141,7 +142,7 @@ def _of_log(log: Path, read_as: str | None, source: str, naming: Naming) -> list
 
 
 def _of_store(name: str, url: str | None) -> ComparedRun:
-    """A run of the store, read whole: the store is closed when it is compared."""
+    """Read a run of the store completely, since the store is closed before the comparison."""
     from rlwatch.analysis.lookup import find_run
     from rlwatch.compare import held
 
@@ -150,25 +151,27 @@ def _of_store(name: str, url: str | None) -> ComparedRun:
 
 
 def _group(name: str, url: str | None, read_as: str | None, source: str, naming: Naming) -> SeedGroup:
-    """Runs of the store under this name, or those of the logs that it is a pattern of."""
+    """Return the group of runs of this name in the store, or of the logs that match it as a pattern."""
     from rlwatch.compare import SeedGroup, held, runs_of_group
 
     here = Path(Path(name).anchor)
     pattern = str(Path(name).relative_to(here))
     try:
         logs = [log for log in sorted(here.glob(pattern)) if log.is_file()] if pattern != "." else []
-    except (ValueError, OSError):  # no pattern of files: a name can be anything
+    except (ValueError, OSError):  # not a valid file pattern: a group name can be anything
         logs = []
     if logs:
         return SeedGroup(
-            name, tuple(_told_apart([run for log in logs for run in _of_log(log, read_as, source, naming)]))
+            name, tuple(_with_unique_names([run for log in logs for run in _of_log(log, read_as, source, naming)]))
         )
     with opened(url) as store:
-        return SeedGroup(name, tuple(_told_apart([held(store, run) for run in runs_of_group(store.runs(), name)])))
+        return SeedGroup(
+            name, tuple(_with_unique_names([held(store, run) for run in runs_of_group(store.runs(), name)]))
+        )
 
 
 def diff_groups(groups: list[SeedGroup], axis: Axis, output: OutputFormat) -> None:
-    """Compare two groups of seeds and print what was found. Raises ``typer.Exit`` with the code, unless it is 0."""
+    """Compare two groups of seeds and print the result. Raises ``typer.Exit`` with the code, unless it is 0."""
     from rlwatch.compare import compare_groups
 
     found = compare_groups(groups[0], groups[1], axis)
@@ -182,8 +185,8 @@ def diff_groups(groups: list[SeedGroup], axis: Axis, output: OutputFormat) -> No
         raise typer.Exit(1)
 
 
-def _told_apart(runs: list[ComparedRun]) -> list[ComparedRun]:
-    """Runs of one name are numbered."""
+def _with_unique_names(runs: list[ComparedRun]) -> list[ComparedRun]:
+    """Number runs that have the same name."""
     from dataclasses import replace
 
     names = [run.name for run in runs]
@@ -194,7 +197,7 @@ def _told_apart(runs: list[ComparedRun]) -> list[ComparedRun]:
 
 
 def document(names: list[str], comparisons: list[Comparison], differing: list[ConfigOption]) -> dict[str, JSON]:
-    """All of it as plain values; a setting that a run was not given is absent from ``values``."""
+    """Return the comparison as plain values; ``values`` lacks the settings that a run does not have."""
     from rlwatch.compare import Absent
 
     return {
@@ -243,7 +246,7 @@ def document(names: list[str], comparisons: list[Comparison], differing: list[Co
 
 
 def group_document(found: GroupComparison) -> dict[str, JSON]:
-    """All of it as plain values. Curves of the bands are lists along ``places``; no value is null."""
+    """Return the comparison as plain values. Curves of the bands are lists along ``places``, null without a value."""
     sides = ("left", found.left), ("right", found.right)
     return {
         "groups": {
@@ -290,7 +293,7 @@ def group_document(found: GroupComparison) -> dict[str, JSON]:
 
 
 def finite_or_none(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Return None for NaN and infinities, which JSON lacks."""
     from math import isfinite
 
     return value if isfinite(value) else None
@@ -301,7 +304,7 @@ def _listed(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def print_groups(found: GroupComparison) -> None:
-    """The answer first, then every metric with its bands at the end, then what makes the comparison doubtful."""
+    """Print the answer, then every metric with its bands at the end, then the caveats."""
     left, right = found.left, found.right
     say(f"{left.name} ({len(left.runs)} runs) vs {right.name} ({len(right.runs)} runs)", style="bold")
     say(f"  {found.answer}", style="bold red" if found.differing else "")
@@ -336,13 +339,13 @@ def print_groups(found: GroupComparison) -> None:
 
 
 def _at_the_end(band: Band) -> str:
-    """Median and range of the seeds at the last place that has any."""
+    """Return median and range of the seeds at the last place with values."""
     at = int(band.seeds.nonzero()[0][-1])
     return f"{number(band.median[at])} ({number(band.low[at])} to {number(band.high[at])})"
 
 
 def print_comparison(one: Comparison) -> None:
-    """The answer first, then every metric that diverged, then what could not be compared."""
+    """Print the answer, then every metric that diverged, then those that could not be compared."""
     say(f"{one.left} vs {one.right}", style="bold")
     say(f"  {one.answer}", style="bold red" if one.first is not None else "")
     rows = [
@@ -370,7 +373,7 @@ def print_comparison(one: Comparison) -> None:
 
 
 def print_settings(names: list[str], differing: list[ConfigOption]) -> None:
-    """The settings in which the runs differ."""
+    """Print the settings in which the runs differ."""
     from rlwatch.compare import Absent
 
     if not differing:

@@ -1,4 +1,4 @@
-"""``rlwatch doctor``: what is installed, what works, and what to do about the rest."""
+"""``rlwatch doctor``: check the installation, and recommend fixes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class CheckStatus(StrEnum):
-    """``fail``: rlwatch will not work; ``warn``: something you may need does not."""
+    """Result of a check. ``fail``: rlwatch will not work; ``warn``: a part that you may need does not work."""
 
     OK = "ok"
     WARN = "warn"
@@ -44,28 +44,28 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One line: what was looked at, how it is, and what to do about it."""
+    """One line of the output: the checked part, its status, and the fix."""
 
     name: str
     level: CheckStatus
     text: str
 
 
-# Is this Python fit for rlwatch, and is it this rlwatch that is imported?
+# Python, SQLite, the package and its extras.
 
 DISTRIBUTION = "rlwatch-monitor"
 NAMESAKE = "rlwatch"
-"""A distribution of somebody else's that also installs ``rlwatch/__init__.py``."""
+"""Name of an unrelated distribution that also installs ``rlwatch/__init__.py``."""
 
 PYTHON_NEEDED = (3, 11)
 SQLITE_NEEDED = (3, 24, 0)
-"""UPSERT."""
+"""First version of SQLite with UPSERT."""
 WAL_RESET_FIXED = (3, 51, 3)
 
 _OF_EXTRA = re.compile(r"([\w.-]+).*;.*\bextra\s*==\s*['\"]([\w-]+)['\"]")
-"""A requirement in the metadata of a distribution: its name, and the extra it is of."""
+"""Matches a requirement in the metadata of a distribution: its name, and its extra."""
 NO_PARTS = ("all", "dev", "dev-verl")
-"""Extras that only name others, and those of who works on rlwatch."""
+"""Extras that only combine others, and those for development."""
 
 TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "trl": ((1, 0), (2,)),
@@ -74,11 +74,11 @@ TRAINERS: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "openrlhf": ((0, 11), (0, 12)),
     "wandb": ((0, 19), (1,)),
 }
-"""Trainer (or tracker) -> the versions whose names and hooks are known: from the first up to, not with, the second."""
+"""Trainer (or tracker) -> supported versions: from the first up to, but without, the second."""
 
 
 def python_check() -> DoctorCheck:
-    """The interpreter's version."""
+    """Check the version of Python."""
     text = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < PYTHON_NEEDED:
         return DoctorCheck("python", CheckStatus.FAIL, f"{text}: rlwatch needs 3.11 or newer")
@@ -86,7 +86,7 @@ def python_check() -> DoctorCheck:
 
 
 def sqlite_check(version: str = sqlite3.sqlite_version) -> DoctorCheck:
-    """The SQLite this Python was built with."""
+    """Check the version of SQLite that this Python uses."""
     number = _numbers(version)
     if number < SQLITE_NEEDED:
         return DoctorCheck("sqlite", CheckStatus.FAIL, f"{version}: rlwatch needs 3.24 or newer")
@@ -97,7 +97,7 @@ def sqlite_check(version: str = sqlite3.sqlite_version) -> DoctorCheck:
 
 
 def package_check() -> DoctorCheck:
-    """Name the rlwatch in use, and where it lies."""
+    """Report the version and the location of rlwatch."""
     where = Path(rlwatch.__file__).parent
     installed = _version(DISTRIBUTION)
     text = f"{rlwatch.__version__} from {where}"
@@ -126,7 +126,7 @@ def namesake_check() -> DoctorCheck:
 
 
 def extras_checks() -> list[DoctorCheck]:
-    """Each optional part: complete, or what it lacks; none where rlwatch is not installed, which another check says."""
+    """Report for each extra whether it is complete, or what it lacks; nothing if rlwatch is not installed."""
     try:
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -165,7 +165,7 @@ def _extra(name: str, packages: Iterable[str]) -> DoctorCheck:
 
 
 def trainer_checks() -> list[DoctorCheck]:
-    """Each installed trainer: a version whose names and hooks are known, or not."""
+    """Check whether the versions of the installed trainers are supported."""
     found = ((name, _version(name)) for name in TRAINERS)
     checks = [_trainer(name, version) for name, version in found if version is not None]
     return checks or [
@@ -191,7 +191,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``1.16.0.dev0`` -> (1, 16, 0)."""
+    """Return the leading numbers of a version: ``1.16.0.dev0`` -> (1, 16, 0)."""
     numbers: list[int] = []
     for part in version.split("."):
         if not part.isdigit():
@@ -200,7 +200,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-# Can the store be reached and written, and can its runs be read?
+# The store: reachable, writable, and its runs readable.
 
 MOST_LISTED = 10
 LEAST_FREE = 1 << 30
@@ -208,7 +208,7 @@ LEAST_FREE = 1 << 30
 
 
 def storage_checks(url: str | None, mounts: str | None = None) -> list[DoctorCheck]:
-    """The place, its file system, its runs; ``mounts`` is a text as ``/proc/self/mountinfo`` (None: that)."""
+    """Check the store: location, file system and runs; ``mounts``: text like ``/proc/self/mountinfo`` (None: that)."""
     from rlwatch.store.url import open_store
 
     try:
@@ -222,7 +222,7 @@ def storage_checks(url: str | None, mounts: str | None = None) -> list[DoctorChe
 
 
 def root_of(url: str | None) -> Path | None:
-    """The directory of the store, where it is one."""
+    """Return the directory of the store, if it is one."""
     from rlwatch.store.url import open_store
 
     try:
@@ -239,7 +239,7 @@ def _place(store: Store, mounts: str | None) -> list[DoctorCheck]:
 
 
 def _space(root: Path) -> list[DoctorCheck]:
-    """A disk that is nearly full; empty where there is room."""
+    """Report a disk that is nearly full; empty if there is enough space."""
     existing = next(place for place in (root, *root.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if free >= LEAST_FREE:
@@ -265,7 +265,7 @@ def _network(root: Path, mounts: str | None) -> list[DoctorCheck]:
 
 
 def _writable(root: Path) -> DoctorCheck:
-    """Judged by permissions: looking must not create anything."""
+    """Check by permissions whether the store can be written, without creating a file."""
     existing = next(place for place in (root, *root.parents) if place.exists())
     if not os.access(existing, os.R_OK | os.X_OK):
         return DoctorCheck("store", CheckStatus.FAIL, f"{root} cannot be read: check the permissions of {existing}")
@@ -294,14 +294,14 @@ def _runs(store: Store) -> list[DoctorCheck]:
     return checks
 
 
-# Is rlwatch's plugin where verl finds it, was it loaded, and did it find what it knows? verl itself would not say.
+# The plugin for verl: installed where verl finds it, loaded, and compatible. verl itself reports none of it.
 
 GROUP, NAME = "verl.plugins", "rlwatch"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 
 
 def verl_checks() -> list[DoctorCheck]:
-    """Nothing where verl is neither installed nor ever loaded the plugin."""
+    """Check the plugin for verl; no checks if verl is not installed and never loaded it."""
     beats = latest()
     if not verl_version():
         return _heard(beats) if beats else []
@@ -356,14 +356,14 @@ def _beat(name: str, beat: Heartbeat) -> DoctorCheck:
     return DoctorCheck(name, CheckStatus.OK, f"{where}{role}")
 
 
-# Is a variable of the environment almost called as one that rlwatch reads?
+# Environment variables with a name close to one that rlwatch reads.
 
 ALIKE = 0.85
 _PREFIX = "RLWATCH_"
 
 
 def variable_checks(environment: Mapping[str, str] | None = None) -> list[DoctorCheck]:
-    """Variables that rlwatch does not read and whose names are almost those of such as it reads; the rest is yours."""
+    """Report unused variables whose names are close to those that rlwatch reads, as probable typing errors."""
     known = {*VARIABLES, *(f"{name}_FILE" for name in VARIABLES if name.endswith("_TOKEN"))}
     strange = sorted(name for name in environment or os.environ if name.startswith(_PREFIX) and name not in known)
     plain = [name.removeprefix(_PREFIX) for name in known]
@@ -374,13 +374,13 @@ def variable_checks(environment: Mapping[str, str] | None = None) -> list[Doctor
     ]
 
 
-# Is alerting configured as it can work, and are the webhooks' receivers there? No address is ever shown.
+# Alerting: the configuration, and whether webhooks answer. No address is shown.
 
 PING_S = 5.0
 
 
 def webhook_checks(*, ping: bool = False, store_root: Path | None = None) -> list[DoctorCheck]:
-    """The configuration, each webhook it names, and with ``ping`` whether anybody answers there."""
+    """Check the configuration and each webhook in it; with ``ping``, also whether its server answers."""
     from rlwatch.alerts.config import load_config
 
     try:
@@ -431,7 +431,7 @@ def _value(channel: ChannelConfig, key: str) -> str:
 
 
 def _ping(channel: ChannelConfig) -> DoctorCheck:
-    """HEAD carries no message; any HTTP answer, be it 405, means that somebody is there."""
+    """Send a HEAD request, which carries no message; any HTTP response, even 405, shows that a server answers."""
     import httpx
 
     from rlwatch.notify.http import quiet_http_logs
@@ -470,7 +470,7 @@ def doctor(
 
 
 def plugin_checks() -> list[DoctorCheck]:
-    """Plugins that were left out, with the reason; one line where all work, empty where there is none."""
+    """Report the plugins that failed to load, with the reason; one line if all work, empty without plugins."""
     found = plugins.everything()
     broken = [plugin for plugin in found if plugin.problem]
     checks = [
@@ -485,7 +485,7 @@ def plugin_checks() -> list[DoctorCheck]:
 
 
 def examine(store: str | None, *, ping: bool = False) -> list[DoctorCheck]:
-    """Every check, in the order of a person's questions."""
+    """Run every check, in the order of the output."""
     return [
         python_check(),
         sqlite_check(),

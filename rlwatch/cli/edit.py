@@ -1,4 +1,4 @@
-"""``rlwatch edit`` and ``rlwatch purge``: words of people about runs, and removing what they deleted."""
+"""``rlwatch edit`` and ``rlwatch purge``: edit the annotations of runs, and remove the data of deleted runs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def edit(
     if name is not None and len(runs) > 1:
         raise ConfigError(f"--name takes one run, got {len(runs)}: runs with one name cannot be distinguished")
     deleted = True if delete else False if restore else None
-    said = any(value is not None for value in (name, tag, untag, note, archive, deleted))
-    if not said and not history:
+    has_changes = any(value is not None for value in (name, tag, untag, note, archive, deleted))
+    if not has_changes and not history:
         raise ConfigError("nothing to change: give --name, --tag, --untag, --note, --archive, --delete or --restore")
     change = partial(
         edit_run,
@@ -78,19 +78,19 @@ def edit(
     )
     with opened(store) as target:
         found = [_any_run(target, run).run_id for run in dict.fromkeys(runs)]
-        shown = [change(target, run_id) if said else target.run(run_id) for run_id in found]
-        told = [edit for run_id in found for edit in target.edits(run_id)] if history else []
+        shown = [change(target, run_id) if has_changes else target.run(run_id) for run_id in found]
+        edits = [edit for run_id in found for edit in target.edits(run_id)] if history else []
     if output is OutputFormat.JSON:
-        print_json(told if history else [_row(run) for run in shown])
+        print_json(edits if history else [_row(run) for run in shown])
     elif history:
-        _print_history(told)
+        _print_history(edits)
     else:
         for run in shown:
             say(_line(run))
 
 
 def _any_run(store: Store, reference: str) -> RunInfo:
-    """The run, deleted or not; of two that fit the one that is not."""
+    """Return the run, deleted or not; one that is not deleted takes precedence."""
     hidden = store.runs(deleted=True)
     try:
         return find_run(store, reference)
@@ -102,27 +102,29 @@ def _any_run(store: Store, reference: str) -> RunInfo:
 
 
 def _row(run: RunInfo) -> dict[str, object]:
-    said = run.curation
+    curation = run.curation
     return {
         "run_id": run.run_id,
         "name": run.name,
         "tags": run.tags,
-        "notes": said.notes,
-        "archived": said.archived,
-        "deleted_at": said.deleted_at,
-        "deleted_by": said.deleted_by,
-        "logged_name": said.logged_name,
-        "logged_tags": said.logged_tags,
+        "notes": curation.notes,
+        "archived": curation.archived,
+        "deleted_at": curation.deleted_at,
+        "deleted_by": curation.deleted_by,
+        "logged_name": curation.logged_name,
+        "logged_tags": curation.logged_tags,
     }
 
 
 def _line(run: RunInfo) -> str:
-    said = run.curation
+    curation = run.curation
     parts = [run.run_id, one_line(run.name or "no name", 80)]
     parts += [f"tags {', '.join(run.tags)}"] if run.tags else []
-    parts += [f"notes {one_line(said.notes, 80)}"] if said.notes else []
-    parts += ["archived"] if said.archived else []
-    parts += [f"deleted by {said.deleted_by}: rlwatch edit {run.run_id} --restore undoes it"] if said.deleted else []
+    parts += [f"notes {one_line(curation.notes, 80)}"] if curation.notes else []
+    parts += ["archived"] if curation.archived else []
+    parts += (
+        [f"deleted by {curation.deleted_by}: rlwatch edit {run.run_id} --restore undoes it"] if curation.deleted else []
+    )
     return " · ".join(parts)
 
 
@@ -134,7 +136,7 @@ def _print_history(edits: list[RunEdit]) -> None:
 
 
 def _what(edit: RunEdit) -> str:
-    """The change in words: ``name best; +paper; archived``."""
+    """Describe the change: ``name best; +paper; archived``."""
     parts = [] if edit.name is None else [f"name {one_line(edit.name, 60)}" if edit.name else "the trainer's name"]
     parts += [f"+{tag}" for tag in edit.tagged] + [f"-{tag}" for tag in edit.untagged]
     parts += [] if edit.notes is None else [f"notes {one_line(edit.notes, 60)}" if edit.notes else "no notes"]

@@ -1,4 +1,4 @@
-"""The console script ``rlwatch``: starts even where the ``cli`` extra is missing, to say so."""
+"""The console script ``rlwatch``: without the ``cli`` extra it prints how to install it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NEEDED = ("typer", "rich")
 
 
 def missing() -> list[str]:
-    """Packages of the ``cli`` extra that are not installed."""
+    """Return the packages of the ``cli`` extra that are not installed."""
     return [name for name in NEEDED if find_spec(name) is None]
 
 
@@ -22,14 +22,14 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2)
-    _say_it_in_any_encoding()
+    _replace_unencodable()
     from rlwatch.cli.app import app
 
     app(prog_name="rlwatch")
 
 
-def _say_it_in_any_encoding() -> None:
-    """A terminal or pipe that cannot show a character gets ``?`` instead of a traceback."""
+def _replace_unencodable() -> None:
+    """Replace characters that the encoding of stdout or stderr lacks by ``?``, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -1,4 +1,4 @@
-"""``rlwatch export``: what a run recorded, for other tools."""
+"""``rlwatch export``: export the records of a run for other tools."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def trace(
 # The same run in another tracker.
 
 AT_ONCE = 1_000
-"""Rows from which on sending them takes long enough to be watched."""
+"""Number of rows from which a progress bar is shown while they are sent."""
 SENDING = partial(progress_bar, worth=AT_ONCE, what="sending")
 
 
@@ -165,7 +165,9 @@ def mlflow(
 
     MLflow databases store infinities as the largest float.
     """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 of its own: minutes, where a server is not there
+    os.environ.setdefault(
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+    )  # the default of 7 takes minutes if the server is unreachable
     _send(run, store, lambda one: one.to_mlflow(uri, experiment=experiment, progress=SENDING))
 
 

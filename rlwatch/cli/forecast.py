@@ -1,4 +1,4 @@
-"""``rlwatch forecast``: label runs, train a forecaster of one's own, and find a threshold by one's healthy runs."""
+"""``rlwatch forecast``: label runs, train a custom forecaster, and calibrate a threshold on healthy runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlwatch.ports import Store
 
 
-# ``rlwatch forecast record | judge``: what past forecasts of a store said and what came of them.
+# ``rlwatch forecast record | judge``: past forecasts of a store, and their outcomes.
 
 
 RECORD = examples("rlwatch forecast record", "rlwatch forecast record math-7b-s3 --format json")
@@ -77,8 +77,8 @@ def judge(
     with opened(store) as target:
         info = find_run(target, run)
         past = find_past(record_of_run(target, info), at)
-        said = answer(target, past, right=right, by=by or me(), why=why, now=SystemClock().now())
-    say(f"{info.run_id}: the forecast at step {step(said.step)} was {'right' if said.right else 'wrong'}, by {said.by}")
+        mark = answer(target, past, right=right, by=by or me(), why=why, now=SystemClock().now())
+    say(f"{info.run_id}: the forecast at step {step(mark.step)} was {'right' if mark.right else 'wrong'}, by {mark.by}")
 
 
 def _record(store: Store, run: str | None) -> Record:
@@ -94,25 +94,25 @@ def _record(store: Store, run: str | None) -> Record:
 
 
 def record_row(found: Record) -> dict[str, JSON]:
-    """The record as plain values."""
+    """Return the record as plain values."""
     past = [plain(asdict(each)) | {"lead": each.lead, "right": each.right} for each in found.past]
     return {"runs": found.runs, "steps": found.steps, "past": past, "curve": [asdict(each) for each in found.curve]}
 
 
 def record_words(found: Record) -> str:
-    """Counts of what came of the alarms, and how early those that came true were, in a line."""
+    """Return one line: the outcomes of the alarms, and the lead time of the true ones."""
     from rlwatch.forecast.record import Came
 
     counts = [f"{found.count(came)} {came}" for came in Came if found.count(came)]
     median = found.leads[len(found.leads) // 2] if found.leads else None
     lead = "" if median is None else f"; median lead {plural(median, 'step')}"
-    said = plural(sum(past.answer is not None for past in found.past), "answer")
-    return f"{', '.join(counts) or 'no alarm'} in {plural(found.runs, 'run')} with forecasts{lead}; {said} by people"
+    answers = plural(sum(past.answer is not None for past in found.past), "answer")
+    return f"{', '.join(counts) or 'no alarm'} in {plural(found.runs, 'run')} with forecasts{lead}; {answers} by people"
 
 
 def _cells(past: Past) -> list[Cell]:
-    said = past.answer
-    words = "" if said is None else f"{'right' if said.right else 'wrong'}, {said.by}: {one_line(said.why, 60)}"
+    reply = past.answer
+    words = "" if reply is None else f"{'right' if reply.right else 'wrong'}, {reply.by}: {one_line(reply.why, 60)}"
     return [
         step(past.step),
         past.run_id,
@@ -127,7 +127,7 @@ def _bin_cells(each: Bin) -> list[Cell]:
     return [chance(each.said), chance(each.came), step(each.steps), step(each.runs)]
 
 
-# ``rlwatch forecast``: label runs, train a forecaster of one's own, and find a threshold by one's healthy runs.
+# ``rlwatch forecast``: label runs, train a custom forecaster, and calibrate a threshold on healthy runs.
 
 
 Item = TypeVar("Item")
@@ -144,7 +144,7 @@ AlsoStoreOption = Annotated[
 
 
 def gathered(tables: list[Path], store: str | None) -> RunTable:
-    """All of them as one table.
+    """Gather all runs into one table.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def gathered(tables: list[Path], store: str | None) -> RunTable:
 
 
 def stored(url: str) -> RunTable:
-    """Runs of a store that have ended, as far as their last attempt continued them."""
+    """Return the ended runs of a store, each with the steps that its last attempt continued."""
     from rlwatch.forecast.record import rows_of
     from rlwatch.forecast.tables import table_of_rows
     from rlwatch.records import RunState
@@ -176,7 +176,7 @@ def stored(url: str) -> RunTable:
 
 
 def bar(description: str) -> Callable[[Sequence[Item]], Iterable[Item]]:
-    """Wrap a sequence in a progress bar on stderr, where a terminal is there to see it."""
+    """Wrap a sequence in a progress bar on stderr, if that is a terminal."""
 
     def wrapped(items: Sequence[Item]) -> Iterable[Item]:
         if not sys.stderr.isatty():
@@ -251,14 +251,14 @@ def label(
 
 
 def counted(labels: Labels) -> str:
-    """Number of runs of each class, in a line."""
+    """Return one line: the number of runs of each class."""
     from rlwatch.forecast.labels import RunOutcome
 
     counts = ", ".join(f"{labels.count(outcome)} {outcome}" for outcome in RunOutcome)
     return f"{len(labels)} runs by {labels.version}: {counts}"
 
 
-# train: a forecaster made from one's own runs
+# train: fit a forecaster to given runs
 
 TRAIN_EXAMPLES = examples(
     "rlwatch forecast train corpus.parquet --out mine.json",
@@ -340,12 +340,12 @@ def _report(made: Trained, out: Path, digest: str) -> None:
 
 @contextmanager
 def _doing() -> Iterator[Progress]:
-    """Say on stderr which part of training is under way."""
+    """Show on stderr which part of the training is running."""
     with errors().status("training") as status:
         yield status.update
 
 
-# calibrate: a threshold from one's own healthy runs
+# calibrate: a threshold from known healthy runs
 
 CALIBRATE_EXAMPLES = examples(
     "rlwatch forecast calibrate --store rlwatch-runs --run good-1 --run good-2",
@@ -389,7 +389,7 @@ def calibrate(
 def _before_failures(
     chances: dict[str, list[tuple[int, float]]], url: str | None
 ) -> dict[str, list[tuple[int, float]]]:
-    """Chances without those of steps that a person said were not healthy."""
+    """Return the forecast probabilities without those of steps that a user marked as unhealthy."""
     if url is None:
         return chances
     from rlwatch.forecast.record import healthy_until

@@ -1,4 +1,4 @@
-"""``rlwatch import LOG``: a log becomes a finished run of the store, so that the dashboard shows it."""
+"""``rlwatch import LOG``: store a log as a finished run, so that the dashboard shows it."""
 
 from __future__ import annotations
 
@@ -111,16 +111,16 @@ def _import(store: Store, info: RunInfo, imported: ImportedRun, now: float) -> d
     from rlwatch.scanner import replay
 
     report = replay(imported, source=info.source, progress=progress_bar)
-    told: list[Finding | ForecastRecord] = [*report.findings, *report.view.recoveries, *report.forecasts]
-    import_run(store, info, list(imported.records), told, now, ending=report.view.ending)
+    observed: list[Finding | ForecastRecord] = [*report.findings, *report.view.recoveries, *report.forecasts]
+    import_run(store, info, list(imported.records), observed, now, ending=report.view.ending)
     return {"run_id": info.run_id, "steps": report.steps, "findings": len(report.findings), "format": report.format}
 
 
-# A log's run as a finished run of the store.
+# Storing the run of a log as a finished run.
 
 
 def holds(store: RunReader, run_id: str) -> bool:
-    """True if the store has a run of this id. Raises ``StoreError`` for one it cannot read."""
+    """Return whether the store has a run of this id. Raises ``StoreError`` if it cannot be read."""
     try:
         store.run(run_id)
     except RunNotFoundError:
@@ -129,7 +129,7 @@ def holds(store: RunReader, run_id: str) -> bool:
 
 
 def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
-    """Raises ``ConfigError`` unless each of ``run_ids`` is new to the store and to the others."""
+    """Raise ``ConfigError`` unless ``run_ids`` are unique and new to the store."""
     for index, run_id in enumerate(run_ids):
         if holds(store, run_id):
             raise ConfigError(f"run {run_id!r} exists in this store ; choose another id with --run-id")
@@ -138,7 +138,7 @@ def require_new(store: RunReader, run_ids: Sequence[str]) -> None:
 
 
 def info_of(imported: ImportedRun, run_id: str, *, project: str, name: str, source: str, now: float) -> RunInfo:
-    """Identity of the imported run; times are the log's own where it has any."""
+    """Return the identity of the imported run, with the times of the log if it has any."""
     first = next((record.ts for record in imported.records if record.ts), now)
     return RunInfo(
         run_id=run_id,
@@ -160,7 +160,7 @@ def import_run(
     *,
     ending: Ending | None = None,
 ) -> None:
-    """Write the run, attempt by attempt, and end it. Nobody is alerted: what a log tells is over."""
+    """Write the run, attempt by attempt, and end it. No alerts are sent, since the log is of the past."""
     from rlwatch.layers import DerivedLayers
 
     last = max((record.ts for record in records), default=0.0) or now
@@ -177,13 +177,13 @@ def import_run(
             writer.close()
 
 
-# Which run of the store a log becomes.
+# The id of a log's run in the store.
 
 LONGEST_ID = 120
 
 
 def plain_id(name: str) -> str:
-    """``name`` with only what a run id may hold.
+    """Return ``name`` with only the characters that a run id may contain.
 
     >>> plain_id("train v2: seed/3")
     'train-v2-seed-3'
@@ -193,7 +193,7 @@ def plain_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedLog:
-    """A log and what its run shall be called; empty fields are filled from the log."""
+    """A log and the identity of its run; empty fields are filled from the log."""
 
     path: Path
     run: str | None = None
@@ -205,12 +205,12 @@ class NamedLog:
     run_id: str | None = None
 
     def id_of(self, training: int = 1) -> str:
-        """The id in the store of a training of the log: the same whenever it is watched."""
+        """Return the run id of a training of the log, the same at every watch."""
         first = self.run_id or log_id(self.path, self.run or "")
         return first if training == 1 else f"{first}-{training}"
 
     def info(self, name: str, source: str, now: float, about: About | None = None, training: int = 1) -> RunInfo:
-        """The run in the store."""
+        """Return the run for the store."""
         from rlwatch.importers.tensorboard_events import called
 
         run_id = self.id_of(training)
@@ -226,7 +226,7 @@ class NamedLog:
 
 
 def log_id(path: Path, run: str = "") -> str:
-    """An id that tells the log: its file's name, and a trace of where it lies.
+    """Return an id for the log: the name of its file, and a digest of its path.
 
     >>> log_id(Path("/runs/a/train.log")) == log_id(Path("/runs/b/train.log"))
     False

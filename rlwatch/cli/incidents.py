@@ -1,4 +1,4 @@
-"""``rlwatch alerts incidents | snooze | note``: what belongs together as one thing, and what people do about it."""
+"""``rlwatch alerts incidents | snooze | note``: related alerts as incidents, and actions of users on them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def note(
 
 
 def incident_record(store: Store, reference: str, config: Path | None) -> IncidentRecord:
-    """The incident that the alert belongs to whose id begins so. Raises ``ConfigError``."""
+    """Return the incident of the alert whose id has this prefix. Raises ``ConfigError``."""
     from rlwatch.alerts.silencing import find_alert
     from rlwatch.errors import ConfigError
 
@@ -127,7 +127,7 @@ def _dockets(store: Store, run_id: str | None, config: Path | None) -> list[Inci
 
 
 def incident_row(docket: IncidentRecord) -> dict[str, JSON]:
-    """The incident as plain values, its alerts by id."""
+    """Return the incident as plain values, with its alerts by id."""
     incident = docket.incident
     cause = incident.cause
     row = {
@@ -168,7 +168,7 @@ def _cells(docket: IncidentRecord) -> list[Cell]:
 
 
 def delivery_of(messages: Sequence[OutboxMessage]) -> list[dict[str, JSON]]:
-    """The messages without their payload."""
+    """Return the messages without their payload."""
     return [
         plain(
             {
@@ -184,7 +184,7 @@ def delivery_of(messages: Sequence[OutboxMessage]) -> list[dict[str, JSON]]:
 
 
 def delivery_cell(delivery: Sequence[dict[str, JSON]]) -> Cell:
-    """The delivery in a few words; what went wrong wins over what went well."""
+    """Return the delivery in a few words; a failure takes precedence over a success."""
     if not delivery:
         return ("not sent", "dim")
     for status in (OutboxStatus.DEAD, OutboxStatus.PENDING, OutboxStatus.SENT):

@@ -1,4 +1,4 @@
-"""``rlwatch names``: what each metric is, what trainers call it, and how a name of yours is read."""
+"""``rlwatch names``: list the metrics with their names in trainers, or look up how a given name is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlwatch.metrics import (
 )
 from rlwatch.wording import nearest, one_line, plural
 
-# Names of a log as text: what they were taken for; the same for scan, import and watch.
+# The mapping of a log's metric names as text, for scan, import and watch.
 
 
 SHOWN = 12
@@ -36,19 +36,19 @@ MOST_ROLES = 200
 
 
 def reading_lines(names: Collection[str], source: str) -> list[str]:
-    """Lines that say what a run's names were read as, and which nothing reads; a known trainer's need no telling.
+    """Return lines on the mapping of a run's metric names, and on unused ones; a known trainer's mapping is omitted.
 
     >>> for line in reading_lines(["reward", "avg_kl", "lr", "H", "timing_s/gen"], ""): print(line)
     read as: lr as optim/lr, reward as reward/mean; guessed: avg_kl as policy/kl_ref
     unknown metrics, not used: H
     1 metric recognised but not used: speed
     """
-    told = [each for each in taken(names, source) if each.metric]
-    guessed = [f"{each.name} as {each.metric}" for each in told if each.guess]
+    used = [each for each in taken(names, source) if each.metric]
+    guessed = [f"{each.name} as {each.metric}" for each in used if each.guess]
     plainly = [
-        f"{each.name} as {each.metric}" for each in told if not (source or each.guess or each.name == each.metric)
+        f"{each.name} as {each.metric}" for each in used if not (source or each.guess or each.name == each.metric)
     ]
-    whole = any(each.metric == "reward/mean" for each in told)
+    whole = any(each.metric == "reward/mean" for each in used)
     parts = [f"read as: {some(plainly)}"] if plainly else []
     parts += [f"guessed: {some(guessed)}"] if guessed else []
     lines = ["; ".join(parts)] if parts else []
@@ -63,7 +63,7 @@ def reading_lines(names: Collection[str], source: str) -> list[str]:
 
 
 def map_hint(names: Collection[str], source: str) -> list[str]:
-    """A line that says how to name the reward, where none is read and names sound like one.
+    """Return a hint how to map the reward, if none is recognised and some names resemble one.
 
     >>> map_hint(["attack_reward", "defend_reward", "loss"], "")
     ['no metric is recognised as the reward; map one with --map reward=attack_reward (or defend_reward)']
@@ -76,7 +76,7 @@ def map_hint(names: Collection[str], source: str) -> list[str]:
 
 
 def role_lines(names: Collection[str], source: str) -> list[tuple[str, str, str]]:
-    """Name, metric and reason of each of a run's names: which took which role, and why the others took none.
+    """Return name, metric and reason for each of a run's names; the metric is empty if the name is not used.
 
     >>> role_lines(["avg_reward", "acc"], "")[1]
     ('acc', '', 'superseded by avg_reward, a closer match for reward/mean')
@@ -85,27 +85,27 @@ def role_lines(names: Collection[str], source: str) -> list[tuple[str, str, str]
 
 
 def print_roles(names: Collection[str], source: str) -> None:
-    """Print them, one a line, those that are read first."""
-    told = role_lines(names, source)
-    for name, metric, why in told[:MOST_ROLES]:
+    """Print the roles, one a line, used names first."""
+    roles = role_lines(names, source)
+    for name, metric, why in roles[:MOST_ROLES]:
         say(f"  {name}: {metric or 'not used'} ({why})", style="dim")
-    if len(told) > MOST_ROLES:
-        say(f"  and {len(told) - MOST_ROLES:,} more names", style="dim")
+    if len(roles) > MOST_ROLES:
+        say(f"  and {len(roles) - MOST_ROLES:,} more names", style="dim")
 
 
 def print_names(names: Collection[str], source: str, printed: Callable[..., object] = say) -> None:
-    """Print these lines."""
+    """Print the lines of :func:`reading_lines`."""
     for line in reading_lines(names, source):
         printed(line, style="dim")
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first names, and the number of further ones."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-# ``rlwatch names``: what each metric is, what trainers call it, and how a name of yours is read.
+# ``rlwatch names``: list the metrics, or look up names.
 
 
 EPILOG = examples(
@@ -128,15 +128,15 @@ def names(
     Exit code 1 if a given name is unknown.
     """
     if asked:
-        told = [_told(name, source) for name in asked]
+        rows = [_lookup(name, source) for name in asked]
         if output is OutputFormat.JSON:
-            print_json(told)
+            print_json(rows)
         else:
             print_table(
                 ("name", "read as", "how"),
-                [[one_line(str(row[part])) for part in ("name", "metric", "how")] for row in told],
+                [[one_line(str(row[part])) for part in ("name", "metric", "how")] for row in rows],
             )
-        if not all(row["known"] for row in told):
+        if not all(row["known"] for row in rows):
             raise typer.Exit(1)
         return
     chosen = [metric for metric in (*TABLE, *OPEN) if find.lower() in f"{metric.name} {metric.meaning}".lower()]
@@ -149,8 +149,8 @@ def names(
             _print(family, [metric for metric in chosen if metric.family is family])
 
 
-def _told(name: str, source: str) -> dict[str, str | bool]:
-    """One name, as it is read."""
+def _lookup(name: str, source: str) -> dict[str, str | bool]:
+    """Return how one name is read."""
     found = resolve(name, source)
     if found is not None:
         return {"name": name, "metric": found.metric.name, "how": _how(found), "known": True}
@@ -166,9 +166,9 @@ def _told(name: str, source: str) -> dict[str, str | bool]:
 def _how(reading: Reading) -> str:
     if reading.guess:
         return "guessed from the name"
-    said = _CLOSENESS[reading.closeness]
+    closeness = _CLOSENESS[reading.closeness]
     of = reading.alias.source if reading.alias is not None else ""
-    return f"{said}, in runs of {of}" if of else said
+    return f"{closeness}, in runs of {of}" if of else closeness
 
 
 def _print(family: Family, metrics: Iterable[Metric]) -> None:

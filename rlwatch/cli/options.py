@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they stand for: a store, a configuration."""
+"""Options that several commands share, and the objects they select: a store, a configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OutputFormat(StrEnum):
 
 
 def _trainer(source: str) -> str:
-    """The trainer as given; a warning where it is almost one whose names are known."""
+    """Return the trainer as given; warn if it is close to a known one."""
     from rlwatch.cli.console import errors
     from rlwatch.metrics import TABLE
     from rlwatch.wording import meant, one_line
@@ -114,23 +114,23 @@ ByOption = Annotated[
 
 
 def me() -> str:
-    """The account that acts where ``--by`` names nobody."""
+    """Return the account that acts without ``--by``."""
     from rlwatch.control.commands import whoami
 
     return whoami()
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command: each example on its own line."""
+    """Return the epilog of a command: each example on its own line."""
     return "\n\n".join(("Examples:", *(f"  {line}" for line in lines)))
 
 
-# Opening the store a command was pointed at, and closing it again.
+# Opening and closing the store of a command.
 
 
 @contextmanager
 def opened(url: str | None) -> Iterator[Store]:
-    """The store at ``url`` (``None``: ``RLWATCH_STORE``, else ``./rlwatch-runs``), closed afterwards."""
+    """Open the store at ``url`` (``None``: ``RLWATCH_STORE``, else ``./rlwatch-runs``), and close it afterwards."""
     from rlwatch.store.url import open_store
 
     store = open_store(url)
@@ -142,48 +142,48 @@ def opened(url: str | None) -> Iterator[Store]:
 
 @contextmanager
 def no_log_either(reference: str | None) -> Iterator[None]:
-    """For commands that take a run or a log: say that a run that is not found is no log either."""
+    """Add to a run-not-found error that there is no such log either, for commands that take a run or a log."""
     try:
         yield
     except RunNotFoundError as error:
-        said = f"{error} (and there is no file or directory {reference!r})" if reference else str(error)
-        raise RunNotFoundError(said) from None
+        message = f"{error} (and there is no file or directory {reference!r})" if reference else str(error)
+        raise RunNotFoundError(message) from None
 
 
 def require_directory(file: Path) -> None:
-    """Raises ``ConfigError`` where the directory that ``file`` is to be written into is none."""
+    """Raise ``ConfigError`` if the directory of the output ``file`` does not exist."""
     if not file.parent.is_dir():
         raise ConfigError(f"{file} cannot be written: there is no directory {file.parent}")
 
 
-# What ``--config`` names, or the ``rlwatch.toml`` of this directory.
+# The configuration: the file of ``--config``, or ``rlwatch.toml`` of this directory.
 
 
 def rules_of(config: Path | None) -> Sequence[Rule]:
-    """The rules of the file, the default rules where there is none. Raises ``ConfigError``."""
+    """Return the rules of the file, or the default rules without a file. Raises ``ConfigError``."""
     return configured(config).rules
 
 
 def configured(config: Path | None) -> Config:
-    """The configuration, with a warning of what in it cannot be meant, or is not obeyed. Raises ``ConfigError``."""
+    """Return the configuration; warn of settings that are probably wrong, or not used. Raises ``ConfigError``."""
     from rlwatch.alerts.config import load_config
     from rlwatch.cli.console import warn
 
     found = load_config(config)
-    for said in filter(None, (found.refused, *found.warnings)):
-        warn(said)
+    for warning in filter(None, (found.refused, *found.warnings)):
+        warn(warning)
     return found
 
 
 def alerting_of(config: Path | None, store: Store) -> Alerting:
-    """Rules and channels as a trainer that uses ``store`` here would have them. Raises ``ConfigError``."""
+    """Return the rules and channels of a trainer that uses ``store`` here. Raises ``ConfigError``."""
     from rlwatch.run.alerting import alerting_for
 
     return alerting_for(config_file=config, webhook_url=None, rules=None, store=store)
 
 
 def naming_of(mapped: Sequence[str] | None, config: Path | None = None) -> Naming:
-    """The roles that ``--map`` and the configuration give names of logs. Raises ``ConfigError``."""
+    """Return the roles of metric names from ``--map`` and the configuration. Raises ``ConfigError``."""
     from rlwatch.alerts.config import load_config
     from rlwatch.importers.naming import naming_of as naming
 
@@ -191,7 +191,7 @@ def naming_of(mapped: Sequence[str] | None, config: Path | None = None) -> Namin
 
 
 def format_of(read_as: str | None, pattern: str | None) -> str | None:
-    """The format that ``--as`` or ``--pattern`` asks for. Raises ``ConfigError`` for both."""
+    """Return the format given by ``--as`` or ``--pattern``. Raises ``ConfigError`` for both."""
     from rlwatch.importers.pattern_console import PREFIX
 
     if pattern is None:

@@ -1,4 +1,4 @@
-"""``rlwatch plugins``: what other packages add to rlwatch, and what of it was left out."""
+"""``rlwatch plugins``: list the plugins of other packages, and those that failed to load."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def plugins(
     """List installed plugins with version and origin; exit code 1 if one could not be loaded."""
     found = everything()
     if output is OutputFormat.JSON:
-        told = [asdict(replace(plugin, target=None)) for plugin in found]
-        for row in told:
+        rows = [asdict(replace(plugin, target=None)) for plugin in found]
+        for row in rows:
             del row["target"]
-        print_json({"plugins": told, "doors": {name: door.meaning for name, door in DOORS.items()}})
+        print_json({"plugins": rows, "doors": {name: door.meaning for name, door in DOORS.items()}})
     else:
         _print(found, doors=doors)
     if any(plugin.problem for plugin in found):
@@ -34,7 +34,7 @@ def plugins(
 
 
 def everything() -> list[Plugin]:
-    """All plugins of all doors, those that were left out with their problems."""
+    """Return all plugins of all extension points, with the problems of those that failed to load."""
     return [plugin for door in DOORS for plugin in judged(door, _ours().get(door, ()))]
 
 
@@ -58,7 +58,7 @@ def _print(found: Collection[Plugin], *, doors: bool) -> None:
 
 
 def _ours() -> Mapping[str, Collection[str]]:
-    """Names that rlwatch has itself, by door."""
+    """Return the built-in names, by extension point."""
     from rlwatch.control.commands import COMMAND_KINDS
     from rlwatch.detectors.registry import REGISTRY
     from rlwatch.importers.registry import IMPORTERS

@@ -1,4 +1,4 @@
-"""Rehearse alerts: the rows of a log put through everything a live run goes through, and what would have been sent."""
+"""Rehearse alerts: process the rows of a log as those of a live run, and collect the messages it would send."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlwatch.store.memory import forget
 from rlwatch.store.url import open_store
 
 NOON = 43_200.0
-"""When a log without times begins: twelve o'clock UTC."""
+"""Start time of a log without times: noon UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsalEntry:
-    """One thing that was told at a step, or kept back (then ``kept`` says why). ``at``: Unix seconds."""
+    """One message at a step, sent or kept back (``kept`` is the reason). ``at``: Unix seconds."""
 
     step: int
     at: float
@@ -45,7 +45,7 @@ class Rehearsal:
 
 
 def rehearse(imported: ImportedRun, policy: AlertingConfig, *, source: str = "", step_s: float = 60.0) -> Rehearsal:
-    """Replay ``imported``; what is told reaches its channel at once. ``step_s``: seconds a step, without times."""
+    """Replay ``imported``; messages are delivered at once. ``step_s``: seconds a step, if the log has no times."""
     records, timed = _timed(imported.records, step_s)
     place = f"rehearsal-{uuid4().hex}"
     clock = ManualClock(records[0].ts if records else NOON)
@@ -65,7 +65,7 @@ def rehearse(imported: ImportedRun, policy: AlertingConfig, *, source: str = "",
 
 
 class _Notes:
-    """Gathers what is new after each row."""
+    """Collects the new messages after each row."""
 
     def __init__(self, store: Store) -> None:
         self.lines: list[RehearsalEntry] = []
@@ -89,7 +89,7 @@ class _Notes:
 
 
 def _together(messages: Sequence[OutboxMessage]) -> list[list[OutboxMessage]]:
-    """Messages that say the same to several channels."""
+    """Group equal messages to several channels."""
     groups: dict[str, list[OutboxMessage]] = {}
     for message in messages:
         groups.setdefault(message.payload["text"], []).append(message)
@@ -111,7 +111,7 @@ def _published(step: int, now: float, messages: Sequence[OutboxMessage]) -> Rehe
 
 
 def _timed(records: Sequence[StepRecord], step_s: float) -> tuple[list[StepRecord], bool]:
-    """The records with times; made up from their steps where any has none."""
+    """Return the records with times, computed from their steps if any lacks one."""
     if records and all(isfinite(record.ts) and record.ts > 0 for record in records):
         return list(records), True
     first = records[0].step if records else 0
@@ -119,5 +119,5 @@ def _timed(records: Sequence[StepRecord], step_s: float) -> tuple[list[StepRecor
 
 
 def moment(at: float, zone: tzinfo | None = None) -> str:
-    """Day and time, in ``zone`` (None: of this machine)."""
+    """Return day and time, in ``zone`` (None: of this machine)."""
     return datetime.fromtimestamp(at, zone).astimezone(zone).strftime("%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""``rlwatch replay FILE --model DIR``: a recorded step run again, and its figures beside the recorded ones."""
+"""``rlwatch replay FILE --model DIR``: run a recorded step again, and compare its values with the recorded ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPILOG = examples(
     "rlwatch replay steps/step00001200-rank0.npz --model checkpoint-1199 --format json",
 )
 MOST_LAYERS = 8
-"""Shares of layers shown, besides those that differ."""
+"""Number of layers shown, in addition to those that differ."""
 
 
 def replay(
@@ -73,9 +73,9 @@ def _document(recording: RankRecording, found: Replayed) -> dict[str, JSON]:
 
 
 def _print(recording: RankRecording, found: Replayed) -> None:
-    said = {True: "same as the recording", False: "DIFFERENT from the recording", None: "not compared (sharded)"}
+    words = {True: "same as the recording", False: "DIFFERENT from the recording", None: "not compared (sharded)"}
     say(f"step {step(recording.step)}, {recording.dtype}", style="bold")
-    say(f"  parameters {said[found.same_parameters]}")
+    say(f"  parameters {words[found.same_parameters]}")
     say(f"  gap        recorded {number(recording.figures['gap'])}, recomputed {number(found.gap)}")
     for note in found.notes:
         say(f"  note       {note}")
@@ -88,7 +88,7 @@ def _print(recording: RankRecording, found: Replayed) -> None:
 
 
 def shown(figures: Sequence[Figure]) -> list[Figure]:
-    """Without the smallest of the layers' shares, where these agree."""
+    """Return the rows without the smallest layers that agree."""
     shares = [figure for figure in figures if figure.name.startswith("share of ")]
     hidden = {figure.name for figure in shares[MOST_LAYERS:] if figure.agrees}
     return [figure for figure in figures if figure.name not in hidden]
@@ -101,5 +101,5 @@ def _verdict(figure: Figure) -> tuple[str, str]:
 
 
 def _exact(value: float | None) -> str:
-    """Six digits: agreement is to be seen."""
+    """Format with six digits, to show agreement."""
     return "-" if value is None else f"{value:.6g}"

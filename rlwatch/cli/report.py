@@ -1,4 +1,4 @@
-"""``rlwatch report RUN``: the post-mortem of a run, or of a log, in one file."""
+"""``rlwatch report RUN``: write the post-mortem of a run, or of a log, to one file."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def _of_log(log: Path, run: str | None, read_as: str | None, source: str, mapped
 
 
 def _file_name(title: str) -> str:
-    """The last part of a title as a name of a file: letters, digits, dots and dashes."""
+    """Return the last part of a title as a file name: letters, digits, dots and dashes."""
     name = Path(title).name
     return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)[:80].strip(".-") or "run"
 
 
 def _write_space(target: Path, title: str, page: str) -> None:
-    """A directory with what a static Space needs. Raises ``ConfigError`` where it would write over another's README."""
+    """Write the directory of a static Space. Raises ``ConfigError`` if it would overwrite another README."""
     about, index = target / "README.md", target / "index.html"
     if str(target) == "-":
         raise ConfigError("a Space is a directory of two files; -o - cannot hold it, give -o DIRECTORY")
@@ -130,14 +130,14 @@ def _write_space(target: Path, title: str, page: str) -> None:
         raise ConfigError(f"{target} has a README.md and is no Space; give another directory with -o")
     target.mkdir(parents=True, exist_ok=True)
     front = {"title": _file_name(title)[:LONGEST_TITLE], "sdk": "static", "pinned": False}
-    said = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items())
-    _write(about, f"---\n{said}---\n\nThe post-mortem of a training run, written by rlwatch.\n")
+    header = "".join(f"{name}: {json.dumps(value)}\n" for name, value in front.items())
+    _write(about, f"---\n{header}---\n\nThe post-mortem of a training run, written by rlwatch.\n")
     _write(index, page)
     say(f"{target}  ({len(page) // 1024 + 1} KiB; review it before publishing: it contains model output)")
 
 
 def _write(target: Path, text: str) -> None:
-    """At once: a reader never sees half a report. Only the owner may read it, as with a store."""
+    """Write the report atomically. Only the owner may read it, as with a store."""
     require_directory(target)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""``rlwatch rescue``: what a permitted policy would have done to a recorded run, and what it did to a live one."""
+"""``rlwatch rescue``: rehearse a rescue policy on a recorded run, and list its actions on a live one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _items(source: Store, info: RunInfo) -> Iterator[StepRecord | Event]:
 
 
 ROWS_AT_ONCE = 1000
-"""Rows that are read of the store at once."""
+"""Rows that are read from the store at a time."""
 
 
 def _print(info: RunInfo, found: RescueRehearsal) -> None:
@@ -125,9 +125,9 @@ def _entry(event: Event) -> dict[str, JSON]:
     body = event.body
     if event.kind == "command":
         report = body.get("report")
-        told = report.get("summary", "") if isinstance(report, dict) else ""
+        evidence = report.get("summary", "") if isinstance(report, dict) else ""
         what: JSON = f"{body.get('command')} {_arguments(body.get('args'))}".strip()
-        return {"step": event.step, "what": what, "why": body.get("why", ""), "evidence": told}
+        return {"step": event.step, "what": what, "why": body.get("why", ""), "evidence": evidence}
     dry = " (dry run)" if body.get("outcome") == "dry run" else ""
     what = f"{body.get('stage')}{dry}"
     return {"step": event.step, "what": what, "why": body.get("why", ""), "evidence": _arguments(body.get("evidence"))}

@@ -1,4 +1,4 @@
-"""Responses that culprits are in, with the culprits in place, and what recurs among culprits: for a terminal."""
+"""Responses with their culprit tokens marked, and properties that recur among culprits, for a terminal."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rlwatch.wording import number, one_line, step
 
 MOST_ROLLOUTS = 3
 AROUND = 160
-"""Characters before the first and after the last culprit of a response that a terminal shows."""
+"""Characters shown before the first and after the last culprit of a response."""
 FAR = 2000
-"""Most characters of one response that it shows."""
+"""Most characters shown of one response."""
 OPEN, CLOSE = "[[", "]]"
-"""Stand around a culprit."""
+"""Marks around a culprit."""
 
 
 def newest_rollouts(store: Store, run_id: str) -> list[Row]:
-    """Responses with culprits of the newest localised step, the worst first, as they were kept.
+    """Return the recorded responses with culprits of the newest localised step, the worst first.
 
-    Each has ``step``, ``rank``, ``sequence``, what is known of it, ``positions``, ``token_ids`` and ``texts`` of its
-    tokens (empty where text was not kept) and ``culprits``, positions of those to blame.
+    Each has ``step``, ``rank``, ``sequence``, its known properties, ``positions``, ``token_ids`` and ``texts`` of its
+    tokens (empty if text was not recorded) and ``culprits``, the positions of the culprit tokens.
     """
     newest = store.spikes(run_id, last=1, reason=CULPRITS)
     if not newest:
@@ -40,11 +40,11 @@ def newest_rollouts(store: Store, run_id: str) -> list[Row]:
 
 
 KNOWN = ("prompt_index", "prompt", "group", "sample", "rollout", "task", "sampler_version", "reward", "reward_parts")
-"""What is told of a response, where it is known."""
+"""Properties of a response that are shown if they are known."""
 
 
 def _rollouts(culprits: SpikeBatch, kept: SpikeBatch | None) -> list[Row]:
-    """Responses of one rank, in the order of their worst culprits."""
+    """Return the responses of one rank, in the order of their worst culprits."""
     if kept is None:
         return []
     rows = culprits_of(culprits)
@@ -70,25 +70,27 @@ def _listed(batch: SpikeBatch, name: str, rows: Sequence[int]) -> list[JSON]:
 
 
 def print_rollouts(rollouts: Sequence[Row]) -> None:
-    """Each in a few lines, culprits in double brackets; nothing where no text was kept."""
+    """Print each response in a few lines, culprits in double brackets; nothing if no text was recorded."""
     for one in rollouts:
         if not one["texts"]:
             continue
-        say(f"step {step(one['step'])}, rank {one['rank']}, sequence {one['sequence']}{_told(one)}", style="bold")
+        say(f"step {step(one['step'])}, rank {one['rank']}, sequence {one['sequence']}{_described(one)}", style="bold")
         if one.get("prompt"):
             say(f"  prompt: {one_line(str(one['prompt']), FAR)}")
         say(f"  answer: {one_line(_in_place(one), FAR + 2 * AROUND)}")
 
 
-def _told(one: Row) -> str:
-    """Its identity: ``, prompt 812, group 3, sample 1, reward 0.5 (format 0, right 0.5)``."""
-    told = [f"prompt {one['prompt_index']}"] if "prompt_index" in one else []
-    told += [f"{name} {one_line(str(one[name]), 40)}" for name in ("group", "sample", "rollout", "task") if name in one]
+def _described(one: Row) -> str:
+    """Describe a response: ``, prompt 812, group 3, sample 1, reward 0.5 (format 0, right 0.5)``."""
+    parts = [f"prompt {one['prompt_index']}"] if "prompt_index" in one else []
+    parts += [
+        f"{name} {one_line(str(one[name]), 40)}" for name in ("group", "sample", "rollout", "task") if name in one
+    ]
     if "sampler_version" in one:
-        told.append(f"sampled at step {one['sampler_version']}")
+        parts.append(f"sampled at step {one['sampler_version']}")
     if "reward" in one:
-        told.append(f"reward {number(one['reward'])}{_parts(one.get('reward_parts'))}")
-    return "".join(f", {part}" for part in told)
+        parts.append(f"reward {number(one['reward'])}{_parts(one.get('reward_parts'))}")
+    return "".join(f", {part}" for part in parts)
 
 
 def _parts(text: JSON) -> str:
@@ -101,7 +103,7 @@ def _parts(text: JSON) -> str:
 
 
 def _in_place(one: Row) -> str:
-    """The text around the culprits, from the first to the last; positions that were not kept are ``...``."""
+    """Return the text around the culprits, from the first to the last; missing positions are ``...``."""
     culprits, pieces, before = set(one["culprits"]), [""], None
     marks = []
     for position, text in zip(one["positions"], one["texts"], strict=True):
@@ -120,7 +122,7 @@ def _in_place(one: Row) -> str:
 
 
 def recurring_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
-    """Properties that culprits of several steps share, see :func:`rlwatch.export.recurring`."""
+    """Return the properties that culprits of several steps share; see :func:`rlwatch.export.recurring`."""
     rows = [
         {"step": batch.step, "attempt": batch.attempt, **row}
         for batch in batches
@@ -131,7 +133,7 @@ def recurring_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
 
 
 def print_recurring(rows: Sequence[Row]) -> None:
-    """A line; nothing where nothing recurs."""
+    """Print one line, if anything recurs."""
     if not rows:
         return
     say(f"Recurring over {rows[0]['of']} localised steps", style="bold")

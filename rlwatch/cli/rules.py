@@ -41,7 +41,7 @@ TEST_EPILOG = examples(
 )
 
 MOST_LISTED = 5
-"""Kinds shown one by one where a long list means all but some, or nearly all."""
+"""Most kinds that are listed one by one; a longer list is abbreviated."""
 
 rules = typer.Typer(
     help="Alert rules: write a commented rlwatch.toml, check it, test it on a log.",
@@ -182,7 +182,7 @@ def _line_cells(line: RehearsalEntry, when: str) -> list[Cell]:
 
 
 def _policy_lines(policy: AlertingConfig) -> Iterator[str]:
-    """Settings that apply to all rules, a line each."""
+    """Return the settings that apply to all rules, one a line."""
     grouping = policy.grouping
     wait = f", waiting {grouping.wait_s:g} s for each other" if grouping.wait_s else ""
     yield f"alerts grouped by {grouping.by.value}{wait}"
@@ -225,14 +225,14 @@ def _cells(rule: Rule) -> list[Cell]:
 
 
 def _about(rule: Rule) -> str:
-    """Kinds and detectors; of a long list of exceptions only how long it is."""
+    """Return kinds and detectors of a rule; of a long list of exceptions only the number."""
     spared = rule.except_kinds
     but = [f"all but {len(spared)} kinds"] if len(spared) > MOST_LISTED else [f"not {kind}" for kind in spared]
     return ", ".join((*rule.kinds, *rule.detectors, *but)) or "everything"
 
 
 def _later(rule: Rule) -> str:
-    """The escalation if nobody acknowledges it."""
+    """Return the repetition and the escalation of an alert that is not acknowledged."""
     parts = [f"repeats every {rule.repeat_minutes:g} min"] if rule.repeat_minutes else []
     after = [f"{rule.escalate_after_minutes:g} min"] if rule.escalate_after_minutes else []
     after += [f"{rule.escalate_after_steps} steps"] if rule.escalate_after_steps else []

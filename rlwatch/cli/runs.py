@@ -1,4 +1,4 @@
-"""``rlwatch runs``: every run of a store, newest first."""
+"""``rlwatch runs``: list the runs of a store, newest first."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def runs(
 
 
 def _verdict_cell(verdict: Mapping[str, JSON]) -> Cell:
-    """The verdict in a word or two."""
+    """Return the verdict in a word or two."""
     urgency = verdict["urgency"]
     return (verdict["name"], "green" if urgency is None else SEVERITY_STYLES[Severity(urgency)])
 

@@ -1,4 +1,4 @@
-"""``rlwatch scan LOG``: what happened in a log, and why, as rlwatch would have said it had it watched."""
+"""``rlwatch scan LOG``: replay a log, and report failures and their causes as for a live run."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from rlwatch.scanner import Alarm, Report
 
 
-# Logs that are not files here: standard input, and what an address (http, https) gives; kept while they are read.
+# Logs that are not local files: standard input and URLs (http, https), stored in temporary files while they are read.
 
 
 STDIN = "-"
 MOST = 4 << 30
-"""Bytes that are fetched from an address."""
+"""Most bytes that are downloaded from a URL."""
 PATIENCE_S = 60.0
 
 
 @contextmanager
 def fetched(named: str) -> Iterator[Path]:
-    """The log that was named, as a file or directory here. Raises ``ImportFormatError`` where it cannot be had."""
+    """Return the log as a local file or directory. Raises ``ImportFormatError`` if it cannot be fetched."""
     if named != STDIN and not is_address(named):
         yield Path(named)
         return
@@ -72,12 +72,12 @@ def fetched(named: str) -> Iterator[Path]:
 
 
 def is_address(named: str) -> bool:
-    """True for ``http://...`` and ``https://...``."""
+    """Return whether it is ``http://...`` or ``https://...``."""
     return named.startswith(("http://", "https://"))
 
 
 def _download(address: str, target: Path) -> None:
-    """Write what ``address`` gives to ``target``: nothing is asked for but what the user named, and redirects of it."""
+    """Download ``address`` to ``target``, following redirects."""
     import httpx
 
     got = 0
@@ -93,13 +93,13 @@ def _download(address: str, target: Path) -> None:
                     raise ImportFormatError(address, f"is larger than the {MOST >> 30} GiB that that rlwatch downloads")
                 file.write(block)
     except httpx.HTTPStatusError as error:
-        said = f"{error.response.status_code} {error.response.reason_phrase}"
-        raise ImportFormatError(address, f"the server answered {said}; is this the URL of the raw file?") from None
+        status = f"{error.response.status_code} {error.response.reason_phrase}"
+        raise ImportFormatError(address, f"the server answered {status}; is this the URL of the raw file?") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ImportFormatError(address, f"cannot be fetched: {error or type(error).__name__}") from None
 
 
-# A scan as continuous integration takes it: annotations of GitHub, JUnit's XML, a table in Markdown.
+# Output of a scan for continuous integration: GitHub annotations, JUnit XML, a Markdown table.
 
 
 Problems = Sequence[ImportFormatError]
@@ -107,7 +107,7 @@ Problems = Sequence[ImportFormatError]
 
 
 class Scanned(NamedTuple):
-    """Report of one run, its log as it was named, and the names in it."""
+    """Report of one run, with the name of its log and the metric names in it."""
 
     log: str
     report: Report
@@ -122,7 +122,7 @@ _WITHIN_XML = str.maketrans({code: "\N{REPLACEMENT CHARACTER}" for code in range
 
 
 def workflow_commands(found: Found, problems: Problems = ()) -> str:
-    """A line of workflow commands for each alarm, for the verdict of each run, and for each log that was left out.
+    """Return a GitHub workflow command for each alarm, each verdict, and each log that could not be read.
 
     https://docs.github.com/actions/reference/workflow-commands-for-github-actions
     """
@@ -150,9 +150,9 @@ def _property(text: str) -> str:
 
 
 def junit(found: Found, problems: Problems = ()) -> str:
-    """A suite for each run: a case for the verdict, and one for each kind of alarm, failed where it was critical.
+    """Return JUnit XML: a suite for each run, with a case for the verdict and one for each kind of alarm.
 
-    A log that could not be read is a case with an error.
+    A critical alarm is a failure; a log that could not be read is a case with an error.
     """
     root = ET.Element("testsuites", name="rlwatch")
     for log, report, _ in found:
@@ -165,8 +165,8 @@ def junit(found: Found, problems: Problems = ()) -> str:
         headline = report.view.headline
         _case(suite, report.run, "verdict", headline if report.view.verdict.exit_code else "", headline)
         for alarm in alarms:
-            said = f"step {alarm.step}: {alarm.reason}"
-            _case(suite, report.run, alarm.kind, said if alarm in failed else "", said)
+            text = f"step {alarm.step}: {alarm.reason}"
+            _case(suite, report.run, alarm.kind, text if alarm in failed else "", text)
     for one in problems:
         log = _xml(one.source)
         suite = ET.SubElement(
@@ -178,11 +178,11 @@ def junit(found: Found, problems: Problems = ()) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def _case(suite: ET.Element, run: str, name: str, failure: str, said: str) -> None:
+def _case(suite: ET.Element, run: str, name: str, failure: str, output: str) -> None:
     case = ET.SubElement(suite, "testcase", classname=_xml(run), name=_xml(name))
     if failure:
         ET.SubElement(case, "failure", message=_xml(cut(failure, LONGEST)))
-    ET.SubElement(case, "system-out").text = _xml(said)
+    ET.SubElement(case, "system-out").text = _xml(output)
 
 
 def _xml(text: str) -> str:
@@ -190,7 +190,7 @@ def _xml(text: str) -> str:
 
 
 def table(found: Found, problems: Problems = ()) -> str:
-    """A table of Markdown: log, run, steps, verdict, and the alarms at their worst; then logs that were left out."""
+    """Return a Markdown table: log, run, steps, verdict, and the worst alarms; then the logs that could not be read."""
     lines = ["| run | steps | verdict | alarms |", "|---|---|---|---|"]
     for log, report, _ in found:
         name = report.run if report.run in log else f"{report.run} ({log})"
@@ -204,7 +204,7 @@ def table(found: Found, problems: Problems = ()) -> str:
 
 
 def worst(alarms: Iterable[Alarm]) -> list[Alarm]:
-    """Of each kind the first alarm of its worst severity, in order of their steps."""
+    """Return, for each kind, the first alarm of its worst severity, in order of steps."""
     kept: dict[str, Alarm] = {}
     for alarm in alarms:
         known = kept.get(alarm.kind)
@@ -213,7 +213,7 @@ def worst(alarms: Iterable[Alarm]) -> list[Alarm]:
     return sorted(kept.values(), key=lambda alarm: alarm.step)
 
 
-# ``rlwatch scan LOG``: what happened in a log, and why, as rlwatch would have said it had it watched.
+# ``rlwatch scan LOG``: replay a log, and report failures and their causes as for a live run.
 
 
 EPILOG = examples(
@@ -310,9 +310,9 @@ def scanned(
     *,
     mapped: Sequence[str] = (),
 ) -> tuple[list[Scanned], list[ImportFormatError]]:
-    """Each run of the logs, or ``run`` only, and why a log could not be read, which is named on stderr, too.
+    """Return each run of the logs, or ``run`` only, and the errors of unreadable logs, also printed on stderr.
 
-    Raises ``ImportFormatError`` where none can be read.
+    Raises ``ImportFormatError`` if no log can be read.
     """
     from rlwatch.cli.scan import Scanned
     from rlwatch.errors import ImportFormatError
@@ -348,7 +348,7 @@ def scanned(
 
 
 def print_report(found: Scanned, *, everything: bool = False) -> None:
-    """Print the answer; with ``everything`` also all findings, advice, alarms, names and what was not judged."""
+    """Print the answer; with ``everything`` also all findings, advice, alarms, names and skipped checks."""
     report, view = found.report, found.report.view
     facts = f"{report.format}, {step(report.steps)} steps, {len(report.metrics)} known metrics"
     read = [*report.notes, *(f"skipped {skipped}" for skipped in report.skipped)]

@@ -44,11 +44,11 @@ EPILOG = examples(
     "rlwatch serve --no-ui --listen 0.0.0.0:9464 --engine http://gpu-2:8000/metrics",
 )
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Pauses before a dashboard that died is started anew: each twice the last, until one has lived for the longest."""
+"""First and longest pause before a dead dashboard is restarted, in seconds: each pause is twice the last."""
 CHECK_S = 0.5
-"""Seconds between two looks at the dashboard."""
+"""Seconds between two checks of the dashboard."""
 FRESH_S = 2.0
-"""Seconds for which an answer about readiness is given again."""
+"""Seconds for which a readiness result is cached."""
 
 
 def serve(
@@ -128,16 +128,16 @@ def _dashboard(where: DashboardAddress, store: str | None, config: Path | None) 
 
 
 class DashboardProcess:
-    """The dashboard as a child process, which is started anew where it ends.
+    """The dashboard as a child process, which is restarted if it ends.
 
     Parameters
     ----------
     start
-        Starts it.
+        Starts the process.
     healthy
-        Says whether it answers.
+        Returns whether it answers.
     pauses_s
-        The first and the longest pause before it is started anew, in seconds.
+        The first and the longest pause before a restart, in seconds.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class DashboardProcess:
     ) -> None:
         self._first_s, self._longest_s = pauses_s
         self.restarts = 0
-        """Times that it ended by itself and was started anew."""
+        """Number of restarts after it ended by itself."""
         self._start, self._healthy = start, healthy
         self._process: subprocess.Popen[str] | None = None
         self._ending = threading.Event()
@@ -158,18 +158,18 @@ class DashboardProcess:
         )
 
     def begin(self) -> None:
-        """Start it, and look after it in a thread of its own."""
+        """Start it, and supervise it in a background thread."""
         self._thread.start()
 
     @property
     def up(self) -> bool:
-        """True where it answers."""
+        """True if it answers."""
         process = self._process
         return process is not None and process.poll() is None and self._healthy()
 
     @property
     def alive(self) -> bool:
-        """True while somebody looks after it."""
+        """True while its supervising thread runs."""
         return self._thread.is_alive()
 
     def end(self) -> None:
@@ -203,7 +203,7 @@ class DashboardProcess:
 
 
 class Work:
-    """All that one process does for a store, and what it answers when it is asked how it fares."""
+    """The services of one process for a store, and its health, readiness and metrics."""
 
     def __init__(
         self,
@@ -222,12 +222,12 @@ class Work:
         self._of_engines: dict[str, float] = {}
 
     def broken(self) -> dict[str, str]:
-        """Parts of the process that do their work no more, and why: only a new process helps."""
+        """Failed parts of the process, and why: only a restart helps."""
         threads = {"watchman": self.watch, "delivery": self.delivery, "dashboard": self.dashboard}
         return {name: "its thread has ended" for name, one in threads.items() if one is not None and not one.alive}
 
     def waits_for(self) -> dict[str, str]:
-        """Whatever is needed and does not answer now, and why; as of now or of two seconds ago."""
+        """Return the dependencies that do not answer, and why; at most two seconds old."""
         with self._lock:
             if time.monotonic() >= self._ready_until:
                 problem = redacted(sheltered(self._store_problem, described))
@@ -238,11 +238,11 @@ class Work:
             return self._ready
 
     def metrics(self) -> str:
-        """Everything for Prometheus."""
+        """Return all metrics for Prometheus."""
         return exposition(self._look())
 
     def _store_problem(self) -> str:
-        """Nothing where it can be read; else it raises."""
+        """Read the store; raises if that fails."""
         self.store.runs()
         return ""
 
@@ -265,7 +265,7 @@ class Work:
         ]
         of_runs = gauges(self.store, time.time(), quiet_for_s=self.quiet_for_s)
         known = {gauge.name: gauge for gauge in of_runs}
-        for gauge in own:  # an engine's metric may be a run's as well: one name, one block
+        for gauge in own:  # a name may be both an engine's and a run's: one block for each name
             if gauge.name in known:
                 known[gauge.name].samples.extend(gauge.samples)
         return [*of_runs, *(gauge for gauge in own if gauge.name not in known)]
@@ -275,7 +275,7 @@ class Work:
 def _working(
     store: Store, config: Path | None, engines: Sequence[str], dashboard: DashboardProcess | None
 ) -> Iterator[Work]:
-    """All threads and the child, ended in the order in which nothing is lost: the last messages at the end."""
+    """Run all threads and the child; they are stopped in an order that loses no message."""
     from rlwatch.monitor.watchman import WatchmanThread
     from rlwatch.run.engines import Engines, addresses
     from rlwatch.run.machine import MachineThread
@@ -300,7 +300,7 @@ def _working(
 
 
 def answers(work: Work) -> Starlette:
-    """The three addresses, as an application for uvicorn."""
+    """Return the application for uvicorn: health, readiness and metrics."""
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route

@@ -1,4 +1,4 @@
-"""``rlwatch export metrics``: the runs of a store for Prometheus and OpenTelemetry."""
+"""``rlwatch export metrics``: export the runs of a store to Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ EPILOG = examples(
 )
 PATH = "/metrics"
 FRESH_S = 1.0
-"""Seconds for which an answer is given again: many may ask at once."""
+"""Seconds for which an answer is cached, for many concurrent requests."""
 HOUR_S = 3600.0
 PAUSE_S = 0.1
-"""Seconds between two tries to take a connection where the system has no descriptor for it."""
+"""Seconds between two tries to accept a connection when no file descriptor is free."""
 
 
 def metrics(
@@ -72,7 +72,7 @@ def metrics(
 
 
 class GaugeCache:
-    """Gauges as of now, or of less than a second ago; for threads."""
+    """Thread-safe cache of the gauges, at most one second old."""
 
     def __init__(self, asked: Callable[[], list[Gauge]]) -> None:
         self._asked = asked
@@ -81,7 +81,7 @@ class GaugeCache:
         self._until = 0.0
 
     def __call__(self) -> list[Gauge]:
-        """The gauges."""
+        """Return the gauges."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._found = self._asked()
@@ -111,11 +111,11 @@ class Scraped(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its signature)
-        """Say nothing: one is asked every few seconds."""
+        """Log nothing: requests come every few seconds."""
 
 
 class Answering(ThreadingHTTPServer):
-    """A thread a connection, of as many as :mod:`rlwatch.link.limits` lets stay."""
+    """Server with one thread a connection, limited by :mod:`rlwatch.link.limits`."""
 
     daemon_threads = True
 
@@ -124,13 +124,13 @@ class Answering(ThreadingHTTPServer):
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin to answer; whoever has been silent for the longest goes where they are too many."""
+        """Begin to answer; above the limit, the connection that has been silent longest is closed."""
         with self._turn:
             self._strangers.arrived(client_address, partial(_cut, request))
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own."""
+        """Answer in the thread of the connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -138,7 +138,7 @@ class Answering(ThreadingHTTPServer):
                 self._strangers.left(client_address)
 
     def get_request(self) -> Any:
-        """The next connection; where no file may be opened any more, not at once again."""
+        """Accept the next connection; pause if no file descriptor is free."""
         try:
             return super().get_request()
         except OSError:
@@ -146,7 +146,7 @@ class Answering(ThreadingHTTPServer):
             raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of who went away, or said nothing."""
+        """Ignore clients that disconnect or send nothing."""
 
 
 def _cut(connection: socket) -> None:
@@ -155,7 +155,7 @@ def _cut(connection: socket) -> None:
 
 
 def server(listen: str, look: GaugeCache) -> ThreadingHTTPServer:
-    """A server of ``HOST:PORT``. Raises ``ConfigError`` where there can be none."""
+    """Return a server on ``HOST:PORT``. Raises ``ConfigError`` if it cannot listen there."""
     host, _, port = listen.rpartition(":")
     try:
         return Answering((host.strip("[]") or "127.0.0.1", int(port)), partial(Scraped, look))
@@ -185,7 +185,7 @@ def _push(url: str, every: float, look: GaugeCache) -> None:
 
 
 def provider(url: str, every: float, look: GaugeCache) -> MeterProvider:
-    """A provider that pushes all gauges every so many seconds, and once more when it is shut down."""
+    """Return a provider that pushes all gauges at an interval, and once more at shutdown."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.sdk.metrics import MeterProvider
@@ -201,7 +201,7 @@ def provider(url: str, every: float, look: GaugeCache) -> MeterProvider:
 
 
 def _observe(meter: Meter, look: GaugeCache) -> None:
-    """Register a gauge for everything that a run may have: OpenTelemetry asks each when it exports."""
+    """Register a gauge for each possible metric of a run, which OpenTelemetry reads at export."""
     from opentelemetry.metrics import Observation
 
     def observed(name: str, _options: CallbackOptions) -> Iterable[Observation]:

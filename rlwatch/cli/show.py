@@ -1,4 +1,4 @@
-"""``rlwatch show RUN``: one run in detail; on demand its metrics, the tokens behind its spikes, its completions."""
+"""``rlwatch show RUN``: show one run in detail, and on request its metrics, spike tokens and completions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EPILOG = examples(
 
 MOST_SPIKES = 20
 MOST_RECURRING = 400
-"""Batches of culprits that are looked through for what recurs."""
+"""Batches of culprits that are searched for recurring properties."""
 
 
 def show(
@@ -152,7 +152,7 @@ def _document(info: RunInfo, row: Row, view: RunView, layers: object, actions: o
 
 
 def _spikes(store: Store, run_id: str) -> dict[str, list[dict[str, JSON]]]:
-    """Culprits first, then far-out tokens; and what each localisation said."""
+    """Return culprits first, then outlying tokens, and the result of each localisation."""
     culprits = culprit_rows(store.spikes(run_id, last=MOST_SPIKES, reason=CULPRITS))
     far_out = spike_rows(store.spikes(run_id, last=MOST_SPIKES))
     return {
@@ -203,7 +203,7 @@ def _print_head(run: RunInfo, row: dict[str, JSON]) -> None:
 
 
 def _print_stalls(run: RunInfo, events: Sequence[Event]) -> None:
-    """Stage that each rank hangs in, and the innermost frames of its training thread."""
+    """Print the stage in which each rank stalls, and the innermost frames of its training thread."""
     for stall in stalls_now(run, events):
         say(f"  {'stalled':<10} {one_line(str(stall.body.get('says', '')), 400)}", style="red")
         for frame in stack_of(stall):
@@ -211,7 +211,7 @@ def _print_stalls(run: RunInfo, events: Sequence[Event]) -> None:
 
 
 def _print_layers(row: Row | None) -> None:
-    """One line; nothing where too few layers, or steps, were measured."""
+    """Print one line; nothing if too few layers or steps were measured."""
     if row is None:
         return
     largest = f"largest {number(row['largest'])} at step {step(row['largest_step'])}"
@@ -237,14 +237,14 @@ def _print_metrics(rows: list[dict[str, JSON]]) -> None:
     )
 
 
-# What was done to a run without asking anybody, would have been done, or was not, and why: the audit of a policy.
+# Decisions of automatic actions on a run: carried out, dry run, or refused, with the reason.
 
 ACTION_EVENT = "action"
-"""Kind of event, as :mod:`rlwatch.run.alerting` records them."""
+"""Kind of the events that :mod:`rlwatch.run.alerting` records."""
 
 
 def action_rows(events: Sequence[Event], commands: Sequence[Command]) -> list[dict[str, JSON]]:
-    """The decisions of all actions, oldest first; ``answer`` is what became of the command, where one was requested."""
+    """Return the decisions of all actions, oldest first; ``answer`` is the result of the command, if one was sent."""
     answers = {command.idempotency_key: command for command in commands}
     return [_action_row(event, answers) for event in events if event.kind == ACTION_EVENT]
 
@@ -257,7 +257,7 @@ def _action_row(event: Event, commands: dict[str, Command]) -> dict[str, JSON]:
 
 
 def print_actions(rows: Sequence[dict[str, JSON]]) -> None:
-    """A table; nothing where no action ever decided."""
+    """Print a table; nothing without decisions."""
     if not rows:
         return
     print_table(
@@ -284,7 +284,7 @@ def _action_cells(row: dict[str, JSON]) -> list[Cell]:
 
 MOST_ROWS = 50
 WORST_BY = ("contribution", "screen", "ratio", "advantage", "entropy")
-"""The first of these columns a batch has decides which of its tokens are the worst."""
+"""Columns that rank tokens: the first of these that a batch has decides."""
 SPIKE_IMPORTANCE = (
     "step", "rank", "sequence", "position", "token_id", "text", "logp", "old_logp", "rollout_logp", "ratio",
     "advantage", "screen", "entropy", "ref_logp", "reason",
@@ -293,9 +293,9 @@ SPIKE_IMPORTANCE = (
 
 
 def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dict[str, JSON]]:
-    """At most ``most`` rows, newest step first, within a step the largest (or non-finite) first.
+    """Return at most ``most`` rows, newest step first, within a step the largest (or non-finite) first.
 
-    Not of culprits, which have rows of their own, and not of whole responses, which are no spikes.
+    Culprits, which have their own rows, and whole responses are left out.
     """
     rows: list[dict[str, JSON]] = []
     far_out = [batch for batch in batches if batch.reason not in {CULPRITS, RESPONSES}]
@@ -307,7 +307,7 @@ def spike_rows(batches: Sequence[SpikeBatch], most: int = MOST_ROWS) -> list[dic
 
 
 def print_token_spikes(rows: list[dict[str, JSON]]) -> None:
-    """As a table, or a word that there are none."""
+    """Print a table, or a note that there are none."""
     if not rows:
         say("no token spikes recorded")
         return
@@ -329,7 +329,7 @@ def _spike_cell(value: JSON) -> str:
 
 
 def rows_of(batch: SpikeBatch) -> list[dict[str, JSON]]:
-    """Each token of a batch with its step, rank and reason, in the order they were recorded."""
+    """Return each token of a batch with its step, rank and reason, in recorded order."""
     columns = {name: column_values(column) for name, column in batch.columns.items()}
     return [
         {"step": batch.step, "rank": batch.rank, "reason": batch.reason}
@@ -345,7 +345,7 @@ def _worst_first(batch: SpikeBatch) -> list[dict[str, JSON]]:
 
 
 def _badness(value: float, name: str) -> float:
-    """Distance from the usual: a ratio of 1/8 is as far from 1 as a ratio of 8; NaN is beyond all."""
+    """Return the distance from the normal value: a ratio of 1/8 is as far from 1 as one of 8; NaN is largest."""
     if math.isnan(value):
         return math.inf
     if name == "ratio":
@@ -360,20 +360,20 @@ MOST_SUMMARIES = 3
 
 
 def culprit_rows(batches: Sequence[SpikeBatch], most: int = MOST_CULPRITS) -> list[Row]:
-    """At most ``most`` culprits, newest step first, within a step as they were recorded: worst first."""
+    """Return at most ``most`` culprits, newest step first, within a step in recorded order, worst first."""
     newest = sorted((b for b in batches if b.reason == CULPRITS), key=lambda batch: -batch.step)
     rows = [row for batch in newest for row in rows_of(batch)]
     return [row | {"layers": _layers(row)} for row in rows[:most]]
 
 
 def localisations(events: Sequence[Event], most: int = MOST_CULPRITS) -> list[Row]:
-    """Localisations of steps, newest first."""
+    """Return the localisations of steps, newest first."""
     found = [event for event in events if event.kind == LOCALISED]
     return [{"step": event.step, **event.body} for event in reversed(found[-most:])]
 
 
 def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
-    """A few lines on the newest localisations, then the culprits in a table; nothing where there are neither."""
+    """Print a few lines on the newest localisations, then a table of culprits; nothing if there are neither."""
     for summary in summaries[:MOST_SUMMARIES]:
         say(f"step {step(summary.get('step'))}: {_localisation_summary(summary)}", style="bold")
         for line in _localisation_details(summary):
@@ -411,8 +411,8 @@ def _localisation_summary(found: Mapping[str, JSON]) -> str:
 
 def _localisation_details(found: Mapping[str, JSON]) -> list[str]:
     lines = [f"not localised: {found['why_not']}"] if found.get("why_not") else []
-    said = {"Verdict": "statement", "Cause": "because", "Cure": "remedy"}
-    lines += [f"{head}: {found[name]}" for head, name in said.items() if found.get(name)]
+    heads = {"Verdict": "statement", "Cause": "because", "Cure": "remedy"}
+    lines += [f"{head}: {found[name]}" for head, name in heads.items() if found.get(name)]
     if found.get("message") and not found.get("statement"):
         lines.append(str(found["message"]))
     lines += [f"or {cure}" for cure in _other_cures(found)]
@@ -429,13 +429,13 @@ def _localisation_details(found: Mapping[str, JSON]) -> list[str]:
 
 
 def _other_cures(found: Mapping[str, JSON]) -> list[str]:
-    """Cures beside the first, in words."""
+    """Return the remedies after the first, as text."""
     cures = [cure for cure in (found.get("cures") or [])[1:] if isinstance(cure, Mapping)]
     return [f"{c.get('action')} to {number(c.get('after'))}" for c in cures if c.get("action")]
 
 
 def _recorded(found: Mapping[str, JSON]) -> list[str]:
-    """Words on the tokens that stand out and the part that those recorded hold, and on units that hold the norm."""
+    """Describe the outlying tokens, the part that the recorded ones hold, and the units that hold the norm."""
     lines = []
     count, explained = found.get("count") or 0, found.get("explained")
     if count:
@@ -449,21 +449,21 @@ def _recorded(found: Mapping[str, JSON]) -> list[str]:
 
 
 def _layers(row: Row) -> dict[str, float]:
-    """The stored JSON object; empty where there is none."""
+    """Return the stored JSON object; empty if there is none."""
     text = row.get("layers")
     found = json.loads(text) if isinstance(text, str) and text else {}
     return found if isinstance(found, dict) else {}
 
 
 def _token(row: Row) -> str:
-    """Its text where that was kept, and its id."""
+    """Return the text of a token, if recorded, and its id."""
     token, text = row.get("token_id"), row.get("text")
     known = "-" if token is None else str(token)
     return f"{one_line(repr(text), 16)} {known}" if text else known
 
 
 def _layer(row: Row) -> str:
-    """The layer with the largest share of the token's own gradient."""
+    """Return the layer with the largest share of the token's gradient."""
     layers = row["layers"]
     if not layers:
         return "-"

@@ -1,4 +1,4 @@
-"""``rlwatch ui``: the dashboard as a process, for whoever has its token."""
+"""``rlwatch ui``: run the dashboard as a process, with login by token."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def ui(
 
 
 def introduce(where: DashboardAddress, login: Login) -> None:
-    """The links, by role; of a token that was set, where it was. And what is not as safe as it could be."""
+    """Print the link of each role, or where its token was set, and warnings on security."""
     say("rlwatch dashboard  (stop with Ctrl-C)", style="bold")
     for role, token in login.tokens.items():
         link = f"{where.address}  (token: {token.source})" if token.source else where.link(token)
@@ -150,7 +150,7 @@ def introduce(where: DashboardAddress, login: Login) -> None:
 
 
 def _serve(script: Path, where: DashboardAddress, login: Login, store: str | None, config: Path | None) -> int:
-    """Until the server ends by itself (then its exit code) or Ctrl-C ends both."""
+    """Run until the server ends by itself, and return its exit code, or until Ctrl-C ends both."""
     server = start_server(script, where, login, store, config=config)
     try:
         return server.wait()
@@ -170,21 +170,21 @@ def _check(where: DashboardAddress, login: Login, store: str | None, config: Pat
     if problem is None:
         say("ok: the dashboard starts, is healthy, and rejects requests without a token", style="green")
         return 0
-    said, _ = server.communicate()
-    complain(f"the dashboard does not start: {problem}; output: {said[-2000:]}")
+    output, _ = server.communicate()
+    complain(f"the dashboard does not start: {problem}; output: {output[-2000:]}")
     return 1
 
 
-# The dashboard as a process: where its script lies, how it is started, whether it answers.
+# The dashboard as a process: find its script, start it, check its health.
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
 SETTINGS = "RLWATCH_UI_SETTINGS"
-"""The variable in which the server is told who may come in; see ``app/gate.py``."""
+"""The variable that passes the login settings to the server; see ``app/gate.py``."""
 
 
 def app_script(package: Path = Path(rlwatch.__file__).parent) -> Path:
-    """``main.py`` of the app: in the wheel (``rlwatch/_app``), or beside the ``package`` in a checkout."""
+    """Return ``main.py`` of the app: in the wheel (``rlwatch/_app``), or next to ``package`` in a checkout."""
     places = (package / "_app" / "main.py", package.parent / "app" / "main.py")
     for place in places:
         if place.is_file():
@@ -193,21 +193,21 @@ def app_script(package: Path = Path(rlwatch.__file__).parent) -> Path:
 
 
 def require_streamlit() -> None:
-    """Raises ``MissingExtraError`` where streamlit, or what the login needs, is not installed."""
+    """Raise ``MissingExtraError`` if streamlit, or a package for the login, is not installed."""
     for package in ("streamlit", "limits"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "app", "rlwatch ui")
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on at this moment."""
+    """Return a port that is free now."""
     with _socket(host) as probe:
         probe.bind((host.strip("[]"), 0))
         return int(probe.getsockname()[1])
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raises ``ConfigError`` if ``port`` cannot be listened on."""
+    """Raise ``ConfigError`` if the server cannot listen on ``port``."""
     with _socket(host) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
         try:
@@ -221,8 +221,9 @@ def _socket(host: str) -> socket.socket:
 
 
 def server_command(script: Path) -> list[str]:
-    """The command line of the server, which tells the other users of the machine nothing. ``-P``: no Python file beside
-    it, or of the working directory, is imported by its bare name.
+    """Return the command line of the server, which contains no secret, since other users can read it.
+
+    ``-P``: Python files in the directory of the script or the working directory cannot shadow other modules.
     """
     return [sys.executable, "-P", str(script)]
 
@@ -234,9 +235,7 @@ def server_environment(
     outer: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> dict[str, str]:
-    """The environment of the server, which its owner alone can read: the store it shows, whose configuration, and who
-    may come in.
-    """
+    """Return the environment of the server, which only its owner can read: store, configuration and login settings."""
     environment = dict(os.environ if outer is None else outer)
     for name in VARIABLES.values():
         environment.pop(name, None)
@@ -290,9 +289,9 @@ def start_server(
     quiet: bool = False,
     config: Path | None = None,
 ) -> subprocess.Popen[str]:
-    """Start the server; with ``quiet`` its words are kept in the process's ``stdout``.
+    """Start the server; with ``quiet`` its output is available as the ``stdout`` of the process.
 
-    Not in the working directory, which may be a store: Streamlit obeys the ``.streamlit`` that lies there.
+    It runs in another directory, since the working directory may be a store with a ``.streamlit`` of its own.
     """
     return subprocess.Popen(
         server_command(script),
@@ -306,7 +305,7 @@ def start_server(
 
 
 def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = START_DEADLINE_S) -> str | None:
-    """None as soon as the server says it is healthy; else why it did not within ``deadline_s`` seconds."""
+    """Return None as soon as the server is healthy, or the reason that it is not after ``deadline_s`` seconds."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -318,7 +317,7 @@ def wait_healthy(process: subprocess.Popen[str], url: str, deadline_s: float = S
 
 
 def refuses_strangers(url: str) -> str | None:
-    """None if whoever has no token is turned away; else what they got instead."""
+    """Return None if a request without a token is refused, else the response it got."""
     try:
         with urlopen(f"{url}/", timeout=10.0) as answer:  # noqa: S310  (http, this machine)
             return f"a request without a token got {answer.status}"
@@ -329,7 +328,7 @@ def refuses_strangers(url: str) -> str | None:
 
 
 def healthy(url: str) -> bool:
-    """True where the dashboard at ``url`` answers."""
+    """Return whether the dashboard at ``url`` answers."""
     try:
         with urlopen(f"{url}/_stcore/health", timeout=2.0) as answer:  # noqa: S310  (http, loopback)
             return bool(answer.status == 200 and answer.read().strip() == b"ok")
@@ -338,7 +337,7 @@ def healthy(url: str) -> bool:
 
 
 def stop_server(process: subprocess.Popen[str], deadline_s: float = STOP_DEADLINE_S) -> None:
-    """End the server: asked first, and made to after ``deadline_s`` seconds."""
+    """Stop the server: terminate it, and kill it after ``deadline_s`` seconds."""
     process.terminate()
     try:
         process.wait(deadline_s)

@@ -1,4 +1,4 @@
-"""Variables of the environment that rlwatch reads or gives, with what each is for."""
+"""Environment variables that rlwatch reads or sets, with their meaning."""
 
 from __future__ import annotations
 

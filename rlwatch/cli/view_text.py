@@ -1,4 +1,4 @@
-"""Findings, alarms, forecasts and the diagnosis as text: the same wherever they appear."""
+"""Findings, alarms, forecasts and the diagnosis as text, shared by the commands."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 LONGEST = 300
-"""Characters of a message in a table; a terminal folds them."""
+"""Most characters of a message in a table, where the terminal wraps them."""
 
 
 def severity_cell(severity: str) -> Cell:
-    """The word in its colour."""
+    """Return the severity in its colour."""
     return (str(severity), SEVERITY_STYLES[Severity(severity)])
 
 
 def stage_cell(finding: Finding) -> Cell:
-    """The severity in its colour, or that it got better."""
+    """Return the severity in its colour, or the stage of a recovery."""
     return (finding.stage.value, "green") if finding.stage.better else severity_cell(finding.severity)
 
 
@@ -57,11 +57,11 @@ def checks_left(parts: Sequence[NotRun]) -> str:
     return f"{plural(len(parts), 'check')} need{'s' if len(parts) == 1 else ''} metrics that this log lacks"
 
 
-# The answer to a scan: a few lines of 80 columns, from which nothing that matters is missing.
+# The answer to a scan: a complete summary in a few lines of 80 columns.
 
 COLUMNS = 80
 LABEL = 12
-"""Columns of the labels before the lines of an answer."""
+"""Width of the labels of an answer, in columns."""
 
 
 def say_wrapped(text: str, style: str = "", *, label: str = "", most: int = 0) -> None:
@@ -92,9 +92,9 @@ def print_answer(view: RunView, alarms: Sequence[tuple[Severity, str, int]], not
     if alarms:
         first = alarms[0]
         critical = next((alarm for alarm in alarms if alarm[0] is Severity.CRITICAL), None)
-        told = [f"{first[0].value} at step {step(first[2])} ({first[1]})"]
-        told += [f"critical at step {step(critical[2])} ({critical[1]})"] if critical and critical != first else []
-        say_wrapped("; ".join(told), label="alarms", most=2)
+        parts = [f"{first[0].value} at step {step(first[2])} ({first[1]})"]
+        parts += [f"critical at step {step(critical[2])} ({critical[1]})"] if critical and critical != first else []
+        say_wrapped("; ".join(parts), label="alarms", most=2)
     missing = [f"no {fact}" for fact in view.verdict.missing]
     missing += [checks_left(view.not_judged)] if view.not_judged else []
     if missing:
@@ -104,9 +104,9 @@ def print_answer(view: RunView, alarms: Sequence[tuple[Severity, str, int]], not
 
 
 FEW_NOTES = 2
-"""Notes on how a log was read that an answer gives; ``-v`` gives all."""
+"""Number of notes on how a log was read in an answer; ``-v`` prints all."""
 FEW_EVIDENCE = 3
-"""Pieces of evidence of an answer."""
+"""Number of pieces of evidence in an answer."""
 
 
 def _print_why(explanation: Diagnosis) -> None:
@@ -125,7 +125,7 @@ def _print_why(explanation: Diagnosis) -> None:
 
 
 def print_findings(findings: Iterable[Finding], *, title: str = "Findings") -> None:
-    """Kind, onset, step and message of each finding; of a recovery its stage for the severity."""
+    """Print kind, onset, step and message of each finding; for a recovery, its stage instead of the severity."""
     rows = [_finding_cells(finding) for finding in findings]
     if rows:
         print_table(heads(FINDINGS, FINDINGS_SHOWN), rows, title=title)
@@ -137,17 +137,17 @@ def _finding_cells(finding: Finding) -> list[Cell]:
 
 
 def print_alarms(alarms: Sequence[tuple[str, str, int, str]]) -> None:
-    """Alarms as (severity, kind, step, reason): what would have been sent."""
+    """Print the alarms that would have been sent, each as (severity, kind, step, reason)."""
     rows = [(severity_cell(s), kind, step(at), one_line(reason, LONGEST)) for s, kind, at, reason in alarms]
     if rows:
         print_table(("severity", "kind", ">step", "reason"), rows, title="Alerts (would have been sent)")
 
 
-# What was forecast of a run, in one line.
+# The forecasts of a run, in one line.
 
 
 def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
-    """The newest forecast as a script reads it, why included; None where there is none."""
+    """Return the newest forecast as plain values, with its reason; None if there is none."""
     from dataclasses import asdict
 
     from rlwatch.forecast.forecast import forecast_of
@@ -159,7 +159,7 @@ def newest_row(records: Sequence[ForecastRecord]) -> dict[str, JSON] | None:
 
 
 def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
-    """The highest chance and the first alarm; ``now``: the newest chance, too. Empty where nothing was forecast.
+    """Return the highest probability and the first alarm; ``now``: also the newest one. Empty without forecasts.
 
     >>> from rlwatch.forecast import Forecast
     >>> forecast_line([Forecast(40, p50=0.02), Forecast(41, p50=0.83, alarm=True), Forecast(42, p50=0.5)], now=True)
@@ -177,7 +177,7 @@ def forecast_line(forecasts: Sequence[Forecast], *, now: bool = False) -> str:
 
 
 def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
-    """Of a run that is given no chance: why, and the limit it is on its way to."""
+    """Return, for a run without a probability, the reason and the limit that it approaches."""
     from rlwatch.forecast.forecast import forecast_sentence
     from rlwatch.forecast.gate import NO_SIGNAL
 
@@ -191,7 +191,7 @@ def _by_limits(forecasts: Sequence[Forecast], alarms: Sequence[int]) -> str:
 
 
 def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> None:
-    """The line, or why there is none; nothing of a run nobody forecast."""
+    """Print the line, or the reason that there is none; nothing for a run without forecasts."""
     from rlwatch.forecast.forecast import forecast_of
 
     forecasts = [forecast_of(record) for record in records]
@@ -202,16 +202,16 @@ def print_forecast(records: Sequence[ForecastRecord], *, now: bool = False) -> N
         say(forecasts[-1].absent, style="dim")
 
 
-# A diagnosis as text: why, how sure, in which order, and what to do first.
+# A diagnosis as text: cause, confidence, evidence in order of time, and actions.
 
 FEW = 3
-"""Actions told unless everything is asked for."""
+"""Number of actions printed, unless all are requested."""
 WORSE = (Severity.WARNING, Severity.CRITICAL)
 STYLES = {Confidence.STRONG: "bold red", Confidence.PLAUSIBLE: "yellow", Confidence.WEAK: "dim"}
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, everything: bool = False) -> None:
-    """The likeliest cause with its evidence and the first actions; the other causes in a line each."""
+    """Print the likeliest cause with its evidence and the first actions, then one line for each other cause."""
     if not any(evidence.severity in WORSE for cause in diagnosis.causes for evidence in cause.evidence):
         return
     first, *others = diagnosis.causes
@@ -262,14 +262,14 @@ def _print_action(place: int, action: Action) -> None:
 
 
 def finding_line(finding: Finding) -> str:
-    """One finding as one line."""
+    """Return a finding as one line."""
     since = f" since {step(finding.onset_step)}" if finding.onset_step < finding.step else ""
     what = finding.stage if finding.stage.better else finding.severity
     return f"step {step(finding.step)}  {what}  {finding.kind}{since}: {one_line(finding.message, 160)}"
 
 
 def alert_line(alert: Alert) -> str:
-    """One change of an alert as one line; of one that is over, how it ended."""
+    """Return a change of an alert as one line; for a resolved alert, how it ended."""
     at = alert.resolved_step if alert.resolved_step is not None else alert.step
     why = f": {one_line(alert.reason, 160)}" if alert.state is AlertState.RESOLVED and alert.reason else ""
     return f"step {step(at)}  ALERT {alert.state}  {alert.severity}  {alert.kind} (rule {alert.rule}){why}"
@@ -281,13 +281,13 @@ def print_finding_line(finding: Finding, prefix: str = "") -> None:
 
 
 def print_alert_line(alert: Alert, prefix: str = "") -> None:
-    """Print a change of an alert: green when it is over."""
+    """Print a change of an alert, a resolved one in green."""
     over = alert.state is AlertState.RESOLVED
     say(prefix + alert_line(alert), style="green" if over else SEVERITY_STYLES[alert.severity])
 
 
 def print_outcome(outcome: MonitorOutcome, prefix: str = "") -> None:
-    """Print what a batch of records brought: findings, recoveries, then the alerts that people are told of."""
+    """Print the outcome of a batch of records: findings, recoveries, then the alerts that are sent."""
     for finding in (*outcome.findings, *outcome.recoveries):
         print_finding_line(finding, prefix)
     for transition in outcome.transitions:

@@ -38,11 +38,11 @@ from rlwatch.ports import Store
 from rlwatch.records import Alert, AlertState, Finding, RunInfo, Severity
 from rlwatch.wording import one_line
 
-# ``rlwatch watch`` of a store: judge whether runs live, deliver what waits, tell what is new.
+# ``rlwatch watch`` of a store: check whether runs are alive, deliver waiting messages, print news.
 
 
 class StoreWatch:
-    """Remembers what was told, of all runs or of one."""
+    """Tracks which findings and alerts were printed, of all runs or of one."""
 
     def __init__(self, store: Store, run_id: str | None = None) -> None:
         self._store = store
@@ -52,12 +52,12 @@ class StoreWatch:
         self._alerts: dict[str, tuple[AlertState, Severity]] = {}
 
     def findings(self) -> Iterator[tuple[RunInfo, Finding]]:
-        """Findings stored since the last call. A run that has not moved is not read again."""
+        """Yield the findings stored since the last call. A run that has not changed is not read again."""
         for run in self._runs():
             version = (run.attempt, run.last_step, run.last_ts, run.heartbeat_at, run.state)
             if self._versions.get(run.run_id) == version:
                 continue
-            with suppress(StoreError):  # unreadable at this moment: the next look will tell
+            with suppress(StoreError):  # unreadable now: the next check tries again
                 found = self._store.findings(run.run_id)
                 reported = self._findings.get(run.run_id, 0)
                 self._versions[run.run_id], self._findings[run.run_id] = version, len(found)
@@ -83,13 +83,13 @@ class StoreWatch:
 
 
 def judge_store_once(url: str | None, run: str | None, config: Path | None) -> int:
-    """Tell everything, deliver what is due, and answer 1 if a critical alert is firing."""
+    """Print everything, deliver due messages, and return 1 if a critical alert is firing."""
     with opened(url) as store:
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
         _require_a_run(store)
         watch = StoreWatch(store, run_id)
         watchman(store, alerting, run_id).look()
-        _tell(watch)
+        _print_news(watch)
         delivered = deliver_once(store, alerting)
         if delivered:
             say(f"alerts {delivered}")
@@ -99,9 +99,9 @@ def judge_store_once(url: str | None, run: str | None, config: Path | None) -> i
 def follow_store(
     url: str | None, run: str | None, config: Path | None, pause: Callable[[], None], pushed_s: float = 1.0
 ) -> None:
-    """Deliver, and tell what comes from now on, until ``pause`` raises ``KeyboardInterrupt``.
+    """Deliver messages and print news until ``pause`` raises ``KeyboardInterrupt``.
 
-    Where the store pushes news, they are waited for instead, at most ``pushed_s``.
+    If the store sends notifications, wait for them instead, at most ``pushed_s`` seconds.
     """
     with opened(url) as store:
         run_id, alerting = None if run is None else find_run(store, run).run_id, alerting_of(config, store)
@@ -116,7 +116,7 @@ def follow_store(
                         pause()
                     else:
                         news.arrived(pushed_s)
-                    _tell(watch)
+                    _print_news(watch)
             except KeyboardInterrupt:
                 say("stopped", style="dim")
             finally:
@@ -125,14 +125,14 @@ def follow_store(
 
 
 def _require_a_run(store: Store) -> None:
-    """Say which runs cannot be read. Raises ``RunNotFoundError`` if none can: a check must not pass on nothing."""
+    """Warn of runs that cannot be read. Raises ``RunNotFoundError`` if none can, so that a check does not pass."""
     for name, reason in store.unreadable().items():
         warn(one_line(f"{name}: cannot be read: {reason}", 300))
     if not store.runs():
         raise RunNotFoundError(f"{store.url} holds no run that can be read")
 
 
-def _tell(watch: StoreWatch) -> None:
+def _print_news(watch: StoreWatch) -> None:
     for run, finding in watch.findings():
         print_finding_line(finding, f"{run.name or run.run_id}  ")
     for alert in watch.alerts():
@@ -142,7 +142,7 @@ def _tell(watch: StoreWatch) -> None:
 # ``rlwatch watch SOURCE``: follow a growing log, all logs of a directory, a run of a tracker, or a store.
 
 
-Beside = Callable[[], Mapping[str, float]]
+ExtraMetrics = Callable[[], Mapping[str, float]]
 EPILOG = examples(
     "rlwatch watch train.log",
     "rlwatch watch train.log --once || echo 'critical alarm'",
@@ -220,17 +220,15 @@ def watch(
     log = NamedLog(path, run, reads, named, trainer=source, project=project, name=name, run_id=run_id)
     into = f"memory://watch-{uuid4().hex}" if no_store else store
     address = None if path.exists() else wandb_run(source_)
-    with sigterm_as_ctrl_c(), _asking(engine or (), path, address, once=once or bool(logs)) as beside:
+    with sigterm_as_ctrl_c(), _asking(engine or (), path, address, once=once or bool(logs)) as extra:
         if path.is_file():
-            _watch_log(log, into, config, once=once, poll_s=poll, beside=beside)
+            _watch_log(log, into, config, once=once, poll_s=poll, extra=extra)
         elif path.is_dir() and (patterns := _logs_in(path, logs)):
             _watch_many(log, patterns, into, config, once=once, poll_s=poll)
         elif path.is_dir() and not logs and _is_run(path):
-            _watch_log(log, into, config, once=once, poll_s=poll, beside=beside)
+            _watch_log(log, into, config, once=once, poll_s=poll, extra=extra)
         elif address:
-            _watch_log(
-                replace(log, path=Path(address)), into, config, once=once, poll_s=poll, beside=beside, wandb=True
-            )
+            _watch_log(replace(log, path=Path(address)), into, config, once=once, poll_s=poll, extra=extra, wandb=True)
         elif "://" in source_ or path.is_dir():
             if path.is_dir():
                 _some_run_in(path, once=once)
@@ -242,10 +240,10 @@ def watch(
 
 
 @contextmanager
-def _asking(engines: Sequence[str], path: Path, address: str | None, *, once: bool) -> Iterator[Beside]:
-    """Ask ``engines`` in a thread of its own; what they said since the last call is what this gives.
+def _asking(engines: Sequence[str], path: Path, address: str | None, *, once: bool) -> Iterator[ExtraMetrics]:
+    """Read ``engines`` in a background thread; yields a function that returns their metrics since its last call.
 
-    Raises ``ConfigError`` where there is no row that it could go with.
+    Raises ``ConfigError`` if there are no rows to add the metrics to.
     """
     if not engines:
         yield dict
@@ -275,7 +273,7 @@ def _watch_log(
     *,
     once: bool,
     poll_s: float,
-    beside: Beside,
+    extra: ExtraMetrics,
     wandb: bool = False,
 ) -> None:
     from rlwatch.cli import watch_log
@@ -285,11 +283,11 @@ def _watch_log(
     tail = WandbTail(str(log.path), naming=log.naming or NONE) if wandb else None
     if once:
         raise typer.Exit(watch_log.scan_once(log, store, config, tail))
-    watch_log.follow(log, store, config, lambda: time.sleep(poll_s), tail=tail, beside=beside)
+    watch_log.follow(log, store, config, lambda: time.sleep(poll_s), tail=tail, beside=extra)
 
 
 def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
-    """The patterns to follow it by as a directory of logs; none if it is a store, one run, or holds no log."""
+    """Return the patterns of logs to follow in a directory; none if it is a store, one run, or has no log."""
     from rlwatch.importers.registry import PATTERNS, logs_below
 
     if patterns:
@@ -300,7 +298,7 @@ def _logs_in(directory: Path, patterns: list[str] | None) -> Sequence[str]:
 
 
 def _some_run_in(directory: Path, *, once: bool) -> None:
-    """Say so if the directory holds neither a log nor a run of a store; raise it where nothing is waited for."""
+    """Warn if the directory has neither a log nor a run of a store; raise the error if logs cannot come later."""
     from rlwatch.cli.console import warn
     from rlwatch.importers.registry import PATTERNS
 
@@ -319,7 +317,7 @@ def _not_a_log(path: Path) -> None:
 
 
 def _is_run(directory: Path) -> bool:
-    """True if the only log in it and below is the run of a tracker that it stands for itself."""
+    """Return whether the directory itself is the run of a tracker, and the only log in it."""
     from rlwatch.importers.aim_repository import aim_repository
     from rlwatch.importers.base import DirectoryImporter
     from rlwatch.importers.registry import logs_below, of_directory, run_directory

@@ -1,4 +1,4 @@
-"""``rlwatch watch`` of a log: what there is, then what comes, on its way into a store, judged row by row."""
+"""``rlwatch watch`` of a log: read its rows and those that follow, store them, and judge them one by one."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _PLACE = ".watch"
 
 
 class Positions:
-    """The positions of the logs that ``store`` holds as runs; nothing is kept for a store in memory."""
+    """Read positions in the logs that ``store`` holds as runs; none are stored for a store in memory."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._directory = Path(unquote(store.url[len(_SCHEME) :])) / _PLACE if store.url.startswith(_SCHEME) else None
 
     def load(self, run_id: str) -> tuple[Position | None, int]:
-        """Position in the run's log, and the ``seq`` of its last record; None and 0 if it is new."""
+        """Return the position in the run's log, and the ``seq`` of its last record; None and 0 if it is new."""
         try:
             last = self._store.records(run_id, last=1)
         except RunNotFoundError:
@@ -61,7 +61,7 @@ class Positions:
         return Position.from_dict(data), last[-1].seq if last else 0
 
     def save(self, run_id: str, position: Position) -> None:
-        """Keep it, in place of the last one. A full disk is not said: the store will say it."""
+        """Store the position in place of the last one. A full disk is ignored here: the store reports it."""
         if self._directory is None:
             return
         file = self._directory / f"{run_id}.json"
@@ -69,10 +69,10 @@ class Positions:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._directory, suffix=".new", delete=False) as new:
                 new.write(json.dumps(position.to_dict()))
-            Path(new.name).replace(file)  # a name nobody could lay a link under
+            Path(new.name).replace(file)  # a random name, so that no one can prepare a link
 
 
-# A growing log on its way into a store, judged row by row: what a trainer's own process would do.
+# Recording and judging a growing log, row by row, as a trainer's process would.
 
 HEARTBEAT_S = 5.0
 
@@ -80,23 +80,22 @@ HEARTBEAT_S = 5.0
 class LogRecording:
     """One run of a log, written to ``store`` and judged by ``policy``.
 
-    Records carry their place in the log as ``seq``. Those the store has from an earlier watch of the same
-    log are passed over; that watch and this one are two attempts of the run, as are two starts of a trainer
-    in one log.
+    The ``seq`` of a record is its position in the log. Records that the store has from an earlier watch of the same log
+    are skipped; the two watches are two attempts of the run, as are two starts of a trainer in one log.
 
     Parameters
     ----------
     policy, dashboard_url
-        What it is judged by, and what messages link to.
+        Rules and settings to judge by, and the address that messages link to.
     console
-        Whether messages are written for the channel ``console``, too.
+        Whether to write messages also for the channel ``console``.
     on_outcome
-        Told what was found, in order.
+        Called with each outcome, in order.
 
     Raises
     ------
     RunLockedError
-        If somebody writes this run already.
+        If another process writes this run.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class LogRecording:
         self._dispatcher = Dispatcher(
             store, self._policy, dashboard_url=dashboard_url, clock=clock or SystemClock(), console=console
         )
-        self._tell = on_outcome
+        self._on_outcome = on_outcome
         self._clock = clock or SystemClock()
         self._log_attempt: int | None = None
         self._beat_due = 0.0
@@ -125,12 +124,12 @@ class LogRecording:
 
     @property
     def run(self) -> RunInfo:
-        """The run as the store began it."""
+        """The run, with its attempt in the store."""
         return self.writer.run
 
     @property
     def kept(self) -> tuple[tuple[Notification, str], ...]:
-        """Notices that were due at the last look, but kept back, and why."""
+        """Messages that were due at the last check but kept back, and why."""
         return self._dispatcher.decision.held_back
 
     def take(self, records: Sequence[StepRecord]) -> None:
@@ -148,7 +147,7 @@ class LogRecording:
             self.records += len(batch)
 
     def tick(self) -> None:
-        """Say that somebody still watches; store what a busy store refused."""
+        """Send a heartbeat if it is due; retry writes that a busy store refused."""
         self._judging.tick()
         if self._clock.monotonic() >= self._beat_due:
             self._beat_due = self._clock.monotonic() + HEARTBEAT_S
@@ -177,12 +176,12 @@ class LogRecording:
             self._store,
             dispatcher=self._dispatcher,
             keep=self.writer.write,
-            announce=self._tell,
+            announce=self._on_outcome,
             clock=self._clock,
         )
         self._judging = SinkProgress(monitor, self._sink, self._store, run.run_id, judged=self._judged)
         self._judging.begin(self.writer.last_seq)
-        while self._judging.stored():  # what an earlier watch stored and did not judge
+        while self._judging.stored():  # rows that an earlier watch stored but did not judge
             pass
 
     def _judged(self, seq: int, kept: Checkpoint | None) -> None:
@@ -193,28 +192,28 @@ class LogRecording:
         self.writer.close()
 
 
-# One log on its way into a store: what there is, then what comes.
+# Reading one log into a store: the existing rows, then the new ones.
 
 MOST = 500
-"""Records taken at a time: in between Ctrl-C is heard, and memory does not grow with the log."""
+"""Records read at a time: Ctrl-C is handled in between, and memory does not grow with the log."""
 SAVE_S = 30.0
 QUIET_S = 30.0
-"""Seconds after which the unfinished end of a log is taken to be all there will be of it."""
+"""Seconds without a write after which the unfinished last row of a log is read as it is."""
 
 
 class LogWatch:
-    """Reads a log and has it recorded, bit by bit.
+    """Reads a log piece by piece, and records it.
 
-    ``run_ids`` are the runs it became so far: more than one of a directory with the event files of several trainings.
+    ``run_ids`` are the runs recorded so far: several for a directory with the event files of several trainings.
 
     Parameters
     ----------
     start
-        Begins the recording, once the log tells what it is.
+        Begins the recording, once the format of the log is known.
     tail
-        Where the records come from, if not from the file at the log's path.
+        Source of the records, if not the file at the log's path.
     beside
-        Gives what else is known by now, which goes with the newest of the rows that come while it looks.
+        Returns additional metrics, which are added to the newest row that is read live.
     """
 
     def __init__(
@@ -228,9 +227,9 @@ class LogWatch:
         beside: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.log = log
-        self._beside = beside
+        self._extra_metrics = beside
         self._place = log.id_of()
-        """Name under which the position is kept."""
+        """Name under which the position is stored."""
         self.recording: LogRecording | None = None
         self.names: set[str] = set()
         """Names of the metrics in the rows taken so far."""
@@ -251,7 +250,7 @@ class LogWatch:
 
     @property
     def run_id(self) -> str:
-        """The run that is recorded now."""
+        """Id of the run that is recorded now."""
         return self.log.id_of(self._training)
 
     @property
@@ -271,18 +270,18 @@ class LogWatch:
 
     @property
     def why_nothing(self) -> str:
-        """The reason why no row of the log could be recorded so far."""
+        """Reason that no row of the log could be recorded so far."""
         if self.tail.problem:
             return self.tail.problem
         left_out = self.left_out
         return f"holds no metrics of any step, read as {self.tail.format}{f'; skipped: {left_out}' if left_out else ''}"
 
     def look(self) -> int:
-        """Take the next records; how many there were."""
+        """Take the next records; return their number."""
         records = self.tail.poll(MOST)
         if self._caught_up and records:
             newest = records[-1]
-            records = [*records[:-1], replace(newest, metrics={**self._beside(), **newest.metrics})]
+            records = [*records[:-1], replace(newest, metrics={**self._extra_metrics(), **newest.metrics})]
         self._take(_stamped(records, self._clock.now() if self._caught_up else 0.0))
         self._caught_up = self._caught_up or not self.tail.behind
         if self.recording is not None:
@@ -290,7 +289,7 @@ class LogWatch:
         return len(records)
 
     def end(self, reason: str, *, whole: bool = False) -> None:
-        """End the run. ``whole``: also its unfinished end is taken, even if it may still be written to."""
+        """End the run. ``whole``: also read the unfinished last row, even if it may still be written."""
         if self.recording is None and not whole:
             self.tail.release()
             return
@@ -302,7 +301,7 @@ class LogWatch:
             self.abandon(reason)
 
     def abandon(self, reason: str) -> None:
-        """End the run without another look at the log."""
+        """End the run without reading the log again."""
         self.tail.release()
         if self.recording is not None:
             self.recording.finish(reason)
@@ -322,7 +321,7 @@ class LogWatch:
             self._note(self.tail.position)
 
     def _note(self, position: Position | None) -> None:
-        """Keep the position: that of a new file at once, others now and then."""
+        """Store the position: in a new file at once, else at intervals."""
         if position is None or position == self._saved:
             return
         new = self._saved is None or (position.file, position.base) != (self._saved.file, self._saved.base)
@@ -336,30 +335,30 @@ class LogWatch:
             self._save_due = self._clock.monotonic() + SAVE_S
 
     def _quiet(self) -> bool:
-        """True if nobody has written to the log for a while."""
+        """Return whether the log has not been written to for :data:`QUIET_S` seconds."""
         try:
             return self._clock.now() - self.tail.modified >= QUIET_S
-        except OSError:  # it is gone
+        except OSError:  # the log is gone
             return True
 
 
 def _stamped(records: Sequence[StepRecord], now: float) -> list[StepRecord]:
-    """Rows that came while we looked came now; of those that were there before nobody knows when."""
+    """Set the time of rows without one to ``now``, which is 0 (unknown) for rows written before the watch."""
     return [record if record.ts else replace(record, ts=now) for record in records]
 
 
-# ``rlwatch watch`` of a log: read what is there, then what comes.
+# ``rlwatch watch`` of a log: read the existing rows, then the new ones.
 
 
 def scan_once(log: NamedLog, store_url: str | None, config: Path | None, tail: Tail | None = None) -> int:
-    """Record and judge the log as it stands, deliver, and answer 1 if anything in it was critical."""
+    """Record and judge the present log, deliver messages, and return 1 if anything in it was critical."""
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
         watch = watch_of(log, store, alerting, tail=tail)
         if tail is None and watch.is_new:
             runs = read_log(log.path, run=log.run, format=log.read_as, naming=log.naming or NONE)
-            if not log.path.is_dir():  # the trainings of a directory are a run each
-                _only(runs, log)  # or why it cannot be watched
+            if not log.path.is_dir():  # each training in a directory is a run
+                _only(runs, log)  # raises if it cannot be watched
         while watch.look() or watch.behind:
             pass
         if watch.tail.problem and not watch.records:
@@ -390,7 +389,7 @@ def follow(
 ) -> None:
     """Record and judge the log as it grows, until ``pause`` raises ``KeyboardInterrupt``.
 
-    Ctrl-C is heard between two looks only, so that it never breaks what a look has begun.
+    Ctrl-C is handled only between two reads, so that it never interrupts one.
     """
     with opened(store_url) as store:
         alerting = alerting_of(config, store)
@@ -414,7 +413,7 @@ def follow(
 
 
 def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
-    """Take all there is, a lot at a time; Ctrl-C is heard, and ``shown`` is called, between two."""
+    """Read all existing rows in batches; between two, handle Ctrl-C and call ``shown``."""
     while True:
         known = set(watch.run_ids)
         with unbroken():
@@ -427,7 +426,7 @@ def catch_up(watch: LogWatch, shown: Callable[[], None] = lambda: None) -> None:
 
 
 def report_problem(watch: LogWatch, reported: str) -> str:
-    """Say on stderr why nothing can be read at the moment, unless that is what was ``reported`` last; what it is."""
+    """Print on stderr why the log cannot be read now, unless it was ``reported`` last; return the problem."""
     problem = watch.tail.problem
     if problem and problem != reported:
         warn(f"waiting: {one_line(problem, 300)}")
@@ -444,7 +443,7 @@ def watch_of(
     prefix: str = "",
     beside: Callable[[], Mapping[str, float]] = dict,
 ) -> LogWatch:
-    """The log on its way into the store, judged by ``alerting``; ``prefix`` goes before each line that is told."""
+    """Return a watch that records the log into ``store``, judged by ``alerting``; ``prefix`` starts printed lines."""
 
     def start(tail: Tail) -> LogRecording:
         return _recording(log, tail, store, alerting, prefix=prefix)
@@ -453,7 +452,7 @@ def watch_of(
 
 
 def ever_critical(store: Store, run_id: str) -> bool:
-    """True once a critical alert of the run fired: what ``rlwatch scan`` answers 1 to."""
+    """Return whether a critical alert of the run ever fired, for which ``rlwatch scan`` exits with 1."""
     return any(
         alert.severity is Severity.CRITICAL and alert.state is not AlertState.PENDING for alert in store.alerts(run_id)
     )
@@ -462,7 +461,7 @@ def ever_critical(store: Store, run_id: str) -> bool:
 def _recording(log: NamedLog, tail: Tail, store: Store, alerting: Alerting, *, prefix: str = "") -> LogRecording:
     info = log.info(tail.name, tail.source, time.time(), tail.about, tail.training)
     if holds(store, info.run_id):
-        info = replace(info, name=log.name and info.name)  # without a new one it keeps the name it has
+        info = replace(info, name=log.name and info.name)  # without a new name it keeps its present one
     return LogRecording(
         store,
         info,

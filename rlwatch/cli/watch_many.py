@@ -1,4 +1,4 @@
-"""``rlwatch watch`` of a directory: every log in it and below is a run, none in another's way, also later ones."""
+"""``rlwatch watch`` of a directory: every log in it and below, also later ones, is recorded as a separate run."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from rlwatch.wording import for_terminal, one_line
 DISCOVER_S = 10.0
 """Seconds between two searches for new logs."""
 RETRY_S = 60.0
-"""Seconds after which a log that could not be read is tried again, and of silence after which it is said why not."""
+"""Seconds after which an unreadable log is tried again, and of silence after which the reason is reported."""
 RETRY_FACTOR = 20.0
-"""Of the time that the last try took: what fails slowly must not keep the watch from the other logs."""
+"""Multiple of the time of the last try to wait: a log that fails slowly must not hold up the others."""
 REST_S = 6 * 3600.0
-"""Seconds of silence after which a log is taken to be finished until it grows."""
+"""Seconds of silence after which a log counts as finished until it grows."""
 OLD_S = 3600.0
-"""The same for a log that is there before the watch."""
+"""The same for a log that existed before the watch."""
 MOST_OPEN = 64
-"""Log files kept open between two looks: those that grew last."""
+"""Log files kept open between two reads: those that grew last."""
 MOST_LIVE = 100
-"""Runs written at the same time; beyond, the longest silent one rests."""
+"""Runs written at the same time; above it, those silent longest are closed."""
 
 
 @dataclass(slots=True)
 class WatchedLog:
-    """One log of the fleet. It rests while ``watch`` is None: until ``mark`` changes or ``retry_at`` has come."""
+    """One log of the directory. While ``watch`` is None it is closed, until ``mark`` changes or at ``retry_at``."""
 
     path: Path
     name: str
@@ -52,25 +52,25 @@ class WatchedLog:
     retry_at: float | None = None
     problem: str = ""
     names: int = 0
-    """Number of metrics that it was last said of what they were read as."""
+    """Number of metrics at the last report of their mapping."""
     spent: float = 0.0
-    """Seconds that were spent on it since it was last begun."""
+    """Seconds spent on it since it was last begun."""
 
 
 class LogDirectory:
-    """The logs below ``directory`` that ``patterns`` fit.
+    """The logs below ``directory`` that match ``patterns``.
 
     Parameters
     ----------
     begin
-        Makes the watch of a log, given its path and what to call it.
+        Makes the watch of a log, given its path and name.
     tell
-        Told in one line what happens to a log: it appears as a run, is gone, or cannot be read (``problem``).
+        Called with a line for each change of a log: a new run, a removed log, or an error, and whether it is an error.
     once
-        Logs are read to their ends and no further: what is there is all there will be.
+        Read logs to their present ends and no further.
     most_open, most_live
-        Log files kept open between two looks: those that grew last. Runs written at the same time; beyond, the longest
-        silent one rests.
+        Log files kept open between two reads: those that grew last. Runs written at the same time; above it, those
+        silent longest are closed.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class LogDirectory:
         self._most_open, self._most_live = most_open, most_live
         self.members: dict[Path, WatchedLog] = {}
         self.recorded: dict[str, None] = {}
-        """Ids of the runs that were ever recorded."""
+        """Ids of all runs recorded so far."""
         self._closed: dict[Path, str] = {}
         """Directories that cannot be searched, and why."""
         self._read_as: set[str] = set()
-        """Lines that say what names were read as; the same of many logs is said once."""
+        """Lines on the mapping of names that were reported; equal lines of several logs are reported once."""
         self._directory, self._patterns = directory, patterns
-        self._begin, self._tell = begin, tell
+        self._begin, self._report = begin, tell
         self._clock = clock or SystemClock()
         self._once = once
         self._discover_at = 0.0
@@ -107,7 +107,7 @@ class LogDirectory:
         return [member for member in self.members.values() if member.watch and member.watch.recording]
 
     def look(self) -> bool:
-        """One lot of every log; whether some have more to be read at once."""
+        """Read one batch of every log; return whether some have more to read at once."""
         if self._clock.monotonic() >= self._discover_at:
             self._search()
             self._discover_at = self._clock.monotonic() + DISCOVER_S
@@ -126,14 +126,14 @@ class LogDirectory:
 
     def _search(self) -> None:
         error = raised_by(self._discover)
-        if error is not None:  # the logs that are known must be read on
+        if error is not None:  # known logs must still be read
             self._unsearched(self._directory, error)
 
     def _unsearched(self, directory: Path, error: Exception) -> None:
         problem = error_line(error)
         if self._closed.get(directory) != problem:
             self._closed[directory] = problem
-            self._tell(f"{directory}: cannot be searched for logs: {problem}", True)
+            self._report(f"{directory}: cannot be searched for logs: {problem}", True)
 
     def _discover(self) -> None:
         there = dict.fromkeys(logs_below(self._directory, self._patterns, self._unsearched))
@@ -143,11 +143,11 @@ class LogDirectory:
         for path in [path for path in self.members if path not in there and not path.exists()]:
             member = self.members.pop(path)
             if member.watch is not None and member.watch.recording is not None:
-                self._tell(f"{member.name}: the log is gone; its run ends", False)
+                self._report(f"{member.name}: the log is gone; its run ends", False)
             self._guarded(member, lambda one: self._rest(one, "the log is gone"))
 
     def _guarded(self, member: WatchedLog, do: Callable[[WatchedLog], bool]) -> bool:
-        """Report once what one log does wrong, also what nobody foresaw, and go on with the others."""
+        """Report an error of one log once, also an unexpected one, and go on with the others."""
         began = self._clock.monotonic()
         try:
             return call_or(lambda: do(member), lambda error: self._failed(member, error, began))
@@ -155,7 +155,7 @@ class LogDirectory:
             member.spent += self._clock.monotonic() - began
 
     def _failed(self, member: WatchedLog, error: Exception, began: float) -> bool:
-        """Leave its log alone for a while, the longer the more time it has cost."""
+        """Skip the log for a time that grows with the time it took."""
         self._complain(member, error_line(error))
         watch, member.watch = member.watch, None
         now = self._clock.monotonic()
@@ -167,11 +167,11 @@ class LogDirectory:
 
     def _complain(self, member: WatchedLog, problem: str) -> None:
         if problem != member.problem:
-            self._tell(f"{member.name}: {problem}", True)
+            self._report(f"{member.name}: {problem}", True)
         member.problem = problem
 
     def _abandon(self, watch: LogWatch) -> None:
-        with suppress(Exception):  # the run stays as its writer left it; the problem was told
+        with suppress(Exception):  # the run stays as its writer left it; the problem was reported
             watch.abandon("its log is no longer readable")
 
     def _look_at(self, member: WatchedLog) -> bool:
@@ -184,17 +184,17 @@ class LogDirectory:
             member.grew_at, member.problem = self._clock.monotonic(), ""
         if watch.recording is not None and watch.run_id not in known:
             self.recorded.update(watch.run_ids)
-            self._tell(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
+            self._report(f"{member.name}: run {watch.run_id} ({watch.tail.format})", False)
         if found and not watch.behind:
-            self._say_names(member, watch)
+            self._report_names(member, watch)
         if watch.recording is None and not watch.behind and self._clock.now() - _modified(member.path) > RETRY_S:
-            self._say_why_not(member, watch)
+            self._report_why_not(member, watch)
         if not watch.behind and self._clock.monotonic() - member.grew_at >= member.patience:
             self._rest(member, "no rows for hours")
         return watch.behind
 
     def _woken(self, member: WatchedLog) -> LogWatch | None:
-        """A fresh watch of a log that is new, has changed since it went to rest, or is to be tried again."""
+        """Return a new watch of a log that is new, has changed since it was closed, or must be tried again."""
         now = self._clock.monotonic()
         if member.retry_at is not None and now < member.retry_at:
             return None
@@ -212,13 +212,13 @@ class LogDirectory:
         return member.watch
 
     def _has_room(self) -> bool:
-        """True if one more run may be begun: in one look a directory must not have all its runs open at once."""
+        """Return whether one more run may be begun, so that not all runs of a directory are open at once."""
         self._begun += 1
         if self._begun <= self._most_live // 4:
             return True
         self._keep_bounds(self._most_live * 3 // 4)
         self._begun = 0
-        return len(self.runs) < self._most_live  # else those that are behind are read first
+        return len(self.runs) < self._most_live  # else logs with unread rows come first
 
     def _rest(self, member: WatchedLog, reason: str) -> bool:
         watch, member.watch = member.watch, None
@@ -226,30 +226,30 @@ class LogDirectory:
             member.mark = _mark(member.path)
             watch.end(reason, whole=self._once)
             self.recorded.update(watch.run_ids)
-            self._say_names(member, watch)
+            self._report_names(member, watch)
             if self._once and watch.recording is None:
-                self._say_why_not(member, watch, also_empty=True)
+                self._report_why_not(member, watch, also_empty=True)
             if self._once and watch.recording is not None and (left_out := watch.left_out):
-                self._tell(f"{member.name}: skipped: {left_out}", False)
+                self._report(f"{member.name}: skipped: {left_out}", False)
         return False
 
-    def _say_names(self, member: WatchedLog, watch: LogWatch) -> None:
-        """Say what the names of a log were read as, unless that was said of it, or of another."""
+    def _report_names(self, member: WatchedLog, watch: LogWatch) -> None:
+        """Report the mapping of the names of a log, unless the same was reported before."""
         if len(watch.names) == member.names:
             return
         member.names = len(watch.names)
         for line in reading_lines(watch.names, watch.log.trainer or watch.tail.source):
             if line not in self._read_as:
                 self._read_as.add(line)
-                self._tell(f"{member.name}: {line}", False)
+                self._report(f"{member.name}: {line}", False)
 
-    def _say_why_not(self, member: WatchedLog, watch: LogWatch, *, also_empty: bool = False) -> None:
-        """Say why nothing of the log was recorded."""
+    def _report_why_not(self, member: WatchedLog, watch: LogWatch, *, also_empty: bool = False) -> None:
+        """Report why nothing of the log was recorded."""
         if also_empty or watch.tail.read[1]:
             self._complain(member, watch.why_nothing)
 
     def _keep_bounds(self, live: int) -> None:
-        """Let go of the files of logs that have been silent longest, and of the runs of the very longest."""
+        """Close the files of logs that have been silent longest, and, above a second limit, their runs."""
         waiting = sorted((m for m in self.members.values() if m.watch), key=lambda m: m.grew_at, reverse=True)
         for member in waiting[self._most_open :]:
             if member.watch is not None:
@@ -259,7 +259,7 @@ class LogDirectory:
 
 
 def error_line(error: Exception) -> str:
-    """An error in one line; one that nobody foresaw with its type."""
+    """Return an error as one line; an unexpected one with its type."""
     text = " ".join(str(error).split())
     if isinstance(error, RLWatchError | OSError):
         return text
@@ -267,7 +267,7 @@ def error_line(error: Exception) -> str:
 
 
 def _mark(path: Path) -> object:
-    """Changes when the log does; None if it is not there."""
+    """Return a value that changes when the log does; None if there is no log."""
     try:
         stats = [(file.name, file.stat()) for file in _files(path)]
     except OSError:
@@ -289,11 +289,11 @@ def _files(path: Path) -> list[Path]:
 # ``rlwatch watch`` of a directory: every log in it and below is a run, also those that come later.
 
 LONGEST_LINE = 600
-"""Characters of what is told of a log."""
+"""Most characters of a printed line about a log."""
 
 
 def look_once(log: NamedLog, patterns: Sequence[str], store_url: str | None, config: Path | None) -> int:
-    """Record and judge every log as it stands, deliver, and answer 1 if anything in any was critical.
+    """Record and judge every present log, deliver messages, and return 1 if anything in any was critical.
 
     Raises ``ImportFormatError`` if none could be read.
     """
@@ -347,7 +347,7 @@ def follow(
 
 @contextmanager
 def status_line(fleet: LogDirectory) -> Iterator[Callable[[], None]]:
-    """One line about all runs that stays at the bottom of a terminal; nothing anywhere else."""
+    """Show one line about all runs at the bottom of a terminal; nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -378,7 +378,7 @@ def fleet_of(
     most_open: int = MOST_OPEN,
     most_live: int = MOST_LIVE,
 ) -> LogDirectory:
-    """The fleet that reads the logs of ``log`` that fit ``patterns`` into ``store``."""
+    """Return the directory watch that reads the logs of ``log`` that match ``patterns`` into ``store``."""
 
     def begin(path: Path, name: str) -> LogWatch:
         return watch_of(
