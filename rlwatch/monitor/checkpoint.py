@@ -130,7 +130,7 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module.split(".", maxsplit=1)[0] == "rlwatch" and module.split(".")[1] in _ROOMS:
             found = super().find_class(module, name)
-            if getattr(found, "__module__", None) == module:  # not what it imports: "os.system" of a module of ours
+            if getattr(found, "__module__", None) == module:  # not a name that the module imports, such as os.system
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 

@@ -57,17 +57,17 @@ class Monitor:
     Parameters
     ----------
     run_id
-        Goes into alert ids, so that two monitors of one run agree on them.
+        Part of alert ids, so that two monitors of one run agree on them.
     source
         The trainer (``RunInfo.source``): how ambiguous metric names are read.
     detectors
-        Makes the detectors, all fresh; called again at each new attempt.
+        Returns new detectors; called at each new attempt.
     rules
         Alert rules; the defaults if None.
     forecaster
-        Makes the forecaster, fresh, likewise; the shipped one if None.
+        Returns a new forecaster; called at each new attempt; the shipped one if None.
     history
-        Gives what an attempt continues; without it a new attempt begins with no memory.
+        Returns the items that an attempt continues; without it, an attempt begins without state.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Monitor:
 
     @property
     def late(self) -> int:
-        """Records of steps that had closed before they came."""
+        """Number of records that came after their step had closed."""
         return self._gathering.late
 
     @property
     def is_default(self) -> bool:
-        """True where it judges with nothing but rlwatch's own detectors and forecaster."""
+        """True if it uses only rlwatch's detectors and forecaster, no plugins."""
         ours = self._make is default_detectors and self._make_forecaster in (
             forecaster_for(wanted=True),
             forecaster_for(wanted=False),
@@ -159,7 +159,7 @@ class Monitor:
         return tuple(alert for alert in self._judge.alerts.active if alert.state is AlertState.FIRING)
 
     def open_alerts(self) -> frozenset[str]:
-        """Ids of the alerts that are pending or firing now."""
+        """Return the ids of the alerts that are pending or firing now."""
         return self._judge.alerts.open_ids()
 
     def observe(self, item: StepRecord | Event) -> MonitorOutcome:
@@ -196,11 +196,11 @@ class Monitor:
         return joined(map(self._judge.judge, self._gathering.close(self._reader)))
 
     def diagnosis(self) -> Diagnosis:
-        """Most likely cause of the findings so far on this branch of the run."""
+        """Return the most likely cause of the findings so far on this branch of the run."""
         return self._judge.lookback.diagnosis(self.source)
 
     def not_run(self) -> list[NotRun]:
-        """Detectors that lacked their metrics so far or failed, and the forecaster if it has made no forecast yet."""
+        """Return the detectors that lacked metrics or failed so far, and the forecaster if it made no forecast."""
         return self._judge.not_run()
 
     def _notice(self, event: Event) -> None:
@@ -241,13 +241,13 @@ class Monitor:
         yield joined(map(self._judge.judge, self._gathering.add(record, self._reader)))
 
     def _branches(self, record: StepRecord) -> bool:
-        """Return whether it is the first after the steps that a roll-back undid."""
+        """Return whether the record is the first after the steps that a rollback undid."""
         return self._undone is not None and record.step > self._undone.last
 
     def _begin_branch(self) -> Iterator[MonitorOutcome]:
-        """Judge what follows a roll-back as if the undone rows had never been: relive those up to the snapshot.
+        """Drop the rows that a rollback undid: reset the state, and replay the rows up to the snapshot.
 
-        Findings and alerts go on until the values are back: that the weights were put back is no recovery.
+        Findings and alerts go on until the values recover: restored weights alone are no recovery.
         """
         undone = self._undone
         yield from map(self._judge.judge, self._gathering.close(self._reader))
@@ -273,7 +273,7 @@ class Monitor:
 
 
 class Undone(NamedTuple):
-    """A roll-back: the attempt, the last step that it undid, and the step whose state was put back."""
+    """A rollback: the attempt, the last step that it undid, and the step whose state was restored."""
 
     attempt: int
     last: int
@@ -281,7 +281,7 @@ class Undone(NamedTuple):
 
 
 def undone_by(event: Event) -> Undone | None:
-    """Return what ``event`` undid, if it is a roll-back that was carried out."""
+    """Return the undone steps, if ``event`` is a rollback that was carried out."""
     report = event.body.get("report")
     if event.kind != COMMAND or event.step is None or not isinstance(report, Mapping):
         return None
@@ -349,22 +349,22 @@ class OpenStep:
         self._last = record
 
     def closed(self, reader: RowReader) -> ClosedStep:
-        """The step as detectors see it."""
+        """Return the step as detectors see it."""
         return _view(self._last, self._metrics, reader)
 
 
 def arrived(record: StepRecord, reader: RowReader) -> ClosedStep:
-    """One record by itself, canonically named."""
+    """Return a single record as a step, with canonical names."""
     return _view(record, record.metrics, reader)
 
 
 def has_nonfinite(record: StepRecord) -> bool:
-    """True where any value of the record is NaN or infinite."""
+    """Return whether any value of the record is NaN or infinite."""
     return not all(map(math.isfinite, record.metrics.values()))
 
 
 def is_forecast(record: StepRecord) -> bool:
-    """True of a record that is a forecast alone, as in a log that another tracker kept of a watched run."""
+    """Return whether the record holds only a forecast, as in the log of another tracker on a watched run."""
     return bool(record.metrics) and all(name.startswith(FORECAST) for name in record.metrics)
 
 
@@ -408,7 +408,7 @@ class Standstill:
         return self._records % STANDSTILL_RECORDS == 0
 
     def counted(self, view: ClosedStep) -> ClosedStep:
-        """``view`` with both counts; the usual one only once a step has closed."""
+        """Return ``view`` with both counts; the usual one only once a step has closed."""
         counts = {RECORDS: float(self._records)}
         if self._usual:
             counts[USUAL] = float(self._usual)

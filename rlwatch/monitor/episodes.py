@@ -140,7 +140,7 @@ class Way:
         return self.before is not None and self.level is not None and self.level - self.before > self._bound
 
     def words(self) -> str:
-        """``reward/mean back at 0.71, 0.74 before``."""
+        """Describe the recovery: ``reward/mean back at 0.71, 0.74 before``."""
         how = "back at" if self.inside else "half of the way back, at"
         return f"{self.metric} {how} {number(self.level)}, {number(self.before)} before"
 

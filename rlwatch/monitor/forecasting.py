@@ -39,11 +39,11 @@ class Forecasts(Protocol):
     """Forecasts one run: fresh for each attempt, causal, deterministic."""
 
     def update(self, step: ClosedStep) -> Forecast:
-        """Take the next closed step; what is forecast at it."""
+        """Take the next closed step; return the forecast at it."""
         ...
 
     def notice(self, event: Event) -> None:
-        """Learn of an event (``reference_reset``...)."""
+        """Take an event (``reference_reset``...)."""
         ...
 
 
@@ -79,7 +79,7 @@ class Forecasting:
         self._guarded(lambda forecaster: forecaster.notice(event))
 
     def ahead(self, steps: Sequence[ClosedStep]) -> None:
-        """Have the forecasts of these steps made at once, where the forecaster can; each is then asked for in turn."""
+        """Compute the forecasts of these steps in a batch, if the forecaster can; :meth:`step` then returns each."""
         self._next.clear()
         if self._off or not steps:
             return
@@ -110,7 +110,7 @@ class Forecasting:
         return () if reason_for_none and reason_for_none == before else (record_of(kept, step),)
 
     def holding(self, step: ClosedStep, others: Sequence[Finding]) -> list[Finding]:
-        """The finding, while the newest forecast is an alarm; ``others`` hold at the same step.
+        """Return the finding while the newest forecast is an alarm; ``others`` hold at the same step.
 
         At a row without a forecast, the last finding still holds, for at most ``CARRY_ROWS`` rows. While another
         critical finding holds, there is none: a failure that has happened is not forecast.
@@ -180,24 +180,24 @@ class NoForecasts:
         self._why = why
 
     def update(self, step: ClosedStep) -> Forecast:
-        """No forecast."""
+        """Return a forecast with the reason only."""
         return Forecast(step.step, absent=self._why)
 
     def notice(self, event: Event) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 CHOSEN = "RLWATCH_FORECASTER"
-"""Names the forecaster of a plugin that is to be used instead of the shipped one."""
+"""Variable that names the plugin's forecaster to use instead of the shipped one."""
 
 
 def chosen_forecaster() -> str:
-    """Name of the plugin's forecaster that is wanted; empty: the shipped one."""
+    """Return the name of the chosen plugin's forecaster; empty: the shipped one."""
     return os.environ.get(CHOSEN, "")
 
 
 def default_forecasts() -> Forecasts:
-    """The shipped forecaster, or the plugin's that is wanted, fresh.
+    """Return a new forecaster: the shipped one, or that of the chosen plugin.
 
     Raises ``ConfigError`` if the model cannot be used.
     """
@@ -219,12 +219,12 @@ OFF = "no forecast because forecasting is switched off (forecast=False, or forec
 
 
 def switched_off() -> Forecasts:
-    """Forecasts of a run that wants none: the reason, once."""
+    """Return forecasts that only give the reason that there are none."""
     return NoForecasts(OFF)
 
 
 def forecaster_for(*, wanted: bool) -> Callable[[], Forecasts]:
-    """Maker of a run's forecaster."""
+    """Return the function that makes a run's forecaster."""
     return default_forecasts if wanted else switched_off
 
 
@@ -259,17 +259,17 @@ def _sound(forecast: Forecast) -> Forecast:
 
 
 def _critical(finding: Finding) -> bool:
-    """True of a critical finding on the policy's training."""
+    """Return whether it is a critical finding on the training of the policy."""
     return finding.severity is Severity.CRITICAL and _of_training(finding)
 
 
 def _warns(finding: Finding) -> bool:
-    """True of a finding on the policy's training that is worse than a remark."""
+    """Return whether it is a finding on the training of the policy, at least a warning."""
     return finding.severity is not Severity.INFO and _of_training(finding)
 
 
 def _of_training(finding: Finding) -> bool:
-    """True of a finding on the policy: not on time or logging, nor on a reference reset or lost in a resume."""
+    """Return whether it is a finding on the policy: not on time, logging, or a reset or lost reference."""
     return finding.family != Family.SYSTEM.value and finding.kind not in OF_THE_REFERENCE
 
 

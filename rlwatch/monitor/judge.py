@@ -71,7 +71,7 @@ class StoredFindings:
         return MonitorOutcome(findings, transitions, outcome.forecasts, kept, recoveries)
 
     def _is_news(self, transition: Transition) -> bool:
-        """True unless it is stored: as far along, or, where it only changed how bad it is, at rows judged before."""
+        """Return whether the alert change is new: not stored yet, nor a change of severity at rows judged before."""
         state, rank = _progress(transition.alert)
         stored = self._alerts.get(transition.alert.alert_id)
         if stored is None or state != stored[0]:
@@ -132,7 +132,7 @@ class AlertQueue:
         self._steps.append(alerts)
 
     def waiting_ids(self) -> set[str]:
-        """Ids of those that are not written yet."""
+        """Return the ids of the alerts that are not written yet."""
         return {alert.alert_id for alerts in self._steps for alert in alerts}
 
     def release(self) -> None:
@@ -442,7 +442,7 @@ class SinkProgress:
         self._kept_at, self._kept_seq, self._cost_s = time.monotonic(), 0, 0.0
 
     def begin(self, up_to: int) -> None:
-        """Go where judging ended: to ``up_to``, the run's last ``seq``, or to what an earlier process left unjudged."""
+        """Set the position: ``up_to``, the run's last ``seq``, or, if rows are unjudged, where to resume for them."""
         done, last = self._store.judged(self._run_id)
         self.seq = self._kept_seq = up_to
         if done >= min(last, up_to):

@@ -112,7 +112,7 @@ class StepJudge:
         self.detectors, self.forecasting, self.soundness = other.detectors, other.forecasting, other.soundness
 
     def not_run(self) -> list[NotRun]:
-        """Detectors that lacked their metrics so far or failed, and the forecaster if it has made no forecast yet."""
+        """Return the detectors that lacked metrics or failed so far, and the forecaster if it made no forecast."""
         lacking = not_run(self.detectors, self.lookback.measured)
         lacking += [NotRun(name, reason) for name, reason in self.detectors.broken.items()]
         absent = self.forecasting.absent
@@ -163,7 +163,7 @@ class Lookback:
 
     def __init__(self) -> None:
         self.findings: deque[Finding] = deque(maxlen=REMEMBERED)
-        """Those that were published."""
+        """Published findings."""
         self.events: deque[Event] = deque(maxlen=REMEMBERED)
         self.measured: set[str] = set()
         """Names of all metrics so far."""
@@ -177,7 +177,7 @@ class Lookback:
         self._knobs.update(step.step, step.metrics)
 
     def diagnosis(self, source: str) -> Diagnosis:
-        """Most likely cause of the findings so far; ``source`` is the trainer."""
+        """Return the most likely cause of the findings so far; ``source`` is the trainer."""
         return diagnose(
             self.findings,
             events=self.events,

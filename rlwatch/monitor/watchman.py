@@ -33,7 +33,7 @@ FRAMES_SENT = 12
 
 
 def heartbeat_alerts(run: RunInfo, sign: LivenessSigns, alerts: Iterable[Alert], rule: Rule, now: float) -> list[Alert]:
-    """Alerts of the heartbeat rule on ``run`` as of now that its stored ``alerts`` lack."""
+    """Return the changes of the heartbeat rule's alerts on ``run`` at ``now``, compared with its stored ``alerts``."""
     known = {alert.alert_id: alert for alert in alerts if alert.rule == rule.name and alert.kind in HEARTBEAT_KINDS}
     current = _raised(run, sign, rule, now)
     firing = [alert for alert in known.values() if alert.state is AlertState.FIRING]
@@ -140,7 +140,7 @@ def _stall(event: Event) -> dict[str, JSON]:
 
 
 def duration(seconds: float) -> str:
-    """``38 s``, ``41 min``, ``3.5 h``.
+    """Format seconds: ``38 s``, ``41 min``, ``3.5 h``.
 
     >>> [duration(s) for s in (0.25, 38, 2460, 12600)]
     ['0.25 s', '38 s', '41 min', '3.5 h']
