@@ -50,7 +50,7 @@ class Choice:
         return f"one of {', '.join(self.values)}"
 
     def fits(self, value: JSON) -> bool:
-        """True if ``value`` is allowed."""
+        """Return whether ``value`` is allowed."""
         return isinstance(value, str) and value in self.values
 
 
@@ -78,7 +78,7 @@ class Number:
         return f"{what} {low}{high}{' ' * bool(self.unit)}{self.unit}{' or none' * (self.default is None)}"
 
     def fits(self, value: JSON) -> bool:
-        """True if ``value`` is allowed. Booleans, NaN, infinities and values beyond the range of float are not."""
+        """Return whether ``value`` is allowed. Booleans, NaN, infinities and values too large for a float are not."""
         if value is None:
             return self.default is None
         if (
@@ -99,7 +99,7 @@ class Step:
     allowed: str = "a step (an integer of at least 1) or none"
 
     def fits(self, value: JSON) -> bool:
-        """True if ``value`` is allowed."""
+        """Return whether ``value`` is allowed."""
         return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
@@ -112,7 +112,7 @@ class SnapshotChoice:
     allowed: str = f"{LAST_GOOD} or the step of a snapshot (an integer of at least 0)"
 
     def fits(self, value: JSON) -> bool:
-        """True if ``value`` is allowed."""
+        """Return whether ``value`` is allowed."""
         return value == LAST_GOOD or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
 
 

@@ -321,7 +321,7 @@ class RescueCourse:
         return None if gained or len(health.rows) >= ROWS_KEPT else 0  # then the first rows are no longer there
 
     def _verifier_speaks(self, step: int, health: RunHealth) -> bool:
-        """Hold updates while the verifier is known to have changed; once it is mended, judge the weights anew."""
+        """Hold updates while the verifier is known to have changed; once it is repaired, judge the weights again."""
         changed = _verifier_changed(health)
         if changed and self.stage is not Stage.OUTSIDE:
             self.stage = Stage.OUTSIDE
