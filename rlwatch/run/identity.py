@@ -71,7 +71,7 @@ def git(directory: str) -> dict[str, str]:
 
 @cache
 def gpus() -> str:
-    """Accelerators of the machine, those of one kind together."""
+    """Return the accelerators of the machine, grouped by kind."""
     names = (_answer(*GPU) or "").splitlines()
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
@@ -129,7 +129,7 @@ def choose_run_id(run_id: str | None, output_dir: str | os.PathLike[str] | None,
     Raises
     ------
     ConfigError
-        If ``resume`` is unknown, a remembered id cannot be read, or there is none though it must be.
+        If ``resume`` is unknown, a remembered id cannot be read, or ``"must"`` finds none.
     """
     if resume not in ("auto", "never", "must"):
         raise ConfigError(f"resume must be 'auto', 'never' or 'must', got {resume!r}")
@@ -160,7 +160,7 @@ def remember_run_id(run_id: str, output_dir: str | os.PathLike[str]) -> None:
 
 
 def new_run_id(project: str) -> str:
-    """``<project>-<utc time>-<random>``: sorts by time, safe as a directory name."""
+    """Return ``<project>-<utc time>-<random>``: it sorts by time and is safe as a directory name."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in project).strip("._-")[:60]
     return f"{plain or 'run'}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 

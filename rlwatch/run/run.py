@@ -65,16 +65,16 @@ class Stoppable(Protocol):
 
 
 class Link(Protocol):
-    """One rank's end. All but :meth:`close` is called on the training thread, at the same steps on every rank.
+    """Connection of one rank. All but :meth:`close` is called on the training thread, at the same steps on every rank.
 
-    ``latest`` holds each metric as of the last whole step that measured it; it stays empty on ranks other than 0.
+    ``latest`` holds the last value of each metric of a whole step; it stays empty on ranks other than 0.
     """
 
     latest: dict[str, float]
 
     @property
     def live(self) -> bool:
-        """True while what this rank measures is wanted, or may be soon."""
+        """True while measurements of this rank are used, or may be soon."""
         ...
 
     def settled(self, deadline_s: float) -> bool:
@@ -86,15 +86,15 @@ class Link(Protocol):
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool) -> bool:
-        """True where all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
+        """Return whether all ranks meet at this boundary; see :class:`rlwatch.integrations.ranks.Ranks`."""
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """The commands of rank 0 where all meet, on every rank that hears it."""
+        """Return the commands of rank 0, on every rank, where all ranks meet."""
         ...
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """The same at a place where only rank 0 knows whether there are any."""
+        """Return the commands of rank 0, where only rank 0 knows whether there are any."""
         ...
 
     def agree(self, refusal: str | None) -> str | None:
@@ -110,16 +110,16 @@ class Link(Protocol):
         ...
 
     def close(self, deadline_s: float) -> bool:
-        """Leave; False when ``deadline_s`` seconds were not enough to send what waits."""
+        """Disconnect; return False if ``deadline_s`` seconds were not enough to send the waiting steps."""
         ...
 
     def forked(self) -> None:
-        """In a forked child: let go of the parent's connections."""
+        """Close the parent's connections in a forked child."""
         ...
 
 
 class RunEngine:
-    """Everything a recording run owns; absent on ranks other than 0."""
+    """The parts of a recording run; absent on ranks other than 0."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Run:
         self.stages = StageClock()
         """The stages of this process: see :meth:`stage`."""
         self.where = ""
-        """Store as a command takes it; empty where there is none for a command."""
+        """Store for ``--store`` of a command; empty if commands cannot reach it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the identity of the run only: a copy records nothing."""
@@ -188,9 +188,9 @@ class Run:
         self._engine = engine
 
     def await_training(self, decide: Callable[[bool | None, int | None], None]) -> None:
-        """Begin to record only when it is known which run this is: with its first step, or by :meth:`decide`.
+        """Delay recording until the run is decided, by the first step or by :meth:`decide`.
 
-        ``decide`` is called once, with whether training was resumed, if that is known, and else the first step.
+        ``decide`` is called once, with whether training was resumed, if known, or else with the first step.
         """
         self._undecided = decide
 
@@ -293,14 +293,14 @@ class Run:
         """Record ``metrics`` at the global step ``step`` (an integer >= 0, also as ``12.0``).
 
         Values are floats, ints, numpy scalars or 0-d tensors (no device is waited for). NaN and infinite
-        values are recorded as such. Steps may come in any order, and repeatedly. What cannot be recorded
-        is counted in :attr:`counters` and warned of once, whatever a value raises when it is looked at. What
-        passes is what a signal handler of yours raises meanwhile, ``KeyboardInterrupt`` and ``SystemExit``.
+        values are recorded as such. Steps may come in any order, and repeatedly. Values that cannot
+        be recorded are counted in :attr:`counters` and warned of once; their errors are not raised. Only errors of
+        your signal handlers, ``KeyboardInterrupt`` and ``SystemExit`` are raised.
 
         Raises
         ------
         FirstStepError
-            At the first call alone, for a step that is none: nothing of the run would be recorded.
+            At the first call only, for an invalid step, with which nothing of the run would be recorded.
         """
         if not self._logs:
             self._check_first(step)
@@ -333,7 +333,7 @@ class Run:
             raise FirstStepError(f"run.log: {reason}; give the trainer's global step, a whole number") from None
 
     def stage(self, name: str) -> Stage:
-        """Context manager around a stage of a step: the time in it is recorded, and that it runs now.
+        """Return a context manager for a stage of a step: its time is recorded, and it shows as running.
 
         ``name`` is one of ``sampling``, ``reward``, ``logprobs``, ``update``, ``weight_sync``, ``checkpoint`` and
         ``evaluation``, or a word of your own. Stages may nest: the inner one counts. It takes a few microseconds and
@@ -377,17 +377,17 @@ class Run:
 
     @suppress_errors("errors", list)
     def commands(self, *, for_all_ranks: bool = False) -> list[PendingCommand]:
-        """Commands for this run since the last call; call it where they can be carried out safely.
+        """Return the commands for this run since the last call; call it where they can be carried out safely.
 
         Each must be answered with ``done()`` or ``reject(reason)``. Pops a queue in memory, nothing more.
-        In a run of several ranks they come only if ``for_all_ranks`` promises to pass them on to all ranks.
+        In a run of several ranks, commands are returned only with ``for_all_ranks``: the caller must pass them on.
         """
         if self._engine is None or self._ended:
             return []
         return self._engine.mailbox.take(for_all_ranks=for_all_ranks)
 
     def has_commands(self, *, for_all_ranks: bool | None = None) -> bool:
-        """True where :meth:`commands` would return any; they stay where they are.
+        """Return whether :meth:`commands` would return any; they stay queued.
 
         ``for_all_ranks``: as in :meth:`commands`, if the caller will take them; None if it only checks.
         """
@@ -398,12 +398,12 @@ class Run:
         return self._engine.mailbox.waiting()
 
     def health(self) -> RunHealth:
-        """Health of the run as of the last step judged (a step is judged when the next begins)."""
+        """Return the health of the run as of the last judged step (a step is judged when the next begins)."""
         return self._health
 
     @suppress_errors("bad_calls", lambda: False)
     def flush(self, deadline_s: float = DEADLINE_S) -> bool:
-        """Wait until everything logged so far is stored and judged; False when the deadline passed."""
+        """Wait until everything logged so far is stored and judged; return False if the deadline passed."""
         if self._engine is None or self._ended:
             return True
         return self._engine.writer.flush(deadline_s)
@@ -413,9 +413,8 @@ class Run:
     ) -> bool:
         """End the run: store and judge what is queued, deliver alerts, release the files.
 
-        Takes at most about ``deadline_s`` seconds. False when that was not enough, or the store could not be written
-        to the end: what is not stored then is counted in :attr:`counters`. Never raises, whatever fails underneath (but
-        for a ``state`` that is none). Idempotent.
+        Takes at most about ``deadline_s`` seconds. Returns False if that was not enough, or not all could be stored:
+        the lost records are counted in :attr:`counters`. Raises only for an unknown ``state``. Idempotent.
         """
         if self._ended:
             return True

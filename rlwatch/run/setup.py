@@ -99,20 +99,20 @@ def init(
     config_file, webhook_url, rules
         Alerting: ``rlwatch.toml``; a webhook (or ``RLWATCH_WEBHOOK_URL``); rules that replace all others.
     detectors
-        Makes the detectors; the default set if None.
+        Returns new detectors; the default set if None.
     rank, world_size
-        Of this process (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 are inert until they are linked to
-        rank 0 (:func:`rlwatch.run.ranks.join`), and then send it what they measure.
+        Rank of this process and number of ranks (default: ``RANK``, ``WORLD_SIZE``). Ranks other than 0 record
+        nothing until they are linked to rank 0 (:func:`rlwatch.run.ranks.join`), and then send it their measurements.
     queue_size
-        Records that may wait; beyond it they are dropped and counted.
+        Most records that may wait; further ones are dropped and counted.
     sigterm
         Whether to finish the run on SIGTERM, where no other handler is installed.
     system
         Whether to measure the machine (:mod:`rlwatch.run.machine`), every 15 s in a thread of its own; None: unless
         ``RLWATCH_SYSTEM`` is ``0`` or ``off``.
     engines
-        Addresses of the metrics of rollout engines (:mod:`rlwatch.run.engines`), as ``http://HOST:8000/metrics``, asked
-        as often, by rank 0; by default ``RLWATCH_ENGINES``, with commas between them.
+        Addresses of the metrics of rollout engines (:mod:`rlwatch.run.engines`), as ``http://HOST:8000/metrics``, read
+        by rank 0 at the same interval; by default ``RLWATCH_ENGINES``, comma-separated.
     forecast
         Whether to forecast the run; None: the setting of ``rlwatch.toml``, else True. With few detectors, forecasting
         is most of the cost of judging.

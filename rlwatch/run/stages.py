@@ -220,7 +220,7 @@ class StageClock:
         return [Span(one.name, self._base + one.begin, now - one.begin) for one in reversed(stack)]
 
     def now(self) -> tuple[str, float | None]:
-        """The innermost stage, and when it began (Unix seconds); empty and None where there is none."""
+        """Return the innermost stage and its beginning (Unix seconds); empty and None without a stage."""
         stages = self.running()
         return (stages[0].stage, stages[0].begin) if stages else ("", None)
 
@@ -244,7 +244,7 @@ def _floor() -> float | None:
 
 
 def seconds_of(spans: Sequence[Span]) -> dict[str, float]:
-    """Metric -> seconds of each stage.
+    """Return metric -> seconds of each stage.
 
     >>> seconds_of([Span("reward", 0.0, 1.0), Span("update", 1.0, 2.0), Span("reward", 3.0, 0.5)])
     {'time/stage/reward': 1.5, 'time/stage/update': 2.0}
