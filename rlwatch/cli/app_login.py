@@ -118,7 +118,7 @@ class Login:
 
 
 def secret_path(env: Mapping[str, str] | None = None) -> Path:
-    """The file with the secret of the sessions."""
+    """Return the path of the file with the session secret."""
     from rlwatch.integrations.verl.heartbeat import state_home
 
     return state_home(env) / SECRET_FILE
@@ -215,7 +215,7 @@ class DashboardAddress:
         return f"{self.public[0] if self.public else origin('http', host, self.port)}{self.base_path}/"
 
     def link(self, token: LoginToken) -> str:
-        """The link that logs a person in."""
+        """Return the link that logs a user in."""
         return f"{self.address}login?{urlencode({'token': token.value})}"
 
     @property
@@ -346,7 +346,7 @@ def _loopback_origin(url: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """``localhost``, ``127.x.y.z`` or ``::1``; other names are not resolved."""
+    """Return whether it is ``localhost``, ``127.x.y.z`` or ``::1``; other names are not resolved."""
     if host == "localhost":
         return True
     try:

@@ -71,12 +71,12 @@ def _console(stream: IO[str]) -> Console:
 
 
 def output() -> Console:
-    """The console on stdout."""
+    """Return the console on stdout."""
     return _console(sys.stdout)
 
 
 def errors() -> Console:
-    """The console on stderr."""
+    """Return the console on stderr."""
     return _console(sys.stderr)
 
 

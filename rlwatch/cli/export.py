@@ -100,7 +100,7 @@ def trace(
     say(f"{plural(slices, 'slice')} written to {output}; open it at https://ui.perfetto.dev")
 
 
-# The same run in another tracker.
+# Export of a run to another tracker.
 
 AT_ONCE = 1_000
 """Number of rows from which a progress bar is shown while they are sent."""

@@ -393,7 +393,7 @@ def print_culprits(rows: Sequence[Row], summaries: Sequence[Row]) -> None:
 
 
 def _localisation_summary(found: Mapping[str, JSON]) -> str:
-    """``gradient norm 8.31 (threshold 1.2), token ratio; by fd, gap 1e-04, complete``."""
+    """Return a summary: ``gradient norm 8.31 (threshold 1.2), token ratio; by fd, gap 1e-04, complete``."""
     threshold, gap, method = found.get("threshold"), found.get("gap"), found.get("method")
     verdict = found.get("verdict")
     limit = "" if threshold is None else f" (threshold {number(threshold)})"

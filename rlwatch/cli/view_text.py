@@ -53,7 +53,7 @@ def print_not_judged(parts: Sequence[NotRun], flag: str, *, everything: bool = F
 
 
 def checks_left(parts: Sequence[NotRun]) -> str:
-    """``44 checks need metrics that this log lacks``."""
+    """Count the skipped checks: ``44 checks need metrics that this log lacks``."""
     return f"{plural(len(parts), 'check')} need{'s' if len(parts) == 1 else ''} metrics that this log lacks"
 
 

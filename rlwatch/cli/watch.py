@@ -64,7 +64,7 @@ class StoreWatch:
                 yield from ((run, finding) for finding in found[reported:])
 
     def alerts(self) -> Iterator[Alert]:
-        """Alerts that fired, got worse or were resolved since the last call, oldest first."""
+        """Return the alerts that fired, worsened or were resolved since the last call, oldest first."""
         for alert in reversed(self._store.alerts(self._run_id)):
             now = (alert.state, alert.severity)
             if alert.state is not AlertState.PENDING and self._alerts.get(alert.alert_id) != now:
@@ -72,7 +72,7 @@ class StoreWatch:
                 yield alert
 
     def critical(self) -> bool:
-        """True if a critical alert is firing now."""
+        """Return whether a critical alert is firing now."""
         return any(
             alert.state is AlertState.FIRING and alert.severity is Severity.CRITICAL
             for alert in self._store.alerts(self._run_id)

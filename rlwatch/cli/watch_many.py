@@ -32,7 +32,7 @@ RETRY_FACTOR = 20.0
 REST_S = 6 * 3600.0
 """Seconds of silence after which a log counts as finished until it grows."""
 OLD_S = 3600.0
-"""The same for a log that existed before the watch."""
+"""Seconds of silence after which a log that existed before the watch counts as finished."""
 MOST_OPEN = 64
 """Log files kept open between two reads: those that grew last."""
 MOST_LIVE = 100
