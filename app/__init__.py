@@ -1,10 +1,10 @@
 """The dashboard: Streamlit pages over the store, nothing the trainer imports.
 
-This directory is a package that does not know its own name: inside, imports are relative. Streamlit runs
-``main.py`` as a script, which loads the directory it lies in as the package ``rlwatch_app`` (see
+Imports inside this package are relative, because its name depends on how it is loaded. Streamlit runs
+``main.py`` as a script, which loads its own directory as the package ``rlwatch_app`` (see
 :mod:`rlwatch_app.main`), so the same files work from a checkout (``app/``) and from a wheel
 (``rlwatch/_app``).
 
-Pages live in ``views/``: a directory called ``pages`` beside the main script means something else to
-Streamlit.
+Pages live in ``views/``, because Streamlit treats a directory called ``pages`` next to the main script
+specially.
 """

@@ -1,4 +1,4 @@
-"""The list of incidents: what fired on which run, with its symptoms, who has it and who was told; and the silences."""
+"""The list of incidents: alerts of each run, their symptoms, assignee and notifications; and the silences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INCIDENT_COLUMNS = (
 OPENS = "incident:"
 """Prefix of a click on an incident; the id of its leading alert follows."""
 ACKNOWLEDGE = "take:"
-"""The same of a click on "acknowledge"."""
+"""Prefix of a click on "acknowledge"; the id of the incident's leading alert follows."""
 
 DELIVERY_LOOK = {
     OutboxStatus.SENT: ("✓", BLUE),
@@ -46,7 +46,7 @@ DELIVERY_LOOK = {
 
 
 def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRecord]:
-    """Incidents of one of :data:`CHOICES`."""
+    """Return the incidents that match one of :data:`CHOICES`."""
     if choice == HEARTBEATS:
         return [docket for docket in dockets if docket.incident.heartbeat]
     found = [docket for docket in dockets if not docket.incident.heartbeat]
@@ -58,7 +58,7 @@ def matching(dockets: Sequence[IncidentRecord], choice: str) -> list[IncidentRec
 
 
 def headline(dockets: Sequence[IncidentRecord]) -> str:
-    """``2 incidents firing, 1 acknowledged``."""
+    """Return the headline, as ``2 incidents firing, 1 acknowledged``."""
     firing = [docket for docket in dockets if docket.open and not docket.incident.heartbeat]
     if not firing:
         return "No firing incidents"
@@ -70,13 +70,13 @@ def headline(dockets: Sequence[IncidentRecord]) -> str:
 
 
 def silence_words(silence: Silence, now: float) -> str:
-    """``kind kl_drift for 2 h more, by ann: new data``."""
+    """Describe a silence, as ``kind kl_drift for 2 h more, by ann: new data``."""
     left = fmt.duration(max(0.0, silence.until - now))
     return fmt.shorten(f"{matchers(silence)} for {left} more, by {silence.by}: {silence.why}", 300)
 
 
 def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table.TableRow:
-    """The incident as a row of :data:`INCIDENT_COLUMNS`; ``may_take``: whether whoever looks may take it on."""
+    """Return the incident as a row of :data:`INCIDENT_COLUMNS`; ``may_take``: the user may acknowledge it."""
     incident, run = docket.incident, docket.run
     project, name = ("", "") if run is None else (run.project, run.name)
     lead, quiet = incident.lead, docket.standing is not IncidentState.FIRING
@@ -102,7 +102,7 @@ def incident_row(docket: IncidentRecord, now: float, *, may_take: bool) -> table
 
 
 def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
-    """Link to acknowledge it, where it fires and nobody has."""
+    """Return a link that acknowledges the incident, if it is firing and not acknowledged yet."""
     taken = docket.standing is IncidentState.ACKNOWLEDGED
     if not docket.open or taken:
         return table.text("")
@@ -110,13 +110,13 @@ def acknowledge_cell(docket: IncidentRecord) -> table.Cell:
 
 
 def resolved_words(alert: Alert) -> str:
-    """``over at step 4 900``; empty while it lasts."""
+    """Return ``over at step 4 900``, or an empty string while the alert fires."""
     over = alert.state is AlertState.RESOLVED and alert.resolved_step is not None
     return f"resolved at step {fmt.step(alert.resolved_step)}" if over else ""
 
 
 def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
-    """Delivery of the incident's messages: the worst of them, and each behind a click."""
+    """Return the delivery status: the worst of the incident's messages, and a list of all behind a click."""
     if not messages:
         return table.text("not sent", quiet=True)
     lines = [(message.channel, incident_dialog.delivery_words(message)) for message in messages]
@@ -130,7 +130,7 @@ def delivery(messages: Sequence[OutboxMessage]) -> table.Cell:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Every incident of the store, refreshed while somebody looks."""
+    """Draw all incidents of the store, and refresh them while the page is open."""
     with layout.readable():
         incident_dialog.dialog_if_open()
     st.fragment(_body, run_every=layout.REFRESH_S)(go_to_run)
@@ -153,7 +153,7 @@ def _body(go_to_run: GoToRun) -> None:
         opened = table.show("alerts", INCIDENT_COLUMNS, [incident_row(d, now, may_take=may_take) for d in shown])
         if opened is not None and opened.startswith((OPENS, ACKNOWLEDGE)):
             incident_dialog.open_incident(opened.partition(":")[2])
-            st.rerun()  # the dialog lives outside of the part that is looked at again
+            st.rerun()  # the dialog lies outside the fragment that is redrawn
         elif opened is not None:
             go_to_run(opened)
 

@@ -1,9 +1,9 @@
-"""The data endpoint: runs, series, states and changes as JSON, for the pages and for anybody's scripts.
+"""The data endpoint: runs, series, states and changes as JSON, for the pages and for user scripts.
 
-Served by the same server behind the same gate as the pages, and read-only. ``openapi.json`` beside this file describes
-every route and is served at ``/api/openapi.json``. NaN, infinities and missing values stay apart: the first two are the
-texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, a value that was not recorded has no place in a series. A whole
-number that a browser would round (beyond 2^53) is a text, too.
+The endpoint is read-only, and the same server serves it behind the same gate as the pages. ``openapi.json`` in this
+directory describes every route and is served at ``/api/openapi.json``. NaN and infinities are sent as the strings
+``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; a value that was not recorded is left out of its series. Integers beyond
+2^53, which a browser would round, are sent as strings, too.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ OPENAPI = Path(__file__).with_name("openapi.json")
 POINTS, MOST_POINTS = 500, 100_000
 MOST_METRICS = 500
 MOST_VALUES = 5_000_000
-"""Most metrics times points of an answer."""
+"""Largest number of metrics times points in a response."""
 MOST_ROWS = 10_000
-"""Rows of which an answer has the times without thinning."""
+"""Largest number of rows whose times are sent without thinning."""
 MOST_STREAMS = 64
 BEAT_S, POLL_S = 15.0, 5.0
-"""Seconds between two signs of life of a stream; between two of its looks where the store tells nothing."""
+"""Seconds between two heartbeats of a stream; between two polls of a store that sends no notifications."""
 GAP_S = 1.0
 """Shortest time between two events of a stream."""
 
@@ -57,18 +57,18 @@ LONG = 2**63
 
 
 class BadRequestError(RLWatchError):
-    """A parameter that cannot be read."""
+    """Raised for a parameter that cannot be parsed."""
 
 
 def answered(body: Mapping[str, Any], status: int = 200) -> Response:
-    """Strict JSON that no cache keeps."""
+    """Return a response of strict JSON that must not be cached."""
     text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     headers = {"cache-control": "no-store"} | ({"retry-after": "5"} if status == 503 else {})
     return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
 
 
 async def _answer(work: Callable[..., Json], *args: Any) -> Response:
-    """Work in a thread, and an error as its status and words."""
+    """Run ``work`` in a thread; return its result, or an error as its HTTP status and message."""
     try:
         return answered(await run_in_threadpool(work, *args))
     except BadRequestError as error:
@@ -80,7 +80,7 @@ async def _answer(work: Callable[..., Json], *args: Any) -> Response:
 
 
 def principal_of(request: Request) -> Principal:
-    """Name and role that the gate has put into the request."""
+    """Return the name and role that the gate has put into the request."""
     return Principal(unquote(request.headers.get(NAME_HEADER, "")), request.headers.get(ROLE_HEADER, ""))
 
 
@@ -88,7 +88,7 @@ def principal_of(request: Request) -> Principal:
 
 
 def whole(value: int | None) -> int | str | None:
-    """A whole number, as text where a browser would round it.
+    """Return an integer, as a string where a browser would round it.
 
     >>> whole(2**53 - 1), whole(2**53)
     (9007199254740991, '9007199254740992')
@@ -97,7 +97,7 @@ def whole(value: int | None) -> int | str | None:
 
 
 def plain(value: float | None) -> float | str | None:
-    """A number as JSON has it; one that is not finite as a word.
+    """Return a number for JSON, as a string if it is not finite.
 
     >>> plain(0.5), plain(math.nan), plain(-math.inf)
     (0.5, 'NaN', '-Infinity')
@@ -115,46 +115,46 @@ def wholes(values: np.ndarray) -> list[int | str]:
 
 
 def numbers(values: np.ndarray) -> list[float | str | None]:
-    """``values`` (N,) as JSON; those that are not finite as words."""
+    """Return ``values`` (N,) for JSON, those that are not finite as strings."""
     found: list[float | str | None] = values.tolist()
     for at in np.flatnonzero(~np.isfinite(values)).tolist():
         found[at] = plain(float(values[at]))
     return found
 
 
-# What is asked for.
+# Parameters of a request.
 
 
 def _whole_of(request: Request, name: str, low: int, high: int) -> int | None:
-    """A whole number of the query, None where it is not said. Raises ``BadRequestError``."""
-    said = request.query_params.get(name)
-    if said is None or said == "":
+    """Return an integer of the query, or None if the query has none. Raises ``BadRequestError``."""
+    text = request.query_params.get(name)
+    if text is None or text == "":
         return None
-    bare = said.removeprefix("-")
-    if not (bare.isascii() and bare.isdecimal() and len(bare) < 20 and low <= int(said) <= high):
-        raise BadRequestError(f"{name}={said[:40]!r} is not a whole number from {low} to {high}")
-    return int(said)
+    bare = text.removeprefix("-")
+    if not (bare.isascii() and bare.isdecimal() and len(bare) < 20 and low <= int(text) <= high):
+        raise BadRequestError(f"{name}={text[:40]!r} is not a whole number from {low} to {high}")
+    return int(text)
 
 
 def _flag_of(request: Request, name: str) -> bool:
-    said = request.query_params.get(name, "false")
-    if said not in {"true", "false"}:
-        raise BadRequestError(f"{name}={said[:40]!r} is neither true nor false")
-    return said == "true"
+    text = request.query_params.get(name, "false")
+    if text not in {"true", "false"}:
+        raise BadRequestError(f"{name}={text[:40]!r} is neither true nor false")
+    return text == "true"
 
 
 # /api/openapi.json and /api/runs
 
 
 async def described(request: Request) -> Response:
-    """The description of all routes, for the address at which this dashboard is."""
+    """Return the OpenAPI description of all routes, with this dashboard's address."""
     text = json.loads(OPENAPI.read_text(encoding="utf-8"))
     base = request.scope["path"].removesuffix("/api/openapi.json")
     return answered({**text, "servers": [{"url": base or "/"}]})
 
 
 async def listed(request: Request) -> Response:
-    """All runs in the order of the list: who needs a person first."""
+    """Return all runs in the order of the list, those that need attention first."""
     return await _answer(_listed, request)
 
 
@@ -174,7 +174,7 @@ def _listed(request: Request) -> Json:
 
 
 def run_json(entry: RunEntry) -> Json:
-    """One run of the list."""
+    """Return one entry of the list of runs."""
     run, verdict, forecast = entry.run, entry.vitals.verdict, entry.vitals.forecast
     values = entry.vitals.values
     return {
@@ -198,7 +198,7 @@ def run_json(entry: RunEntry) -> Json:
 
 
 def identity(run: RunInfo) -> Json:
-    """Names of a run, and its progress."""
+    """Return the names of a run and its progress."""
     return {
         "run_id": run.run_id,
         "project": run.project,
@@ -221,7 +221,7 @@ def identity(run: RunInfo) -> Json:
 
 
 async def series(request: Request) -> Response:
-    """Metrics of a run: whole, of a range of steps, thinned, or only what is new."""
+    """Return metrics of a run: in full, for a range of steps, thinned, or only the new rows."""
     return await _answer(_series, request)
 
 
@@ -266,21 +266,21 @@ def _series(request: Request) -> Json:
 
 
 def _named(run: RunInfo) -> Json:
-    """Every metric of the run, where none is asked for: its name, and its canonical one."""
+    """Return the name and canonical name of every metric, for a request that names none."""
     by_source = {source: name for name, source in names_of(queries.metric_names(run), run.source).items()}
     known = [{"name": name, "canonical": by_source.get(name, name)} for name in queries.metric_names(run)]
     return {"run_id": run.run_id, "metrics": known}
 
 
 def _recorded(run: RunInfo, wanted: Sequence[str]) -> dict[str, str]:
-    """Asked name -> the name it is recorded under; one may ask by either, and what is neither has no rows."""
+    """Map each requested name, recorded or canonical, to the recorded one; an unknown name has no rows."""
     names = queries.metric_names(run)
     recorded, canonical = set(names), names_of(names, run.source)
     return {name: name if name in recorded else canonical.get(name, name) for name in wanted}
 
 
 def _smoothed(run: RunInfo, wanted: Sequence[str], how: str, low: int | None, high: int | None, *, clip: bool) -> Json:
-    """Smoothed over every row of the branch that counts, then thinned for a chart."""
+    """Smooth over every row of the current branch, then thin for a chart."""
     outline, recorded = queries.outline(run), _recorded(run, wanted)
     window = (outline.first if low is None else low, outline.last if high is None else high)
     whole_series = queries.store().series(run.run_id, sorted(set(recorded.values())))
@@ -304,7 +304,7 @@ def _progress(run: RunInfo, starts: Mapping[int, int]) -> Json:
 
 
 class Times:
-    """Unix seconds of a run's rows, by their place in the stream; of few new rows only those are read."""
+    """Unix times of a run's rows, by sequence number; for a few new rows only their times are read."""
 
     def __init__(self, run: RunInfo, after: int) -> None:
         if after:
@@ -316,7 +316,7 @@ class Times:
             self._seqs, self._times = moments.seqs, moments.values
 
     def of(self, seqs: np.ndarray) -> list[float | None]:
-        """Those of ``seqs`` (N,); None where a row has none."""
+        """Return the times of rows ``seqs`` (N,), None for a row without a time."""
         if not len(self._seqs):
             return [None] * len(seqs)
         at = np.minimum(np.searchsorted(self._seqs, seqs), len(self._seqs) - 1)
@@ -325,7 +325,7 @@ class Times:
 
 
 def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Times | None) -> Json:
-    """Series by the names asked for. Those with the same rows share an entry of ``rows``."""
+    """Return the series by requested name. Series with the same rows share an entry of ``rows``."""
     rows: list[Json] = []
     known: dict[bytes, int] = {}
     found: Json = {}
@@ -344,7 +344,7 @@ def columns(recorded: Mapping[str, str], read: Mapping[str, Series], times: Time
 
 
 async def axes(request: Request) -> Response:
-    """Places of a run's steps on the other axes."""
+    """Return the positions of a run's steps on the other axes."""
     return await _answer(_axes, request.path_params["run_id"])
 
 
@@ -367,7 +367,7 @@ def _axes(run_id: str) -> Json:
 
 
 async def state(request: Request) -> Response:
-    """State, headline, cause and what may be done, of one run."""
+    """Return the state, headline, cause and permitted actions of one run."""
     return await _answer(_state, request.path_params["run_id"], principal_of(request))
 
 
@@ -378,7 +378,7 @@ def _state(run_id: str, who: Principal) -> Json:
 
 
 def state_json(run: RunInfo, who: Principal) -> Json:
-    """State and headline are the engine's, word by word."""
+    """Return the state of a run; state and headline are the engine's, unchanged."""
     now, vitals = time.time(), queries.vitals(run)
     asked, alerts = queries.commands(run.run_id), queries.alerts(run.run_id)
     pause = pause_of(run, asked, now)
@@ -433,7 +433,7 @@ def state_json(run: RunInfo, who: Principal) -> Json:
 
 
 async def events(request: Request) -> Response:
-    """Server-sent events: one whenever the run, or any of the store, has changed."""
+    """Stream server-sent events: one whenever the run, or any run of the store, has changed."""
     if _Streams.open >= MOST_STREAMS:
         return answered({"error": f"{MOST_STREAMS} streams are open already: try again later"}, 503)
     runs = frozenset(filter(None, request.query_params.getlist("run")))
@@ -443,13 +443,13 @@ async def events(request: Request) -> Response:
 
 
 class _Streams:
-    """Streams that are open."""
+    """The open streams."""
 
     open = 0
 
 
 async def told_of(runs: frozenset[str], until: float) -> AsyncIterator[str]:
-    """Events of ``runs`` (none: of all) until the end of the session (Unix seconds)."""
+    """Yield events of ``runs`` (empty: of all) until the end of the session (Unix seconds)."""
     _Streams.open += 1
     try:
         with news.HUB.listening() as listener:
@@ -460,9 +460,9 @@ async def told_of(runs: frozenset[str], until: float) -> AsyncIterator[str]:
                 wait_s = POLL_S if news.HUB.deaf else BEAT_S
                 with suppress(TimeoutError):
                     await asyncio.wait_for(listener.woken.wait(), min(wait_s, max(0.0, until - time.time())))
-                told = listener.woken.is_set() or news.HUB.deaf
+                changed = listener.woken.is_set() or news.HUB.deaf
                 listener.woken.clear()
-                if told:
+                if changed:
                     yield _event(runs)
                     await asyncio.sleep(GAP_S)
                 elif time.monotonic() >= beat_at:

@@ -1,4 +1,4 @@
-"""Charts on one axis: what ``board.js`` draws with uPlot (``vendor/``), as plain JSON.
+"""Charts on one axis, as plain JSON that ``board.js`` draws with uPlot (``vendor/``).
 
 Every drawn point was measured; a NaN or an infinity is a mark on the axis with its word in the tooltip; a value beyond
 the range is a triangle at the edge with its value. No HTML is built here, and every name is drawn as text.
@@ -37,8 +37,8 @@ LINEAR, LOG, ASINH = 0, 1, 2
 class ChartLine:
     """One line: its points, and how it looks. ``mute``: not in the tooltip.
 
-    ``area`` (2, N): low and high ends of what is shaded around its points; ``dots``: their size where no line joins
-    them; ``told`` (N,): what the tooltip says where that is not the height of a point.
+    ``area`` (2, N): low and high ends of the shaded area around its points; ``dots``: their size where no line joins
+    them; ``told`` (N,): values for the tooltip where they differ from the height of the points.
     """
 
     curve: ThinnedCurve
@@ -56,10 +56,10 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A map instead of lines: a row for each of ``names``, a column from each of ``starts`` (C + 1) to the next.
+    """A heat map instead of lines: a row for each of ``names``, a column from each of ``starts`` (C + 1) to the next.
 
-    ``values`` (R, C), NaN where nothing was measured; a cell's colour is its value over what is ``usual`` (R,) in its
-    row, none where that is NaN. ``bad`` (R, C): not finite, in a colour of its own.
+    ``values`` (R, C), NaN where nothing was measured; the colour of a cell is its value divided by the ``usual`` (R,)
+    value of its row, and blank if that is NaN. ``bad`` (R, C): cells that were not finite, in a colour of their own.
     """
 
     names: Sequence[str]
@@ -71,10 +71,10 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Shades:
-    """Shades under the lines: how much of each column, from one of ``starts`` (C + 1) to the next, is in each row.
+    """A density map under the lines: the share of each column, from one of ``starts`` (C + 1) to the next, in each row.
 
     ``shares`` (R, C) in [0, 1], NaN where nothing is known; ``ends`` (R + 1,) of the rows, lowest first; ``ticks``:
-    places among the rows, and what is written beside them.
+    positions among the rows and their labels.
     """
 
     starts: Sequence[int]
@@ -85,7 +85,7 @@ class Shades:
 
 @dataclass(frozen=True, slots=True)
 class BoardChart:
-    """One chart. ``name`` tells it from the others; ``rules`` are levels drawn across it, with their words.
+    """One chart. ``name`` identifies it; ``rules`` are horizontal lines with their labels.
 
     ``ends``: range and scale of its axis for each look (linear or logarithmic, each with outliers cut and not), where
     the browser chooses; ``usual``: the range beyond which values are outliers.
@@ -113,9 +113,9 @@ class BoardChart:
 
 @dataclass(frozen=True, slots=True)
 class ChartSection:
-    """Charts under one heading: ``more`` others behind a click, which is ``open`` or not.
+    """Charts under one heading; ``more`` are folded behind a click, and ``open``: unfolded.
 
-    ``span``: thirds of the page that it takes; by itself as many as it has charts.
+    ``span``: width in thirds of the page, by default its number of charts.
     """
 
     key: str
@@ -129,10 +129,10 @@ class ChartSection:
 
 @dataclass(frozen=True, slots=True)
 class StepAxis:
-    """From steps to places on the axis: through ``steps`` and ``places`` (N,), or as they are where both are None.
+    """Mapping from steps to positions on the axis, by ``steps`` and ``places`` (N,), or unchanged if both are None.
 
     ``kind`` is ``step``, ``crash`` (steps from it), ``time`` (hours), ``tokens`` (millions) or ``chance`` (per cent).
-    ``origin``: the step from which places are counted, where steps are further than a browser counts.
+    ``origin``: the step from which positions are counted, where steps exceed the integers that a browser holds exactly.
     """
 
     kind: str = "step"
@@ -141,33 +141,33 @@ class StepAxis:
     origin: int = 0
 
     def of(self, steps: Any) -> Floats:
-        """Places of ``steps``."""
+        """Return the positions of ``steps``."""
         if self.steps is None or self.places is None:
             counted = np.asarray(steps)
             return (counted - self.origin if self.origin else counted).astype(np.float64)
         return np.interp(np.asarray(steps, dtype=np.float64), self.steps, self.places)
 
     def step(self, place: float) -> int:
-        """Step that lies nearest to a place."""
+        """Return the step nearest to a position."""
         if self.steps is None or self.places is None:
             return min(round(place) + self.origin, LAST)
         return round(float(np.interp(place, self.places, self.steps)))
 
 
 LAST = 2**63 - 1
-"""The last step that a store holds."""
+"""The largest step that a store holds."""
 
 
 def by_step(first: int, last: int) -> StepAxis:
-    """The axis of steps for those from ``first`` to ``last``."""
+    """Return the axis of steps from ``first`` to ``last``."""
     return StepAxis(origin=first if last > charts.FARTHEST else 0)
 
 
 @dataclass(slots=True)
 class Board:
-    """All charts of a part of a page. ``key`` joins the cursors of the boards that have it; ``window`` are steps.
+    """All charts of a part of a page. Boards with the same ``key`` share a cursor; ``window`` is in steps.
 
-    ``looks``: the look that is drawn and the run, where the browser draws others by itself (``look.js``).
+    ``looks``: the view that is drawn and the run, where the browser draws other views by itself (``look.js``).
     """
 
     key: str
@@ -184,7 +184,7 @@ class Board:
     looks: Mapping[str, Any] | None = None
 
     def data(self) -> Json:
-        """Input of the script: strict JSON, whatever was measured."""
+        """Return the input of the script, strict JSON for any measured values."""
         return {
             "key": self.key,
             "axis": self.place.kind,
@@ -276,7 +276,7 @@ class Board:
         }
 
     def _shades(self, shades: Shades) -> Json:
-        """Cells column by column, each in hundredths of the root of its share of ``most``: short, and the rare show."""
+        """Encode cells by column, in hundredths of the root of the share of ``most``: short, and rare values show."""
         shares = np.nan_to_num(shades.shares)
         most = float(shares.max(initial=0.0)) or 1.0
         return {
@@ -307,9 +307,9 @@ class Board:
 
 
 def points(curve: ThinnedCurve, place: StepAxis) -> tuple[list[float], list[float | None]]:
-    """Places and values; where the line must break a None between two points.
+    """Return positions and values, with a None between two points where the line must break.
 
-    Rows of one step stand a thousandth of a step apart, or only one of them would be drawn.
+    Rows of one step are placed a thousandth of a step apart, or only one of them would be drawn.
     """
     places = place.of(curve.steps)
     if len(places) > 1 and place.steps is None and (np.diff(places) == 0).any():
@@ -329,7 +329,7 @@ EXACT = (1e-12, 1e9)
 
 
 def _all_digits(values: Floats) -> list[float]:
-    """As :func:`_digits` has each of ``values`` (N,)."""
+    """Apply :func:`_digits` to each of ``values`` (N,)."""
     size = np.abs(values)
     size[size == 0] = 1.0
     if not ((size > EXACT[0]) & (size < EXACT[1])).all():
@@ -340,17 +340,17 @@ def _all_digits(values: Floats) -> list[float]:
 
 
 def _finite(value: float) -> float | None:
-    """Three digits of a cell's value; None where there is none."""
+    """Round a cell's value to three digits; None if it is not finite."""
     return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
 def _whole(step: int) -> int | str:
-    """A step, as text where a browser would round it."""
+    """Return a step, as a string where a browser would round it."""
     return step if step <= charts.FARTHEST else str(step)
 
 
 def _digits(value: float) -> float | int:
-    """Six significant digits of a value, ten of a large one, all of a whole one; short in JSON."""
+    """Round a value to six significant digits, a large one to ten, an integer not at all; short in JSON."""
     if value == (whole := round(value)):
         return whole if abs(value) < 2**53 else value
     return float(f"{value:.{DIGITS}g}") if abs(value) < 1e5 else float(f"{value:.10g}")
@@ -361,7 +361,7 @@ def _digits(value: float) -> float | int:
 LOG_SPREAD = 200.0
 """A positive metric whose largest value is this many times its median is drawn on a logarithmic axis."""
 ROOM = 0.06
-"""Part of the span left above and below the values."""
+"""Margin above and below the values, as a part of their span."""
 EDGE, BEYOND = 0.02, 2.0
 """Outliers are at most this part of the rows at either end, and lie this many spans of the others away from them."""
 RUN = 3
@@ -369,9 +369,9 @@ RUN = 3
 
 
 def usual_range(values: Floats) -> tuple[float, float]:
-    """Lowest and highest of ``values`` (N,) in order, single outliers left out.
+    """Return the lowest and highest of ``values`` (N,) in order, without single outliers.
 
-    What lasts for more than a few rows is never left out, and the last row is always in sight.
+    Values that last for more than a few rows are never left out, and the last row is always included.
     """
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -388,7 +388,7 @@ def usual_range(values: Floats) -> tuple[float, float]:
 
 
 def _end(values: Floats, limit: float, extreme: float, sign: int) -> float:
-    """The extreme, or that of the rows within the limit where those beyond it are single ones."""
+    """Return the extreme, or the one within the limit if the rows beyond it are single outliers."""
     beyond = sign * values > sign * limit
     if not beyond.any() or beyond[-1] or beyond.mean() > EDGE:
         return extreme
@@ -400,14 +400,14 @@ def _end(values: Floats, limit: float, extreme: float, sign: int) -> float:
 
 
 def wide(values: Floats) -> bool:
-    """True if a linear axis would flatten all of ``values`` (N,) but a few."""
+    """Return True if a linear axis would flatten all but a few of ``values`` (N,)."""
     return len(values) >= 8 and bool(values.min() > 0 and values.max() > LOG_SPREAD * np.median(values))
 
 
 def axis_range(
     ends: tuple[float, float], scale: int = LINEAR, limits: tuple[float | None, float | None] = (None, None)
 ) -> tuple[float, float]:
-    """The axis for values within ``ends``: some room, and nothing where the metric cannot be (``limits``).
+    """Return the axis range for values within ``ends``: with a margin, clipped to the metric's ``limits``.
 
     >>> axis_range((0.0, 0.5), limits=(0.0, 1.0))
     (0.0, 0.53)
@@ -433,22 +433,22 @@ def axis_range(
 
 
 def library() -> None:
-    """Send the drawing library, once a page and before any board: a board that goes on carries its data alone."""
+    """Send the drawing library, once a page and before any board, so that later messages carry only data."""
     _mounted("rlwatch_board_library", _library())(key="board-library", height=1)
 
 
 AT = "at"
-"""In the address: the step that was clicked."""
+"""Query parameter of the step that was clicked."""
 
 
 def at_step(params: Mapping[str, str]) -> int | None:
-    """The step that the address asks for."""
-    said = params.get(AT, "")
-    return int(said) if said.lstrip("-").isdigit() else None
+    """Return the step in the address, or None."""
+    text = params.get(AT, "")
+    return int(text) if text.lstrip("-").isdigit() else None
 
 
 def show_by_address(board: Board) -> None:
-    """Draw a board whose range and place are in the address, whatever asks for them."""
+    """Draw a board whose range and selected position are kept in the address."""
     params, key, asked_key = st.query_params, board.key, f"{board.key}-asked"
     board.at, board.asked = at_step(params), st.session_state.get(asked_key)
 
@@ -467,14 +467,14 @@ def show_by_address(board: Board) -> None:
 
 
 def show(board: Board, key: str, on_ask: Callable[[Mapping[str, Any]], None] | None = None) -> None:
-    """Draw it; ``on_ask`` is told what a click or a drag asks for, before the page is drawn anew."""
+    """Draw the board; ``on_ask`` receives the request of a click or a drag before the page is redrawn."""
 
-    def told() -> None:
+    def on_change() -> None:
         asked = getattr(st.session_state.get(key), "ask", None)
         if asked and on_ask is not None:
             on_ask(asked)
 
-    _mounted("rlwatch_board", STUB)(key=key, data=board.data(), on_ask_change=told)
+    _mounted("rlwatch_board", STUB)(key=key, data=board.data(), on_ask_change=on_change)
 
 
 STUB = """export default function (component) {
@@ -487,7 +487,7 @@ STUB = """export default function (component) {
 
 @cache
 def _library() -> str:
-    """A script that fetches the library, which the browser has from then on; again where the connection fails."""
+    """Return a script that fetches the library once, and again if the connection fails."""
     address = json.dumps(module_address("board.js", base_path()))
     page = (HERE / "page.js").read_text(encoding="utf-8")
     return f"""{page}
@@ -501,7 +501,7 @@ export default function () {{}}
 
 
 def base_path() -> str:
-    """The path below which the server is, as its own option says."""
+    """Return the base path of the server, from its option."""
     path = str(st.get_option("server.baseUrlPath") or "").strip("/")
     return f"/{path}" if path else ""
 
@@ -513,7 +513,7 @@ def _mounted(name: str, script: str) -> Callable[..., Any]:
 
 
 def lines_of(branches: Branches, ink: Ink, smooth: ThinnedCurve | None = None) -> list[ChartLine]:
-    """The line that counts, pale below its smoothed one where there is one, and dimmed what was replaced."""
+    """Return the current branch, pale below its smoothed line if there is one, and the replaced branches dimmed."""
     raw = ChartLine(branches.current, ink.line, width=1.0 if smooth else 1.5, alpha=0.35 if smooth else 1.0)
     found = [] if smooth is None else [ChartLine(smooth, ink.line, "smoothed", width=1.8)]
     old = [ChartLine(curve, ink.quiet, "replaced", width=1.0, alpha=0.5, mute=True) for curve in branches.replaced]

@@ -1,4 +1,4 @@
-"""The stretch of steps that a page shows, as its address says, and the ink of its charts."""
+"""The range of steps that a page shows, from its address, and the colours of its charts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 FROM, TO = "from", "to"
 FARTHEST = 2**53 - 1
-"""The last whole number that a browser can tell from its neighbours: no slider and no field takes more."""
+"""The largest integer that a browser represents exactly: no slider and no field takes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class StepRange:
 
 
 def slider_end(last: int) -> int:
-    """A round number just above ``last``, so that a slider up to it keeps still while a run goes on.
+    """Return a round number just above ``last``, so that a slider up to it does not move while a run goes on.
 
     >>> [slider_end(n) for n in (0, 7, 99, 312, 4812, 100_000)]
     [10, 10, 100, 320, 5000, 100000]
@@ -35,12 +35,12 @@ def slider_end(last: int) -> int:
 
 
 def slider_key(run_id: str, end: int) -> str:
-    """Key of the slider of steps: another one once the run has outgrown it."""
+    """Return the key of the slider of steps; it changes once the run has outgrown the slider."""
     return f"steps-{run_id}-{end}"
 
 
 def read_window(params: Mapping[str, str], first: int, last: int) -> StepRange:
-    """The window that the address asks for, within ``first`` to ``last``; nonsense reads as everything."""
+    """Return the window in the address, within ``first`` to ``last``; the whole range if it is invalid."""
     low, high = _int(params.get(FROM)), _int(params.get(TO))
     low = first if low is None else min(max(first, low), last)
     if high is None or high >= last:
@@ -66,7 +66,7 @@ def _int(text: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """Colours (``#rrggbb``) that read on the theme's background."""
+    """Colours (``#rrggbb``) that are legible on the theme's background."""
 
     line: str
     quiet: str

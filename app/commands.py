@@ -1,4 +1,4 @@
-"""Commands to a live run: their words, what they need, and the dialog that sends them."""
+"""Commands to a live run: their texts, preconditions, and the dialog that sends them."""
 
 from __future__ import annotations
 
@@ -203,11 +203,11 @@ _FORMS = (
 )
 
 FORMS: Mapping[str, CommandForm] = {form.kind: form for form in _FORMS}
-"""Every command, by its kind."""
+"""Form of every command, by its kind."""
 
 
 def menu_kinds(*, paused: bool) -> list[str]:
-    """The kinds offered beside the first button, which is the reset or, of a paused run, resume."""
+    """Return the kinds in the menu next to the first button, which is reset or, for a paused run, resume."""
     first = {"resume", "pause"} if paused else {"resume", RESET}
     return [kind for kind in FORMS if kind not in first]
 
@@ -215,7 +215,7 @@ def menu_kinds(*, paused: bool) -> list[str]:
 # Sending a command, and the checks that can be made beforehand.
 
 TYPEABLE = 40
-"""Characters of a name that a person may be asked to type."""
+"""Longest name, in characters, that the dialog asks a user to type."""
 
 NEEDS_REFERENCE = frozenset({RESET, "set-kl-coef"})
 
@@ -232,14 +232,14 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """One precondition: ``met`` True, False, or None where only the trainer knows."""
+    """One precondition: ``met`` is True, False, or None where only the trainer knows."""
 
     met: bool | None
     text: str
 
 
 def new_key() -> str:
-    """An idempotency key: one per opening of the dialog, so that a double click is one command."""
+    """Return an idempotency key: one per opening of the dialog, so that a double click sends one command."""
     return uuid.uuid4().hex
 
 
@@ -253,7 +253,7 @@ def checks(
     paused: bool = False,
     dead: bool = False,
 ) -> list[Precondition]:
-    """Preconditions of a command, each met or not as far as the store can tell."""
+    """Return the preconditions of a command, each checked against the store where it can be."""
     found = [_alive(run, stale=stale and not paused, dead=dead and not paused)]
     if kind in NEEDS_REFERENCE:
         found.append(Precondition(has_reference, _reference_words(has_reference)))
@@ -270,7 +270,7 @@ def checks(
 
 
 def collapsing(alerts: Sequence[Alert]) -> list[Alert]:
-    """Critical alerts of a collapse that fire now: while they do, the trainer refuses unless forced."""
+    """Return the firing critical alerts of a collapse: while there are any, the trainer refuses unless forced."""
     critical = [a for a in alerts if a.state is AlertState.FIRING and a.severity is Severity.CRITICAL]
     return sorted((a for a in critical if a.kind in COLLAPSE_KINDS), key=lambda alert: alert.onset_step)
 
@@ -299,14 +299,14 @@ def _collapse_words(kind: str, collapse: Sequence[Alert]) -> str:
 
 
 def may_send(run: RunInfo, kind: str, typed: str) -> bool:
-    """True if the run lives and, where it must be, its name (or id, where it has no name) was typed."""
+    """Return True if the run is live and its name (or id) was typed, for a command that needs that."""
     return run.state is RunState.RUNNING and (not FORMS[kind].typed or " ".join(typed.split()) == confirmation(run))
 
 
 def impossible(run: RunInfo, who: Principal) -> str:
-    """Reason why ``who`` cannot send a command to the run now; empty where they can.
+    """Return the reason why ``who`` cannot send a command to the run now; empty if they can.
 
-    A collapse is none: it can be forced, and the dialog says so.
+    A collapse is no such reason: the command can be forced, and the dialog explains how.
     """
     if not who.may_command:
         return layout.LOOK_ONLY
@@ -318,7 +318,7 @@ def impossible(run: RunInfo, who: Principal) -> str:
 
 
 def confirmation(run: RunInfo) -> str:
-    """Text to be typed: the name on one line, or the id where there is none one would want to type."""
+    """Return the text to type: the name on one line, or the id if there is no name short enough."""
     name = " ".join(run.name.split())
     return name if 0 < len(name) <= TYPEABLE else run.run_id
 
@@ -355,30 +355,30 @@ def send(
 
 
 def cancel_command(store: CommandStore, run_id: str, command_id: str, *, by: Principal) -> Command:
-    """Cancel a command that was not begun; returns it as it then stands. Raises as :func:`send` does."""
+    """Cancel a command that was not started, and return its new state. Raises as :func:`send` does."""
     by.require_command()
     return cancel(store, run_id, command_id, by=by.name)
 
 
 def reset_due(alerts: Sequence[Alert]) -> bool:
-    """True if a reset is what the run asks for: KL has saturated or held-out scores stalled, and nothing collapses."""
+    """Return True if a reset is due: KL has saturated or held-out scores have stalled, without a collapse."""
     due = ("kl_saturation", "reset_due")
     saturated = any(alert.state is AlertState.FIRING and alert.kind in due for alert in alerts)
     return saturated and not collapsing(alerts)
 
 
 def missed(command: Command, now: float) -> bool:
-    """True if nobody claimed it in time; the row says so only once somebody looks for commands again."""
+    """Return True if no trainer claimed it in time; its row records that only at the next poll for commands."""
     return command.status is CommandStatus.QUEUED and 0 < command.expires_at <= now
 
 
 def waiting(commands: Sequence[Command], now: float) -> bool:
-    """True if a command is still on its way."""
+    """Return True if a command has no outcome yet."""
     return any(command.status.open and not missed(command, now) for command in commands)
 
 
 def outcome(command: Command, now: float) -> str:
-    """Outcome of it: ``done at step 4 816``."""
+    """Return the outcome of a command, as ``done at step 4 816``."""
     if missed(command, now) or (command.status is CommandStatus.EXPIRED and command.claimed_at is None):
         return "expired: no trainer took it"
     at = "" if command.finished_step is None else f" at step {fmt.step(command.finished_step)}"
@@ -386,7 +386,7 @@ def outcome(command: Command, now: float) -> str:
 
 
 def arguments(command: Command) -> str:
-    """Arguments it was sent with, in a few words; those left open, or to a choice's default, are left out."""
+    """Return the arguments of a command in short, without those left empty or at a choice's default."""
     kind = COMMAND_KINDS.get(command.kind)
     usual = {name for name, one in (kind.args if kind else {}).items() if _is_usual(one, command.args.get(name))}
     shown = {name: value for name, value in command.args.items() if value is not None and name not in usual}
@@ -402,7 +402,7 @@ def _worded(value: JSON) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# The dialog that asks something of a live run.
+# The dialog that sends a command to a live run.
 
 COMMAND_PENDING = "command-pending"
 """Session key of ``(run id, kind, idempotency key)`` while the dialog is open."""
@@ -416,19 +416,19 @@ def open_dialog(run_id: str, kind: str) -> None:
 
 
 def open_chosen(run_id: str, menu_key: str) -> None:
-    """Open it for what was chosen in the menu."""
+    """Open the dialog for the command chosen in the menu."""
     kind = str(st.session_state.get(menu_key))
     if kind in FORMS:
         open_dialog(run_id, kind)
 
 
 def close() -> None:
-    """Forget the dialog."""
+    """Close the dialog."""
     st.session_state.pop(COMMAND_PENDING, None)
 
 
 def dialog_if_open(run: RunInfo) -> None:
-    """The dialog, if it is open for this run. It lives in the session: a rerun does not close it."""
+    """Draw the dialog if it is open for this run. Its state is in the session: a rerun does not close it."""
     run_id, kind, key = st.session_state.get(COMMAND_PENDING, ("", "", ""))
     if run_id == run.run_id:
         st.dialog(FORMS[kind].title, width="medium", on_dismiss=close)(_dialog)(run, FORMS[kind], key)
@@ -452,7 +452,7 @@ def _dialog(run: RunInfo, form: CommandForm, key: str) -> None:
 
 
 def _arguments(form: CommandForm) -> dict[str, JSON]:
-    """Arguments of the kind, each by a widget of its type; those left empty are not sent."""
+    """Draw a widget for each argument of the kind and return their values, without the empty ones."""
     args: dict[str, JSON] = {}
     for name, argument in COMMAND_KINDS[form.kind].args.items():
         label, key = form.labels.get(name, name), f"arg-{name}"
@@ -477,7 +477,7 @@ def _number(form: CommandForm, name: str, argument: Number, label: str, key: str
 
 
 def _quoted(run: RunInfo) -> str:
-    """The confirmation word for a label, in which Markdown must stay text."""
+    """Return the confirmation text for a label, with Markdown escaped."""
     return "".join(f"\\{c}" if not c.isalnum() and c.isascii() and not c.isspace() else c for c in confirmation(run))
 
 
@@ -492,7 +492,7 @@ def _checks(run: RunInfo, kind: str) -> list[Precondition]:
 
 
 def _now(run: RunInfo, kind: str, names: Mapping[str, str]) -> list[Precondition]:
-    """Present value of the quantity that is to be changed, if it is recorded."""
+    """Return the current value of the quantity that the command changes, if it is recorded."""
     canonical, words = {
         "lower-lr": ("optim/lr", "current learning rate:"),
         "set-kl-coef": ("policy/kl_coef", "current KL coefficient:"),

@@ -1,4 +1,4 @@
-"""Runs beside each other: what diverged first, their curves on one axis, their settings."""
+"""Comparison of runs: which metrics diverged first, their curves on one axis, their settings."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from .thinning import Floats, ThinnedCurve, thin
 
 MOST_RUNS, MOST_PANELS, FIRST_PANELS = 24, 12, 6
 BUCKETS = 150
-"""Two points a bucket, of each run in each panel."""
+"""Buckets of each run in each chart; a bucket has two points."""
 CHOSEN = "compared-runs"
 NOT_GROUPED, BY_PROJECT, BY_NAME_STEM, BY_TAGS = "each run", "project", "name without its last number", "tags"
 BY_SEEDS = "seeds of one configuration"
 GRAIN = {Axis.TIME: 1000.0}
-"""Places are whole numbers: steps, tokens, milliseconds, so that quick steps stay apart."""
+"""Positions are integers: steps, tokens or milliseconds, so that short steps do not coincide."""
 UNITS = {Axis.STEP: 1.0, Axis.TOKENS: 1e6, Axis.TIME: 3600e3, Axis.CRASH: 1.0}
 SCALED = {Axis.TOKENS: ", millions", Axis.TIME: ", hours"}
 AXES = {Axis.STEP: "step", Axis.TOKENS: "tokens", Axis.TIME: "time", Axis.CRASH: "distance to the crash"}
 
 
 def page(go_to_run: GoToRun) -> None:
-    """Choose runs, here or in the list of runs, and see them on one axis."""
+    """Draw the page: runs chosen here or in the list of runs, on one axis."""
     with layout.readable():
         known = queries.runs_by_id()
         chosen = _chosen(known)
@@ -67,7 +67,7 @@ def page(go_to_run: GoToRun) -> None:
 
 
 def _chosen(known: Mapping[str, RunInfo]) -> list[RunInfo]:
-    """The runs that the address names, by their ids: it can be shared, and names may be given twice."""
+    """Return the runs in the address. It has ids, because names need not be unique."""
     asked = [run_id for run_id in dict.fromkeys(st.query_params.get_all("runs")) if run_id in known]
     st.session_state.setdefault(CHOSEN, asked[:MOST_RUNS])
     ids = st.multiselect(
@@ -88,7 +88,7 @@ def _choose() -> None:
 
 
 def called(run: RunInfo) -> str:
-    """Name of a run among others: two may have the same, so its id goes with it."""
+    """Return the name of a run with its id, because names need not be unique."""
     return fmt.shorten(run.name or run.run_id, 60) if not run.name else fmt.shorten(f"{run.name} · {run.run_id}", 80)
 
 
@@ -122,7 +122,7 @@ def _compared(runs: Sequence[RunInfo], go_to_run: GoToRun) -> None:
     show_settings(runs, differing, go_to_run)
 
 
-# What diverged first.
+# Metrics that diverged, in order.
 
 
 @st.cache_data(show_spinner="Comparing rows", max_entries=100)
@@ -138,7 +138,7 @@ def _noise_or_not(
     groups: tuple[tuple[str, tuple[Version, ...]], ...],
     axis: Axis,
 ) -> str:
-    """Answer of the seeds of two groups, or the reason why there is none."""
+    """Return the result of comparing the seeds of two groups, or the reason why there is none."""
     source = store()
     one, other = (
         SeedGroup(name, tuple(subject_of_run(source, source.run(run_id)) for run_id, *_ in versions))
@@ -161,7 +161,7 @@ PARTED_COLUMNS = (
 
 
 def show_parted(comparisons: Sequence[Comparison]) -> None:
-    """A sentence a pair, and a table of every metric that diverged."""
+    """Draw a sentence for each pair, and a table of every metric that diverged."""
     st.html(el("div", "Diverged first", cls="rl-family"))
     st.html(
         joined(
@@ -192,14 +192,14 @@ def show_parted(comparisons: Sequence[Comparison]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that are drawn as one line: a run alone, or the mean of several."""
+    """Runs that are drawn as one line: a single run, or the mean of several."""
 
     name: str
     runs: tuple[RunInfo, ...]
 
 
 def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[ConfigOption]) -> list[Group]:
-    """The runs by what they share, in the order in which they were chosen."""
+    """Group the runs by a shared setting, in the order in which they were chosen."""
     if by == NOT_GROUPED:
         return [Group(called(run), (run,)) for run in runs]
     setting = next((one for one in differing if one.name == by), None)
@@ -221,7 +221,7 @@ def groups_of(runs: Sequence[RunInfo], by: str, differing: Sequence[ConfigOption
 
 
 def _metrics(runs: Sequence[RunInfo], comparisons: Sequence[Comparison]) -> list[str]:
-    """The metrics that are shown."""
+    """Draw the choice of metrics and return it."""
     offered = _offered(store_url(), tuple(version(run) for run in runs))
     return st.multiselect(
         "Metrics",
@@ -234,9 +234,9 @@ def _metrics(runs: Sequence[RunInfo], comparisons: Sequence[Comparison]) -> list
 
 
 def show_curves(groups: Sequence[tuple[str, Sequence[str]]], axis: Axis, metrics: Sequence[str]) -> None:
-    """Every metric of all runs on one axis; ``groups`` are names and the ids of their runs.
+    """Draw every metric of all runs on one axis; ``groups`` are names and the ids of their runs.
 
-    A range that was dragged, and a place that was clicked, are in the address, in what :data:`GRAIN` counts.
+    A dragged range and a clicked position are kept in the address, in the units of :data:`GRAIN`.
     """
     with layout.readable():
         runs = {run_id: queries.run(run_id) for _, ids in groups for run_id in ids}
@@ -280,7 +280,7 @@ def _place(axis: Axis, whole: tuple[int, int]) -> StepAxis:
 
 @st.cache_data(show_spinner=False, max_entries=100)
 def _offered(url: str, versions: tuple[Version, ...]) -> list[str]:  # noqa: ARG001
-    """Metrics that any of the runs has, the telling first."""
+    """Return the metrics that any of the runs has, the most informative first."""
     source = store()
     names = {name for one in versions for name in judged_metrics(subject_of_run(source, source.run(one[0])))}
     rank = {metric.name: (metric.panel or 99, place) for place, metric in enumerate(TABLE)}
@@ -288,14 +288,14 @@ def _offered(url: str, versions: tuple[Version, ...]) -> list[str]:  # noqa: ARG
 
 
 def first_metrics(offered: Sequence[str], comparisons: Sequence[Comparison]) -> list[str]:
-    """Metrics that diverged, first first, then those that tell most."""
+    """Return the metrics that diverged, earliest first, then the most informative others."""
     parted = [one.metric for comparison in comparisons for one in comparison.partings if not one.apart_from_start]
     return [name for name in dict.fromkeys((*parted[: FIRST_PANELS // 2], *offered)) if name in offered][:FIRST_PANELS]
 
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A run on an axis: its ruler, and its first and last place in what :data:`GRAIN` counts."""
+    """A run on an axis: its ruler, and its first and last position in the units of :data:`GRAIN`."""
 
     ruler: Ruler
     first: int
@@ -304,7 +304,7 @@ class Laid:
 
 @st.cache_data(show_spinner=False, max_entries=400)
 def _laid(url: str, version: Version, axis: Axis) -> Laid | None:  # noqa: ARG001  (url: part of the key)
-    """A run on the axis; None where it does not tell what that needs."""
+    """Return a run on the axis, or None if it does not log what the axis needs."""
     source = store()
     run = source.run(version[0])
     outline = queries.outline(run)
@@ -325,9 +325,7 @@ def _rows(
     metrics: tuple[str, ...],
     part: tuple[int, int, int | None],
 ) -> dict[str, MetricSeries]:
-    """Rows that count by place, from one to another; their extremes where the last of ``part`` says of how many
-    stretches.
-    """
+    """Return current rows by position, within a range; thinned to extremes if ``part`` ends in a number of buckets."""
     one = _laid(url, version, axis)
     source = store()
     run = source.run(version[0])
@@ -347,9 +345,9 @@ def _rows(
 def _lines(
     groups: Sequence[Group], axis: Axis, metrics: Sequence[str], window: tuple[int, int], looks: Scales
 ) -> dict[str, list[ChartLine]]:
-    """The lines of each metric: a run alone by its extremes, several by the mean of all of their rows.
+    """Return the lines of each metric: a single run by its extremes, several runs by the mean of their rows.
 
-    Where they are smoothed, what a run alone measured is pale below it.
+    Below a smoothed line the values of a single run are drawn pale.
     """
     found: dict[str, list[ChartLine]] = {metric: [] for metric in metrics}
     dark = layout.ink() is DARK
@@ -370,13 +368,13 @@ def _lines(
 
 
 EVERYWHERE = 2**53
-"""Beyond every place on an axis."""
+"""A number beyond every position on an axis."""
 
 
 def _smoothed(
     version: Version, axis: Axis, metrics: tuple[str, ...], window: tuple[int, int], looks: Scales
 ) -> dict[str, MetricSeries]:
-    """Rows within ``window``, smoothed over all of the run; none where that is not asked for."""
+    """Return the rows within ``window``, smoothed over the whole run; empty if smoothing is off."""
     if not looks.smooths:
         return {}
     whole = _rows(store_url(), version, axis, metrics, (-EVERYWHERE, EVERYWHERE, None))
@@ -389,15 +387,15 @@ def _smoothed(
 
 
 def curve_of(rows: MetricSeries) -> ThinnedCurve:
-    """Rows of a run as a line."""
+    """Return the rows of a run as a line."""
     return thin(rows.x.astype(np.int64), rows.values, BUCKETS)
 
 
 def mean_of(members: Sequence[MetricSeries]) -> tuple[ThinnedCurve, Floats]:
-    """Mean over the runs, and mean less and plus their standard deviation (2, N), where two or more have a value.
+    """Return the mean over the runs, and the mean ± standard deviation (2, N), where two or more have a value.
 
-    The rows of a run in one of :data:`BUCKETS` stretches count as their mean; one that is not finite is marked and no
-    part of it.
+    The rows of a run are first averaged within each of :data:`BUCKETS` buckets; values that are not finite are marked
+    and left out of the mean.
     """
     low, high = min(float(of.x.min()) for of in members), max(float(of.x.max()) for of in members)
     width = max((high - low) / BUCKETS, 1.0)
@@ -437,14 +435,14 @@ def _legend(groups: Sequence[Group]) -> Markup:
 
 
 def written(value: object) -> str:
-    """A setting's value in a cell; a dash where it was not given."""
+    """Return a setting's value for a cell, a dash if it is missing."""
     if isinstance(value, Absent):
         return fmt.NOTHING
     return fmt.shorten("null" if value is None else cell(value), 60)
 
 
 def show_settings(runs: Sequence[RunInfo], differing: Sequence[ConfigOption], go_to_run: GoToRun) -> None:
-    """The settings in which the runs differ, a column a run; and the way to each run."""
+    """Draw the settings in which the runs differ, one column per run, with a link to each run."""
     st.html(el("div", "Settings that differ", cls="rl-family"))
     if not differing:
         st.caption("No differences in the recorded settings.")

@@ -1,7 +1,7 @@
-"""The console of a live run, where its trainer's output goes to a file of this machine: read there, kept nowhere.
+"""The console of a live run whose trainer writes its output to a file on this machine. The output is not stored.
 
-A store says who wrote a run, but whoever can write a store could name any process. So output is shown only of one that
-holds this very run's file open, and both are of the user whom the dashboard runs as.
+A store records which process wrote a run, but a user who can write to the store could name any process. So the output
+of a process is shown only if it holds the file of this run open, and the dashboard's user owns both.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from . import layout, queries
 
 READ_BYTES, MOST_LINES, MOST_LETTERS = 32_768, 40, 400
 OUTPUTS = {"1": "", "2": "stderr: "}
-"""File descriptors that are looked at, and what is put before the lines of the second where it is another file."""
+"""File descriptors that are read, and the prefix for lines of the second one if it is another file."""
 
 
 def show_console(run_id: str) -> None:
-    """A fold with the newest lines; nothing where there are none to be had."""
+    """Draw a fold with the newest lines, if there are any."""
     with layout.readable("This run"):
         run = queries.run(run_id)
-        said = console_tail(run, getattr(queries.store(), "root", None))
-        if said:
+        lines = console_tail(run, getattr(queries.store(), "root", None))
+        if lines:
             with st.expander("Console", key="console"):
-                st.code("\n".join(said), language=None, wrap_lines=True)
+                st.code("\n".join(lines), language=None, wrap_lines=True)
 
 
 def console_tail(run: RunInfo, root: Path | None) -> list[str]:
-    """The newest lines that the process of a live run wrote to files, its secrets blacked out."""
+    """Return the newest lines that the process of a live run wrote to files, with secrets redacted."""
     if root is None or run.state is not RunState.RUNNING or not run.pid or run.host != socket.gethostname():
         return []
     process = Path("/proc", str(run.pid), "fd")
     try:
         if not _writes(process, root / run.run_id / "run.db"):
             return []
-        said, seen = [], set()
+        lines, seen = [], set()
         for number, before in OUTPUTS.items():
             at = (process / number).stat()
             if stat.S_ISREG(at.st_mode) and (at.st_dev, at.st_ino) not in seen:
                 seen.add((at.st_dev, at.st_ino))
-                said += [f"{before}{line}" for line in _last_lines(process / number)]
-    except OSError:  # it has ended meanwhile, or there is no /proc
+                lines += [f"{before}{line}" for line in _last_lines(process / number)]
+    except OSError:  # the process has ended, or there is no /proc
         return []
-    return said
+    return lines
 
 
 def _writes(process: Path, file: Path) -> bool:
-    """True if the process has the file open, and both are the user's own."""
+    """Return True if the process has the file open, and this user owns both."""
     wanted, own = file.stat(), os.geteuid()
     if wanted.st_uid != own or process.stat().st_uid != own:
         return False
@@ -71,7 +71,7 @@ def _same(descriptor: Path, wanted: os.stat_result) -> bool:
 
 
 def _last_lines(output: Path) -> list[str]:
-    """As a terminal would show them: of a bar that is drawn again and again its last state, without colours."""
+    """Return the last lines as a terminal shows them: a progress bar in its last state, without colours."""
     with open_regular(output) as file:
         end = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, end - READ_BYTES))

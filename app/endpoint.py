@@ -1,7 +1,7 @@
-"""Routes of the data endpoint and of the pages' scripts: the server has them before anything of a store is loaded.
+"""Routes of the data endpoint and of the pages' scripts; importing this module loads no code of a store.
 
-Scripts are plain ES modules, served as they are beside this file, under an address that names their content: a browser
-asks for each once. The drawing library is no module; it becomes one here.
+Scripts are plain ES modules in this directory, served unchanged under an address with a hash of their content, so that
+a browser fetches each once. The drawing library is not a module and is wrapped as one here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ROUTES = {
     "/api/runs/{run_id}/state": "state",
     "/api/events": "events",
 }
-"""Path -> the function of :mod:`app.api` that answers."""
+"""Path -> the function of :mod:`app.api` that handles it."""
 
 
 def routes(base_path: str = "") -> list[Route]:
-    """Every route of the endpoint, below ``base_path``."""
+    """Return all routes of the endpoint, below ``base_path``."""
     found = [Route(base_path + path, _answering(name), methods=["GET"]) for path, name in ROUTES.items()]
     return [*found, Route(f"{base_path}/web/{{version}}/{{name}}", script, methods=["GET"])]
 
@@ -49,7 +49,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def module_address(name: str, base_path: str = "") -> str:
-    """Address of a script for a browser; another one once its content is."""
+    """Return the address of a script; it changes with the content."""
     scripts = modules()
     version = sha256("\0".join(scripts[one] for one in sorted(scripts)).encode()).hexdigest()[:16]
     return f"{base_path}/web/{version}/{name}"
@@ -57,7 +57,7 @@ def module_address(name: str, base_path: str = "") -> str:
 
 @cache
 def modules() -> dict[str, str]:
-    """Name -> text of every script."""
+    """Return the text of every script by name."""
     found = {name: (HERE / name).read_text(encoding="utf-8") for name in MODULES}
     library, sheet, own = (
         (HERE / name).read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def modules() -> dict[str, str]:
 
 
 async def script(request: Request) -> Response:
-    """A script of the pages; of another version than this one, the present one, which nobody keeps."""
+    """Return a script of the pages; for the hash of another version the current script, not to be cached."""
     name = request.path_params["name"]
     text = modules().get(name)
     if text is None:

@@ -1,4 +1,4 @@
-"""All runs for the list of runs: their state, small curves, groups, and the order they come in."""
+"""All runs for the list of runs: their state, sparklines, groups and order."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .queries import Version, Vitals, alerts_by_run, commands, store, store_url,
 from .thinning import ThinnedCurve, mean_of, small, trend
 
 STILL_S = 5.0
-"""Seconds without a step from which a run may be paused."""
+"""Seconds without a step after which a run is checked for a pause."""
 RISK = "forecast/p50"
 POINTS = 30
-"""Buckets of a small curve, two points each."""
+"""Buckets of a sparkline, two points each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All runs with their vitals, alerts and pauses, and why others cannot be read."""
+    """All runs with their vitals, alerts and pauses, and the errors of runs that could not be read."""
 
     runs: tuple[RunInfo, ...]
     vitals: Mapping[str, Vitals]
@@ -40,7 +40,7 @@ class Fleet:
 
 
 def fleet(*, deleted: bool = False) -> Fleet:
-    """Everything the list of runs needs, but for the curves; of the runs that are ``deleted`` instead."""
+    """Return everything that the list of runs needs except curves; ``deleted``: for the deleted runs."""
     source, now = store(), time.time()
     runs, vitals_of, broken = [], {}, dict(source.unreadable())
     paused: dict[str, Pause] = {}
@@ -58,17 +58,17 @@ def fleet(*, deleted: bool = False) -> Fleet:
 
 
 def _pause(run: RunInfo, now: float) -> Pause | None:
-    """Commands are read only of a live run that has been still for a while."""
+    """Return the pause of a run; commands are read only for a live run that has not logged for a while."""
     still = run.state is RunState.RUNNING and now - (run.last_ts or run.created_at) > STILL_S
     return pause_of(run, commands(run.run_id), now) if still else None
 
 
-# Small curves, of the runs that are shown.
+# Sparklines of the runs that are shown.
 
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """One metric of a run in the list: its last value, the way it goes, and a small curve."""
+    """One metric of a run in the list: its last value, its trend and a sparkline."""
 
     curve: ThinnedCurve
     value: float | None = None
@@ -79,7 +79,7 @@ NO_CURVE = Spark(ThinnedCurve(np.empty(0, np.int64), np.empty(0), np.empty(0, np
 
 
 def sparks(run: RunInfo, known: Vitals, names: Iterable[str]) -> dict[str, Spark]:
-    """Name -> its curve, of those that the run recorded; read again only once it has moved on."""
+    """Return the sparklines of the recorded metrics, by name; they are read again only after new rows."""
     kept, at = _kept_sparks(store_url()), version(run)
     wanted = {name: RISK if name == RISK else known.sources.get(name) for name in names}
     absent = [
@@ -97,7 +97,7 @@ def sparks(run: RunInfo, known: Vitals, names: Iterable[str]) -> dict[str, Spark
     return {name: kept[run.run_id, name][1] for name, as_logged in wanted.items() if as_logged is not None}
 
 
-@lru_cache(maxsize=4)  # asked once a row: Streamlit's own caches take a tenth of a millisecond each time
+@lru_cache(maxsize=4)  # called once per row: Streamlit's own caches take 0.1 ms a call
 def _kept_sparks(url: str) -> dict[tuple[str, str], tuple[Version, Spark]]:  # noqa: ARG001
     return {}
 
@@ -107,7 +107,7 @@ def _kept_sparks(url: str) -> dict[tuple[str, str], tuple[Version, Spark]]:  # n
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One run and its health now."""
+    """One run and its current health."""
 
     run: RunInfo
     health: StatusWord
@@ -116,12 +116,12 @@ class RunEntry:
 
     @property
     def heard(self) -> float:
-        """Time of its last step (Unix seconds), or of its beginning."""
+        """Return the time of the last step (Unix seconds), or of the start."""
         return self.run.last_ts or self.run.created_at
 
 
 def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
-    """All runs, those that need a person first; among equals the one heard of last first."""
+    """Return all runs, those that need attention first; among equals the most recently updated first."""
     found = []
     for run in fleet.runs:
         known, alerts = fleet.vitals[run.run_id], fleet.alerts.get(run.run_id, ())
@@ -131,7 +131,7 @@ def run_entries(fleet: Fleet, now: float) -> list[RunEntry]:
 
 
 def why(entry: RunEntry) -> str:
-    """Reason for the run's state, else its last alarm."""
+    """Return the reason for the run's state, else its last alarm."""
     if entry.health.why:
         return entry.health.why
     last = last_alarm(entry.alerts)
@@ -139,13 +139,13 @@ def why(entry: RunEntry) -> str:
 
 
 def last_alarm(alerts: Sequence[Alert]) -> Alert | None:
-    """The alarm told last that is over."""
+    """Return the alarm that was resolved last."""
     over = [alert for alert in alerts if alert.state is AlertState.RESOLVED and alert.fired_at is not None]
     return max(over, key=lambda alert: alert.onset_step, default=None)
 
 
 def risk(entry: RunEntry) -> float | None:
-    """The chance of a failure within 50 steps; None where none is given: see :func:`rlwatch.state.forecast_allowed`."""
+    """Return the chance of a failure within 50 steps, or None: see :func:`rlwatch.state.forecast_allowed`."""
     forecast = entry.vitals.forecast
     return None if forecast is None else forecast.p50
 
@@ -154,7 +154,7 @@ def risk(entry: RunEntry) -> float | None:
 
 
 def facts(run: RunInfo) -> SearchDocument:
-    """The searched facts of the run; flattening a configuration takes about a millisecond."""
+    """Return the searchable facts of the run; flattening a configuration takes about 1 ms."""
     kept = _kept_facts(store_url())
     at = (run.attempt, run.curation.edited_at or 0.0)
     known = kept.get(run.run_id)
@@ -176,7 +176,7 @@ def matching(
     tags: Sequence[str] = (),
     text: str = "",
 ) -> list[RunEntry]:
-    """Entries of the chosen projects and states (none chosen: all) with all ``tags`` that fit the query ``text``."""
+    """Return entries of the chosen projects and states (empty: all) with all ``tags`` that match the query ``text``."""
     query = SearchQuery.parse(text)
     return [
         entry
@@ -201,17 +201,17 @@ SORTS: Mapping[str, Callable[[RunEntry], Any]] = {
     "last step": lambda entry: entry.heard,
     "started": lambda entry: entry.run.created_at,
 }
-"""Columns that the list can be sorted by, and what it is sorted by then."""
+"""Columns that the list can be sorted by, and their sort keys."""
 
 
 def kl(known: Vitals) -> float | None:
-    """The last KL to the reference, in whichever form it was measured first."""
+    """Return the last KL to the reference, from the first of its estimators that was logged."""
     names = ("policy/kl_ref", "policy/kl_ref_k3", "policy/kl_ref_k1", "policy/kl_ref_k2")
     return next((known.values[name] for name in names if name in known.values), None)
 
 
 def in_order(entries: Sequence[RunEntry], by: str) -> list[RunEntry]:
-    """Entries by ``"reward, highest"``; anything else leaves the most urgent first. What has no number comes last."""
+    """Sort entries by ``"reward, highest"``; otherwise the most urgent first. Runs without a value come last."""
     name, _, way = by.rpartition(", ")
     if name not in SORTS:
         return list(entries)
@@ -225,7 +225,7 @@ NOT_GROUPED, BY_PROJECT, BY_NAME, BY_TAGS = "", "project", "name without its las
 
 
 def group_names(runs: Iterable[RunInfo]) -> list[str]:
-    """Names by which runs can be grouped: what every run has, and the settings in which they differ."""
+    """Return the names by which runs can be grouped: common fields, and the settings in which they differ."""
     given: dict[str, set[str]] = {}
     for run in runs:
         for name, value in _flat(run.config):
@@ -242,7 +242,7 @@ def _flat(config: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]
 
 
 def group_of(run: RunInfo, by: str) -> str:
-    """The name of the run's group."""
+    """Return the name of the run's group."""
     if by == BY_PROJECT:
         return run.project
     if by == BY_NAME:
@@ -254,7 +254,7 @@ def group_of(run: RunInfo, by: str) -> str:
 
 
 def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
-    """Group -> its entries, in the order in which their first ones come."""
+    """Return the entries of each group, groups in the order of their first entries."""
     found: dict[str, list[RunEntry]] = {}
     for entry in entries:
         found.setdefault(group_of(entry.run, by), []).append(entry)
@@ -262,12 +262,12 @@ def groups(entries: Sequence[RunEntry], by: str) -> dict[str, list[RunEntry]]:
 
 
 def mean_spark(members: Sequence[Spark]) -> tuple[ThinnedCurve, np.ndarray]:
-    """Mean and band of a group's curves."""
+    """Return the mean and band of a group's curves."""
     return mean_of([one.curve for one in members])
 
 
 def mean_words(values: Sequence[float | None]) -> str:
-    """``0.41 ± 0.02`` over the finite values; ``NaN in 2`` where some are not."""
+    """Return ``0.41 ± 0.02`` over the finite values, with ``NaN in 2`` if some are not."""
     held = [value for value in values if value is not None]
     finite = [value for value in held if math.isfinite(value)]
     odd = f"NaN in {len(held) - len(finite)}" if len(finite) < len(held) else ""

@@ -29,15 +29,15 @@ from .health import LOOKS, StatusWord, Word
 from .thinning import in_unit_square
 
 GROUP = "group:"
-"""Prefix of a click on a group; its name follows."""
+"""Prefix of a click on a group; the group's name follows."""
 MEMBERS = "group-members"
-"""Session key: click on a group -> ids of the runs in it."""
+"""Session key of a mapping from the click on a group to the ids of its runs."""
 REWARD = "reward/mean"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetColumn:
-    """A column: style of its head and cells, and its cell for one run and for a group."""
+    """A column: its style, and functions that return its cell for one run and for a group."""
 
     style: str
     of_run: Callable[[RunEntry, Mapping[str, Spark], float], table.Cell]
@@ -51,7 +51,7 @@ def _state(entry: RunEntry) -> table.Cell:
 
 
 def _states(members: Sequence[RunEntry]) -> table.Cell:
-    """The word of the member that needs a person most, and how many share it."""
+    """Return the state of the most urgent member, and how many members share it."""
     worst: StatusWord = min((entry.health for entry in members), key=lambda health: health.order)
     count = sum(entry.health.word is worst.word for entry in members)
     return table.word(worst.word, f"{count} {worst.word.value}" if count < len(members) else worst.word.value)
@@ -65,9 +65,7 @@ def _why_of(members: Sequence[RunEntry]) -> table.Cell:
 
 
 def _risk(entry: RunEntry, curves: Mapping[str, Spark]) -> table.Cell:
-    """The chance of a failure within 50 steps and its way, with a shape where it is an alarm; none of a run that is
-    over.
-    """
+    """Return the chance of a failure within 50 steps and its trend, with a shape if it is an alarm; empty if ended."""
     forecast, look = entry.vitals.forecast, LOOKS[Word.AT_RISK]
     if forecast is not None and forecast.limits_only and forecast.alarm:
         return table.mark(look.shape, look.colour, "near a limit")
@@ -135,11 +133,11 @@ COLUMNS: Mapping[str, FleetColumn] = {
         lambda members, now: table.text(fmt.age(max((e.run.last_ts or 0.0 for e in members), default=0) or None, now)),
     ),
 }
-"""Columns that can be chosen, in the order in which they are shown; state and run come first and always."""
+"""Columns that can be chosen, in display order; state and run always come first."""
 DEFAULT_COLUMNS = ("step", "reward", "entropy", "KL", "risk, 50 steps", "why", "last step")
 DEFAULT_CURVES = (REWARD,)
 SORTED_BY = {"risk, 50 steps": "risk"}
-"""Column -> what it is called where the list is sorted."""
+"""Column -> its name as a sort key, where that differs."""
 
 
 def _worst_risk(members: Sequence[RunEntry]) -> table.Cell:
@@ -159,7 +157,7 @@ class FleetRow:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The looks of the list. ``picked``: ids whose boxes are ticked; None: nothing has a box."""
+    """Display options of the list. ``picked``: ids of the ticked rows; None: rows have no checkbox."""
 
     columns: Sequence[str] = DEFAULT_COLUMNS
     curves: Sequence[str] = DEFAULT_CURVES
@@ -168,7 +166,7 @@ class FleetView:
     picked: frozenset[str] | None = field(default=None)
 
     def _kinds(self) -> list[tuple[str, FleetColumn | None]]:
-        """Columns in order; a curve (None) stands after the number that it belongs to, the others at the end."""
+        """Return the columns in order; a curve (None) follows the number that it belongs to, other curves come last."""
         found: list[tuple[str, FleetColumn | None]] = []
         for name, kind in COLUMNS.items():
             if name in self.columns:
@@ -180,7 +178,7 @@ class FleetView:
         return found
 
     def heads(self) -> list[table.TableColumn]:
-        """The heads of all columns."""
+        """Return the headers of all columns."""
         found = [table.TableColumn("state", "tight"), self._head(_titled("run_id"), "long")]
         for name, kind in self._kinds():
             if kind is None:
@@ -197,14 +195,14 @@ class FleetView:
         return table.TableColumn(name, style, sort if sort in SORTS else "", turned)
 
     def rows(self, lines: Sequence[FleetRow]) -> list[table.TableRow]:
-        """The rows; curves are read of these runs alone."""
+        """Return the rows; curves are read for these runs only."""
         st.session_state[MEMBERS] = {
             GROUP + line.name: [entry.run.run_id for entry in line.entries] for line in lines if line.name is not None
         }
         return [self.run_row(line) if line.name is None else self._group_row(line.name, line) for line in lines]
 
     def run_row(self, line: FleetRow) -> table.TableRow:
-        """The row of one run."""
+        """Return the row of one run."""
         (entry,) = line.entries
         run = entry.run
         asked = [REWARD] if "reward" in self.columns else []

@@ -1,4 +1,4 @@
-"""The record of forecasts: each past alarm with what came of it, how often the chances held, and "was this right?"."""
+"""The record of forecasts: past alarms with their outcomes, the calibration, and the "was this right?" dialog."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ LOOK = {
 JUDGE = "judge:"
 """Prefix of a click on the last column; run, attempt and step follow."""
 STEPS_OF_CHANCE = 1000
-"""Places on the axis of chances: tenths of a per cent."""
+"""Positions on the axis of chances: tenths of a per cent."""
 PENDING = "judging"
 """Session key of the forecast that is being judged: (run id, step)."""
 
 
 def headline(record: Record) -> str:
-    """``3 of 5 alarms came true, a median of 41 steps early; 1 failure was missed``."""
+    """Return the headline: ``3 of 5 alarms came true, a median of 41 steps early; 1 failure was missed``."""
     right, wrong = record.count(Came.TRUE), record.count(Came.FALSE)
     if not record.runs:
         return "No forecasts yet"
@@ -65,9 +65,9 @@ def headline(record: Record) -> str:
 
 
 def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.TableRow:
-    """The forecast as a row of :data:`COLUMNS`."""
+    """Return the forecast as a row of :data:`COLUMNS`."""
     shape, colour = LOOK[past.came]
-    said = REACHED.get(past.limit, "")
+    limit_label = REACHED.get(past.limit, "")
     lead = "" if past.lead is None else fmt.plural(past.lead, "step")
     return table.TableRow(
         cells=[
@@ -75,7 +75,7 @@ def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.Table
             table.run_link(past.run_id, run.project if run else "", run.name if run else ""),
             table.text(fmt.step(past.step), title=f"until step {fmt.step(past.last)}"),
             table.text("" if past.p50 is None else fmt.chance(past.p50)),
-            table.text(said, quiet=True),
+            table.text(limit_label, quiet=True),
             table.text("" if past.onset is None else fmt.step(past.onset), title=past.type),
             table.text(lead),
             answer_cell(past, may_judge=may_judge),
@@ -85,7 +85,7 @@ def past_row(past: Past, run: RunInfo | None, *, may_judge: bool) -> table.Table
 
 
 def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
-    """A link to answer, or the answer that was given."""
+    """Return a link to the dialog, or the answer that was given."""
     asks = f"{JUDGE}{past.run_id}:{past.step}"
     if past.answer is not None:
         words = f"{'right' if past.answer.right else 'wrong'} ({fmt.shorten(past.answer.by, 60)})"
@@ -95,7 +95,7 @@ def answer_cell(past: Past, *, may_judge: bool) -> table.Cell:
 
 
 def curve_board(record: Record, ink: Ink) -> Board:
-    """Chance said against failures seen, a dot a bin; on the dashed diagonal chances are right."""
+    """Return the calibration curve: predicted chance against observed frequency, one dot per bin."""
     each = sorted(record.curve, key=lambda each: each.said)
     seen = _line([one.said for one in each], [one.came for one in each])
     lines = [
@@ -108,13 +108,13 @@ def curve_board(record: Record, ink: Ink) -> Board:
     return Board("reliability", ends, ends, ink, place, sections=[ChartSection("curve", "", [panel], span=3)])
 
 
-def _line(said: Sequence[float], came: Sequence[float]) -> ThinnedCurve:
-    at = np.round(STEPS_OF_CHANCE * np.array(said)).astype(np.int64)
+def _line(predicted: Sequence[float], came: Sequence[float]) -> ThinnedCurve:
+    at = np.round(STEPS_OF_CHANCE * np.array(predicted)).astype(np.int64)
     return ThinnedCurve(at, 100.0 * np.array(came), np.zeros(len(at), dtype=np.bool_))
 
 
 def curve_table(record: Record) -> Markup:
-    """The same in numbers."""
+    """Return the calibration as a table."""
     head = el("tr", *(el("th", name) for name in ("predicted", "observed", "steps", "runs")))
     rows = [
         el(
@@ -127,7 +127,7 @@ def curve_table(record: Record) -> Markup:
     return el("table", head, *rows, cls="rl-numbers")
 
 
-# The dialog in which a person says whether a forecast was right.
+# The dialog in which a user judges whether a forecast was right.
 
 
 def _dialog_if_open() -> None:
@@ -143,9 +143,9 @@ def _close() -> None:
 def _dialog(run_id: str, step: int) -> None:
     run = queries.run(run_id)
     past = find_past(queries.forecast_of_run(run), step)
-    said = REACHED.get(past.limit, "")
+    limit_label = REACHED.get(past.limit, "")
     chance = "" if past.p50 is None else f"{fmt.chance(past.p50)} within 50 steps"
-    facts = [f"from step {fmt.step(past.step)} to {fmt.step(past.last)}", chance, said, past.came.value]
+    facts = [f"from step {fmt.step(past.step)} to {fmt.step(past.last)}", chance, limit_label, past.came.value]
     st.html(
         joined(
             el("div", fmt.shorten(run.name or run_id, 240), cls="rl-family"),
@@ -183,7 +183,7 @@ def _keep(past: Past, verdict: str | None, why: str) -> None:
 
 
 def page(go_to_run: GoToRun) -> None:
-    """The record of all runs of the store that had forecasts."""
+    """Draw the record of all runs of the store that had forecasts."""
     with layout.readable():
         _dialog_if_open()
         record, left = queries.forecast_record()

@@ -1,4 +1,4 @@
-"""Text of the pages: numbers, times and words as on every face (:mod:`rlwatch.wording`), evidence, and what is cut."""
+"""Text of the pages: numbers, times and words as in :mod:`rlwatch.wording`, evidence, and truncation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TURNS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` characters, the cut shown; line ends, control characters and marks that turn the
-    reading direction become spaces.
+    """Truncate text to ``limit`` characters, with an ellipsis; line ends, control characters and marks that change
+    the reading direction become spaces.
 
     >>> shorten("a very long name", 8)
     'a very …'
@@ -28,21 +28,21 @@ def shorten(text: str, limit: int) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-# The numbers a finding, an alert or an event carries, as text.
+# The numbers of a finding, an alert or an event, as text.
 
 
 def evidence_lines(body: Mapping[str, JSON]) -> list[tuple[str, str]]:
-    """Name and value of each entry."""
+    """Return the name and value of each entry."""
     return [(name.replace("_", " "), evidence_value(entry)) for name, entry in body.items()]
 
 
 def evidence_line(body: Mapping[str, JSON], limit: int = 400) -> str:
-    """``optimizer clear · kl 0.310``, at most ``limit`` characters."""
+    """Return the evidence on one line, as ``optimizer clear · kl 0.310``, at most ``limit`` characters."""
     return shorten(" · ".join(f"{name} {entry}" for name, entry in evidence_lines(body)), limit)
 
 
 def event_words(event: Event) -> tuple[str, str]:
-    """Name of an event and the words to it: of a command its result, by whom and why; else the entries."""
+    """Return the name and description of an event: a command's result, author and reason, else the entries."""
     report = event.body.get("report")
     if event.kind == STALLED:
         return words(event.kind), shorten(str(event.body.get("says", "")), 400)
@@ -55,7 +55,7 @@ def event_words(event: Event) -> tuple[str, str]:
 
 
 def evidence_value(entry: JSON) -> str:
-    """One entry: numbers as everywhere, text as it is, the rest as JSON."""
+    """Format one entry: numbers in the usual format, text unchanged, the rest as JSON."""
     if isinstance(entry, bool) or entry is None:
         return {True: "yes", False: "no", None: "none"}[entry]
     if isinstance(entry, int):

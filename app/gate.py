@@ -1,8 +1,8 @@
-"""The door of the dashboard: who comes in, as what, and what a browser may do with the pages.
+"""The gate of the dashboard: authentication, roles, and the content policy of the pages.
 
-An ASGI middleware around Streamlit's own application. Every request, over HTTP and websocket alike, must name this
-dashboard (``Host``), come from its own pages (``Origin``) and carry a session; whoever has none is asked for a token.
-The script learns who it is by two headers that only this gate can set.
+The gate is an ASGI middleware around Streamlit's own application. Every request, over HTTP and websocket alike, must
+name this dashboard (``Host``), come from its own pages (``Origin``) and carry a session; a request without a session
+gets the login page. The gate passes name and role to the script in two headers that only the gate can set.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from .principal import NAME_HEADER, ROLE_HEADER, SESSION_END
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = "RLWATCH_UI_SETTINGS"
-"""The variable in which ``rlwatch ui`` hands over what :class:`GateSettings` holds."""
+"""Environment variable in which ``rlwatch ui`` passes the :class:`GateSettings`."""
 
 SESSION_S = 7 * 24 * 3600
 """Duration of a session, in seconds."""
 
 TURN_S, SLOW_TURN_S, TRIES = 0.05, 0.25, "10/minute"
-"""Seconds that it takes to check a token, and once more wrong ones than :data:`TRIES` came from the same address."""
+"""Delay of a token check in seconds, and the delay once an address has sent more wrong tokens than :data:`TRIES`."""
 
 NAME_LENGTH = 80
 FORM_BYTES = 8192
@@ -80,23 +80,23 @@ class GateSettings:
     Parameters
     ----------
     origins
-        The only ones it answers to, as ``http://localhost:8501``.
+        Accepted origins, as ``http://localhost:8501``.
     wildcard
-        Whether the address a request reached counts as one of them.
+        Accept the address that a request reached as an origin, too.
     port
-        The port it listens on; names the cookie, for cookies know no ports.
+        Port of the server; part of the cookie's name, because cookies are shared between ports.
     base_path
         ``""`` or ``/name``.
     tokens
         Role -> token.
     secret
-        What sessions are signed with; differs by store and by token that was set.
+        Key that signs sessions; it differs by store and by configured token.
     proxies
-        Networks whose forwarded headers are believed.
+        Networks whose forwarded headers are trusted.
     user_header
-        The header in which such a proxy names the person, in lower case.
+        Header in which such a proxy names the user, in lower case.
     people
-        Role -> addresses that come in by OIDC (:mod:`rlwatch_app.oidc`); empty: nobody does.
+        Role -> addresses that may log in by OIDC (:mod:`rlwatch_app.oidc`); empty: OIDC is off.
     """
 
     origins: Sequence[str]
@@ -112,7 +112,7 @@ class GateSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoginSession:
-    """Name and role of whoever logged in, and the end of their session."""
+    """Name and role of a logged-in user, and the end of the session."""
 
     role: str
     name: str
@@ -120,7 +120,7 @@ class LoginSession:
 
 
 class Gate:
-    """Lets a request through to ``app`` if it names us, comes from us and carries a session."""
+    """Middleware that passes a request to ``app`` if host, origin and session are valid."""
 
     def __init__(self, app: ASGIApp, settings: GateSettings, strangers: Strangers | None = None) -> None:
         self._app = app
@@ -137,7 +137,7 @@ class Gate:
         self._policy = content_policy()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge requests; what starts and stops the application passes."""
+        """Check requests; lifespan messages pass."""
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
@@ -159,7 +159,7 @@ class Gate:
         connection = HTTPConnection(scope)
         session = None
         answer = self._misplaced(connection)
-        if answer is None and self._for_anybody(connection):
+        if answer is None and self._is_public(connection):
             await self._app(scope, receive, send)
             return
         if answer is None:
@@ -174,18 +174,18 @@ class Gate:
         else:
             await (answer or self._ask(connection))(scope, receive, send)
 
-    def _for_anybody(self, connection: HTTPConnection) -> bool:
-        """True for what needs no session: the health of the server, and the way to an OIDC provider and back."""
+    def _is_public(self, connection: HTTPConnection) -> bool:
+        """Return True for paths that need no session: the health check, and the OIDC login."""
         path = connection.scope["path"].removeprefix(self._settings.base_path)
         if path == "/_stcore/health":
             return True
         asked = connection.scope["type"] == "http" and connection.scope["method"] == "GET"
         return bool(self._settings.people) and asked and path in oidc.ROUTES
 
-    # -- where a request comes from
+    # -- host and origin of a request
 
     def _origin(self, connection: HTTPConnection) -> str | None:
-        """The origin that the request names, if it is one of ours."""
+        """Return the origin that the request names, if it is an accepted one."""
         hosts = connection.headers.getlist("host")
         host = hosts[0].lower() if len(hosts) == 1 else ""
         server = connection.scope.get("server")
@@ -196,7 +196,7 @@ class Gate:
         return self._by_host.get(host)
 
     def _misplaced(self, connection: HTTPConnection) -> Response | None:
-        """The answer to a request under a foreign name or from a foreign page; None: it is neither."""
+        """Return a refusal of a request with a foreign host or origin, or None if both are accepted."""
         own = self._origin(connection)
         if own is None:
             known = ", ".join(self._settings.origins)
@@ -228,7 +228,7 @@ class Gate:
     async def _door(
         self, connection: HTTPConnection, session: LoginSession | None, receive: Receive
     ) -> Response | None:
-        """The answer of the door itself: to a token, to who leaves; None where the request is meant for the app."""
+        """Return the gate's own response to a login or logout, or None if the request is for the app."""
         method, path, base = connection.scope["method"], connection.scope["path"], self._settings.base_path
         if path == f"{base}/logout":
             return await self._leave(connection, session, receive)
@@ -248,12 +248,12 @@ class Gate:
     async def _in_turn(
         self, connection: HTTPConnection, session: LoginSession | None, given: Mapping[str, str], receive: Receive
     ) -> Response:
-        """:meth:`_log_in`, when their turn has come: who guesses waits for each guess, and keeps nobody out."""
+        """Call :meth:`_log_in` after a delay, which slows down guessing without locking other users out."""
         async with self._turns.turn(connection.client.host if connection.client else "", receive) as here:
             return self._log_in(connection, session, given) if here else PlainTextResponse("Gone.\n", 408)
 
     def _log_in(self, connection: HTTPConnection, session: LoginSession | None, given: Mapping[str, str]) -> Response:
-        """A session for ``token``, in the ``name`` given, and on to ``next``; or the form again."""
+        """Start a session for the given token and name and redirect to ``next``; or return the form again."""
         client = connection.client.host if connection.client else ""
         after = self._inside(given.get("next", ""))
         role = self._role(given["token"])
@@ -276,13 +276,13 @@ class Gate:
         return answer
 
     def _role(self, token: str) -> str | None:
-        """Every token is compared, whichever it is: how long it takes tells nothing."""
+        """Return the role of a token. Every token is compared, so that the timing reveals nothing."""
         given = token.encode("utf-8", "replace")
         found = [role for role, value in self._settings.tokens.items() if secrets.compare_digest(given, value.encode())]
         return found[0] if found else None
 
     def _inside(self, after: str) -> str:
-        """Address to go to after the login: a page of this dashboard, whatever the form says."""
+        """Return the address to redirect to after the login, always a page of this dashboard."""
         base = self._settings.base_path
         try:
             parts = urlsplit(after)
@@ -294,7 +294,7 @@ class Gate:
         return after
 
     async def _leave(self, connection: HTTPConnection, session: LoginSession | None, receive: Receive) -> Response:
-        """Log out on a POST with the session's token; a mere link, which any page may hold, asks."""
+        """Log out on a POST with the session's token; a GET, which any page can cause, asks for confirmation."""
         if session is None:
             return self._ask(connection, after="")
         cookies = (connection.cookies.get(name, "") for name in (self._cookie, oidc.COOKIE))
@@ -307,8 +307,8 @@ class Gate:
 
     def _log_out(self, connection: HTTPConnection) -> Response:
         answer = self._ask(connection, "You are logged out.", 200, after="")
-        if self._settings.people and oidc.COOKIE in connection.cookies:  # there the provider's session ends, too
-            # not by a redirect: it leads to the provider, where the form's policy lets nobody be sent
+        if self._settings.people and oidc.COOKIE in connection.cookies:  # end the provider's session, too
+            # not by a redirect: it leads to the provider, which the content policy of the form does not allow
             answer = onward(f"{self._settings.base_path}{oidc.ROUTES[1]}", 200)
         answer.delete_cookie(self._cookie, path=f"{self._settings.base_path}/", httponly=True, samesite="strict")
         return answer
@@ -316,28 +316,30 @@ class Gate:
     def _ask(
         self,
         connection: HTTPConnection,
-        says: str = "",
+        message: str = "",
         status: int = 401,
         headers: Mapping[str, str] | None = None,
         after: str | None = None,
     ) -> Response:
-        """The login page; plain words for whoever did not ask for a page."""
+        """Return the login page, or plain text if the request does not accept HTML."""
         fetched = {name: connection.headers.get(f"sec-fetch-{name}") for name in ("site", "mode")}
-        if not says and fetched == {"site": "cross-site", "mode": "navigate"}:
+        if not message and fetched == {"site": "cross-site", "mode": "navigate"}:
             return again(connection)
         if "text/html" not in connection.headers.get("accept", ""):
-            return PlainTextResponse((says or "Log in first.") + "\n", status, dict(headers or {}))
+            return PlainTextResponse((message or "Log in first.") + "\n", status, dict(headers or {}))
         if after is None:
             after = _here(connection)
         stranger = self._stranger(connection)
-        if stranger and not says:
-            says, status = f"{stranger} has no access to this dashboard.", 403
-        return login_page(self._settings.base_path, says, after, status, headers, by_oidc=bool(self._settings.people))
+        if stranger and not message:
+            message, status = f"{stranger} has no access to this dashboard.", 403
+        return login_page(
+            self._settings.base_path, message, after, status, headers, by_oidc=bool(self._settings.people)
+        )
 
-    # -- inside
+    # -- sessions
 
     def _session(self, connection: HTTPConnection) -> LoginSession | None:
-        """The session of the request, if it carries one that is signed by us and not over."""
+        """Return the session of the request, if its signature is valid and it has not expired."""
         try:
             held, since = self._signer.loads(
                 connection.cookies.get(self._cookie, ""), max_age=SESSION_S, return_timestamp=True
@@ -351,7 +353,7 @@ class Gate:
         return LoginSession(role, name, since.timestamp() + SESSION_S) if role in self._settings.tokens else None
 
     def _by_oidc(self, connection: HTTPConnection) -> LoginSession | None:
-        """The session of whom the provider knows and a list names; it is as long as that of a token."""
+        """Return the session of a user who is logged in by OIDC and listed; it lasts as long as that of a token."""
         claims = oidc.claims_of(connection) if self._settings.people else None
         if claims is None or not isinstance(claims.get("iat"), int | float):
             return None
@@ -360,14 +362,14 @@ class Gate:
         return LoginSession(role, _tidy(address), until) if role is not None and time.time() < until else None
 
     def _stranger(self, connection: HTTPConnection) -> str:
-        """Address of whom the provider knows and no list names; empty: there is nobody like that."""
+        """Return the address of a user who is logged in by OIDC but not listed, or an empty string."""
         claims = oidc.claims_of(connection) if self._settings.people else None
         if claims is None or oidc.role_of(oidc.address_of(claims), self._settings.people) is not None:
             return ""
         return _tidy(oidc.address_of(claims)) or "A user without a verified e-mail address"
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, session: LoginSession) -> None:
-        """Through to the app, which is principal who it is; a websocket lasts no longer than its session."""
+        """Pass the request to the app with name and role; a websocket is closed when its session ends."""
         principal = {NAME_HEADER: quote(session.name), ROLE_HEADER: session.role}
         headers = [*scope["headers"], *((name.encode(), value.encode()) for name, value in principal.items())]
         inner = {**scope, "headers": headers}
@@ -384,15 +386,15 @@ class Gate:
 
                     await self._app(inner, page.receive, noted)
         except TimeoutError:
-            with suppress(RuntimeError):  # it may have closed just now
+            with suppress(RuntimeError):  # the socket may be closed already
                 await send({"type": "websocket.close", "code": 1008, "reason": "the session is over"})
 
 
 class Turns:
-    """Checks of tokens come one after the other, address by address, and each takes its time; after wrong ones, more.
+    """Queue of token checks: one at a time for each address, each with a delay that grows after wrong tokens.
 
-    So guessing is slow by whatever number of connections, and a right token is let in by the queue of its address at
-    the longest, which is no longer than the strangers who may be connected. Whoever hangs up loses their place.
+    Guessing is slow with any number of connections. A right token waits at most for the queue of its address, which is
+    bounded by the number of unauthenticated connections. A client that disconnects leaves the queue.
     """
 
     def __init__(self) -> None:
@@ -401,12 +403,12 @@ class Turns:
         self._asking: Counter[str] = Counter()
 
     def wrong(self, client: str) -> None:
-        """One more wrong token."""
+        """Count a wrong token."""
         self._limiter.hit(self._tries, _household(client))
 
     @asynccontextmanager
     async def turn(self, client: str, receive: Receive) -> AsyncIterator[bool]:
-        """Their turn; False if they are gone before it comes."""
+        """Wait for the client's turn and yield True, or False if the client disconnects first."""
         key = _household(client)
         queue = self._queues.setdefault(key, asyncio.Lock())
         self._asking[key] += 1
@@ -430,13 +432,13 @@ class Turns:
 
 
 async def _gone(receive: Receive) -> None:
-    """Until whoever asked has hung up."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _household(client: str) -> str:
-    """The address; of IPv6 the network of one customer, who has 2**64 addresses to try from."""
+    """Return the address, for IPv6 its /64 network, in which one customer has 2**64 addresses."""
     try:
         address = ipaddress.ip_address(client)
     except ValueError:
@@ -449,25 +451,25 @@ def _query(connection: HTTPConnection) -> str:
 
 
 def _here(connection: HTTPConnection) -> str:
-    """Path and query of the request, as in an address."""
+    """Return the path and query of the request, quoted."""
     query = _query(connection)
     return quote(connection.scope["path"], PATH_CHARACTERS) + (f"?{query}" if query else "")
 
 
 def _tidy(name: str) -> str:
-    """A name on one line, without what cannot be seen."""
+    """Return a name on one line, without unprintable characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:NAME_LENGTH]
 
 
 def _bare(token: str) -> str:
-    """The token, also of somebody who pasted the whole link."""
+    """Return the token, also from a pasted link that contains it."""
     token = token.strip()
     found = re.search(r"[?&]token=([^&#\s]+)", token)
     return unquote(found[1]) if found else token
 
 
 async def _form(receive: Receive) -> dict[str, str]:
-    """The fields of a small form that comes in time; of another, none."""
+    """Return the fields of a form, or none if it is too large or too slow."""
     try:
         async with asyncio.timeout(GREETING_S):
             return await _small_form(receive)
@@ -487,7 +489,7 @@ async def _small_form(receive: Receive) -> dict[str, str]:
 
 
 async def _deny(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
-    """Refuse a websocket before it is one."""
+    """Refuse a websocket before the handshake."""
     websocket = WebSocket(scope, receive, send)
     if "websocket.http.response" in scope.get("extensions", {}):
         await websocket.send_denial_response(answer)
@@ -507,7 +509,7 @@ def login_page(
     *,
     by_oidc: bool = False,
 ) -> Response:
-    """The form that asks for a token. It needs no script, and its policy allows none."""
+    """Return the login form. It needs no script, and its content policy allows none."""
     page = Template((HERE / "login.html").read_text(encoding="utf-8")).substitute(
         action=html.escape(f"{base_path}/login"),
         after=html.escape(after),
@@ -520,7 +522,7 @@ def login_page(
 
 
 def leave_page(action: str, token: str) -> Response:
-    """The button that logs out."""
+    """Return the page with the button that logs out."""
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>rlwatch: log out</title>'
         "<style>body { font: 16px/1.5 system-ui, sans-serif; margin: 3rem; color-scheme: light dark; } "
@@ -532,12 +534,12 @@ def leave_page(action: str, token: str) -> Response:
 
 
 def again(connection: HTTPConnection) -> Response:
-    """Ask once more, from here: a strict cookie does not come along on a link from another site (a chat, a mail)."""
+    """Return a page that reloads itself: a browser sends no strict cookie with a link from another site."""
     return onward(_here(connection), 401)
 
 
 def onward(address: str, status: int) -> Response:
-    """A page that goes to ``address`` by itself."""
+    """Return a page that redirects to ``address``."""
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}"><title>rlwatch</title>'
     return HTMLResponse(page, status, _page_headers(page))
 
@@ -554,7 +556,7 @@ def _page_headers(page: str) -> dict[str, str]:
 
 
 def content_policy() -> str:
-    """The strictest policy Streamlit lives with; docs/dashboard.md says why each relaxation is there."""
+    """Return the strictest content policy that Streamlit works with; docs/dashboard.md explains each relaxation."""
     index = Path(get_static_dir(), "index.html").read_text(encoding="utf-8")
     rules = {
         "default-src": "'none'",
@@ -571,15 +573,15 @@ def content_policy() -> str:
 
 
 def _hashes(page: str, tag: str) -> list[str]:
-    """Hashes that allow the inline scripts or styles of ``page``, and no others."""
+    """Return hashes that allow only the inline scripts or styles of ``page``."""
     found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found]
 
 
 def serve() -> None:
-    """Serve the app behind its door until principal to stop."""
+    """Serve the app behind the gate until the process is stopped."""
     settings = GateSettings(**json.loads(os.environ.pop(SETTINGS)))
-    os.environ["FORWARDED_ALLOW_IPS"] = ""  # the gate itself decides whom to believe
+    os.environ["FORWARDED_ALLOW_IPS"] = ""  # the gate itself decides which proxies to trust
     options = json.loads(os.environ.pop(f"{SETTINGS}_STREAMLIT"))
     strangers = Strangers()
     protocol = limited(AutoHTTPProtocol, strangers)

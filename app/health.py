@@ -1,7 +1,7 @@
-"""The health of a run in one word, with its colour and shape, and in one sentence: the same on every page.
+"""The health of a run as one word with a colour and shape, and as one sentence: the same on every page.
 
-Only shapes carry colour (Okabe-Ito, safe for colour-blind eyes); words are text-coloured, so that they
-read on light and dark alike.
+Only shapes are coloured (Okabe-Ito, safe for colour-blind readers); words have the text colour, so that
+they are legible on light and dark themes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["Pause", "pause_of", "pause_words"]
 
 
 def pause_words(pause: Pause, now: float) -> str:
-    """``paused at step 480 by ann@lab: look at the samples; resumes by itself in 54 min``."""
+    """Describe a pause: ``paused at step 480 by ann@lab: look at the samples; resumes by itself in 54 min``."""
     why = f": {fmt.shorten(pause.why, 120)}" if pause.why else ""
     left = fmt.duration(max(0.0, pause.until - now))
     return f"paused at step {fmt.step(pause.step)} by {fmt.shorten(pause.by, 60)}{why}; resumes by itself in {left}"
 
 
 RECENT_S = 24 * 3600.0
-"""A crash or silence older than this no longer asks for a person."""
+"""Age in seconds after which a crash or silence no longer needs attention."""
 
 
 class Word(StrEnum):
-    """The states of :mod:`rlwatch.state`, and what only a live run can be, most urgent first."""
+    """The states of :mod:`rlwatch.state` and those of live runs only, most urgent first."""
 
     FAILING = State.FAILING.value
     COLLAPSED = State.COLLAPSED.value
@@ -39,7 +39,7 @@ class Word(StrEnum):
     KILLED = State.KILLED.value
     AT_RISK = State.AT_RISK.value
     STALE = "stale"
-    """No step for long, though its process lives."""
+    """The run has logged no step for long, though its process is alive."""
     PAUSED = "paused"
     DAMAGED = State.DAMAGED.value
     UNFINISHED = State.UNFINISHED.value
@@ -73,22 +73,22 @@ LOOKS: dict[Word, WordStyle] = {
     Word.HEALTHY: WordStyle("●", BLUE),
 }
 FINISHED = WordStyle("✓", GREY)
-"""Look of a healthy run that ended."""
+"""Style of a healthy run that ended."""
 SEVERITY_WORD: dict[Severity, Word] = {
     Severity.CRITICAL: Word.FAILING,
     Severity.WARNING: Word.AT_RISK,
     Severity.INFO: Word.HEALTHY,
 }
-"""A severity looks like the word it turns a run into."""
+"""State whose style a severity has."""
 CALLING = frozenset({Word.FAILING, Word.COLLAPSED, Word.NOT_LEARNING, Word.AT_RISK})
-"""Words of live runs at which a person should look now."""
+"""States of live runs that need attention now."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusWord:
-    """The word, why in a short phrase, and since which step (None where no step is meant).
+    """The word, the reason in a short phrase, and the step since when (None if it refers to no step).
 
-    ``needs_you``: a person should look now. ``ended``: the run goes on no more.
+    ``needs_you``: the run needs attention now. ``ended``: the run is over.
     """
 
     word: Word
@@ -99,12 +99,12 @@ class StatusWord:
 
     @property
     def look(self) -> WordStyle:
-        """Shape and colour of the word."""
+        """Return the shape and colour of the word."""
         return FINISHED if self.ended and self.word is Word.HEALTHY else LOOKS[self.word]
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sort key: those who need a person first, live ones before those that ended, then by urgency."""
+        """Return the sort key: runs that need attention first, live before ended ones, then by urgency."""
         over = self.ended and self.word is not Word.KILLED
         return (0 if self.needs_you else 1, int(over), list(Word).index(self.word))
 
@@ -114,7 +114,7 @@ def judge(
 ) -> StatusWord:
     """Return the health of ``run`` at ``now`` (Unix seconds): the state of its ``verdict``, everywhere the same.
 
-    Only a pause, and a silence of a run that has not failed, stand before it.
+    A pause, and a silence of a run that has not failed, take precedence over the verdict.
     """
     word, why = Word(verdict.state.value), reason_of(verdict)
     since = verdict.at if verdict.at is not None else verdict.since
@@ -134,7 +134,7 @@ def judge(
 
 
 def reason_of(verdict: Verdict) -> str:
-    """Return what the state rests on, and since when: ``entropy fell from step 4 690``; empty of a healthy run."""
+    """Return the reason for the state, as ``entropy fell from step 4 690``; empty for a healthy run."""
     if verdict.state is State.HEALTHY:
         return ""
     _, _, reason = verdict.brief.partition(": ")
@@ -143,13 +143,13 @@ def reason_of(verdict: Verdict) -> str:
 
 
 def firing(alerts: Sequence[Alert]) -> Alert | None:
-    """The worst alert that fires now; among equals the one that began first."""
+    """Return the worst firing alert; among equals the one that began first."""
     now_firing = [a for a in alerts if a.state is AlertState.FIRING]
     return min(now_firing, key=lambda a: (-a.severity.rank, a.onset_step), default=None)
 
 
 def since_words(alert: Alert, last_step: int | None) -> str:
-    """``entropy collapse since step 4 690 (122 steps)``."""
+    """Return the kind and onset of an alert: ``entropy collapse since step 4 690 (122 steps)``."""
     began = f"{fmt.words(alert.kind)} since step {fmt.step(alert.onset_step)}"
     lasted = (last_step or 0) - alert.onset_step
     return f"{began} ({fmt.plural(lasted, 'step')})" if lasted > 0 else began
@@ -161,7 +161,7 @@ def _others(alerts: Sequence[Alert], worst: Alert) -> str:
 
 
 def silence_words(seconds: float, step_s: float | None) -> str:
-    """``no step for 41 min (usually 38 s)``."""
+    """Describe a silence: ``no step for 41 min (usually 38 s)``."""
     usual = "" if step_s is None else f" (usually {fmt.duration(step_s)})"
     return f"no step for {fmt.duration(seconds)}{usual}"
 
@@ -174,11 +174,11 @@ def _recent(run: RunInfo, now: float) -> bool:
     return now - max(run.last_ts or 0.0, run.heartbeat_at or 0.0, run.created_at) < RECENT_S
 
 
-# Reasons for a run's state, as one sentence in the order things began.
+# Reasons for a run's state, as one sentence in order of onset.
 
 
 def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
-    """``["responses are garbled from step 4 410", "entropy collapse from step 4 690"]``: what fires."""
+    """Return firing alerts: ``["responses are garbled from step 4 410", "entropy collapse from step 4 690"]``."""
     begins: dict[str, int] = {}
     for alert in alerts:
         if alert.state is AlertState.FIRING:
@@ -188,7 +188,7 @@ def firing_clauses(alerts: Sequence[Alert]) -> list[str]:
 
 
 def ending_words(run: RunInfo, health: StatusWord, now: float, pace: Pace) -> str:
-    """End of the sentence where the run does not go on: the pause, or the silence; else empty."""
+    """Return the end of the sentence for a paused or silent run, else an empty string."""
     if health.word is Word.PAUSED:
         return health.why
     if health.word is Word.STALE:
@@ -197,12 +197,12 @@ def ending_words(run: RunInfo, health: StatusWord, now: float, pace: Pace) -> st
 
 
 def baselines(findings: Sequence[Finding]) -> dict[str, float]:
-    """Metric -> the run's own healthy level of it, as the newest finding on it said."""
+    """Return the healthy baseline of each metric, from its newest finding."""
     return {f.metric: f.baseline for f in findings if f.metric and f.baseline is not None}
 
 
 def last_alarm_words(alerts: Sequence[Alert]) -> str:
-    """Last alarm of a run on which nothing fires, and the step at which it was over."""
+    """Describe the last alarm of a run without firing alerts, and the step at which it was resolved."""
     over = [a for a in alerts if a.state is AlertState.RESOLVED and a.fired_at is not None]
     if not over:
         return ""

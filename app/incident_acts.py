@@ -1,6 +1,6 @@
-"""Acts of people on incidents and forecasts: each checks the right to command, writes, and leaves who did it behind.
+"""User actions on incidents and forecasts: each checks the permission, writes, and adds an entry to the audit log.
 
-A page that is drawn changes nothing; whatever changes something about alerts goes through here.
+Drawing a page changes nothing; every change to alerts goes through this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LENGTHS = {"30 minutes": "30m", "2 hours": "2h", "8 hours": "8h", "a day": "1d",
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Alerts that a silence is to be about, offered under ``label``."""
+    """Alerts that a silence would match, offered under ``label``."""
 
     label: str
     run: str = ""
@@ -37,7 +37,7 @@ class Scope:
 
 
 def scopes(alert: Alert, run_name: str, project: str, words: str) -> list[Scope]:
-    """Silences that can be asked for at an alert, the narrowest first; ``words``: its kind as people say it."""
+    """Return the scopes of a silence for an alert, the narrowest first; ``words``: its kind in plain English."""
     found = [
         Scope(f"{words} on this run", run=alert.run_id, kind=alert.kind),
         Scope(f"everything on this run ({run_name})", run=alert.run_id),
@@ -50,7 +50,7 @@ def scopes(alert: Alert, run_name: str, project: str, words: str) -> list[Scope]
 def acknowledge_alert(
     store: AlertStore, alert_id: str, *, by: Principal, why: str, clock: Clock | None = None
 ) -> Acknowledgement:
-    """Take a firing alert on; returns whose it is now.
+    """Acknowledge a firing alert and return its acknowledgement.
 
     Raises ``NotPermittedError`` unless ``by`` is an operator, ``ConfigError`` and ``StoreError``.
     """
@@ -61,7 +61,7 @@ def acknowledge_alert(
 
 
 def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, why: str) -> Acknowledgement:
-    """Take on all of ``alerts`` that still fire; returns whose the first is now. Raises as above."""
+    """Acknowledge all of ``alerts`` that still fire; returns the first acknowledgement. Raises as above."""
     by.require_command()
     known = {alert.alert_id: alert for alert in store.alerts()}
     now = [known.get(alert.alert_id, alert) for alert in alerts]
@@ -73,13 +73,13 @@ def acknowledge_all(store: AlertStore, alerts: Sequence[Alert], *, by: Principal
 
 
 def snooze(store: AlertStore, alerts: Sequence[Alert], *, by: Principal, length: str, why: str) -> Silence:
-    """Keep what fires of ``alerts`` back for one of :data:`LENGTHS`. Raises as above."""
+    """Snooze the firing ones of ``alerts`` for one of :data:`LENGTHS`. Raises as above."""
     by.require_command()
     return silencing.snooze(store, alerts, by=by.name, for_s=silencing.seconds_of(LENGTHS[length]), why=why)
 
 
 def silence(store: AlertStore, scope: Scope, *, by: Principal, length: str, why: str) -> Silence:
-    """Silence what fits ``scope`` for one of :data:`LENGTHS`. Raises as above."""
+    """Silence alerts that match ``scope`` for one of :data:`LENGTHS`. Raises as above."""
     by.require_command()
     for_s = silencing.seconds_of(LENGTHS[length])
     return silencing.silence(
@@ -94,13 +94,13 @@ def unsilence(store: AlertStore, silence_id: str, *, by: Principal) -> Silence:
 
 
 def note(store: AlertStore, alert: Alert, *, by: Principal, text: str) -> AuditEntry:
-    """Leave a note. Raises as above."""
+    """Add a note to an alert. Raises as above."""
     by.require_command()
     return silencing.note(store, alert, by=by.name, text=text)
 
 
 def answer_forecast(store: Store, past: Past, *, by: Principal, right: bool, why: str) -> ForecastAnswer:
-    """Say whether a forecast was right. Raises as above."""
+    """Record whether a forecast was right. Raises as above."""
     by.require_command()
     return answer(store, past, right=right, by=by.name, why=why, now=time.time())
 
@@ -111,12 +111,12 @@ def keep_rules(store: AlertStore, before: Tuning, after: Tuning, *, by: Principa
     write_tuning(before, after)
     names = sorted({*before.tables, *after.tables})
     changed = [name for name in names if before.tables.get(name) != after.tables.get(name)]
-    said = f"{', '.join(changed) or 'nothing'} in {after.path.name} of the store"
-    store.put_entry(AuditEntry(uuid.uuid4().hex, time.time(), by.name, "rules", said))
+    text = f"{', '.join(changed) or 'nothing'} in {after.path.name} of the store"
+    store.put_entry(AuditEntry(uuid.uuid4().hex, time.time(), by.name, "rules", text))
 
 
 def try_channel(config: Config, name: str, *, by: Principal) -> Trial:
-    """Send one trial message to a channel, on the way alerts take. Raises as above."""
+    """Send one test message to a channel, as alerts are sent. Raises as above."""
     by.require_command()
     notifier = build_notifiers(config, console=False).get(name)
     if notifier is None:

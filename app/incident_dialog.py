@@ -1,4 +1,4 @@
-"""One incident whole: what fired, who was told, what was done; and acknowledging, snoozing, silencing and noting it."""
+"""The dialog of one incident: its alerts, notifications and history; and acknowledge, snooze, silence and note."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .health import LOOKS, SEVERITY_WORD
 from .markup import Markup, el, joined
 
 OPEN = "incident-open"
-"""Session key of the id of an alert of the incident that is looked at."""
+"""Session key of the id of an alert of the open incident."""
 ADDRESS = "incident"
-"""The same in the address, for a link that somebody sent."""
+"""Query parameter with the same id, for shared links."""
 ACTS = ("Acknowledge", "Snooze", "Silence", "Note")
 
 
@@ -32,14 +32,14 @@ def open_incident(alert_id: str) -> None:
 
 
 def close_incident() -> None:
-    """Forget the dialog, and the address of it."""
+    """Close the dialog and remove the incident from the address."""
     st.session_state.pop(OPEN, None)
     with suppress(KeyError):
         del st.query_params[ADDRESS]
 
 
 def dialog_if_open() -> None:
-    """The dialog, if it is open or the address names an incident. In the session: a rerun does not close it."""
+    """Draw the dialog if it is open or the address names an incident. A rerun does not close it."""
     alert_id = st.session_state.get(OPEN) or st.query_params.get(ADDRESS)
     if not alert_id:
         return
@@ -53,8 +53,8 @@ def _dialog(docket: IncidentRecord) -> None:
     incident = docket.incident
     st.html(joined(subject(docket)))
     st.html(joined(alerts_list(docket)))
-    told, done = st.columns(2)
-    told.html(joined(delivery_list(docket)))
+    delivery, done = st.columns(2)
+    delivery.html(joined(delivery_list(docket)))
     done.html(joined(history_list(docket.audit, time.time())))
     if not docket.open:
         st.caption("No longer firing. You can still leave a note.")
@@ -73,7 +73,7 @@ def _dialog(docket: IncidentRecord) -> None:
 
 
 def subject(docket: IncidentRecord) -> Markup:
-    """The run, what fires on it, how bad, since when, how it stands, and what most likely set it off."""
+    """Return the incident's run, alerts, severity, onset, status and most likely cause."""
     incident, run = docket.incident, docket.run
     project = el("span", f"{fmt.shorten(run.project, 60)} / ", cls="rl-project") if run else ""
     name = fmt.shorten((run.name if run else "") or incident.run_id, 240)
@@ -99,7 +99,7 @@ def _severity(alert: Alert, docket: IncidentRecord) -> Markup:
 
 
 def alerts_list(docket: IncidentRecord) -> Markup:
-    """Each alert with its words, its onset, how it stands, and its numbers."""
+    """Return a list of the alerts with message, onset, status and numbers."""
     items = []
     for alert in docket.incident.alerts:
         look = LOOKS[SEVERITY_WORD[alert.severity]]
@@ -129,7 +129,7 @@ def _facts(alert: Alert, docket: IncidentRecord) -> list[str]:
 
 
 def delivery_list(docket: IncidentRecord) -> Markup:
-    """Channel, what was told, and what became of it."""
+    """Return a list of notifications: channel, message and delivery status."""
     title = el("div", "Delivery", cls="rl-panel")
     if not docket.messages:
         return joined(title, el("div", "not sent", cls="rl-quiet"))
@@ -145,7 +145,7 @@ def _event(message: OutboxMessage) -> str:
 
 
 def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
-    """Acts and notes of people, the newest first."""
+    """Return a list of user actions and notes, the newest first."""
     title = el("div", "History", cls="rl-panel")
     if not audit:
         return joined(title, el("div", "nothing yet", cls="rl-quiet"))
@@ -163,17 +163,17 @@ def history_list(audit: tuple[AuditEntry, ...], now: float) -> Markup:
 
 
 DONE = {"acknowledge": "acknowledged", "snooze": "snoozed", "note": "noted", "silence": "silenced"}
-"""Acts of the audit, as they are told."""
+"""Actions of the audit log, in the past tense."""
 
 
 def message_words(alert: Alert) -> str:
-    """The message, led by the kind unless it says so itself."""
+    """Return the message, preceded by the alert's kind unless the message contains it."""
     what, message = fmt.words(alert.kind), fmt.shorten(alert.message, 300)
     return message if what.casefold() in message.casefold() else f"{what}: {message}"
 
 
 def delivery_words(message: OutboxMessage) -> str:
-    """``sent`` · ``pending, 2 tries, last error: …`` · ``dead after 8 tries: …``."""
+    """Return the delivery status: ``sent``, ``pending, 2 tries, last error: …`` or ``dead after 8 tries: …``."""
     error = fmt.shorten(message.last_error, 160)
     tries = fmt.plural(message.attempts, "try", "tries")
     if message.status is OutboxStatus.SENT:
@@ -185,7 +185,7 @@ def delivery_words(message: OutboxMessage) -> str:
     return f"pending after {tries}" + (f": {error}" if error else "")
 
 
-# The forms, one an act.
+# The forms, one for each action.
 
 
 def _acknowledge(docket: IncidentRecord) -> None:

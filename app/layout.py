@@ -1,4 +1,4 @@
-"""The frame of every page: who looks, the theme, the store's name, and a plain message where it cannot be read."""
+"""Common parts of all pages: the user, the theme, the store's address, and an error message if it cannot be read."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from .principal import NAME_HEADER, ROLE_HEADER, Principal
 from .queries import store_url
 
 REFRESH_S = 5.0
-"""Seconds between two looks of a live page that is told nothing; behind the gate it is (``news.py``)."""
+"""Seconds between two refreshes of a live page; behind the gate, changes also trigger one (``news.py``)."""
 
 
 GoToTokens = Callable[[str, int], None]
-"""Leave for the tokens of a run at a step."""
+"""Open the tokens of a run at a step."""
 
 GoToRollouts = Callable[[str, int | None], None]
-"""Leave for the rollouts of a run, of one step or (None) of all."""
+"""Open the rollouts of a run, of one step or (None) of all."""
 
 GoToCompare = Callable[[Sequence[str]], None]
-"""Leave for the runs of these ids beside each other."""
+"""Open the comparison of the runs of these ids."""
 
 GoToRun = Callable[[str], None]
-"""Leave for the page of the run of this id."""
+"""Open the page of the run of this id."""
 
 
 def ink() -> Ink:
-    """Chart colours for the theme the browser shows."""
+    """Return the chart colours for the browser's theme."""
     return DARK if st.context.theme.type == "dark" else LIGHT
 
 
 def principal() -> Principal:
-    """Name and role of whoever looks at this page, as the gate says; a nobody where there is no gate."""
+    """Return the user's name and role from the gate's headers; both are empty without a gate."""
     headers = st.context.headers
     return Principal(unquote(headers.get(NAME_HEADER, "")), headers.get(ROLE_HEADER, ""))
 
 
 LOOK_ONLY = "Read-only access: open the operator link of rlwatch ui to send commands"
-"""Hint at a button that a viewer cannot press."""
+"""Tooltip of a button that is disabled for viewers."""
 
 
 def account_line() -> None:
-    """Draw name, role and the way out at the upper right of every page."""
+    """Draw name, role and the logout link at the upper right of every page."""
     who = principal()
     if who.name:
         leave = Markup('<a href="logout" target="_self">log out</a>')
@@ -59,7 +59,7 @@ def account_line() -> None:
 
 
 def signature() -> None:
-    """Draw the name that a command will be kept with: ``Signed in as ann (operator)``."""
+    """Draw the name that is recorded with a command: ``Signed in as ann (operator)``."""
     who = principal()
     name = el("b", who.name or "anonymous")
     st.html(el("div", "Signed in as ", name, f" ({who.role or 'not logged in'})", cls="rl-quiet"))
@@ -72,7 +72,7 @@ def store_line(*facts: str) -> None:
 
 @contextmanager
 def readable(what: str = "The store") -> Iterator[None]:
-    """Say what could not be read, in words, instead of a traceback."""
+    """Show a message instead of a traceback if ``what`` cannot be read."""
     try:
         yield
     except RunNotFoundError as error:

@@ -1,10 +1,9 @@
-"""Start of ``rlwatch ui``, and the script that Streamlit runs: loads its directory as ``rlwatch_app`` and hands over.
+"""Start of ``rlwatch ui``, and the script that Streamlit runs: loads its directory as ``rlwatch_app`` and calls it.
 
-Started with the gate's settings it is the server; Streamlit then runs it again for every look at a page. Both run this
-file as a script, so it has no package of its own; and the directory is called
-``app`` in a checkout and ``rlwatch/_app`` in a wheel. Loading it under one fixed name makes relative
-imports work in both, without putting anything on ``sys.path`` (where ``format`` or ``table`` would be
-names for everybody).
+With the gate's settings it starts the server; Streamlit then runs it again for every draw of a page. Both run this
+file as a script, so it belongs to no package; and the directory is called ``app`` in a checkout and
+``rlwatch/_app`` in a wheel. Loading it under one fixed name makes relative imports work in both, without
+adding its directory to ``sys.path``, where ``format`` or ``table`` would become top-level modules.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Moments of a run that every chart shows at their step: alarms, findings, spikes, commands, resets, resumes."""
+"""Vertical marks in every chart of a run: alarms, findings, spikes, commands, resets and resumes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from . import format as fmt
 from .health import AMBER, GREY, LOOKS, SEVERITY_WORD, VERMILLION, Word
 
 MOST_MARKS = 24
-"""At most this many alarms are marked (the newest), or the marks would hide the line."""
+"""Most alarms that are marked, the newest; more would hide the line."""
 MOST_SPIKES = 100
 MOST_LINES = 6
-"""Numbers of the evidence that a mark shows; all of them are in the table of findings."""
+"""Most numbers of the evidence in a mark; the table of findings has all of them."""
 
 EVENT_SHAPES = {"reference_reset": "⟲", "resume": "↻", "exception": "✕", "signal": "✕"}
-"""Events worth a mark; the others are in the table of events."""
+"""Events that get a mark; the others are in the table of events."""
 
 COMMAND_SHAPES = {
     "lower-lr": "↓",
@@ -32,20 +32,20 @@ COMMAND_SHAPES = {
     "undo": "↶",
     "stop": "✕",
 }
-"""Commands worth a mark: they bend the curves, or tell why these stand still."""
+"""Commands that get a mark: they change the curves, or explain why a curve is flat."""
 
 SPIKE = "◆"
 SPIKE_COLOUR = "#A0529B"
-"""Okabe and Ito's purple, darkened: a step whose tokens were localised is neither alarm nor command."""
+"""Okabe and Ito's purple, darkened: a localised step has another colour than alarms and commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartMark:
-    """A vertical line: ``shape`` above it, ``text`` for people, dashed where it is an inference.
+    """A vertical line with a ``shape`` above it and a ``text``, dashed if it was inferred.
 
-    ``families`` are those whose charts it concerns (none: all of them); the others do not show one that is ``faint``.
-    ``more`` and ``lines`` are what is known of it beyond ``text``; ``go`` is the page it leads to. Of marks that would
-    overlap the one of the highest ``rank`` is seen.
+    ``families`` are the metric families that it concerns (empty: all); charts of others hide a ``faint`` mark.
+    ``more`` and ``lines`` hold details beyond ``text``; ``go`` is the page that it links to. Of overlapping marks the
+    one with the highest ``rank`` is drawn.
     """
 
     step: int
@@ -65,7 +65,7 @@ class ChartMark:
 def marks_of_run(
     alerts: Sequence[Alert], findings: Sequence[Finding], events: Iterable[Event], starts: Mapping[int, int]
 ) -> list[ChartMark]:
-    """All marks of a run. ``findings`` tell families and when it was seen; ``starts`` an attempt's first step."""
+    """Return all marks of a run. ``findings`` give the families and steps; ``starts`` the attempts' first steps."""
     events = list(events)
     families = {finding.kind: _families(finding) for finding in findings if finding.kind != CRASH_FORECAST}
     return [
@@ -82,9 +82,9 @@ def marks_of_run(
 
 
 def _unalerted(findings: Sequence[Finding], alerts: Sequence[Alert]) -> list[Finding]:
-    """The newest findings of which no alert speaks."""
-    told = {alert.kind for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None}
-    return [finding for finding in findings if finding.kind not in told][-MOST_MARKS:]
+    """Return the newest findings without an alert of their kind."""
+    alerted = {alert.kind for alert in alerts if alert.state is AlertState.FIRING or alert.fired_at is not None}
+    return [finding for finding in findings if finding.kind not in alerted][-MOST_MARKS:]
 
 
 def _of_finding(finding: Finding) -> ChartMark:
@@ -103,7 +103,7 @@ def _of_finding(finding: Finding) -> ChartMark:
 
 
 def _spikes(events: Iterable[Event]) -> list[ChartMark]:
-    """Steps whose tokens were localised, each with the way there; of a later attempt the same step once."""
+    """Return a mark with a link for each localised step; a step that was run twice has one mark."""
     steps = {event.step: event for event in events if event.kind == LOCALISED and event.step is not None}
     return [
         ChartMark(
@@ -129,7 +129,7 @@ def _colour(shape: str) -> str:
 
 
 def _families(finding: Finding) -> frozenset[str]:
-    """The detector's family, and that of the metric it speaks of (a NaN may be in any)."""
+    """Return the families of the detector and of the finding's metric (a NaN may be in any family)."""
     of_metric = family_of(finding.metric).value if finding.metric else ""
     return frozenset(filter(None, (finding.family, of_metric)))
 
@@ -140,7 +140,7 @@ def _newest(alerts: Sequence[Alert]) -> list[Alert]:
 
 
 def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
-    """The step of the alarm: an alert that is over keeps only its onset, the finding behind it both."""
+    """Return the step of the alarm, from its finding: a resolved alert has only its onset."""
     if alert.state is AlertState.FIRING:
         return alert.step
     behind = [f.step for f in findings if f.kind == alert.kind and f.onset_step <= alert.step and f.step <= alert.step]
@@ -148,7 +148,7 @@ def seen_at(alert: Alert, findings: Sequence[Finding]) -> int:
 
 
 def _of_alert(alert: Alert, families: frozenset[str], seen: int) -> list[ChartMark]:
-    if alert.kind == CRASH_FORECAST:  # what counts is how early it came, not when it got worse
+    if alert.kind == CRASH_FORECAST:  # mark its onset, not the step at which it got worse
         shape, what = LOOKS[Word.AT_RISK].shape, fmt.words(alert.kind)
         return [ChartMark(alert.onset_step, shape, AMBER, what, families, more=alert.message, rank=3)]
     look = LOOKS[SEVERITY_WORD[alert.severity]]

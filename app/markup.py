@@ -1,4 +1,4 @@
-"""HTML in which data are text, made by the one function that escapes, and the styles of its classes."""
+"""HTML built by one function that escapes all data, and the style sheet of its classes."""
 
 from __future__ import annotations
 
@@ -103,4 +103,4 @@ DARK_STYLE = """<style>
 :root { --rl-ground: rgb(23, 22, 20); }
 [data-testid="stBaseButton-primary"]:not(:disabled), [data-tag] * { color: #0b1a24 !important; }
 </style>"""
-"""On a dark page what can be pressed is light: white on it could not be read."""
+"""Buttons on a dark page are light, where white text would be illegible."""

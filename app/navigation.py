@@ -1,4 +1,4 @@
-"""Around every page: which pages there are, the one the address names, and how they look."""
+"""Navigation: the pages of the app, the page in the address, and their style."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def show() -> None:
-    """Draw the app: the page the address names."""
+    """Draw the page in the address."""
     st.set_page_config(page_title="rlwatch", page_icon="◉", layout="wide")
     st.html(STYLE)
     if st.context.theme.type == "dark":
@@ -42,15 +42,15 @@ def show() -> None:
 
 @cache
 def spare_the_loaded() -> None:
-    """Leave what the first look has loaded out of all further searches for garbage: Streamlit makes a whole one after
-    each part of a page, and of the tens of milliseconds that it takes nearly all goes into modules.
+    """Exclude the objects loaded so far from garbage collection. Streamlit runs a full collection after each fragment
+    of a page, which takes tens of milliseconds, nearly all of them for modules.
     """
     gc.collect()
     gc.freeze()
 
 
 def pages() -> dict[str, StreamlitPage]:
-    """Every page by its name in the address; the run page is reached through a run, the tokens page through that."""
+    """Return every page by its name in the address; run pages link to the pages of tokens and rollouts."""
     return {
         "runs": st.Page(
             partial(_page, runs_page.page, go_to_run, go_to_compare), title="Runs", url_path="runs", default=True
@@ -76,29 +76,29 @@ def pages() -> dict[str, StreamlitPage]:
 
 
 def _page(body: Callable[..., None], *leave: Callable[..., None]) -> None:
-    """A page, under the line that says who looks. That line is the page's own: what lies outside of the pages stays
-    while one replaces another, and the parts of the old one that are still drawn would miss their places.
+    """Wrap a page with the account line. Each page draws the line itself, because elements outside of the pages remain
+    while one page replaces another, and fragments of the old page that still run would lose their places.
     """
     layout.account_line()
     body(*leave)
 
 
 def go_to_run(run_id: str) -> None:
-    """Leave for the page of a run."""
+    """Open the page of a run."""
     st.switch_page(pages()["run"], query_params={"run": run_id})
 
 
 def go_to_compare(run_ids: Sequence[str]) -> None:
-    """Leave for these runs beside each other."""
+    """Open the comparison of these runs."""
     st.switch_page(pages()["compare"], query_params={"runs": list(run_ids)})
 
 
 def go_to_rollouts(run_id: str, step: int | None) -> None:
-    """Leave for the rollouts of a run, of one step where it is given."""
+    """Open the rollouts of a run, of one step if it is given."""
     span = {} if step is None else {"from": str(step), "to": str(step)}
     st.switch_page(pages()["rollouts"], query_params={"run": run_id, **span})
 
 
 def go_to_tokens(run_id: str, step: int) -> None:
-    """Leave for the tokens of a run at a step."""
+    """Open the tokens of a run at a step."""
     st.switch_page(pages()["tokens"], query_params={"run": run_id, "step": str(step)})

@@ -1,8 +1,8 @@
-"""Look at a live page again when what it shows has changed, not by the clock.
+"""Refresh a live page when its data change, not by the clock.
 
-A page asks every few seconds (``run_every``), each of its parts by itself. Behind the gate that is answered only where
-something is new, and what is new is shown at once: as if the page had asked just then. Where the store tells nothing,
-what a page asks is answered as it comes.
+Each fragment of a page requests a rerun every few seconds (``run_every``). Behind the gate such a request is passed on
+only if the data have changed, and a change triggers a rerun at once, as if the page had requested it. If the store
+sends no notifications, all requests are passed on.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ Message = MutableMapping[str, Any]
 GAP_S, LIST_GAP_S, UNSEEN_S = 2.0, 5.0, 12.0
 
 CLOCK_S = 30.0
-"""Longest time between two looks: a page says how long ago something was."""
+"""Longest time between two refreshes, because a page shows how long ago events were."""
 
 WAIT_S, LINGER_S, RETRY_S = 1.0, 60.0, 5.0
-"""Longest wait for news at a time; how long it is listened to after the last page is gone; when the store is tried
-again where it cannot be opened.
-"""
+"""Longest single wait for news; time to keep listening after the last page has closed; delay before the store is opened
+again after an error."""
 
 SMALL = 16_384
-"""Bytes below which a message to a page may be one that changes its address."""
+"""Size in bytes below which a message to a page is checked for a change of its address."""
 
 
-# The thread that listens.
+# The thread that listens to the store.
 
 
 @dataclass(eq=False, slots=True)
 class Listener:
-    """A page. ``runs``: those it shows; none: all. ``told_at``: when there was news of them."""
+    """An open page. ``runs``: the runs it shows (empty: all). ``told_at``: time of their last news."""
 
     runs: frozenset[str] = frozenset()
     told_at: float = 0.0
@@ -54,7 +53,7 @@ class Listener:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def wake(self) -> None:
-        """From any thread; nothing where its loop has ended meanwhile."""
+        """Wake the page, from any thread; does nothing if its event loop has ended."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._note)
 
@@ -64,7 +63,7 @@ class Listener:
 
 
 class NewsFeed:
-    """Passes on to pages what the store tells; listens to it while there are any."""
+    """Forwards notifications of the store to the open pages; listens only while there are any."""
 
     def __init__(self, ask: Callable[[], News | None], linger_s: float = LINGER_S) -> None:
         self.deaf = True
@@ -75,7 +74,7 @@ class NewsFeed:
 
     @contextmanager
     def listening(self) -> Iterator[Listener]:
-        """A page that is told from now on."""
+        """Register a page for news and yield its listener."""
         listener = Listener()
         with self._lock:
             self._listeners.add(listener)
@@ -111,7 +110,7 @@ class NewsFeed:
             return False
 
     def _pass_on(self, heard: frozenset[str], *, deaf: bool) -> None:
-        """Wake whom it concerns; all, where nothing was heard until now: nobody knows what was missed."""
+        """Wake the pages concerned; all of them after a gap in notifications, because any news may be missing."""
         with self._lock:
             turned, self.deaf = deaf != self.deaf, deaf
             for listener in self._listeners:
@@ -120,7 +119,7 @@ class NewsFeed:
 
 
 def _of_the_store() -> News | None:
-    from . import queries  # what it remembers belongs to a server that runs
+    from . import queries  # imported late: its caches belong to a running server
 
     return queries.store().news("pages")
 
@@ -128,20 +127,20 @@ def _of_the_store() -> News | None:
 HUB = NewsFeed(_of_the_store)
 
 
-# What comes from a page.
+# Messages from a page.
 
 
 class Asking:
-    """The questions of a page, over its web socket: of itself it asks only where there is something new, then at once.
+    """Filter of a page's messages on its web socket: passes timed reruns only for news, and adds reruns for news.
 
     Parameters
     ----------
     receive
-        Of the socket; :meth:`receive` is for the app.
+        The socket's ``receive``; the app calls :meth:`receive` instead.
     gap_s, list_gap_s
-        Shortest time between two looks because of a run, and of all: drawing a page takes a tenth of a second.
+        Shortest time between two refreshes for news of a run, and of all runs: drawing a page takes 0.1 s.
     unseen_s
-        A page that has not asked for so long is one that nobody sees: browsers let those ask once a minute.
+        Time without a request after which a page counts as hidden: browsers throttle hidden pages to one a minute.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class Asking:
         self._drawn: dict[str, float] = {}
 
     async def receive(self) -> Message:
-        """The next message: the page's own, or one that it would have sent."""
+        """Return the next message: the page's own, or a rerun in its name."""
         while not self._due:
             if self._coming is None:
                 self._coming = asyncio.ensure_future(self._receive())
@@ -177,24 +176,22 @@ class Asking:
         return self._due.popleft()
 
     def note(self, message: Message) -> None:
-        """Learn from what goes to the page that the script has changed its address: what is asked in the page's stead
-        must not name the one before.
-        """
+        """Note a change of the address in a message to the page, so that reruns in its name have the current one."""
         data = message.get("bytes") or b""
         if message["type"] == "websocket.send" and len(data) < SMALL:
-            told = ForwardMsg()
+            forwarded = ForwardMsg()
             with suppress(DecodeError):
-                told.ParseFromString(data)
-            if told.WhichOneof("type") == "page_info_changed":
-                self._last.query_string = told.page_info_changed.query_string
+                forwarded.ParseFromString(data)
+            if forwarded.WhichOneof("type") == "page_info_changed":
+                self._last.query_string = forwarded.page_info_changed.query_string
 
     def close(self) -> None:
-        """Wait for nothing more."""
+        """Stop waiting."""
         if self._coming is not None:
             self._coming.cancel()
 
     async def _wait(self, coming: asyncio.Future[Message]) -> None:
-        """For a message, for news, or until news that came may be shown."""
+        """Wait for a message, for news, or until pending news may be shown."""
         woken = asyncio.ensure_future(self._listener.woken.wait())
         either: list[asyncio.Future[Any]] = [coming, woken]
         now = time.monotonic()
@@ -206,7 +203,7 @@ class Asking:
             self._listener.woken.clear()
 
     def _behind(self) -> list[str]:
-        """Parts that do not show what there is news of."""
+        """Return the fragments that are older than the last news."""
         return [part for part, drawn_at in self._drawn.items() if drawn_at < self._listener.told_at]
 
     def _is_seen(self, now: float) -> bool:
@@ -217,7 +214,7 @@ class Asking:
         return self._pushed_at + (self._gap_s if self._listener.runs else self._list_gap_s)
 
     def _passes(self, message: Message, now: float) -> bool:
-        """True for all but what a part asks by the clock where nothing is new; learns what the page shows."""
+        """Return False for a timed rerun of a fragment without news, else True; note what the page shows."""
         asked = _asked(message)
         if asked is None:
             return True
@@ -225,7 +222,7 @@ class Asking:
         names = parse_qs(asked.query_string.lstrip("?"))
         self._listener.runs = frozenset((*names.get("run", ()), *names.get("runs", ())))
         if not asked.is_auto_rerun:
-            if not part:  # drawn whole, perhaps with other parts
+            if not part:  # the whole page is redrawn, perhaps with other fragments
                 self._whole_at, self._drawn = now, {}
             return True
         self._asked_at, drawn_at = now, self._drawn.setdefault(part, self._whole_at)
@@ -235,32 +232,32 @@ class Asking:
         return True
 
     def _push(self, now: float) -> None:
-        """Have the parts that are behind drawn, as if the page had asked; what a person did is not done again."""
+        """Queue reruns of the outdated fragments, as if the page had requested them, without repeating user input."""
         behind = self._behind()
         if not behind or not self._is_seen(now) or now < self._free_at:
             return
         self._pushed_at = now
         for part in behind:
             self._drawn[part] = now
-            told = BackMsg()
-            told.rerun_script.CopyFrom(self._last)
-            asked = told.rerun_script
+            request = BackMsg()
+            request.rerun_script.CopyFrom(self._last)
+            asked = request.rerun_script
             asked.fragment_id, asked.is_auto_rerun, asked.is_history_navigation = part, True, False
-            del asked.cached_message_hashes[:]  # the browser may have forgotten them by now
-            # Neither what was pressed, which is done, nor what was chosen: the script may have chosen otherwise since,
-            # and keeps by itself what it is not told.
+            del asked.cached_message_hashes[:]  # the browser may have dropped them
+            # No widget states: a pressed button is handled already, and the script may have changed a choice since.
+            # The script keeps the states that a request leaves out.
             del asked.widget_states.widgets[:]
-            self._due.append({"type": "websocket.receive", "bytes": told.SerializeToString()})
+            self._due.append({"type": "websocket.receive", "bytes": request.SerializeToString()})
 
 
 def _asked(message: Message) -> ClientState | None:
-    """The question, to draw the page or a part; None where it is about something else."""
+    """Return the rerun request in a message, or None for any other message."""
     data = message.get("bytes")
     if message["type"] != "websocket.receive" or not data:
         return None
-    told = BackMsg()
+    request = BackMsg()
     try:
-        told.ParseFromString(data)
-    except DecodeError:  # the app says what is wrong with it
+        request.ParseFromString(data)
+    except DecodeError:  # the app reports the error
         return None
-    return told.rerun_script if told.WhichOneof("type") == "rerun_script" else None
+    return request.rerun_script if request.WhichOneof("type") == "rerun_script" else None

@@ -1,7 +1,7 @@
-"""People whom an OIDC provider knows, by Streamlit's own support of it: its routes, Authlib and its signed cookie.
+"""Users authenticated by an OIDC provider, through Streamlit's own support: its routes, Authlib and its signed cookie.
 
-The gate asks here who the cookie names, and lets in whose address stands on a list. Nothing of the provider's is
-believed that Streamlit has not verified: the ID token's signature, its issuer, audience and nonce.
+The gate reads the user from the cookie and admits the addresses on its lists. Only claims that Streamlit has verified
+are used: it checks the ID token's signature, issuer, audience and nonce.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from streamlit.web.server.server_util import get_cookie_secret
 from streamlit.web.server.starlette.starlette_app_utils import decode_signed_value
 
 ROUTES = ("/auth/login", "/auth/logout", "/oauth2callback")
-"""Streamlit's, which whoever is not logged in yet may ask for, and no others."""
+"""Streamlit's routes for the login, the only ones open without a session."""
 COOKIE = "_streamlit_user"
 
 
 def login_path() -> str:
-    """Path and query that send a browser to the provider; good for some minutes."""
+    """Return the path and query that redirect a browser to the provider; valid for some minutes."""
     return f"{ROUTES[0]}?provider={encode_provider_token('default')}"
 
 
 def claims_of(connection: HTTPConnection) -> Mapping[str, Any] | None:
-    """The claims of the ID token that the connection's cookie keeps; None where it has none that is signed by us."""
+    """Return the claims of the ID token in the connection's cookie, or None without a valid signature."""
 
     def single(name: str) -> bytes | None:
         value = connection.cookies.get(name)
@@ -41,13 +41,13 @@ def claims_of(connection: HTTPConnection) -> Mapping[str, Any] | None:
 
 
 def address_of(claims: Mapping[str, Any]) -> str:
-    """The e-mail address that the provider vouches for; empty where it says that it does not."""
+    """Return the verified e-mail address, or an empty string if the provider has not verified it."""
     email = claims.get("email")
     return email if isinstance(email, str) and claims.get("email_verified") is not False else ""
 
 
 def role_of(address: str, people: Mapping[str, Sequence[str]]) -> str | None:
-    """The first role on whose list the address stands; ``*`` in a list stands for anything."""
+    """Return the first role whose list matches the address; ``*`` in a list matches anything."""
     wanted = address.lower()
     return next(
         (role for role, listed in people.items() if wanted and any(fnmatchcase(wanted, one.lower()) for one in listed)),

@@ -1,4 +1,4 @@
-"""Starred metrics of a project: kept in the store, so that its next run and whoever looks begins with them."""
+"""Starred metrics of a project, kept in the store for later runs and all users."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .principal import Principal
 from .queries import store, store_url
 
 ACT = "pins"
-"""Act of an entry of the audit, whose text says project and names; the newest of a project counts."""
+"""Action of an audit entry whose text holds project and names; the newest entry of a project counts."""
 MOST = 24
 SEEN_S = 5.0
-"""Seconds until somebody else's stars are seen."""
+"""Seconds until another user's stars are visible."""
 
 
 def pins_of(project: str) -> tuple[str, ...]:
-    """Starred metrics of a project; none where nobody starred any, or they cannot be read."""
+    """Return the starred metrics of a project; empty if there are none or they cannot be read."""
     try:
         return _pins(store_url()).get(project, ())
     except RLWatchError:
@@ -36,13 +36,13 @@ def _pins(url: str) -> dict[str, tuple[str, ...]]:  # noqa: ARG001  (the key)
     found = {}
     for entry in store().audit():
         if entry.act == ACT:
-            said = json.loads(entry.text)
-            found[said["project"]] = tuple(said["names"])
+            content = json.loads(entry.text)
+            found[content["project"]] = tuple(content["names"])
     return found
 
 
 def keep_pins(place: Store, project: str, names: Sequence[str], by: Principal) -> None:
-    """Star these metrics of a project, for everybody.
+    """Star these metrics of a project, for all users.
 
     Raises ``NotPermittedError`` unless ``by`` is an operator, and ``StoreError``.
     """

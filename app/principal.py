@@ -1,4 +1,4 @@
-"""Principals: name and role of whoever looks at a page, as the login gate says, and the right to command."""
+"""Principals: name and role of the user, as the login gate reports them, and the permission to send commands."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from rlwatch.errors import RLWatchError
 
 NAME_HEADER, ROLE_HEADER = "x-rlwatch-name", "x-rlwatch-role"
-"""Headers in which the gate names whoever it let in; from outside they never arrive."""
+"""Headers in which the gate passes name and role; the gate drops them from incoming requests."""
 
 SESSION_END = "rlwatch.session-end"
-"""Key of a request's scope in which the gate says when the session is over (Unix seconds)."""
+"""Key of a request's scope under which the gate stores the end of the session (Unix seconds)."""
 
 
 class NotPermittedError(RLWatchError):
-    """Whoever asks may only look."""
+    """Raised when a user with read-only access tries to change something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever looks at a page, as the door let them in; by default a nobody, who may do nothing."""
+    """Name and role of a user; the default has neither and no permissions."""
 
     name: str = ""
     role: str = ""
 
     @property
     def may_command(self) -> bool:
-        """True if they may change anything."""
+        """Return True if the user may make changes."""
         return self.role == "operator" and bool(self.name)
 
     def require_command(self) -> None:
-        """Raise ``NotPermittedError`` unless they may change something."""
+        """Raise ``NotPermittedError`` unless the user may make changes."""
         if not self.may_command:
             raise NotPermittedError(
                 f"{self.name or 'a visitor without a login'} has read-only access: open the operator link of rlwatch ui"

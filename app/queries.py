@@ -1,7 +1,7 @@
-"""Every read of the store that a page makes.
+"""All reads of the store for the pages.
 
-Everything returned is a snapshot; everything may raise ``StoreError``. Series and what is computed of them
-are read again only when a run moved on (:func:`version`); small rows are read afresh.
+All functions return snapshots and may raise ``StoreError``. Series and results computed from them are
+read again only when a run has new rows (:func:`version`); small rows are read on every call.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ __all__ = [
 ]
 
 
-# The open store, and how far a run has come: what every cached read is keyed by.
+# The open store, and the version of a run, which is the key of every cached read.
 
 DEFAULT_STORE = "./rlwatch-runs"
 
@@ -99,71 +99,71 @@ Version = tuple[str, int, int, float, str]
 
 
 def store_url() -> str:
-    """The store this app shows: ``RLWATCH_STORE``, set by ``rlwatch ui``."""
+    """Return the URL of the store: ``RLWATCH_STORE``, set by ``rlwatch ui``."""
     return os.environ.get("RLWATCH_STORE") or DEFAULT_STORE
 
 
 def store() -> Store:
-    """The open store (one for all sessions). Raises ``StoreError`` where it cannot be opened."""
+    """Return the open store, shared by all sessions. Raises ``StoreError`` if it cannot be opened."""
     return _opened(store_url())
 
 
 @lru_cache(maxsize=16)
 def _opened(url: str) -> Store:
-    """Asked for by every read: what Streamlit does around its own caches would cost more than many of them."""
+    """Open the store, cached by ``lru_cache``: Streamlit's own caches would take longer than many reads."""
     return open_store(url)
 
 
 def version(run: RunInfo) -> Version:
-    """Changes whenever the run has new rows or another state."""
+    """Return a key that changes whenever the run has new rows or another state."""
     return (run.run_id, run.attempt, run.last_step or 0, run.last_ts or 0.0, run.state.value)
 
 
-# Small rows, read afresh at every look: runs, findings, events, commands, alerts, messages.
+# Small rows, read on every call: runs, findings, events, commands, alerts, messages.
 
 
 def run(run_id: str) -> RunInfo:
-    """One run. Raises ``RunNotFoundError``."""
+    """Return one run. Raises ``RunNotFoundError``."""
     return store().run(run_id)
 
 
 def runs_by_id() -> dict[str, RunInfo]:
-    """Run id -> run, of all that can be read and are not deleted."""
+    """Return all readable runs that are not deleted, by run id."""
     return {run.run_id: run for run in store().runs()}
 
 
 def findings(run_id: str) -> list[Finding]:
-    """Published findings, in order."""
+    """Return the published findings, in order."""
     return store().findings(run_id)
 
 
 def told(run_id: str) -> list[Finding]:
-    """Findings and that they eased or are over, in order of arrival."""
+    """Return the findings and their updates (eased, resolved), in order of arrival."""
     return sorted((*findings(run_id), *store().recoveries(run_id)), key=arrival)
 
 
 def events(run_id: str) -> list[Event]:
-    """Events, in order."""
+    """Return the events, in order."""
     return store().events(run_id)
 
 
 def commands(run_id: str) -> list[Command]:
-    """Commands, oldest first."""
+    """Return the commands, oldest first."""
     return store().commands(run_id)
 
 
 def last_values(run_id: str) -> dict[str, tuple[int, float]]:
-    """Metric -> (step, value) as last recorded."""
+    """Return the last (step, value) of each metric."""
     return store().last_values(run_id)
 
 
 def alerts(run_id: str | None = None) -> list[Alert]:
-    """Alerts of one run or of all, newest first."""
+    """Return the alerts of one run or of all, newest first."""
     return store().alerts(run_id)
 
 
 def alerts_by_run() -> dict[str, list[Alert]]:
-    """Run id -> its alerts, newest first."""
+    """Return the alerts of each run, newest first."""
     grouped: dict[str, list[Alert]] = {}
     for alert in alerts():
         grouped.setdefault(alert.run_id, []).append(alert)
@@ -171,12 +171,12 @@ def alerts_by_run() -> dict[str, list[Alert]]:
 
 
 def silences(now: float) -> list[Silence]:
-    """Silences that last at ``now``, oldest first."""
+    """Return the silences that are active at ``now``, oldest first."""
     return [silence for silence in store().silences() if silence.until > now]
 
 
 def policy() -> AlertingConfig:
-    """The rules that apply here. Where ``rlwatch.toml`` cannot be read, the usual ones do."""
+    """Return the alerting rules in force, or the default ones if ``rlwatch.toml`` cannot be read."""
     try:
         return load_config(store_root=getattr(store(), "root", None)).policy
     except ConfigError:
@@ -184,7 +184,7 @@ def policy() -> AlertingConfig:
 
 
 def dockets(now: float) -> list[IncidentRecord]:
-    """Every incident, with who has it and who was told; the one that fired last first."""
+    """Return all incidents with assignee and notifications; the one that fired last first."""
     return incidents.dockets(store(), policy(), now, diagnose=lambda run: _diagnosed(store_url(), version(run)))
 
 
@@ -193,15 +193,15 @@ def _diagnosed(url: str, version: Version) -> Diagnosis:  # noqa: ARG001  (url a
     return diagnosis(store().run(version[0]))
 
 
-# A run's series, thinned for the screen: whole series are large, what is drawn of them is not.
+# A run's series, thinned for the screen.
 
 BUCKETS = 240
-"""Two points a bucket are about one a pixel of a panel a third of the page wide."""
+"""Buckets of a chart. With two points each they give about one point per pixel of a third of the page's width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A metric over a whole run: how many rows it has, its lowest and highest value, and whether all were finite."""
+    """A metric over a whole run: number of rows, lowest and highest value, and whether all values were finite."""
 
     rows: int = 0
     low: float = math.inf
@@ -210,11 +210,11 @@ class Extent:
 
     @property
     def level(self) -> float | None:
-        """The one value there ever was (of at least 3), else None."""
+        """Return the value of a metric that is constant over at least 3 rows, else None."""
         return self.low if self.rows >= 3 and self.finite and self.low == self.high else None
 
     def grown(self, values: np.ndarray) -> Extent:
-        """With more values (N,)."""
+        """Return the extent extended by more values (N,)."""
         if not len(values):
             return self
         finite = values[np.isfinite(values)]
@@ -226,7 +226,7 @@ class Extent:
 class Outline:
     """First step of every attempt, and first and last step of all of them.
 
-    A resumed run may not have come as far yet as the attempt before it.
+    A resumed run may not have reached the last step of the attempt before it.
     """
 
     starts: Mapping[int, int]
@@ -235,7 +235,7 @@ class Outline:
 
 
 def metric_names(run: RunInfo) -> list[str]:
-    """Every metric name of the run, sorted."""
+    """Return all metric names of the run, sorted."""
     return _metric_names(store_url(), version(run))
 
 
@@ -245,17 +245,17 @@ def _metric_names(url: str, version: Version) -> list[str]:  # noqa: ARG001  (ur
 
 
 def canonical_names(names: Sequence[str], source: str) -> dict[str, str]:
-    """Canonical name -> the source name it is best read from."""
+    """Return the preferred source name of each canonical name."""
     return canonicalise(dict.fromkeys(names, 0.0), source)[1]
 
 
 REFRESH_SHARE = 200
-"""What needs every row of a long run is computed again once the run is one part in so many longer."""
+"""Results that need every row of a long run are computed again once it has grown by one part in this many."""
 
 
 @dataclass(slots=True)
 class _Grown:
-    """Extents of a run's metrics, as far as they are known: up to the record ``seq``."""
+    """Extents of a run's metrics, up to the record ``seq``."""
 
     seq: int = 0
     extents: dict[str, Extent] = field(default_factory=dict)
@@ -263,7 +263,7 @@ class _Grown:
 
 
 def extents(run: RunInfo) -> Mapping[str, Extent]:
-    """Every metric over the whole run, by source name; later looks read what is new."""
+    """Return the extents of all metrics over the whole run, by source name; later calls read only new rows."""
     grown = _grown(store_url(), run.run_id, run.created_at)
     with grown.lock:
         return _extents(grown, store_url(), version(run))
@@ -278,7 +278,7 @@ def _extents(grown: _Grown, url: str, version: Version) -> Mapping[str, Extent]:
     known, names, source = grown.extents, _metric_names(url, version), store()
     new = [name for name in names if name not in known]
     later = source.series(version[0], list(known), after_seq=grown.seq) if known else {}
-    # Of so few places only extremes come. What is read after this, and again at the next look, changes none.
+    # With so few points only extremes are returned. Reading a row twice, now and at the next call, changes none.
     first = source.series(version[0], new, points=1) if new else {}
     for name, one in (*later.items(), *first.items()):
         known[name] = known.get(name, Extent()).grown(one.values)
@@ -287,7 +287,7 @@ def _extents(grown: _Grown, url: str, version: Version) -> Mapping[str, Extent]:
 
 
 def outline(run: RunInfo) -> Outline:
-    """First and last step of the run's attempts."""
+    """Return the first and last step of the run's attempts."""
     return _outline(store_url(), version(run))
 
 
@@ -300,7 +300,7 @@ def _outline(url: str, version: Version) -> Outline:  # noqa: ARG001  (url and v
 
 
 def traces(run: RunInfo, window: tuple[int, int], names: Sequence[str]) -> dict[str, Branches]:
-    """Lines of ``names`` over the steps of ``window``, by source name."""
+    """Return the lines of ``names`` over the steps of ``window``, by source name."""
     return _traces(store_url(), version(run), tuple(names), window)
 
 
@@ -312,17 +312,17 @@ def _traces(url: str, version: Version, names: tuple[str, ...], window: tuple[in
 
 
 def whole(run: RunInfo, names: Sequence[str]) -> Mapping[str, Series]:
-    """Whole series of ``names``, shared and not to be changed."""
+    """Return whole series of ``names``; they are shared, so callers must not change them."""
     return _whole(store_url(), version(run), tuple(names))
 
 
 @st.cache_resource(show_spinner=False, max_entries=3)
 def _whole(url: str, version: Version, names: tuple[str, ...]) -> dict[str, Series]:  # noqa: ARG001
-    """Whole series, shared and not to be changed; few are kept: 100 000 steps of 50 metrics are 160 MB."""
+    """Read whole series, which are shared. Few are cached, because 100 000 steps of 50 metrics take 160 MB."""
     return store().series(version[0], names)
 
 
-# Forecasts of a run: the newest one whole, all of them as lines.
+# Forecasts of a run: the newest one in full, all of them as lines.
 
 RISK = "forecast/risk"
 NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", RISK)
@@ -330,9 +330,10 @@ NAMES = ("forecast/p20", "forecast/p50", "forecast/p100", RISK)
 
 @dataclass(frozen=True, slots=True)
 class RunForecasts:
-    """``newest`` may be without a number, and then says why; ``highest`` p50 and its step over all that count.
+    """Forecasts of a run.
 
-    ``traces``: by name, over the window; the risk alone where no chance was given, empty where nothing was forecast.
+    ``newest`` may have no number, and then holds the reason. ``highest``: the highest p50 of the current branch and its
+    step. ``traces``: lines by name over the window; the risk alone if no chances were given, empty without forecasts.
     """
 
     newest: Forecast
@@ -341,7 +342,7 @@ class RunForecasts:
 
 
 def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
-    """Forecasts of ``run``; None if nobody ever tried."""
+    """Return the forecasts of ``run``, or None if none was attempted."""
     newest = newest_forecast(run.run_id)
     if newest is None:
         return None
@@ -354,7 +355,7 @@ def run_forecasts(run: RunInfo, window: tuple[int, int]) -> RunForecasts | None:
 
 @st.cache_data(show_spinner=False, max_entries=200)
 def _highest(url: str, version: Version) -> tuple[float, int] | None:  # noqa: ARG001  (url and version are the key)
-    """The highest chance within 50 steps there ever was, and its step."""
+    """Return the highest chance within 50 steps so far, and its step."""
     series = store().series(version[0], ("forecast/p50",), points=1)["forecast/p50"]
     if not len(series.steps):
         return None
@@ -363,24 +364,24 @@ def _highest(url: str, version: Version) -> tuple[float, int] | None:  # noqa: A
 
 
 def newest_forecast(run_id: str) -> Forecast | None:
-    """The newest, or why there is none; None if nobody ever tried."""
+    """Return the newest forecast or the reason for its absence; None if none was attempted."""
     kept = store().forecasts(run_id, last=1)
     return forecast_of(kept[-1]) if kept else None
 
 
 MOST_RECORDED = 300
-"""Runs whose past forecasts are looked at, the newest."""
+"""Most runs in the record of forecasts, the newest."""
 
 
 def forecast_record() -> tuple[Record, int]:
-    """Past forecasts of the newest runs, and how many older runs are left out."""
+    """Return past forecasts of the newest runs, and the number of older runs left out."""
     every = store().runs()
     kept = (forecast_of_run(run) for run in every[:MOST_RECORDED])
     return gathered(each for each in kept if each is not None), max(0, len(every) - MOST_RECORDED)
 
 
 def forecast_of_run(run: RunInfo) -> RunRecord | None:
-    """Past forecasts of one run, with the answers of people; None where nothing was forecast, or it cannot be read."""
+    """Return past forecasts of one run with users' answers; None without forecasts, or if they cannot be read."""
     try:
         answers = tuple((each.attempt, each.step, each.at) for each in store().forecast_answers(run.run_id))
         return _forecast_of_run(store_url(), version(run), answers)
@@ -415,11 +416,11 @@ class Vitals:
 
 
 RESTED_S = 300.0
-"""Seconds for which the verdict on a run that ended is kept: whoever looks after the store may judge its last rows."""
+"""Seconds for which the verdict on an ended run is cached: a background service may still judge its last rows."""
 
 
 def vitals(run: RunInfo) -> Vitals:
-    """The vitals of ``run``, kept until it moves on."""
+    """Return the vitals of ``run``, cached until it has new rows."""
     kept, now = _kept_vitals(store_url()), time.monotonic()
     known, at = kept.get(run.run_id), (version(run), dead_since(run, time.time()) is not None)
     if known is None or known[0] != at or now - known[1] > RESTED_S:
@@ -446,32 +447,32 @@ def _read_vitals(run: RunInfo) -> Vitals:
 
 @lru_cache(maxsize=1000)
 def _sources(names: tuple[str, ...], source: str) -> Mapping[str, str]:
-    """Name to show -> name as logged: canonical ones, and those that are none; runs of one trainer share them."""
+    """Map each displayed name, canonical where there is one, to the logged name; shared by runs of one trainer."""
     canonical = canonical_names(names, source)
     read = set(canonical.values())
     return {**canonical, **{name: name for name in names if name not in read and not name.startswith("forecast/")}}
 
 
-# Tokens of a run: the steps that were localised, and the rows of one step.
+# Tokens of a run: the localised steps, and the rows of one step.
 
 MOST_BATCHES = 300
-"""Batches read at most for a list of steps, the newest: some 50 ms of a large run."""
+"""Most batches read for a list of steps, the newest: some 50 ms for a large run."""
 
 NORM = "optim/grad_norm"
 
 
 def localised(run_id: str) -> list[Event]:
-    """Events of localised steps, in order."""
+    """Return the events of localised steps, in order."""
     return [event for event in store().events(run_id) if event.kind == LOCALISED]
 
 
 def culprits(run_id: str) -> list[SpikeBatch]:
-    """The newest batches of culprits, by step."""
+    """Return the newest batches of culprits, by step."""
     return store().spikes(run_id, last=MOST_BATCHES, reason=CULPRITS)
 
 
 def far_out(run_id: str) -> list[SpikeBatch]:
-    """The newest batches of far-out tokens, and of tokens of steps that were not finite."""
+    """Return the newest batches of outlier tokens, and of tokens of steps that were not finite."""
     source = store()
     return [
         batch for reason in (FAR_OUT, NON_FINITE) for batch in source.spikes(run_id, last=MOST_BATCHES, reason=reason)
@@ -479,12 +480,12 @@ def far_out(run_id: str) -> list[SpikeBatch]:
 
 
 def of_step(run_id: str, step: int) -> list[SpikeBatch]:
-    """Everything recorded of the tokens of a step, in all attempts."""
+    """Return all token records of a step, of all attempts."""
     return store().spikes(run_id, step=step)
 
 
 def usual_norm(run: RunInfo) -> float | None:
-    """Median gradient norm of the run, of the steps where it was finite."""
+    """Return the median of the run's finite gradient norms."""
     name = canonical_names(metric_names(run), run.source).get(NORM)
     if name is None:
         return None
@@ -493,18 +494,18 @@ def usual_norm(run: RunInfo) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-# Completions of a run: text, so few runs are kept at once, and read again only where there are more.
+# Completions of a run. Texts are large, so few runs are cached; a run is read again only if it has new ones.
 
 Newest = tuple[int, int, int, float, int]
 
 
 def newest_completions(run_id: str) -> CompletionBatch | None:
-    """The completions that were recorded last, if any were."""
+    """Return the completions that were recorded last, or None."""
     return next(iter(store().completions(run_id, last=1)), None)
 
 
 def completions(run_id: str) -> list[Row]:
-    """Every recorded completion as a row, newest step first; shared, and not to be changed."""
+    """Return all recorded completions as rows, newest step first; they are shared, so callers must not change them."""
     last = newest_completions(run_id)
     if last is None:
         return []
@@ -516,15 +517,15 @@ def _completions(url: str, run_id: str, newest: Newest) -> list[Row]:  # noqa: A
     return completion_rows(store().completions(run_id))
 
 
-# The likely cause of a run's trouble, and its post-mortem.
+# The likely cause of a run's failure, and its post-mortem.
 
 
 def diagnosis(run: RunInfo) -> Diagnosis:
-    """Of all that was found and happened so far."""
+    """Return the diagnosis from all findings and events so far."""
     last = run.last_step or 0
-    told_of = (len(told(run.run_id)), len(events(run.run_id)))
+    key = (len(told(run.run_id)), len(events(run.run_id)))
     return _diagnosis(
-        store_url(), run.run_id, (run.attempt, run.state.value, last // max(1, last // REFRESH_SHARE), *told_of)
+        store_url(), run.run_id, (run.attempt, run.state.value, last // max(1, last // REFRESH_SHARE), *key)
     )
 
 
@@ -534,17 +535,17 @@ def _diagnosis(url: str, run_id: str, key: tuple[object, ...]) -> Diagnosis:  # 
 
 
 def verdict(run: RunInfo) -> Verdict:
-    """The state of the run with its sentence."""
+    """Return the state of the run and its sentence."""
     return stored_verdict(store(), run, gone=dead_since(run, time.time()) is not None)
 
 
 def headline(run: RunInfo) -> str:
-    """The run in one sentence: state, what broke, cause, next action."""
+    """Return the run in one sentence: state, failure, cause, next action."""
     return headline_of(verdict(run), diagnosis(run))
 
 
 def report(run_id: str) -> str:
-    """The post-mortem as one HTML file."""
+    """Return the post-mortem as one HTML file."""
     from rlwatch.report import facts_of_run, html
 
     return html(facts_of_run(store(), run_id, now=time.time()))

@@ -1,4 +1,4 @@
-"""Compare prompts between two steps: what the policy changed its mind about, and the answers beside each other."""
+"""Compare prompts between two steps: prompts whose rewards changed, and the answers side by side."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .markup import el, joined
 from .rollouts_text import facts, rollout
 
 APART = 50
-"""Steps between the two that are shown unless others are chosen."""
+"""Default distance in steps between the two compared steps."""
 MOST_TURNS = 50
-"""Prompts listed."""
+"""Most prompts listed."""
 MOST_ANSWERS = 4
-"""Answers of a step that are shown."""
+"""Most answers shown for a step."""
 NOTHING_TWICE = (
     "No prompt was recorded at two steps yet. Repeated prompts appear here once the trainer samples them again."
 )
@@ -35,9 +35,9 @@ COLUMNS = (
 
 
 def pair_of(rows: Sequence[Row], apart: int = APART) -> tuple[int, int] | None:
-    """The last step with a prompt that was there before, and the earlier one of it nearest to ``apart`` steps before.
+    """Return the last step with a repeated prompt, and that prompt's earlier step nearest to ``apart`` steps before.
 
-    None where no prompt was recorded twice.
+    Returns None if no prompt was recorded twice.
     """
     twice = [seen.steps for seen in prompts_seen(rows) if len(seen.steps) > 1]
     if not twice:
@@ -48,12 +48,12 @@ def pair_of(rows: Sequence[Row], apart: int = APART) -> tuple[int, int] | None:
 
 
 def steps_of(rows: Sequence[Row]) -> list[int]:
-    """Steps at which a prompt was recorded that was also recorded at another."""
+    """Return the steps with a prompt that was also recorded at another step."""
     return sorted({step for seen in prompts_seen(rows) if len(seen.steps) > 1 for step in seen.steps})
 
 
 def show_beside(rows: Sequence[Row]) -> None:
-    """Choose two steps, list the prompts of both, and show the answers to one of them."""
+    """Draw the choice of two steps, the prompts of both, and the answers to one prompt."""
     st.html(el("div", "Compare prompts between two steps", cls="rl-family"))
     usual = pair_of(rows)
     if usual is None:
@@ -79,7 +79,7 @@ def show_beside(rows: Sequence[Row]) -> None:
 
 
 def _step(column: st.delta_generator.DeltaGenerator, label: str, key: str, steps: Sequence[int], usual: int) -> int:
-    """The step of the address, or the usual one."""
+    """Return the chosen step, by default the one of the address or ``usual``."""
     named = st.query_params.get(key, "")
     place = steps.index(int(named)) if named.isdecimal() and int(named) in steps else steps.index(usual)
     picked = column.selectbox(label, steps, index=place, format_func=fmt.step, key=f"choose-{key}")
@@ -89,12 +89,12 @@ def _step(column: st.delta_generator.DeltaGenerator, label: str, key: str, steps
 
 
 def pick(prompt_id: str) -> None:
-    """Show the answers to another prompt: the address keeps it."""
+    """Show the answers to another prompt, by putting it into the address."""
     st.query_params["which"] = prompt_id
 
 
 def turn_row(turn: PromptComparison, chosen: PromptComparison) -> table.TableRow:
-    """A prompt as a row."""
+    """Return a prompt as a row."""
     look = LOOKS[Word.AT_RISK if turn.changed else Word.HEALTHY]
     return table.TableRow(
         [

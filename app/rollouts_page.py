@@ -1,4 +1,4 @@
-"""Rollouts of one run: what the policy wrote, for which reward; filtered and sorted, one in full, two steps beside."""
+"""Rollouts of one run: completions and rewards, filtered and sorted, one in full, and a comparison of two steps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .tokens import culprits_of as tokens_of
 from .tokens import response_of
 
 LISTED = 100
-"""Rollouts listed at most."""
+"""Most rollouts listed."""
 ROWS, ROW_PX, HEAD_PX = 8, 56, 40
-"""Rollouts seen at once; the others by scrolling."""
+"""Rollouts visible without scrolling, and heights of a row and of the header."""
 SNIPPET = 160
 """Characters of a prompt, and of the beginning and of the end of an answer, in the list."""
 
@@ -68,7 +68,7 @@ COLUMNS = (
 
 
 def page(go_to_run: GoToRun, go_to_tokens: GoToTokens) -> None:
-    """The run, the filters and the rollout named in the address."""
+    """Draw the run, the filters and the rollout in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open a run, then its rollouts.")
@@ -112,7 +112,7 @@ def _body(run_id: str, go_to_tokens: GoToTokens) -> None:
         show_beside([row for row in found.rows if not row.get("spike")])
 
 
-# Everything recorded: completions, and responses that were kept because culprits are in them.
+# All recorded rollouts: completions, and responses that were kept because they contain culprits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Recorded:
 
     @classmethod
     def of(cls, run_id: str) -> Recorded:
-        """Read them."""
+        """Read the rollouts of a run."""
         by_step: dict[tuple[int, int], list[SpikeBatch]] = {}
         for batch in queries.culprits(run_id):
             by_step.setdefault((batch.attempt, batch.step), []).append(batch)
@@ -137,7 +137,7 @@ class Recorded:
 
 
 def keyed(rows: Sequence[Row]) -> list[Row]:
-    """The same rows, each with its name in the address: attempt, step, rank, and its place among those."""
+    """Add to each row its key for the address: attempt, step, rank, and its index among those."""
     count: Counter[tuple[int, int, int]] = Counter()
     found = []
     for row in rows:
@@ -148,7 +148,7 @@ def keyed(rows: Sequence[Row]) -> list[Row]:
 
 
 def blamed(row: Row, culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]) -> Row:
-    """``row`` with the cause of the culprits in it, if there are any."""
+    """Return ``row`` with the cause of its culprits, if it contains any."""
     for batch in culprits.get((row["attempt"], row["step"]), ()):
         for culprit in culprits_of(batch):
             if marks(row, [culprit]):
@@ -158,7 +158,7 @@ def blamed(row: Row, culprits: Mapping[tuple[int, int], Sequence[SpikeBatch]]) -
 
 
 def spiked_rows(batches: Sequence[SpikeBatch]) -> list[Row]:
-    """A row for each response with culprits whose text was kept, in the order of their worst; what is known of it."""
+    """Return a row for each response with culprits whose text was kept, ordered by their worst culprit."""
     found: dict[str, Row] = {}
     for batch in batches:
         for culprit in culprits_of(batch):
@@ -181,7 +181,7 @@ def _response_key(rank: int, culprit: Row) -> str:
     return f"{rank}.{culprit.get('microbatch', 0)}.{culprit.get('sequence', 0)}"
 
 
-# Which, and in what order.
+# Filters and order.
 
 
 def _filtered(found: Recorded) -> list[Row]:
@@ -208,7 +208,7 @@ def _fits(row: Row, kind: str) -> bool:
 
 
 def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
-    """Numbers in a sentence: of rollouts, of steps, of those that fit, and of what a generation had."""
+    """Return a sentence with the numbers of rollouts, steps, matches, and rollouts of a generation."""
     steps = {(row["attempt"], row["step"]) for row in rows}
     at = f"{fmt.plural(len(rows), 'rollout')} of {fmt.plural(len(steps), 'step')}"
     fitting = "" if len(chosen) == len(rows) else f"; {fmt.step(len(chosen))} match"
@@ -221,7 +221,7 @@ def scope(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
 
 
 def show_newest(run_id: str) -> None:
-    """One line on the newest rollouts, and the way to all of them; nothing where there are none."""
+    """Draw one line on the newest rollouts with a link to all of them, if there are any."""
     with layout.readable("This run"):
         newest = queries.newest_completions(run_id)
         if newest is None or not len(newest):
@@ -234,7 +234,7 @@ def show_newest(run_id: str) -> None:
         st.html(el("div", link, words, cls="rl-why"))
 
 
-# The list, and the one that is open.
+# The list, and the open rollout.
 
 
 def _list(rows: Sequence[Row], opened: Row | None) -> None:
@@ -250,7 +250,7 @@ def _list(rows: Sequence[Row], opened: Row | None) -> None:
 
 
 def list_row(row: Row, opened: Row | None) -> table.TableRow:
-    """A rollout as a row of :data:`COLUMNS`."""
+    """Return a rollout as a row of :data:`COLUMNS`."""
     parts = " · ".join(f"{fmt.shorten(name, 24)} {fmt.number(given)}" for name, given in reward_parts(row).items())
     odd = odd_words(row)
     numbers = {name: value(row, name) for name in ("reward", "advantage", "length", "repetition", "kl")}
@@ -275,25 +275,25 @@ def list_row(row: Row, opened: Row | None) -> table.TableRow:
 
 
 def one_line(text: str) -> str:
-    """On one line; of a very long one its two ends."""
+    """Return text on one line; the two ends of a very long text."""
     ends = text if len(text) <= 8 * SNIPPET else f"{text[: 4 * SNIPPET]} … {text[-4 * SNIPPET :]}"
     return " ".join(ends.split())
 
 
 def snippet(text: str) -> str:
-    """The beginning and the end: the answer stands there."""
+    """Return the beginning and the end of a text; the end usually contains the answer."""
     line = one_line(text)
     whole = line if len(line) <= 2 * SNIPPET else f"{line[:SNIPPET]} … {line[-SNIPPET:]}"
     return fmt.shorten(whole, 2 * SNIPPET + 3)
 
 
 def open_rollout(key: str) -> None:
-    """Show one in full: the address keeps it."""
+    """Show a rollout in full, by putting it into the address."""
     st.query_params["rollout"] = key
 
 
 def _opened(found: Recorded, chosen: Sequence[Row]) -> Row | None:
-    """The one of the address, also where it does not fit the filter; else the first that fits."""
+    """Return the rollout in the address, even if the filter excludes it; else the first match."""
     key = st.query_params.get("rollout", "")
     named = next((row for row in found.rows if row["key"] == key), None)
     return named or next(iter(chosen), None)
@@ -313,12 +313,12 @@ def _show(found: Recorded, row: Row, go_to_tokens: GoToTokens) -> None:
 
 
 def queries_run() -> str:
-    """The run of the address."""
+    """Return the run in the address."""
     return st.query_params.get("run", "")
 
 
 def _show_spike(row: Row) -> None:
-    """The tokens that were recorded of a response, with its culprits in place."""
+    """Draw the recorded tokens of a response, with its culprits marked."""
     batches: list[Any] = [
         batch for batch in queries.of_step(queries_run(), row["step"]) if batch.attempt == row["attempt"]
     ]

@@ -1,4 +1,4 @@
-"""One rollout on a page: its numbers, its prompt and its answer as text that does nothing, long ones folded."""
+"""One rollout on a page: its numbers, and its prompt and answer as plain text, folded if long."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .health import LOOKS, Word
 from .markup import Markup, el, joined
 
 HEAD, TAIL = 1600, 800
-"""Characters of a long text that are seen without opening it: at its beginning, and at its end, where answers stand."""
+"""Characters of a long text that are visible while it is folded: at its beginning, and at its end with the answer."""
 NUMBERS = {"advantage": "advantage", "length": "tokens", "repetition": "repetition", "kl": "KL"}
-"""Columns told beside the reward, and what they are called."""
+"""Columns shown next to the reward, and their labels."""
 
 
 def text_block(text: str, marks: Sequence[TextSpan] = ()) -> Markup:
-    """``text`` as it is, with ``marks`` in place; the middle of a long one opens with a click.
+    """Return ``text`` unchanged, with ``marks`` highlighted; the middle of a long text unfolds with a click.
 
-    Opened from the beginning where a mark lies in it.
+    The middle starts unfolded if a mark lies in it.
     """
     if len(text) <= HEAD + TAIL + 200:
         return el("div", *_marked(text, 0, marks), cls="rl-text", tabindex="0")
@@ -34,7 +34,7 @@ def text_block(text: str, marks: Sequence[TextSpan] = ()) -> Markup:
 
 
 def _marked(part: str, start: int, marks: Sequence[TextSpan]) -> list[str]:
-    """``part``, which begins at character ``start`` of its text: strings, and an element for each mark in it."""
+    """Split ``part``, which begins at character ``start`` of its text, into strings and an element for each mark."""
     pieces: list[str] = []
     at = start
     for mark in marks:
@@ -47,17 +47,17 @@ def _marked(part: str, start: int, marks: Sequence[TextSpan]) -> list[str]:
 
 
 def odd_words(row: Row) -> list[str]:
-    """Words on what is odd about a rollout, culprits among it."""
+    """Return the anomalies of a rollout, including culprits, in words."""
     return [*flags(row), *([f"culprit: {row['culprit']}"] if row.get("culprit") else [])]
 
 
 def facts(row: Row) -> Markup:
-    """Reward and what made it up, advantage, length, group, and what is odd."""
+    """Return reward and its components, advantage, length, group and anomalies."""
     numbers = [("reward", value(row, "reward")), *reward_parts(row).items()]
     numbers += [(label, value(row, name)) for name, label in NUMBERS.items()]
     known = [(label, fmt.number(number)) for label, number in numbers if number is not None]
     words = [("group", row.get("group")), ("task", row.get("task")), ("rank", row.get("rank") or None)]
-    known += [(label, fmt.shorten(str(said), 60)) for label, said in words if said not in (None, "")]
+    known += [(label, fmt.shorten(str(entry), 60)) for label, entry in words if entry not in (None, "")]
     parts = [el("span", el("span", f"{label} ", cls="label"), text) for label, text in known]
     look = LOOKS[Word.AT_RISK]
     odd = [
@@ -68,7 +68,7 @@ def facts(row: Row) -> Markup:
 
 
 def cut_words(row: Row) -> str:
-    """Words on the part of the answer that was kept, where it is not all of it."""
+    """Describe the part of the answer that was kept; empty if it is complete."""
     whole, kept = value(row, "chars"), len(str(row.get("completion") or ""))
     if whole is None or whole <= kept:
         return ""
@@ -76,7 +76,7 @@ def cut_words(row: Row) -> str:
 
 
 def rollout(row: Row, marks: Sequence[TextSpan] = (), *, prompt: bool = True) -> Markup:
-    """All that is known of one rollout."""
+    """Return all recorded facts of one rollout."""
     text = str(row.get("completion") or "")
     asked = [el("div", "Prompt", cls="rl-panel"), text_block(str(row.get("prompt") or ""))]
     short = answer(text)

@@ -1,7 +1,7 @@
-"""Rules and channels: which findings become alerts, tried on past runs and edited; and whether a channel works.
+"""Rules and channels: edit alert rules, try them on past runs, and test channels.
 
-Edited is the ``rlwatch.toml`` in the store's root, which tunes rules and no more (docs/security.md): no channel, no
-address, no action can be given to anybody from a page.
+The page edits the ``rlwatch.toml`` in the store's root, which can only tune rules (docs/security.md): no page can set a
+channel, an address or an action.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ COLUMNS = (
 )
 NEW = "New rule"
 MOST_TRIED = 20
-"""Runs on which a rule is tried at once."""
-TOLD = "rules-told"
-"""Session key of what was said of the last act, for the page drawn after it."""
+"""Most runs on which a rule is tried at once."""
+MESSAGE = "rules-told"
+"""Session key of the message about the last action, for the page drawn after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RulesSource:
-    """Rules that apply to this dashboard, and the store's file if it can be edited, else why not."""
+    """Rules in force on this dashboard, and the store's file if it can be edited, else the reason why not."""
 
     config: Config
     tuning: Tuning | None
@@ -51,7 +51,7 @@ class RulesSource:
 
 
 def place() -> RulesSource:
-    """Raises ``ConfigError`` where the file that applies cannot be read."""
+    """Return the source of the rules. Raises ``ConfigError`` if its file cannot be read."""
     root = getattr(queries.store(), "root", None)
     config = load_config(store_root=root)
     if root is None:
@@ -66,7 +66,7 @@ def place() -> RulesSource:
 
 
 def rule_row(rule: Rule, source: str) -> table.TableRow:
-    """The rule as a row of :data:`COLUMNS`."""
+    """Return the rule as a row of :data:`COLUMNS`."""
     kinds = ", ".join(fmt.words(kind) for kind in rule.kinds) or ("all others" if rule.except_kinds else "everything")
     critical = rule.for_steps if rule.for_critical is None else rule.for_critical
     return table.TableRow(
@@ -86,13 +86,13 @@ def rule_row(rule: Rule, source: str) -> table.TableRow:
 
 
 def source_of(rule: Rule, usual: Sequence[Rule]) -> str:
-    """``default``, ``changed`` or ``added``."""
+    """Return ``default``, ``changed`` or ``added``."""
     known = {each.name: each for each in usual}
     return "added" if rule.name not in known else "default" if known[rule.name] == rule else "changed"
 
 
 def tried_words(found: Sequence[Firing], runs: int) -> str:
-    """``would have fired 3 times on 1 of 4 runs``."""
+    """Return the result of a trial: ``would have fired 3 times on 1 of 4 runs``."""
     hit = len({each.run_id for each in found})
     times = f"would have fired {fmt.plural(len(found), 'time')} on {hit} of {fmt.plural(runs, 'run')}"
     return times if found else f"would not have fired on {fmt.plural(runs, 'run')}"
@@ -102,16 +102,16 @@ def tried_words(found: Sequence[Firing], runs: int) -> str:
 
 
 def page() -> None:
-    """Rules, the editor and the channels."""
+    """Draw rules, the editor and the channels."""
     with layout.readable("The rules"):
         found = place()
         st.html(el("div", "Alert rules and channels", cls="rl-head"))
         layout.store_line(f"rules from {found.config.path or 'the defaults (no rlwatch.toml)'}")
         for warning in (*found.config.warnings, *([found.config.refused] if found.config.refused else [])):
             st.warning(fmt.shorten(warning, 600))
-        told = st.session_state.pop(TOLD, "")
-        if told:
-            st.success(fmt.shorten(told, 300))
+        message = st.session_state.pop(MESSAGE, "")
+        if message:
+            st.success(fmt.shorten(message, 300))
         usual = default_rules()
         table.show("rules", COLUMNS, [rule_row(rule, source_of(rule, usual)) for rule in found.config.rules])
         _editor(found)
@@ -141,7 +141,7 @@ def _editor(found: RulesSource) -> None:
 
 
 def _form(rule: Rule, *, new: bool) -> Rule | None:
-    """The rule as the fields say; None, with the reason shown, where that is none."""
+    """Draw the fields of a rule and return the rule; show the reason and return None if it is invalid."""
     key = "new" if new else rule.name
     name = st.text_input("Name", value="" if new else rule.name, key=f"rule-name-{key}", disabled=not new)
     kinds = st.multiselect(
@@ -229,7 +229,7 @@ def _act(act: Callable[[], None], done: str) -> None:
         st.error("The rule was not saved.")
         st.code(fmt.shorten(str(error), 1000), language=None, wrap_lines=True)
         return
-    st.session_state[TOLD] = done
+    st.session_state[MESSAGE] = done
     st.rerun()
 
 

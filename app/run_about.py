@@ -1,4 +1,4 @@
-"""Start and end of a run: settings, code, machine, and a failed trainer's last words, as far as recorded."""
+"""Start and end of a run, as far as recorded: settings, code, machine, and the last output of a failed trainer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .markup import Markup, el, joined
 
 MOST_SETTINGS = 400
 LAST_WORDS = ("traceback", "stderr", "console", "message")
-"""Entries of an exception that are shown as the console's tail, the fullest first."""
+"""Entries of an exception event that may hold the console's tail, the most detailed first."""
 
 
 def show_about(run: RunInfo) -> None:
-    """Folds: settings, where it comes from, the console's tail."""
+    """Draw folds with the settings, the origin and the console's tail."""
     values = settings([{name: value for name, value in run.config.items() if name != ORIGIN}])
     with st.expander(f"Settings ({len(values)})", key="settings"):
         rows = [(one.name, _written(one.values[0])) for one in values[:MOST_SETTINGS]]
@@ -41,9 +41,9 @@ def show_about(run: RunInfo) -> None:
 
 
 def where(run: RunInfo) -> list[tuple[str, str]]:
-    """Code, command, packages, machine, process and attempts, as far as they are known."""
-    said = run.config.get(ORIGIN)
-    origin = said if isinstance(said, Mapping) else {}
+    """Return code, command, packages, machine, process and attempts, as far as recorded."""
+    recorded = run.config.get(ORIGIN)
+    origin = recorded if isinstance(recorded, Mapping) else {}
     rows = [
         ("code", _code(origin.get("git"))),
         ("command", str(origin.get("command", ""))),
@@ -81,17 +81,17 @@ def _cpus(count: object) -> str:
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Markup:
-    """Names and values, one under the other."""
+    """Return a list of names and values."""
     return el("dl", *(part for name, value in rows for part in (el("dt", name), el("dd", value))), cls="rl-pairs")
 
 
 def console_tail(events: Sequence[Event]) -> str:
-    """Last words of the newest failure, or nothing."""
+    """Return the last output before the newest failure, or an empty string."""
     failed = [event for event in events if event.kind in ("exception", "signal")]
     if not failed:
         return ""
-    said = [str(failed[-1].body[name]) for name in LAST_WORDS if failed[-1].body.get(name)]
-    return said[0] if said else fmt.evidence_line(failed[-1].body)
+    entries = [str(failed[-1].body[name]) for name in LAST_WORDS if failed[-1].body.get(name)]
+    return entries[0] if entries else fmt.evidence_line(failed[-1].body)
 
 
 def _written(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The charts of a run: what is above the fold on one axis, then every metric; what a look chooses is in the address."""
+"""The charts of a run: the main ones above the fold, then every metric. The user's choices are kept in the address."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ STRIP = (
     ("grad norm", ("optim/grad_norm",)),
     ("mismatch", ("mismatch/k3", "mismatch/kl", "mismatch/logp_absdiff", "mismatch/prob_absdiff")),
 )
-"""Above the fold: the first of the names that the run has."""
+"""Charts above the fold, each for the first of its names that the run has."""
 BANDED = frozenset({"entropy", "KL", "grad norm", "mismatch"})
-"""Those with a healthy range of their own: a reward is to rise."""
+"""Charts with a healthy range; the reward has none, because it should rise."""
 
 MOST_FOUND, MOST_MORE = 24, 30
-"""Charts that a search, and a click, draw at once."""
+"""Most charts drawn for a search and for a click."""
 WARM_UP, CALM_ROWS = 0.1, 20
-"""Part of the calm rows that is left out as the start, and rows that a healthy range needs."""
+"""Part of the calm rows that is skipped as warm-up, and the least rows for a healthy range."""
 
 
-# What a look chooses: kept in the address, so that it can be shared, reloaded and gone back to.
+# The user's choices, kept in the address, so that they can be shared, reloaded and undone with the back button.
 
 PIN, MORE = "pin", "open"
 AXES = ("step", "time", "tokens")
@@ -50,7 +50,7 @@ AXES = ("step", "time", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class BoardOptions:
-    """Choices of whoever looks; see the controls above the charts."""
+    """The user's choices; see the controls above the charts."""
 
     axis: str = "step"
     scales: Scales = AS_USUAL
@@ -61,7 +61,7 @@ class BoardOptions:
 
     @classmethod
     def of_address(cls, project: str) -> BoardOptions:
-        """As the address and the controls say, of a run of ``project``."""
+        """Read the choices from the address and the controls, for a run of ``project``."""
         address = st.query_params
         asked = address.get("axis", "step")
         return cls(
@@ -74,18 +74,18 @@ class BoardOptions:
 
 
 def chosen_pins(project: str) -> tuple[str, ...]:
-    """Starred metrics: those in the address, which may say that there are none, else those of the project."""
-    said = st.query_params.get_all(PIN)
-    return tuple(dict.fromkeys(filter(None, said))) if said else pins.pins_of(project)
+    """Return the starred metrics in the address, which may be an empty list, else those of the project."""
+    given = st.query_params.get_all(PIN)
+    return tuple(dict.fromkeys(filter(None, given))) if given else pins.pins_of(project)
 
 
 def live() -> bool:
-    """True where whoever looks wants new rows as they come."""
+    """Return True if the user has live updates switched on."""
     return bool(st.session_state.get("live", st.query_params.get("live") != "false"))
 
 
 def find() -> str:
-    """Draw the search over all metrics; what is searched for."""
+    """Draw the search over all metrics and return its text."""
     return st.text_input(
         "Search metrics",
         key="q",
@@ -96,7 +96,7 @@ def find() -> str:
     )
 
 
-# What a click or a drag on the charts asks for.
+# Requests of a click or a drag on the charts.
 
 LEAVE = "leave-for-step"
 ANEW = "draw-page-anew"
@@ -104,7 +104,7 @@ ASKED = "zoom-asked"
 
 
 def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
-    """Do it: most of it is a change of the address."""
+    """Handle a request of a chart; most requests change the address."""
     address = st.query_params
     kind = asked.get("kind")
     if kind == "zoom":
@@ -121,12 +121,12 @@ def on_ask(asked: Mapping[str, Any], run_id: str, axis: str) -> None:
 
 
 def _turned(names: Sequence[str], name: str) -> list[str]:
-    """With the name where it was not, without it where it was."""
+    """Toggle the name: remove it if it is present, else append it."""
     return [one for one in names if one != name] if name in names else [*names, name]
 
 
 def _pin(project: str, name: str) -> None:
-    """Star a metric, or take its star: in the address, and for everybody where one may."""
+    """Star a metric or remove its star: in the address, and for all users if this one may make changes."""
     names, who = _turned(chosen_pins(project), name), layout.principal()
     st.query_params[PIN] = names or [""]
     if not who.may_command:
@@ -179,7 +179,7 @@ def _set_all(address: Any, name: str, values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A run, and how it is looked at."""
+    """A run and the choices of how to draw it."""
 
     run: RunInfo
     look: BoardOptions
@@ -189,7 +189,7 @@ class Drawing:
     last: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def chart(self, panel: MetricChart, lines: Branches, family: str) -> board.BoardChart:
-        """One metric as a chart."""
+        """Return one metric as a chart."""
         every = self.look.scales.every_axis([lines.current.values], panel.limits)
         ends, scale = every[2 * self.look.scales.log + (not self.look.scales.clip)]
         level = health.baselines(self.findings).get(panel.canonical or panel.name)
@@ -210,7 +210,7 @@ class Drawing:
         )
 
     def smooth(self, name: str) -> Any:
-        """The metric smoothed; None where that is not asked for."""
+        """Return the metric smoothed, or None if smoothing is off."""
         scales = self.look.scales
         if not scales.smooths:
             return None
@@ -219,9 +219,9 @@ class Drawing:
 
 
 def healthy_range(run: RunInfo, name: str, findings: Sequence[Finding]) -> tuple[float, float] | None:
-    """Range of nine tenths of the metric's rows before the first finding; None where these are too few.
+    """Return the range of nine tenths of the metric's rows before the first finding; None if there are too few rows.
 
-    Of a long run it is looked for again once the run is one part in :data:`queries.REFRESH_SHARE` longer.
+    For a long run it is computed again once the run has grown by one part in :data:`queries.REFRESH_SHARE`.
     """
     first = min((finding.onset_step for finding in findings), default=None)
     last = run.last_step or 0
@@ -248,7 +248,7 @@ def _healthy_range(
 
 
 def strip(drawing: Drawing, panels: Sequence[MetricChart]) -> list[board.BoardChart]:
-    """Charts above the fold, as far as the run has them."""
+    """Return the charts above the fold that the run has."""
     known = {panel.canonical: panel for panel in panels if panel.canonical}
     known |= {panel.name: panel for panel in panels if not panel.canonical}
     chosen = [(title, next((known[name] for name in names if name in known), None)) for title, names in STRIP]
@@ -279,7 +279,7 @@ def _titled(
 
 
 def shown_sections(drawing: Drawing, names: Sequence[str], panels: Sequence[MetricChart]) -> list[board.ChartSection]:
-    """The pinned; then what was searched for, or the families."""
+    """Return the sections: pinned charts, then the search results or the families."""
     look, run, by_name = drawing.look, drawing.run, _by_name(panels)
     pinned = [by_name.get(name, MetricChart(name)) for name in look.pins if name in names]
     found: list[Planned] = [(board.ChartSection("pinned", "Pinned", ()), pinned)] if pinned else []
@@ -301,7 +301,7 @@ def _by_name(panels: Sequence[MetricChart]) -> dict[str, MetricChart]:
 
 
 Planned = tuple[board.ChartSection, Sequence[MetricChart]]
-"""A section, and the metrics that are still to be read for its charts."""
+"""A section, and the metrics to be read for its charts."""
 
 
 def _family(look: BoardOptions, section: MetricSection) -> Planned:
@@ -317,7 +317,7 @@ def _family(look: BoardOptions, section: MetricSection) -> Planned:
 
 
 def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.ChartSection]:
-    """The sections with their charts, whose metrics are read together."""
+    """Return the sections with their charts; all metrics are read together."""
     wanted = sorted({panel.name for _, panels in planned for panel in panels})
     read = queries.traces(drawing.run, drawing.window, wanted)
     return [
@@ -326,17 +326,17 @@ def _drawn(drawing: Drawing, planned: Sequence[Planned]) -> list[board.ChartSect
     ]
 
 
-# The part of the page.
+# Fragments of the page.
 
 
 CHARTS_SHOW = "charts-show"
-"""Session key of what the charts were drawn of; not there until they are. A browser fetches new rows by itself."""
+"""Session key of the facts for which the charts were drawn; absent before that. The browser fetches new rows itself."""
 LONGER = 8
-"""Charts are drawn anew once the run is one part in so many longer: what was appended is not thinned."""
+"""Charts are redrawn once the run has grown by one part in this many, because appended rows are not thinned."""
 
 
 def _drawn_of(run: RunInfo) -> tuple[object, ...]:
-    """Facts that change marks, sections or the thinning of charts, unlike a mere row."""
+    """Return the facts that change marks, sections or the thinning of charts; new rows alone do not."""
     last = run.last_step or 0
     counts = tuple(len(of(run.run_id)) for of in (queries.findings, queries.events, queries.commands))
     fired = tuple(sorted((alert.alert_id, alert.state.value) for alert in queries.alerts(run.run_id)))
@@ -345,7 +345,7 @@ def _drawn_of(run: RunInfo) -> tuple[object, ...]:
 
 
 def watch(run_id: str) -> None:
-    """Draw nothing, and the page anew where it shows less than there is: marks, findings, events, tokens of a spike."""
+    """Draw nothing, and rerun the page when it is outdated: new marks, findings, events or tokens of a spike."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         if st.session_state.get(CHARTS_SHOW) not in (None, _drawn_of(queries.run(run_id))):
             st.session_state.pop(CHARTS_SHOW)
@@ -353,7 +353,7 @@ def watch(run_id: str) -> None:
 
 
 def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """Findings and events."""
+    """Draw findings and events."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         events = queries.events(run_id)
         run_history.show_findings(queries.told(run_id), run_history.Localised.of(run_id, events), go_to_tokens)
@@ -361,7 +361,7 @@ def show_history(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 
 def show_charts(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """The strip, and every metric with the map of layers."""
+    """Draw the charts above the fold, and every metric with the map of layers."""
     if st.session_state.pop(ANEW, False):
         st.rerun()  # the rest of the page shows the range, too
     step = st.session_state.pop(LEAVE, None)

@@ -1,4 +1,4 @@
-"""The place of each metric of a run: by failure family, the telling ones first, the others behind a click."""
+"""The order of a run's metrics: by failure family, the most informative first, the others behind a click."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from . import format as fmt
 from .queries import Extent, canonical_names
 
 MOST = 3
-"""Panels a family shows at first, a row of them; the others are one click away, unless something is wrong with them:
-then more rows, each filled up.
+"""Charts of a family shown at first, one row; the others are folded, unless a finding concerns them: then whole rows
+are added.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChart:
-    """One metric: the ``name`` its source uses and, where the table knows it, the canonical one."""
+    """One metric: its ``name`` in the source and, if it is a known metric, the canonical one."""
 
     name: str
     canonical: str = ""
 
     @property
     def title(self) -> str:
-        """Title of the chart."""
+        """Return the title of the chart."""
         return self.canonical or self.name
 
     @property
     def about(self) -> str:
-        """Meaning of the metric, as far as it is known."""
+        """Return the meaning of the metric, if it is known."""
         return meaning_of(self.canonical)
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
-        """Values that the metric cannot be below or above."""
+        """Return the lower and upper limit of the metric."""
         metric = metric_of(self.canonical or self.name)
         return (None, None) if metric is None else (metric.low, metric.high)
 
     @property
     def vital(self) -> bool:
-        """True of the metrics that are drawn also where they never change."""
+        """Return True for a metric that is drawn even if it never changes."""
         metric = metric_of(self.canonical)
         return metric is not None and metric.vital
 
     def subtitle(self, source: str) -> str:
-        """Unit, and the source's own name where it differs (``proxy`` where it is not the same quantity)."""
+        """Return the unit, and the source's name if it differs (with ``proxy`` if the quantity is only related)."""
         if not self.canonical:
             return ""
         reading = resolve(self.name, source)
@@ -60,7 +60,7 @@ class MetricChart:
 
 @dataclass(slots=True)
 class MetricSection:
-    """One family: panels shown, panels behind a click, and metrics that never changed (name, value)."""
+    """One family: charts shown, folded charts, and metrics that never changed (name, value)."""
 
     family: Family
     shown: list[MetricChart] = field(default_factory=list)
@@ -69,9 +69,9 @@ class MetricSection:
 
 
 def all_panels(names: Sequence[str], source: str) -> list[MetricChart]:
-    """Every metric once: known ones, the telling first, then the others by name.
+    """Return every metric once: known ones, the most informative first, then the others by name.
 
-    Layers have a map of their own, the forecast a panel.
+    Layers and forecasts are left out; they have charts of their own.
     """
     canonical = canonical_names(names, source)
     rank = {metric.name: (metric.panel or math.inf, place) for place, metric in enumerate(TABLE)}
@@ -89,9 +89,9 @@ def sections(
     source: str,
     suspects: Collection[str] = (),
 ) -> list[MetricSection]:
-    """The panels by family, by what their metrics were over the whole run (unknown ones go behind the click).
+    """Return the charts by family, given the extents of the metrics over the whole run; unknown metrics are folded.
 
-    ``suspects`` are metrics a finding speaks of: shown whatever their rank, like those that were ever not finite.
+    ``suspects`` are metrics of findings; they are shown at any rank, like metrics with values that were not finite.
     """
     found = {family: MetricSection(family) for family in Family}
     for panel in panels:
@@ -116,14 +116,14 @@ def sections(
 
 
 def unchanging_words(section: MetricSection) -> str:
-    """``never changed: optim/lr 1e-06``; empty if all did."""
+    """Return ``never changed: optim/lr 1e-06``, or an empty string if all metrics changed."""
     if not section.unchanging:
         return ""
     return "never changed: " + " · ".join(f"{name} {fmt.number(value)}" for name, value in section.unchanging)
 
 
 def found_by(names: Sequence[str], panels: Sequence[MetricChart], wanted: str) -> list[MetricChart]:
-    """Every metric whose names or meaning hold all words of ``wanted``, layers and forecasts among them."""
+    """Return the metrics whose names or meaning contain all words of ``wanted``, including layers and forecasts."""
     words = wanted.lower().split()
     listed = {panel.name for panel in panels}
     every = [*panels, *(MetricChart(name) for name in sorted(names) if name not in listed)]

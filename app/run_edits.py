@@ -1,4 +1,4 @@
-"""Words of people about runs, on the list of runs: rename, tag, annotate, archive, delete, and undo."""
+"""Edits of runs on the list of runs: rename, tag, annotate, archive, delete, and undo."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .markup import el
 from .principal import Principal
 
 EDITING, UNDO, REFUSED = "edit-pending", "edit-undo", "edit-refused"
-"""Session keys: ids of the runs whose dialog is open; what undoes the last change; why the last one was refused."""
+"""Session keys: ids of the runs whose dialog is open; the undo of the last change; the errors of the last change."""
 
 
 def change(store: Store, run_ids: Sequence[str], *, by: Principal, **what: Any) -> list[str]:
-    """Make the same change to runs; returns why it failed, of those where it did.
+    """Make the same change to runs; returns the errors of those where it failed.
 
     Raises ``NotPermittedError`` unless ``by`` is an operator.
     """
@@ -38,7 +38,7 @@ def change(store: Store, run_ids: Sequence[str], *, by: Principal, **what: Any) 
 
 
 def act(run_ids: Sequence[str], done: str, undoing: dict[str, Any] | None = None, **what: Any) -> None:
-    """Change runs for whoever looks, and keep what undoes it at hand."""
+    """Change runs as the current user, and store the undo in the session."""
     try:
         refused = change(queries.store(), run_ids, by=layout.principal(), **what)
     except RLWatchError as error:
@@ -57,19 +57,19 @@ def undo() -> None:
 
 
 def outcome() -> None:
-    """Say what was just done, with the way back, and what was refused."""
+    """Show the last change with its undo button, and its errors."""
     for error in st.session_state.get(REFUSED, ()):
         st.warning(fmt.shorten(error, 300), icon=":material/block:")
     if UNDO in st.session_state:
-        said, _, _ = st.session_state[UNDO]
+        done, _, _ = st.session_state[UNDO]
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.html(el("span", said, cls="rl-quiet"), width="content")
+            st.html(el("span", done, cls="rl-quiet"), width="content")
             st.button("Undo", key="undo", icon=":material/undo:", on_click=undo)
             st.button("Dismiss", key="undo-dismiss", type="tertiary", on_click=st.session_state.pop, args=(UNDO, None))
 
 
 def buttons(runs: Sequence[RunInfo]) -> None:
-    """Draw a button for each thing that can be done to the chosen runs, for those who may."""
+    """Draw a button for each edit of the chosen runs, if the user may make changes."""
     run_ids = [run.run_id for run in runs]
     if all(run.curation.deleted for run in runs):
         st.button(
@@ -78,7 +78,7 @@ def buttons(runs: Sequence[RunInfo]) -> None:
         return
     if st.button("Edit…", key="edit"):
         st.session_state[EDITING] = run_ids
-        st.rerun()  # the dialog lives outside of the part that is looked at again
+        st.rerun()  # the dialog lies outside the fragment that is redrawn
     archived = all(run.curation.archived for run in runs)
     word, done = ("Unarchive", "Unarchived") if archived else ("Archive", "Archived")
     undoing = {"archived": archived}
@@ -91,7 +91,7 @@ def _close() -> None:
 
 
 def dialog_if_open() -> None:
-    """The dialog, if it is open. It lives in the session: a rerun does not close it."""
+    """Draw the dialog if it is open. Its state is in the session: a rerun does not close it."""
     run_ids = st.session_state.get(EDITING)
     if run_ids:
         every = queries.runs_by_id()
@@ -145,9 +145,9 @@ def _save(runs: Sequence[RunInfo], back: dict[str, Any] | None, **what: Any) -> 
 
 
 def _history(run: RunInfo) -> None:
-    said = run.curation
-    if said.edited_at is None:
+    curation = run.curation
+    if curation.edited_at is None:
         return
-    logged = ", ".join(filter(None, (said.logged_name or "no name", *said.logged_tags)))
-    st.caption(f"Its trainer wrote: {fmt.shorten(logged, 200)}. Last changed by {fmt.shorten(said.edited_by, 60)}; "
+    logged = ", ".join(filter(None, (curation.logged_name or "no name", *curation.logged_tags)))
+    st.caption(f"Its trainer wrote: {fmt.shorten(logged, 200)}. Last changed by {fmt.shorten(curation.edited_by, 60)}; "
                f"`rlwatch edit {run.run_id} --history` has all changes.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The forecast of a run: how likely a failure is, when, and what drives it; in words, bars and a chart."""
+"""The forecast of a run: chance, time and drivers of a failure, in words, bars and a chart."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .queries import RunForecasts
 from .thinning import Branches, ThinnedCurve
 
 MOST_BARS = 4
-"""Metrics that are shown as what drives a forecast."""
+"""Most drivers of a forecast that are shown."""
 ALARM = 1.0
-"""The risk from which a forecast is an alarm."""
+"""Risk at which a forecast becomes an alarm."""
 
 
 def forecast_facts(forecasts: RunForecasts) -> Markup:
-    """Chance now, the limit in sight, and the highest chance so far; or the reason why there is no forecast."""
+    """Return the current chance, the next limit and the highest chance; or the reason why there is no forecast."""
     now = forecasts.newest
     if now.limits_only:
         return el("div", *_by_limits(now), cls="rl-facts")
@@ -46,7 +46,7 @@ def forecast_facts(forecasts: RunForecasts) -> Markup:
 
 
 def absent_words(forecast: Forecast) -> str:
-    """Reason for the absence of a forecast, as a sentence."""
+    """Return the reason for the absence of a forecast, as a sentence."""
     reason = forecast.absent.removeprefix("no forecast because").strip()
     if forecast.over or reason.startswith("no forecast"):
         return fmt.shorten(forecast.absent[:1].upper() + forecast.absent[1:], 300)
@@ -54,7 +54,7 @@ def absent_words(forecast: Forecast) -> str:
 
 
 def _by_limits(now: Forecast) -> list[Markup]:
-    """Words for a run that logs too little for a chance: the limit it is on its way to, and why no more."""
+    """Describe a run that logs too little for a chance: the limit that it approaches, and why there is no chance."""
     if now.limits_only == NO_SIGNAL:
         words = [text[0].upper() + text[1:] for text in (NO_SIGNAL, line_sentence(now)) if text]
         return [
@@ -80,7 +80,7 @@ def _highest(forecasts: RunForecasts) -> list[Markup]:
 
 
 def driver_bars(forecast: Forecast, ink: Ink) -> Markup:
-    """Drivers of the newest forecast: each metric with its share as a bar."""
+    """Return the drivers of the newest forecast, each metric with its share as a bar."""
     title = el("div", "What drives it", cls="rl-panel")
     if not forecast.why:
         return el("div", title, el("div", "no dominant metric", cls="rl-quiet"))
@@ -100,9 +100,9 @@ def _bar(metric: str, share: float, colour: str) -> list[Markup]:
 
 
 def forecast_panels(traces: Mapping[str, Branches], ink: Ink) -> list[BoardChart]:
-    """Two charts: the chances (nested areas, p50 as the line) and the risk with the threshold it alarms at.
+    """Return two charts: the chances (nested areas, p50 as the line) and the risk with its alarm threshold.
 
-    The risk alone of a run that is given no chances.
+    A run without chances has only the chart of the risk.
     """
     lines = traces["forecast/risk"]
     top = max(1.25, *(float(value) for value in lines.current.values), 0.0)
@@ -137,7 +137,7 @@ def _hundredfold(curve: ThinnedCurve) -> ThinnedCurve:
 
 
 def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> ChartSection | None:
-    """The forecasts among the charts; None where there is none to draw."""
+    """Return the section with the charts of forecasts, or None without forecasts."""
     forecasts = queries.run_forecasts(run, window)
     if forecasts is None or not forecasts.traces:
         return None
@@ -145,7 +145,7 @@ def forecast_section(run: RunInfo, window: tuple[int, int], ink: Ink) -> ChartSe
 
 
 def show_forecast(run_id: str) -> None:
-    """The newest forecast in a line; below it, once there is one, the reasons."""
+    """Draw the newest forecast in a line, with its drivers below."""
     with layout.readable("The forecast"):
         run = queries.run(run_id)
         outline = queries.outline(run)

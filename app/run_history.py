@@ -1,4 +1,4 @@
-"""The past of a run: the tokens behind a spike, findings, events, and commands with what came of them."""
+"""The history of a run: culprit tokens, findings, events, and commands with their outcomes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .token_steps import LocalisationReport, TokenStep
 from .tokens import Token, culprits_of
 
 NAMED = 3
-"""Culprits named."""
+"""Most culprits named."""
 
 GAP = "\u2003"
-"""Between culprits: an em space, for a dot is how a space of a token looks."""
+"""Separator of culprits: an em space, because a dot represents a space within a token."""
 
 
 def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
-    """One line and a button; nothing where no step was localised."""
+    """Draw one line and a button, if a step was localised."""
     with layout.readable("This run"):
         localised = [event for event in queries.localised(run_id) if event.step is not None]
         if not localised:
@@ -43,7 +43,7 @@ def show_culprits(run_id: str, go_to_tokens: GoToTokens) -> None:
 
 
 def _line(event: Event, culprits: Sequence[Token]) -> Markup:
-    """``Culprit tokens  step 4 766  "…∑" share 41 %, ratio 148, layers.27 62 %``; else why nobody is named."""
+    """Return ``Culprit tokens  step 4 766  "…∑" share 41 %, ratio 148, layers.27 62 %``, or why there are none."""
     label = el("span", "Culprit tokens", cls="label")
     parts: list[str] = [label, el("span", f"step {fmt.step(event.step)}", cls="rl-word")]
     for token in culprits[:NAMED]:
@@ -73,9 +73,9 @@ CANCELLABLE = frozenset({CommandStatus.QUEUED, CommandStatus.CLAIMED})
 MOST_BUTTONS = 5
 
 MOST = 100
-"""Rows a table shows; the older ones are counted."""
+"""Most rows of a table; older ones are only counted."""
 FEW = 6
-"""Those of them that a phone shows at first."""
+"""Rows of a table that a phone shows at first."""
 
 FINDING_COLUMNS = table.columns(
     FINDINGS, severity="tight", kind="tight", onset_step="tight", step="tight", message="long", detector="tight wide"
@@ -101,16 +101,16 @@ class Localised:
 
     @classmethod
     def of(cls, run_id: str, happened: Sequence[Event]) -> Localised:
-        """As its events say."""
+        """Read the localised steps from the run's events."""
         steps = (event.step for event in happened if event.kind == LOCALISED)
         return cls(run_id, frozenset(step for step in steps if step is not None))
 
     def step_of(self, finding: Finding) -> int | None:
-        """The localised step that a finding is about: where it was seen, else where it began."""
+        """Return the localised step of a finding: its step, else its onset."""
         return next((step for step in (finding.step, finding.onset_step) if step in self.steps), None)
 
     def link(self, finding: Finding) -> table.Cell:
-        """To the tokens of that step; empty where it was not localised."""
+        """Return a link to the tokens of the finding's step; empty if it was not localised."""
         step = self.step_of(finding)
         if step is None:
             return table.text("")
@@ -119,45 +119,45 @@ class Localised:
 
 
 def show_findings(found: Sequence[Finding], localised: Localised, go_to_tokens: GoToTokens) -> None:
-    """Published findings, newest first; those of a localised step with the way to its tokens."""
+    """Draw published findings, newest first; those of a localised step with a link to its tokens."""
     st.html(el("div", "Findings", cls="rl-family"))
     if not found:
         st.caption("No findings.")
         return
-    told = once_each(found)
-    newest = [finding for finding, _ in told[:MOST]]
+    grouped = once_each(found)
+    newest = [finding for finding, _ in grouped[:MOST]]
     linked = any(localised.step_of(finding) is not None for finding in newest)
-    rows = [finding_row(finding, repeats) for finding, repeats in told[:MOST]]
+    rows = [finding_row(finding, repeats) for finding, repeats in grouped[:MOST]]
     if linked:
         rows = [table.TableRow([*row.cells, localised.link(f)]) for row, f in zip(rows, newest, strict=True)]
     opened = table.show("findings", (*FINDING_COLUMNS, *((TOKENS_COLUMN,) if linked else ())), rows, few=FEW)
     if opened is not None:
         go_to_tokens(localised.run_id, int(opened))
-    _older(told, newest)
+    _older(grouped, newest)
 
 
 REPEATS = 3
-"""Findings of one kind and severity from which on only the newest is a row."""
+"""Number of findings of one kind and severity from which on only the newest has a row."""
 
 
 def once_each(found: Sequence[Finding]) -> list[tuple[Finding, str]]:
-    """Findings, newest first; of those that repeat themselves the newest, and how often since when."""
+    """Return findings, newest first; repeated ones once, with their count and first step."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in found:
         groups.setdefault((finding.detector, finding.kind, finding.severity, finding.stage), []).append(finding)
-    told: list[tuple[Finding, str]] = []
+    grouped: list[tuple[Finding, str]] = []
     for finding in reversed(found):
         same = groups[finding.detector, finding.kind, finding.severity, finding.stage]
         if len(same) < REPEATS or finding.stage.better:
-            told.append((finding, ""))
+            grouped.append((finding, ""))
         elif finding is same[-1]:
             first = min(one.onset_step for one in same)
-            told.append((finding, f"{len(same)} times since step {fmt.step(first)}"))
-    return told
+            grouped.append((finding, f"{len(same)} times since step {fmt.step(first)}"))
+    return grouped
 
 
 def finding_row(finding: Finding, repeats: str = "") -> table.TableRow:
-    """One finding, or that one got better; its evidence behind a click."""
+    """Return the row of a finding or its update, with the evidence folded."""
     key = f"{finding.detector}-{finding.kind}-{finding.seq}-{finding.severity}-{finding.stage}"
     better = finding.stage.better
     return table.TableRow(
@@ -173,7 +173,7 @@ def finding_row(finding: Finding, repeats: str = "") -> table.TableRow:
 
 
 def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
-    """The numbers behind a finding, named."""
+    """Return the evidence of a finding as names and values."""
     lines = fmt.evidence_lines(finding.evidence)
     if finding.score is not None:
         lines.append(("threshold ratio", fmt.number(finding.score)))
@@ -183,7 +183,7 @@ def finding_evidence(finding: Finding) -> list[tuple[str, str]]:
 
 
 def show_events(happened: Sequence[Event]) -> None:
-    """Events, newest first, but for the localised steps, which have a page; nothing where nothing happened."""
+    """Draw events, newest first, without localised steps, which have a page; nothing if there are none."""
     happened = [event for event in happened if event.kind != LOCALISED]
     if not happened:
         return
@@ -194,7 +194,7 @@ def show_events(happened: Sequence[Event]) -> None:
 
 
 def event_row(event: Event) -> table.TableRow:
-    """One event."""
+    """Return the row of an event."""
     what, text = fmt.event_words(event)
     return table.TableRow([table.text(fmt.step(event.step)), table.text(what), table.text(text)])
 
@@ -205,7 +205,7 @@ def _older(everything: Sequence[object], shown: Sequence[object]) -> None:
 
 
 def show_commands(run_id: str) -> None:
-    """Commands to the run and what became of them, newest first; nothing where there are none."""
+    """Draw commands to the run and their outcomes, newest first; nothing if there are none."""
     with layout.readable("The command history"):
         asked, now = queries.commands(run_id), time.time()
         waiting = commands.waiting(asked, now)
@@ -215,12 +215,12 @@ def show_commands(run_id: str) -> None:
             _cancelling([c for c in asked if c.status in CANCELLABLE and not commands.missed(c, now)])
         if st.session_state.get("was-waiting", waiting) != waiting:
             st.session_state["was-waiting"] = waiting
-            st.rerun()  # the page decides anew how often to look
+            st.rerun()  # the page sets the refresh interval again
         st.session_state["was-waiting"] = waiting
 
 
 def _cancelling(open_ones: Sequence[Command]) -> None:
-    """A button for each command that nobody has begun."""
+    """Draw a cancel button for each command that was not started."""
     if not layout.principal().may_command:
         return
     for command in open_ones[-MOST_BUTTONS:]:
@@ -244,7 +244,7 @@ def _cancel(run_id: str, command_id: str) -> None:
 
 
 def command_row(command: Command, now: float) -> table.TableRow:
-    """One command."""
+    """Return the row of a command."""
     status = CommandStatus.EXPIRED if commands.missed(command, now) else command.status
     shape, colour = STATUS_LOOK[status]
     return table.TableRow(

@@ -1,4 +1,4 @@
-"""The layers of a run as one map: layers that left their usual gradient norm, and when."""
+"""The layers of a run as one heat map of gradient norms relative to their usual level."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .queries import BUCKETS, REFRESH_SHARE, metric_names, outline, store, store
 from .thinning import Floats, ThinnedCurve, branches
 
 COLUMNS = 120
-"""Stretches of steps that are norms apart."""
+"""Most columns of the map; each is a range of steps."""
 MOST_ROWS = 120
-"""Layers drawn at most: those furthest above their usual norm."""
+"""Most layers drawn: those furthest above their usual norm."""
 ROW_PX, LEAST_PX, MOST_PX, FOOT_PX = 14, 90, 600, 8
 APART = "layers/heterogeneity"
-"""How far the layers' norms are from moving in step: a line below the map."""
+"""Metric of the heterogeneity of the layers' norms, a line below the map."""
 APART_PX = 90
 
 
@@ -37,10 +37,10 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerMap:
-    """Rows in model order; ``left_out`` layers are not among them.
+    """The heat map, rows in model order; ``left_out``: number of layers not drawn.
 
-    A cell is the highest norm of a stretch of steps, and ``usual`` the level of its row: the median over the stretches
-    of the (geometric) middle of lowest and highest norm, which is a median of norms where a stretch is a step.
+    A cell is the highest norm in a range of steps. ``usual`` is the level of its row: the median over the ranges of the
+    geometric mean of lowest and highest norm, which is the median of the norms if a range is one step.
     """
 
     cells: Cells
@@ -48,13 +48,13 @@ class LayerMap:
 
     @property
     def times(self) -> Floats:
-        """Norms over what is usual (L, C)."""
+        """Return the norms divided by their usual level (L, C)."""
         over: Floats = self.cells.values / self.cells.usual[:, None]
         return over
 
 
 def in_model_order(names: Sequence[str]) -> list[str]:
-    """Embeddings, then layers by their numbers, then what has none.
+    """Sort names: embeddings, then layers by number, then names without a number.
 
     >>> in_model_order(["lm_head", "layers.10", "layers.9", "embed_tokens"])
     ['embed_tokens', 'layers.9', 'layers.10', 'lm_head']
@@ -69,14 +69,14 @@ def _place(name: str) -> tuple[int, list[tuple[int, int | str]]]:
 
 
 def layer_map(rows: Sequence[LayerRow], window: tuple[int, int]) -> LayerMap:
-    """Of ``rows`` (at least one) over the steps of ``window``, both ends included."""
+    """Return the map of ``rows`` (at least one) over the steps of ``window``, both ends included."""
     first, last = window
     columns = min(COLUMNS, last - first + 1)
     starts = tuple(first + (last - first + 1) * i // columns for i in range(columns + 1))
     high, low = (np.full((len(rows), columns), extreme) for extreme in (-np.inf, np.inf))
     bad = np.zeros((len(rows), columns), dtype=bool)
     for i, row in enumerate(rows):
-        own = row.curve.values > 0.0  # a silent batch has no norm, and moves no level
+        own = row.curve.values > 0.0  # a batch without a gradient has norm 0 and does not count
         at = (np.searchsorted(starts, row.curve.steps[own], side="right") - 1).clip(max=columns - 1)
         np.maximum.at(high[i], at, row.curve.values[own])
         np.minimum.at(low[i], at, row.curve.values[own])
@@ -89,7 +89,7 @@ def layer_map(rows: Sequence[LayerRow], window: tuple[int, int]) -> LayerMap:
 
 
 def _furthest(whole: LayerMap) -> LayerMap:
-    """At most ``MOST_ROWS`` layers, still in model order."""
+    """Keep at most ``MOST_ROWS`` layers, in model order."""
     cells = whole.cells
     if len(cells.names) <= MOST_ROWS:
         return whole
@@ -101,12 +101,12 @@ def _furthest(whole: LayerMap) -> LayerMap:
 
 
 def map_height(rows: int) -> int:
-    """Pixels that a map of ``rows`` layers needs."""
+    """Return the height in pixels of a map of ``rows`` layers."""
     return FOOT_PX + min(max(LEAST_PX, rows * ROW_PX), MOST_PX)
 
 
 def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSection:
-    """The map among the charts, on their axis; below it the heterogeneity of the layers, where that is known."""
+    """Return the map as a section on the charts' axis; below it the heterogeneity of the layers, if it is logged."""
     names = shown.cells.names
     left_out = f"the {len(names)} furthest above it; {shown.left_out} more" if shown.left_out else ""
     broken = "pink: NaN or Inf" if shown.cells.bad.any() else ""
@@ -129,7 +129,7 @@ def map_section(shown: LayerMap, apart: ThinnedCurve | None = None) -> ChartSect
 
 
 def apart_panel(curve: ThinnedCurve) -> BoardChart:
-    """The line of heterogeneity."""
+    """Return the chart of heterogeneity."""
     return BoardChart(
         name="layers-apart",
         title="heterogeneity of the layers",
@@ -144,7 +144,7 @@ def apart_panel(curve: ThinnedCurve) -> BoardChart:
 
 
 def layer_section(run: RunInfo, window: tuple[int, int]) -> ChartSection | None:
-    """One map of all layers; None where none was measured."""
+    """Return one map of all layers, or None if none was measured."""
     every = metric_names(run)
     names = [name.removeprefix(LAYER_PREFIX) for name in every if name.startswith(LAYER_PREFIX)]
     if not names:
@@ -166,7 +166,7 @@ def _layers(
     starts: Mapping[int, int],
     window: tuple[int, int],
 ) -> list[LayerRow]:
-    """Norms of every layer, as the newest attempts measured them, and what else is named."""
+    """Return the norms of every layer, from the current branch, and the other named metrics."""
     read = store().series(key[0], names, steps=window, points=BUCKETS)
     curves = [branches(read[name], dict(starts), window, BUCKETS).current for name in names]
     return [LayerRow(name.removeprefix(LAYER_PREFIX), curve) for name, curve in zip(names, curves, strict=True)]

@@ -1,4 +1,4 @@
-"""The page of one run: its health, the likely cause and what to do, and the way to its commands and charts."""
+"""The page of one run: its health, the likely cause and remedies, its commands and charts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from .layout import GoToTokens
 from .markup import Markup, el, joined
 
 FIRST = 3
-"""Actions named in the line."""
+"""Most actions named in the line."""
 
 
 def cause_line(diagnosis: Diagnosis) -> Markup:
-    """``Likely  Train-inference mismatch (strong): earliest finding...``; or why cause unknown."""
+    """Return ``Likely  Train-inference mismatch (strong): earliest finding...``, or why the cause is unknown."""
     label = el("span", "Likely", cls="label")
     if not diagnosis.enough:
         return el("div", label, diagnosis.why_not, cls="rl-why")
@@ -52,7 +52,7 @@ def cause_line(diagnosis: Diagnosis) -> Markup:
 
 
 def do_line(diagnosis: Diagnosis) -> Markup:
-    """``Do  1 roll back...; 2 lower...``; nothing where no cause is sure enough to act on."""
+    """Return ``Do  1 roll back...; 2 lower...``; empty if no cause is certain enough to act on."""
     if not diagnosis.enough or not diagnosis.causes[0].actions:
         return Markup()
     named = [f"{place} {action.name}" for place, action in enumerate(diagnosis.causes[0].actions[:FIRST], 1)]
@@ -61,7 +61,7 @@ def do_line(diagnosis: Diagnosis) -> Markup:
 
 
 def remedies(diagnosis: Diagnosis) -> Markup:
-    """Evidence in time order, every action with its options, evidence and source, and the other causes."""
+    """Return the evidence in time order, every action with its options, evidence and source, and other causes."""
     first, *others = diagnosis.causes
     return joined(
         el("div", first.summary, cls="rl-step"),
@@ -88,11 +88,11 @@ def _action(action: Action) -> Markup:
     )
 
 
-# The likely cause of the run's trouble, what to do about it, and its post-mortem as a file.
+# The likely cause of the run's failure, its remedies, and the post-mortem as a file.
 
 
 def show_cause(run_id: str) -> None:
-    """The state in full, the cause and what to do where the state asks for it; the headline is in the bar above."""
+    """Draw the state in full, and cause and remedies if the state calls for them; the headline is in the bar above."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run = queries.run(run_id)
         verdict = queries.verdict(run)
@@ -117,11 +117,11 @@ def show_cause(run_id: str) -> None:
             )
 
 
-# The bar that stays on top: state, headline, since when, and the buttons.
+# The sticky bar: state, headline, onset, and the buttons.
 
 
 def show_verdict(run_id: str) -> None:
-    """State, the engine's headline and since when."""
+    """Draw the state, the engine's headline and the onset."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run, now = queries.run(run_id), time.time()
         verdict = queries.verdict(run)
@@ -131,12 +131,12 @@ def show_verdict(run_id: str) -> None:
 
 
 def _shape(health: StatusWord) -> Markup:
-    """The shape of the state alone: the headline begins with its word."""
+    """Return the shape of the state without its word, with which the headline begins."""
     return el("span", f"{health.look.shape} ", style=f"color:{health.look.colour}")
 
 
 def since_fact(run: RunInfo, health: StatusWord) -> Markup:
-    """``since step 4 690, 122 steps ago``; nothing where no step is meant."""
+    """Return ``since step 4 690, 122 steps ago``; empty if the state refers to no step."""
     if health.since is None:
         return Markup()
     ago = (run.last_step or 0) - health.since
@@ -145,7 +145,7 @@ def since_fact(run: RunInfo, health: StatusWord) -> Markup:
 
 
 def _bar(run: RunInfo, every: float | None, *, paused: bool) -> None:
-    """The verdict and, beside it, what may be done about it; a button that cannot be pressed says why."""
+    """Draw the verdict and the command buttons; the tooltip of a disabled button gives the reason."""
     with st.container(key="verdict"):
         _part(show_verdict, every, run.run_id)
         with st.container(horizontal=True, gap="small", key="verdict-buttons"):
@@ -191,11 +191,11 @@ def _acknowledge(firing: Sequence[Alert]) -> None:
     st.toast(f"Acknowledged by {fmt.shorten(kept.by, 60)}", icon=":material/done_all:")
 
 
-# The top of a run's page: who it is, how it is, why.
+# The top of a run's page: name, health, reason.
 
 
 def show_head(run_id: str) -> None:
-    """Name, health, facts and the sentence why."""
+    """Draw name, health, facts and the sentence with the reason."""
     with layout.readable("This run"), queries.store().at_once(run_id):
         run, now = queries.run(run_id), time.time()
         alerts, vitals = queries.alerts(run_id), queries.vitals(run)
@@ -203,7 +203,7 @@ def show_head(run_id: str) -> None:
         verdict = queries.verdict(run)
         health = judge(run, verdict, now, vitals.pace, pause)
         ending = ending_words(run, health, now, vitals.pace)
-        clauses = alerts if verdict.ongoing and verdict.standing is not None else []  # of what ended, see below
+        clauses = alerts if verdict.ongoing and verdict.standing is not None else []  # for ended runs see below
         st.html(joined(_name(run), _facts(run, health, vitals.step_s, now), _why(clauses, ending)))
         if st.session_state.get(CONTROLS_SHOW) not in (None, _shown(run, alerts, paused=pause is not None)):
             st.rerun()
@@ -232,7 +232,7 @@ def _facts(run: RunInfo, health: StatusWord, step_s: float | None, now: float) -
 
 
 def word(health: StatusWord) -> Markup:
-    """Shape, in its colour, and word."""
+    """Return the coloured shape and the word of a state."""
     look = health.look
     return el("span", el("span", look.shape, style=f"color:{look.colour}"), f" {health.word.value}", cls="rl-word")
 
@@ -255,13 +255,13 @@ def _why(alerts: list[Alert], ending: str) -> Markup:
 
 
 CONTROLS_SHOW = "controls-show"
-"""Session key of what the controls below the head were drawn for; not there while the page is being drawn whole: a head
-that drew it anew then, because the run moved on meanwhile, would keep a fast run's controls from ever being reached.
+"""Session key of the facts for which the controls below the head were drawn; absent while the whole page is drawn. If
+the head of a fast run caused a rerun in that time, the controls would never be drawn.
 """
 
 
 def _shown(run: RunInfo, alerts: Sequence[Alert], *, paused: bool) -> tuple[object, ...]:
-    """Facts that the controls depend on: the run's state, its length, what is due, a pause."""
+    """Return the facts that the controls depend on: the run's state, length, due reset and pause."""
     end = charts.slider_end(queries.outline(run).last)
     return (run.run_id, run.state.value, run.attempt, end, commands.reset_due(alerts), paused)
 
@@ -270,11 +270,11 @@ def _shown(run: RunInfo, alerts: Sequence[Alert], *, paused: bool) -> tuple[obje
 
 SLIDER_PX = 320
 COMMAND_REFRESH_S = 1.0
-"""Seconds between two looks while a command is on its way."""
+"""Seconds between two refreshes while a command has no outcome."""
 
 
 def page(go_to_tokens: GoToTokens) -> None:
-    """The run named in the address."""
+    """Draw the run in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open one from the list of runs.")
@@ -311,7 +311,7 @@ def _run(run: RunInfo, go_to_tokens: GoToTokens) -> None:
 
 
 def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paused: bool) -> None:
-    """Cause and cure, commands, forecast, how the run was started: beside the charts, on a phone above them."""
+    """Draw cause, remedies, commands, forecast and start of the run, next to the charts or, on a phone, above them."""
     _part(show_cause, every, run.run_id)
     _buttons(run, paused=paused)
     waiting = commands.waiting(asked, time.time())
@@ -323,7 +323,7 @@ def _drawer(run: RunInfo, every: float | None, asked: Sequence[Command], *, paus
 
 
 def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str) -> None:
-    """A plugin's HTML of the run, behind a fold of its name; where it raises, that it did."""
+    """Draw a plugin's HTML of the run in a fold, or its error if it raises one."""
     run = StoredRun(queries.store(), run_id)
     given = call_or(lambda: panel(run), lambda error: el("p", f"The panel failed: {described(error)}"))
     if given:
@@ -332,15 +332,13 @@ def show_panel(name: str, panel: Callable[[StoredRun], str | None], run_id: str)
 
 
 def _part(show: Callable[..., None], every: float | None, *args: object) -> None:
-    """A part that is looked at again by itself, in a place of its own: where it draws more or less than before, the
-    parts after it stay where the browser expects them.
-    """
+    """Draw a fragment in a container of its own, so that later elements keep their places when its length changes."""
     with st.container():
         st.fragment(show, run_every=every)(*args)
 
 
 def _controls(run: RunInfo) -> None:
-    """Draw what concerns the whole page and is the server's; what the browser does by itself is above the charts."""
+    """Draw the controls of the whole page that the server handles; the browser's own are above the charts."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium", key="controls"):
         _range(run)
         st.toggle(
@@ -354,7 +352,7 @@ def _controls(run: RunInfo) -> None:
 
 
 def _buttons(run: RunInfo, *, paused: bool) -> None:
-    """Commands to the run."""
+    """Draw the buttons of commands to the run."""
     may = layout.principal().may_command
     st.menu_button(
         "Commands",
@@ -370,7 +368,7 @@ def _buttons(run: RunInfo, *, paused: bool) -> None:
 
 
 def _first_button(run: RunInfo, *, paused: bool) -> None:
-    """Draw the button asked for most; of a paused run, the one that resumes it."""
+    """Draw the most likely command: reset or, for a paused run, resume."""
     may, reason = layout.principal().may_command, commands.impossible(run, layout.principal())
     kind = "resume" if paused else commands.RESET
     due = paused or commands.reset_due(queries.alerts(run.run_id))

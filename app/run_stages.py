@@ -1,4 +1,4 @@
-"""Stages of a run: the one it hangs in, with the stack of its training thread, and bars of the newest steps."""
+"""Stages of a run: the stage in which it hangs, with the stack of its training thread, and a timeline of new steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from . import queries
 from .markup import Markup, el, joined
 
 STEPS = 12
-"""Steps drawn, the newest."""
+"""Most steps drawn, the newest."""
 BATCHES = 64
-"""Batches read for them: several ranks have one each."""
+"""Most batches read; each rank has one per step."""
 COLOURS = {
     "sampling": "#0072B2",
     "reward": "#E69F00",
@@ -28,11 +28,11 @@ COLOURS = {
     "evaluation": "#8A8A8A",
 }
 OTHER = "#B8A000"
-"""Colour of a stage that the loop named."""
+"""Colour of a stage that the training loop defined."""
 
 
 def show_stall(run_id: str) -> None:
-    """The sentence and the stack of each rank that hangs; nothing while none does."""
+    """Draw the sentence and the stack of each rank that hangs, if any."""
     run = queries.run(run_id)
     stalls = stalls_now(run, queries.events(run_id))
     if not stalls:
@@ -44,17 +44,17 @@ def show_stall(run_id: str) -> None:
 
 
 def stall_line(text: str) -> Markup:
-    """``Stalled  rank 0 is in stage reward since...``."""
+    """Return ``Stalled  rank 0 is in stage reward since...``."""
     return el("div", el("span", "Stalled", cls="label"), fmt.shorten(text, 400), cls="rl-why")
 
 
 def stage_fact(run: RunInfo, now: float) -> str:
-    """``reward for 3 min``, of a run that has not ended."""
+    """Return the current stage of a live run, as ``reward for 3 min``."""
     return stage_words(run, now).removeprefix("in stage ") if run.state is RunState.RUNNING else ""
 
 
 def show_timeline(run_id: str) -> None:
-    """A bar for each of the newest steps and each rank, of stages in their order; nothing where none was recorded."""
+    """Draw a bar of stages for each of the newest steps and each rank; nothing if no stages were recorded."""
     batches = queries.store().spikes(run_id, last=BATCHES, reason=STAGES)
     newest = sorted({(batch.attempt, batch.step) for batch in batches})[-STEPS:]
     shown = [batch for batch in batches if (batch.attempt, batch.step) in set(newest)]
@@ -64,7 +64,7 @@ def show_timeline(run_id: str) -> None:
 
 
 def timeline(batches: Sequence[SpikeBatch]) -> Markup:
-    """Legend, then a row for each step and rank, newest first; the longest one is as wide as there is room."""
+    """Return the legend and a row for each step and rank, newest first; the longest row fills the width."""
     rows = [(batch, [float(s) for s in batch.columns["seconds"]]) for batch in reversed(batches)]
     longest = max(sum(seconds) for _, seconds in rows) or 1.0
     names = dict.fromkeys(str(name) for batch, _ in rows for name in batch.columns["stage"])

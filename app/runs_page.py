@@ -1,4 +1,4 @@
-"""The list of runs, most urgent first: which of them is in danger, since when, and why."""
+"""The list of runs, most urgent first, with state, onset and reason."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from .markup import el
 
 SORT = "sort"
 BEHIND_S = 5.0
-"""How long the browser's address may lag behind a click."""
+"""Longest time in seconds that the browser's address may lag behind a click."""
 PICKED, UNFOLDED = "picked", "open"
-"""Names in the address of ticked runs and of groups that stand open."""
+"""Query parameters of ticked runs and of unfolded groups."""
 AT_FIRST, MORE = 100, 400
-"""Rows shown at first, and how many more at each click."""
+"""Rows shown at first, and rows added by each click."""
 NORMAL, ARCHIVED, DELETED = "", "archived, too", "deleted"
 MOST_CURVES = 6
 
 
 def headline(all_entries: Sequence[RunEntry]) -> str:
-    """``2 runs need attention``; ``No live run needs attention · 8 of 60 finished runs collapsed``."""
+    """Return ``2 runs need attention`` or ``No live run needs attention · 8 of 60 finished runs collapsed``."""
     count = sum(entry.health.needs_you for entry in all_entries)
     ended = [entry for entry in all_entries if entry.health.ended]
     lost = sum(entry.health.word is Word.COLLAPSED for entry in ended)
@@ -57,7 +57,7 @@ def headline(all_entries: Sequence[RunEntry]) -> str:
     return f"No live run needs attention{after}"
 
 
-# Nothing recorded yet: what to add to a trainer, ready to copy.
+# An empty store: the lines to add to a trainer.
 
 TRL = """\
 from rlwatch.integrations.trl import watch
@@ -71,7 +71,7 @@ run.log({"reward": r, "entropy": h, "grad_norm": g}, step=step)"""
 
 
 def show_no_runs() -> None:
-    """The three lines, the store to write to, and other ways to begin."""
+    """Draw the three lines, the store to write to, and other ways to begin."""
     url = queries.store_url()
     st.html(el("div", "No runs yet", cls="rl-head"))
     st.caption("Runs appear here as soon as one writes to the store below.")
@@ -100,7 +100,7 @@ def _absolute(url: str) -> str:
 
 
 def page(go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
-    """The list of runs, refreshed while somebody looks."""
+    """Draw the list of runs, and refresh it while the page is open."""
     with layout.readable():
         run_edits.dialog_if_open()
     live = st.session_state.get("runs-live", True)
@@ -117,7 +117,7 @@ def _body(live: bool, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
             choose = len(entries) > 1 or bool(which) or away
             _runs_list(entries, now, go_to_run, go_to_compare, choose=choose)
             if st.session_state.get("runs-live", live) != live:
-                st.rerun()  # how often to look is decided outside the part that is looked at again
+                st.rerun()  # the refresh interval is set outside the fragment that is redrawn
         elif not every.unreadable:
             show_no_runs()
         _unreadable(every)
@@ -126,7 +126,7 @@ def _body(live: bool, go_to_run: GoToRun, go_to_compare: GoToCompare) -> None:
 def _runs_list(
     entries: list[RunEntry], now: float, go_to_run: GoToRun, go_to_compare: GoToCompare, *, choose: bool
 ) -> None:
-    """The list; ``choose``: with what narrows it, where there is something to choose from."""
+    """Draw the list; ``choose``: with the filters, if there are several runs."""
     head, store = st.columns([3, 2], vertical_alignment="bottom")
     head.html(el("div", headline(entries), cls="rl-head"))
     with store:
@@ -160,7 +160,7 @@ def _runs_list(
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The part of the list that is shown, and its looks; all of it is in the address."""
+    """The filtered part of the list and its display options, all kept in the address."""
 
     projects: Sequence[str] = ()
     states: Sequence[str] = ()
@@ -175,7 +175,7 @@ class View:
 
 
 def _lines(entries: Sequence[RunEntry], view: View) -> list[fleet_rows.FleetRow]:
-    """Runs and, where the list is grouped, groups: a group of one is its run."""
+    """Return rows of runs and, in a grouped list, of groups; a group of one run is shown as the run."""
     if view.group == NOT_GROUPED:
         return [fleet_rows.FleetRow((entry,)) for entry in entries]
     found: list[fleet_rows.FleetRow] = []
@@ -186,11 +186,11 @@ def _lines(entries: Sequence[RunEntry], view: View) -> list[fleet_rows.FleetRow]
     return found
 
 
-# What the address and the widgets say.
+# Choices in the address and the widgets.
 
 
 def _chosen(entries: list[RunEntry]) -> View:
-    """The widgets over the list: a search, what is behind two buttons, and whether it is live."""
+    """Draw the widgets above the list (search, two popovers, live switch) and return the choices."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         text = st.text_input(
             "Search", key="search", placeholder="search: words, lr=3e-5, beta>0, tag=paper, -ablation", width="stretch",
@@ -236,7 +236,7 @@ def _layout(entries: list[RunEntry]) -> tuple[list[str], list[str], str, str]:
 
 
 def _group_names(entries: Sequence[RunEntry]) -> list[str]:
-    """Flattening a thousand settings takes 80 ms: done anew where other runs are listed."""
+    """Return the names to group by, cached per list of runs: flattening a thousand settings takes 80 ms."""
     runs = sorted((entry.run.run_id, entry.run.attempt) for entry in entries)
     kept = _kept_names(queries.store_url())
     known = kept.get("names")
@@ -269,7 +269,7 @@ def _more(rows: int) -> None:
 
 
 def _sort(name: str) -> None:
-    """Sort by a column; a second click turns it round, a third gives urgency back."""
+    """Sort by a column; a second click reverses the order, a third restores the order by urgency."""
     now = str(st.session_state.get(SORT) or st.query_params.get(SORT, ""))
     order = [f"{name}, {HIGH}", f"{name}, {LOW}", URGENT]
     st.session_state[SORT] = order[(order.index(now) + 1) % 3] if now in order else order[0]
@@ -284,14 +284,16 @@ def _unfold(opened: str) -> None:
 
 
 def _told(name: str) -> list[str]:
-    """Values of the address, or what a click of this session chose while the browser has yet to show that there.
+    """Return the values in the address, or a newer choice of this session that the browser has not put there yet.
 
-    Of two quick clicks the second is sent before the browser has the address that the first one made.
+    The second of two quick clicks is sent before the browser has the address of the first.
     """
     here = st.query_params.get_all(name)
     kept: list[str] = st.session_state.setdefault(f"told-{name}", here)
     since, before = st.session_state.setdefault(f"before-{name}", (time.monotonic(), [here]))
-    if here != kept and (here not in before or time.monotonic() > since + BEHIND_S):  # went elsewhere: back, say
+    if here != kept and (
+        here not in before or time.monotonic() > since + BEHIND_S
+    ):  # another address, such as by the back button
         st.session_state[f"told-{name}"] = kept = here
     return kept
 
@@ -308,7 +310,7 @@ def _tell(name: str, values: Sequence[str]) -> None:
 
 
 def _pick(changed: Mapping[str, bool]) -> None:
-    """Tick boxes, or clear them; that of a group ticks or clears all of it."""
+    """Tick or clear boxes; the box of a group ticks or clears all of its runs."""
     picked = _told(PICKED)
     for asked, ticked in changed.items():
         members = st.session_state.get(fleet_rows.MEMBERS, {}).get(asked, [asked])
@@ -317,7 +319,7 @@ def _pick(changed: Mapping[str, bool]) -> None:
 
 
 def _picked(entries: Sequence[RunEntry], go_to_compare: GoToCompare, *, may_edit: bool) -> list[str]:
-    """Runs whose boxes are ticked, in that order, also where a filter hides them; what can be done with them."""
+    """Return the ticked runs in order, even those hidden by a filter, and draw their buttons."""
     known: Mapping[str, RunInfo] = {entry.run.run_id: entry.run for entry in entries}
     picked = [run_id for run_id in _told(PICKED) if run_id in known]
     if picked:

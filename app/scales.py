@@ -1,4 +1,4 @@
-"""Smoothing, scale and outliers of charts: the switches above them, and what they make of values on every page."""
+"""Smoothing, scale and outliers of charts: the switches above them and their effect on values, on every page."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .thinning import Floats
 
 Ends = tuple[float, float]
 Axis = tuple[Ends, int]
-"""Range of an axis, and its scale."""
+"""Range and scale of an axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Choices of whoever looks.
+    """The user's choices.
 
     ``smooth``: one of :data:`smoothing.SMOOTHS`; ``log``: logarithmic axes; ``clip``: single outliers are cut.
     """
@@ -30,13 +30,13 @@ class Scales:
 
     @classmethod
     def chosen(cls) -> Scales:
-        """As the switches say, and the address before they are drawn."""
+        """Read the choices from the switches, or from the address before they are drawn."""
         state = st.session_state
         return cls(state.get("smooth", smoothing.OFF), bool(state.get("log")), bool(state.get("clip", True)))
 
     @classmethod
     def of_address(cls, params: Mapping[str, str]) -> Scales:
-        """As the address says, where the browser has the switches; nonsense reads as usual."""
+        """Read the choices from the address, for switches drawn by the browser; invalid values become the default."""
         smooth = params.get("smooth", smoothing.OFF)
         known = smooth if smooth in smoothing.SMOOTHS else smoothing.OFF
         return cls(known, params.get("log") == "true", params.get("clip") != "false")
@@ -44,13 +44,13 @@ class Scales:
     def every_axis(
         self, lines: Sequence[Floats], limits: tuple[float | None, float | None] = (None, None)
     ) -> list[Axis]:
-        """:meth:`axis` of each look: linear and logarithmic, each with outliers cut and not."""
+        """Return :meth:`axis` for each view: linear and logarithmic, each with outliers cut and not."""
         looks = [(log, clip) for log in (False, True) for clip in (True, False)]
         return [replace(self, log=log, clip=clip).axis(lines, limits) for log, clip in looks]
 
     @property
     def smooths(self) -> bool:
-        """True where lines are smoothed."""
+        """Return True if lines are smoothed."""
         return self.smooth != smoothing.OFF
 
     def axis(
@@ -59,10 +59,10 @@ class Scales:
         limits: tuple[float | None, float | None] = (None, None),
         areas: Sequence[Ends] = (),
     ) -> Axis:
-        """Range and scale of the axis that holds ``lines``, each of finite values (N,), and the ends of ``areas``.
+        """Return range and scale of the axis for ``lines``, each of finite values (N,), and the ends of ``areas``.
 
-        Logarithmic also where a linear one would flatten nearly all of them and no outlier is cut; both ways from zero
-        where that is asked for and not all are positive.
+        The scale is also logarithmic if a linear one would flatten nearly all values and no outlier is cut. A requested
+        logarithmic scale is symmetric around zero if not all values are positive.
         """
         drawn = [line for line in lines if len(line)]
         whole = [(float(line.min()), float(line.max())) for line in drawn]
@@ -79,7 +79,7 @@ class Scales:
 
 
 AS_USUAL = Scales()
-"""Nothing chosen."""
+"""The default choices."""
 
 
 def controls() -> None:

@@ -1,4 +1,4 @@
-"""Smoothing of a series, and the place of its steps on an axis of time or tokens."""
+"""Smoothing of a series, and the positions of its steps on an axis of time or tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .thinning import Floats, ThinnedCurve, thin
 OFF = "off"
 EMA = "EMA"
 SMOOTHS = (OFF, "EMA 0.6", "EMA 0.9", "EMA 0.99", "mean of 10", "mean of 50", "mean of 200")
-"""What is offered: exponential means by the weight of the past, and means of the last rows."""
+"""Smoothing choices: exponential moving averages by the weight of the past, and means of the last rows."""
 
 FAINT = 1e-6
 """Weight below which a row of the past no longer counts."""
@@ -29,9 +29,9 @@ HOUR_S, MILLION = 3600.0, 1e6
 
 
 def smooth(values: Floats, how: str) -> Floats:
-    """``values`` (N,) smoothed; what is not finite has no part in it. NaN where nothing finite is near.
+    """Return ``values`` (N,) smoothed, ignoring values that are not finite; NaN where no finite value is near.
 
-    The exponential mean is free of the first value's bias, as that of wandb and TensorBoard.
+    The exponential moving average is debiased, as in wandb and TensorBoard.
     """
     finite = np.isfinite(values)
     kind, _, size = how.rpartition(" ")
@@ -45,10 +45,10 @@ def smooth(values: Floats, how: str) -> Floats:
 
 
 def decayed(rows: Floats, past: float) -> Floats:
-    """Sums of each of ``rows`` (N,) and those before it, each step back weighing ``past`` times as much.
+    """Return exponentially decayed cumulative sums of ``rows`` (N,), with weight ``past`` per step back.
 
-    Stretches are summed side by side, then each is given what those before it left: an outlier costs no digits of the
-    rows after it, as differences of running sums would.
+    Blocks are summed in parallel, then each adds the carry of the blocks before it. Unlike differences of running sums,
+    an outlier costs no precision of the rows after it.
     """
     width = math.isqrt(max(len(rows), 1)) + 1
     sums = np.zeros((width, width))
@@ -62,7 +62,7 @@ def decayed(rows: Floats, past: float) -> Floats:
 
 
 def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
-    """``values`` (N,) as :func:`smooth` has them; ``clip``: without their outliers."""
+    """Return ``values`` (N,) smoothed by :func:`smooth`; ``clip``: without their outliers."""
     if clip:
         low, high = usual_range(values)
         values = np.where((values < low) | (values > high), np.nan, values)
@@ -72,7 +72,7 @@ def smoothed(values: Floats, how: str, *, clip: bool) -> Floats:
 def smooth_curve(
     one: Series, starts: Mapping[int, int], window: tuple[int, int], how: str, *, clip: bool = False
 ) -> ThinnedCurve:
-    """The branch that counts, smoothed over all of it and thinned within ``window``; ``clip``: without its outliers."""
+    """Return the current branch smoothed in full, thinned within ``window``; ``clip``: without its outliers."""
     kept = counts(one, starts)
     order = np.argsort(one.steps[kept], kind="stable")
     steps, values = one.steps[kept][order], smoothed(one.values[kept][order], how, clip=clip)
@@ -81,11 +81,11 @@ def smooth_curve(
     return ThinnedCurve(curve.steps, curve.values, np.zeros(len(curve), dtype=np.bool_))
 
 
-# Places of steps.
+# Positions of steps.
 
 
 def place_of(run: RunInfo, kind: str) -> StepAxis | None:
-    """The axis of a run; None where it does not tell what the axis needs."""
+    """Return the axis of a run, or None if the run does not log what the axis needs."""
     if kind == "step":
         outline = queries.outline(run)
         return by_step(outline.first, outline.last)
@@ -108,18 +108,18 @@ def _place(url: str, version: Version, kind: str) -> StepAxis | None:  # noqa: A
     found = ruler(subject, axis, outline.last, outline.starts)
     if found is None:
         return None
-    # Places must grow, or a place would name no step.
+    # Positions must increase, so that each belongs to one step.
     places = found.places / unit
     grown, first = np.unique(places, return_index=True)
     return StepAxis(kind, found.steps[first], grown) if len(grown) > 1 else None
 
 
 MOST_KNOTS, NEAR = 400, 2e-4
-"""Knots of a ruler that a browser gets at most, and the part of its length that it may be wrong between two of them."""
+"""Most knots of a ruler sent to a browser, and the largest error between two of them as a part of the length."""
 
 
 def knots(axis: StepAxis) -> tuple[list[int], list[float]]:
-    """Steps and places between which a straight line is near to the axis; a pause keeps both of its ends."""
+    """Return knots (steps and positions) of a piecewise linear approximation; a pause keeps both of its ends."""
     if axis.steps is None or axis.places is None:
         return [], []
     steps, places = np.asarray(axis.steps, dtype=np.float64), axis.places

@@ -27,7 +27,7 @@ class TableColumn:
     """``style`` is a class of ``table.css``: ``right``, ``tight``, ``long``, ``wide`` (dropped when narrow), ``lead``
     (the head of a card, on a phone).
 
-    ``sort``: what a click on its head asks for (``""``: nothing); ``sorted``: ``ascending`` or ``descending`` now.
+    ``sort``: request sent by a click on its header (``""``: none); ``sorted``: ``ascending`` or ``descending``.
     """
 
     label: str
@@ -38,10 +38,10 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """``opens`` is what a click asks for, a run's id on most pages (``""``: nothing); ``chosen``: it is shown now.
+    """A row. ``opens``: request sent by a click, on most pages a run's id (``""``: none); ``chosen``: it is shown now.
 
-    ``picked``: its box is ticked; None: it has no box. ``unfolded``: of a group, whether its members are shown;
-    ``member``: it is one of the group above.
+    ``picked``: its box is ticked; None: it has no box. ``unfolded``: whether the members of a group are shown;
+    ``member``: it belongs to the group above.
     """
 
     cells: Sequence[Cell]
@@ -54,7 +54,7 @@ class TableRow:
 
 
 def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[TableColumn, ...]:
-    """Columns of :mod:`rlwatch.columns` by name, each in its style; those of numbers are aligned to the right."""
+    """Return columns of :mod:`rlwatch.columns` with the style given by name; numbers are aligned to the right."""
     return tuple(
         TableColumn(columns_of.title_of(of, name), f"right {style}".strip() if of[name].right else style)
         for name, style in styles.items()
@@ -62,28 +62,28 @@ def columns(of: Mapping[str, columns_of.Column], **styles: str) -> tuple[TableCo
 
 
 def text(value: str, sub: str = "", *, quiet: bool = False, title: str = "") -> Cell:
-    """Plain text, perhaps with a quieter word after it."""
+    """Return a cell of plain text, with an optional subtitle."""
     return {"kind": "text", "text": value, "sub": sub, "quiet": quiet, "title": title}
 
 
 def word(value: Word, label: str = "") -> Cell:
-    """A health word with its shape and colour; ``label`` replaces the word itself."""
+    """Return a cell with a health word, its shape and colour; ``label`` replaces the word itself."""
     look = LOOKS[value]
     return {"kind": "word", "shape": look.shape, "colour": look.colour, "text": label or value.value}
 
 
 def mark(shape: str, colour: str, label: str) -> Cell:
-    """Any shape, in its colour, before a word."""
+    """Return a cell with a coloured shape before a label."""
     return {"kind": "word", "shape": shape, "colour": colour, "text": label}
 
 
 def severity(value: Any) -> Cell:
-    """A severity in the shape and colour of the word it turns a run into."""
+    """Return a cell with a severity, in the shape and colour of the matching state."""
     return word(SEVERITY_WORD[value], str(value))
 
 
 def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), notes: str = "") -> Cell:
-    """A link to the run's page; a plain click stays inside the app. ``tags`` and a mark of ``notes`` follow it."""
+    """Return a link to the run's page, with tags and a mark for notes; a plain click stays inside the app."""
     shown = name or run_id
     return {
         "kind": "link",
@@ -98,16 +98,16 @@ def run_link(run_id: str, project: str, name: str, tags: Sequence[str] = (), not
 
 
 def link(label: str, href: str, asks: str, lead: str = "") -> Cell:
-    """A link to another page of the app; a plain click asks for ``asks`` and stays inside the app.
+    """Return a link to another page of the app; a plain click sends the request ``asks`` and stays inside the app.
 
-    ``lead``: words that stand out where the label begins with them; without, all of it does.
+    ``lead``: emphasised beginning of the label; if empty, the whole label is emphasised.
     """
     stands_out = len(lead) if label.casefold().startswith(lead.casefold()) else 0
     return {"kind": "link", "text": label, "sub": "", "title": "", "href": href, "id": asks, "lead": stands_out}
 
 
 def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = "") -> Cell:
-    """A small line in the unit square, with red ticks where a value was not finite, and a ``label`` after it.
+    """Return a sparkline in the unit square, with red ticks for values that were not finite, and a ``label``.
 
     Points are ``[x, y]``, or ``[x, y, low, high]`` with a band.
     """
@@ -115,17 +115,17 @@ def spark(points: Sequence[Sequence[float]], bad: Sequence[float], label: str = 
 
 
 def group(name: str, count: int) -> Cell:
-    """The name of a folded or unfolded group, and how many are in it."""
+    """Return the name of a group and its number of members."""
     return {"kind": "group", "text": fmt.shorten(name, NAME_LIMIT), "sub": fmt.plural(count, "run"), "title": name}
 
 
 def details(key: str, label: str, lines: Sequence[tuple[str, str]]) -> Cell:
-    """Text that opens to show named values; ``key`` keeps it open over a refresh."""
+    """Return a label that unfolds to named values; ``key`` keeps it unfolded over a refresh."""
     return {"kind": "details", "key": key, "text": label, "lines": [list(line) for line in lines]}
 
 
 def marked(cell: Cell, shape: str, colour: str) -> Cell:
-    """``cell`` (made by :func:`details`) with a shape before its text."""
+    """Return ``cell`` (made by :func:`details`) with a shape before its text."""
     return {**cell, "shape": shape, "colour": colour}
 
 
@@ -139,8 +139,8 @@ def show(
     on_sort: Callable[[str], None] | None = None,
     few: int = 0,
 ) -> str | None:
-    """Draw the table; what a click asked for, if anything. ``on_open`` is told of it before the page is drawn anew,
-    ``on_pick`` of the rows whose boxes were ticked or cleared, ``on_sort`` of what the head of a column asks for.
+    """Draw the table and return the request of a click, if any. ``on_open`` receives it before the page is redrawn,
+    ``on_pick`` the rows whose boxes were ticked or cleared, ``on_sort`` the request of a column's header.
     ``few``: rows that a phone shows, the others behind a button; 0: all.
     """
     data = {
@@ -178,14 +178,14 @@ def _component() -> Callable[..., Any]:
     return mounted
 
 
-def _notify(key: str, what: str, told: Callable[[str], None] | None) -> None:
-    """A trigger needs a callback to exist; what it brings can be read from the result, too."""
+def _notify(key: str, what: str, callback: Callable[[str], None] | None) -> None:
+    """Pass the value of a trigger to a callback; Streamlit needs a callback for a trigger even if none is given."""
     brought = getattr(st.session_state.get(key), what, None)
-    if brought and told is not None:
-        told(str(brought))
+    if brought and callback is not None:
+        callback(str(brought))
 
 
-def _notify_pick(key: str, told: Callable[[Mapping[str, bool]], None] | None) -> None:
+def _notify_pick(key: str, callback: Callable[[Mapping[str, bool]], None] | None) -> None:
     brought = getattr(st.session_state.get(key), "pick", None)
-    if brought and told is not None:
-        told({str(row): bool(ticked) for row, ticked in dict(brought).items()})
+    if brought and callback is not None:
+        callback({str(row): bool(ticked) for row, ticked in dict(brought).items()})

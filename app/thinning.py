@@ -1,7 +1,7 @@
-"""Thinning a series for the screen without ever hiding a spike, a NaN or a gap (numpy only).
+"""Thinning of a series for the screen that keeps every spike, NaN and gap (numpy only).
 
 Every point that is drawn was measured: a bucket keeps its smallest and its largest value at their own
-steps. Non-finite values are never thinned into nothing: each bucket that holds one reports one.
+steps. Each bucket with non-finite values keeps one of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ThinnedCurve:
-    """Points of one line: finite ones in order, and the places where it is not finite.
+    """Points of one line: finite values in order, and the steps of values that are not finite.
 
     ``steps`` (N,) and ``values`` (N,) finite; ``breaks`` (N,) is True where the line must not be joined
     to the point before; ``bad`` holds (step, ``"NaN"`` | ``"Inf"`` | ``"−Inf"``).
@@ -38,14 +38,14 @@ class ThinnedCurve:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """One metric over all attempts: the line that counts, and the stretches a later attempt replaced."""
+    """One metric over all attempts: the current line, and the parts that a later attempt replaced."""
 
     current: ThinnedCurve
     replaced: tuple[ThinnedCurve, ...] = field(default=())
 
 
 def branches(one: Series, starts: dict[int, int], window: tuple[int, int], buckets: int) -> Branches:
-    """Split ``one`` into the newest branch and what later attempts replaced; thin each to ``buckets``."""
+    """Split ``one`` into the current branch and the replaced parts; thin each to ``buckets``."""
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
     kept = counts(one, starts)
     old = [
@@ -57,7 +57,7 @@ def branches(one: Series, starts: dict[int, int], window: tuple[int, int], bucke
 
 
 def thin(steps: Ints, values: Floats, buckets: int) -> ThinnedCurve:
-    """At most ``2 * buckets + 2`` of the points, the extremes of every bucket and both ends among them.
+    """Return at most ``2 * buckets + 2`` of the points, including the extremes of every bucket and both ends.
 
     Steps need not be sorted nor distinct; points of one step keep their order of arrival.
     """
@@ -75,9 +75,9 @@ def thin(steps: Ints, values: Floats, buckets: int) -> ThinnedCurve:
 
 
 def reduced(one: Series, starts: Mapping[int, int], buckets: int) -> Series:
-    """Rows of ``one`` in order of arrival: of each of ``buckets`` ranges of steps the smallest and the largest finite
-    value and the first NaN, +Inf and -Inf, with both ends; rows that a later attempt replaced apart from those that
-    count.
+    """Return rows of ``one`` in order of arrival: for each of ``buckets`` ranges of steps the smallest and the largest
+    finite value and the first NaN, +Inf and -Inf, with both ends. Replaced rows are thinned separately from current
+    ones.
     """
     if len(one.steps) <= 2 * buckets + 2:
         return one
@@ -98,7 +98,7 @@ def reduced(one: Series, starts: Mapping[int, int], buckets: int) -> Series:
 
 
 def _extremes(steps: Ints, values: Floats, buckets: int) -> Ints:
-    """Indices (sorted) of the smallest and largest value of each of ``buckets`` equal step ranges."""
+    """Return sorted indices of the smallest and largest value of each of ``buckets`` equal step ranges."""
     if len(steps) <= 2 * buckets + 2:
         return np.arange(len(steps))
     edges = np.linspace(steps[0], steps[-1], buckets + 1)[1:-1]
@@ -117,7 +117,7 @@ def _first_in_bucket(hit: NDArray[np.bool_], bucket: Ints) -> Ints:
 
 
 def _bad(steps: Ints, values: Floats, buckets: int) -> tuple[tuple[int, str], ...]:
-    """The first non-finite value of each kind in each bucket."""
+    """Return the first non-finite value of each kind in each bucket."""
     found: list[tuple[int, str]] = []
     for word, mask in (("NaN", np.isnan(values)), ("Inf", values == np.inf), ("−Inf", values == -np.inf)):
         at = steps[mask]
@@ -129,21 +129,21 @@ def _bad(steps: Ints, values: Floats, buckets: int) -> tuple[tuple[int, str], ..
 
 
 def sparkline(one: Series, starts: dict[int, int], points: int = 30) -> tuple[list[list[float]], list[float]]:
-    """``one`` drawn into the unit square: points ``[x, y]`` (y up), and the x of non-finite values."""
+    """Scale ``one`` to the unit square: points ``[x, y]`` (y up), and the x of non-finite values."""
     return in_unit_square(small(one, starts, points))
 
 
 def small(one: Series, starts: dict[int, int], points: int = 30) -> ThinnedCurve:
-    """The newest branch of ``one``, thinned to what a line in a table can show."""
+    """Return the current branch of ``one``, thinned for a line in a table."""
     if not len(one.steps):
         return ThinnedCurve(one.steps, one.values, np.empty(0, np.bool_))
     return branches(one, starts, (int(one.steps.min()), int(one.steps.max())), points).current
 
 
 def mean_of(curves: Sequence[ThinnedCurve], points: int = 40) -> tuple[ThinnedCurve, NDArray[np.float64]]:
-    """Mean of several lines over the steps of all, and mean less and plus their standard deviation (2, N).
+    """Return the mean of several lines over the steps of all, and the mean ± standard deviation (2, N).
 
-    Each counts over its own steps alone; steps that are not finite in one of them are marked.
+    Each line counts only over its own steps; steps that are not finite in one of them are marked.
     """
     drawn = [curve for curve in curves if len(curve)]
     bad = tuple(sorted({item for curve in curves for item in curve.bad}))
@@ -160,8 +160,8 @@ def mean_of(curves: Sequence[ThinnedCurve], points: int = 40) -> tuple[ThinnedCu
 
 
 def in_unit_square(curve: ThinnedCurve, band: Floats | None = None) -> tuple[list[list[float]], list[float]]:
-    """Points ``[x, y]`` (y up) of a line, or of its ``band`` (2, N) as ``[x, y, low, high]``; and the x of what is not
-    finite. The square is that of the line and its band.
+    """Return points ``[x, y]`` (y up) of a line, or ``[x, y, low, high]`` with its ``band`` (2, N), and the x of values
+    that are not finite. The line and its band fill the unit square.
     """
     everywhere = [*curve.steps.tolist(), *(step for step, _ in curve.bad)]
     first, width = min(everywhere, default=0), (max(everywhere, default=0) - min(everywhere, default=0)) or 1
@@ -180,7 +180,7 @@ def in_unit_square(curve: ThinnedCurve, band: Floats | None = None) -> tuple[lis
 
 
 def trend(values: Floats) -> str:
-    """``↑``, ``→`` or ``↓``: the median of the last tenth against the tenth before, beyond their noise.
+    """Return ``↑``, ``→`` or ``↓``: the median of the last tenth against the tenth before, beyond their noise.
 
     Fewer than 8 finite values have no trend (``""``).
     """

@@ -1,4 +1,4 @@
-"""Distributions of token quantities over the steps of a run, as maps: how many tokens lie where, and quantiles."""
+"""Distributions of token quantities over the steps of a run, as density maps with quantiles."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .queries import Version, store
 from .thinning import Floats, Ints, ThinnedCurve
 
 COLUMNS = 120
-"""Stretches of steps that are told apart."""
+"""Most columns of a map; each is a range of steps."""
 GAP = 4
-"""Usual distances between steps after which a map has a hole."""
+"""Distance between steps, as a multiple of the usual one, from which a map shows a gap."""
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NAMES = ("5th percentile", "25th percentile", "median", "75th percentile", "95th percentile")
 HEIGHT = 210
@@ -30,15 +30,15 @@ LABELS: Mapping[str, tuple[float, ...]] = {
     "logp_difference": (0.0, 1.0, -1.0, 0.1, -0.1, 0.01, -0.01, 10.0, -10.0, 0.001, -0.001),
     "entropy": (1.0, 0.1, 0.0, 0.01, 5.0, 2.0, 0.5, 0.02, 0.2, 0.05),
 }
-"""Levels that are named beside a map, those first that matter more."""
+"""Labelled levels of a map, the more important first."""
 ROOM = 12
-"""Names for which there is room, at most."""
+"""Most labels for which there is room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One quantity over the S steps that count: ``shares`` (S, R) of the tokens in each bin, ``low`` and ``high`` (R,)
-    its ends; ``quantiles`` (S, 5) as :data:`SHARES`; ``bad``: steps at which something was not finite, in words.
+    """One quantity over the S current steps: ``shares`` (S, R) of the tokens in each bin; ``low`` and ``high`` (R,):
+    ends of the bins; ``quantiles`` (S, 5) as :data:`SHARES`; ``bad``: steps and kinds of values that were not finite.
     """
 
     quantity: TokenQuantity
@@ -50,24 +50,24 @@ class Counted:
     bad: tuple[tuple[int, str], ...]
 
     def rows(self, values: Floats) -> Floats:
-        """Places of values among the rows: row r is from r to r + 1."""
+        """Return the positions of values among the rows; row r is from r to r + 1."""
         edges = np.append(self.low, self.high[-1])
         places: Floats = np.interp(values, edges, np.arange(len(edges)))
         return places
 
     def told(self, values: Floats) -> Floats:
-        """Values as people read them: of a logarithm what it is of."""
+        """Return values for display, with logarithms reversed."""
         return np.exp(values) if self.quantity.log else values
 
 
 def counted(found: Mapping[str, Distributions], starts: Mapping[int, int]) -> dict[str, Counted]:
-    """Those of the branch that counts, by quantity. ``starts``: attempt -> its first step."""
+    """Return the distributions of the current branch, by quantity. ``starts``: attempt -> its first step."""
     known = {name: _newest(found[name], starts) for name in QUANTITIES if name in found}
     return {name: _counted(QUANTITIES[name], own) for name, own in known.items() if len(own.steps)}
 
 
 def _newest(own: Distributions, starts: Mapping[int, int]) -> Distributions:
-    """Steps that no later attempt ran again, each once."""
+    """Keep the steps that no later attempt repeated, each once."""
     kept = own.tokens > 0
     kept[:-1] &= own.steps[1:] != own.steps[:-1]
     for attempt, first in starts.items():
@@ -96,18 +96,18 @@ def _broken(counts: Ints) -> str:
 
 @st.cache_data(show_spinner=False, max_entries=20)
 def read(url: str, key: Version, starts: Mapping[int, int]) -> dict[str, Counted]:  # noqa: ARG001  (url: the key)
-    """All that the run recorded, by quantity."""
+    """Read all distributions of the run, by quantity."""
     return counted(distributions(store().spikes(key[0], reason=DISTRIBUTIONS)), starts)
 
 
 def progress(version: Version) -> Version:
-    """Changes with the run's state, and with its steps as often as all of it is worth reading again."""
+    """Return a cache key that changes with the run's state and, less often than each step, with its length."""
     run_id, attempt, last, _, state = version
     return (run_id, attempt, last // max(1, last // queries.REFRESH_SHARE), 0.0, state)
 
 
 def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> BoardChart | None:
-    """The map of a quantity over the steps of ``window``; None where none was kept."""
+    """Return the map of a quantity over the steps of ``window``, or None if no step has one."""
     inside = (one.steps >= window[0]) & (one.steps <= window[1])
     if not inside.any():
         return None
@@ -126,7 +126,7 @@ def panel(one: Counted, window: tuple[int, int], *, dark: bool = False) -> Board
 
 
 def _columns(steps: Ints) -> tuple[Ints, NDArray[np.intp]]:
-    """Starts of the columns and the end of the last, and the column of each step: one each where there is room."""
+    """Return the column edges and the column of each step: one column per step if there is room."""
     if len(steps) > COLUMNS:
         first, last = int(steps[0]), min(int(steps[-1]) + 1, LAST)
         starts = first + (last - first) * np.arange(COLUMNS + 1, dtype=object) // COLUMNS
@@ -150,7 +150,7 @@ def _lines(
     *,
     dark: bool,
 ) -> list[ChartLine]:
-    """Of several steps to a column the lowest of the low quantiles, the highest of the high ones, the middle's mean."""
+    """Return the quantile lines; a column of several steps has the lowest low, highest high and mean of the middle."""
     used = np.unique(columns)
     reduce: tuple[Callable[[Floats], float], ...] = (np.nanmin, np.nanmin, np.nanmean, np.nanmax, np.nanmax)
     lines = []
@@ -171,7 +171,7 @@ def _lines(
 
 
 def _ticks(one: Counted) -> list[tuple[float, str]]:
-    """Places of the levels that are named: those that lie on the map, no two too close."""
+    """Return the positions of the labels: levels on the map, no two too close."""
     ends = one.low[0], one.high[-1]
     rows = len(one.low)
     found: list[tuple[float, str]] = []

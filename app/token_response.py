@@ -1,4 +1,4 @@
-"""The chosen token in full, and its response as running text on coloured ground.
+"""The chosen token in full, and its response as running text with coloured background.
 
 The tokens are data, drawn as text nodes by ``response.js``.
 """
@@ -25,28 +25,28 @@ from .token_steps import exactly, look, place
 from .tokens import Response, Token, inert, pieces, response_of, tokens
 
 MOST_DRAWN = 2000
-"""Tokens drawn at most: a browser lays them out within a blink."""
+"""Most tokens drawn, so that a browser lays them out quickly."""
 
 
 def drawn(positions: np.ndarray, anchors: Sequence[int], most: int = MOST_DRAWN) -> np.ndarray:
-    """Indices into ``positions`` (N,), in order: at most ``most``, with as wide a stretch as fits around each anchor.
+    """Return at most ``most`` indices into ``positions`` (N,), in order, with the widest range around each anchor.
 
-    ``anchors`` are positions, the one that matters most first; where there are more than ``most``, the first ones
-    are drawn. Without any the beginning is drawn.
+    ``anchors`` are positions, the most important first; if there are more than ``most``, the first ones are drawn.
+    Without anchors the beginning is drawn.
     """
     count = len(positions)
     if count <= most:
         return np.arange(count)
     places = [int(i) for i in np.searchsorted(positions, list(dict.fromkeys(anchors))[:most]) if i < count] or [0]
     low, high = 0, count
-    while low < high:  # the widest stretch that fits
+    while low < high:  # the widest range that fits
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _covered(count, places, middle).sum() <= most else (low, middle - 1)
     return np.flatnonzero(_covered(count, places, low))
 
 
 def _covered(count: int, places: Sequence[int], width: int) -> np.ndarray:
-    """Mask (count,) of those within ``width`` of one of ``places``."""
+    """Return a mask (count,) of indices within ``width`` of one of ``places``."""
     ends = np.zeros(count + 1, dtype=np.int64)
     np.add.at(ends, np.maximum(np.asarray(places) - width, 0), 1)
     np.add.at(ends, np.minimum(np.asarray(places) + width + 1, count), -1)
@@ -54,9 +54,9 @@ def _covered(count: int, places: Sequence[int], width: int) -> np.ndarray:
 
 
 def gaps(indices: Sequence[int] | np.ndarray, positions: np.ndarray) -> list[tuple[int, int]]:
-    """Before each drawn token, and after the last: (recorded tokens left out, tokens that were not recorded).
+    """Return the gap before each drawn token and after the last: (recorded tokens left out, unrecorded tokens).
 
-    What comes after the last recorded token is not known, and counts as nothing.
+    Tokens after the last recorded one are unknown and not counted.
     """
     ends = np.concatenate(([-1], indices, [len(positions)]))
     left_out = np.diff(ends) - 1
@@ -65,7 +65,7 @@ def gaps(indices: Sequence[int] | np.ndarray, positions: np.ndarray) -> list[tup
     return list(zip(left_out.tolist(), np.maximum(unrecorded, 0).tolist(), strict=True))
 
 
-# A response as running text on coloured ground: the tokens are data, drawn as text nodes by ``response.js``.
+# A response as running text with coloured background; ``response.js`` draws the tokens as text nodes.
 
 HERE = Path(__file__).resolve().parent
 
@@ -73,7 +73,7 @@ HERE = Path(__file__).resolve().parent
 def response_data(
     response: Response, indices: Sequence[int], levels: Sequence[Level], culprits: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Data of the script: the tokens at ``indices`` with their ``levels``, and the gaps between them.
+    """Return the data for the script: the tokens at ``indices`` with their ``levels``, and the gaps between them.
 
     ``culprits``: key -> cause.
     """
@@ -109,7 +109,7 @@ def _ids(shown: Sequence[Token]) -> bool:
 def draw_response(
     key: str, what: Mapping[str, Any], colours: tuple[str, str], chosen: str, on_pick: Callable[[str], None]
 ) -> None:
-    """Draw it. ``colours`` of values below and above 0; ``on_pick`` is reason the key of a token that was clicked."""
+    """Draw a response. ``colours``: of values below and above 0; ``on_pick`` receives the key of a clicked token."""
     below, above = colours
     _component()(
         key=key,
@@ -136,16 +136,16 @@ def _notify_pick(key: str, on_pick: Callable[[str], None]) -> None:
 OPT_IN = "Only token ids were recorded. To record text as well, watch with text=True: watch(trainer, text=True)."
 NO_RESPONSE = "The response around this token was not recorded."
 AROUND = 80
-"""Characters of the text before and after a culprit."""
+"""Characters of context before and after a culprit."""
 
 
 def pick(key: str) -> None:
-    """Choose a token: the address keeps it."""
+    """Choose a token, by putting it into the address."""
     st.query_params["token"] = key
 
 
 def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequence[Token]) -> None:
-    """Draw all that is known of ``token``, then its response."""
+    """Draw all recorded facts of ``token``, then its response."""
     st.html(joined(_facts(token)))
     found = response_of(batches, token)
     if found is None:
@@ -164,7 +164,7 @@ def show_response(batches: Sequence[SpikeBatch], token: Token, culprits: Sequenc
 
 
 def _levels(quantity: TokenMeasure | None, found: Response, indices: np.ndarray) -> tuple[float, list[Level]]:
-    """End of the scale of the whole response, and the places on it of the tokens drawn."""
+    """Return the end of the response's scale, and the levels of the drawn tokens on it."""
     values = None if quantity is None else token_scale.values(quantity.name, found)
     if quantity is None or values is None:
         return 0.0, [None] * len(indices)
@@ -177,7 +177,7 @@ def _same_response(one: Token, other: Token) -> bool:
 
 
 def _facts(token: Token) -> Markup:
-    """The token, where it is, why it is named, and its numbers, exactly."""
+    """Return the token, its position, its cause, and its exact numbers."""
     cause, why = token.words.get("cause", ""), token.words.get("why", "")
     appearance = look(cause)
     named = el("span", el("span", appearance.shape, style=f"color:{appearance.colour}"), f" {cause}", cls="rl-word")
@@ -193,7 +193,7 @@ def _facts(token: Token) -> Markup:
 
 
 def _context(token: Token) -> Markup:
-    """The text around a culprit whose response was not recorded."""
+    """Return the text around a culprit whose response was not recorded."""
     before, after = token.words.get("before", ""), token.words.get("after", "")
     if not before and not after:
         return Markup()
@@ -202,7 +202,7 @@ def _context(token: Token) -> Markup:
 
 
 def _quantity(found: Response) -> TokenMeasure | None:
-    """Quantity that colours the text, chosen among those measured; None where none was."""
+    """Return the chosen quantity for the text's colours, or None if none was measured."""
     names = token_scale.measured(found)
     if not names:
         return None
@@ -213,7 +213,7 @@ def _quantity(found: Response) -> TokenMeasure | None:
 
 
 def _coverage(found: Response, count: int, token: Token) -> str:
-    """Part of the response that is drawn, and the way to see text where only ids are known."""
+    """Describe the drawn part of the response, and how to record text if only ids are known."""
     everything = len(found.rows)
     part = f"{fmt.step(count)} of {fmt.step(everything)}" if count < everything else fmt.step(everything)
     kept = ", around the chosen token and the culprits" if count < everything else ""

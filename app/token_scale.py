@@ -1,6 +1,6 @@
 """Numbers of tokens and layers as colours: the scale of a response, its legend, and the bars of layers.
 
-All colours are told apart by colour-blind eyes.
+All colours are distinguishable for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .markup import Markup, el, joined
 from .tokens import Response
 
 ORANGE, GREEN = "#E69F00", "#009E73"
-"""Okabe-Ito: orange against the theme's blue for two signs, green for one."""
+"""Okabe-Ito colours: orange and the theme's blue for signed quantities, green for others."""
 
 Level = float | str | None
-"""A place from -1 to 1; or ``"nan"``, ``"inf"``, ``"-inf"``; None where nothing was measured."""
+"""A level from -1 to 1, or ``"nan"``, ``"inf"``, ``"-inf"``; None where nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMeasure:
-    """Something measured of each token.
+    """A quantity measured for each token.
 
-    ``signed``: blue below 0, orange above. ``root``: colours follow the square root of its size, so that one huge
-    value leaves the others visible.
+    ``signed``: blue below 0, orange above. ``root``: colours follow the square root of the magnitude, so that one huge
+    value does not hide the others.
     """
 
     name: str
@@ -50,7 +50,7 @@ BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 
 
 def values(name: str, response: Response) -> np.ndarray | None:
-    """The quantity of each token of the response, (N,); None where it was not measured."""
+    """Return the quantity of each token of the response, (N,), or None if it was not measured."""
     if name == "log ratio":
         difference = _difference(response, "logp", "old_logp")
         ratio = response.column("ratio")
@@ -69,18 +69,18 @@ def _difference(response: Response, one: str, other: str) -> np.ndarray | None:
 
 
 def measured(response: Response) -> list[str]:
-    """Names of the quantities that were measured of this response."""
+    """Return the names of the quantities that were measured for this response."""
     return [quantity.name for quantity in QUANTITIES if values(quantity.name, response) is not None]
 
 
 def scale_end(found: np.ndarray) -> float:
-    """End of the scale: the largest finite size; 0 where there is none."""
+    """Return the end of the scale: the largest finite magnitude, or 0."""
     finite = np.abs(found[np.isfinite(found)])
     return float(finite.max()) if len(finite) else 0.0
 
 
 def levels(found: np.ndarray, end: float, quantity: TokenMeasure) -> list[Level]:
-    """Each value's place on the scale that ends at ``end``."""
+    """Return the level of each value on the scale that ends at ``end``."""
     with np.errstate(invalid="ignore"):
         size = np.minimum(np.abs(found) / (end or 1.0), 1.0)
         places = np.sign(found) * (np.sqrt(size) if quantity.root else size)
@@ -93,20 +93,20 @@ def _level(value: float, place: float) -> Level:
     return "nan" if np.isnan(value) else ("inf" if value > 0 else "-inf")
 
 
-# The legend of a coloured response: the scale with its ends, and the looks that are not on it.
+# The legend of a coloured response: the scale with its ends, and the styles of values off the scale.
 
 DEEPEST = 62
-"""Per cent of the colour at the end of the scale, as in ``response.js``."""
+"""Saturation in per cent at the end of the scale, as in ``response.js``."""
 
 HATCHED = {"nan": (45, "NaN"), "inf": (90, "Inf or -Inf")}
-"""Direction of the hatching (degrees) and name of what is not finite, as in ``response.css``."""
+"""Hatching angle (degrees) and name of values that are not finite, as in ``response.css``."""
 
 _STOPS = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Places along the scale where the bar takes a colour, as parts of its end."""
+"""Colour stops of the bar, as parts of the scale's end."""
 
 
 def legend(quantity: TokenMeasure | None, end: float, colours: tuple[str, str], levels: Sequence[Level]) -> Markup:
-    """The scale, what it is of, and swatches of what is on no scale, if there is any; ``None``: nothing measured."""
+    """Return the scale with the quantity's name, and swatches of values off the scale; None: nothing was measured."""
     parts = [] if quantity is None else [_scale(quantity, end, colours), el("span", quantity.says, cls="label")]
     kinds = {level.removeprefix("-") for level in levels if isinstance(level, str)}
     parts += [_hatched(*HATCHED[kind]) for kind in HATCHED if kind in kinds]
@@ -117,7 +117,7 @@ def legend(quantity: TokenMeasure | None, end: float, colours: tuple[str, str], 
 
 
 def _scale(quantity: TokenMeasure, end: float, colours: tuple[str, str]) -> Markup:
-    """``−3.2 ▓▒░▒▓ 3.2 nats``: the bar is linear in the quantity."""
+    """Return the scale, as ``−3.2 ▓▒░▒▓ 3.2 nats``; the bar is linear in the quantity."""
     if not end:
         return el("span", f"{quantity.name}: no value other than 0")
     bar = el("span", cls="rl-scale", style=f"background:linear-gradient(to right,{_stops(quantity, colours)})")
@@ -147,23 +147,23 @@ def _hatched(degrees: int, name: str) -> Markup:
 # Shares of layers as one bar: the largest by name, the others together.
 
 MOST = 4
-"""Layers shown by name in one bar."""
+"""Most layers shown by name in one bar."""
 
 OTHERS = "others"
-"""Name of the share that the layers without a name of their own have together."""
+"""Label of the sum of the layers that are not shown by name."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D9CC2B", "#6A51A3", "#8C6D31")
-"""Okabe-Ito without the one that means danger, its yellow darkened a little; two more for layers of a second bar."""
+"""Okabe-Ito without the colour of danger, its yellow darkened a little; two more for layers of a second bar."""
 
 
 def largest(shares: Mapping[str, float]) -> list[str]:
-    """At most :data:`MOST` layers by share, the largest first."""
+    """Return at most :data:`MOST` layers by share, the largest first."""
     finite = [name for name, share in shares.items() if math.isfinite(share) and share > 0 and name != OTHERS]
     return sorted(finite, key=lambda name: -shares[name])[:MOST]
 
 
 def bar(title: str, shares: Mapping[str, float], colours: Mapping[str, str]) -> Markup:
-    """A title, the bar, and its legend in numbers; empty where no share is known."""
+    """Return a title, the bar, and its legend with numbers; empty if no share is known."""
     named = largest(shares)
     others = [share for name, share in shares.items() if name not in named and math.isfinite(share)]
     parts = [(name, shares[name], colours.get(name, GREY)) for name in named]
@@ -188,6 +188,6 @@ def _entry(name: str, share: float, colour: str) -> Markup:
 
 
 def palette(*tables: Mapping[str, float]) -> dict[str, str]:
-    """A colour for each layer that any of two bars names: a layer in both has one colour."""
+    """Return a colour for each layer named in any of the bars; a layer has the same colour in all."""
     names = dict.fromkeys(name for shares in tables for name in largest(shares))
     return dict(zip(names, COLOURS, strict=False))

@@ -1,4 +1,4 @@
-"""Distributions of token quantities over the steps of a run: a middle line in the band between two quantiles."""
+"""Distributions of token quantities over the steps of a run: a middle line and a band between two quantiles."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity: canonical metrics of its middle and of the quantiles below and above, and how these are called.
+    """A quantity: canonical metrics of its middle and of the lower and upper quantiles, and their labels.
 
-    ``low`` is empty where nothing is below 0: the band begins there. ``quantity``: whose distributions say more.
+    ``low`` is empty for a quantity that is never negative; its band begins at 0. ``quantity``: name of the recorded
+    distributions that replace the band.
     """
 
     title: str
@@ -41,7 +42,7 @@ class Spread:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those it needs."""
+        """Return the metrics that it needs."""
         return tuple(name for name in (self.middle, self.low, self.high) if name)
 
 
@@ -62,7 +63,7 @@ BANDS = "Line: mean. Band, with its dashed and dotted ends: between the quantile
 
 
 def show_spreads(run: RunInfo) -> None:
-    """A map for each quantity whose distributions were recorded, a band where only quantiles were."""
+    """Draw a map for each quantity with recorded distributions, and a band for those with quantiles only."""
     st.html(el("div", "Distributions over tokens, by step", cls="rl-family"))
     outline = queries.outline(run)
     whole = (outline.first, outline.last)
@@ -84,7 +85,7 @@ def show_spreads(run: RunInfo) -> None:
 def _maps(
     url: str, key: Version, starts: Mapping[int, int], window: tuple[int, int], *, dark: bool
 ) -> tuple[list[BoardChart], frozenset[str]]:
-    """Maps of the quantities whose distributions were recorded, and which those are."""
+    """Return maps of the quantities with recorded distributions, and the names of these quantities."""
     counted = token_density.read(url, key, starts)
     maps = [panel for one in counted.values() if (panel := token_density.panel(one, window, dark=dark)) is not None]
     return maps, frozenset(counted)
@@ -115,10 +116,10 @@ def _panels(
 def panel_of(
     spread: Spread, series: Mapping[str, Series], starts: Mapping[int, int], *, dark: bool = False
 ) -> BoardChart | None:
-    """The chart of one quantity; None where no step has all of its quantiles.
+    """Return the chart of one quantity, or None if no step has all of its quantiles.
 
-    Of several steps to a bucket the mean of the means, the smallest of the low and the largest of the high quantiles:
-    no spike is thinned away. What is not finite is marked on the axis.
+    A bucket of several steps has the mean of the means, the smallest low and the largest high quantile, so that no
+    spike is lost. Values that are not finite are marked on the axis.
     """
     own = {metric: _newest(series[metric], starts) for metric in spread.metrics}
     steps = np.concatenate([at for at, _ in own.values()])
@@ -142,14 +143,14 @@ def panel_of(
 
 
 def _newest(one: Series, starts: Mapping[int, int]) -> tuple[Ints, Floats]:
-    """Steps and values that no later attempt ran again, by step."""
+    """Return steps and values that no later attempt repeated, by step."""
     kept = counts(one, dict(starts))
     order = np.argsort(one.steps[kept], kind="stable")
     return one.steps[kept][order], one.values[kept][order]
 
 
 def _bucketed(steps: Ints, values: Floats, edges: Floats, reduce: np.ufunc) -> dict[int, tuple[int, float]]:
-    """Bucket -> its first step, and its finite values reduced; the mean of them where they are added."""
+    """Return the first step of each bucket and its finite values, reduced; ``np.add`` gives their mean."""
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
     if not len(steps):

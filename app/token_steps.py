@@ -1,6 +1,6 @@
-"""The steps of a run about whose tokens something is known: localised ones, and those with far-out tokens.
+"""The steps of a run with token records: localised steps, and steps with outlier tokens.
 
-Each as a row of the list, with the shape and colour of its cause, and in sentences.
+Each step is a row of the list, with the shape and colour of its cause, and is described in sentences.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LOOKS = {
     NON_FINITE_ONLY: WordStyle("✕", GREY),
     FAR_OUT_ONLY: WordStyle("·", GREY),
 }
-"""Causes as :class:`rlwatch.gradloc.report.ExcessFactor` words them, and what else may be said of a step."""
+"""Styles of the causes of :class:`rlwatch.gradloc.report.ExcessFactor` and of the other labels of a step."""
 
 
 def look(cause: str) -> WordStyle:
-    """Shape and colour of a cause, also of one that this version does not know."""
+    """Return the shape and colour of a cause, with a default for unknown ones."""
     return LOOKS.get(cause, LOOKS["unexplained"])
 
 
@@ -64,11 +64,11 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class LocalisationReport:
-    """Content of an event ``gradient_localised``; as :class:`rlwatch.gradloc.report.Localisation`.
+    """Content of an event ``gradient_localised``, as in :class:`rlwatch.gradloc.report.Localisation`.
 
-    What the event does not say is None or empty; ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
-    ``worst`` is the largest share of a culprit; ``said`` are verdict, cause and cure, each the part of a sentence;
-    ``units`` and ``cures`` as :class:`rlwatch.gradloc.report.Unit` and ``Cure``; ``count`` tokens stand out.
+    Fields that the event lacks are None or empty. ``cost`` holds ``forwards``, ``backwards`` and ``seconds``;
+    ``worst`` is the largest share of a culprit; ``said`` holds verdict, cause and cure, each a clause; ``units`` and
+    ``cures`` are as :class:`rlwatch.gradloc.report.Unit` and ``Cure``; ``count`` is the number of outlier tokens.
     """
 
     norm: float | None = None
@@ -93,7 +93,7 @@ class LocalisationReport:
 
     @classmethod
     def of(cls, body: Mapping[str, JSON]) -> LocalisationReport:
-        """Read leniently: a page must not fail on an entry it does not know."""
+        """Parse an event leniently: a page must not fail on an unknown entry."""
         notes = body.get("notes")
         return cls(
             norm=number_of(body.get("norm")),
@@ -124,23 +124,23 @@ def _tables(value: JSON) -> tuple[Mapping[str, JSON], ...]:
 
 
 def number_of(value: JSON) -> float | None:
-    """A number of an event; None for anything else."""
+    """Return a number of an event, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value)
-    except OverflowError:  # JSON knows integers of any length
+    except OverflowError:  # JSON has integers of any length
         return None
 
 
 def _count(value: JSON) -> int:
-    """0 for what counts nothing."""
+    """Return a count, 0 for anything that is not one."""
     number = number_of(value)
     return int(number) if number is not None and np.isfinite(number) else 0
 
 
 def _worst(culprits: JSON) -> float | None:
-    """The largest share of the culprits that the event lists."""
+    """Return the largest share of the culprits in the event."""
     listed = culprits if isinstance(culprits, list | tuple) else ()
     shares = [number_of(one.get("share")) for one in listed if isinstance(one, Mapping)]
     return max((share for share in shares if share is not None and np.isfinite(share)), default=None)
@@ -153,9 +153,9 @@ def _numbers(value: JSON) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """One step. ``report`` is None where it was not looked at; ``culprits`` None where they are too old to be read.
+    """One step. ``report`` is None if it was not localised; ``culprits`` None if they are too old to be read.
 
-    ``worst`` is the largest share of a culprit, ``far_out`` counts far-out tokens.
+    ``worst`` is the largest share of a culprit, ``far_out`` the number of outlier tokens.
     """
 
     attempt: int
@@ -168,19 +168,19 @@ class TokenStep:
 
     @property
     def cause(self) -> str:
-        """The word of :data:`token_looks.LOOKS` for it."""
+        """Return the cause of the step, a key of :data:`token_looks.LOOKS`."""
         if self.report is None:
             return NON_FINITE_ONLY if self.non_finite else FAR_OUT_ONLY
         return NOT_LOCALISED if self.report.why_not and not self.culprits else self.report.cause or "unexplained"
 
     @property
     def key(self) -> str:
-        """Its name in the list of steps."""
+        """Return the key of the step in the list."""
         return f"{self.attempt}.{self.step}"
 
 
 def entries(localised: Iterable[Event], culprits: Sequence[SpikeBatch], far: Sequence[SpikeBatch]) -> list[TokenStep]:
-    """Every step that something is known of, newest first; of one localised twice what was said last."""
+    """Return all steps with token records, newest first; a step that was localised twice has the last report."""
     reports = {(e.attempt, e.step): LocalisationReport.of(e.body) for e in localised if e.step is not None}
     culprits_at, far_at = _by_step(culprits), _by_step(far)
     keys: set[Key] = {*reports, *culprits_at, *far_at}
@@ -210,21 +210,21 @@ def _entry(
 
 
 def largest_share(batches: Sequence[SpikeBatch]) -> float | None:
-    """The largest share of a culprit; None where none has a finite one."""
+    """Return the largest finite share of a culprit, or None."""
     shares = [np.asarray(batch.columns["share"], dtype=float) for batch in batches if "share" in batch.columns]
     finite = [share for column in shares for share in column.tolist() if np.isfinite(share)]
     return max(finite, default=None)
 
 
 def matching(all_entries: Sequence[TokenStep], causes: Sequence[str]) -> list[TokenStep]:
-    """Entries of the chosen causes (none chosen: all)."""
+    """Return the entries of the chosen causes (empty: all)."""
     return [entry for entry in all_entries if not causes or entry.cause in causes]
 
 
 def chosen(all_entries: Sequence[TokenStep], step: str | None, attempt: str | None) -> TokenStep | None:
-    """The entry the address names: of that step the newest attempt unless one is named; None if it is not among them.
+    """Return the entry of the step in the address, of the newest attempt unless one is given; None if there is none.
 
-    Without a step the newest localised one; where nothing was localised, the newest.
+    Without a step in the address, return the newest localised step, or else the newest.
     """
     number = numbered(step)
     if number is None:
@@ -235,12 +235,12 @@ def chosen(all_entries: Sequence[TokenStep], step: str | None, attempt: str | No
 
 
 def numbered(step: str | None) -> int | None:
-    """The step an address names; None where it names none."""
+    """Return the step in an address, or None."""
     return int(step) if step is not None and step.isascii() and step.isdecimal() and len(step) < 16 else None
 
 
 def step_row(entry: TokenStep, shown: TokenStep | None, attempts: int) -> table.TableRow:
-    """The entry as a row of :data:`COLUMNS`; the one that is ``shown`` stands out."""
+    """Return the entry as a row of :data:`COLUMNS`; the row that is ``shown`` is highlighted."""
     report, appearance = entry.report, look(entry.cause)
     norm = "" if report is None else fmt.number(report.norm)
     threshold = "" if report is None else fmt.number(report.threshold)
@@ -272,11 +272,11 @@ METHODS = {
     "bisection": "bisection",
     "trace": "the first value that is not finite",
 }
-"""Methods as :class:`rlwatch.gradloc.report.Method` words them, in words."""
+"""Descriptions of the methods of :class:`rlwatch.gradloc.report.Method`."""
 
 
 def completeness(report: LocalisationReport) -> str:
-    """``complete to 0.02%``, or ``incomplete: 7% of the norm is not accounted for``; empty if not known."""
+    """Return ``complete to 0.02%`` or ``incomplete: 7% of the norm is not accounted for``; empty if unknown."""
     if report.gap is None or not np.isfinite(report.gap):
         return ""
     gap = fmt.percent(abs(report.gap))
@@ -289,7 +289,7 @@ def completeness(report: LocalisationReport) -> str:
 
 
 def headline(entry: TokenStep, usual: float | None) -> str:
-    """``Step 4 766: gradient norm 12.3 (usual 0.600, threshold 1.90)``."""
+    """Return the headline: ``Step 4 766: gradient norm 12.3 (usual 0.600, threshold 1.90)``."""
     report = entry.report
     begin = f"Step {fmt.step(entry.step)}"
     if report is None:
@@ -298,13 +298,13 @@ def headline(entry: TokenStep, usual: float | None) -> str:
         return f"{begin}: gradient localised"
     if not math.isfinite(report.norm):
         return f"{begin}: the gradient was {fmt.number(report.norm)}"
-    beside = [("usual", usual), ("threshold", report.threshold)]
-    known = ", ".join(f"{name} {fmt.number(value)}" for name, value in beside if value is not None)
+    reference = [("usual", usual), ("threshold", report.threshold)]
+    known = ", ".join(f"{name} {fmt.number(value)}" for name, value in reference if value is not None)
     return f"{begin}: gradient norm {fmt.number(report.norm)}" + (f" ({known})" if known else "")
 
 
 def finding(entry: TokenStep, culprits: Sequence[Token]) -> list[str]:
-    """Sentences: the shares of the norm, or why nobody is named; then how that was found."""
+    """Return sentences: the culprits' shares of the norm, or why there are none; then the method."""
     report = entry.report
     if report is None:
         return [_only_far_out(entry)]
@@ -329,7 +329,7 @@ def _only_far_out(entry: TokenStep) -> str:
 
 
 def _who(report: LocalisationReport, culprits: Sequence[Token]) -> str:
-    """Verdict, cause and cure, a sentence each; of older records the shares in numbers, or what was said."""
+    """Return verdict, cause and cure, a sentence each; for older records the message, or the shares in numbers."""
     if report.said:
         return " ".join(_sentence(_capital(text)) for text in report.said)
     shares = any(math.isfinite(token.numbers.get("share", math.nan)) for token in culprits)
@@ -339,13 +339,13 @@ def _who(report: LocalisationReport, culprits: Sequence[Token]) -> str:
 
 
 def _capital(text: str) -> str:
-    """With a capital, but for a layer: it is called as it is called."""
+    """Capitalise text, unless it begins with the name of a layer."""
     first = text.split(maxsplit=1)[0] if text.strip() else ""
     return text[:1].upper() + text[1:] if first.rstrip(",:").replace("-", "").isalpha() else text
 
 
 def share_words(culprits: Sequence[Token]) -> str:
-    """``One token holds 41 % of it.`` · ``3 tokens hold 83 % of it, the worst 41 %.``"""
+    """Return ``One token holds 41 % of it.`` or ``3 tokens hold 83 % of it, the worst 41 %.``"""
     if not culprits:
         return "No token stands out."
     shares = [token.numbers["share"] for token in culprits if math.isfinite(token.numbers.get("share", math.nan))]
@@ -360,7 +360,7 @@ def share_words(culprits: Sequence[Token]) -> str:
 
 
 def share_words_of(share: float) -> str:
-    """``41%``, or ``cancels 1.5%`` of a token that pushes against the gradient: its share is negative.
+    """Return ``41%``, or ``cancels 1.5%`` for a negative share, of a token that pushes against the gradient.
 
     >>> share_words_of(0.41), share_words_of(-0.015)
     ('41%', 'cancels 1.5%')
@@ -395,19 +395,19 @@ def _sentence(text: str) -> str:
 
 
 def place(token: Token) -> str:
-    """``sequence 3 · position 812``, and the rank and micro-batch where they are not the first."""
+    """Return ``sequence 3 · position 812``, with rank and micro-batch unless they are the first."""
     parts = [f"rank {token.rank}" if token.rank else "", f"micro-batch {token.microbatch}" if token.microbatch else ""]
     return " · ".join([*filter(None, parts), f"sequence {token.sequence}", f"position {fmt.step(token.position)}"])
 
 
 def exactly(token: Token) -> list[tuple[str, str]]:
-    """Name and value, six digits, of every number known of ``token``."""
+    """Return the name and value, to six digits, of every recorded number of ``token``."""
     known = [(name, token.numbers[name]) for name in NUMBERS if name in token.numbers]
     return [(LABELS.get(name, name), exact(value)) for name, value in known]
 
 
 def exact(value: float) -> str:
-    """Six significant digits.
+    """Format a number with six significant digits.
 
     >>> exact(0.8), exact(-1234.5678), exact(2.5e-7), exact(float("inf"))
     ('0.8', '-1234.57', '2.5e-07', 'Inf')
@@ -416,7 +416,7 @@ def exact(value: float) -> str:
 
 
 def top_layer(token: Token) -> str:
-    """``layers.27 62 %``; empty where its own gradient was not taken."""
+    """Return the token's top layer, as ``layers.27 62 %``; empty if its own gradient was not computed."""
     if not token.layers:
         return ""
     layer, share = max(token.layers.items(), key=lambda item: item[1])
@@ -424,7 +424,7 @@ def top_layer(token: Token) -> str:
 
 
 def in_short(token: Token) -> str:
-    """``share 41 %, ratio 148, layers.27 62 %``: a culprit on one line."""
+    """Return a culprit on one line: ``share 41 %, ratio 148, layers.27 62 %``."""
     share, ratio = token.numbers.get("share"), token.numbers.get("ratio")
     facts_line = [] if share is None else [share_words_of(share) if share < 0 else f"share {fmt.percent(share)}"]
     facts_line += [f"ratio {fmt.number(ratio)}"] if ratio is not None else []

@@ -1,4 +1,4 @@
-"""The roll-up of a localised step, and what would have cured it: tables under its sentences."""
+"""Tables of a localised step: the shares of its units, and the effect of possible cures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CURE_COLUMNS = (
 
 
 def show_rollup(report: LocalisationReport | None) -> None:
-    """Both tables, as far as the step has them."""
+    """Draw both tables, as far as the step has them."""
     if report is None:
         return
     units = [unit_row(unit) for unit in report.units]
@@ -44,7 +44,7 @@ def show_rollup(report: LocalisationReport | None) -> None:
 
 
 def rollup_words(report: LocalisationReport) -> str:
-    """Words on what the shares add up to, and how much of what stands out the tokens below hold."""
+    """Describe the sum of the shares, and the part of the excess that the listed tokens hold."""
     words = ["Shares of the gradient norm; they add up to 100 % minus the gap. Negative shares cancel."]
     if report.count:
         known = report.explained
@@ -54,7 +54,7 @@ def rollup_words(report: LocalisationReport) -> str:
 
 
 def unit_row(unit: Mapping[str, JSON]) -> table.TableRow:
-    """A unit as a row of :data:`UNIT_COLUMNS`."""
+    """Return a unit as a row of :data:`UNIT_COLUMNS`."""
     level, name = str(unit.get("level") or ""), str(unit.get("name") or "")
     tokens = number_of(unit.get("tokens"))
     known = [number_of(unit.get(part)) for part in ("share", "up", "down")]
@@ -68,7 +68,7 @@ def unit_row(unit: Mapping[str, JSON]) -> table.TableRow:
 
 
 def cure_row(cure: Mapping[str, JSON]) -> table.TableRow:
-    """A cure as a row of :data:`CURE_COLUMNS`."""
+    """Return a cure as a row of :data:`CURE_COLUMNS`."""
     before, after = number_of(cure.get("before")), number_of(cure.get("after"))
     times = after / before if before and after is not None else None
     shown: Sequence[float | None] = (before, after, times)

@@ -1,4 +1,4 @@
-"""Recorded tokens, one at a time, read from the columns of spike batches; their text made inert."""
+"""Recorded tokens, read from the columns of spike batches, with their text made safe to display."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from rlwatch.records import CULPRITS, RESPONSES, SpikeBatch
 
 LIMIT = 40
-"""Characters of one token that are shown."""
+"""Most characters shown of one token."""
 
 MOST_COMBINING = 3
-"""Accents on one letter; more would climb over the lines above."""
+"""Most combining characters on one letter; more would overlap the lines above."""
 
 Piece = tuple[str, bool]
 
@@ -28,7 +28,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"})
 
 
 def pieces(text: str, limit: int = LIMIT) -> list[Piece]:
-    r"""``text`` as it may be shown, at most ``limit`` of its characters.
+    r"""Split ``text`` for display, at most ``limit`` of its characters, into (piece, whether it is a symbol).
 
     >>> pieces(" the\n")
     [('·', True), ('the', False), ('↵', True)]
@@ -42,7 +42,7 @@ def pieces(text: str, limit: int = LIMIT) -> list[Piece]:
 
 
 def inert(text: str, limit: int = LIMIT) -> str:
-    r"""The same in one string, for tables and sentences.
+    r"""Return the pieces of ``text`` as one string, for tables and sentences.
 
     >>> inert("\tfi")
     '⇥fi'
@@ -59,7 +59,7 @@ def _shown(char: str) -> Piece:
 
 
 def _tamed(text: str) -> str:
-    """Combining characters keep to this token: never first or after what is not drawn, and few on one letter."""
+    """Limit combining characters: none at the start or after an invisible character, and few on one letter."""
     kept: list[str] = []
     accents, base = 0, False
     for char in text:
@@ -77,7 +77,7 @@ NUMBERS = (
     "share", "contribution", "own_norm", "screen", "coefficient", "ratio", "advantage", "reward", "entropy",
     "logp", "old_logp", "rollout_logp", "ref_logp",
 )  # fmt: skip
-"""Columns of floats, in the order in which they are told."""
+"""Columns of floats, in display order."""
 
 LABELS = {
     "share": "share of norm",
@@ -88,16 +88,16 @@ LABELS = {
     "rollout_logp": "logp rollout",
     "ref_logp": "logp reference",
 }
-"""Names of columns where their own do not say it."""
+"""Labels of columns whose names are not self-explanatory."""
 
 _WORDS = ("cause", "why", "before", "after")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of one step. A number that was not measured is absent; NaN is a value.
+    """One token of one step. Numbers that were not measured are absent; NaN is a measured value.
 
-    ``text`` is None where it was not recorded. ``layers``: layer -> share of the token's own squared gradient norm.
+    ``text`` is None if it was not recorded. ``layers``: layer -> share of the token's own squared gradient norm.
     """
 
     rank: int
@@ -112,19 +112,19 @@ class Token:
 
     @property
     def key(self) -> str:
-        """Its name in the address: ``rank.microbatch.sequence.position``."""
+        """Return its key in the address: ``rank.microbatch.sequence.position``."""
         return f"{self.rank}.{self.microbatch}.{self.sequence}.{self.position}"
 
     @property
     def label(self) -> str:
-        """Its text, made inert; its id where it has none."""
+        """Return its text, made safe to display, or its id if there is no text."""
         if self.text or self.token_id is None:
             return inert(self.text or "") or "(no text)"
         return f"id {self.token_id}"
 
 
 def tokens(batch: SpikeBatch, rows: Iterable[int] | None = None) -> list[Token]:
-    """The tokens of ``batch`` in ``rows`` (None: all), in order."""
+    """Return the tokens of ``batch`` in ``rows`` (None: all), in order."""
     return [_token(batch, row) for row in (range(len(batch)) if rows is None else rows)]
 
 
@@ -147,7 +147,7 @@ def _token(batch: SpikeBatch, row: int) -> Token:
 
 
 def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict[str, float]:
-    """The JSON of the column ``layers``; nothing where it is absent or no such JSON."""
+    """Parse the JSON of the column ``layers``; empty if it is absent or invalid."""
     try:
         found = json.loads(str(columns["layers"][row])) if "layers" in columns else {}
         return {str(name): float(share) for name, share in found.items()}
@@ -156,9 +156,9 @@ def _layers(columns: Mapping[str, np.ndarray | Sequence[str]], row: int) -> dict
 
 
 def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
-    """All culprits, worst first: of several ranks, which list only their own, by contribution or own norm.
+    """Return the culprits of all ranks, worst first by contribution or own norm.
 
-    Those that push against the gradient come last: they cancel a part of it, whatever their own size.
+    Tokens that push against the gradient come last, because they cancel a part of it.
     """
     culprit_batches = [batch for batch in batches if batch.reason == CULPRITS]
     found = [token for batch in culprit_batches for token in tokens(batch)]
@@ -167,7 +167,7 @@ def culprits_of(batches: Sequence[SpikeBatch]) -> list[Token]:
 
 
 def _badness(token: Token) -> float:
-    """The larger of the two; what is not a number is worst of all."""
+    """Return the larger of contribution and own norm; NaN counts as the worst."""
     sizes = [abs(token.numbers[name]) for name in ("contribution", "own_norm") if name in token.numbers]
     return math.inf if any(map(math.isnan, sizes)) else max(sizes, default=0.0)
 
@@ -181,13 +181,13 @@ class Response:
     positions: np.ndarray
 
     def column(self, name: str) -> np.ndarray | None:
-        """The numbers of a column, (N,) float64; None where it was not measured."""
+        """Return the numbers of a column, (N,) float64, or None if it was not measured."""
         column = self.batch.columns.get(name)
         return None if column is None else np.asarray(column, dtype=np.float64)[self.rows]
 
 
 def response_of(batches: Sequence[SpikeBatch], token: Token) -> Response | None:
-    """The response ``token`` is in, if it was recorded."""
+    """Return the response that contains ``token``, if it was recorded."""
     for batch in batches:
         if batch.reason != RESPONSES or batch.rank != token.rank or not len(batch):
             continue

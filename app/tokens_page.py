@@ -1,4 +1,4 @@
-"""The tokens of one run: localised steps, the culprits of one, the responses they are in, and those that recur."""
+"""The tokens of one run: localised steps, the culprits of a step and their responses, and recurring culprits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOGPS = ("logp", "old_logp", "rollout_logp", "ref_logp")
 
 @dataclass(frozen=True, slots=True)
 class TokenTableLayout:
-    """A table of tokens: which ``numbers`` it shows. ``with_cause``: cause and layer too; ``opens``: clicks choose."""
+    """A table of tokens with columns ``numbers``. ``with_cause``: also cause and layer; ``opens``: rows are links."""
 
     numbers: Sequence[str]
     with_cause: bool = False
@@ -34,14 +34,14 @@ class TokenTableLayout:
 
     @property
     def columns(self) -> list[table.TableColumn]:
-        """Its columns."""
+        """Return its columns."""
         causes = [table.TableColumn("cause", "tight")] if self.with_cause else []
         layer = [table.TableColumn("top layer", "tight wide")] if self.with_cause else []
         numbers = [table.TableColumn(LABELS.get(name, name), "right tight") for name in self.numbers]
         return [table.TableColumn("token", "long"), table.TableColumn("where", "tight wide"), *causes, *numbers, *layer]
 
     def row(self, token: Token, chosen: Token | None = None) -> table.TableRow:
-        """One token."""
+        """Return the row of a token."""
         appearance, cause = look(token.words.get("cause", "")), token.words.get("cause", "")
         causes = [table.mark(appearance.shape, appearance.colour, fmt.shorten(cause, 40))] if self.with_cause else []
         layer = [table.text(top_layer(token), quiet=True)] if self.with_cause else []
@@ -59,7 +59,7 @@ def _name(token: Token) -> table.Cell:
 
 
 def _number(token: Token, name: str) -> table.Cell:
-    """Three digits, six on hovering; a dash where it was not measured."""
+    """Return a cell with three digits, six in the tooltip; a dash if it was not measured."""
     value = token.numbers.get(name)
     written = share_words_of(value) if name == "share" and value is not None else fmt.number(value)
     return table.text(written, quiet=value is None, title="" if value is None else exact(value))
@@ -71,7 +71,7 @@ CULPRITS_LAYOUT = TokenTableLayout(
 FAR_OUT_LAYOUT = TokenTableLayout(("screen", "ratio", "advantage", "entropy", *LOGPS))
 
 
-# Tokens that are culprits again and again (pure).
+# Recurring culprits (pure).
 
 RECURRING_COLUMNS = (
     table.TableColumn("token", "long"),
@@ -83,12 +83,12 @@ RECURRING_COLUMNS = (
     table.TableColumn("largest share", "right tight"),
 )
 MOST_RECURRING = 20
-"""Tokens listed."""
+"""Most tokens listed."""
 
 
 @dataclass(slots=True)
 class RecurringToken:
-    """One entry of the vocabulary that was a culprit: how often, where, why. ``token``: the newest of them."""
+    """One vocabulary entry that was a culprit, with counts, steps and causes. ``token``: its newest occurrence."""
 
     token: Token
     times: int = 0
@@ -97,7 +97,7 @@ class RecurringToken:
     share: float | None = None
 
     def add(self, token: Token, step: int) -> None:
-        """One more time."""
+        """Add an occurrence."""
         self.token, self.times = token, self.times + 1
         self.steps.add(step)
         self.causes[token.words.get("cause", "unexplained")] += 1
@@ -107,7 +107,7 @@ class RecurringToken:
 
 
 def recurring(batches: Iterable[SpikeBatch]) -> list[RecurringToken]:
-    """Tokens that were culprits more than once, the most frequent first. ``batches`` of culprits, oldest first."""
+    """Return tokens that were culprits more than once, the most frequent first. ``batches``: culprits, oldest first."""
     found: dict[object, RecurringToken] = {}
     for batch in batches:
         for token in tokens(batch):
@@ -119,7 +119,7 @@ def recurring(batches: Iterable[SpikeBatch]) -> list[RecurringToken]:
 
 
 def recurring_row(one: RecurringToken) -> table.TableRow:
-    """It as a row of :data:`COLUMNS`."""
+    """Return a recurring token as a row of :data:`COLUMNS`."""
     token = one.token
     known = token.token_id is not None and token.text is not None
     causes = " · ".join(f"{fmt.shorten(cause, 40)} {count}" for cause, count in one.causes.most_common())
@@ -137,7 +137,7 @@ def recurring_row(one: RecurringToken) -> table.TableRow:
 
 
 def recurring_scope(batches: Sequence[SpikeBatch], most: int) -> str:
-    """Over how many steps this looked."""
+    """Describe the number of steps that were searched."""
     steps = {(batch.attempt, batch.step) for batch in batches}
     older = ", the newest" if len(batches) >= most else ""
     return f"over {fmt.plural(len(steps), 'localised step')}{older}"
@@ -146,11 +146,11 @@ def recurring_scope(batches: Sequence[SpikeBatch], most: int) -> str:
 # One step: the sentence, the culprits, the layers, the response.
 
 MOST_TOKENS = 100
-"""Rows of a table of tokens."""
+"""Most rows of a table of tokens."""
 
 
 def show_step(run: RunInfo, entry: TokenStep) -> None:
-    """Everything about one step."""
+    """Draw all records of one step."""
     batches = [batch for batch in queries.of_step(run.run_id, entry.step) if batch.attempt == entry.attempt]
     culprits = culprits_of(batches)
     st.html(
@@ -177,14 +177,14 @@ def _of(batches: Sequence[SpikeBatch], reason: str) -> list[Token]:
 
 
 def _chosen(batches: Sequence[SpikeBatch], culprits: Sequence[Token]) -> Token | None:
-    """The token of the address, be it a culprit or one beside it; else the worst culprit."""
+    """Return the token in the address, a culprit or another token of its response; else the worst culprit."""
     key = st.query_params.get("token", "")
     found = next((token for token in culprits if token.key == key), None)
     return found or _beside(batches, key) or next(iter(culprits), None)
 
 
 def _beside(batches: Sequence[SpikeBatch], key: str) -> Token | None:
-    """A token of a recorded response, by its key."""
+    """Return a token of a recorded response, by its key."""
     parts = key.split(".")
     if len(parts) != 4 or not all(part.isdecimal() and len(part) < 16 for part in parts):
         return None
@@ -223,13 +223,13 @@ def _table(key: str, found: Sequence[Token], chosen: Token | None, layout: Token
         st.caption(f"and {fmt.step(len(found) - MOST_TOKENS)} more")
 
 
-# Tokens of one run: which steps were localised, who did it, and the responses they are in.
+# Tokens of one run: localised steps, culprits, and their responses.
 
 ROWS, ROW_PX, HEAD_PX = 8, 37, 40
-"""Steps seen at once; the others by scrolling."""
+"""Steps visible without scrolling, and heights of a row and of the header."""
 
 LISTED = 200
-"""Steps listed at most."""
+"""Most steps listed."""
 
 NOTHING = (
     "No token data yet. rlwatch records tokens when the gradient spikes or is not finite "
@@ -238,7 +238,7 @@ NOTHING = (
 
 
 def page(go_to_run: GoToRun, go_to_rollouts: GoToRollouts) -> None:
-    """The run, the step and the token named in the address."""
+    """Draw the run, the step and the token in the address."""
     run_id = st.query_params.get("run", "")
     if not run_id:
         st.info("No run selected. Open a run, then its tokens.")
@@ -291,7 +291,7 @@ def _body(run_id: str) -> None:
 
 
 def _shown(run_id: str, entries: Sequence[TokenStep]) -> TokenStep | None:
-    """Step that the address names, also one too old for the list; None where it names none and there is none."""
+    """Return the step in the address, even if too old for the list, else the newest; None if there are no steps."""
     step, attempt = st.query_params.get("step"), st.query_params.get("attempt")
     found, number = token_steps.chosen(entries, step, attempt), token_steps.numbered(step)
     if found is not None or number is None:
@@ -304,7 +304,7 @@ def _shown(run_id: str, entries: Sequence[TokenStep]) -> TokenStep | None:
 
 
 def _stay(shown: TokenStep) -> None:
-    """Name the step in the address: a newer one must not turn the page under a reader's eyes."""
+    """Put the step into the address, so that a newer one does not replace it while the user reads."""
     if "step" not in st.query_params:
         st.query_params["step"] = str(shown.step)
 
@@ -347,7 +347,7 @@ def _causes() -> list[str]:
 
 
 def open_step(key: str) -> None:
-    """Show the step of :attr:`TokenStep.key`; the token chosen before was of another."""
+    """Show the step of :attr:`TokenStep.key` and clear the token chosen before."""
     attempt, _, step = key.partition(".")
     st.query_params["step"], st.query_params["attempt"] = step, attempt
     st.query_params.pop("token", None)
