@@ -1,9 +1,9 @@
-"""rlwatch inside a trainer: one package for each, imported only by whoever uses it.
+"""rlwatch inside a trainer: one package for each trainer, imported only where it is used.
 
-Setting up may raise. Once training runs nothing here does: see :mod:`rlwatch.error_boundary`.
+Functions here may raise during set-up, but never once training runs: see :mod:`rlwatch.error_boundary`.
 
-Every trainer has the same eight doors. A plain cell is a file of the trainer's package; ``shared:`` names the file
-beside this one that does all of it, ``none:`` the reason why there is nothing to open.
+Every trainer's package has the same eight parts. A plain cell names a module of the package; ``shared:`` names a module
+of this directory that does all of the work, ``none:`` gives the reason why the part is missing.
 
 ===========  ===================  ===================  ===================  ===================  ===================
 door         trl                  transformers         torch                verl                 openrlhf
@@ -22,21 +22,21 @@ rooms        verifiers            layer_clipping                            plug
                                                                             saving
 ===========  ===================  ===================  ===================  ===================  ===================
 
-- **attach** makes the run and puts everything in place: ``watch(trainer)``, ``Watcher``, the hooks on imported classes.
-- **taps** look at the trainer while it trains, into a :class:`~rlwatch.integrations.step_tally.StepTally`.
+- **attach** creates the run and installs all hooks: ``watch(trainer)``, ``Watcher``, the hooks on imported classes.
+- **taps** measure the trainer while it trains, into a :class:`~rlwatch.integrations.step_tally.StepTally`.
 - **batch** reads its micro-batches and generations as :class:`~rlwatch.tensors.tokens.TokenBatch` and
   :class:`~rlwatch.tensors.responses.ResponseBatch`.
-- **commands** are what it can carry out and when that is safe: handlers for the one
+- **commands** define the commands that the trainer supports and when they are safe: handlers for the
   :class:`~rlwatch.integrations.commands.Controller`.
-- **checkpoints** keep what a reset or a new KL coefficient changed, so that a resume does not undo it.
-- **ranks** put the processes of one run together.
-- **compat** knows what of the installed version is needed and what is missing, without asking for version numbers.
-- **localise** offers loss passes and gradients to the one :class:`~rlwatch.integrations.localising.Localiser`.
+- **checkpoints** keep the changes of a reset or a new KL coefficient, so that a resume does not undo them.
+- **ranks** connect the processes of one run.
+- **compat** checks that the installed version has the required parts, without comparing version numbers.
+- **localise** passes loss passes and gradients to the :class:`~rlwatch.integrations.localising.Localiser`.
 
-verl and OpenRLHF train in processes of Ray: their ``driver`` runs beside the trainer, and in verl a ``worker`` in each
-actor. TRL's trainers are Hugging Face's, so that ``trl`` builds on ``transformers``. Models that Megatron holds, in
-verl or in a loop of one's own, are :mod:`~rlwatch.integrations.megatron`'s and :mod:`rlwatch.tensors.megatron`'s.
+verl and OpenRLHF train in processes of Ray: their ``driver`` runs in the trainer's process and, in verl, a ``worker``
+in each actor. TRL's trainers extend Hugging Face's, so ``trl`` builds on ``transformers``. Models of Megatron, in verl
+or in a custom loop, are handled by :mod:`~rlwatch.integrations.megatron` and :mod:`rlwatch.tensors.megatron`.
 
 Other trackers (:mod:`~rlwatch.integrations.wandb`, :mod:`~rlwatch.integrations.tensorboard`,
-:mod:`~rlwatch.integrations.mlflow`) are no trainers: they are mirrored, by :mod:`~rlwatch.integrations.tee`.
+:mod:`~rlwatch.integrations.mlflow`) are mirrored by :mod:`~rlwatch.integrations.tee`.
 """

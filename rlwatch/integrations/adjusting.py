@@ -13,7 +13,7 @@ from rlwatch.wording import cell
 Values = Mapping[str, JSON]
 """Arguments of a command and their values."""
 ADJUSTABLE = ("set-clip", "set-grad-clip", "set-entropy-coef", "set-is-correction")
-"""Commands that change a setting and nothing else."""
+"""Commands that only change a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class Adjust:
         self.kind = kind
         self._setting = setting
         self.kept: Values | None = None
-        """The values that were set last; None while the trainer's own configuration holds."""
+        """The values set last; None while the trainer's own configuration is in force."""
 
     def check(self, command: Command) -> None:
-        """Refuse where the trainer has no such setting, or does not read it while it runs."""
+        """Refuse if the trainer has no such setting, or does not read it while it runs."""
         COMMAND_KINDS[self.kind].read(command.args)
         self._setting.read()
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Set it; returns the values before and after."""
+        """Set the values; returns those before and after."""
         args, before = COMMAND_KINDS[self.kind].read(command.args), self._setting.read()
         self._setting.write(args)
         after = self._setting.read()
@@ -64,7 +64,7 @@ class Adjust:
 
 
 class SyncWeights:
-    """Handles ``sync-weights``: ``sync`` sends them, or lets the trainer do so; returns words for the answer."""
+    """Handles ``sync-weights``: ``sync`` sends the weights, or makes the trainer send them, and returns a message."""
 
     kind: str = "sync-weights"
 
@@ -76,7 +76,7 @@ class SyncWeights:
         COMMAND_KINDS[self.kind].read(command.args)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
-        """Send them."""
+        """Send the weights."""
         return {"summary": self._sync()}
 
 

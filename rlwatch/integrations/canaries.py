@@ -27,11 +27,11 @@ RIGHT, WRONG, FAILED = "verifier/canary_right/", "verifier/canary_wrong/", "veri
 FIRST_S = 60.0
 """Longest that the first scoring of one canary may take, at set-up."""
 SHARE, CREDIT_S = 0.02, 1.0
-"""Of the time since set-up that training may have waited for scorings, besides ``CREDIT_S`` seconds: beyond that none
-begins, until the share is kept again.
+"""Largest share of the time since set-up that training may wait for scorings, plus ``CREDIT_S`` seconds. Beyond it no
+scoring begins until the share is below the limit again.
 """
 MOST = 64
-"""Canaries at most, over all functions."""
+"""Most canaries, over all functions."""
 
 
 class Canary:
@@ -110,11 +110,11 @@ class Canaries:
 
     @classmethod
     def of(cls, wish: Sequence[Canary] | Canaries | None) -> Canaries | None:
-        """``wish`` with the defaults where it is a list; None where it is None. Raises ``ConfigError``."""
+        """Return ``wish``, a list with the default settings, or None for None. Raises ``ConfigError``."""
         return wish if wish is None or isinstance(wish, cls) else cls(wish)  # type: ignore[arg-type]
 
     def named(self) -> Iterator[tuple[str, Canary]]:
-        """Each with its name."""
+        """Yield each canary with its name."""
         counts = {True: 0, False: 0}
         for one in self.answers:
             counts[one.right] += 1
@@ -137,7 +137,7 @@ class _Case:
     first: float = math.nan
 
     def read(self) -> float | None:
-        """Score it; None where there is no finite reward. Raises what the function raises."""
+        """Return the canary's score, or None if it is not finite. Raises what the function raises."""
         return read(self.score(self.canary))
 
     @property
@@ -154,7 +154,7 @@ class _Scoring:
     thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Score them one after the other. Raises nothing: an interrupt on a thread of ours is nobody's wish."""
+        """Score the canaries one after the other. Raises nothing, because it runs on a background thread."""
         for case in self.cases:
             self.results[case.metric] = sheltered(case.read, lambda _error: None)
 
@@ -192,7 +192,7 @@ class CanaryScorer:
         self._changed = False
 
     def numbers(self, step: int) -> dict[str, float]:
-        """Metrics of a scoring if one is due at ``step``; else nothing. Waits for ``wait_s`` at most."""
+        """Return the metrics of a scoring if one is due at ``step``, else none. Waits at most ``wait_s``."""
         every = 1 if self._changed else self._wish.every
         if self._last is not None and 0 <= step - self._last < every:
             return {}
@@ -231,13 +231,13 @@ class CanaryScorer:
 
 
 def read(result: Any) -> float | None:
-    """One finite reward: a number, or a list or array of one; None for anything else."""
+    """Return a finite reward from a number, or a list or array of one; None for anything else."""
     values = values_of(result if isinstance(result, list | tuple) or np.ndim(result) == 1 else [result])
     return values[0] if values is not None and len(values) == 1 and math.isfinite(values[0]) else None
 
 
 def _begins(case: _Case) -> bool:
-    """Score it for the first time, here where set-up may raise. False where the function gives it no finite reward."""
+    """Score a canary at set-up, where errors may be raised. False if the reward is not finite."""
     outcome: list[Any] = []
     errors: list[BaseException] = []
 
@@ -271,7 +271,7 @@ def _begins(case: _Case) -> bool:
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Put the global random streams (Python, NumPy, torch) back afterwards, to where they were."""
+    """Restore the global random states (Python, NumPy, torch) afterwards."""
     python, numbers, tensors = random.getstate(), np.random.get_state(), RandomState.now()
     try:
         yield

@@ -1,8 +1,8 @@
-"""Commands that outlive the process: kept in checkpoints, taken up again on a resume.
+"""Effects of commands that outlive the process: saved in checkpoints, restored on a resume.
 
-Trainers rebuild their reference from the model's name when they start, and save none: without :class:`KeptReference` a
-resumed run would silently be anchored to the old reference again. Settings are kept by :class:`KeptSettings`.
-(A lowered learning rate needs no keeping: its scale lies in the optimizer's state, which trainers save.)
+Trainers rebuild their reference from the model's name at the start and do not save it: without :class:`KeptReference` a
+resumed run would silently use the old reference again. :class:`KeptSettings` saves settings. A lowered learning rate
+needs neither, because its scale is in the optimizer's state, which trainers save.
 
 A reference lies inside a checkpoint as ``rlwatch_reference/reference.safetensors`` and ``reference.json``, written
 whole or not at all. Checkpoints that hold the same reference share one file.
@@ -49,12 +49,12 @@ CUT = "Megatron cuts the reference over ranks, and rlwatch does not gather it; s
 
 
 class KeptReference:
-    """Puts the reference into checkpoints once it was reset, and takes it up again. One on every rank.
+    """Saves the reference in checkpoints once it was reset, and restores it. One on every rank.
 
     Give :meth:`reset_done` to the handler of resets; call :meth:`save` when a checkpoint has been written and
-    :meth:`restore` when training begins from one. The first save after a reset writes the weights beside the
-    checkpoints (``rlwatch_reference/`` in their parent directory); every checkpoint then shares that file. What a
-    disk or a file does wrong becomes one warning and an event, never an exception.
+    :meth:`restore` when training begins from one. The first save after a reset writes the weights next to the
+    checkpoints (``rlwatch_reference/`` in their parent directory); every checkpoint then shares that file. An error of
+    a disk or file becomes one warning and an event, never an exception.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class KeptReference:
     seam
         Where events go.
     writes
-        Whether this process writes; the others lend their shards.
+        Whether this process writes the file; the others only provide their shards.
     """
 
     def __init__(self, find: Callable[[], Anchored], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
@@ -76,24 +76,24 @@ class KeptReference:
 
     @property
     def facts(self) -> ReferenceFacts | None:
-        """The reset the reference comes from; None if it is the one the trainer built."""
+        """Return the reset that made the reference; None if it is the one that the trainer built."""
         return self._facts
 
     def reset_done(self, command: Command, report: Mapping[str, JSON], step: int) -> None:
-        """The reference was reset at ``step``: from now on checkpoints hold it."""
+        """Note that the reference was reset at ``step``; checkpoints include it from now on."""
         fingerprint = str(report.get("fingerprint", ""))
         self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         self._stored = None
 
     def moved(self) -> None:
-        """Something else moved the reference: what was written is not it any more."""
+        """Note that the reference changed by other means, so that the written file is outdated."""
         self._stored = None
 
     def save(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Put the reference into ``checkpoint``, which has just been written. Every rank calls it.
+        """Add the reference to ``checkpoint``, which has just been written. Every rank calls it.
 
-        What an earlier attempt left there, of steps that were undone since, goes. All ranks know alike whether a reset
-        is still to be written, so that usually nobody is asked; where one is, rank 0 says when shards are gathered.
+        References of an earlier attempt, of steps undone since, are removed. All ranks know whether a reset is still to
+        be written, so usually they need not communicate; if one is, rank 0 decides when the shards are gathered.
         """
         parent = checkpoint.parent
         new = self._facts if self._stored is None else None
@@ -117,8 +117,8 @@ class KeptReference:
             self._failed("reference_not_kept", checkpoint, step, f"{type(error).__name__}: {error}")
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Take up the reference that ``checkpoint`` holds, if any. Every rank calls it, after the trainer has
-        loaded the policy and built its own reference.
+        """Restore the reference in ``checkpoint``, if any. Every rank calls it, after the trainer has loaded the policy
+        and built its own reference.
         """
         command, problem = None, None
         try:
@@ -150,9 +150,9 @@ def _reason(result: Result | None) -> str:
 
 
 def why_none(nearby: Mapping[str, ReferenceFacts], step: int) -> str | None:
-    """Explain a checkpoint of ``step`` that keeps no reference, by those that checkpoints ``nearby`` hold.
+    """Explain a checkpoint of ``step`` without a reference by the references of checkpoints ``nearby``.
 
-    None if none of them knows of a reset.
+    Returns None if none of them has one.
     """
     missing = {name: facts for name, facts in nearby.items() if facts.step <= step}
     later = {name: facts for name, facts in nearby.items() if facts.step > step}
@@ -168,13 +168,13 @@ def why_none(nearby: Mapping[str, ReferenceFacts], step: int) -> str | None:
     return None
 
 
-# Writing a reference down and taking it up again, as work that every rank does or none.
+# Writing and reading a reference, on all ranks or none.
 
 Find = Callable[[], Anchored]
 
 
 class WriteDown:
-    """Gathers the reference, shard by shard, and writes it where this process ``writes``."""
+    """Gathers the reference shard by shard, and writes it if this process ``writes``."""
 
     kind: str = "keep-reference"
 
@@ -184,11 +184,11 @@ class WriteDown:
         self.written: ReferenceFacts | None = None
 
     def command(self, parent: Path, facts: ReferenceFacts) -> Command:
-        """The order to write into ``parent``."""
+        """Return the command to write into ``parent``."""
         return _reference_command(self.kind, parent, facts)
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Raise ``RLWatchError`` if there is no reference here, or ranks have different ones that nothing gathers."""
+        """Raise ``RLWatchError`` if there is no reference, or if ranks hold parts that cannot be gathered."""
         anchored = self._find()
         if cut(anchored.policy):
             raise RLWatchError(CUT)
@@ -196,7 +196,7 @@ class WriteDown:
             raise RLWatchError("there is no reference to keep")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Write; a full disk is a refusal."""
+        """Write the reference; a full disk becomes a refusal."""
         gathered: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, tensor in _tensors(self._find()).items():
@@ -213,7 +213,7 @@ class WriteDown:
 
 
 class TakeUp:
-    """Reads a written reference into the one the trainer built."""
+    """Copies a written reference into the one that the trainer built."""
 
     kind: str = "restore-reference"
 
@@ -223,11 +223,11 @@ class TakeUp:
         self.facts: ReferenceFacts | None = None
 
     def command(self, checkpoint: Path, facts: ReferenceFacts) -> Command:
-        """The order to take up what ``checkpoint`` holds."""
+        """Return the command to restore the reference in ``checkpoint``."""
         return _reference_command(self.kind, checkpoint, facts)
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` if the file is not there, damaged, or of another model."""
+        """Raise ``RLWatchError`` if the file is missing, damaged, or of another model."""
         anchored, checkpoint, facts = self._find(), Path(command.args["path"]), _facts(command)
         if self._verifies():
             verify_reference(checkpoint, facts)
@@ -241,7 +241,7 @@ class TakeUp:
             raise RLWatchError(f"the kept reference is of another model: {odd[0]!r} differs")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Copy every tensor into its place, in the dtype, on the device and in the sharding it has there."""
+        """Copy every tensor into the trainer's reference, in its dtype, device and sharding."""
         anchored, self.facts = self._find(), _facts(command)
         if anchored.adapted and not _tensors(anchored):
             policy: Any = unwrapped(anchored.policy)
@@ -268,7 +268,7 @@ def _facts(command: Command) -> ReferenceFacts:
 
 
 def _tensors(anchored: Anchored) -> dict[str, Tensor]:
-    """The reference's tensors by name; of an adapted policy those of the adapter ``ref``, which may be none."""
+    """Return the reference's tensors by name; for an adapted policy those of the adapter ``ref``, if there is one."""
     if anchored.reference is not None:
         return dict(named_tensors(anchored.reference))
     return {name: tensor for name, tensor in named_tensors(anchored.policy) if f".{REF}." in f"{name}."}
@@ -292,7 +292,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFacts:
-    """Facts of a kept reference: the reset that made it, and what its file must be."""
+    """Facts of a saved reference: the reset that made it, and the size and digest of its file."""
 
     step: int
     command: str = ""
@@ -315,7 +315,7 @@ def write_reference(parent: Path, facts: ReferenceFacts, tensors: Mapping[str, T
     def fill(directory: Path) -> ReferenceFacts:
         try:
             save_file(dict(tensors), directory / WEIGHTS_FILE)
-        except SafetensorError as error:  # what it makes of a full disk
+        except SafetensorError as error:  # raised on a full disk
             raise OSError(str(error)) from error
         return replace(facts, tensors=len(tensors), sha256=_sha256(directory / WEIGHTS_FILE))
 
@@ -323,7 +323,7 @@ def write_reference(parent: Path, facts: ReferenceFacts, tensors: Mapping[str, T
 
 
 def share_reference(parent: Path, facts: ReferenceFacts, source: Path) -> None:
-    """Let ``parent`` hold what lies in ``source``: the same file, or a copy where there are no links.
+    """Put the reference of ``source`` into ``parent``: as a hard link, or as a copy where links are not supported.
 
     Raises ``OSError`` if it cannot.
     """
@@ -339,7 +339,7 @@ def share_reference(parent: Path, facts: ReferenceFacts, source: Path) -> None:
 
 
 def remove_reference(parent: Path) -> None:
-    """Let ``parent`` hold none. The file itself stays where others share it."""
+    """Remove the reference from ``parent``. Files shared with others remain there."""
     shutil.rmtree(parent / REFERENCE_DIRECTORY, ignore_errors=True)
 
 
@@ -361,7 +361,7 @@ def read_facts(checkpoint: Path) -> ReferenceFacts | None:
 
 
 def verify_reference(checkpoint: Path, facts: ReferenceFacts) -> None:
-    """Read the whole file. Raises ``RLWatchError`` if it is not the one that was written."""
+    """Read the whole file. Raises ``RLWatchError`` if it is not as it was written."""
     path = checkpoint / REFERENCE_DIRECTORY / WEIGHTS_FILE
     try:
         digest = _sha256(path)
@@ -372,7 +372,7 @@ def verify_reference(checkpoint: Path, facts: ReferenceFacts) -> None:
 
 
 def kept_nearby(checkpoint: Path) -> dict[str, ReferenceFacts]:
-    """The references that checkpoints beside ``checkpoint`` hold, by the name of theirs; unreadable ones left out."""
+    """Return the readable references of checkpoints next to ``checkpoint``, by the checkpoint's name."""
     nearby = {}
     for path in sorted(checkpoint.resolve().parent.glob(f"*/{REFERENCE_DIRECTORY}")):
         try:
@@ -385,7 +385,7 @@ def kept_nearby(checkpoint: Path) -> dict[str, ReferenceFacts]:
 
 
 def _placed(parent: Path, fill: Callable[[Path], ReferenceFacts]) -> ReferenceFacts:
-    """Fill a directory beside the final one, then put it in its place."""
+    """Fill a temporary directory, then rename it to the final one."""
     final, draft = parent / REFERENCE_DIRECTORY, parent / f".{REFERENCE_DIRECTORY}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -395,7 +395,7 @@ def _placed(parent: Path, fill: Callable[[Path], ReferenceFacts]) -> ReferenceFa
         remove_reference(parent)
         draft.rename(final)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # there is none once it is in its place
+        shutil.rmtree(draft, ignore_errors=True)  # it no longer exists once renamed
     return facts
 
 
@@ -404,19 +404,19 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Settings that outlive the process: trainers start with those of their configuration.
+# Settings changed by commands, which trainers would reset to their configuration at the next start.
 
 SETTINGS_FILE = "rlwatch_control.json"
 
 
 class KeptHandler(CommandHandler, Protocol):
-    """A handler that changes a setting: ``kept`` are the arguments of what was set last, None where nothing was."""
+    """A handler that changes a setting: ``kept`` are the arguments set last, None if there were none."""
 
     kept: Mapping[str, JSON] | None
 
 
 class KeptSettings:
-    """Writes the settings that commands changed into checkpoints, and sets them on a resume. One on every rank."""
+    """Saves settings changed by commands in checkpoints, and restores them on a resume. One on every rank."""
 
     def __init__(self, handlers: Sequence[KeptHandler], seam: ErrorBoundary, writes: Callable[[], bool]) -> None:
         self._handlers = {handler.kind: handler for handler in handlers}
@@ -424,7 +424,7 @@ class KeptSettings:
         self._writes = writes
 
     def save(self, checkpoint: Path) -> None:
-        """Into ``checkpoint``, which has just been written; if none was set, what an earlier attempt left goes."""
+        """Save the settings in ``checkpoint``, which has just been written; if there are none, remove older ones."""
         if not self._writes():
             return
         kept = {kind: dict(handler.kept) for kind, handler in self._handlers.items() if handler.kept is not None}
@@ -440,7 +440,7 @@ class KeptSettings:
             logger.warning("rlwatch could not keep %s in %s (training goes on): %s", _names(kept), checkpoint, error)
 
     def restore(self, checkpoint: Path, controller: Controller, step: int) -> None:
-        """Set what ``checkpoint`` keeps. Every rank calls it; what rank 0 reads counts."""
+        """Restore the settings in ``checkpoint``. Every rank calls it; the settings that rank 0 reads are used."""
         kept = _read_settings(checkpoint / SETTINGS_FILE)
         for kind, handler in self._handlers.items():
             command = None if kind not in kept else _settings_command(kind, kept[kind], checkpoint)
@@ -464,7 +464,7 @@ def _settings_command(kind: str, args: Mapping[str, JSON], checkpoint: Path) -> 
 
 
 def _read_settings(path: Path) -> dict[str, Mapping[str, JSON]]:
-    """The settings by kind; none, with a warning, where the file cannot be read, and silently where there is none."""
+    """Read the settings by kind; empty if there is no file, or, with a warning, if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         kept = {SetKLCoef.kind: {"value": found["kl_coef"]}} if found["format"] == 1 else found["settings"]

@@ -1,8 +1,8 @@
-"""Commands, carried out in the training thread of every rank, where that is safe.
+"""Commands, executed in the training thread of every rank, at safe boundaries.
 
-The :class:`Controller` takes what the run was sent at safe boundaries and answers each command once. The handlers that
-every trainer shares stand below it: pause and resume, ``stop``, ``save-checkpoint``, ``set-kl-coef``. Those with a
-mechanism of their own have a module each: :mod:`rlwatch.integrations.reference`,
+The :class:`Controller` takes the run's commands at safe boundaries and answers each once. Below it are the handlers
+that every trainer shares: pause and resume, ``stop``, ``save-checkpoint``, ``set-kl-coef``. Handlers with a mechanism
+of their own have a module each: :mod:`rlwatch.integrations.reference`,
 :mod:`rlwatch.integrations.learning_rate`.
 """
 
@@ -39,7 +39,7 @@ BROKEN_OFF = "training was interrupted while it was being carried out"
 RESET = "reset-reference"
 REWARD = "reward/mean"
 KL = "policy/kl_ref_k3"
-"""To the reference, nats per token; what a reset makes 0."""
+"""KL to the reference, nats per token; a reset makes it 0."""
 ENDS_A_PAUSE = ("resume", "stop")
 OnMetrics = Callable[[Mapping[str, float]], None]
 Work = Callable[[Command], Mapping[str, JSON] | None]
@@ -47,7 +47,7 @@ Work = Callable[[Command], Mapping[str, JSON] | None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome of a command on this rank: a report, or the reason for a refusal; ``begun``: all ranks went at it."""
+    """Outcome of a command on this rank: a report, or the reason for a refusal; ``begun``: all ranks started it."""
 
     report: Mapping[str, JSON] | None = None
     refusal: str | None = None
@@ -59,25 +59,25 @@ class Timed(Protocol):
     """A handler whose commands may have a time limit."""
 
     def due(self, step: int) -> Command | None:
-        """The command to carry out now because a limit was reached; asked at every boundary. Rank 0's counts."""
+        """Return the command to execute now because a limit was reached; called at every boundary, used on rank 0."""
         ...
 
 
 @runtime_checkable
 class Settled(Protocol):
-    """A handler that learns how a command ended on all ranks, so that none keeps what another could not do."""
+    """A handler that is notified of a command's outcome on all ranks, so that it can undo one that failed elsewhere."""
 
     def settled(self, command: Command, refusal: str | None) -> None:
-        """All ranks carried ``command`` out (None); or one refused or failed, and what was done here is undone."""
+        """Keep the effect of ``command`` if all ranks executed it (None); undo it if one refused or failed."""
         ...
 
 
 @runtime_checkable
 class Resolving(Protocol):
-    """A handler of commands whose words rank 0 alone understands."""
+    """A handler of commands with arguments that only rank 0 can resolve."""
 
     def resolved(self, command: Command) -> Command:
-        """Return ``command`` in words that every rank understands. Called on rank 0, before it is shared."""
+        """Return ``command`` with resolved arguments. Called on rank 0, before it is shared."""
         ...
 
 
@@ -90,18 +90,18 @@ class Controller:
     Parameters
     ----------
     seam
-        What the run is reached through, and what our failures end at.
+        Error boundary of the run: gives access to it and contains rlwatch's own errors.
     handlers
-        One for each kind of command this trainer can carry out.
+        One for each kind of command that this trainer supports.
     ranks
-        The other ranks: all carry a command out, or none.
+        The other ranks: all execute a command, or none.
     latest
         The metrics measured last, by canonical name; ``policy/kl_ref_k3`` is recorded with a reset.
     measured
         For a trainer whose step is measured after its boundary: given a step, calls back with its metrics once they are
         known, or with none. A reset is recorded then.
     hold
-        Who waits while training is paused.
+        Waits while training is paused.
     """
 
     def __init__(
@@ -126,18 +126,18 @@ class Controller:
         self._course: RescueCourse | None = None
 
     def obey(self, step: int) -> None:
-        """Carry out what waits, at ``step``, which has ended; while training is paused, wait for more.
+        """Execute waiting commands after ``step``; while training is paused, wait for more.
 
-        With nothing to do it costs a look at a queue in memory, however many ranks there are: none is notified or
-        waited for. With commands all ranks meet, here or, where one has passed already, at the next boundary that none
-        has passed.
+        Without commands it only checks a queue in memory, with any number of ranks: no rank is notified or waited for.
+        With commands all ranks meet, here or, if one has passed this boundary already, at the next one that none has
+        passed.
         """
         try:
             while True:
                 due = self._due(step)
                 while self._ranks.meets(step, wanted=self._wanted(due), staying=self._hold.on):
                     self._round(step, due)
-                    due = []  # what could not be done is due at the next boundary, too
+                    due = []  # a command that failed is due again at the next boundary
                 if not self._held():
                     return
                 with (clock_of(self._seam.run) or StageClock()).stage(PAUSED):
@@ -146,9 +146,9 @@ class Controller:
             self._ranks.leave()
 
     def order(self, handler: CommandHandler, command: Command | None, step: int) -> Result | None:  # noqa: ARG002
-        """Let every rank carry out with ``handler`` what rank 0 decided by itself; None if it decided nothing.
+        """Execute on every rank a command that rank 0 decided on; None if it decided on none.
 
-        Every rank calls it at the same place; the ``command`` of rank 0 counts.
+        Every rank calls it at the same place; the ``command`` of rank 0 is used.
         """
         result = None
         try:
@@ -159,8 +159,8 @@ class Controller:
         return result
 
     def _wanted(self, due: Sequence[Command]) -> bool:
-        """True if this rank knows of something to do here: rank 0 alone of what was requested, all of what is due at a
-        step. (When a pause is over is for the clock of rank 0 to say.)
+        """Return True if this rank has commands to execute here: requested ones on rank 0 only, due ones on all ranks.
+        (The clock of rank 0 decides when a pause is over.)
         """
         run = self._seam.run
         waiting = run is not None and run.has_commands(for_all_ranks=self._ranks.world_size > 1)
@@ -189,7 +189,7 @@ class Controller:
         return self._seam.attempt(f"command {command.kind}", handler.resolved, command) or command
 
     def _due(self, step: int) -> list[Command]:
-        """Commands nobody sent: what an earlier one set a time limit to. A pause ends with the run at the latest."""
+        """Return commands that end earlier ones with a time limit. A pause ends with the run at the latest."""
         run = self._seam.run
         ended = run is None or not run.active
         due = [time_is_up()] if self._hold.on and (ended or self._hold.expired) else []
@@ -200,7 +200,7 @@ class Controller:
         return due if command is None else [*due, command]
 
     def _rescue(self, step: int) -> Command | None:
-        """Return the command by which the permitted policy goes on with a rescue, if it does. Of rank 0 alone."""
+        """Return the next command of a permitted rescue policy, if any. Only on rank 0."""
         run = self._seam.run
         policy = None if run is None else getattr(run, "rescue", None)
         if run is None or policy is None or self._ranks.rank:
@@ -223,7 +223,7 @@ class Controller:
             run.event(RESCUE_EVENT, note.step, **body, evidence=dict(note.evidence))
 
     def _held(self) -> bool:
-        """True while training waits: every rank holds, and none waits for one that is gone."""
+        """Return True while training waits: all ranks hold, and none waits for one that is gone."""
         if self._hold.forsaken:
             self._hold.end()
         return self._hold.on
@@ -250,7 +250,7 @@ class Controller:
     def _result(
         self, command: Command, handler: CommandHandler | None, pending: PendingCommand | None = None
     ) -> Result:
-        """Check and carry out on all ranks. Rank 0 decides, once all are ready, if it is too late to begin."""
+        """Check and execute on all ranks. Rank 0 decides, once all are ready, if it is too late to start."""
         if handler is None:
             unknown = self._unknown(command.kind)
             return Result(refusal=self._ranks.agree(unknown) or unknown)
@@ -276,7 +276,7 @@ class Controller:
         return self._handlers.get(kind)
 
     def _tried(self, command: Command, work: Work) -> Result:
-        """Outcome of ``work`` on the command. Its own failures end at the seam."""
+        """Return the outcome of ``work`` on the command. The error boundary contains its errors."""
         result = self._seam.attempt(f"command {command.kind}", _result_of, work, command)
         return result or Result(refusal=FAILED)
 
@@ -305,7 +305,7 @@ class Controller:
 
 
 def _of_plugins() -> list[CommandHandler]:
-    """Handlers of other people's packages; one that cannot be made is said and left out."""
+    """Return handlers of plugin packages; one that cannot be created is reported and left out."""
     made = (call_or(plugin, partial(_left_out, kind)) for kind, plugin in handlers_of_plugins().items())
     return [handler for handler in made if handler is not None]
 
@@ -337,16 +337,16 @@ def _answer(command: Command, report: Mapping[str, JSON], before: Mapping[str, f
     return f"KL {kl:.4g} -> 0, {summary}" if command.kind == RESET and kl is not None else summary
 
 
-# Pause and resume: the training thread waits at a safe boundary until a person, or the time limit, lets it go on.
+# Pause and resume: the training thread waits at a safe boundary until a command or the time limit resumes it.
 
 ROUND_S = 0.5
-"""How long a paused trainer waits between two looks for commands, in seconds."""
+"""Seconds that a paused trainer waits between two polls for commands."""
 GRACE_S = 30.0
-"""A rank that hears nothing any more goes on this long after the pause should have ended, in seconds."""
+"""Seconds after the planned end of a pause at which a rank without contact continues by itself."""
 
 
 class PauseState:
-    """State of a pause: since when, and until when at the latest. One for each rank."""
+    """State of a pause: its start and latest end. One for each rank."""
 
     def __init__(self, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._clock = clock or SystemClock()
@@ -356,17 +356,17 @@ class PauseState:
 
     @property
     def on(self) -> bool:
-        """True while training waits."""
+        """Return True while training waits."""
         return self._since is not None
 
     @property
     def expired(self) -> bool:
-        """True once the longest time allowed has passed; rank 0 then resumes all ranks."""
+        """Return True once the time limit has passed; rank 0 then resumes all ranks."""
         return self.on and self._clock.monotonic() >= self._until
 
     @property
     def forsaken(self) -> bool:
-        """True if it should have ended long ago: rank 0 is gone or out of reach."""
+        """Return True if the pause should have ended long ago: rank 0 is gone or unreachable."""
         return self.on and self._clock.monotonic() >= self._until + GRACE_S
 
     def begin(self, minutes: float) -> None:
@@ -375,19 +375,19 @@ class PauseState:
         self._until = self._since + 60.0 * minutes
 
     def end(self) -> float:
-        """Let go; returns the seconds held, 0 if it was not."""
+        """End the pause; returns its seconds, 0 if there was none."""
         held = 0.0 if self._since is None else self._clock.monotonic() - self._since
         self._since = None
         return held
 
     def wait(self) -> None:
-        """Wait one round."""
+        """Wait for one polling interval."""
         self._sleep(ROUND_S)
 
 
 @dataclass(slots=True)
 class PauseCommand:
-    """Handles ``pause`` with ``{"minutes": at most}``. The waiting itself is the controller's."""
+    """Handles ``pause`` with ``{"minutes": at most}``. The controller does the waiting."""
 
     hold: PauseState
     kind: str = "pause"
@@ -399,7 +399,7 @@ class PauseCommand:
             raise RLWatchError("training is paused already")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Begin to hold."""
+        """Start the pause."""
         minutes = float(COMMAND_KINDS[self.kind].read(command.args)["minutes"])
         self.hold.begin(minutes)
         return {"minutes": minutes, "summary": f"paused for at most {minutes:g} minutes; resume or stop ends it"}
@@ -413,34 +413,34 @@ class Resume:
     kind: str = "resume"
 
     def check(self, command: Command) -> None:  # noqa: ARG002  (the signature of the port)
-        """Refuse where nothing is paused."""
+        """Refuse if training is not paused."""
         if not self.hold.on:
             raise RLWatchError("training is not paused")
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
-        """Let go."""
+        """End the pause."""
         held = round(self.hold.end(), 1)
         return {"held_s": held, "summary": f"resumed after {held:g} s"}
 
 
 def time_is_up() -> Command:
-    """The ``resume`` rank 0 sends all ranks when a pause has lasted as long as it may."""
+    """Return the ``resume`` that rank 0 sends to all ranks when a pause has reached its limit."""
     return Command(uuid.uuid4().hex[:16], "", "resume", requested_by="rlwatch", why="the pause reached its time limit")
 
 
-# Taking the last command back.
+# Undoing the last command.
 
 UNDO_MINUTES = 60.0
-"""Time for which a command can be taken back."""
+"""Minutes for which a command can be undone."""
 PASSING = frozenset({"pause", "resume", "save-checkpoint", "sync-weights", TAKE_SNAPSHOT})
-"""Commands that leave nothing to take back, and hide no earlier one."""
+"""Commands that cannot be undone and do not prevent undoing an earlier one."""
 
 
 class UndoLast:
-    """Handles ``undo``: gives the last command's handler the command that takes it back.
+    """Handles ``undo``: executes the command that undoes the last one.
 
-    A handler reports how that is done: ``undo``, with ``kind`` and ``args`` of a command. What was taken
-    back is not taken back again.
+    A handler reports that command under ``undo``, with its ``kind`` and ``args``. An undone command cannot be undone
+    again.
     """
 
     kind: str = UNDO_LAST
@@ -454,7 +454,7 @@ class UndoLast:
         self._done_by: tuple[CommandHandler, Command] | None = None
 
     def done(self, command: Command, report: Mapping[str, JSON]) -> None:
-        """Remember a command that was carried out, and what takes it back."""
+        """Remember an executed command and the command that undoes it."""
         if command.kind in PASSING:
             return
         self._last, self._back, self._at = command, None, self._clock.monotonic()
@@ -470,12 +470,12 @@ class UndoLast:
         )
 
     def check(self, command: Command) -> None:
-        """Refuse where there is nothing to take back, or where a veto forbids what that would do."""
+        """Refuse if there is nothing to undo, or if the undoing command is vetoed."""
         handler, back = self._found()
         handler.check(replace(back, force=command.force))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Take it back; returns what its handler reports, and ``undid``, the kind that was taken back."""
+        """Undo the last command; returns its handler's report, and its kind as ``undid``."""
         handler, found = self._found()
         back = replace(found, force=command.force)
         undid = "" if self._last is None else self._last.kind
@@ -484,7 +484,7 @@ class UndoLast:
         return {**report, "undid": undid, "summary": f"{undid} taken back: {report.get('summary', 'done')}"}
 
     def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
-        """Pass it on to the handler that took the command back."""
+        """Notify the handler that undid the command."""
         done_by, self._done_by = self._done_by, None
         if done_by is not None and isinstance(done_by[0], Settled):
             done_by[0].settled(done_by[1], refusal)
@@ -500,14 +500,14 @@ class UndoLast:
         return handler, self._back
 
 
-# Ending a training before its last step, in good order.
+# Stopping a training before its last step.
 
 
 class Stop:
     """Handles ``stop`` with ``{"save": "yes" | "no"}``. Never vetoed: a person may always stop.
 
-    ``end`` makes the trainer end at this step, after a checkpoint if it gets True, and returns words for the
-    answer; it raises ``RLWatchError`` if the trainer cannot.
+    ``end`` makes the trainer end at this step, after a checkpoint if it gets True, and returns a message; it raises
+    ``RLWatchError`` if the trainer cannot.
     """
 
     kind: str = "stop"
@@ -520,7 +520,7 @@ class Stop:
         COMMAND_KINDS[self.kind].read(command.args)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """End."""
+        """Stop the training."""
         saved = COMMAND_KINDS[self.kind].read(command.args)["save"]
         return {"save": saved, "summary": self._end(saved == "yes")}
 
@@ -534,11 +534,11 @@ class SaveCheckpoint:
     Parameters
     ----------
     save
-        Saves, or makes the trainer save; returns words for the answer, e.g. where.
+        Saves, or makes the trainer save; returns a message, e.g. the path.
     kept
-        How many checkpoints the trainer keeps, None for all. Raises ``RLWatchError`` if it cannot save.
+        Returns how many checkpoints the trainer keeps, None for all. Raises ``RLWatchError`` if it cannot save.
     seam
-        Where the run's health is asked, for the veto during a collapse.
+        Gives access to the run's health, for the veto during a collapse.
     """
 
     kind: str = "save-checkpoint"
@@ -549,14 +549,14 @@ class SaveCheckpoint:
         self._seam = seam
 
     def check(self, command: Command) -> None:
-        """Refuse where a save would delete an older checkpoint while the run collapses."""
+        """Refuse if a save would delete an older checkpoint while the run collapses."""
         kept, run = self._kept(), self._seam.run
         veto = None if run is None else veto_save_checkpoint(run.health(), kept=kept, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:  # noqa: ARG002  (the signature of the port)
-        """Save."""
+        """Save a checkpoint."""
         return {"summary": self._save()}
 
 
@@ -569,13 +569,13 @@ class SetKLCoef:
     Parameters
     ----------
     read
-        The coefficient now. Raises ``RLWatchError`` with the reason why it cannot be changed.
+        Returns the current coefficient. Raises ``RLWatchError`` with the reason why it cannot be changed.
     write
-        Sets it; what the trainer computes from then on uses it.
+        Sets the coefficient, which the trainer uses from then on.
     seam
-        Where the run's health is asked, for the veto during a collapse.
+        Gives access to the run's health, for the veto during a collapse.
 
-    ``kept`` is what was set last; None while the trainer's own configuration holds.
+    ``kept`` is the value set last; None while the trainer's own configuration is in force.
     """
 
     kind: str = "set-kl-coef"
@@ -587,14 +587,14 @@ class SetKLCoef:
         self.kept: Mapping[str, JSON] | None = None
 
     def check(self, command: Command) -> None:
-        """Refuse where there is no coefficient, or where lowering it would loosen the anchor of a collapse."""
+        """Refuse if there is no coefficient, or if lowering it would weaken the KL penalty during a collapse."""
         new, old, run = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read(), self._seam.run
         veto = None if run is None else veto_set_kl_coef(run.health(), old=old, new=new, force=command.force)
         if veto is not None:
             raise RLWatchError(veto)
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Set it; returns the value before and after."""
+        """Set the coefficient; returns the value before and after."""
         new, old = float(COMMAND_KINDS[self.kind].read(command.args)["value"]), self._read()
         self._write(new)
         self.kept = {"value": new}

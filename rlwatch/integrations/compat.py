@@ -1,7 +1,7 @@
-"""Being there when another library is imported, and knowing what a trainer must have to be looked into.
+"""Import hooks for other libraries, and checks of the parts that a trainer must have to be instrumented.
 
-Methods are known by the parameters we use, settings by their path; never by a version number: a version says what was
-read, not what is there. Imports neither torch nor a trainer.
+Methods are checked by the parameters that rlwatch uses, settings by their path, never by a version number, which does
+not prove that a part exists. Imports neither torch nor a trainer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from typing_extensions import override
 
 Needs = Mapping[str, Sequence[str]]
-"""Methods, and the parameters by which we know them."""
+"""Methods, and the parameters that they must have."""
 
 
 def lacking(holder: Any, needs: Needs) -> str | None:
-    """Name the method of ``needs`` that ``holder`` (a class or an instance) lacks, in words; None if it has all."""
+    """Describe the method of ``needs`` that ``holder`` (a class or an instance) lacks; None if it has all."""
     kind = holder if isinstance(holder, type) else type(holder)
     for method, parameters in needs.items():
         member = getattr(holder, method, None)
@@ -37,18 +37,18 @@ def lacking(holder: Any, needs: Needs) -> str | None:
 
 
 def missing_parameter(function: Callable[..., Any], parameters: Iterable[str]) -> str | None:
-    """The first of ``parameters`` that ``function`` does not take; None if it takes all, or whatever it is given."""
+    """Return the first of ``parameters`` that ``function`` does not take; None if it takes all, or any keywords."""
     try:
         known = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # compiled: it does not say
+    except (TypeError, ValueError):  # compiled, without a signature
         return None
-    if any(one.kind is one.VAR_KEYWORD for one in known.values()):  # as overriding methods pass on what they get
+    if any(one.kind is one.VAR_KEYWORD for one in known.values()):  # an overriding method that passes its arguments on
         return None
     return next((name for name in parameters if name not in known), None)
 
 
 def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
-    """Name the dotted path of attributes that ``settings`` lacks, in words; None if it has all."""
+    """Describe the dotted path of attributes that ``settings`` lacks; None if it has all."""
     for path in paths:
         here = settings
         for name in path.split("."):
@@ -59,7 +59,7 @@ def lacking_settings(settings: Any, paths: Iterable[str]) -> str | None:
 
 
 def installed(distribution: str) -> str:
-    """The installed version of ``distribution``, or ``""``: to be named in messages, never to be decided by."""
+    """Return the installed version of ``distribution``, or ``""``; for messages only, never for decisions."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -70,7 +70,7 @@ def installed(distribution: str) -> str:
 
 
 def vocab_size_of(model: Any) -> int | None:
-    """Entries of the softmax: entropy cannot exceed its logarithm. None if the model does not say."""
+    """Return the size of the softmax, whose logarithm bounds the entropy. None if the model does not have it."""
     described = getattr(model, "config", None)
     if described is None:
         return None
@@ -79,13 +79,13 @@ def vocab_size_of(model: Any) -> int | None:
     return int(size) if size else None
 
 
-# Doing something right after a module was imported, without importing it.
+# Callbacks right after the import of a module, without importing it.
 
 Then = Callable[[ModuleType], None]
 
 
 class AfterImport(MetaPathFinder):
-    """Calls what was registered for a module once it has been executed; what that raises must not leave it."""
+    """Calls the functions registered for a module after its import; they must not raise."""
 
     def __init__(self) -> None:
         self._then: dict[str, Then] = {}
@@ -105,7 +105,7 @@ class AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec others find, with a loader that tells us when it is done."""
+        """Return the spec of the other finders, with a loader that calls the registered functions."""
         if fullname not in self._then or getattr(self._looking, "on", False):
             return None
         self._looking.on = True

@@ -1,4 +1,4 @@
-"""Completions kept as text: few, chosen without chance, cut, and within a budget."""
+"""Completions kept as text: a few, chosen deterministically, truncated, and within a budget."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rlwatch")
 
 MEASURED = 4
-"""Completions a report on text is made of."""
+"""Completions measured for a report on text."""
 FLOATS = ("reward", "advantage", "kl", "repetition")
-"""Columns of floats, also where all of their values are whole."""
+"""Columns of floats, even if all values are integers."""
 FOLLOWED = 16
-"""Prompts that are kept again whenever they come back."""
+"""Most prompts that are followed: kept again whenever they recur."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class KeepCompletions:
 
     @classmethod
     def of(cls, wish: bool | KeepCompletions) -> KeepCompletions | None:
-        """None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` for anything else."""
+        """Return None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` otherwise."""
         if isinstance(wish, cls):
             return wish
         if isinstance(wish, bool):
@@ -72,15 +72,15 @@ class KeepCompletions:
 
 Values = Sequence[float] | Sequence[str]
 Lazy = Callable[[Sequence[int]], Values]
-"""The values of some rows: asked only for those that are kept."""
+"""Returns the values of some rows; called only for rows that are kept."""
 IdsOf = Callable[[int], Sequence[int] | None]
-"""Token ids of a completion, by its row; None where they are not known."""
+"""Returns the token ids of a completion by its row, or None if they are unknown."""
 
 
 class CompletionSampler:
-    """Makes a :class:`~rlwatch.records.CompletionBatch` of a generation whenever one is due.
+    """Makes a :class:`~rlwatch.records.CompletionBatch` of a generation whenever a sample is due.
 
-    ``left_out`` counts completions that the budget has cost.
+    ``left_out`` counts completions dropped because of the budget.
     """
 
     def __init__(self, keep: KeepCompletions, rank: int = 0) -> None:
@@ -94,17 +94,17 @@ class CompletionSampler:
 
     @property
     def every(self) -> float:
-        """Steps between two samples now: infinite once the budget is spent."""
+        """Return the current number of steps between two samples; infinite once the budget is spent."""
         if self._bytes_left <= 0:
             return math.inf
         return self._keep.every * 4.0 ** math.floor(math.log2(self._budget / self._bytes_left))
 
     def due(self, step: int) -> bool:
-        """True if the generation for ``step`` should be sampled; a step before the last one (a resume) is."""
+        """Return True if the generation for ``step`` should be sampled, also for a step before the last (a resume)."""
         return self._bytes_left > 0 and _passed(self._last, step, self.every)
 
     def wants(self, step: int, prompt_ids: Callable[[], Sequence[str]]) -> bool:
-        """True if something is to be kept of the generation for ``step``: it is due, or a followed prompt is in it."""
+        """Return True if the generation for ``step`` has rows to keep: a sample is due, or it has a followed prompt."""
         due = self.due(step)
         if _passed(self._last_by_settings, step, self._keep.every):
             self._last_by_settings = step
@@ -125,8 +125,8 @@ class CompletionSampler:
         """Sample the generation that ``step`` trains on; None if there is nothing to keep.
 
         ``columns`` are further values, one a completion; ``reward`` and ``length`` among them decide which are kept.
-        Columns of another length than ``completions`` are left out: nothing tells which completion a value belongs to.
-        ``prompt_ids`` name the prompts, by default by a hash of their text.
+        Columns of another length than ``completions`` are left out, because their values cannot be matched to
+        completions. ``prompt_ids`` name the prompts, by default by a hash of their text.
         """
         rows = min(len(prompts), len(completions))
         given = {name: values for name, values in columns.items() if callable(values) or len(values) == rows}
@@ -173,7 +173,7 @@ class CompletionSampler:
         return text[:half] + CUT + text[-half:]
 
     def _spend(self, texts: Mapping[str, Sequence[str]]) -> bool:
-        """False if there is not enough left for it, and there will be none."""
+        """Take the texts from the budget; return False if it does not suffice, and never will."""
         size = sum(len(text.encode(errors="replace")) for column in texts.values() for text in column)
         self._bytes_left -= size
         if self._bytes_left >= 0:
@@ -184,10 +184,10 @@ class CompletionSampler:
 
 
 class SampledText:
-    """Text of generations: a few completions are kept, if that is wanted, and a few measured on a thread of their own.
+    """Text of generations: a few completions are kept, if enabled, and a few measured on a background thread.
 
-    ``keep``: how much may be stored (None: none). ``measure``: whether text is measured; the ``tokenizer``, which is
-    copied because two threads may not use one at once, then tells whether ids survive decoding and encoding.
+    ``keep``: how much may be stored (None: none). ``measure``: whether text is measured, including whether ids survive
+    decoding and encoding by the ``tokenizer``, which is copied because threads must not share one.
     """
 
     def __init__(
@@ -197,11 +197,11 @@ class SampledText:
         self.probe = TextProbe(copy.deepcopy(tokenizer), most=MEASURED) if measure else None
 
     def take(self, *, wait: bool = False) -> Mapping[str, float]:
-        """The report on text that has become ready, if one has; ``wait`` for one under way."""
+        """Return the report on text if one is ready; ``wait``: wait for one in progress."""
         return {} if self.probe is None else self.probe.take(wait=wait)
 
     def close(self) -> None:
-        """Measure nothing more."""
+        """Stop measuring."""
         if self.probe is not None:
             self.probe.close()
 
@@ -213,7 +213,7 @@ class SampledText:
         batch: Callable[[CompletionSampler], CompletionBatch | None],
         samples: Callable[[], Sequence[Sample]],
     ) -> None:
-        """The generation of ``step``: ``batch`` and ``samples`` are made only if they are due."""
+        """Process the generation of ``step``; ``batch`` and ``samples`` are called only if they are due."""
         if self._sampler is not None:
             kept = batch(self._sampler) if self._sampler.wants(step, prompt_ids) else None
             if kept is not None:
@@ -226,7 +226,7 @@ class SampledText:
 
 
 def spread(rows: int) -> list[int]:
-    """The rows to measure of a generation of ``rows``, evenly spread.
+    """Return the rows to measure of a generation of ``rows``, evenly spread.
 
     >>> spread(10), spread(2)
     ([0, 2, 5, 7], [0, 1])
@@ -243,8 +243,8 @@ def choose(
     lengths: Sequence[float] | None = None,
     wanted: Sequence[int] = (),
 ) -> list[int]:
-    """At most ``most`` of ``rows`` indices, ascending: those with a reward that is no number, the best, the worst,
-    the longest, those ``wanted``, and the others spread evenly.
+    """Return at most ``most`` of ``rows`` indices, ascending: those with a NaN reward, the best, the worst, the
+    longest, those ``wanted``, and the others spread evenly.
 
     >>> choose([0.1, 0.9, 0.4, 0.2, 0.3], 5, 3)
     [0, 1, 3]
@@ -269,7 +269,7 @@ def _telling(rewards: Sequence[float]) -> list[int]:
 
 
 def _ends(rows: Sequence[int], names: Sequence[str], rewards: Sequence[float] | None) -> list[int]:
-    """Of each prompt among ``rows`` the best and the worst, all the best first."""
+    """Return the best and the worst row of each prompt among ``rows``, all the best first."""
     found: list[list[int]] = []
     for name in dict.fromkeys(names[i] for i in rows):
         own = [i for i in rows if names[i] == name]
@@ -280,7 +280,7 @@ def _ends(rows: Sequence[int], names: Sequence[str], rewards: Sequence[float] | 
 
 
 def prompt_id(prompt: str | bytes) -> str:
-    """Name of a prompt, the same in every run and process; empty of an empty one.
+    """Return the id of a prompt, the same in every run and process; empty for an empty prompt.
 
     >>> prompt_id("1+1="), prompt_id("")
     ('56a54d937498', '')
@@ -294,7 +294,7 @@ _BASE = 2**21
 
 
 def repetition(ids: Sequence[int]) -> float:
-    """Share of three tokens in a row that were there before: 0 without repetition, near 1 in a loop.
+    """Return the share of repeated token trigrams: 0 without repetition, near 1 in a loop.
 
     1 - distinct-3, as ``text/repetition`` is of all responses together.
 
@@ -312,7 +312,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def _repetition(ids: IdsOf | None, row: int, text: str) -> float:
-    """Of the tokens where they are known, else of words."""
+    """Return the repetition of the tokens if they are known, else of the words."""
     known = None if ids is None else ids(row)
     if known is None:
         numbers: dict[str, int] = {}

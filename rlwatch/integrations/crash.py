@@ -17,9 +17,9 @@ _LINES = 30
 
 
 def cause_of(error: BaseException) -> dict[str, str]:
-    """The error, where it was raised and the end of its traceback, as far as they can be had. Raises nothing."""
+    """Return the error, its location and the end of its traceback, as far as available. Raises nothing."""
     cause = {"error": reason_of(error), "type": type(error).__name__, "where": "", "traceback": ""}
-    with Contained(lambda _error: None):  # its attributes and its sources are somebody's
+    with Contained(lambda _error: None):  # its attributes and sources may be user code that raises
         frames = traceback.extract_tb(error.__traceback__)
         cause["where"] = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
         lines = "".join(traceback.format_exception(error)).splitlines()[-_LINES:]
@@ -28,20 +28,20 @@ def cause_of(error: BaseException) -> dict[str, str]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     return described(error, 500)
 
 
 # A training whose driver steers Ray actors.
 
 DEADLINE_S = 10.0
-"""Longest an exception is held up on its way out, in seconds."""
+"""Longest delay of a propagating exception, in seconds."""
 
 
 def record_crash(run: Run, seam: ErrorBoundary, error: BaseException, step: int | None) -> None:
     """Record ``error`` as the end of ``run``, after ``step``.
 
-    What a worker raised reaches the driver wrapped by Ray: the error is the one inside, the traceback is of both.
+    Ray wraps errors of workers: the wrapped error is recorded, with the traceback of both.
     """
     inside = seam.attempt("cause of an error", getattr, error, "cause", None)
     cause = inside if isinstance(inside, BaseException) else error

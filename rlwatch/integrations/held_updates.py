@@ -26,11 +26,11 @@ REWARD = "reward/mean"
 NO_OPTIMIZER = "there is no optimizer whose step could be left out"
 NONFINITE = "nonfinite"
 FEW = 3
-"""Rewards at the beginning and at the end of a hold that its answer names; the event holds all."""
+"""Rewards at the beginning and at the end of a hold in its answer; the event has all of them."""
 
 
 class GradientDrop:
-    """Drops the gradients of optimizers at the beginning of their steps, where ``wanted`` says so."""
+    """Drops the gradients of optimizers at the beginning of their steps if ``wanted`` returns True."""
 
     def __init__(self, seam: ErrorBoundary, what: str, wanted: Callable[[Optimizer], bool]) -> None:
         self._seam = seam
@@ -39,7 +39,7 @@ class GradientDrop:
         self._hooks: list[Any] = []
 
     def begin(self, optimizers: Sequence[Optimizer]) -> None:
-        """Drop from now on."""
+        """Start dropping gradients."""
         self.end()
         hook = self._seam.hook(self._what, lambda optimizer, *_: self._look(optimizer))
         self._hooks = [optimizer.register_step_pre_hook(hook) for optimizer in optimizers]
@@ -103,7 +103,7 @@ class Hold:
         self._rewards: list[float] = []
 
     def check(self, command: Command) -> None:
-        """Refuse where no optimizer can be held, and an end where nothing is held."""
+        """Refuse if no optimizer can be held, or an end if nothing is held."""
         batches = COMMAND_KINDS[self.kind].read(command.args)["batches"]
         steppable(self._find())
         if not batches and not self._batches:
@@ -122,7 +122,7 @@ class Hold:
         return {"batches": batches, "summary": summary, "undo": {"kind": self.kind, "args": {"batches": 0}}}
 
     def due(self, step: int) -> Command | None:
-        """Return the command that ends it, once its batches were sampled."""
+        """Return the command that ends the hold, once its batches were sampled."""
         if not self._batches or step == self._boundary:
             return None
         self._seen, self._boundary = self._seen + 1, step
@@ -139,8 +139,8 @@ class Hold:
         self._batches = 0
         shown = [number(one) for one in rewards]
         shown = [*shown[:FEW], "...", *shown[-FEW:]] if len(shown) > 2 * FEW else shown
-        told = f"; reward {', '.join(shown)}" if rewards else "; no reward was measured"
-        summary = f"updates go on after {plural(seen, 'held batch', 'held batches')}{told}"
+        outcome = f"; reward {', '.join(shown)}" if rewards else "; no reward was measured"
+        summary = f"updates go on after {plural(seen, 'held batch', 'held batches')}{outcome}"
         return {"batches": seen, "rewards": list[JSON](rewards), "summary": summary}
 
 
@@ -158,7 +158,7 @@ class SkipStep:
         self._when = ""
 
     def check(self, command: Command) -> None:
-        """Refuse where no step can be left out, and an end where none is."""
+        """Refuse if no step can be skipped, or an end if none is."""
         args, optimizers = COMMAND_KINDS[self.kind].read(command.args), steppable(self._find())
         if not args["steps"] and not self._active:
             raise RLWatchError("no update is left out")
@@ -182,7 +182,7 @@ class SkipStep:
         return {**args, "summary": summary, "undo": {"kind": self.kind, "args": {"steps": 0}}}
 
     def due(self, step: int) -> Command | None:  # noqa: ARG002  (the signature of the port)
-        """Return the command that ends it, once its updates are over."""
+        """Return the command that ends the skipping, once its updates are over."""
         if not self._active or self._left > 0:
             return None
         why = f"{plural(self._seen, 'update')} are over"

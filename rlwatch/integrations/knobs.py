@@ -1,7 +1,7 @@
-"""Knobs that a trainer holds: the rates its optimizer steps with, and settings that its log does not tell.
+"""Learning rates of a trainer's optimizer, and settings that the trainer does not log.
 
-A trainer logs the rate of its scheduler, and of most settings nothing after the start. What is read here is what the
-update is made with.
+A trainer logs the learning rate of its scheduler, and most settings only at the start. This module reads the values
+that the update uses.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rlwatch.integrations.weights import inner_optimizer
 from rlwatch.records import JSON
 
 SETTING = "setting"
-"""Kind of the event that says a setting changed while the run went on: ``option``, ``before``, ``after``."""
+"""Kind of the event that reports a setting changed during the run: ``option``, ``before``, ``after``."""
 MOST_CHANGES = 20
-"""Changes told of one setting: one that changes at every step has said enough."""
+"""Most changes reported of one setting, for settings that change at every step."""
 LONGEST = 100
-"""Characters of a value that is no number."""
+"""Most characters of a value that is not a number."""
 
 
 def rates(optimizer: Any) -> dict[str, float]:
-    """Learning rates that the optimizer would step with now: of its first parameter group, and the largest of several.
+    """Return the optimizer's current learning rates: of its first parameter group, and the largest of several.
 
     A rate that is a tensor on a device is left out: reading it would wait for the device.
     """
@@ -41,14 +41,14 @@ def _on_device(value: Any) -> bool:
 
 
 class TrainerSettings:
-    """Settings of a trainer, looked at step by step.
+    """Settings of a trainer, read at every step.
 
     Parameters
     ----------
     numbers
-        Metric -> reads its value now, or None where the trainer has none: recorded at every step.
+        Metric -> function that returns its current value or None; recorded at every step.
     options
-        Option -> reads its value now: recorded when it changes.
+        Option -> function that returns its current value; recorded when it changes.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class TrainerSettings:
         self._told: dict[str, int] = {}
 
     def values(self) -> dict[str, float]:
-        """The numbers as they are."""
+        """Return the current numbers."""
         read = {metric: value() for metric, value in self._numbers.items()}
         return {metric: float(value) for metric, value in read.items() if value is not None and not _on_device(value)}
 
     def changes(self) -> list[dict[str, JSON]]:
-        """Options that changed since the last look, each as the body of an event; none at the first."""
+        """Return the options changed since the last call, each as the body of an event; none at the first call."""
         found: list[dict[str, JSON]] = []
         for option, read in self._options.items():
             value = _plain(read())
@@ -78,15 +78,15 @@ class TrainerSettings:
 
 
 def _plain(value: Any) -> JSON:
-    """A value that a file can hold; a long one by its beginning."""
+    """Return a JSON value, truncated if it is long."""
     if isinstance(value, Tensor):
         value = "on a device" if _on_device(value) or value.numel() > MOST_CHANGES else value.tolist()
     return value if isinstance(value, bool | int | float) else str(value)[:LONGEST]
 
 
 def attributes(owner: Any, names: Mapping[str, str]) -> dict[str, Callable[[], Any]]:
-    """Readers of the attributes of ``owner`` that it has: name under which each is told -> attribute."""
-    return {told: _reader(owner, name) for told, name in names.items() if hasattr(owner, name)}
+    """Return readers of the existing attributes of ``owner``; ``names``: name in the log -> attribute."""
+    return {option: _reader(owner, name) for option, name in names.items() if hasattr(owner, name)}
 
 
 def _reader(owner: Any, name: str) -> Callable[[], Any]:

@@ -22,15 +22,15 @@ from rlwatch.integrations.weights import inner_optimizer, inner_scheduler
 from rlwatch.records import JSON, Command
 
 SCALE, UNTIL, FIXED = "rlwatch_lr_scale", "rlwatch_lr_until", "rlwatch_lr_fixed"
-"""Kept in the optimizer's parameter groups, so that they travel with its checkpoints. ``until`` 0: for good.
+"""Keys in the optimizer's parameter groups, so that checkpoints include them. ``until`` 0: permanently.
 
-``fixed``: the rate of every step while the schedule is frozen, absent where it is not.
+``fixed``: the learning rate while the schedule is frozen, otherwise absent.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Commands' part in the learning rate: scale, limit, and the fixed rate of each group."""
+    """Effect of commands on the learning rate: scale, limit, and the fixed rate of each group."""
 
     scale: float
     until: int
@@ -39,7 +39,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Optimizers and the schedulers of their learning rates (none: the loop sets it by hand, or never)."""
+    """Optimizers and their learning-rate schedulers (none: the loop sets the rate itself, or never)."""
 
     optimizers: Sequence[Any]
     schedulers: Sequence[Any] = field(default=())
@@ -51,12 +51,12 @@ class Paced:
 
     @property
     def scale(self) -> float:
-        """Scale of the learning rate now."""
+        """Return the current scale of the learning rate."""
         return float(self.groups[0].get(SCALE, 1.0)) if self.groups else 1.0
 
     @property
     def until(self) -> int:
-        """The step from which the schedule rules again; 0 for none."""
+        """Return the step from which the schedule applies again; 0 for none."""
         return int(self.groups[0].get(UNTIL, 0)) if self.groups else 0
 
     @property
@@ -66,23 +66,23 @@ class Paced:
 
     @property
     def frozen(self) -> bool:
-        """True while every step is taken with a fixed rate."""
+        """Return True while all steps use a fixed rate."""
         return any(FIXED in group for group in self.groups)
 
     @property
     def pace(self) -> Pace:
-        """The commands' part in the rate now."""
+        """Return the current effect of commands on the rate."""
         return Pace(self.scale, self.until, tuple(group.get(FIXED) for group in self.groups))
 
     def resume(self, pace: Pace) -> None:
-        """Give the rate the part that commands had in it at another time."""
+        """Restore the effect that commands had on the rate at another time."""
         self.rescale(pace.scale, pace.until)
         for group, fixed in zip(self.groups, pace.fixed, strict=False):
             if fixed is not None:
                 group[FIXED] = fixed
 
     def rescale(self, scale: float, until: int, *, freeze: bool = False) -> None:
-        """Make the rate this fraction of the schedule's, whatever fraction it is now, until a step (0: for good).
+        """Set the rate to this fraction of the schedule's, in place of the current one, until a step (0: permanently).
 
         ``freeze``: of the schedule's rate now, or of the rate at which it is frozen already.
         """
@@ -103,10 +103,10 @@ class Paced:
 class LowerLR:
     """Handles ``lower-lr`` with ``{"scale": 0 < s <= 1, "until": step or None}``.
 
-    The learning rate becomes ``scale`` times what the schedule says, not what an earlier command made of it: a
-    second command replaces the first, and a scale of 1 gives the rate back to the schedule. With schedulers, the
-    quantities they compute from are scaled. Without, the rate is scaled around every step of the optimizer, so
-    that a loop that sets it by hand is heeded too.
+    The learning rate becomes ``scale`` times the rate of the schedule, not of an earlier command: a second command
+    replaces the first, and a scale of 1 restores the schedule. With schedulers, the quantities that they compute from
+    are scaled. Without, the rate is scaled around every step of the optimizer, so that rates set by the loop itself are
+    scaled, too.
     """
 
     kind: str = "lower-lr"
@@ -117,7 +117,7 @@ class LowerLR:
         self._stepwise: list[StepScale] = []
 
     def check(self, command: Command) -> None:
-        """Refuse where there is no rate to lower, or no way to lower it that lasts."""
+        """Refuse if there is no rate to lower, or if the schedule would undo it."""
         COMMAND_KINDS[self.kind].read(command.args)
         paced = self._find()
         if not paced.optimizers or not paced.groups:
@@ -157,7 +157,7 @@ class LowerLR:
         }
 
     def due(self, step: int) -> Command | None:
-        """The command that gives the rate back to the schedule, if it is time to."""
+        """Return the command that restores the schedule, if it is due."""
         paced = self._find()
         if not paced.optimizers or not paced.groups:
             return None
@@ -168,7 +168,7 @@ class LowerLR:
         return Command(uuid.uuid4().hex[:16], "", self.kind, {"scale": 1.0}, requested_by="rlwatch", why=why)
 
     def _follow(self, paced: Paced) -> None:
-        """Scale around every step, where no scheduler is; a checkpoint may have brought a scale along."""
+        """Scale around every step if there is no scheduler; the scale may come from a checkpoint."""
         inner = [inner_optimizer(optimizer) for optimizer in paced.optimizers]
         followed = [hook.optimizer for hook in self._stepwise] == inner
         if followed or (not paced.frozen and (paced.scheduled or paced.scale == 1.0)):
@@ -178,7 +178,7 @@ class LowerLR:
         self._stepwise = [StepScale(optimizer, self._seam, scheduled=paced.scheduled) for optimizer in inner]
 
     def _rate(self, paced: Paced) -> float:
-        """The first group's rate, as the next step will use it."""
+        """Return the first group's rate for the next step."""
         return float(stepped(paced.groups[0], scheduled=paced.scheduled))
 
 
@@ -192,7 +192,7 @@ class RaiseLR:
         self._seam = seam
 
     def check(self, command: Command) -> None:
-        """Refuse where the rate cannot be changed, and during a collapse unless forced."""
+        """Refuse if the rate cannot be changed, and during a collapse unless forced."""
         scale = COMMAND_KINDS[self.kind].read(command.args)["scale"]
         self._lower.check(replace(command, args={"scale": min(float(scale), 1.0)}))
         run = self._seam.run
@@ -207,16 +207,16 @@ class RaiseLR:
 
 # Scaling what a learning-rate schedule computes, in the quantities it computes it from.
 #
-# Schedulers of torch set the rate anew at every step, from the rates they began with (``LambdaLR``), or from the last
-# rate and a floor (``CosineAnnealingLR``). Each is proportional to those quantities: all scaled by the same factor,
-# every later rate is scaled by it, the scheduler's own log says so, and so does a checkpoint of its state.
+# Schedulers of torch compute the rate at every step from the initial rates (``LambdaLR``), or from the last rate and a
+# floor (``CosineAnnealingLR``). The rate is proportional to those quantities: if all are scaled by the same factor, all
+# later rates are scaled by it, in the scheduler's own log and in checkpoints of its state, too.
 
 IN_GROUPS = ("lr", "initial_lr", "max_lr", "min_lr")
 """Learning rates an optimizer's parameter group may hold."""
 IN_SCHEDULERS = ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "eta_min", "default_min_lr", "eps")
 """Learning rates a scheduler may hold; ``eps`` is the least change ``ReduceLROnPlateau`` makes."""
 KNOWN = ("torch.optim.lr_scheduler", "transformers.optimization")
-"""Modules whose schedulers were read."""
+"""Modules whose schedulers are known to be proportional."""
 
 
 def scale_groups(groups: Iterable[dict[str, Any]], factor: float) -> None:
@@ -224,14 +224,14 @@ def scale_groups(groups: Iterable[dict[str, Any]], factor: float) -> None:
     for group in groups:
         for name in IN_GROUPS:
             value = group.get(name)
-            if isinstance(value, Tensor):  # a captured or compiled step reads this very tensor
+            if isinstance(value, Tensor):  # a captured or compiled step reads this tensor object
                 value.mul_(factor)
             elif value is not None:
                 group[name] = value * factor
 
 
 def scale_scheduler(scheduler: Any, factor: float) -> None:
-    """Scale the rates in a scheduler and in those it is made of."""
+    """Scale the rates in a scheduler and its inner schedulers."""
     for part in _parts(scheduler):
         for name in IN_SCHEDULERS:
             if getattr(part, name, None) is not None:
@@ -239,9 +239,9 @@ def scale_scheduler(scheduler: Any, factor: float) -> None:
 
 
 def proportional(scheduler: Any) -> bool:
-    """True if the scheduler's rates follow when what they are computed from is scaled.
+    """Return True if scaling the inputs of the scheduler scales its rates.
 
-    Known schedulers do. Others are asked, in a copy, for their rates before and after.
+    Known schedulers do. For others the rates of a copy are compared before and after.
     """
     return all(type(part).__module__ in KNOWN or _follows(part) for part in _parts(scheduler))
 
@@ -254,12 +254,12 @@ def _parts(scheduler: Any) -> Iterator[Any]:
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """A new object: schedulers share theirs with the optimizer and with one another."""
+    """Return a scaled new object, because schedulers share objects with the optimizer and each other."""
     return [one * factor for one in value] if isinstance(value, list | tuple) else value * factor
 
 
 def _follows(scheduler: Any) -> bool:
-    """Rehearse in a copy that shares nothing with training. A scheduler that raises is not known to follow."""
+    """Test a deep copy. A scheduler that raises counts as not proportional."""
     with Contained(lambda _error: None):
         before, after = _rates(scheduler, 1.0), _rates(scheduler, 0.5)
         return all(math.isclose(b, 2 * a, rel_tol=1e-6) for b, a in zip(before, after, strict=True))
@@ -293,10 +293,10 @@ def stepped(group: Mapping[str, Any], *, scheduled: bool) -> Any:
 
 
 class StepScale:
-    """Gives each group the rate that commands want while the optimizer steps, and puts its own back afterwards.
+    """Sets each group's commanded rate while the optimizer steps, and restores its own rate afterwards.
 
-    Whoever sets or reads the rate between steps never notices. Where it cannot be scaled, the step is taken with the
-    loop's own rate, and the failure ends at ``seam``.
+    Code that sets or reads the rate between steps sees no difference. If the rate cannot be scaled, the step uses the
+    loop's own rate, and ``seam`` reports the error.
     """
 
     def __init__(self, optimizer: Optimizer, seam: ErrorBoundary, *, scheduled: bool) -> None:
@@ -314,7 +314,7 @@ class StepScale:
             hook.remove()
 
     def _scale(self) -> None:
-        self._restore()  # a step that raised never came to its end
+        self._restore()  # a step that raised did not restore them
         with Reported(lambda _: self._restore()):  # all groups or none
             for group in self.optimizer.param_groups:
                 if FIXED in group or (not self._scheduled and group.get(SCALE, 1.0) != 1.0):

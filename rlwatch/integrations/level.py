@@ -11,7 +11,7 @@ class Level(StrEnum):
     """Each level adds to the one before; ``benchmarks/watching_cost.py`` measures what each costs."""
 
     SCALARS = "scalars"
-    """What the trainer logs."""
+    """The metrics that the trainer logs."""
     TOKENS = "tokens"
     """Statistics per token that cost a pass or two over (B, T)."""
     GRADIENTS = "gradients"
@@ -21,7 +21,7 @@ class Level(StrEnum):
 
     @classmethod
     def of(cls, word: str) -> Level:
-        """The level called ``word``. Raises ``ConfigError`` naming the levels there are."""
+        """Return the level called ``word``. Raises ``ConfigError`` with the valid levels."""
         try:
             return cls(word)
         except ValueError:

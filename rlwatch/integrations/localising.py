@@ -1,6 +1,6 @@
-"""Localising gradient spikes while a trainer trains: when to look, what it may cost, where the result goes.
+"""Localising gradient spikes during training: triggers, budget, and records of the result.
 
-The attribution itself is :mod:`rlwatch.gradloc`'s; here it meets the run and the trainer.
+:mod:`rlwatch.gradloc` computes the attribution; this module connects it to the run and the trainer.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Localise:
 
     @classmethod
     def of(cls, wish: bool | Localise) -> Localise | None:
-        """None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` for anything else."""
+        """Return None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` otherwise."""
         if isinstance(wish, cls):
             return wish
         if isinstance(wish, bool):
@@ -112,14 +112,14 @@ class Localise:
 
     @property
     def directory(self) -> Path | None:
-        """Directory of the replays."""
+        """Return the directory of the replays."""
         return None if self.keep_inputs is None else Path(self.keep_inputs)
 
 
-# From a spike of the gradient to a record of the tokens that did it, between the backward and the optimizer's step.
+# From a spike of the gradient to a record of the responsible tokens, between backward and optimizer step.
 
 OVERFLOWS = 16
-"""Overflows in a row from which they no longer are the search for a loss scale: each halves it."""
+"""Consecutive overflows from which they no longer count as the search for a loss scale, which each halves."""
 
 UNKEPT = "no forward pass of this step was kept"
 UNREAD = "the backward pass could not be read, for lack of memory most likely: a coefficient of the loss is missing"
@@ -128,11 +128,11 @@ NO_MORE = "this rank or another one failed or is gone, so spikes are localised n
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """The step in question: its gradient is in ``model``, complete, and not used yet.
+    """The step to examine: its gradient is in ``model``, complete, and not used yet.
 
-    ``norm`` is its norm before clipping and without any loss scale, where it is known. ``scale`` is the loss scale of
-    float16: the coefficients carry it, and the gradients still ``left`` of it; None where there is none. Tensors stay
-    on the device until the norm is read.
+    ``norm`` is its norm before clipping and without loss scale, if known. ``scale`` is the loss scale of float16, which
+    the coefficients carry (None: no scale); ``left`` is the part that the gradients still carry. Tensors stay on the
+    device until the norm is read.
     """
 
     model: nn.Module
@@ -143,16 +143,16 @@ class Spike:
 
 
 def scale_of(scaler: Any) -> Tensor | float:
-    """The scale of a ``torch.amp.GradScaler``, on the device: asking for the number would wait for it."""
+    """Return the scale of a ``torch.amp.GradScaler`` on the device; reading the number would wait for the device."""
     there = getattr(scaler, "_scale", None)
     return there if isinstance(there, Tensor) else float(scaler.get_scale())
 
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """Numbers of a step that every rank knows, and a ``sample`` (n, COLUMNS) of the tokens of this one.
+    """Numbers of a step that all ranks share, and a ``sample`` (n, COLUMNS) of the tokens of this rank.
 
-    ``scale``: the loss scale as a number, 1 where there is none.
+    ``scale``: the loss scale as a number, 1 without one.
     """
 
     norm: float
@@ -164,20 +164,19 @@ class StepNumbers:
 
     @property
     def healthy(self) -> bool:
-        """True if it says something of usual sizes."""
+        """Return True if the step may count towards the usual norms."""
         return math.isfinite(self.norm) and self.tokens > 0 and not self.broken
 
 
 class Localiser:
-    """Keeps the loss passes of the step under way, and localises its gradient if that spiked.
+    """Keeps the loss passes of the current step, and localises its gradient if it spiked.
 
-    A step costs one wait for the device, for the norm; a localised one what :class:`Localise` allows. With several
-    ranks every rank makes one and calls :meth:`check` at the same steps; a rank that fails leaves for good, and the
-    others with it.
+    A step waits once for the device, for the norm; a localised step costs what :class:`Localise` allows. With several
+    ranks every rank creates one and calls :meth:`check` at the same steps; if a rank fails, all stop for good.
 
-    ``rewards`` fills in the rewards of the passes of a step that is to be localised, and ``contexts`` says what their
-    forwards read, if somebody knows; ``autocast`` is the type they computed in, if not that of the weights;
-    ``missing`` why a step without passes has none, and ``expects`` whether there are to be any.
+    ``rewards`` fills in the rewards of the passes of a step to localise, and ``contexts``, if given, returns the inputs
+    of their forwards; ``autocast`` is the dtype of the forwards, if it is not that of the weights; ``missing`` is the
+    reason why a step has no passes, and ``expects`` whether it should have any.
     """
 
     def __init__(
@@ -210,12 +209,13 @@ class Localiser:
         self._culprit: nn.Module | None = None
 
     def check(self, spike: Spike) -> Located | None:
-        """Look at the step that is complete; forgets its passes. None where there is nothing to say.
+        """Examine the complete step and forget its passes. Returns None if there is nothing to report.
 
-        A spike that is not localised is reported and recorded with the reason. Before passes are expected, and none
-        was kept, no step is looked at.
+        A spike that is not localised is reported and recorded with the reason. Steps are not examined until passes are
+        expected or kept.
 
-        May raise: call it through the seam. With several ranks that is ``RLWatchError``, once, and the end of it.
+        May raise, so call it through the error boundary. With several ranks it raises ``RLWatchError`` once and is then
+        disabled.
         """
         world = self._world
         if world is None or not (self.passes.all or self.expects or world.size > 1):
@@ -237,16 +237,16 @@ class Localiser:
             self.passes.clear()
 
     def delivered(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step have arrived: what its layers usually do is learnt from them."""
+        """Update the usual shares of the layers from the metrics of a step."""
         self.usual.update(metrics)
 
     @property
     def refused(self) -> int:
-        """Spikes that the budget did not allow to localise; counted on rank 0."""
+        """Return the number of spikes not localised because of the budget; counted on rank 0."""
         return self.budget.refused
 
     def leave(self) -> None:
-        """Localise no more: something failed on this rank, and of several ranks none can go on without the others."""
+        """Stop localising: this rank failed, and the other ranks cannot continue without it."""
         world = self._world
         if world is not None and world.size > 1:
             self._world = None
@@ -279,7 +279,7 @@ class Localiser:
             self.budget.spent(self._took)
 
     def _why_not(self, decision: TriggerDecision, read: StepNumbers, world: World) -> str:
-        """Reason why a spike is not localised, the same on all ranks; empty if it is to be, or is none."""
+        """Return why a spike is not localised, the same on all ranks; empty if it is, or if there is no spike."""
         if not decision.fires:
             return decision.reason
         if read.broken:
@@ -292,7 +292,7 @@ class Localiser:
         return f"the budget of {share:.2%} of the training time is used up, {spent:.3g} s so far"
 
     def _refused(self, step: int, report: Localisation, world: World) -> Located:
-        """The spike is not localised: the report says why, and is recorded."""
+        """Record a spike that is not localised, with the reason in the report."""
         report = replace(report, message=f"not localised: {report.why_not}")
         if world.rank == 0:
             self._record(step, report)
@@ -303,12 +303,12 @@ class Localiser:
             self._seam.run.event(LOCALISED, step, **event_body(report))
 
     def _read(self, spike: Spike, world: World) -> StepNumbers | None:
-        """The norm, the scales of the loss of all ranks, and whether a coefficient is missing; with one wait.
+        """Read the norm, the loss scales of all ranks, and whether a coefficient is missing, with one wait.
 
-        None where no rank has gradients.
+        Returns None if no rank has gradients.
         """
         part = _part_of_norm(spike, world.rank)
-        # NaN and Inf of a coefficient stay out of scales: a step that has some is no healthy one.
+        # Exclude NaN and Inf coefficients from the scales: a step that has any is not healthy.
         scales = [measured(one) for one in self.passes.all]
         samples = [sample_of(one) for one in self.passes.all]
         factors = [x for x in (spike.scale, spike.left) if isinstance(x, Tensor)]
@@ -328,12 +328,12 @@ class Localiser:
         return StepNumbers(norm, int(every[0]), broken > 0, known, sample, scale)
 
     def _overflowed(self, spike: Spike, norm: float) -> bool:
-        """True if this is the search for a loss scale, and no trouble of the run: not if it goes on and on."""
+        """Return True for an overflow in the search for a loss scale, unless too many follow each other."""
         self._overflows = self._overflows + 1 if spike.scale is not None and not math.isfinite(norm) else 0
         return 0 < self._overflows < OVERFLOWS
 
     def _allowed(self, norm: float, world: World) -> bool:
-        """Ask the budget, that of rank 0, because clocks differ. A refusal is counted."""
+        """Check the budget of rank 0, because clocks differ between ranks. Refusals are counted."""
         allowed = world.rank == 0 and self.budget.may(self._took, non_finite=not math.isfinite(norm))
         agreed = _over(world, float(allowed)) != [0.0]
         if not agreed and self._seam.run is not None:
@@ -364,7 +364,7 @@ class Localiser:
         return located
 
     def _keep_inputs(self, spike: Spike, located: Located, world: World) -> None:
-        """No collective: each rank writes its own."""
+        """Write the inputs of this rank; not a collective."""
         folder = self._settings.directory
         if folder is None or self.contexts is None or located.report.why_not:
             return
@@ -382,7 +382,7 @@ class Localiser:
         )
 
     def _judge(self, spike: Spike, located: Located) -> None:
-        """Decide if the step is left out: the report is the same on all ranks, and so is the decision."""
+        """Decide whether to skip the step; all ranks have the same report, so they decide alike."""
         skip = self._settings.skip
         decision = None if skip is None else skip.decide(located.report, spike.step)
         if decision is not None and decision.skip:
@@ -391,14 +391,14 @@ class Localiser:
                 self._seam.run.event("step_skipped", spike.step, reason=decision.reason)
 
     def skip_culprit(self) -> None:
-        """Leave the optimizer's step out, if the step just looked at is to be: call it once gradients were clipped."""
+        """Skip the optimizer step if :meth:`check` decided so; call it once gradients were clipped."""
         model, self._culprit = self._culprit, None
         if model is not None:
             skip_step(model)
 
 
 def _over(world: World, *numbers: float) -> list[float]:
-    """The sum of each number over the ranks."""
+    """Return the sum of each number over the ranks."""
     return (
         list(numbers)
         if world.size == 1
@@ -407,9 +407,9 @@ def _over(world: World, *numbers: float) -> list[float]:
 
 
 def _part_of_norm(spike: Spike, rank: int) -> Tensor | None:
-    """Part of this rank, 0-d: of the norm if it is known, which is then that of rank 0; else of its square.
+    """Return this rank's part, 0-d: of the norm of rank 0 if it is known, else of the squared norm.
 
-    So all ranks have the same number. Whole gradients count on rank 0, and shards where they are.
+    Their sum is the same on all ranks. Whole gradients count on rank 0, shards on their own rank.
     """
     if spike.norm is not None:
         known = spike.norm
@@ -428,17 +428,17 @@ def _unscale(passes: RecordedPasses, scale: float) -> None:
 # The usual share of each layer in the gradient, in this run.
 
 ALPHA = 0.05
-"""Weight of a new step: the mean reaches back about 20 steps."""
+"""Weight of a new step; the mean covers about 20 steps."""
 
 
 class UsualShares:
-    """Running mean of each layer's share in the squared norm, of steps whose gradient was finite and not 0."""
+    """Running mean of each layer's share in the squared norm, over steps with a finite gradient that is not 0."""
 
     def __init__(self) -> None:
         self.shares: dict[str, float] = {}
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a delivered step: those of layers among them."""
+        """Update the means from the layer metrics of a delivered step."""
         squares = {n.removeprefix(LAYER_PREFIX): v * v for n, v in metrics.items() if n.startswith(LAYER_PREFIX)}
         total = sum(squares.values())
         if not (math.isfinite(total) and total > 0):
@@ -454,7 +454,7 @@ class UsualShares:
 
 @dataclass(frozen=True, slots=True)
 class LocatedStep:
-    """A localised step of this rank, with what is needed to record it."""
+    """A localised step of this rank, with the data needed to record it."""
 
     step: int
     located: Located
@@ -463,7 +463,7 @@ class LocatedStep:
 
 
 def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
-    """Record through the ``run`` of rank 0 what all ranks localised. A collective."""
+    """Record the localised tokens of all ranks through the ``run`` of rank 0. A collective."""
     shares = gather_bytes(world, encoded_batches(batches_of(what, world.rank)))
     if run is None or world.rank != 0:
         return
@@ -474,7 +474,7 @@ def record_located(what: LocatedStep, world: World, run: Run | None) -> None:
 
 
 def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
-    """The culprits on this ``rank``, and their responses."""
+    """Return the culprits on this ``rank``, and their responses."""
     located = what.located
     culprits = [culprit for culprit in located.report.culprits if culprit.at.rank == rank]
     report = replace(located.report, culprits=culprits)
@@ -492,7 +492,7 @@ def batches_of(what: LocatedStep, rank: int) -> list[SpikeBatch]:
 
 
 def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
-    """Encode as bytes for rank 0. No pickle: columns as numpy writes them."""
+    """Encode batches as bytes for rank 0, in numpy's format without pickle."""
     columns = {
         f"{i}/{name}": np.asarray(column) for i, one in enumerate(batches) for name, column in one.columns.items()
     }
@@ -503,7 +503,7 @@ def encoded_batches(batches: Sequence[SpikeBatch]) -> bytes:
 
 
 def decoded_batches(data: bytes) -> list[SpikeBatch]:
-    """Read what :func:`encoded_batches` wrote."""
+    """Decode the output of :func:`encoded_batches`."""
     with np.load(io.BytesIO(data), allow_pickle=False) as stored:
         heads = json.loads(str(stored["heads"]))
         return [
@@ -523,12 +523,12 @@ def _column(column: np.ndarray) -> np.ndarray | list[str]:
 logger = logging.getLogger("rlwatch")
 
 TIMEOUT_S = 60.0
-"""Longest that ranks wait for one that does not come, in seconds: once, then they do without localisation."""
+"""Longest wait for a missing rank in seconds; after it all ranks stop localising."""
 OFF = "rlwatch does not localise gradient spikes over several ranks (training goes on): %s"
 
 
 def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode | None) -> Localiser | None:
-    """Localiser for the ranks of ``seam``'s run; None, with a warning, where they cannot. Call it on every rank."""
+    """Return a localiser for the ranks of ``seam``'s run, or None with a warning. Call it on every rank."""
     if settings is None:
         return None
     link = None if seam.run is None else seam.run.ranks
@@ -542,10 +542,10 @@ def localiser_of(seam: ErrorBoundary, settings: Localise | None, decode: Decode 
 
 
 def world_of(ready: bool, *, otherwise: str) -> World:
-    """The ranks of ``torch.distributed``; every rank calls it at set-up, and says whether it is ready.
+    """Return the ranks of ``torch.distributed``; every rank calls it at set-up with its readiness.
 
-    Nobody waits for a rank that will not come: all are asked first. Raises ``RLWatchError`` on all ranks alike: with
-    ``otherwise`` where one is not ready, or with why their process group could not be made.
+    All ranks first exchange their readiness, so that none waits for a rank that is not ready. Raises ``RLWatchError``
+    on all ranks: with ``otherwise`` if one is not ready, or with the reason why the process group failed.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return Alone()

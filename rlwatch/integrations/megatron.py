@@ -1,10 +1,10 @@
-"""Weights and optimizers of models that Megatron holds; their gradients are :mod:`rlwatch.tensors.megatron`'s.
+"""Weights and optimizers of Megatron models; :mod:`rlwatch.tensors.megatron` reads their gradients.
 
-A model is a list of chunks, or one. That of the policy is wrapped in Megatron's DDP, whose buffers hold the parameters
-of many layers one after the other. A reference is not wrapped. Offloaded (by verl), buffers of weights are empty and
-what they held lies in ``cpu_data``.
+A model is one chunk or a list of chunks. The policy is wrapped in Megatron's DDP, whose buffers hold the parameters of
+many layers one after the other. A reference is not wrapped. If verl has offloaded the weights, the buffers are empty
+and the weights are in ``cpu_data``.
 
-Every rank copies what it holds and sends nothing: policy and reference are cut alike.
+Every rank copies its own shards and sends nothing, because policy and reference are sharded alike.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rlwatch.tensors.megatron import chunks_of
 
 
 def pairs(policy: Any, reference: Any) -> list[TensorPair]:
-    """Weights of this rank, of policy and reference. Raises ``RLWatchError`` if they are cut differently."""
+    """Return this rank's weights of policy and reference. Raises ``RLWatchError`` if they are sharded differently."""
     return shard_pairs(dict(_weights(policy)), dict(_weights(reference)))
 
 
 def steps(optimizer: Any) -> bool:
-    """True if ``optimizer`` is Megatron's."""
+    """Return True if ``optimizer`` is Megatron's."""
     return any(kind.__module__.startswith("megatron.core.optimizer") for kind in type(optimizer).__mro__)
 
 
 def clearable(optimizer: Any) -> list[Any]:
-    """The torch optimizers in Megatron's. Raises ``RLWatchError`` where there is another."""
+    """Return the torch optimizers inside Megatron's. Raises ``RLWatchError`` for any other kind."""
     inner = [getattr(one, "optimizer", None) for one in getattr(optimizer, "chained_optimizers", [optimizer])]
     for one in inner:
         if not isinstance(one, torch.optim.Optimizer):
@@ -45,7 +45,7 @@ def clearable(optimizer: Any) -> list[Any]:
 def clear_state(optimizer: Any) -> int:
     """Set all moments and step counts to 0; returns how many parameters had any.
 
-    They stay where they are: Megatron's checkpoints ask for the moments of each parameter.
+    They are not removed, because Megatron's checkpoints read the moments of each parameter.
     """
     count = 0
     for one in clearable(optimizer):
@@ -63,11 +63,11 @@ def clear_state(optimizer: Any) -> int:
 
 
 CLEARED = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
-"""State that begins at 0. Another optimizer keeps copies of weights there, too (``master_param``)."""
+"""State that starts at 0. Other entries may be copies of weights (``master_param``)."""
 
 
 def _weights(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers, by name, wherever they lie; several chunks by their number, too."""
+    """Yield parameters and saved buffers by name, with the number of the chunk if there are several."""
     chunks = chunks_of(module)
     for at, chunk in enumerate(chunks):
         aside = dict(_offloaded(chunk))
@@ -76,7 +76,7 @@ def _weights(module: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _inside(chunk: Any) -> nn.Module:
-    """The model in Megatron's wrappers (DDP, Float16Module), each of which calls it ``module``."""
+    """Return the model inside Megatron's wrappers (DDP, Float16Module)."""
     while isinstance(getattr(chunk, "module", None), nn.Module):
         chunk = chunk.module
     inner: nn.Module = chunk
@@ -84,7 +84,7 @@ def _inside(chunk: Any) -> nn.Module:
 
 
 def _offloaded(chunk: Any) -> Iterator[tuple[int, Tensor]]:
-    """By the parameter's identity: its weights in the copy that verl made of an emptied buffer."""
+    """Yield the id of each parameter of an emptied buffer, and its weights in verl's CPU copy."""
     held = getattr(chunk, "buffers", None)
     for buffer in [*held, *chunk.expert_parallel_buffers] if isinstance(held, list) else []:
         data = buffer.param_data

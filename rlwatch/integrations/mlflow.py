@@ -20,9 +20,9 @@ from rlwatch.run import Run
 
 CALL = "tee_mlflow()"
 ENDED = {"FAILED": RunState.CRASHED, "KILLED": RunState.CRASHED}
-"""MLflow's word for how a run ended -> ours; it finished otherwise."""
+"""MLflow's final status -> rlwatch's state; any other means finished."""
 SYSTEM = "system/"
-"""Names of what MLflow measures of the machine, by a step of its own; it is left out, rlwatch measures that itself."""
+"""Prefix of MLflow's system metrics, which have a step of their own. They are skipped; rlwatch measures its own."""
 
 _newest: Tee[Any] | None = None
 
@@ -37,7 +37,7 @@ def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
     Parameters
     ----------
     run
-        A run to record everything into; whoever made it ends it.
+        A run to record everything into; the caller ends it.
     init_kwargs
         Arguments of :func:`rlwatch.init`, which win over what MLflow knows. ``run_id`` and ``output_dir`` name the
         first run only.
@@ -69,7 +69,7 @@ def tee_mlflow(*, run: Run | None = None, **init_kwargs: Any) -> Tee[Any]:
 
 
 class MLflowHooks:
-    """Looks at what MLflow's client is given, after it took it: ``mlflow.log_metrics`` and its kin go through it."""
+    """Hooks on MLflow's client, called after its methods: ``mlflow.log_metrics`` and similar functions use them."""
 
     def __init__(self, tee: Tee[MlflowMirror], client: type) -> None:
         self.seam = tee.seam
@@ -78,7 +78,7 @@ class MLflowHooks:
         tee.patches.around(client, "log_batch", after=self._batch)
         tee.patches.around(client, "set_terminated", after=self._terminated)
 
-    # Parameters are named as MLflow names them: they may be given by name.
+    # Parameters have MLflow's names, because they may be passed by keyword.
 
     @guarded
     def _metric(  # noqa: PLR0917  (as MLflow's own)
@@ -113,7 +113,7 @@ class MLflowHooks:
 
 
 def described(client: Any, run: str) -> dict[str, Any]:
-    """Arguments of :func:`rlwatch.init` that MLflow knows of a run."""
+    """Return the arguments of :func:`rlwatch.init` that MLflow has for a run."""
     found = client.get_run(run)
     project = client.get_experiment(found.info.experiment_id).name
     tags = [name for name in found.data.tags if not name.startswith("mlflow.")]
@@ -128,10 +128,10 @@ def described(client: Any, run: str) -> dict[str, Any]:
 
 
 class MlflowMirror:
-    """Gathers the metrics of a step into one record.
+    """Collects the metrics of a step into one record.
 
-    A record ends when a metric of another step comes, or one that the record has, and when the run or the process
-    ends. Several metrics given at once are a record at once: so trainers log a step.
+    A record ends with a metric of another step or a repeated one, and when the run or the process ends. Metrics logged
+    in one call are a record at once, because trainers log a step that way.
     """
 
     def __init__(self, run: Run) -> None:
@@ -139,7 +139,7 @@ class MlflowMirror:
         self._held = Held()
 
     def log(self, values: Sequence[tuple[Any, str, Any]]) -> None:
-        """Metrics were logged, each (step or None, name, value)."""
+        """Take logged metrics, each (step or None, name, value)."""
         steps: dict[int, dict[str, Any]] = {}
         for step, name, value in values:
             if not name.startswith(SYSTEM):
@@ -154,5 +154,5 @@ class MlflowMirror:
             self.flush()
 
     def flush(self) -> None:
-        """Record what was gathered."""
+        """Record the collected metrics."""
         self._held.record(self.run)

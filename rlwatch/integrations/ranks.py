@@ -1,4 +1,4 @@
-"""The ranks of a run: what an integration asks of them, and how those of ``torch.distributed`` find each other."""
+"""The ranks of a run: the interface for integrations, and the rendezvous of ranks of ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ APART = "the ranks of this run are not linked, and a command must act on all of 
 
 
 class Ranks(Protocol):
-    """The ranks of one run, all of which come to the same boundaries.
+    """The ranks of one run, all of which reach the same boundaries.
 
-    Nothing here waits for a rank that is gone: a command is then refused, and training goes on.
+    No method waits for a rank that is gone: a command is then refused, and training continues.
     """
 
     @property
@@ -41,52 +41,52 @@ class Ranks(Protocol):
         ...
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """True if all ranks meet at this boundary, after ``step``, because rank 0 has commands. ``wanted``: this rank
-        knows of one; on a rank other than 0 of one that is due on every rank here, so that it awaits rank 0's word.
+        """Return True if all ranks meet at this boundary, after ``step``, because rank 0 has commands. ``wanted``: this
+        rank has a command to execute; on ranks other than 0 one that is due on every rank, so that it waits for rank 0.
 
-        If not, the boundary is passed, unless this rank stays at it because training is paused. Nobody waits for that:
-        where another rank has passed it already, all meet at a later one.
+        If False, this rank passes the boundary, unless it is ``staying`` because training is paused. Ranks do not wait
+        for each other: if one has passed the boundary already, all meet at a later one.
         """
         ...
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
-        """Return what rank 0 passed, on every rank, where all meet.
+        """Return, on every rank, the commands that rank 0 passed, when all meet.
 
-        On a rank that cannot reach rank 0 an empty list; the others then get a refusal from :meth:`agree`.
+        A rank that cannot reach rank 0 gets an empty list; the others then get a refusal from :meth:`agree`.
         """
         ...
 
     def order(self, commands: Sequence[Command]) -> list[Command]:
-        """Return what rank 0 passed, usually nothing, at a place that every rank comes to and only rank 0 knows of.
+        """Return the commands that rank 0 passed, usually none, at a place that every rank reaches.
 
-        The other ranks wait there for rank 0, a minute at most.
+        The other ranks wait for rank 0, at most a minute.
         """
         ...
 
     def agree(self, refusal: str | None) -> str | None:
-        """None if every rank passed None; else a refusal, on every rank. For a command of the last :meth:`share`."""
+        """Return None if every rank passed None, else a refusal, on every rank, for a command of :meth:`share`."""
         ...
 
     def over(self) -> None:
-        """End the round of the last :meth:`share`: whoever waits for an answer is let go.
+        """End the round of the last :meth:`share` and release the ranks that wait for an answer.
 
-        Call it however the round ended.
+        Call it for every outcome of the round.
         """
         ...
 
     def leave(self) -> None:
-        """The boundary is passed, however."""
+        """Leave the boundary, for every outcome."""
         ...
 
 
 class OneRank:
-    """The only rank there is."""
+    """The rank of a run with one process."""
 
     rank = 0
     world_size = 1
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:  # noqa: ARG002  (the port's signature)
-        """Meet wherever something is wanted."""
+        """Meet whenever ``wanted``."""
         return wanted
 
     def share(self, commands: Sequence[Command]) -> list[Command]:
@@ -102,14 +102,14 @@ class OneRank:
         return refusal
 
     def over(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing, because no other rank waits."""
 
     def leave(self) -> None:
-        """Do nothing: nobody asks."""
+        """Do nothing, because there is no other rank."""
 
 
 class RunRanks:
-    """The ranks of a seam's run, whichever run that is: a trainer that trains again makes a new one."""
+    """The ranks of the current run of an error boundary; a trainer that trains again has a new run."""
 
     def __init__(self, seam: ErrorBoundary) -> None:
         self._seam = seam
@@ -121,11 +121,11 @@ class RunRanks:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run."""
+        """Number of ranks of the run."""
         return 1 if self._seam.run is None else self._seam.run.world_size
 
     def meets(self, step: int, *, wanted: bool, staying: bool = False) -> bool:
-        """Ask the link; without one meet wherever something is wanted, so that it is answered."""
+        """Use the link; without one meet whenever ``wanted``, so that the command is answered."""
         link = _link_of(self._seam.run)
         return wanted if link is None else link.meets(step, wanted=wanted, staying=staying)
 
@@ -140,20 +140,20 @@ class RunRanks:
         return list(commands) if link is None else link.order(commands)
 
     def agree(self, refusal: str | None) -> str | None:
-        """Ask the link; several ranks without one never agree."""
+        """Use the link; several ranks without one never agree."""
         link = _link_of(self._seam.run)
         if link is not None:
             return link.agree(refusal)
         return refusal if self.world_size == 1 else refusal or APART
 
     def over(self) -> None:
-        """Pass it on to the link."""
+        """Pass the call on to the link."""
         link = _link_of(self._seam.run)
         if link is not None:
             link.over()
 
     def leave(self) -> None:
-        """Pass it on to the link."""
+        """Pass the call on to the link."""
         link = _link_of(self._seam.run)
         if link is not None:
             link.leave()
@@ -163,7 +163,7 @@ def _link_of(run: Run | None) -> Link | None:
     return None if run is None else run.ranks
 
 
-# The ranks of ``torch.distributed``: how those of one run find each other.
+# The ranks of ``torch.distributed``: the rendezvous of the ranks of one run.
 
 POLL_S = 0.01
 _meetings = itertools.count()
@@ -171,10 +171,10 @@ _questions = itertools.count()
 
 
 class StoreMeeting:
-    """Over the key-value store by which the process group itself came together. Needs no collective.
+    """Rendezvous over the key-value store of the process group. Needs no collective.
 
-    Every rank makes its meetings in the same order. It never waits in the store: whoever does holds the one lock of its
-    client, behind which the trainer would wait too.
+    Every rank creates its meetings in the same order. It never blocks in the store, because a blocking call holds the
+    client's only lock, and would block the trainer, too.
     """
 
     def __init__(self, store: Any) -> None:
@@ -182,12 +182,12 @@ class StoreMeeting:
         self._key = f"rlwatch/{next(_meetings)}"
 
     def put(self, name: str, text: str) -> None:
-        """Leave ``text`` for the others. Raises ``RLWatchError`` if the store is gone."""
+        """Store ``text`` for the other ranks. Raises ``RLWatchError`` if the store is gone."""
         with _store_errors():
             self._store.set(f"{self._key}/{name}", text)
 
     def get(self, name: str) -> str | None:
-        """Read what another rank left; None if nothing yet. Raises ``RLWatchError`` if the store is gone."""
+        """Return the text of another rank, None if there is none yet. Raises ``RLWatchError`` if the store is gone."""
         with _store_errors():
             return _read_key(self._store, f"{self._key}/{name}")
 
@@ -206,9 +206,9 @@ def _read_key(store: Any, key: str) -> str | None:
 
 
 def place_here() -> dict[str, int]:
-    """``rank`` and ``world_size`` of this process, as :func:`rlwatch.init` takes them; empty without a process group.
+    """Return ``rank`` and ``world_size`` as arguments of :func:`rlwatch.init`; empty without a process group.
 
-    Launchers that start processes themselves (``torch.multiprocessing``) set no environment to read them from.
+    Launchers that start processes themselves (``torch.multiprocessing``) do not set the environment variables.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return {}
@@ -216,7 +216,7 @@ def place_here() -> dict[str, int]:
 
 
 def meeting() -> StoreMeeting | None:
-    """A meeting of this process group's ranks; None where there is one rank, or no store."""
+    """Return a meeting of this process group's ranks, or None with one rank or without a store."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
     store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
@@ -224,9 +224,9 @@ def meeting() -> StoreMeeting | None:
 
 
 def all_agree(yes: bool, timeout_s: float = 60.0) -> bool:
-    """True if every rank says ``yes``: the same answer on each, and no collective that a missing rank leaves hanging.
+    """Return, on every rank alike, whether all ranks passed ``yes``; without a collective, which could hang.
 
-    Rank 0 waits for the others at most ``timeout_s`` seconds, and they for it a little longer. False without a store.
+    Rank 0 waits for the others at most ``timeout_s`` seconds, the others a little longer. False without a store.
     """
     store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
     key = f"rlwatch/agree/{next(_questions)}"
@@ -257,19 +257,19 @@ def _await_decision(store: Any, key: str, timeout_s: float, *, yes: bool) -> boo
 
 
 def _awaited(store: Any, key: str, end: float) -> str | None:
-    """Polls: the threads by which the ranks find each other use the same client meanwhile."""
+    """Poll for a key, because the rendezvous threads use the same client at the same time."""
     while (value := _read_key(store, key)) is None and time.monotonic() < end:
         time.sleep(POLL_S)
     return value
 
 
 def begin_together(begin: Callable[[], Run], *, link: str | None = None) -> Run:
-    """``begin()``, which makes this rank's run, and the link to the other ranks. Every rank calls it at set-up.
+    """Create this rank's run by ``begin()``, and the link to the other ranks. Every rank calls it at set-up.
 
-    ``link`` says where rank 0 listens; see :func:`rlwatch.run.ranks.join`. Raises what ``begin`` raises; the other
-    ranks then go on unwatched.
+    ``link`` is the address at which rank 0 listens; see :func:`rlwatch.run.ranks.join`. Raises what ``begin`` raises;
+    the other ranks then continue unwatched.
     """
-    ListenAddress.of(link)  # a wrong address shows before a run is begun
+    ListenAddress.of(link)  # report a wrong address before a run begins
     place = meeting()
     if place is None:
         return begin()

@@ -36,7 +36,7 @@ CLEAR = "clear"
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """A policy and what it is anchored to: a whole model, or (``reference`` None) PEFT's frozen adapter ``ref``."""
+    """A policy and its reference: a whole model, or (``reference`` None) PEFT's frozen adapter ``ref``."""
 
     policy: nn.Module
     reference: nn.Module | None
@@ -44,7 +44,7 @@ class Anchored:
 
     @property
     def adapted(self) -> bool:
-        """True if the policy is an adapter on a base model, and so is its reference."""
+        """Return True if policy and reference are adapters on a base model."""
         return self.reference is None and bool(getattr(unwrapped(self.policy), "peft_config", None))
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ class Anchored:
             raise RLWatchError("there is no reference model")
 
     def pairs(self) -> list[TensorPair]:
-        """Policy and reference tensor by tensor; makes the adapter ``ref`` if it is not there yet."""
+        """Return pairs of policy and reference tensors; creates the adapter ``ref`` if it is missing."""
         if self.reference is not None:
             alike = megatron.pairs if divided(self.policy) else model_pairs
             return alike(self.policy, self.reference)
@@ -67,18 +67,18 @@ class Anchored:
 class ResetReference:
     """Handles ``reset-reference`` with ``{"optimizer": "clear" | "keep"}`` (default ``clear``).
 
-    Carry it out only where no rollouts are in flight whose reference log-probs were computed already. Nothing
-    changes unless everything can. Every rank calls it.
+    Execute it only when no rollouts with reference log-probs are in flight. Either all tensors change or none. Every
+    rank calls it.
 
     Parameters
     ----------
     find
-        The models and optimizers as they are now: trainers wrap them late. May raise ``RLWatchError`` with the
-        reason why this trainer's reference cannot be reset.
+        Returns the current models and optimizers, because trainers wrap them late. May raise ``RLWatchError`` with
+        the reason why this trainer's reference cannot be reset.
     seam
-        Where the run's health is asked, for the veto during a collapse.
+        Gives access to the run's health, for the veto during a collapse.
     done
-        Told the command and the report, for instance to keep the new reference in checkpoints.
+        Called with the command and the report, for instance to keep the new reference in checkpoints.
     """
 
     kind: str = "reset-reference"
@@ -103,7 +103,7 @@ class ResetReference:
         anchored.check()
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Reset; returns what was done."""
+        """Reset the reference; returns a report."""
         optimizer = COMMAND_KINDS[self.kind].read(command.args)["optimizer"]
         anchored = self._find()
         pairs = anchored.pairs()
@@ -125,9 +125,9 @@ class ResetReference:
 
 
 def _compared(pairs: Sequence[TensorPair]) -> dict[str, JSON]:
-    """Number of tensors, the reference's fingerprint, and ``exact`` if the policy has the same.
+    """Return the number of tensors, the reference's fingerprint, and ``exact``: whether the policy has the same.
 
-    Where the reference is of a coarser dtype, "the same" means: once rounded to it.
+    For a reference of a coarser dtype, the policy is compared after rounding to it.
     """
     policy_print = fingerprint(_as_reference(pair) for pair in pairs)
     reference_print = fingerprint(pair.reference for pair in pairs)
@@ -138,13 +138,13 @@ def _as_reference(pair: TensorPair) -> Tensor:
     return pair.policy.detach().to(pair.reference.dtype)
 
 
-# Starting an optimizer anew without making a new one.
+# Clearing the state of an optimizer without creating a new one.
 
 
 def clearable(optimizers: Iterable[Any]) -> list[Optimizer]:
-    """The torch optimizers inside ``optimizers``. Raises ``RLWatchError`` if one is missing or not torch's.
+    """Return the torch optimizers inside ``optimizers``. Raises ``RLWatchError`` if one is missing or not torch's.
 
-    Others (DeepSpeed's) keep state in partitions of their own, which forgetting a dictionary would not clear.
+    Others (DeepSpeed's) keep state in their own partitions, which clearing a dictionary would not reset.
     """
     inner = [
         one

@@ -1,4 +1,4 @@
-"""``rollback``: a snapshot's weights and optimizer are put back while training goes on."""
+"""``rollback``: restore a snapshot's weights and optimizer during training."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class RollbackMeans:
     step
         The step that has ended.
     paced
-        Optimizers and schedulers: a learning rate that a command lowered stays lowered.
+        Optimizers and schedulers; a learning rate lowered by a command stays lowered.
     drop
-        Drops rollouts that wait to be trained on, and lets the rollout engine load the weights again. Returns words for
-        the answer, "" where there was nothing to drop.
+        Drops rollouts that wait to be trained on, and makes the rollout engine load the weights again. Returns a
+        message, "" if there was nothing to drop.
     """
 
     step: Callable[[], int]
@@ -42,7 +42,7 @@ class RollbackMeans:
 
 
 def chosen(keeper: SnapshotKeeper, command: Command, step: int, restored: tuple[int, int] | None) -> Snapshot:
-    """Return the snapshot that ``command`` names after ``step``. Raises ``RLWatchError`` with the reason for none.
+    """Return the snapshot that ``command`` names after ``step``. Raises ``RLWatchError`` if there is none.
 
     ``restored``: the step of the last roll-back, and of the state that it put back.
     """
@@ -58,10 +58,10 @@ def chosen(keeper: SnapshotKeeper, command: Command, step: int, restored: tuple[
 class Rollback:
     """Handles ``rollback`` with ``{"to": "last-good" or a step}``.
 
-    Weights, optimizer, schedule and loss scale become what they were, bit for bit; what was there is kept as the
-    snapshot of the present step, so that ``rollback --to`` that step undoes it. The reference, the KL coefficient and
-    the step counter of the trainer stay, and so do the random generators: the same samples would fail in the same way.
-    Nothing changes unless everything can: with several ranks, on each of them.
+    Weights, optimizer, schedule and loss scale are restored bit for bit; the state before is kept as the snapshot of
+    this step, so that ``rollback --to`` that step undoes it. The reference, the KL coefficient, the trainer's step
+    counter and the random generators are not restored: the same samples would fail in the same way. Either everything
+    changes, on all ranks, or nothing.
     """
 
     kind: str = ROLLBACK
@@ -73,22 +73,22 @@ class Rollback:
         self._open: tuple[Snapshot, Snapshot, Pace] | None = None
 
     def resolved(self, command: Command) -> Command:
-        """Return it with the step of the last good one: the other ranks do not know which rows were sound."""
+        """Return the command with the step of the last good snapshot, which only rank 0 knows."""
         to = COMMAND_KINDS[self.kind].read(command.args)["to"]
         good = self.last_good() if to == LAST_GOOD else None
         return command if good is None else replace(command, args={"to": good})
 
     def last_good(self) -> int | None:
-        """Return the step of the newest snapshot that is known to be good; None if there is none."""
+        """Return the step of the newest good snapshot, or None."""
         return None if self._keeper is None else self._keeper.newest_good()
 
     def check(self, command: Command) -> None:
-        """Raise ``RLWatchError`` with the reason to refuse: there is no such snapshot, or it does not fit."""
+        """Raise ``RLWatchError`` if there is no such snapshot, or it does not fit."""
         keeper = self._kept()
         keeper.fits(self._chosen(keeper, command))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Put it back; returns what was done. It stays so once :meth:`settled` says that all ranks did the same."""
+        """Restore the snapshot and return a report. :meth:`settled` makes it final, or undoes it."""
         keeper, step = self._kept(), self._means.step()
         snapshot = self._chosen(keeper, command)
         kept = keeper.fits(snapshot)
@@ -104,7 +104,7 @@ class Rollback:
         return self._report(snapshot, kept, step, dropped)
 
     def settled(self, command: Command, refusal: str | None) -> None:  # noqa: ARG002  (the signature of the port)
-        """Keep what was there as the snapshot of its step; or put it back, where a rank could not do the same."""
+        """Keep the state before as the snapshot of its step, or restore it if a rank failed."""
         done, self._open = self._open, None
         if done is None:
             return

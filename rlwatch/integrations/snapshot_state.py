@@ -1,7 +1,7 @@
-"""Copies of the state of training: trained weights, optimizer, scheduler, loss scale, random generators; and back.
+"""Copying and restoring the state of training: weights, optimizer, scheduler, loss scale and random generators.
 
-A copy holds what this rank holds: of a sharded tensor (FSDP2) its shard. Everything is checked before the first tensor
-is written, and what was there is written back if a write fails, so that no model is restored by half.
+A copy holds this rank's state: for a sharded tensor (FSDP2) its shard. Everything is checked before the first tensor is
+written, and the old state is written back if a write fails, so that no model is restored partially.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rlwatch.tensors.megatron import divided
 
 INSTEAD = "use the trainer's own checkpoints instead"
 PLAIN = (bool, int, float, str, type(None))
-"""Values of an optimizer's state, beside tensors, that can be copied and written to a file."""
+"""Types in an optimizer's state, other than tensors, that can be copied and written to a file."""
 PER_PARAMETER = "optimizer/{optimizer}/{group}/{parameter}/"
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The objects whose state a copy holds, as the trainer holds them now."""
+    """The trainer's current objects whose state is copied."""
 
     model: nn.Module
     optimizers: Sequence[Any] = ()
@@ -46,7 +46,7 @@ class Holdings:
     scaler: Any = None
 
     def obstacle(self) -> str | None:
-        """Return the reason why their state cannot be copied in place; None if it can."""
+        """Return the reason why their state cannot be copied and restored in place, or None."""
         if divided(self.model) or any(megatron.steps(one) for one in self.optimizers):
             return f"Megatron cuts the model and its optimizer over ranks; {INSTEAD}"
         for name, parameter in self.model.named_parameters():
@@ -193,7 +193,7 @@ def _same_kind(name: str, now: Tensor, then: Tensor) -> None:
 
 
 def put_back(held: Holdings, kept: StateCopy, before: StateCopy, *, generators: bool) -> None:
-    """Make the state what ``kept`` holds, bit for bit; if that fails, what ``before`` holds, and raise.
+    """Restore the state of ``kept`` bit for bit; if that fails, restore ``before`` and raise.
 
     ``generators``: the random generators, too. Call :func:`check_fits` before.
     """
@@ -236,7 +236,7 @@ def _entries(kept: StateCopy) -> dict[str, dict[str, str]]:
 
 
 def _write_state(optimizer: Optimizer, parameter: Tensor, kept: StateCopy, wanted: Mapping[str, str]) -> None:
-    """Write the state of one parameter into the tensors that are there: a captured step reads those very ones."""
+    """Write the state of one parameter into the existing tensors, because a captured step reads those objects."""
     state = optimizer.state[parameter]
     for key in [key for key in state if key not in wanted]:
         del state[key]
@@ -274,7 +274,7 @@ def _write_settings(group: dict[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _random_now() -> dict[str, Any]:
-    """Return their states; nothing is drawn, and no device is waited for."""
+    """Return the states of the random generators, without drawing a number or waiting for a device."""
     torchs = RandomState.now()
     name, keys, *rest = np.random.get_state()
     return {
@@ -292,22 +292,22 @@ def _random_restored(states: Mapping[str, Any]) -> None:
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), *rest))
 
 
-# Copying beside training.
+# Copying while training continues.
 
 
 @dataclass(slots=True)
 class Fence:
-    """The end of copies that a device still makes."""
+    """Completion of copies that a device still makes."""
 
     events: list[Any] = field(default_factory=list)
 
     def hold_back(self) -> None:
-        """Let the device's later work wait for the copies; this thread does not wait."""
+        """Make the device's later work wait for the copies, without blocking this thread."""
         for device, event in self.events:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until the copies are there."""
+        """Wait until the copies are complete."""
         for _device, event in self.events:
             event.synchronize()
         self.events = []
@@ -316,8 +316,8 @@ class Fence:
 class SideCopier:
     """Copies tensors into host memory: on CUDA into pinned memory, on a stream of its own.
 
-    Training goes on meanwhile; only the next step of an optimizer waits, on the device, until its old values are
-    copied. Buffers that are given back are used again.
+    Training continues meanwhile; only the next optimizer step waits, on the device, until its old values are copied.
+    Returned buffers are reused.
     """
 
     def __init__(self, seam: ErrorBoundary | None = None) -> None:
@@ -328,7 +328,7 @@ class SideCopier:
         self._open = Fence()
 
     def copy(self, held: Holdings) -> tuple[StateCopy, Fence]:
-        """Return a copy of the state now. Raises ``RLWatchError`` where it cannot be copied."""
+        """Return a copy of the current state. Raises ``RLWatchError`` if it cannot be copied."""
         live, fence = tensors_of(held), Fence()
         buffers = self._spare.pop() if self._spare else {}
         kept = StateCopy({}, plain_of(held), {name: str(tensor.device) for name, tensor in live.items()})
@@ -345,13 +345,13 @@ class SideCopier:
         return kept, fence
 
     def give_back(self, kept: StateCopy) -> None:
-        """Use the buffers of ``kept``, which nobody reads any more, for a later copy."""
+        """Reuse the buffers of ``kept``, which must not be read any more, for a later copy."""
         if not self._spare:
             self._spare.append(kept.tensors)
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of the buffers that wait to be used again."""
+        """Return the bytes of the buffers that wait for reuse."""
         return sum(tensor.nbytes for buffers in self._spare for tensor in buffers.values())
 
     def _beside(
@@ -394,7 +394,7 @@ def _buffer(buffers: Mapping[str, Tensor], name: str, like: Tensor, *, pinned: b
     return torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=pinned)
 
 
-# Snapshots on disk: one file each, whole or not at all, with its SHA-256 beside it.
+# Snapshots on disk: one file each, written atomically, with its SHA-256 in a second file.
 
 
 FORMAT = 1
@@ -416,7 +416,7 @@ class SnapshotFile:
 
 
 def writable(kept: StateCopy) -> bool:
-    """Return whether what is written could be read again without running code of the file."""
+    """Return whether the copy could be read again without executing code in the file."""
     written = io.BytesIO()
     torch.save(kept.plain, written)
     written.seek(0)
@@ -428,7 +428,7 @@ def writable(kept: StateCopy) -> bool:
 
 
 def write_snapshot(path: Path, kept: StateCopy, step: int) -> SnapshotFile:
-    """Write ``kept`` to ``path``, whole or not at all. Raises ``OSError`` as a full disk does; nothing is left then."""
+    """Write ``kept`` to ``path`` atomically. Raises ``OSError``, for instance for a full disk, and leaves no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -442,7 +442,7 @@ def write_snapshot(path: Path, kept: StateCopy, step: int) -> SnapshotFile:
         digest.write_text(json.dumps({"format": FORMAT, "step": step, "sha256": made.sha256}), encoding="utf-8")
         digest.replace(_beside(path))
         part.replace(path)
-    except RuntimeError as error:  # torch's own writer, of a full disk
+    except RuntimeError as error:  # raised by torch's writer on a full disk
         raise OSError(str(error).partition("\n")[0]) from None
     finally:
         part.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Snapshots of training while it runs: when they are taken, which are kept, and which are good to return to.
+"""Snapshots during training: when they are taken, which are kept, and which are good to return to.
 
-A :class:`SnapshotKeeper` looks at every safe boundary. It takes a snapshot when one is due and the budgets of memory
-and time allow it, and calls an older one good once the rows up to it have been judged
+A :class:`SnapshotKeeper` is called at every safe boundary. It takes a snapshot when one is due and the budgets of
+memory and time allow it, and marks an older one as good once the rows up to it have been judged
 (:mod:`rlwatch.monitor.step_judge`).
 
 With several ranks each keeps its own part. The rank that records decides for all when one is taken, which are kept and
@@ -42,10 +42,10 @@ from rlwatch.run.machine import container_memory
 
 GIB = float(1 << 30)
 DEFAULT_PART = 0.5
-"""Part of the memory that is free at the first snapshot, which snapshots may take unless ``memory_gb`` is given."""
+"""Default budget as a part of the memory that is free at the first snapshot, if ``memory_gb`` is not given."""
 UNJUDGED = "the rows up to it have not been judged"
 BESIDE_GOOD = 3
-"""Snapshots that are kept beside the good ones: the first, the newest, and one that is not judged yet."""
+"""Snapshots kept in addition to the good ones: the first, the newest, and one that is not judged yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Snapshots:
     every
         Steps between two snapshots, an integer >= 1; taken at the next safe boundary.
     keep
-        Good snapshots that are kept beside the first and the newest one, an integer >= 3.
+        Good snapshots that are kept in addition to the first and the newest one, an integer >= 3.
     memory_gb
         Host memory that all snapshots of this process may take, GiB, > 0. None: half of what is free at the first.
     share
@@ -96,7 +96,7 @@ class Snapshots:
 
     @classmethod
     def of(cls, wish: bool | Snapshots) -> Snapshots | None:
-        """None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` for anything else."""
+        """Return None for False, the defaults for True, else ``wish`` itself. Raises ``ConfigError`` otherwise."""
         if isinstance(wish, cls):
             return wish
         if isinstance(wish, bool):
@@ -123,7 +123,7 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it holds."""
+        """Return the bytes of memory that it holds."""
         return 0 if self.kept is None else self.kept.nbytes
 
     def state(self) -> StateCopy:
@@ -137,7 +137,7 @@ class Snapshot:
 
 
 def to_drop(snapshots: Sequence[Snapshot]) -> Snapshot | None:
-    """Return the one that is missed least: a bad one, else one not judged yet, else a good one close to others.
+    """Return the least useful snapshot: a bad one, else one not judged yet, else a good one close to others.
 
     The first, the newest, the newest good one and the oldest of those not judged, which is judged next, are never
     dropped. The older snapshots are, the farther apart they may lie: an alarm may come late.
@@ -174,14 +174,14 @@ def free_bytes() -> float:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """A snapshot that all ranks shall take, and what is known of the others.
+    """A snapshot for all ranks to take, and the verdicts on the others.
 
     Attributes
     ----------
     step
         The step that has ended.
     keep
-        Steps of the snapshots that are kept beside it.
+        Steps of the other snapshots to keep.
     known
         Judged snapshots: step, whether it is good, and why not.
     """
@@ -191,12 +191,12 @@ class SnapshotPlan:
     known: tuple[tuple[int, bool, str], ...] = ()
 
     def plain(self) -> dict[str, JSON]:
-        """Return it as arguments of a command."""
+        """Return the plan as arguments of a command."""
         return {"step": self.step, "keep": list(self.keep), "known": [list(one) for one in self.known]}
 
     @classmethod
     def of(cls, args: Mapping[str, JSON]) -> SnapshotPlan:
-        """Read what :meth:`plain` wrote."""
+        """Read the output of :meth:`plain`."""
         given: Mapping[str, Any] = args
         known = tuple((int(step), bool(good), str(why)) for step, good, why in given["known"])
         return cls(int(given["step"]), tuple(int(step) for step in given["keep"]), known)
@@ -204,35 +204,35 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Snapshots that give up their memory, since they are on disk too, and those that are dropped."""
+    """Snapshots to remove from memory because they are on disk, and snapshots to drop."""
 
     release: list[Snapshot] = field(default_factory=list)
     drop: list[Snapshot] = field(default_factory=list)
 
 
 def processes_here() -> int:
-    """Return how many ranks of the training share this machine's memory, as its launcher says; 1 if it does not."""
-    told = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("RAY_LOCAL_WORLD_SIZE") or "1"
-    return max(1, int(told)) if told.isdigit() else 1
+    """Return how many ranks share this machine's memory, from the launcher's environment variables; 1 without them."""
+    count = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("RAY_LOCAL_WORLD_SIZE") or "1"
+    return max(1, int(count)) if count.isdigit() else 1
 
 
 class SnapshotKeeper:
-    """Takes, judges, keeps and gives back the snapshots of one process. All is called on the training thread.
+    """Takes, judges, keeps and returns the snapshots of one process. All methods run on the training thread.
 
     Parameters
     ----------
     settings
-        The user's wishes.
+        The user's settings.
     find
-        The objects to copy, as they are now. May raise ``RLWatchError``.
+        Returns the current objects to copy. May raise ``RLWatchError``.
     seam
-        Where the run's health is asked and events go.
+        Gives access to the run's health, and records events.
     available
-        Bytes of memory that may still be taken.
+        Returns the bytes of memory that are still free.
     seconds
         A monotonic clock.
     owner
-        Run and rank, by which files are named; by default those of the seam's run.
+        Run and rank for the names of files; by default those of the seam's run.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class SnapshotKeeper:
         self._owner = owner or self._run_and_rank
         self.settings = settings
         self.taken: list[Snapshot] = []
-        """The snapshots that are kept, by step."""
+        """The kept snapshots, ordered by step."""
         self._find = find
         self._seam = seam
         self._available = available
@@ -268,7 +268,7 @@ class SnapshotKeeper:
         return next((one for one in reversed(self.taken) if one.good), None)
 
     def begin(self, step: int) -> None:
-        """Training begins, or begins again, after ``step``: what was taken later is of another training."""
+        """Start, or restart, after ``step``; later snapshots belong to another training and are dropped."""
         self.forget_after(step - 1)
         self._last = None
         self._judge()
@@ -276,12 +276,12 @@ class SnapshotKeeper:
             self._take(step)
 
     def newest_good(self) -> int | None:
-        """Return the step of the newest snapshot that is known to be good by now; None if there is none."""
+        """Judge the snapshots and return the step of the newest good one, or None."""
         self._judge()
         return None if self.last_good is None else self.last_good.step
 
     def look(self, step: int) -> None:
-        """Judge what can be judged, and take a snapshot if one is due, at a safe boundary after ``step``.
+        """Judge snapshots, and take one if it is due, at a safe boundary after ``step``.
 
         With several ranks :class:`TakeTogether` takes it.
         """
@@ -295,7 +295,7 @@ class SnapshotKeeper:
     # Several ranks.
 
     def plan(self, step: int) -> SnapshotPlan | None:
-        """Return what all ranks shall do after ``step``: on the rank that records, where a snapshot is due."""
+        """Return the plan for all ranks after ``step``, on the rank that records, if a snapshot is due."""
         if not self._together or not self._records or not self._due(step):
             return None
         room = self._room(self._needed(), step)
@@ -308,7 +308,7 @@ class SnapshotKeeper:
         return SnapshotPlan(step, keep, tuple(one for one in known if one[0] in keep))
 
     def allows(self, plan: SnapshotPlan) -> None:
-        """Raise ``RLWatchError`` if there is no memory here for what is planned. Changes nothing."""
+        """Raise ``RLWatchError`` if there is not enough memory for the plan. Changes nothing."""
         self._planned_at = self._seconds()
         if any(one.step == plan.step for one in self.taken):
             raise RLWatchError(f"there is a snapshot of step {plan.step} already")
@@ -318,7 +318,7 @@ class SnapshotKeeper:
             raise RLWatchError(self._full(needed, held))
 
     def carry_out(self, plan: SnapshotPlan) -> None:
-        """Keep what the plan keeps, take what it takes, and believe what it says of the others."""
+        """Execute the plan: drop, take, and adopt its verdicts."""
         for one in [one for one in self.taken if one.step not in plan.keep]:
             self._drop(one)
         judged = {step: (good, why_not) for step, good, why_not in plan.known}
@@ -332,19 +332,19 @@ class SnapshotKeeper:
             raise RLWatchError("there is no memory for a snapshot")
 
     def settled(self, plan: SnapshotPlan, refusal: str | None) -> None:
-        """All ranks have taken what was planned; or one has not, for this reason: then this one has not either."""
+        """Keep the planned snapshot if all ranks have taken it; drop it if one refused."""
         ended = self._seconds()
         self._last, self._cost_s = (plan.step, ended), ended - (self._planned_at or ended)
         made, self._made = self._made, None
         if refusal is not None:
             if made is not None:
                 self._drop(made)
-            known = any(one.step == plan.step for one in self.taken)  # of a roll-back at this very boundary
+            known = any(one.step == plan.step for one in self.taken)  # from a roll-back at this boundary
             if self._records and not known:
                 self._say("ranks", f"no snapshot was taken after step {plan.step}: {refusal}")
 
     def _needed(self) -> int:
-        """Return the bytes of a snapshot of now."""
+        """Return the bytes that a snapshot would need now."""
         return sum(tensor.nbytes for tensor in tensors_of(self._find()).values())
 
     def _run_and_rank(self) -> tuple[str, int]:
@@ -362,7 +362,7 @@ class SnapshotKeeper:
         return run is not None and run.rank == 0
 
     def find(self, to: str) -> Snapshot:
-        """Return the last good snapshot, or that of a step. Raises ``RLWatchError`` naming those that are kept."""
+        """Return the last good snapshot, or that of a step. Raises ``RLWatchError`` with the kept ones."""
         self._judge()
         if to == LAST_GOOD:
             good = self.last_good
@@ -375,12 +375,12 @@ class SnapshotKeeper:
         return found
 
     def described(self) -> str:
-        """Return the steps that are kept and what is known of each, in words."""
+        """Describe the kept snapshots and their verdicts."""
         words = {True: "good", False: "not good", None: "not judged"}
         return ", ".join(f"{one.step} ({words[one.good]})" for one in self.taken) or "none"
 
     def fits(self, snapshot: Snapshot) -> StateCopy:
-        """Return the content of ``snapshot``. Raises ``RLWatchError`` if it cannot be put back now."""
+        """Return the content of ``snapshot``. Raises ``RLWatchError`` if it cannot be restored now."""
         kept = snapshot.state()
         check_fits(self._find(), kept)
         if not kept.finite:
@@ -388,7 +388,7 @@ class SnapshotKeeper:
         return kept
 
     def now(self, step: int) -> Snapshot:
-        """Return a copy of the state now, outside the ring. Raises ``RLWatchError`` where memory does not suffice."""
+        """Return a copy of the current state, outside the ring. Raises ``RLWatchError`` without enough memory."""
         held = self._find()
         needed = sum(tensor.nbytes for tensor in tensors_of(held).values())
         if needed > self._copier.spare_bytes and needed > self._available():
@@ -398,7 +398,7 @@ class SnapshotKeeper:
         return Snapshot(step, kept, fence)
 
     def put_back(self, kept: StateCopy, before: StateCopy, *, generators: bool) -> None:
-        """Make the state what ``kept`` holds; see :func:`~rlwatch.integrations.snapshot_state.put_back`."""
+        """Restore the state of ``kept``; see :func:`~rlwatch.integrations.snapshot_state.put_back`."""
         put_back(self._find(), kept, before, generators=generators)
 
     def forget_after(self, step: int) -> None:
@@ -407,7 +407,7 @@ class SnapshotKeeper:
             self._drop(one)
 
     def rolled_back(self, to: Snapshot, undone: Snapshot) -> None:
-        """Keep ``undone``, the state that was there, in place of the snapshots after ``to``; count from there on."""
+        """Replace the snapshots after ``to`` by ``undone``, the state before the roll-back, and count from there."""
         self.forget_after(to.step)
         self.taken.append(undone)
         self._last = (undone.step, self._seconds())
@@ -461,7 +461,7 @@ class SnapshotKeeper:
             self._seam.run.event(SNAPSHOTS, step, bytes=needed, **body)
 
     def _room(self, needed: int, step: int) -> Room | None:
-        """Return how to make room for ``needed`` bytes after ``step``; None, with one line, if there is none."""
+        """Return how to free ``needed`` bytes after ``step``; None, with one log line, if that is impossible."""
         room, kept = Room(), list(self.taken)
         while sum(one.nbytes for one in kept if one not in room.release) + needed > self._allowed():
             here = [one for one in kept[:-1] if one.file is not None and one.kept is not None]
@@ -488,7 +488,7 @@ class SnapshotKeeper:
         )
 
     def _allowed(self) -> float:
-        """Return the bytes that the snapshots of this process may take; by default its share of what is free."""
+        """Return the memory budget of this process in bytes, by default its share of the free memory."""
         if self._budget is None:
             given = self.settings.memory_gb
             share = DEFAULT_PART * self._available() / processes_here() if given is None else given * GIB
@@ -510,7 +510,7 @@ class SnapshotKeeper:
         if snapshot.file is not None:
             self._seam.attempt("snapshot", snapshot.file.remove)
 
-    # Judging them, and writing down the good ones.
+    # Judging snapshots, and writing the good ones to disk.
 
     def _judge(self) -> None:
         run = self._seam.run
@@ -564,7 +564,7 @@ class SnapshotKeeper:
 
 
 class TakeTogether:
-    """Handles rlwatch's own command to take a snapshot: all ranks take it at one boundary, or none keeps it."""
+    """Handles the internal command to take a snapshot: all ranks take it at the same boundary, or none keeps it."""
 
     kind: str = TAKE_SNAPSHOT
 
@@ -572,31 +572,31 @@ class TakeTogether:
         self._keeper = keeper
 
     def due(self, step: int) -> Command | None:
-        """Return the command, on the rank that records, where a snapshot is due."""
+        """Return the command, on the rank that records, if a snapshot is due."""
         plan = self._keeper.plan(step)
         return None if plan is None else Command(uuid.uuid4().hex[:16], "", self.kind, plan.plain())
 
     def check(self, command: Command) -> None:
-        """Refuse where memory does not suffice."""
+        """Refuse if there is not enough memory."""
         self._keeper.allows(SnapshotPlan.of(command.args))
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Take it."""
+        """Take the snapshot."""
         self._keeper.carry_out(SnapshotPlan.of(command.args))
         return {}
 
     def settled(self, command: Command, refusal: str | None) -> None:
-        """Drop it if a rank has none."""
+        """Drop the snapshot if a rank failed to take it."""
         self._keeper.settled(SnapshotPlan.of(command.args), refusal)
 
 
 def keeper_of(settings: Snapshots | None, find: Callable[[], Holdings], seam: ErrorBoundary) -> SnapshotKeeper | None:
-    """Return the keeper of a run; None where no snapshots are wished for."""
+    """Return the keeper of a run, or None if snapshots are off."""
     return None if settings is None else SnapshotKeeper(settings, find, seam)
 
 
 def checked(settings: Snapshots | None, find: Callable[[], Holdings]) -> None:
-    """Raise ``ConfigError`` if snapshots are wished for and cannot be taken here, or their directory cannot be made."""
+    """Raise ``ConfigError`` if snapshots are on but not possible here, or if their directory cannot be created."""
     if settings is None:
         return
     try:

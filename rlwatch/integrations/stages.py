@@ -1,4 +1,4 @@
-"""Stages of a trainer: its methods that are one, wrapped on the instance, and an update from callback to callback."""
+"""Stages of a trainer: timed methods, wrapped on the instance, and the update, timed between callbacks."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ METHODS = {
     "_save_checkpoint": "checkpoint",
     "evaluate": "evaluation",
 }
-"""Method of a ``Trainer``, or of TRL's -> the stage it is."""
+"""Method of a ``Trainer``, or of TRL's trainers -> its stage."""
 WITHIN = {"logprobs": "sampling"}
-"""Stage -> the one that it is a part of alone: the update computes log-probs, too, and that is the update."""
+"""Stage -> the only enclosing stage in which it counts: log-probs computed in the update belong to the update."""
 VLLM = {"sync_weights": "weight_sync"}
 """The same for TRL's client of vLLM."""
 
 
 def clock_of(run: Run | None) -> StageClock | None:
-    """The clock of a run; None where there is no run, or somebody else's object in its place."""
+    """Return the clock of a run, or None without a run, or for an object that is not rlwatch's."""
     clock = getattr(run, "stages", None)
     return clock if isinstance(clock, StageClock) else None
 
 
 def tap_stages(trainer: Any, seam: ErrorBoundary) -> None:
-    """Time the methods of ``trainer`` that are stages, as far as it has them."""
+    """Time the methods of ``trainer`` that are stages."""
     tap_methods(trainer, METHODS, seam, WITHIN)
     tap_methods(getattr(trainer, "vllm_generation", None), VLLM, seam)
 
@@ -44,7 +44,7 @@ _NOWHERE: Mapping[str, str] = {}
 def tap_methods(
     owner: object, methods: Mapping[str, str], seam: ErrorBoundary, within: Mapping[str, str] = _NOWHERE
 ) -> None:
-    """Time those of ``methods`` that ``owner`` has: method -> stage; ``within``: stage -> the only one around it."""
+    """Time the existing ``methods`` of ``owner``: method -> stage; ``within``: stage -> its only enclosing stage."""
     for method, stage in methods.items():
         if callable(getattr(owner, method, None)):
             _tap(owner, method, stage, seam, within.get(stage))
@@ -64,7 +64,7 @@ def _tap(owner: object, method: str, stage: str, seam: ErrorBoundary, within: st
 
 
 class StepStages:
-    """Stages that a trainer's callbacks show: the update from the beginning of a step to its end, and evaluations."""
+    """Stages timed by a trainer's callbacks: the update from the beginning of a step to its end, and evaluations."""
 
     def __init__(self, seam: ErrorBoundary) -> None:
         self._seam = seam
@@ -72,34 +72,34 @@ class StepStages:
         self._steps = 0
 
     def begin(self, stage: str) -> None:
-        """Enter ``stage``; one that nobody left is left."""
+        """Enter ``stage``, after leaving one that is still open."""
         clock = clock_of(self._seam.run)
         if clock is not None:
             clock.leave(self._open)
             self._open = clock.enter(stage)
 
     def end(self) -> None:
-        """Leave it."""
+        """Leave the current stage."""
         clock, opened = clock_of(self._seam.run), self._open
         self._open = None
         if clock is not None:
             clock.leave(opened)
 
     def evaluates(self) -> None:
-        """An evaluation goes on, of a trainer whose methods are not timed."""
+        """Enter the evaluation, for a trainer whose methods are not timed."""
         clock = clock_of(self._seam.run)
         if clock is not None and not clock.tapped and self._open is None:
             self.begin("evaluation")
 
     def step_ended(self, step: int) -> None:
-        """A step ended, of which this callback alone may know."""
+        """Note the end of a step, which other code may not report."""
         clock = clock_of(self._seam.run)
         if clock is not None:
             self._steps += 1
             clock.ended(step)
 
     def taken(self, run: Run, step: int) -> Mapping[str, float]:
-        """Seconds of each stage a step, since the last log, where nobody else records them."""
+        """Return the seconds per step of each stage since the last log, if no other code records them."""
         clock, steps = clock_of(run), max(1, self._steps)
         if clock is None or clock.tapped:
             return {}

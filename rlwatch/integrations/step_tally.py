@@ -1,7 +1,7 @@
-"""One optimizer step, measured: from micro-batches to the CPU in one copy, and from all ranks to one record.
+"""Measurements of one optimizer step: micro-batches are copied to the CPU at once, and ranks merged to one record.
 
 A :class:`StepTally` collects on the device; sealed it is a :class:`WholeStep` (one rank) or a :class:`SharedStep` (a
-rank's share, which rank 0 merges). Where a driver steers workers, :func:`merge_workers` puts their tallies together.
+rank's share, which rank 0 merges). If a driver controls workers, :func:`merge_workers` merges their tallies.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
 
 
 POOLED = 2**18
-"""Places (responses times the longest) up to which micro-batches are measured together: some ten megabytes, and as much
-again while they are put together. What holds experts is never kept.
+"""Positions (responses times the longest) up to which micro-batches are pooled: some 10 MB, twice that while they are
+concatenated. Batches with experts are never pooled.
 """
 PADDING = 1.5
-"""So many times their own places they may then take: on a CPU padding costs time."""
+"""Largest ratio of padded to actual positions in a pool, because padding costs time on a CPU."""
 
 Measure = Callable[[TokenBatch], Stats]
-"""What is measured of responses, the same however they are put together."""
+"""Measures responses; the result does not depend on how they are batched."""
 
 
 def everything(batch: TokenBatch) -> Stats:
-    """All statistics, and how quantities of tokens lie."""
+    """Return all statistics, and the distributions of token quantities."""
     return observe(batch) | observe_distributions(batch)
 
 
 def core(batch: TokenBatch) -> Stats:
-    """Those that take a pass or two, and how quantities of tokens lie."""
+    """Return the statistics that take one or two passes, and the distributions of token quantities."""
     return observe(batch, full=False) | observe_distributions(batch)
 
 
 class StepTally:
-    """Collects one step. Everything stays on the device until :meth:`seal`.
+    """Collects the measurements of one step. Everything stays on the device until :meth:`seal`.
 
-    Small micro-batches are kept, as copies, and measured together: a statistic is a few operations on a device, whose
-    time is that of their launch, however little they do.
+    Copies of small micro-batches are pooled and measured together, because a statistic is a few device operations
+    whose time is mostly launch overhead.
     """
 
     __slots__ = ("_measure", "_pool", "_spikes", "_stats", "numbers", "rows", "stages")
@@ -75,12 +75,12 @@ class StepTally:
 
     @property
     def empty(self) -> bool:
-        """True if nothing was collected."""
+        """Return True if nothing was collected."""
         return not (self._pool or self._stats or self.numbers)
 
     @property
     def stats(self) -> Stats:
-        """Statistics so far; micro-batches that are kept are measured first."""
+        """Return the statistics so far, after measuring the pooled micro-batches."""
         self.measure()
         return self._stats
 
@@ -90,7 +90,7 @@ class StepTally:
 
     @property
     def spikes(self) -> SpikeTable | None:
-        """The most extreme tokens so far; None if there were none to look at."""
+        """Return the most extreme tokens so far, or None if there were no tokens."""
         self.measure()
         return self._spikes
 
@@ -99,13 +99,13 @@ class StepTally:
     ) -> None:
         """Add a micro-batch; ``full`` as in :func:`~rlwatch.tensors.observe.observe`.
 
-        ``instead`` are statistics of this micro-batch that the trainer knows better; others of that name are not taken.
-        ``by`` measures it in place of the usual observers.
+        ``instead`` are the trainer's own statistics of this micro-batch, which replace measured ones of the same name.
+        ``by`` measures it instead of the usual observers.
         """
         known = frozenset(instead or ())
         measure = by or (everything if full else core)
         apart = self._pool and (self._measure != measure or not self._fits(batch, known))
-        error = raised_by(self.measure) if apart else None  # of others: this one is kept all the same
+        error = raised_by(self.measure) if apart else None  # an error of other batches; this one is added all the same
         self._measure = measure
         self._pool.append((batch.copied(), known))
         if instead:
@@ -116,11 +116,11 @@ class StepTally:
             raise error
 
     def add_stats(self, stats: Stats) -> None:
-        """More statistics of a micro-batch."""
+        """Add more statistics of a micro-batch."""
         self._stats = merge(self._stats, stats)
 
     def _fits(self, batch: TokenBatch, known: frozenset[str]) -> bool:
-        """True of a micro-batch that can be measured with those that are kept, without much padding."""
+        """Return True if a micro-batch can be pooled without much padding."""
         first, names = self._pool[0]
         every = [*(one for one, _ in self._pool), batch]
         return (
@@ -128,9 +128,9 @@ class StepTally:
         )
 
     def measure(self) -> None:
-        """Measure the micro-batches that are kept; the step goes without those that cannot be.
+        """Measure the pooled micro-batches; those that fail are left out of the step.
 
-        Raises what the first of them raises, once all are tried: one that fails costs itself only.
+        Raises the first error after trying all; a batch that fails affects no other.
         """
         pool, self._pool = self._pool, []
         if not pool or raised_by(self._take, pool) is None:
@@ -140,7 +140,7 @@ class StepTally:
             raise errors[0]
 
     def _take(self, pool: Sequence[tuple[TokenBatch, frozenset[str]]]) -> None:
-        """All of it or nothing."""
+        """Measure a pool, completely or not at all."""
         with torch.no_grad():
             batch = joined([one for one, _ in pool])
             measured = {name: stat for name, stat in self._measure(batch).items() if name not in pool[0][1]}
@@ -150,11 +150,11 @@ class StepTally:
             self.rows += batch.logp.shape[0]
 
     def add_number(self, name: str, value: float) -> None:
-        """A number the CPU already knows; several of one step are averaged."""
+        """Add a number that is on the CPU already; several of one step are averaged."""
         self.numbers.setdefault(name, []).append(float(value))
 
     def end_stages(self, step: int, run: Run | None) -> None:
-        """The stages of ``step`` are over: the time in each is a metric, and when they were goes with them."""
+        """End the stages of ``step``: add the seconds in each as metrics, and their times as a record."""
         clock = clock_of(run)
         if clock is not None:
             clock.tapped = True
@@ -163,7 +163,7 @@ class StepTally:
                 self.add_number(name, seconds)
 
     def seal(self, step: int, *, shared: bool = False) -> SealedStep:
-        """End the collection: everything starts its way to the CPU in one copy.
+        """End the collection and start copying everything to the CPU at once.
 
         ``shared``: this is one rank's share of the step (:attr:`rlwatch.run.Run.linked`).
         """
@@ -188,12 +188,12 @@ def _size(batch: TokenBatch) -> int:
 
 
 def _padded(batches: Sequence[TokenBatch]) -> int:
-    """Places of all ``batches`` where each response has as many as the longest."""
+    """Return the number of positions of ``batches`` padded to the longest response."""
     return sum(len(one.logp) for one in batches) * max(one.logp.shape[1] for one in batches)
 
 
 class SealedStep(Protocol):
-    """A step on its way to the CPU, whether this rank measured all of it or a share."""
+    """A step that is being copied to the CPU, measured by this rank completely or as a share."""
 
     @property
     def step(self) -> int:
@@ -205,16 +205,16 @@ class SealedStep(Protocol):
         ...
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Record the step, or send the share; returns its metrics, which of a share are known later.
+        """Record the step, or send the share; returns its metrics, which for a share are filled in later.
 
-        ``decode`` turns the ids of the extreme tokens into text, which is kept beside them.
+        ``decode`` converts the ids of the extreme tokens to text, which is recorded with them.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """A step of which this rank measured all. ``quantities``: those whose distributions come with it."""
+    """A step measured completely by this rank. ``quantities``: those with recorded distributions."""
 
     step: int
     names: list[str]
@@ -229,7 +229,7 @@ class WholeStep:
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Record the step; returns its metrics. What was never measured (a count of 0) is left out."""
+        """Record the step; returns its metrics, without those never measured (a count of 0)."""
         arrays = self.transfer.read()
         n = len(self.names)
         values, counts, rest = arrays[:n], arrays[n : 2 * n], arrays[2 * n :]
@@ -252,12 +252,12 @@ def _averages(numbers: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in numbers.items()}
 
 
-# One step of several ranks: each measures its share of the batch, and rank 0 puts the shares together.
+# One step of several ranks: each measures its share of the batch, and rank 0 merges the shares.
 
 _HEAD = struct.Struct("!I")
 _TYPES = {torch.float32: "f4", torch.float16: "f4", torch.bfloat16: "f4", torch.bool: "b1"}
 MOST_SPIKES = 64
-"""Rows of extreme tokens that are recorded of a step, over all ranks."""
+"""Most rows of extreme tokens recorded for a step, over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +273,9 @@ class RankPayload:
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
-    """One rank's share of a step, on its way: a :class:`~rlwatch.ports.PendingRecord` for :meth:`rlwatch.run.Run.send`.
+    """One rank's share of a step, a :class:`~rlwatch.ports.PendingRecord` for :meth:`rlwatch.run.Run.send`.
 
-    ``numbers`` are those of rank 0: a trainer computes what it logs over all ranks.
+    ``numbers`` are taken from rank 0, because a trainer computes its logged metrics over all ranks.
     """
 
     step: int
@@ -296,7 +296,7 @@ class SharedStep:
         numbers: Mapping[str, float],
         stages: Sequence[Span] = (),
     ) -> SharedStep:
-        """Everything starts its way to the CPU in one copy."""
+        """Start copying everything to the CPU at once."""
         layout, tensors = pack(stats)
         if spikes is not None:
             tensors.append(spikes.rows)
@@ -305,12 +305,12 @@ class SharedStep:
         return cls(step, layout, types, columns, numbers, Transfer(tensors), stages=stages)
 
     def ready(self) -> bool:
-        """True if it can be read without waiting for the device."""
+        """Return True if it can be read without waiting for the device."""
         return self.transfer.ready()
 
     def deliver(self, run: Run, decode: Decode | None = None) -> dict[str, float]:
-        """Send it on its way. Returns what is known of the steps that are whole by now, on rank 0; it fills later."""
-        if decode is not None and self.columns:  # here: a tokenizer is not to be used by two threads at once
+        """Send the share. Returns the metrics of the merged steps on rank 0, which are filled in later."""
+        if decode is not None and self.columns:  # on this thread, because two threads must not share a tokenizer
             self.texts.extend(texts_of(self.transfer.read()[-1], self.columns, decode))
         run.send(self)
         return {} if run.ranks is None else run.ranks.latest
@@ -324,7 +324,7 @@ class SharedStep:
         return b"".join([_HEAD.pack(len(text)), text, *map(_bytes_of, arrays)])
 
     def merged(self, others: Mapping[int, bytes]) -> tuple[Mapping[str, float], Sequence[SpikeBatch]]:
-        """The whole step: metrics, the extreme tokens of each rank that has any, and how quantities of tokens lie."""
+        """Merge the shares: metrics, the extreme tokens of each rank, and the distributions of token quantities."""
         shares = {0: self._own(), **{rank: decoded_share(others[rank]) for rank in sorted(others)}}
         stats: Stats = {}
         for share in shares.values():
@@ -340,7 +340,7 @@ class SharedStep:
 
 
 def decoded_share(data: bytes) -> RankPayload:
-    """Read what :meth:`SharedStep.encode` wrote."""
+    """Decode the output of :meth:`SharedStep.encode`."""
     (length,) = _HEAD.unpack_from(data)
     at = _HEAD.size + length
     head: dict[str, Any] = json.loads(data[_HEAD.size : at])
@@ -350,13 +350,13 @@ def decoded_share(data: bytes) -> RankPayload:
 
 
 def read_stats(stats: Stats) -> dict[str, float]:
-    """The numbers to report: of what was measured at all."""
+    """Return the metrics of all statistics that were measured."""
     settled = {name: stat.settle() for name, stat in taken_apart(stats)[0].items()}
     return {name: float(stat.value()) for name, stat in settled.items() if float(stat.count) > 0}
 
 
 def _distributions(step: int, stats: Stats) -> list[SpikeBatch]:
-    """The histograms among ``stats`` as a record; none where there are none."""
+    """Return the histograms in ``stats`` as a record; empty if there are none."""
     batch = batch_of(step, {name: one.bins.numpy() for name, one in taken_apart(stats)[1].items()})
     return [] if batch is None else [batch]
 
@@ -368,7 +368,7 @@ def _share(layout: JSON, arrays: Sequence[np.ndarray], columns: tuple[str, ...],
 
 
 def _spikes_of_ranks(step: int, shares: Mapping[int, RankPayload]) -> list[SpikeBatch]:
-    """The most extreme tokens of all ranks, in one batch for each rank."""
+    """Return the most extreme tokens of all ranks, in one batch for each rank."""
     having = {rank: share for rank, share in shares.items() if share.columns}
     if not having:
         return []
@@ -385,7 +385,7 @@ def _bytes_of(array: np.ndarray) -> bytes:
 
 
 def _arrays(data: bytes, at: int, described: Iterable[tuple[str, Sequence[int]]]) -> Iterator[np.ndarray]:
-    """The arrays that begin at ``at``, each of a type and a shape, as float64; those of one type are read as one."""
+    """Yield the arrays from offset ``at``, each with a dtype and shape, as float64; each dtype is read at once."""
     for kind, of_one_type in groupby(described, key=itemgetter(0)):
         shapes = [shape for _, shape in of_one_type]
         if kind == "b1":
@@ -402,16 +402,16 @@ def _arrays(data: bytes, at: int, described: Iterable[tuple[str, Sequence[int]]]
             yield whole[first:last].reshape(shape)
 
 
-# One global step, put together of what the driver read of the batch and what each worker measured of the update.
+# One global step, merged from the driver's measurements of the batch and the workers' of the update.
 
 
 WAITING = 2
-"""Steps that may wait for their statistics; beyond it a step goes without, and is counted."""
+"""Most steps that wait for their statistics; further steps have none, and are counted."""
 SLOW = "statistics take longer than training steps; a step goes without them"
 
 
 class StepThread:
-    """A thread beside training that computes and records steps in their order; what falls behind is counted."""
+    """A background thread that computes and records steps in order, and counts the steps that it drops."""
 
     def __init__(self, seam: ErrorBoundary, name: str) -> None:
         self.pending: list[Future[object]] = []
@@ -420,7 +420,7 @@ class StepThread:
         self._errors: dict[str, int] = {}
 
     def room(self) -> bool:
-        """True if one more step may be submitted; a step that may not is counted."""
+        """Return True if one more step may be submitted, else count the dropped step."""
         self.pending = [future for future in self.pending if not future.done()]
         run = self._seam.run
         if run is None or not run.active:
@@ -431,22 +431,22 @@ class StepThread:
         return False
 
     def submit(self, work: Callable[..., object], *args: Any) -> None:
-        """Do the ``work`` of a step in its turn. It must raise nothing: see ``ErrorBoundary.guard_background``."""
+        """Queue the ``work`` of a step. It must not raise: see ``ErrorBoundary.guard_background``."""
         self.pending.append(self._thread.submit(work, *args))
 
     def run(self, work: Callable[..., object], *args: Any) -> None:
-        """Do ``work`` in its turn that belongs to no step, so that it takes no room."""
+        """Queue ``work`` that belongs to no step and does not count towards the limit."""
         self._thread.submit(work, *args)
 
     def close(self, deadline_s: float) -> None:
-        """Wait for what was submitted, ``deadline_s`` seconds at most. What comes later is lost, and counted."""
+        """Wait for the queued work, at most ``deadline_s`` seconds. Later results are lost, and counted."""
         self._thread.shutdown(wait=False)
         late = wait(self.pending, deadline_s).not_done
         if late and self._seam.run is not None:
             self._seam.run.counters.warn("dropped", "the statistics of the last steps took too long", len(late))
 
     def count_errors(self, process: str, total: int) -> None:
-        """Count on the run what the seams of another ``process``, which has no run, have swallowed so far."""
+        """Record the number of contained errors of another ``process`` that has no run."""
         new = total - self._errors.get(process, 0)
         self._errors[process] = total
         if new > 0 and self._seam.run is not None:
@@ -455,32 +455,32 @@ class StepThread:
 
 @dataclass(frozen=True, slots=True)
 class MergedStep:
-    """A step as it is recorded."""
+    """A merged step, ready to record."""
 
     metrics: Mapping[str, float]
     spikes: Sequence[SpikeBatch]
 
 
 BEFORE = "before the update: "
-"""Put before the names of what a worker measured of the policy before the update."""
+"""Prefix of a worker's statistics of the policy before the update."""
 
 BEFORE_THE_UPDATE = {"nonfinite/logp": "nonfinite/old_logp"}
-"""Names of statistics of the policy's log-probs -> what they are called where those are the old ones."""
+"""Names of statistics of the policy's log-probs -> their names for the old log-probs."""
 
 
 def encoded_tally(tally: StepTally, step: int) -> bytes:
-    """Encode what a worker measured of ``step``, for :func:`merge_workers`. Waits for the device."""
+    """Encode a worker's measurements of ``step`` for :func:`merge_workers`. Waits for the device."""
     return SharedStep.of(step, tally.stats, tally.spikes, {}).encode()
 
 
 def merge_workers(
     step: int, batch: StepTally, workers: Mapping[int, bytes], decode: Decode | None = None, *, sampled: bool = False
 ) -> MergedStep:
-    """``batch`` is what the driver measured; ``workers``, by rank, what :func:`encoded` made there.
+    """Merge the driver's ``batch`` and the encoded tallies of ``workers``, by rank.
 
-    Ranks merge exactly. What both measure is the driver's: it sees every response once, and the workers as often
-    as they update on it. The driver's extreme tokens come first, as those of rank 0. Of a batch that was ``sampled``
-    the workers know more: what all of them measured :data:`BEFORE` the update is that of every token.
+    Ranks merge exactly. For statistics that both measure the driver's are used: it sees every response once, workers
+    once per update. The driver's extreme tokens come first, as those of rank 0. If the batch was ``sampled``, the
+    workers' statistics from :data:`BEFORE` the update are used, because they cover every token.
     """
     shares = {rank: decoded_share(workers[rank]) for rank in sorted(workers)}
     update: Stats = {}
@@ -496,7 +496,7 @@ def merge_workers(
 
 
 def _before_update(shares: Iterable[RankPayload]) -> Stats:
-    """Merge what workers that tell of tokens measured before the update; nothing, as long as one of them did not."""
+    """Merge the workers' statistics from before the update; empty if a worker that reports tokens has none."""
     telling = [share.stats for share in shares if any(name.startswith("policy/") for name in share.stats)]
     stats: Stats = {}
     for one in telling:
@@ -520,7 +520,7 @@ def _spikes_of_workers(
     return [batch for batch in batches if batch is not None]
 
 
-# Rows of extreme tokens, as they come from a device, read as a record.
+# Conversion of rows of extreme tokens from a device to a record.
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids -> their text."""
@@ -531,10 +531,10 @@ _WHOLE = ("sequence", "position", "token_id")
 def spike_batch(
     step: int, rows: np.ndarray, names: Sequence[str], texts: Sequence[str] = (), *, rank: int = 0
 ) -> SpikeBatch | None:
-    """The tokens at or beyond a limit, worst first; None in an ordinary step.
+    """Return the tokens at or beyond a limit, worst first; None if there are none.
 
     ``rows`` (K, 1 + C) hold the score and the columns ``names``, as in :class:`rlwatch.tensors.tokens.SpikeTable`;
-    ``texts`` are those of the rows, if they are to be kept.
+    ``texts`` are the texts of the rows, if they are kept.
     """
     far = np.flatnonzero(rows[:, 0] >= 1)
     if not len(far):
@@ -551,7 +551,7 @@ def spike_batch(
 
 
 def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> list[str]:
-    """The text of each row that is at or beyond a limit, ``""`` of the others; nothing where texts are not kept."""
+    """Return the text of each row at or beyond a limit, ``""`` for the others; empty if texts are not kept."""
     if decode is None or "token_id" not in names:
         return []
     ids = rows[:, 1 + list(names).index("token_id")]
@@ -559,9 +559,9 @@ def texts_of(rows: np.ndarray, names: Sequence[str], decode: Decode | None) -> l
 
 
 def most_extreme(tables: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
-    """Keep, of all ``tables`` (K, 1 + C) together, the ``most`` rows with the highest scores, each in its table.
+    """Keep the ``most`` rows with the highest scores over all ``tables`` (K, 1 + C), each in its table.
 
-    The others get the score -inf, so that every row keeps its place.
+    The other rows get the score -inf, so that every row keeps its index.
     """
     scores = np.concatenate([table[:, 0] for table in tables])
     beyond = np.argsort(-scores, kind="stable")[most:]

@@ -1,4 +1,4 @@
-"""Mirrors of other trackers: reading their rows, opening runs for them, undoing. Imports no torch."""
+"""Mirrors of other trackers: reading their rows, opening runs for them, removing the hooks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlwatch.run.alerting import alerting_for
 from rlwatch.run.identity import RUN_ID_VARIABLE
 from rlwatch.run.setup import init, opened
 
-# A mirrored tracker as its user holds it: the runs recorded, and a way to stop.
+# The user's handle on a mirrored tracker: the recorded runs, and a way to stop.
 
 IDENTITY = ("run_id", "output_dir")
 """Arguments that name one run."""
@@ -31,18 +31,18 @@ logger = logging.getLogger("rlwatch")
 
 
 class Mirror(Protocol):
-    """One run of the other tracker, and ours that mirrors it."""
+    """One run of the other tracker, and the rlwatch run that mirrors it."""
 
     run: Run
 
     def flush(self) -> None:
-        """Record what was held back."""
+        """Record rows that were held back."""
         ...
 
 
 M = TypeVar("M", bound=Mirror)
 Describe = Callable[[], Mapping[str, Any]]
-"""Arguments of :func:`rlwatch.init` by which the other tracker knows its run."""
+"""Returns the arguments of :func:`rlwatch.init` that the other tracker has for its run."""
 
 
 class Tee(Generic[M]):
@@ -54,9 +54,9 @@ class Tee(Generic[M]):
     Parameters
     ----------
     settings
-        Arguments of :func:`rlwatch.init` that win over what the other tracker knows.
+        Arguments of :func:`rlwatch.init` that override those of the other tracker.
     run
-        A run to record everything into; whoever made it ends it.
+        A run to record everything into; the caller ends it.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any], run: Run | None = None) -> None:
@@ -77,14 +77,14 @@ class Tee(Generic[M]):
         return self.runs[-1] if self.runs else None
 
     def untee(self) -> None:
-        """Stop mirroring: the other tracker is as it was, and the runs made here are finished. Idempotent."""
+        """Stop mirroring: restore the other tracker, and finish the runs made here. Idempotent."""
         self.patches.undo()
         for key in list(self._mirrors):
             self.end(key)
         atexit.unregister(self._flush)
 
     def mirror(self, key: str, make: Callable[[Run], M], describe: Describe) -> M | None:
-        """Mirror of the run ``key``, made if there is none yet; None where it cannot be, or in a forked child."""
+        """Return the mirror of the run ``key``, created if needed; None if that fails, or in a forked child."""
         if os.getpid() != self._process:
             return None
         if key not in self._mirrors:
@@ -94,11 +94,11 @@ class Tee(Generic[M]):
         return self._mirrors[key]
 
     def existing(self, key: str) -> M | None:
-        """Mirror of the run ``key``, if it has begun."""
+        """Return the mirror of the run ``key``, if it has begun."""
         return self._mirrors.get(key)
 
     def end(self, key: str, state: RunState = RunState.FINISHED, reason: str = "") -> M | None:
-        """The other tracker's run ended: so does ours, unless it was given. Returns what mirrored it."""
+        """End the mirror of a run that ended, and its rlwatch run unless that was given. Returns the mirror."""
         mirror = self._mirrors.pop(key, None)
         if mirror is None:
             return None
@@ -108,7 +108,7 @@ class Tee(Generic[M]):
         return mirror
 
     def _open(self, key: str, make: Callable[[Run], M], describe: Describe) -> M | None:
-        """Contain the errors of opening, with one warning: this is training already."""
+        """Open a mirror; errors become one warning, because training is running already."""
         with Contained(partial(self._unrecorded, key)):
             run = self._given or init(**self._arguments(key, describe()))
             mirror = make(run)
@@ -116,7 +116,7 @@ class Tee(Generic[M]):
                 self.runs.append(run)
                 self._ids[key] = run.info.run_id
             self.seam.run = run
-            atexit.register(self._flush)  # after the run's own, so that it comes before: what is held is recorded first
+            atexit.register(self._flush)  # registered after the run's own handler, so that it runs before it
             return mirror
         return None
 
@@ -127,7 +127,7 @@ class Tee(Generic[M]):
         )  # fmt: skip
 
     def _arguments(self, key: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge: the user's arguments win, but an identity the user gave is that of the first run only."""
+        """Merge the arguments: the user's take precedence, but a given identity applies to the first run only."""
         named = self._settings.get("run_id") or os.environ.get(RUN_ID_VARIABLE)
         arguments = {**known, **self._settings}
         if key in self._ids:
@@ -154,24 +154,24 @@ class Tee(Generic[M]):
 
 
 def check_first(newest: Tee[Any] | None, tracker: str, caller: str) -> None:
-    """Raises ``ConfigError`` where the ``newest`` mirror of ``tracker`` is on still."""
+    """Raise ``ConfigError`` if the ``newest`` mirror of ``tracker`` is still active."""
     if newest is not None and newest.patches.on:
         raise ConfigError(f"{tracker} is mirrored already; call untee() on what the first {caller} returned")
 
 
 class Held(deque[tuple[int, dict[str, Any]]]):
-    """Parts of rows that wait for their record, each with its step; taken once each, whatever thread logs."""
+    """Parts of rows that wait for their record, each with its step; thread-safe, each is taken once."""
 
     def taken(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Take what waits, oldest first."""
+        """Yield the waiting parts, oldest first."""
         while self:
             try:
                 yield self.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # taken by another thread
                 return
 
     def record(self, run: Run) -> None:
-        """Take what waits and record it, a row for each step."""
+        """Record the waiting parts, one row for each step."""
         steps: dict[int, dict[str, Any]] = {}
         for step, row in self.taken():
             steps.setdefault(step, {}).update(row)
@@ -179,16 +179,16 @@ class Held(deque[tuple[int, dict[str, Any]]]):
             run.log(row, step=step)
 
 
-# Replacing functions of another library, and putting them back.
+# Replacing functions of another library, and restoring them.
 
 Look = Callable[..., Any]
-"""``before(*args, **kwargs)`` sees what a function is given; ``after(seen, *args, **kwargs)`` what it returned, too."""
+"""``before(*args, **kwargs)`` gets a function's arguments; ``after(seen, *args, **kwargs)`` also the result of it."""
 
 
 class Patches:
-    """Functions replaced by ones that call them once, unchanged, and look before or after.
+    """Functions replaced by wrappers that call them once, unchanged, and call a hook before or after.
 
-    What a look raises ends at ``seam``; what the function raises passes as it is.
+    Errors of a hook are contained by ``seam``; errors of the function propagate unchanged.
     """
 
     def __init__(self, seam: ErrorBoundary | None = None) -> None:
@@ -197,7 +197,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
     def around(self, owner: Any, name: str, *, before: Look | None = None, after: Look | None = None) -> None:
-        """Let ``before`` see the arguments of ``owner.name``, and ``after`` them too, unless the function raised."""
+        """Call ``before``, and ``after`` unless the function raised, with the arguments of ``owner.name``."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -213,7 +213,7 @@ class Patches:
         self.replace(owner, name, watched)
 
     def passing(self, owner: Any, name: str, see: Look) -> None:
-        """Let ``see`` see what ``owner.name`` returns."""
+        """Call ``see`` with the results of ``owner.name``."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -226,14 +226,14 @@ class Patches:
         self.replace(owner, name, watched)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set ``owner.name``, remembering what it was."""
+        """Set ``owner.name`` and remember the old value."""
         self._undo.append((owner, name, getattr(owner, name), value))
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Put everything back, newest first.
+        """Restore all functions, newest first.
 
-        What somebody replaced after us stays; it calls ours, which only pass on from now on.
+        Functions that other code has replaced since stay; they call the wrappers, which only pass calls on from now on.
         """
         self.on = False
         while self._undo:
@@ -242,18 +242,18 @@ class Patches:
                 setattr(owner, name, original)
 
 
-# Reading the rows other trackers are given: which entries are numbers, and which is the step.
+# Reading the rows of other trackers: the entries that are numbers, and the step.
 
 LARGEST = 2.0**53
-"""Beyond it a float no longer tells one integer from the next."""
+"""Largest magnitude up to which a float represents every integer."""
 DEEPEST = 16
 """Levels of dicts inside a row that are read."""
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The entries of ``row``; those of a dict inside it are named ``outer.inner``, as wandb names them.
+    """Yield the entries of ``row``; entries of inner dicts are named ``outer.inner``, as in wandb.
 
-    A row may hold anything: an entry that raises when it is looked at, or that lies deeper than any name, is left out.
+    An entry that raises when it is read, or that is nested too deeply, is left out.
 
     >>> dict(flatten({"loss": 1.0, "reward": {"math": 0.5}}))
     {'loss': 1.0, 'reward.math': 0.5}
@@ -267,22 +267,22 @@ def flatten(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterato
 
 
 def scalars(row: Mapping[str, Any], *, null: float | None = None) -> dict[str, Any]:
-    """The entries of ``row`` that are one number: floats, ints, numpy scalars, tensors of one element.
+    """Return the entries of ``row`` that are one number: floats, ints, numpy scalars, tensors of one element.
 
-    Nothing waits for a device: a tensor stays one. Flags, text, lists, histograms, images and tables are left out.
-    ``None`` reads as ``null``, and is left out if that is None.
+    Tensors are not converted, which would wait for a device. Booleans, text, lists, histograms, images and tables are
+    left out. ``None`` becomes ``null``, and is left out if that is None.
     """
     named = ((name, null if value is None else readable(value)) for name, value in flatten(row))
     return {name: value for name, value in named if value is not None}
 
 
 def readable(value: Any) -> Any:
-    """:func:`number`; None also for what raises when it is looked at: a row may hold anything."""
+    """Return :func:`number` of a value, or None if reading it raises."""
     return call_or(lambda: number(value), lambda _: None)
 
 
 def number(value: Any) -> Any:
-    """``value`` if it is one number, else None."""
+    """Return ``value`` if it is one number, else None."""
     if isinstance(value, bool | str | bytes):
         return None
     if isinstance(value, int | float):
@@ -298,7 +298,7 @@ def number(value: Any) -> Any:
 
 
 def snapshot(row: Mapping[str, Any]) -> dict[str, Any]:
-    """``row`` as it is now: its tensors may be overwritten before they are recorded."""
+    """Return a copy of ``row``, because its tensors may be overwritten before they are recorded."""
     kept = {}
     for name, value in row.items():
         with Contained(lambda _error: None):
@@ -307,7 +307,7 @@ def snapshot(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_index(value: Any) -> int | None:
-    """``value`` as a step: an integer >= 0, also as ``12.0``. None for anything else; a device is not asked.
+    """Return ``value`` as a step, an integer >= 0, also given as ``12.0``; None for anything else, or on a device.
 
     >>> step_index(12.0), step_index(0.5), step_index(-1), step_index(True)
     (12, None, None, None)
@@ -320,16 +320,16 @@ def step_index(value: Any) -> int | None:
     return None
 
 
-# Checking at set-up what a mirrored run will need at its first row, when nothing may be raised any more.
+# Checks at set-up of the settings of a mirrored run, which begins with its first row, when errors must not be raised.
 
 
 def checked_settings(given: Mapping[str, Any], run: Run | None, caller: str) -> dict[str, Any]:
-    """Arguments of :func:`rlwatch.init` for the runs of ``caller``: its store opened, its alerting tried.
+    """Return arguments of :func:`rlwatch.init` for the runs of ``caller``, after opening the store and the alerting.
 
     Raises
     ------
     ConfigError
-        For an unknown argument, one beside ``run``, or alerting that cannot work.
+        For an unknown argument, one combined with ``run``, or alerting that cannot work.
     StoreError
         If the store cannot be opened.
     """

@@ -29,14 +29,14 @@ def tee_tensorboard(*, run: Run | None = None, send_back: bool = False, **init_k
     """Record the scalars this process writes to TensorBoard, from now on; for writers made before or after.
 
     As for TensorBoard itself a directory is a run: it begins with its first scalar, and ends when its writer is closed.
-    It is remembered in ``rlwatch.json`` beside the event files, so that a restart in the same directory continues it.
+    Its id is kept in ``rlwatch.json`` next to the event files, so that a restart in the same directory continues it.
     The event files are as without (but for ``send_back``). ``add_scalars("losses", {"actor": x})`` is recorded as
     ``losses/actor``; what is no number is left out.
 
     Parameters
     ----------
     run
-        A run to record everything into; whoever made it ends it.
+        A run to record everything into; the caller ends it.
     send_back
         Whether to write the forecast, too: ``forecast/p20``, ``forecast/p50``, ``forecast/p100``... at their steps.
     init_kwargs
@@ -75,11 +75,11 @@ def _writers() -> Iterator[type]:
             continue
 
 
-# The methods of a SummaryWriter that are looked at while it is mirrored.
+# The hooks on a SummaryWriter while it is mirrored.
 
 
 class TensorBoardHooks:
-    """Looks at what is written, after the writer did it, and mirrors it through a :class:`Tee`."""
+    """Mirrors written scalars through a :class:`Tee`, after the writer has written them."""
 
     def __init__(self, tee: Tee[TensorBoardMirror], writers: Iterable[type], *, send_back: bool = False) -> None:
         self.seam = tee.seam
@@ -132,20 +132,20 @@ class TensorBoardHooks:
         mirror.log(row, step)
 
     def _write_forecast(self, writer: Any, mirror: TensorBoardMirror) -> None:
-        """The newest forecast, at its step, by the writer's own function: it is not mirrored."""
+        """Write the newest forecast at its step by the writer's own function, so that it is not mirrored."""
         write = next(function for kind, function in self._originals.items() if isinstance(writer, kind))
         for step, name, value in mirror.new_forecast():
             write(writer, name, value, step)
 
 
 def directory_of(writer: Any) -> str:
-    """Directory of a writer: a path, or the URL of a remote place."""
+    """Return the directory of a writer, a path or a URL."""
     written = str(getattr(writer, "log_dir", None) or writer.logdir)
     return written if "://" in written else str(Path(written).absolute())
 
 
 def described(directory: str) -> dict[str, Any]:
-    """Arguments of :func:`rlwatch.init` that TensorBoard knows of a run."""
+    """Return the arguments of :func:`rlwatch.init` that TensorBoard has for a run."""
     remote = "://" in directory
     return {"name": directory if remote else Path(directory).name, **({} if remote else {"output_dir": directory})}
 
@@ -154,11 +154,11 @@ def described(directory: str) -> dict[str, Any]:
 
 
 class TensorBoardMirror:
-    """Gathers the scalars of a step into one record.
+    """Collects the scalars of a step into one record.
 
     A record ends when a scalar of another step comes, when the writer is flushed or closed, and when the process ends.
-    A scalar without a step is at the last step given; where none was ever given, at the number of times its tag came
-    before (TensorBoard itself would put them all at 0).
+    A scalar without a step gets the last step given; if none was ever given, the number of earlier scalars with its tag
+    (TensorBoard itself would put them all at 0).
     """
 
     def __init__(self, run: Run) -> None:
@@ -169,7 +169,7 @@ class TensorBoardMirror:
         self._times: Counter[str] = Counter()
 
     def log(self, row: Mapping[str, Any], step: Any) -> None:
-        """Scalars were written at ``step`` (or None)."""
+        """Take scalars written at ``step`` (or None)."""
         kept = snapshot(scalars(row))
         if not kept:
             return
@@ -179,7 +179,7 @@ class TensorBoardMirror:
         self._held.append((at, kept))
 
     def new_forecast(self) -> list[tuple[int, str, float]]:
-        """The newest forecast as (step, name, value), once each."""
+        """Return the newest forecast as (step, name, value), once each."""
         forecast = self.run.health().forecast
         if forecast is None or forecast.step == self._last_forecast:
             return []
@@ -187,7 +187,7 @@ class TensorBoardMirror:
         return [(forecast.step, name, value) for name, value in forecast.metrics.items()]
 
     def flush(self) -> None:
-        """Record what was gathered."""
+        """Record the collected scalars."""
         self._held.record(self.run)
 
     def _step(self, tag: str, step: Any) -> int:

@@ -116,7 +116,8 @@ def is_timeout(error: BaseException) -> bool:
 def values_of(result: Any) -> list[float] | None:
     """Rewards as numbers, NaN where there is none; None where they cannot be read without effects.
 
-    A generator would be used up, somebody's object may do anything, and a tensor on a device would be waited for.
+    A generator would be consumed, an unknown object may run arbitrary code, and a tensor on a device would be waited
+    for.
     """
     if isinstance(result, Tensor | np.ndarray):
         here = not isinstance(result, Tensor) or (result.device.type == "cpu" and not result.is_meta)
@@ -289,7 +290,7 @@ class VerifierMeter:
 
 
 def _by_answer(raised: Sequence[bool], answers: int) -> Sequence[bool] | None:
-    """True where the check of an answer raised; None where checks cannot be told apart by answer."""
+    """Return whether the check of each answer raised; None if checks cannot be matched to answers."""
     if len(raised) == answers:
         return raised
     return [raised[0]] * answers if len(raised) == 1 else None

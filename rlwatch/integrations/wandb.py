@@ -44,7 +44,7 @@ def tee_wandb(
     Parameters
     ----------
     run
-        A run to record everything into, for example the one of a watched trainer; whoever made it ends it.
+        A run to record everything into, for example the one of a watched trainer; the caller ends it.
     step_metric
         The metric that holds the optimizer step, if it is not one of the well-known ones.
     send_back
@@ -52,8 +52,8 @@ def tee_wandb(
         ``rlwatch/<kind>`` 1 to 3 for as long as a finding of that kind holds as info, warning or critical; and the
         forecast of the step before as ``forecast/p20``, ``forecast/p50``, ``forecast/p100``...
     init_kwargs
-        Arguments of :func:`rlwatch.init`, which win over what wandb knows. ``run_id`` and ``output_dir`` name the
-        first run only. ``source`` (``"openrlhf"``, ``"verl"``...) says how names that differ between trainers are read.
+        Arguments of :func:`rlwatch.init`, which override wandb's. ``run_id`` and ``output_dir`` name the first run
+        only. ``source`` (``"openrlhf"``, ``"verl"``...) selects the meaning of names that differ between trainers.
 
     Returns
     -------
@@ -92,7 +92,7 @@ LOG, FINISH, EXIT, DEFINE = "log", "finish", "__exit__", "define_metric"
 
 
 class WandbHooks:
-    """Looks at what wandb's runs are given, and mirrors it through a :class:`Tee`.
+    """Hooks on wandb's runs that mirror their rows through a :class:`Tee`.
 
     wandb's own functions are called first (their errors pass, and are not mirrored), once, with what they were given.
     """
@@ -250,8 +250,8 @@ HUGGING_FACE = "train/global_step"
 class WandbMirror:
     """Records the scalars of one wandb run's rows at their steps.
 
-    Parts of a row logged with ``commit=False`` wait for the part that says the step, as wandb's own do. Everything
-    else is recorded at once.
+    Parts of a row logged with ``commit=False`` wait for the part with the step, as in wandb. Everything else is
+    recorded at once.
     """
 
     def __init__(self, run: Run, steps: WandbStepAxis, back: SendBack | None = None) -> None:
@@ -296,8 +296,8 @@ WEAK_AXIS = "global_step"
 class WandbStepAxis:
     """The step each row of one wandb run belongs to: its own counter, and the axis its rows are at.
 
-    wandb's own step counts rows, not optimizer steps: Hugging Face's Trainer and OpenRLHF let it run and log the global
-    step beside it. A row's step is, by the first that applies:
+    wandb's own step counts rows, not optimizer steps: Hugging Face's Trainer and OpenRLHF do not set it and log the
+    global step as a metric. A row's step is, by the first that applies:
 
     1. the metric named by ``tee_wandb(step_metric=...)``, if the row holds it;
     2. ``train/global_step`` (Hugging Face, TRL, OpenRLHF), ``trainer/global_step`` (Lightning) or
@@ -325,7 +325,7 @@ class WandbStepAxis:
             self._axes.append(axis)
 
     def count(self, step: int | None, commit: bool | None, own: int = 0) -> int:
-        """The wandb step of a row logged so; the counter goes on as wandb's does. ``own``: where wandb says it is."""
+        """Return the wandb step of a row, and advance the counter as wandb does. ``own``: wandb's counter."""
         self.counter = max(self.counter, own)
         index = self.counter if step is None else step
         self.counter = max(self.counter, index)

@@ -19,7 +19,7 @@ TAP = "weights of the engine"
 
 
 class SyncComparison:
-    """Compares at each sync, and notes where the engine's weights begin or cease to be the trainer's."""
+    """Compares weights at each sync, and detects when the engine's begin or cease to equal the trainer's."""
 
     def __init__(self) -> None:
         self._turn = 0

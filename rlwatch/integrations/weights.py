@@ -54,7 +54,7 @@ def resharded(model: nn.Module) -> nn.Module:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer inside accelerate's, or whoever's, wrappers."""
+    """Return the optimizer inside the wrappers of accelerate or others."""
     while getattr(optimizer, "optimizer", None) is not None:
         optimizer = optimizer.optimizer
     return optimizer
@@ -67,7 +67,7 @@ def inner_scheduler(scheduler: Any) -> Any:
     return scheduler
 
 
-# Tensors that may be sharded over ranks (DTensor, as FSDP2 makes them), and plain ones, in the same words.
+# Operations on tensors that may be sharded over ranks (DTensor, as in FSDP2) and on plain ones.
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ def flat_pairs(policy: nn.Module, reference: nn.Module) -> list[TensorPair]:
 
 
 def flat_resharded(model: nn.Module) -> nn.Module:
-    """``model``, with shards and nothing beside: a forward without a backward keeps the root's whole for the next."""
+    """Return ``model`` with shards only; a forward without a backward keeps whole parameters of the root."""
     for _, unit in units_of(model):
         handle = unit._handle  # noqa: SLF001
         if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():

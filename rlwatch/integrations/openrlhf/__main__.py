@@ -2,7 +2,7 @@
 
 Classes decorated by ``ray.remote`` reach Ray's processes by value, the plain ones behind them
 (``BasePPOTrainer``, ``ActorPPOTrainer``) by import: so a process must be prepared before it imports them. Ray runs a
-``worker_process_setup_hook`` first; OpenRLHF starts Ray without one, but only if nobody has started it before.
+``worker_process_setup_hook`` first; OpenRLHF starts Ray without one, but only if it is not running yet.
 """
 
 from __future__ import annotations

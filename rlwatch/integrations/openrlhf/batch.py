@@ -38,7 +38,7 @@ def token_batch(loss: Any, given: Mapping[str, Any], experience: Any, entropy: T
 
 
 def loss_stats(loss: Any, batch: TokenBatch) -> Stats:
-    """Ratios of whole responses, where the loss goes by them (GSPO)."""
+    """Return the ratios of whole responses, if the loss uses them (GSPO)."""
     if loss.policy_loss_type != "gspo" or batch.old_logp is None:
         return {}
     log_ratio = sequence_log_ratio(batch.logp, batch.old_logp, batch.mask, per_token=True)

@@ -19,7 +19,7 @@ CANNOT = {
     "start again with --ckpt.load_enable",
     "lower-lr": "OpenRLHF's learning rate lives in the DeepSpeed engines of its policy actors, which take no orders",
 }
-"""What is refused, and why."""
+"""Refused commands and the reasons."""
 
 
 class Refused:
@@ -33,7 +33,7 @@ class Refused:
         raise RLWatchError(CANNOT[self.kind])
 
     def __call__(self, command: Command) -> Mapping[str, JSON]:
-        """Never comes so far."""
+        """Never called, because :meth:`check` refuses."""
         self.check(command)
         return {}
 
@@ -56,7 +56,7 @@ class OpenRLHFCommands:
         )
 
     def obey(self, step: int) -> None:
-        """Carry out what waits; afterwards ``saving`` and ``stopping`` say what shall happen."""
+        """Execute waiting commands; they set ``saving`` and ``stopping``."""
         self.saving = False
         self._controller.obey(step)
 

@@ -13,7 +13,7 @@ from rlwatch.integrations.level import Level
 
 DRIVER = "openrlhf.trainer.ppo_trainer"
 ACTOR = "openrlhf.trainer.ray.ppo_actor"
-"""Modules that hold what we wrap."""
+"""Modules with the wrapped classes."""
 OF_DRIVER: Needs = {
     "__init__": ("strategy",),
     "train_step": ("rollout_samples", "global_step"),
@@ -25,7 +25,7 @@ OF_ACTOR: Needs = {
     "ppo_train": ("kl_ctl",),
     "training_step": ("experience",),
 }
-"""Methods, and the parameters by which we know them."""
+"""Methods, and the parameters that they must have."""
 ARGUMENTS = (
     "args.logger",
     "args.ckpt.path",
@@ -37,7 +37,7 @@ ARGUMENTS = (
     "kl_ctl.value",
     "wandb_logger",
 )
-"""What the driver reads of a ``BasePPOTrainer``. Before 0.10 its arguments were one flat list."""
+"""Attributes of a ``BasePPOTrainer`` that the driver reads. Before 0.10 its arguments were one flat list."""
 READ_INSTEAD = "its console output can be read: rlwatch watch train.log"
 
 
@@ -61,7 +61,7 @@ def openrlhf_version() -> str:
 
 PREFIX = "--rlwatch."
 FOR_INIT = ("project", "name", "run_id", "store", "config_file", "webhook_url")
-"""Arguments of :func:`rlwatch.init` that may be given, beside ``forecast``: texts."""
+"""String arguments of :func:`rlwatch.init` that may be given, in addition to ``forecast``."""
 USAGE = "python -m rlwatch.integrations.openrlhf [--rlwatch.project NAME ...] -m openrlhf.cli.train_ppo_ray ..."
 
 

@@ -91,7 +91,7 @@ class OpenRLHFDriver:
         trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
 
     def _wrap_generating(self, generator: Any) -> None:
-        """A loader that is exhausted is how training ends; ``stop`` says that it is."""
+        """Wrap the generator, so that ``stop`` reports its loader as exhausted, which ends training."""
         original = generator.generate_samples
 
         @wraps(original)
@@ -283,7 +283,7 @@ class OpenRLHFRecorder:
 
 
 def taken_out(status: Any) -> dict[int, Any]:
-    """Rank -> what its policy actor sent, removed from ``status``: nobody else is to see it."""
+    """Remove the data sent by policy actors from ``status``, so that no other code sees them; return them by rank."""
     if not isinstance(status, dict):
         return {}
     keys = [key for key in status if isinstance(key, str) and key.startswith(PARCEL)]

@@ -1,4 +1,4 @@
-"""Watching a training loop of one's own: the :class:`Watcher`, the run it records, what the loop left out."""
+"""Watching a custom training loop: the :class:`Watcher`, its run, and the inputs that the loop did not pass."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 Needs = tuple[tuple[str, ...], ...]
-"""All of these; of each the one or the other."""
+"""Required inputs: all groups, and one input of each group."""
 
 TAKEN_BY = {
     "rewards": "rollouts(rewards=)",
@@ -59,12 +59,12 @@ TAKEN_BY = {
     "clip": "Watcher(clip=)",
     "optimizer": "Watcher(optimizer=)",
 }
-"""Where an input is passed; all others go to ``observe``."""
+"""Method that takes an input; all other inputs go to ``observe``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInputs:
-    """Inputs that the metrics of a name need, and the level from which on they are measured."""
+    """Required inputs of a family of metrics, and the lowest level that measures them."""
 
     needs: Needs
     level: Level = Level.TOKENS
@@ -90,12 +90,12 @@ SUBJECTS = {
     "optim/lr": MetricInputs((("optimizer", "lr"),), Level.SCALARS),
     "loss/": MetricInputs((("loss",),), Level.SCALARS),
 }
-"""Beginning of metric names -> what they need."""
+"""Prefix of metric names -> required inputs."""
 
 
 @dataclass(slots=True)
 class Gaps:
-    """Keeps book of what was given, refused and measured."""
+    """Tracks which inputs were given, refused and measured."""
 
     level: Level
     given: set[str] = field(default_factory=set)
@@ -103,11 +103,11 @@ class Gaps:
     measured: set[str] = field(default_factory=set)
 
     def note(self, names: Iterable[str]) -> None:
-        """Metrics that were measured."""
+        """Note metrics that were measured."""
         self.measured.update(names)
 
     def reasons(self) -> dict[str, str]:
-        """Beginning of metric names -> why nothing of that name was measured yet."""
+        """Return why metrics were not measured yet, by the prefix of their names."""
         return {start: self._reason(subject) for start, subject in SUBJECTS.items() if not self._seen(start)}
 
     def _seen(self, start: str) -> bool:
@@ -126,31 +126,31 @@ class Gaps:
 
 
 def _spelled(name: str) -> str:
-    """An argument, or the call that takes none."""
+    """Return an argument with its call, or the call if it takes none."""
     return "gradients()" if name == "gradients" else f"{name}="
 
 
-# Recording: from what a loop passes to its run, step by step, with what was refused and what is missing.
+# Recording: the inputs of each step become a row of the run; refused and missing inputs are reported.
 
 logger = logging.getLogger("rlwatch")
 
 DEADLINE_S = 10.0
-"""Longest the end of a run may hold up the process, in seconds."""
+"""Longest time that the end of a run may delay the process, in seconds."""
 
 
 class RecordingBase:
-    """Base of the watcher: the run, the step under way, and the end.
+    """Base of the watcher: the run, the current step, and the end.
 
     Parameters
     ----------
     run
-        What is recorded into.
+        The run to record into.
     owned
-        Whether the run was made for this recording, and so ends with it.
+        The run was made for this recording, and ends with it.
     level
         How closely the loop is watched.
     strict
-        Raise where an input is refused.
+        Raise if an input is refused.
     decode
         Token ids -> text, if text may be recorded.
     """
@@ -189,7 +189,7 @@ class RecordingBase:
         self._gaps.given |= {name for name, value in inputs.items() if value is not None}
 
     def _refuse(self, call: str, refused: Mapping[str, str]) -> None:
-        """Count what was left out; warn of each input once."""
+        """Count the refused inputs, and warn once about each."""
         for name, why in refused.items():
             if self._strict:
                 raise ConfigError(f"{call}(): {why}" if name == call else f"{call}({name}=): {why}")
@@ -200,7 +200,7 @@ class RecordingBase:
         self._gaps.refused.update(refused)
 
     def _delivered(self, step: int, measured: dict[str, float]) -> None:
-        """Note a step's metrics; with several ranks they are filled once all shares have come: look again later."""
+        """Note a step's metrics; with several ranks they are filled in later, once all shares have arrived."""
         self._gaps.note(self.latest)
         self._gaps.note(measured)
         self.latest = measured
@@ -221,7 +221,7 @@ class RecordingBase:
         self.finish()
 
     def _crashed(self, error: BaseException) -> None:
-        """Record what was measured of the step training died in; then the cause."""
+        """Record the measurements of the step in which training crashed, then the cause."""
         done = self.steps.last
         if not self.steps.tally.empty:
             self.seam.attempt("unfinished step", self.steps.seal, done + 1)
@@ -232,19 +232,19 @@ class RecordingBase:
 
 
 def _deliver_at_exit(reference: weakref.ref[StepCounter]) -> None:
-    """Deliver the last step: without :meth:`RecordingBase.finish` it may still be on its way when the process exits."""
+    """Deliver the last step at exit, in case :meth:`RecordingBase.finish` was not called."""
     steps = reference()
     if steps is not None:
         steps.seam.attempt("last steps", steps.deliver, wait=True)
 
 
-# Steering: commands that act on the loop, and what of them must outlive the process.
+# Steering: commands that act on the loop, and their effects that must outlive the process.
 
 FORMAT = 1
 
 
 class Steering(RecordingBase):
-    """A recording that takes commands, with the ``means`` its maker gave."""
+    """A recording that executes commands by the ``means`` given by the user."""
 
     def __init__(self, means: Means, *args: Any, snapshots: Snapshots | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -262,11 +262,11 @@ class Steering(RecordingBase):
 
     @property
     def snapshots(self) -> SnapshotKeeper | None:
-        """Keeper of the snapshots; None where ``snapshots=`` was not given."""
+        """Return the keeper of the snapshots, or None without ``snapshots=``."""
         return self._commands.snapshots
 
     def _newest(self) -> Mapping[str, float]:
-        """Metrics of the last step, for a command that says what was before it: that may wait for the device."""
+        """Return the metrics of the last step, for commands that report the values before; may wait for the device."""
         self.steps.deliver(wait=True)
         return self.latest
 
@@ -286,31 +286,31 @@ class Steering(RecordingBase):
 
     @property
     def should_stop(self) -> bool:
-        """True once the run was asked to stop. Read it after :meth:`obey`: a loop that never does cannot be stopped."""
+        """True once the run received ``stop``. Read it after :meth:`obey`; otherwise the loop cannot be stopped."""
         self._means.heeds_stop = True
         return self._means.stopped
 
     def saved(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Tell that the loop has written a checkpoint into the directory ``checkpoint``. Every rank calls it.
+        """Report that the loop has written a checkpoint into the directory ``checkpoint``. Every rank calls it.
 
-        A reference that was reset and a KL coefficient that was set are then kept there too.
+        A reset reference and a changed KL coefficient are then saved there, too.
         """
         self.seam.attempt("checkpoint", lambda: self._commands.saved(Path(checkpoint)))
 
     def resumed(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Tell that the loop has read the checkpoint in the directory ``checkpoint``. Every rank calls it.
+        """Report that the loop has read the checkpoint in the directory ``checkpoint``. Every rank calls it.
 
-        Call it after the models were built and :meth:`load_state_dict`, before training goes on. A reference kept
+        Call it after the models were built and :meth:`load_state_dict`, before training continues. A reference saved
         there replaces the one the loop built; otherwise a resume would silently undo the reset.
         """
         self.seam.attempt("resume", lambda: self._commands.resumed(Path(checkpoint)))
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, plain numbers and texts: the step and the run."""
+        """Return the state for a checkpoint, plain numbers and strings: the step and the run."""
         return {"format": FORMAT, "step": self.steps.last, "run_id": self.run.info.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting steps where the checkpoint was written."""
+        """Continue counting steps from the checkpoint."""
         self._refuse("load_state_dict", self.seam.attempt("state", self._load, state) or {})
 
     def _load(self, state: Mapping[str, Any]) -> Mapping[str, str]:
@@ -332,12 +332,12 @@ Rows = Any
 
 
 class Watcher(Steering):
-    """Watches a loop of one's own: PPO, GRPO, RLOO or anything else that has log-probs, rewards and gradients.
+    """Watches a custom training loop: PPO, GRPO, RLOO or any other with log-probs, rewards and gradients.
 
-    Making one may raise. Nothing it does afterwards raises into the loop, waits for the device, keeps a graph or
-    draws a random number: training comes out bit-identical to training unwatched. What is not passed is not
-    measured, and :attr:`unavailable` says why. What does not fit (a wrong shape) is left out, warned of once and
-    counted as ``rlwatch/refused``; with ``strict`` it raises instead, for a first try.
+    The constructor may raise. Later calls never raise into the loop, wait for the device, keep a graph or draw a random
+    number: training is bit-identical with and without it. Metrics without their inputs are not measured, and
+    :attr:`unavailable` gives the reasons. Inputs that do not fit (a wrong shape) are skipped with one warning and
+    counted as ``rlwatch/refused``; with ``strict`` they raise instead, for a first try.
 
     >>> import torch
     >>> with Watcher(torch.nn.Linear(2, 2), store="memory://watcher-doctest") as watcher:
@@ -358,8 +358,8 @@ class Watcher(Steering):
     run
         A run to record into, which its maker ends. By default one is made now and ended by :meth:`finish`.
     link
-        With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
-        :func:`rlwatch.run.ranks.join` says.
+        With several ranks, the address at which rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; for the default
+        see :func:`rlwatch.run.ranks.join`.
     settings
         How the loop is watched; by default every setting has its default.
     arguments
@@ -462,7 +462,7 @@ class Watcher(Steering):
         cut
             Whether a response was cut at the length limit.
         right
-            Whether a response is right, where the reward does not say: 1 is right, 0 and -1 are wrong.
+            Whether a response is right, if the reward does not show it: 1 is right, 0 and -1 are wrong.
         answers
             What was extracted as the answer, of any type; None where nothing was.
         tasks
@@ -472,10 +472,10 @@ class Watcher(Steering):
         retention
             Iterations a response was carried over.
         prompt_index
-            Row of the dataset that each prompt is, so that culprits of a spike tell it.
+            Row of each prompt in the dataset, which is reported with the culprits of a spike.
         reward_parts, advantages, kl
             What each reward function gave (its name -> one entry for each response), the advantage, and the KL to the
-            reference in nats a token: kept beside a completion, as far as they lie on the CPU.
+            reference in nats a token: recorded with a completion if they are on the CPU.
         prompts, completions
             Texts. A few are measured on a thread of their own; they are kept only if :class:`Watcher` was asked to.
         """
@@ -572,8 +572,8 @@ class Watcher(Steering):
         experts, rollout_experts
             (B, T, layers, k) experts a token was routed to, in the trainer and in the rollout engine.
         responses
-            (B,) which responses of the last :meth:`rollouts` these are, counted from 0, so that culprits of a spike
-            tell prompt, group, task and reward. Not needed where both were given ``ids`` of the same width.
+            (B,) indices of these responses in the last :meth:`rollouts`, from 0, so that the culprits of a spike have
+            prompt, group, task and reward. Not needed if both calls were given ``ids`` of the same width.
         """
         inputs = {name: value for name, value in locals().items() if name != "self"}  # every argument
         self._given(**inputs)
@@ -658,7 +658,7 @@ class Watcher(Steering):
         super().finish()
 
     def _look(self, call: str, work: Callable[..., Refused], *inputs: Any) -> None:
-        """Do it in a process whose measurements anybody wants, and refuse what it refused."""
+        """Run ``work`` if the run records on this process, and count the inputs that it refused."""
         if not self._live and isinstance(self.run, Run):
             self.run.lose_forked()
         refused = self.seam.attempt(call, work, *inputs) if self._live else None
@@ -684,7 +684,7 @@ Watcher.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _localise_of(wish: bool | Localise | None, model: nn.Module | None) -> Localise | None:
-    """Return when to localise, where it is possible: by default in one process. Raises ``ConfigError``."""
+    """Return the settings of localisation, if it is possible; by default in one process. Raises ``ConfigError``."""
     hidden = compat.hides_gradients(model)
     alone = place_here().get("world_size", 1) == 1
     wanted = Localise.of(alone and not hidden if wish is None else wish)
@@ -696,7 +696,7 @@ def _localise_of(wish: bool | Localise | None, model: nn.Module | None) -> Local
 
 
 def _recording(run: Run | None, init_arguments: Mapping[str, Any], link: str | None) -> Run:
-    """Return the run to record into, linked with the other ranks; one that was made here introduces itself."""
+    """Return the run to record into, linked with the other ranks; a new run prints its address."""
     begin = {**place_here(), **init_arguments}
     recording = begin_together(lambda: init(**begin) if run is None else run, link=link)
     if run is None:
@@ -705,7 +705,7 @@ def _recording(run: Run | None, init_arguments: Mapping[str, Any], link: str | N
 
 
 def _of_nothing(of: type[Watcher], run: Run) -> Watcher:
-    """A watcher for a run that is inert itself; made without the constructor, which links ranks."""
+    """Return a watcher for an inert run, created without the constructor, which links ranks."""
     watcher, means = of.__new__(of), Means()
     Steering.__init__(watcher, means, run, owned=False, level=Level.SCALARS, strict=False)
     vars(watcher).update(_rows=None, _localiser=None, _verifier_names=set())

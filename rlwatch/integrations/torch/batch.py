@@ -1,8 +1,8 @@
-"""Micro-batches and generations of a loop of one's own, read for statistics.
+"""Micro-batches and generations of a custom loop, read for statistics.
 
 A micro-batch becomes a :class:`~rlwatch.tensors.tokens.TokenBatch`, a generation a
-:class:`~rlwatch.tensors.responses.ResponseBatch`. An input that does not fit is left out, alone, with the reason;
-without ``logp`` or ``mask`` nothing can be read of a micro-batch. Waits for nothing.
+:class:`~rlwatch.tensors.responses.ResponseBatch`. An input that does not fit is left out with the reason; without
+``logp`` or ``mask`` a micro-batch cannot be read. Never waits for the device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WHOLE = ("ids", *ROUTES)
 
 
 def why_misfit(misfit: Exception) -> str:
-    """Word a misfit: our own messages and torch's as they are, of anything else the type, too."""
+    """Describe a misfit: rlwatch's own and torch's messages unchanged, others with their type."""
     return str(misfit) if type(misfit) in (ValueError, TypeError, RuntimeError, MisfitError) else described(misfit)
 
 
@@ -61,7 +61,7 @@ NO_DATA = "it is on the meta device, which holds no data"
 
 
 class MisfitError(ValueError):
-    """An input that cannot be what its name says."""
+    """Raised for an input whose shape or type does not fit its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class LossSettings:
 
 @dataclass(slots=True)
 class BatchReader:
-    """Reads one micro-batch; ``refused`` says of every input that was left out why."""
+    """Reads one micro-batch; ``refused`` maps each input that was left out to the reason."""
 
     settings: LossSettings
     refused: dict[str, str] = field(default_factory=dict)
 
     def read(self, inputs: Mapping[str, Any]) -> TokenBatch | None:
-        """The batch; None if it holds no token at all, or no ``logp`` or ``mask`` that fits."""
+        """Return the batch, or None if it has no tokens, or no valid ``logp`` or ``mask``."""
         given = {name: value for name, value in inputs.items() if value is not None}
         if "logits" in given:
             self._try("logits", self._from_logits, given)
@@ -103,7 +103,7 @@ class BatchReader:
         return TokenBatch(logp.values, mask, **extras, **of_the_loss)
 
     def _try(self, name: str, read: Any, *args: Any) -> Any:
-        """None where ``read`` says that the input does not fit."""
+        """Return the result of ``read``, or None if it raises because the input does not fit."""
 
         def refused(misfit: Exception) -> None:
             self.refused[name] = why_misfit(misfit)
@@ -111,7 +111,7 @@ class BatchReader:
         return call_or(lambda: read(*args), refused)
 
     def _from_logits(self, given: dict[str, Any]) -> None:
-        """Entropy, and log-probs if the ids are known, unless they were given themselves."""
+        """Compute entropy, and log-probs if the ids are known, unless they were given."""
         logits, ids, heat = given["logits"], given.get("ids"), self.settings.temperature
         if "logp" not in given and ids is not None:
             logp, entropy = _over_rows(lambda x, i: token_logp_entropy(*_paired(x, i), temperature=heat), logits, ids)
@@ -131,7 +131,7 @@ class BatchReader:
         return logp
 
     def _mask(self, given: dict[str, Any], logp: Padded) -> Tensor:
-        """Tokens inside the mask, and there at all."""
+        """Return the mask, limited to positions that have a token."""
         if "mask" not in given:
             if logp.valid is None:
                 raise MisfitError("it was not given: which of the tokens are not padding?")
@@ -154,7 +154,7 @@ class BatchReader:
 
 
 def _over_rows(work: Any, *inputs: Any) -> tuple[Any, ...]:
-    """``work`` of whole or jagged tensors, or of the rows of a list: nothing is padded before it is small."""
+    """Apply ``work`` to whole or jagged tensors, or to each row of a list, so that only small results are padded."""
     if all(isinstance(x, Tensor) and (not x.is_nested or x.layout == torch.jagged) for x in inputs):
         return tuple(work(*(measured(x) for x in inputs)))
     rows = [_rows(x) for x in inputs]
@@ -176,14 +176,14 @@ def _paired(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def there(x: Any) -> Any:
-    """``x``, if it holds data."""
+    """Return ``x`` if it holds data, else None."""
     if isinstance(x, Tensor) and x.is_meta:
         raise MisfitError(NO_DATA)
     return x
 
 
 def measured(x: Any) -> Any:
-    """``x``, if it can be measured where it is."""
+    """Return ``x`` if it can be measured on its device, else None."""
     if not isinstance(x, Tensor):
         return x
     if hasattr(x, "full_tensor"):
@@ -194,12 +194,12 @@ def measured(x: Any) -> Any:
 
 
 def _longest(given: Mapping[str, Any]) -> int | None:
-    """The longest row, from whichever jagged input knows it."""
+    """Return the length of the longest row, from any jagged input that has it."""
     return next((known for value in given.values() if (known := longest_row(value)) is not None), None)
 
 
 def _beside(x: Padded, logp: Padded, more: int = 0) -> Padded:
-    """``x``, if it lies token by token beside ``logp``, with ``more`` dimensions after those two."""
+    """Return ``x`` if its first two dimensions match ``logp`` and ``more`` dimensions follow; else raise."""
     wanted = logp.values.shape
     if x.values.shape[:2] != wanted or x.values.dim() != 2 + more:
         raise MisfitError(f"it has shape {_shape(x.values)} where logp has {_shape(logp.values)}{_routed(more)}")
@@ -223,7 +223,7 @@ def _per_response(x: Padded, logp: Padded) -> Tensor:
 
 
 def _moved(x: Tensor, logp: Padded) -> Tensor:
-    """``x`` where ``logp`` is. To the CPU nothing is fetched: that would wait for the device."""
+    """Return ``x`` on the device of ``logp``. Nothing is copied to the CPU, which would wait for the device."""
     here = logp.values.device
     if x.device == here:
         return x
@@ -251,14 +251,14 @@ def _packed(x: Tensor) -> str:
 
 # Generations.
 #
-# An input of another number of responses than the first, or that cannot be read, is left out, alone, with the reason.
+# An input with another number of responses than the first, or that cannot be read, is left out with the reason.
 
 WIDE = ("ids", "mask")
 """(B, T); all others are (B,)."""
 
 
 class GenerationReader:
-    """Reads the generations of a run. ``refused`` says of every input that was left out of the last one why."""
+    """Reads the generations of a run. ``refused`` maps inputs left out of the last one to the reasons."""
 
     def __init__(self, eos: tuple[int, ...] = ()) -> None:
         self.refused: dict[str, str] = {}
@@ -266,7 +266,7 @@ class GenerationReader:
         self._tasks = TaskNames()
 
     def read(self, inputs: Mapping[str, Any]) -> ResponseBatch | None:
-        """The batch; None if nothing that fits was given."""
+        """Return the batch, or None if no input fits."""
         self.refused = {}
         fitting = self._fitting({name: value for name, value in inputs.items() if value is not None})
         while fitting:
@@ -284,14 +284,14 @@ class GenerationReader:
         return ResponseBatch.of(**fitting, task_names=self._tasks, eos=self._eos)
 
     def _culprit(self, fitting: Mapping[str, Any]) -> str:
-        """Name the input that cannot be read even alone; else one that goes with others (mask, groups)."""
+        """Return the input that cannot be read by itself; else one that depends on others (mask, groups)."""
         for name, value in fitting.items():
             if name not in ("mask", "groups") and raised_by(self._made, {name: value}):
                 return name
         return next((name for name in ("mask", "groups") if name in fitting), next(iter(fitting)))
 
     def _fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of as many responses as the first one."""
+        """Return the inputs with as many responses as the first one."""
         fitting: dict[str, Any] = {}
         first: tuple[str, int] | None = None
 
@@ -315,7 +315,7 @@ class GenerationReader:
 
 
 def _column(name: str, value: Any) -> Any:
-    """``value`` as one thing a response, or one row a response. Raises ``ValueError`` if it is neither."""
+    """Return ``value`` with one entry or one row for each response. Raises ``ValueError`` if it has neither."""
     if isinstance(value, Tensor) and value.is_nested and value.layout == torch.strided:
         return list(value.unbind())
     if isinstance(value, np.ndarray):
@@ -331,17 +331,17 @@ def _column(name: str, value: Any) -> Any:
     return value.detach() if name in WIDE else value.detach().clone()  # kept until the step ends
 
 
-# A few completions of a generation: measured on a thread of their own, and kept as text where that is wanted.
+# A few completions of a generation: measured on a background thread, and kept as text if enabled.
 
 COLUMNS = {
     "rewards": "reward", "advantages": "advantage", "kl": "kl", "lengths": "length", "tasks": "task",
     "prompt_index": "prompt_index",
 }  # fmt: skip
-"""Inputs that are kept beside the text, and what they are called there."""
+"""Inputs that are recorded with the text -> their column names."""
 
 
 class Samples(SampledText):
-    """The text of a loop's generations. Takes what lies on the CPU already; nothing is fetched from a device."""
+    """The text of a loop's generations. Uses only inputs that are on the CPU already."""
 
     def __init__(
         self, run: Run, *, keep: KeepCompletions | None = None, measure: bool = True, tokenizer: Any = None
@@ -350,7 +350,7 @@ class Samples(SampledText):
         self._run = run
 
     def offer(self, step: int, inputs: Mapping[str, Any]) -> None:
-        """The generation that ``step`` trains on, as passed to ``rollouts``."""
+        """Process the generation that ``step`` trains on, as passed to ``rollouts``."""
         texts = _listed(inputs.get("completions"))
         self._offer(
             self._run,
@@ -379,13 +379,13 @@ def _to_keep(
 
 
 def _reward_parts(given: Any) -> dict[str, list[Any]]:
-    """Columns of the reward functions; one that is on a device is left out."""
+    """Return the columns of the reward functions, without those on a device."""
     parts = given if isinstance(given, Mapping) else {}
     return {f"{PART}{name}": values for name, column in parts.items() if (values := _listed(column))}
 
 
 def _numbered(groups: Any, rows: int) -> list[int]:
-    """Prompt groups numbered from 0 in the order in which they come."""
+    """Number prompt groups from 0 in order of appearance."""
     if isinstance(groups, Integral):
         return [i // max(1, int(groups)) for i in range(rows)]
     numbers: dict[Any, int] = {}
@@ -393,7 +393,7 @@ def _numbered(groups: Any, rows: int) -> list[int]:
 
 
 def _prompt_ids(inputs: Mapping[str, Any]) -> list[str]:
-    """Names of the prompts, by their text or else by their rows in the dataset."""
+    """Return ids of the prompts, from their text or else from their rows in the dataset."""
     prompts = _listed(inputs.get("prompts"))
     if prompts:
         return [prompt_id(str(prompt)) for prompt in prompts]
@@ -412,7 +412,7 @@ def _row_count(ids: Any) -> int:
 
 
 def _ids_of(ids: Any, mask: Any, row: int) -> list[int] | None:
-    """Sampled ids of one response, without padding; None where they are unknown, or on a device."""
+    """Return the sampled ids of one response, without padding; None if they are unknown, or on a device."""
     if isinstance(ids, Tensor):
         if ids.device.type != "cpu" or ids.is_nested or not isinstance(mask, Tensor) or mask.device.type != "cpu":
             return None
@@ -422,7 +422,7 @@ def _ids_of(ids: Any, mask: Any, row: int) -> list[int] | None:
 
 
 def _listed(x: Any) -> list[Any] | None:
-    """Convert to a list, with NaN for None; None where it is not given, lies on a device or is one number."""
+    """Convert to a list, with NaN for None; None if it is not given, on a device, or a single number."""
     if x is None or (isinstance(x, Tensor) and (x.device.type != "cpu" or x.is_nested)):
         return None
     if hasattr(x, "tolist"):

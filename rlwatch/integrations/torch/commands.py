@@ -1,4 +1,4 @@
-"""Commands to a loop of one's own, by the means its maker gave, and what of them outlives the process."""
+"""Commands to a custom loop, by the means that the user gave, and their effects that outlive the process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BASE_IS_REFERENCE = (
 
 @dataclass(slots=True)
 class Means:
-    """Any of it may be missing; the command it serves is then refused with the name of what is missing."""
+    """Objects and functions that commands need. A command is refused, with the name, if one of its needs is missing."""
 
     model: nn.Module | None = None
     ref_model: nn.Module | None = None
@@ -46,7 +46,7 @@ class Means:
     set_kl_coef: Callable[[float], Any] | None = None
     scaler: Any = None
     heeds_stop: bool = False
-    """Whether the loop ever asked if it should stop."""
+    """True once the loop has read ``should_stop``."""
     stopped: bool = False
     on_rollback: Callable[[int], Any] | None = None
     sync_weights: Callable[[], Any] | None = None
@@ -88,7 +88,7 @@ class Means:
         return Holdings(self.model, self.optimizers(), [] if self.scheduler is None else [self.scheduler], self.scaler)
 
     def synced(self) -> str:
-        """Let the loop send its weights to the rollout engine; returns words for the answer."""
+        """Make the loop send its weights to the rollout engine; returns a message."""
         if self.sync_weights is None:
             raise RLWatchError("Watcher was made without sync_weights=, so it does not know how to send the weights")
         self.sync_weights()
@@ -99,7 +99,7 @@ class Means:
         return [] if self.optimizer is None else [self.optimizer]
 
     def rolled_back(self, step: int) -> str:
-        """Let the loop drop what it sampled with the weights that were undone; returns words for the answer."""
+        """Make the loop drop rollouts sampled with the undone weights; returns a message."""
         if self.on_rollback is None:
             return ""
         self.on_rollback(step)
@@ -111,13 +111,13 @@ class Means:
         return Paced(self.optimizers(), schedulers)
 
     def kept(self) -> int | None:
-        """All checkpoints, as far as is known here."""
+        """Return None, because the loop is assumed to keep all checkpoints."""
         if self.save is None:
             raise RLWatchError("Watcher was made without save=, so it does not know how to save a checkpoint")
         return None
 
     def save_now(self) -> str:
-        """Let the loop's own function save; returns words for the answer."""
+        """Save a checkpoint by the loop's own function; returns a message."""
         self.kept()
         where = self.save() if self.save is not None else None
         return f"saved to {where}" if where else "saved"
@@ -136,7 +136,7 @@ class Means:
             self.kl_coef = self.kl_coef if callable(self.kl_coef) else value
 
     def stop(self, save: bool) -> str:
-        """Let the loop end where it next asks; returns words for the answer."""
+        """Make the loop end at its next check; returns a message."""
         if not self.heeds_stop:
             raise RLWatchError("this loop has not asked watcher.should_stop so far, so it would go on")
         saved = f"{self.save_now()}; " if save and self.save is not None else ""
@@ -210,7 +210,7 @@ class CommandController:
             seam.attempt("snapshot", self.snapshots.begin, step())
 
     def obey(self) -> None:
-        """Carry out what waits, at the step that has ended; then take a snapshot, if one is due."""
+        """Execute waiting commands after the step that has ended, then take a snapshot if one is due."""
         self._controller.obey(self._step())
         if self.snapshots is not None:
             self._seam.attempt("snapshot", self.snapshots.look, self._step())

@@ -43,7 +43,7 @@ class WatcherSettings:
     tokenizer
         As Hugging Face's: for ``text``, and to see whether sampled ids survive decoding.
     text, completions
-        Whether to keep the text of extreme tokens beside their ids, and a few completions now and then (how few:
+        Whether to keep the text of extreme tokens with their ids, and a few completions now and then (how few:
         :class:`~rlwatch.integrations.completions.KeepCompletions`). Off: no text leaves the trainer.
     level
         ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
@@ -214,7 +214,7 @@ def eos_of(eos: Any, tokenizer: Any = None) -> tuple[int, ...]:
 
 
 def decoder_of(tokenizer: Any) -> Decode | None:
-    """Token ids -> their text. Raises ``ConfigError`` for a tokenizer that cannot tell."""
+    """Return a function from token ids to text. Raises ``ConfigError`` for a tokenizer without ``decode``."""
     if tokenizer is None:
         return None
     if not callable(getattr(tokenizer, "decode", None)):

@@ -1,4 +1,4 @@
-"""The forward passes of a loop of one's own, kept so that a spike of the gradient can be localised."""
+"""The forward passes of a custom loop, kept so that a spike of the gradient can be localised."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DEEP = 4
 
 
 class Cut:
-    """Cuts whatever holds one entry for each of ``count`` sequences to ``rows``; :attr:`changed` says if it ever did.
+    """Cuts values with one entry for each of ``count`` sequences to ``rows``; :attr:`changed`: some value was cut.
 
     Tensors and arrays are cut in the first dimension if that has ``count`` entries, else in the first that has; lists
     in theirs. Nested tensors, tensor dictionaries, mappings, tuples and plain objects are copied with what they hold
     cut. A function is made anew with the variables it closes over (and its defaults) cut. Parameters, modules and all
-    else stay what they are. No original is written to. That this is what the function means by a sequence is to be
-    checked by what it returns.
+    else are unchanged. Originals are not modified. The caller must check the result of the function, because another
+    dimension may have the same size by chance.
     """
 
     def __init__(self, count: int, rows: Sequence[int]) -> None:
@@ -138,9 +138,9 @@ Pick = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class LoopCall:
-    """One call of the loop's own function; ``logp`` and ``entropy`` say which of its results they are.
+    """One call of the loop's own function; ``logp`` and ``entropy`` are their indices in its result.
 
-    ``shape`` (B, T) is what the log-probs are padded to, ``pick`` how the loop itself cuts the arguments, if it does.
+    ``shape`` (B, T) is the padded shape of the log-probs, ``pick`` the loop's own function that cuts the arguments.
     """
 
     compute: Callable[..., Any]
@@ -152,12 +152,12 @@ class LoopCall:
     shape: tuple[int, int] = (1, 0)
 
     def again(self, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it again; of some sequences only where ``rows`` says which.
+        """Run the call again, for the sequences ``rows`` (None: all).
 
         Raises
         ------
         Undivided
-            Its arguments cannot be cut, or it does not run with those that were.
+            Its arguments cannot be cut, or it fails with cut arguments.
         """
         if rows is None or self.shape[0] == 1:
             return self._outputs(self.compute(*self.args, **self.kwargs))
@@ -190,7 +190,7 @@ class LoopCall:
 
 @dataclass(slots=True)
 class Ran:
-    """The forward that ran last: its result (with the graph: not for long), and the generators as it found them."""
+    """The last forward: its result (with the graph, so kept briefly), and the random states before it."""
 
     call: LoopCall
     result: Any
@@ -199,7 +199,7 @@ class Ran:
 
 
 class SequenceOrigin:
-    """The generation that sequences of a step came from: prompt, group, sample, task and reward of each."""
+    """Origin of the sequences of a step in a generation: prompt, group, sample, task and reward of each."""
 
     def __init__(self) -> None:
         self._generation: Mapping[str, Any] = {}
@@ -207,7 +207,7 @@ class SequenceOrigin:
         self._observed: list[tuple[LossPass, Any, Any]] = []
 
     def generated(self, inputs: Mapping[str, Any]) -> None:
-        """A generation, as passed to ``rollouts``; only looked into where a spike asks for it."""
+        """Keep a generation, as passed to ``rollouts``; it is only read for a spike."""
         self._first += self._count
         self._generation = inputs
         sizes = (
@@ -216,7 +216,7 @@ class SequenceOrigin:
         self._count = next(sizes, 0)
 
     def observed(self, one: LossPass, inputs: Mapping[str, Any]) -> None:
-        """A pass, and which responses of the generation it has, if the loop says so."""
+        """Keep a pass, and the indices of its responses in the generation, if the loop gave them."""
         self._observed.append((one, inputs.get("responses"), inputs.get("ids")))
 
     def forget(self) -> None:
@@ -224,7 +224,7 @@ class SequenceOrigin:
         self._observed.clear()
 
     def identify(self, passes: Sequence[LossPass]) -> None:
-        """Tell the passes whose sequences they hold. Waits for the device."""
+        """Set the origin of the sequences of ``passes``. Waits for the device."""
         columns = self._columns()
         for one, responses, ids in self._observed:
             places = _counted(responses) if responses is not None else _found(ids, self._generation.get("ids"))
@@ -242,10 +242,14 @@ class SequenceOrigin:
         found = {name: _counted(values) for name, values in given.items() if values is not None}
         columns: dict[str, list[Any]] = {name: list(values) for name, values in found.items() if values is not None}
         parts = self._generation.get("reward_parts")
-        told = {str(name): _counted(values) for name, values in (parts if isinstance(parts, Mapping) else {}).items()}
-        if told:
+        by_function = {
+            str(name): _counted(values) for name, values in (parts if isinstance(parts, Mapping) else {}).items()
+        }
+        if by_function:
             columns["reward_parts"] = [
-                json.dumps({name: values[i] for name, values in told.items() if values is not None and i < len(values)})
+                json.dumps(
+                    {name: values[i] for name, values in by_function.items() if values is not None and i < len(values)}
+                )
                 for i in range(self._count)
             ]
         columns["rollout"] = [self._first + i for i in range(self._count)]
@@ -260,18 +264,18 @@ class SequenceOrigin:
 
 
 COLUMNS = {"rewards": "reward", "tasks": "task", "prompts": "prompt", "prompt_index": "prompt_index"}
-"""Inputs of ``rollouts`` with one entry for each response -> what they are called of a culprit."""
+"""Inputs of ``rollouts`` with one entry for each response -> column of a culprit."""
 
 
 def _counted(values: Any) -> list[Any] | None:
-    """A list of plain values; None of what is none."""
+    """Return a list of plain values, or None if ``values`` is not one."""
     if values is None or isinstance(values, str | int):
         return None
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def _found(ids: Any, known: Any) -> list[int] | None:
-    """Row of ``known`` that each row of ``ids`` is; -1 for none, None where they cannot be compared."""
+    """Return the index in ``known`` of each row of ``ids``, -1 for none; None if they cannot be compared."""
     both = (ids, known)
     if not all(isinstance(x, Tensor) and not x.is_nested and x.dim() == 2 for x in both):
         return None
@@ -281,7 +285,7 @@ def _found(ids: Any, known: Any) -> list[int] | None:
 
 @dataclass(slots=True)
 class LossPasses:
-    """Ties what ``forward`` returned to what ``observe`` is given. ``missing`` says why the last was not kept."""
+    """Matches the results of ``forward`` to the inputs of ``observe``. ``missing``: why the last was not kept."""
 
     passes: RecordedPasses
     missing: str = ""
@@ -289,11 +293,11 @@ class LossPasses:
     _ran: Ran | None = field(default=None, init=False)
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """A forward ran."""
+        """Keep the result of a forward."""
         self._ran = Ran(call, result, before, not before.same(RandomState.now()))
 
     def observed(self, inputs: Mapping[str, Any], tokens: TokenBatch) -> dict[str, str]:
-        """Tie the forward to its log-probs, before their backward. Returns what is wrong with them, if anything."""
+        """Match the forward to its log-probs, before their backward. Returns invalid inputs and why."""
         ran, self._ran = self._ran, None
         logp, entropy = inputs.get("logp"), inputs.get("entropy")
         if ran is None or not _carries_gradient(logp):
@@ -357,7 +361,7 @@ def _padded(part: Any, width: int) -> Tensor:
 
 
 ALL = -1
-"""Stands for the result itself where an index is asked for."""
+"""Index that means the result itself."""
 
 
 def _part(result: Any, place: int) -> Any:
@@ -365,7 +369,7 @@ def _part(result: Any, place: int) -> Any:
 
 
 def _place(wanted: Any, result: Any) -> int | None:
-    """Place of ``wanted`` itself in the result of a function."""
+    """Return the index of the object ``wanted`` in the result of a function."""
     if wanted is None or wanted is result:
         return None if wanted is None else ALL
     parts = result if isinstance(result, tuple | list) else ()

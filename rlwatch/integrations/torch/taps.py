@@ -1,4 +1,4 @@
-"""Measuring what a loop passes: gradients, micro-batches and generations, put into the step under way."""
+"""Measuring the inputs of a loop: gradients, micro-batches and generations, added to the current step."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from rlwatch.tensors.update_size import UpdateSample
 
 UPDATE_TAP = "size of the update"
 IN_FLIGHT = 8
-"""Steps that may wait for their copy; beyond that the oldest is waited for, so that nothing piles up."""
+"""Most steps whose copies are pending; beyond that the oldest is waited for."""
 
 
 @dataclass(slots=True, weakref_slot=True)
 class StepCounter:
-    """``tally`` is the step under way, ``last`` the number of the one before.
+    """Counts steps: ``tally`` is the current step, ``last`` the number of the one before.
 
     ``delivered`` is called with the step and metrics of every recorded one.
     """
@@ -53,12 +53,12 @@ class StepCounter:
     _begun: float | None = None
 
     def begin(self) -> None:
-        """The step's first input is here: from now on its time counts."""
+        """Start timing the step, at its first input."""
         if self._begun is None:
             self._begun = time.monotonic()
 
     def add_all(self, numbers: Mapping[str, Any]) -> dict[str, str]:
-        """Numbers of the step, None for what was not measured; returns name -> why of those that are none.
+        """Add numbers of the step, None if not measured; returns the invalid ones with the reasons.
 
         Tensors with one element are not waited for. With several ranks each is the mean over them.
         """
@@ -81,7 +81,7 @@ class StepCounter:
             self.tally.add_number(name, float(value))
 
     def _add_tensor(self, name: str, value: Tensor) -> None:
-        """A mean, so that with several ranks it is the mean over them; it stands for what was measured by that name."""
+        """Add a mean, over all ranks if there are several; it replaces a measured statistic of the same name."""
         if hasattr(value, "full_tensor"):
             raise TypeError(name)
         if freed(value) or value.is_meta:
@@ -91,11 +91,11 @@ class StepCounter:
 
     @property
     def _linked(self) -> bool:
-        """True on one of several ranks, whose shares of a step are put together."""
+        """Return True with several ranks, whose shares of a step are merged."""
         return self.seam.run is not None and self.seam.run.linked
 
     def seal(self, step: int) -> None:
-        """End the step under way; the next one begins now."""
+        """End the current step and begin the next one."""
         now = time.monotonic()
         if self._begun is not None:
             self.tally.add_number("time/step", now - self._begun)
@@ -123,7 +123,7 @@ def _described(value: Any) -> str:
 
 
 def read_gradients(model: nn.Module, optimizer: Any = None, scaler: Any = None, *, rank: int = 0) -> Stats:
-    """Norms of the gradients ``model`` holds now, as far as they count on this ``rank``; empty if it holds none.
+    """Return norms of the current gradients of ``model`` that count on this ``rank``; empty if there are none.
 
     ``scaler`` is the loop's ``torch.amp.GradScaler``, before or after ``unscale_``: either way what is reported is
     without its scale, and an overflow (how it finds its scale) is a skipped step, not a measurement. Of gradients
@@ -141,14 +141,14 @@ def read_gradients(model: nn.Module, optimizer: Any = None, scaler: Any = None, 
 
 
 def _scale_left(scaler: Any, optimizer: Any) -> Tensor | None:
-    """The factor the gradients still carry, on the device; None once ``unscale_`` has taken it out."""
+    """Return the scale of the gradients, on the device; None after ``unscale_``."""
     state = scaler._per_optimizer_states.get(id(optimizer))  # noqa: SLF001  (asking it would wait for the device)
     stage = getattr(state["stage"], "name", "READY") if state else "READY"
     return scaler._get_scale_async() if stage == "READY" else None  # noqa: SLF001
 
 
 def scales(optimizer: Any, scaler: Any) -> tuple[Tensor | float | None, Tensor | float]:
-    """The loss scale, which coefficients carry, and what the gradients still carry of it, as they lie on the device.
+    """Return the loss scale of the coefficients, and the remaining scale of the gradients, both on the device.
 
     (None, 1) without an enabled ``scaler``.
     """
@@ -158,23 +158,23 @@ def scales(optimizer: Any, scaler: Any) -> tuple[Tensor | float | None, Tensor |
     return scale, 1.0 if _scale_left(scaler, optimizer) is None else scale
 
 
-# Putting what a loop passes into the step under way. May raise: the watcher calls it through its seam.
+# Adding the inputs of a loop to the current step. May raise: the watcher calls it through its error boundary.
 
 KEPT = ("logp", "mask", "entropy", "advantages", "old_logp", "ref_logp", "rollout_logp")
 """Fields of a batch whose values a statistic may keep."""
 TEXTS = ("prompts", "completions")
 """Inputs that never become tensors."""
 UNREAD = (*TEXTS, "prompt_index", "responses")
-"""Inputs that no statistic is made of."""
+"""Inputs without statistics."""
 BESIDE_TEXT = (*UNREAD, "reward_parts", "advantages", "kl")
-"""The same of a generation: they are kept beside its text."""
+"""Inputs of a generation without statistics; they are recorded with its text."""
 Refused = Mapping[str, str]
 """Input that was left out -> why."""
 
 
 @dataclass(slots=True)
 class Collector:
-    """Reads, measures and adds to ``steps.tally``, as closely as ``level`` says."""
+    """Reads inputs, measures them up to ``level``, and adds the statistics to ``steps.tally``."""
 
     steps: StepCounter
     level: Level
@@ -199,11 +199,11 @@ class Collector:
 
     @property
     def localises(self) -> bool:
-        """True if forward passes are worth keeping."""
+        """Return True if forward passes must be kept."""
         return self.localiser is not None and self.steps.seam.works("localisation")
 
     def ran(self, call: LoopCall, result: Any, before: RandomState) -> None:
-        """The forward of a loss ran; its log-probs are observed next."""
+        """Keep the forward of a loss, whose log-probs are observed next."""
         if self.localiser is not None:
             self.localiser.expects = True
         self._loss_passes.ran(call, result, before)
@@ -238,7 +238,7 @@ class Collector:
         return reader.refused
 
     def synced(self, engine: object) -> Refused:
-        """The weights were sent: compare what arrived."""
+        """Compare the engine's weights after a sync."""
         self._begin()
         if self.means.model is None:
             return {"synced": "Watcher was made without model=, so there is nothing to compare with"}
@@ -252,7 +252,7 @@ class Collector:
         return {}
 
     def gradients(self) -> Refused:
-        """Those the model holds now; the optimizer is about to step, at the rates that it holds."""
+        """Measure the model's current gradients and learning rates, before the optimizer step."""
         self._begin()
         self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
         why = None if self.means.model is None else hindrance(self.means.model)
@@ -269,7 +269,7 @@ class Collector:
         return {}
 
     def _sampled(self, model: nn.Module, rank: int) -> UpdateSample | None:
-        """Weights before the step: on one rank, since all hold the same."""
+        """Sample the weights before the step, on one rank, because all hold the same."""
         return UpdateSample.of(model.named_parameters(), self.steps.last) if rank == 0 else None
 
     def _measure_update(self) -> None:
@@ -279,7 +279,7 @@ class Collector:
                 self.steps.tally.add_stats(update.stats())
 
     def _score_canaries(self, step: int) -> None:
-        """On the process whose run records; the others go on."""
+        """Score canaries on the process whose run records; the others continue."""
         run = self.steps.seam.run
         for canaries in self.canaries if run is not None and run.rank == 0 else ():
             for name, value in canaries.numbers(step).items():
@@ -289,7 +289,7 @@ class Collector:
         self.steps.tally.add_stats(self.verifiers.take())
 
     def _localise(self) -> None:
-        """The gradient is complete and not used yet."""
+        """Localise the gradient, which is complete and not used yet."""
         model, localiser = self.means.model, self.localiser
         if localiser is not None and model is not None:
             localiser.missing = self._loss_passes.missing or UNKEPT
@@ -317,7 +317,7 @@ class Collector:
         return refused
 
     def _begin(self) -> None:
-        """The step is under way, and is taken with the rate that holds now: a scheduler moves on after it."""
+        """Begin the step and read the current learning rate, before a scheduler changes it."""
         self.steps.begin()
         if self._rates is None:
             self._rates = self.steps.seam.attempt("learning rate", self.means.rates)
@@ -327,7 +327,7 @@ class Collector:
         return 0 if self.steps.seam.run is None else self.steps.seam.run.rank
 
     def _standing(self) -> dict[str, Any]:
-        """Numbers that hold for the step without being passed."""
+        """Return numbers of the step that are read instead of passed."""
         return {
             **(self._rates or {}),
             "policy/kl_coef": self.steps.seam.attempt("kl_coef", self.means.read_kl_coef),
@@ -337,20 +337,20 @@ class Collector:
 
 
 def _copied(batch: TokenBatch) -> TokenBatch:
-    """Copy the tensors: some statistics keep values until the step ends, and a loop may write over its own."""
+    """Copy the tensors, because statistics keep values until the step ends and a loop may overwrite its own."""
     mine = {name: x.clone() for name in KEPT if (x := getattr(batch, name)) is not None}
     return replace(batch, **mine)
 
 
 def _named(inputs: Mapping[str, Any], broken: float | Tensor | None) -> dict[str, Any]:
-    """Arguments of ``step`` by canonical names, with ``nonfinite/loss`` as ``broken``."""
+    """Return the arguments of ``step`` by canonical names, with ``nonfinite/loss`` as ``broken``."""
     loss = {"loss/raw": inputs["loss"], "nonfinite/loss": broken}
     named = {**loss, "optim/lr": inputs["lr"], "optim/grad_norm": inputs["grad_norm"]}
     return {name: value for name, value in named.items() if value is not None}
 
 
 def _broken(loss: Any) -> float | Tensor | None:
-    """1 if it is NaN or infinite, else 0; None where there is no loss."""
+    """Return 1 for a NaN or infinite loss, else 0; None without a loss."""
     if isinstance(loss, Tensor):
         return None if freed(loss) else nonfinite(loss.detach())
     if isinstance(loss, int):

@@ -1,4 +1,4 @@
-"""``watch(trainer)`` for any ``Trainer``: the scalars of its log, the rhythm of its steps, and how it ended."""
+"""``watch(trainer)`` for any ``Trainer``: the scalars of its log, measurements of each step, and crash reports."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def watch(
 ) -> Run:
     """Watch a trainer and return the run it records.
 
-    Beside the scalars of the log: the loss before the trainer's NaN filter, gradients per layer before clipping,
-    commands (save a checkpoint, stop, pause, lower the learning rate), and the exception that ended training.
-    Parameters come out bit-identical to training unwatched. What this trainer does not have is left out, with one
-    warning. With several ranks every rank calls this, and a step is what all of them measured.
+    Records the scalars of the log, the loss before the trainer's NaN filter, gradients per layer before clipping, and
+    the exception that ended training, and executes commands (save a checkpoint, stop, pause, lower the learning rate).
+    Training is bit-identical with and without it. Measurements that this trainer does not support are left out, with
+    one warning. With several ranks every rank calls this, and their measurements are merged.
 
     For TRL's GRPO and RLOO :func:`rlwatch.integrations.trl.watch` sees every token too.
 
@@ -97,7 +97,7 @@ def refuse_twice(trainer: Any) -> None:
 
 
 def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | None = None) -> StepCallback:
-    """Attach what there is to attach to. The callback comes before the scalars': a step precedes its log row."""
+    """Attach the taps. Their callback comes before that of the scalars, because a step precedes its log row."""
     taps = TrainerTaps(trainer, seam, level)
     if level.includes(Level.TOKENS):
         _each(
@@ -113,7 +113,7 @@ def tap(trainer: Any, seam: ErrorBoundary, level: Level, snapshots: Snapshots | 
 
 
 def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
-    """Attach what nothing is in the way of; one line names the rest, and why."""
+    """Attach the supported taps; one line names the others with the reasons."""
     for reason, attach in wanted.values():
         if reason is None:
             attach()
@@ -129,7 +129,7 @@ def _each(wanted: Mapping[str, tuple[str | None, Callable[[], None]]]) -> None:
 # The scalars of the log, through the callback interface alone.
 
 DEADLINE_S = 10.0
-"""Longest the end of a run holds up the trainer, or an exception on its way out."""
+"""Longest time in seconds that the end of a run delays the trainer or a propagating exception."""
 WATCH_COPIES = (
     "call watch for the copy where it trains, or give the trainer RLWatchCallback(...): until it has begun a run, each "
     "of its copies begins one of its own (Ray Tune, hyperparameter_search)"
@@ -146,11 +146,11 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     Parameters
     ----------
     run
-        A run to record into; whoever made it ends it. By default one is made when training begins and
+        A run to record into, which the caller ends. By default one is made when training begins and
         finished when training ends.
     link
-        With several ranks, where rank 0 listens for the others: ``HOST:PORT``, ``HOST`` or ``:PORT``; by default as
-        :func:`rlwatch.run.ranks.join` says.
+        With several ranks, the address at which rank 0 listens: ``HOST:PORT``, ``HOST`` or ``:PORT``; for the default
+        see :func:`rlwatch.run.ranks.join`.
     init_kwargs
         Arguments of :func:`rlwatch.init` for the run made here; source, configuration, output directory and rank come
         from the trainer unless given.
@@ -169,14 +169,14 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
         self._stages = StepStages(self.seam)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of one that has not begun begins for itself, as in each trial of a search; another does nothing."""
+        """A copy made before training starts a run of its own, as in the trials of a search; later copies are inert."""
         if self.run is None:
             return partial(type(self), link=self._link, **self._given), ()
         copied("watched trainer", WATCH_COPIES)
         return TrainerCallback, ()
 
     def begin(self, args: TrainingArguments, model: Any, *, watched: bool = False) -> Run:
-        """The run, made now if there is none that lives. Raises what :func:`rlwatch.init` raises."""
+        """Return the run, created now if there is no live one. Raises what :func:`rlwatch.init` raises."""
         self._watched = self._watched or watched
         if self.run is None or (self._owned and self._over):
             self._over, self._linked = False, True
@@ -198,7 +198,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Make the run: what is configured wrongly stops training here, before it starts."""
+        """Create the run; configuration errors are raised here, before training starts."""
         run = self.begin(args, kwargs.get("model"))
         self.seam.attempt("which run this is", partial(run.decide, resumed=state.global_step > 0))
         if args.logging_nan_inf_filter and not self._watched:
@@ -207,26 +207,26 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The update begins; what is a stage of its own within it counts for itself."""
+        """Begin the stage of the update; stages within it are timed separately."""
         self._stages.begin("update")
 
     @override
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The update is over."""
+        """End the stage of the update."""
         self._stages.end()
         self._stages.step_ended(state.global_step)
 
     @override
     @guarded
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation runs."""
+        """Begin the stage of an evaluation."""
         self._stages.evaluates()
 
     @override
     @guarded
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """It is over."""
+        """End the stage of an evaluation."""
         self._stages.end()
 
     @override
@@ -234,7 +234,7 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Read the rates of the step: the log tells what the scheduler says."""
+        """Read the learning rates of the step; the trainer logs those of the scheduler instead."""
         self._rates = rates(kwargs.get("optimizer"))
 
     @override
@@ -268,21 +268,21 @@ class RLWatchCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def without_overflow(row: dict[str, float]) -> dict[str, float]:
-    """A float16 loss scaler finds its scale by overflowing: a non-finite norm is then no measurement."""
+    """Drop non-finite norms, which a float16 loss scaler causes while it searches for its scale."""
     return {name: value for name, value in row.items() if name != "grad_norm" or math.isfinite(value)}
 
 
 def scalars(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a log row. TRL writes None where every value was NaN, so None reads as NaN."""
+    """Return the numbers of a log row. TRL writes None if every value was NaN, so None becomes NaN."""
     row = {}
     for name, value in logs.items():
-        with Contained(lambda _error: None):  # somebody's callback may have put anything into the log
+        with Contained(lambda _error: None):  # another callback may have added values of any type
             if value is None or hasattr(value, "__float__"):
                 row[name] = math.nan if value is None else float(value)
     return row
 
 
-# The rhythm of a step: seal what was measured, deliver it, and obey commands.
+# The end of a step: seal the measurements, deliver them, and execute commands.
 
 
 class TrainerReaders(Protocol):
@@ -295,11 +295,11 @@ class TrainerReaders(Protocol):
         ...
 
     def discard(self) -> None:
-        """Forget what was read so far."""
+        """Drop the measurements so far."""
         ...
 
     def gradients_if_unclipped(self) -> None:
-        """Read gradients that nobody clips."""
+        """Read gradients that the trainer does not clip."""
         ...
 
     def read_rates(self, optimizer: Any) -> None:
@@ -329,14 +329,14 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self._control = control(self.newest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Of a copied trainer that nobody watches: a callback that does nothing."""
+        """Return an inert callback for a copy of the trainer, which is not watched."""
         copied("watched trainer", WATCH_COPIES)
         return TrainerCallback, ()
 
     @override
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget what an earlier attempt left half-measured; take up what a checkpoint kept."""
+        """Drop measurements of an earlier attempt, and restore the state saved in a checkpoint."""
         self.taps.discard()
         self._control.loop.look(args, state, control, kwargs)
         self._control.begin(state.global_step)
@@ -344,20 +344,20 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Deliver what the last step measured."""
+        """Deliver the measurements of the last step."""
         self.deliver()
 
     @override
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read gradients nobody clipped, and the rates of the step."""
+        """Read gradients that were not clipped, and the learning rates of the step."""
         self.seam.attempt("learning rate", self.taps.read_rates, kwargs.get("optimizer"))
         self.taps.gradients_if_unclipped()
 
     @override
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Seal the step, then obey the commands that wait."""
+        """Seal the step, then execute waiting commands."""
         self.seal(state.global_step)
         self.deliver(wait=False)
         self.noticed(args, state.global_step)
@@ -367,13 +367,13 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep with the checkpoint what it leaves out."""
+        """Save with the checkpoint the state that it does not include."""
         self._control.saved(state.global_step)
 
     @override
     @guarded
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The trainer has just waited for the device, so the copy is there."""
+        """Deliver the step; the trainer has just waited for the device, so its copy is complete."""
         self.deliver(wait=False)
 
     @override
@@ -383,7 +383,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
         self.deliver()
 
     def noticed(self, args: Any, step: int) -> None:
-        """Hook for trainers that do at a step's end what a run should record."""
+        """Record further events at the end of a step; a hook for subclasses."""
 
     def seal(self, step: int) -> None:
         """End the current tally as that of ``step``."""
@@ -394,7 +394,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
             self._sealed.append(tally.seal(step, shared=run.linked))
 
     def seal_unfinished(self, step: int) -> None:
-        """Training died within ``step``: what was measured of it so far is kept."""
+        """Seal the measurements of ``step``, in which training crashed."""
         if not self.taps.tally.empty:
             self.seal(step)
 
@@ -406,19 +406,19 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]
                 self.latest = sealed.deliver(self.seam.run, self._decode)
 
     def newest(self) -> Mapping[str, float]:
-        """Metrics of the last step, for a command that says what was before it: that may wait for the device."""
+        """Return the metrics of the last step, for commands that report the values before; may wait for the device."""
         self.deliver()
         return self.latest
 
 
-# A training that ends badly.
+# Crashes of a training.
 
 
 class PendingSteps(Protocol):
-    """Holder of the steps that were measured and are not recorded yet."""
+    """Holder of measured steps that are not recorded yet."""
 
     def seal_unfinished(self, step: int) -> None:
-        """End the step that training died within."""
+        """Seal the step in which training crashed."""
         ...
 
     def deliver(self) -> None:
@@ -427,7 +427,7 @@ class PendingSteps(Protocol):
 
 
 def report_crashes(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps) -> None:
-    """Make ``trainer.train`` record what ends it before raising it on, unchanged.
+    """Make ``trainer.train`` record an exception that ends it, and raise it unchanged.
 
     An exception or interrupt becomes an ``exception`` event with its cause; a run made by ``scalars`` ends as crashed.
     """
@@ -444,7 +444,7 @@ def _report(trainer: Any, scalars: RLWatchCallback, steps: PendingSteps, error: 
     seam, run, step = scalars.seam, scalars.run, int(trainer.state.global_step)
     if run is None or not run.measures:
         return
-    # a dead device may refuse either of the first two; the event must be written all the same
+    # a failed device may make either of the first two raise; the event must be written all the same
     seam.attempt("unfinished step", steps.seal_unfinished, step + 1)
     seam.attempt("last steps", steps.deliver)
     seam.attempt("exception", run.event, "exception", step, **cause_of(error))

@@ -12,7 +12,7 @@ from rlwatch.error_boundary import ErrorBoundary, Tapped
 
 
 class ResumedFrom:
-    """Notes what ``trainer.train`` is given; callbacks do not get it."""
+    """Notes the arguments of ``trainer.train``, which callbacks do not get."""
 
     def __init__(self, trainer: Any, seam: ErrorBoundary) -> None:
         self.checkpoint: Path | None = None
@@ -27,7 +27,7 @@ class ResumedFrom:
 
 
 def _checkpoint(trainer: Any, signature: inspect.Signature, args: Any, kwargs: Any) -> Path | None:
-    """The directory, found as the trainer finds it: True means the last one."""
+    """Return the directory, resolved as the trainer does: True means the last checkpoint."""
     given = signature.bind(*args, **kwargs).arguments.get("resume_from_checkpoint")
     if given is True:
         given = get_last_checkpoint(trainer.args.output_dir)

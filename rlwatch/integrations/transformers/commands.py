@@ -25,23 +25,23 @@ Latest = Callable[[], Mapping[str, float]]
 
 
 class StepEndCommands(Protocol):
-    """Taker of commands at a step's end."""
+    """Executes commands at the end of a step."""
 
     @property
     def loop(self) -> TrainerLoop:
-        """The trainer, as its callbacks are shown it."""
+        """Return the trainer's objects, as passed to callbacks."""
         ...
 
     def begin(self, step: int) -> None:
-        """Training begins at ``step``."""
+        """Start at ``step``."""
         ...
 
     def obey(self, step: int) -> None:
-        """Carry out what waits, if that is safe now that ``step`` has ended."""
+        """Execute waiting commands after ``step``, if that is safe."""
         ...
 
     def saved(self, step: int) -> None:
-        """The trainer has written the checkpoint of ``step``."""
+        """Handle the checkpoint of ``step``, which the trainer has written."""
         ...
 
 
@@ -70,7 +70,7 @@ class LoopControl:
             self._seam.attempt("snapshot", self._snapshots.begin, step)
 
     def obey(self, step: int) -> None:
-        """Every step's end is safe."""
+        """Execute waiting commands; the end of every step is safe."""
         self._controller.obey(step)
         if self._snapshots is not None:
             self._seam.attempt("snapshot", self._snapshots.look, step)
@@ -84,7 +84,7 @@ class LoopControl:
 
 @dataclass(slots=True)
 class TrainerLoop:
-    """A ``Trainer``, as a callback is shown it; give what ``on_step_end`` gets to :meth:`look`, then obey."""
+    """A trainer's objects, as passed to callbacks; call :meth:`look` in ``on_step_end``, then execute commands."""
 
     args: Any = None
     state: Any = None
@@ -93,7 +93,7 @@ class TrainerLoop:
     scheduler: Any = None
 
     def look(self, args: Any, state: Any, control: Any, shown: Mapping[str, Any]) -> None:
-        """Take hold of what a callback is given; ``shown`` are its keyword arguments."""
+        """Keep the arguments of a callback; ``shown`` are its keyword arguments."""
         self.args, self.state, self.control = args, state, control
         self.optimizer, self.scheduler = shown.get("optimizer"), shown.get("lr_scheduler")
 
@@ -126,7 +126,7 @@ class TrainerLoop:
         return {"value": float(self.args.max_grad_norm or 0.0)}
 
     def set_grad_clip(self, values: Values) -> None:
-        """Change it: the trainer reads it at every step."""
+        """Set the norm; the trainer reads it at every step."""
         self.args.max_grad_norm = values["value"]
 
     def step(self) -> int:
@@ -163,7 +163,7 @@ class TrainerLoop:
         return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
 
 
-# What a snapshot is made of.
+# The objects of a snapshot.
 
 
 def holdings(trainer: Any) -> Holdings:

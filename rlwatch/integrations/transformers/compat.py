@@ -1,4 +1,4 @@
-"""Description of a ``Trainer``, and the methods it must have to be looked into."""
+"""Description of a ``Trainer``, and checks of the methods that the taps need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ without a method of its own."""
 
 
 def unclippable(trainer: Any) -> str | None:
-    """Explain that nobody can be there when ``trainer`` clips; None if one can."""
+    """Explain why the clipping of ``trainer`` cannot be tapped; None if it can."""
     reason = lacking(trainer, CLIP)
     return None if reason is None or lacking(trainer.accelerator, ACCELERATOR) is None else reason
 
@@ -48,7 +48,7 @@ def deepspeed_engine(trainer: Any) -> Any | None:
 
 
 def unseen(trainer: Any) -> str | None:
-    """Reason why nobody sees the gradients that an engine keeps from ``.grad``; None where they can be seen."""
+    """Return why gradients that an engine keeps outside ``.grad`` cannot be read; None if they can."""
     name = sharding_engine(trainer)
     if name not in HIDDEN:
         return None
@@ -70,10 +70,10 @@ REPORT_TO = "rlwatch"
 
 
 def offer(callback: type) -> None:
-    """Make ``report_to="rlwatch"`` mean ``callback``; a no-op where somebody took the name or there is no registry.
+    """Register ``callback`` as ``report_to="rlwatch"``; does nothing if the name is taken or there is no registry.
 
-    transformers has a dict for its trackers, and no other way to add one. Nothing else reads an entry of it: "all"
-    means the trackers that transformers finds installed.
+    transformers has a dict of its trackers, and no other way to add one. The entry has no other effect: "all" means the
+    trackers that transformers finds installed.
     """
     registry = getattr(integration_utils, "INTEGRATION_TO_CALLBACK", None)
     if isinstance(registry, dict):

@@ -86,10 +86,10 @@ def _refuse(trainer: Any) -> None:
 
 
 class LayerClipping(TrainerCallback):  # type: ignore[misc]
-    """Clips before the accelerator does, and keeps the rule's state with checkpoints.
+    """Clips layers before the accelerator clips, and saves the rule's state in checkpoints.
 
-    ``before``, if set, is called between the step's backward and its clipping, with the norm: the gradient is complete,
-    without a loss scale, and not clipped. ``clipped`` is what was done in this step; None if nothing (yet).
+    ``before``, if set, is called with the norm between the backward and the clipping of a step: the gradient is
+    complete, without loss scale, and not clipped. ``clipped`` is the result of this step's clipping, or None.
     """
 
     def __init__(self, trainer: Any, clip: LayerClip) -> None:
@@ -132,7 +132,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say so once if this trainer clips without its accelerator."""
+        """Warn once if this trainer clips without its accelerator."""
         if not self._asked and not self._warned:
             self._warned = True
             logger.warning("rlwatch does not clip layers: this trainer does not clip through its accelerator")
@@ -140,7 +140,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The next step begins anew."""
+        """Reset the state of the step."""
         self._asked, self.clipped = False, None
 
     @override
@@ -160,7 +160,7 @@ class LayerClipping(TrainerCallback):  # type: ignore[misc]
     @override
     @guarded
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take up the state of the checkpoint that training resumes from: what rank 0 reads, on every rank."""
+        """Restore the state from the checkpoint that training resumes from, on every rank as rank 0 reads it."""
         checkpoint = self._resumed.checkpoint
         if checkpoint is None:
             return
@@ -180,7 +180,7 @@ def _read(checkpoint: Path) -> Any:
 
 
 def _before_clipping(clipped: Clipped, total: Any) -> Any:
-    """The trainer's own norm where nothing was scaled, to the last bit; else ours, of before."""
+    """Return the trainer's own norm, bit for bit, if no layer was scaled; else the norm before clipping."""
     if not isinstance(total, Tensor) or hasattr(total, "full_tensor"):
         return clipped.total
     return torch.where((clipped.scales == 1).all(), total, clipped.total.to(total))
@@ -188,7 +188,7 @@ def _before_clipping(clipped: Clipped, total: Any) -> Any:
 
 @contextmanager
 def _unscaled(accelerator: Any) -> Iterator[None]:
-    """Gradients have no loss scale any more; a scaler refuses to take it out twice."""
+    """Prevent unscaling gradients twice, for which a scaler raises."""
     before = vars(accelerator).get("unscale_gradients")
     accelerator.unscale_gradients = lambda optimizer=None: None  # noqa: ARG005
     try:

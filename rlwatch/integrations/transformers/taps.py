@@ -1,7 +1,7 @@
-"""Taps on one trainer: closures put on the *instance*, so that subclasses and other trainers never notice.
+"""Taps on one trainer: closures set on the *instance*, so that subclasses and other trainers are not affected.
 
-Every closure calls the method it replaces exactly once, with what it was given, and returns what that
-returned; only then does it look.
+Every closure calls the method that it replaces exactly once, with unchanged arguments, and returns its result; the
+measurement comes after the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UPDATE_TAP = "size of the update"
 
 
 class TrainerTaps:
-    """Reads a ``Trainer`` while it trains, as closely as ``level``, into the tally of the current step."""
+    """Measures a ``Trainer`` up to ``level``, into the tally of the current step."""
 
     def __init__(self, trainer: Any, seam: ErrorBoundary, level: Level = Level.FULL) -> None:
         self.trainer = trainer
@@ -44,7 +44,7 @@ class TrainerTaps:
         self._updates = 0
 
     def tap_loss(self) -> None:
-        """Read the loss of every micro-batch, before the trainer hides what is not finite."""
+        """Read the loss of every micro-batch, before the trainer's NaN filter."""
         self.wrap("training_step", self._after_step)
 
     def tap_gradients(self) -> None:
@@ -57,7 +57,7 @@ class TrainerTaps:
                 self._wraps_late = True
 
     def take(self) -> StepTally:
-        """The step's tally, complete with what holds for every step; the next one begins empty."""
+        """Return the step's tally, with the metrics of every step added, and begin an empty one."""
         self._seam.attempt(UPDATE_TAP, self._measure_update)
         tally, self.tally = self.tally, StepTally()
         self._clipped = False
@@ -67,7 +67,7 @@ class TrainerTaps:
         return tally
 
     def discard(self) -> None:
-        """Begin anew: training starts. Who clips layers has wrapped the accelerator by now, so that we come before."""
+        """Reset at the start of training, after layer clipping has wrapped the accelerator, so that taps come first."""
         self.tally, self._clipped, self._update = StepTally(), False, None
         if self._wraps_late:
             self._wraps_late = False
@@ -79,14 +79,14 @@ class TrainerTaps:
                 self._wrap_engine(engine)
 
     def read_rates(self, optimizer: Any) -> None:
-        """Read the rates that ``optimizer`` is about to step with: the log tells what the scheduler says."""
+        """Read the learning rates before the step of ``optimizer``; the trainer logs those of the scheduler instead."""
         for name, rate in rates(optimizer).items():
             self.tally.numbers[name] = [rate]
         if self._reads_gradients and self.live:
             self._seam.attempt(UPDATE_TAP, self._sample_update)
 
     def _sample_update(self) -> None:
-        """Weights before the step: on one rank, since all hold the same, if none holds a part."""
+        """Sample the weights before the step, on one rank, unless they are sharded."""
         run = self._seam.run
         if run is not None and run.rank == 0 and sharding_engine(self.trainer) is None:
             self._updates += 1
@@ -99,7 +99,7 @@ class TrainerTaps:
                 self.tally.add_stats(update.stats())
 
     def gradients_if_unclipped(self) -> None:
-        """Read gradients nobody clips before the optimizer steps: the trainer then never asks for the norm."""
+        """Read gradients before the optimizer steps if the trainer does not clip, and so computes no norm."""
         if self._clipped:
             return
         if self._reads_gradients and self.live:
@@ -107,14 +107,14 @@ class TrainerTaps:
         self.complete(None)
 
     def complete(self, total: Tensor | float | None) -> None:
-        """The gradient of the step is complete and not used yet; ``total`` is its norm before clipping, if known.
+        """Handle the complete gradient before its use; ``total`` is its norm before clipping, if known.
 
         Raises nothing: it is called in the middle of training.
         """
 
     @property
     def live(self) -> bool:
-        """True while training (not evaluating) in a process that measures, and sealed steps are still taken away."""
+        """Return True while training (not evaluating) in a process that measures, and sealed steps are delivered."""
         return bool(self._seam.attempt("mode of the trainer", self._looks))
 
     def _looks(self) -> bool:
@@ -123,11 +123,11 @@ class TrainerTaps:
 
     @property
     def _scales_loss(self) -> bool:
-        """float16: gradients carry a scale until they are clipped, and may overflow while it is sought."""
+        """Return True for float16: gradients are scaled until they are clipped, and may overflow."""
         return getattr(self.trainer.accelerator, "scaler", None) is not None
 
     def wrap(self, name: str, look: Callable[..., None]) -> None:
-        """Let ``look`` see what ``name`` returned and what it was given."""
+        """Call ``look`` with the result and the arguments of the method ``name``."""
         original = getattr(self.trainer, name)
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -139,11 +139,11 @@ class TrainerTaps:
         setattr(self.trainer, name, Tapped(original, tapped))
 
     def _wrap_clip(self, owner: Any, name: str) -> None:
-        """Gradients are read before the original clips them in place, its norm after."""
+        """Read gradients before the original clips them in place, and its norm afterwards."""
         original = getattr(owner, name)
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            if self._clipped and self._engine is not None:  # the engine has stepped, and been looked at before that
+            if self._clipped and self._engine is not None:  # the engine has stepped, and its gradients were read before
                 total = original(*args, **kwargs)
                 if self.live:
                     self._seam.attempt("gradients", self._add_gradients, None, total)
@@ -166,7 +166,7 @@ class TrainerTaps:
         setattr(owner, name, Tapped(original, tapped))
 
     def _wrap_engine(self, engine: Any) -> None:
-        """Gradients are read before DeepSpeed's ``engine`` clips them and steps, in one."""
+        """Read gradients before DeepSpeed's ``engine`` clips and steps in one call."""
         original = engine.step
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
@@ -188,14 +188,14 @@ class TrainerTaps:
             self.tally.add_stats(clipped.stats())
 
     def _read_gradients(self, model: Any) -> GradNorms | None:
-        """Per layer, where they are to be seen."""
+        """Return gradient norms per layer, if gradients are readable."""
         run = self._seam.run
         if run is None or sharding_engine(self.trainer) in HIDDEN:
             return None
         return model_norms(model, rank=run.rank)
 
     def _add_gradients(self, norms: GradNorms | None, total: Tensor | float | None) -> None:
-        """``total`` is the trainer's own norm: of all ranks, and without a loss scale."""
+        """Add gradient norms; ``total`` is the trainer's own norm, over all ranks and without loss scale."""
         if norms is not None and self._scales_loss:
             self.tally.add_stats(norms.unscaled_stats(total if isinstance(total, Tensor) else norms.total))
             return
@@ -214,7 +214,7 @@ class TrainerTaps:
 
 
 def loss_stats(loss: Tensor, *, scaled: bool = True) -> Stats:
-    """Loss of a micro-batch; the step's is their sum if each is ``scaled`` by their number, else their mean."""
+    """Return the loss of a micro-batch; the step's is the sum if each is ``scaled`` by their number, else the mean."""
     one = torch.ones_like(loss, dtype=torch.bool)
     raw = RankMean.of(loss, one) if scaled else Mean.of(loss, one)
     return {"loss/raw": raw, "nonfinite/loss": Total.of(nonfinite(loss), one)}

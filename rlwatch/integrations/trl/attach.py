@@ -1,4 +1,4 @@
-"""``watch(trainer)``: everything rlwatch can see and do in a TRL trainer."""
+"""``watch(trainer)``: all measurements and commands for a TRL trainer."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def watch(
 ) -> Run:
     """Watch a TRL trainer and return the run it records.
 
-    Beside the scalars of the log: statistics per token, gradients per layer, non-finite counts and the most
-    extreme tokens, every step; commands; and the exception that ended training. Parameters come out
-    bit-identical to training unwatched. A trainer whose internals are not known is watched as any ``Trainer`` is
+    Records, at every step, the scalars of the log, statistics per token, gradients per layer, non-finite counts and the
+    most extreme tokens, and the exception that ended training; and executes commands. Training is bit-identical with
+    and without it. A trainer with unknown internals is watched like any ``Trainer``
     (:func:`rlwatch.integrations.transformers.watch`), with one warning. With several ranks every rank calls this, and
-    a step is what all of them measured.
+    their measurements are merged.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def watch(
     level
         ``"scalars"``, ``"tokens"``, ``"gradients"`` or ``"full"``: see :class:`~rlwatch.integrations.level.Level`.
     text
-        Whether to keep the text of the extreme tokens beside their ids.
+        Whether to keep the text of the extreme tokens with their ids.
     completions
         Whether to keep a few whole completions as text: True, or how many and how long. Without this and ``text`` no
         text leaves the trainer, only measures of it.
@@ -110,7 +110,7 @@ def watch(
 
 
 def _scorer(trainer: Any, level: Level, wish: Canaries | None) -> CanaryScorer | None:
-    """Of the process that records; where rewards cannot be tapped, canaries are an error of set-up."""
+    """Return the scorer of canaries, on the process that records. Raises if rewards cannot be tapped."""
     if wish is None:
         return None
     checked_canaries(wish)
@@ -122,7 +122,7 @@ def _scorer(trainer: Any, level: Level, wish: Canaries | None) -> CanaryScorer |
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """A user's wishes beyond numbers: text of completions and extreme tokens, spikes localised, snapshots, canaries."""
+    """Settings of further records: text of completions and extreme tokens, localised spikes, snapshots, canaries."""
 
     keep: KeepCompletions | None
     localise: Localise | None
@@ -161,7 +161,7 @@ def _tap(trainer: Any, seam: ErrorBoundary, level: Level, wishes: Wishes) -> Rol
 
 
 def _tokenizer(processing_class: Any) -> Any:
-    """The tokenizer itself, of a processor too."""
+    """Return the tokenizer, also from a processor."""
     return getattr(processing_class, "tokenizer", processing_class)
 
 
@@ -170,11 +170,11 @@ def _decoder(processing_class: Any) -> Any:
     return lambda ids: str(tokenizer.decode(list(ids)))
 
 
-# The rhythm of a step in TRL: commands wait for a generation boundary, and TRL moves references too.
+# The end of a step in TRL: commands wait for a generation boundary, and TRL may change the reference itself.
 
 
 class RolloutStepCallback(StepCallback):
-    """The same for GRPO and RLOO; the only wait for the device comes before the rollouts."""
+    """The callback for GRPO and RLOO; the only wait for the device comes before the rollouts."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class RolloutStepCallback(StepCallback):
             self.seam.attempt(SYNC_TAP, self._note_weights)
 
     def _note_weights(self) -> None:
-        """An event where the engine's weights begin or cease to be the trainer's."""
+        """Record an event when the engine's weights begin or cease to equal the trainer's."""
         run, step = self.seam.run, int(self._trl_taps.trainer.state.global_step)
         changed = self._trl_taps.comparison.changed(step, self.latest)
         if changed is not None and run is not None:
@@ -205,7 +205,7 @@ class RolloutStepCallback(StepCallback):
 
     @override
     def noticed(self, args: Any, step: int) -> None:
-        """Settings may have changed; TRL's own ``sync_ref_model`` moves the reference too, and KL begins anew then."""
+        """Record changed settings, and changes of the reference by TRL's ``sync_ref_model``, which reset the KL."""
         run = self.seam.run
         for change in (self.seam.attempt("settings", self._trl_taps.changed) or []) if run is not None else []:
             run.event(SETTING, step, **change)

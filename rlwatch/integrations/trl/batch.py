@@ -220,7 +220,7 @@ TASK_COLUMNS = ("data_source", "task", "source")
 class Scored:
     """One generation of this rank, N completions; ``rewards`` (N_all, functions) are of all ranks, NaN for none.
 
-    ``own`` tells of each token whether the policy wrote it, where an environment wrote some.
+    ``own`` marks the tokens written by the policy, if an environment wrote others.
     """
 
     rewards: Tensor
@@ -232,12 +232,12 @@ class Scored:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens the policy wrote, as TRL counts them."""
+        """Return the number of tokens written by the policy, as TRL counts them."""
         return [len(one) for one in self.ids] if self.own is None else [int(sum(one)) for one in self.own]
 
 
 class Generations:
-    """Reads the generations of one trainer. ``full``: also what compares responses with each other."""
+    """Reads the generations of one trainer. ``full``: also statistics that compare responses with each other."""
 
     def __init__(self, trainer: Any, *, full: bool = True) -> None:
         self._trainer = trainer
@@ -248,15 +248,15 @@ class Generations:
         self._own: Any = None
 
     def sampled(self, own: Any) -> None:
-        """Completions were sampled; ``own`` tells of each token whether the policy wrote it, or is something else."""
+        """Note sampled completions; ``own`` marks the tokens written by the policy, or is not a mask."""
         self._own = own
 
     def scored(self, scored: Scored) -> None:
-        """Rewards were computed; the generation they belong to ends soon."""
+        """Note the rewards of the current generation."""
         self._scored = scored
 
     def take(self, outputs: Mapping[str, Any]) -> tuple[Stats, Scored | None]:
-        """The generation that ``outputs`` came from: its statistics, and itself if its rewards were seen."""
+        """Return the statistics of the generation of ``outputs``, and the generation if its rewards are known."""
         scored, self._scored = self._scored, None
         own, self._own = self._own, None
         if scored is None:
@@ -319,7 +319,7 @@ def tasks_of(rows: Sequence[Mapping[str, Any]]) -> list[object] | None:
 
 
 def end_ids(trainer: Any) -> frozenset[int]:
-    """Token ids a completion that was not cut ends with."""
+    """Return the token ids that end a complete completion."""
     ends = [*getattr(trainer, "eos_token_ids", ()), getattr(trainer.processing_class, "pad_token_id", None)]
     return frozenset(int(token) for token in ends if token is not None)
 
@@ -404,14 +404,14 @@ def _sampled(outputs: Mapping[str, Any]) -> Tensor:
     return mask & outputs["tool_mask"].bool() if "tool_mask" in outputs else mask
 
 
-# Sampled text: a few completions are kept, if that was asked for, and a few are measured.
+# Sampled text: a few completions are kept, if enabled, and a few are measured.
 
 
 class Sampled(SampledText):
     """The text of a TRL trainer's generations."""
 
     def offer(self, run: Run, trainer: Any, scored: Scored, logps: tuple[Tensor, Tensor, Tensor] | None = None) -> None:
-        """A generation of the step that is under way; ``logps`` as for :func:`completion_batch`."""
+        """Process a generation of the current step; ``logps`` as for :func:`completion_batch`."""
         step = int(trainer.state.global_step) + 1
         self._offer(
             run,

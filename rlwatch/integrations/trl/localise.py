@@ -31,7 +31,7 @@ MASKS = ("prompt_mask", "completion_mask")
 
 
 def wished(wish: bool | Localise | None, level: Level, trainer: Any) -> Localise | None:
-    """Settle ``wish``; None stands for the default. Raises ``ConfigError`` if it cannot be had."""
+    """Return the settings for ``wish``; None means the default. Raises ``ConfigError`` if they are not possible."""
     engine = sharding_engine(trainer)
     if wish is None:
         return Localise() if level.includes(Level.FULL) and engine is None else None
@@ -66,24 +66,24 @@ class TrainerLocalising:
         self._tap.attach(live)
 
     def generated(self, outputs: Mapping[str, Any], rewards: Tensor, scored: Scored) -> None:
-        """A generation, the rewards (N,) of its sequences, and what they were made of."""
+        """Keep a generation, the rewards (N,) of its sequences, and their components."""
         known = {name: outputs[name] for name in IDS if name in outputs}
         step = int(self._trainer.state.global_step)
         self._generated = Generated(known, rewards, scored, self._generations, step)
         self._generations += 1
 
     def keep(self, tokens: TokenBatch, inputs: Mapping[str, Any]) -> None:
-        """A loss pass is over, its backward comes next."""
+        """Keep a loss pass, before its backward."""
         self._tap.keep(tokens)
         self._inputs.append({name: inputs[name] for name in (*IDS, *MASKS) if name in inputs})
 
     def forget(self) -> None:
-        """Training begins anew."""
+        """Reset at the start of training."""
         self._tap.forget()
         self._inputs.clear()
 
     def check(self, total: Tensor | float | None) -> None:
-        """The gradient is complete; ``total`` is its norm before clipping, if the trainer computed it."""
+        """Examine the complete gradient; ``total`` is its norm before clipping, if the trainer computed it."""
         try:
             model = self._trainer.accelerator.unwrap_model(self._trainer.model)
             self.localiser.missing = UNKEPT if model.training else EVALUATING
@@ -125,7 +125,7 @@ def _whole(inputs: Mapping[str, Tensor], names: tuple[str, str]) -> Tensor:
     return torch.cat([inputs[name] for name in names], 1)
 
 
-# Whose sequences these are: prompt, group, sample, task and rewards, as the generation knows them.
+# Origin of the sequences in the generation: prompt, group, sample, task and rewards.
 
 INDEX_COLUMNS = ("index", "idx", "id")
 """Columns of a dataset that number its rows, the first that is there and holds integers."""
@@ -262,12 +262,12 @@ class LossPassTap:
         """The loss that just ran saw ``tokens``; its forward was the last one seen."""
         latest, self._latest = self._latest, None
         if latest is not None:
-            call, outputs = latest  # the outputs carry the graph: nobody may hold them any longer than this
+            call, outputs = latest  # the outputs carry the graph and must not be kept any longer
             drew, other = call.drew or not call.splits, call.differentiable
             self._passes.add(call.again, outputs, tokens, random=call.random, drew=drew, differentiable=other)
 
     def forget(self) -> None:
-        """The step is over."""
+        """Forget the passes of the step."""
         self._latest = None
         self._passes.clear()
 
@@ -293,7 +293,7 @@ TOKENS = 1024
 
 
 class PureHead:
-    """Stands in for TRL's ``ChunkedLogProbFunction``: the same call, log-probs and entropies only."""
+    """Replacement of TRL's ``ChunkedLogProbFunction`` with the same signature, for log-probs and entropies only."""
 
     @staticmethod
     def apply(  # noqa: PLR0917  (TRL's signature)

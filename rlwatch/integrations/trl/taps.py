@@ -38,9 +38,9 @@ NUMBERS = {
     "policy/clip_range": "epsilon_high",
     "rollout/temperature": "temperature",
 }
-"""Metric -> attribute of a trainer that is the knob: TRL logs none of them."""
+"""Metric -> attribute of the trainer; TRL does not log these settings."""
 WITHIN_VLLM = ("llm", "llm_engine", "model_executor", "driver_worker", "model_runner", "model")
-"""Where TRL finds the model of an engine in its own process, to load weights into it; a server's cannot be read."""
+"""Attribute path to the model of an engine in the trainer's process; a server's model cannot be read."""
 OPTIONS = {
     name: name
     for name in (
@@ -49,7 +49,7 @@ OPTIONS = {
         "reward_weights",
     )
 }  # fmt: skip
-"""Attributes of which it is told when they change."""
+"""Attributes whose changes are recorded as events."""
 
 
 class TrlTaps(TrainerTaps):

@@ -19,7 +19,7 @@ from rlwatch.integrations.verifiers import TAP, VerifierMeter
 
 
 class RewardFunctions:
-    """Those of one trainer. Meters are in their places during the call that computes rewards, and only then.
+    """The reward functions of one trainer, replaced by meters only during the call that computes rewards.
 
     Between calls ``trainer.reward_funcs`` are the user's own objects, which a callback may read, change or replace.
     Reward models are left alone: TRL calls a module in another way, and its time is that of a device.
@@ -83,7 +83,7 @@ def canary_scores(trainer: Any) -> dict[str, Callable[[Canary], Any]]:
 
 
 def _score(trainer: Any, at: int) -> Callable[[Canary], Any]:
-    ids: dict[int, list[int]] = {}  # made at set-up, when nobody else uses the tokenizer
+    ids: dict[int, list[int]] = {}  # created at set-up, when no other thread uses the tokenizer
 
     def score(canary: Canary) -> Any:
         prompt, completion = canary.given

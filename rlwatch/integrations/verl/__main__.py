@@ -1,8 +1,8 @@
 """``python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ...``: verl as ever, with rlwatch's plugin loaded.
 
 verl 0.9 and later load it themselves. Before, each process needs it loaded: this one by loading it here, those of Ray
-by a ``worker_process_setup_hook`` that ``ray.init`` is given, whoever calls it. verl's command and configuration stay
-as they are, and ``trainer.logger`` names rlwatch as in any version.
+by a ``worker_process_setup_hook`` that is passed to every call of ``ray.init``. verl's command and configuration are
+unchanged, and ``trainer.logger`` names rlwatch as in any version.
 """
 
 from __future__ import annotations

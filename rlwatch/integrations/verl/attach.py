@@ -168,7 +168,7 @@ def _opened(project: str, name: str, config: Any) -> Run:
     return current.run
 
 
-# A ``fit`` that ends badly.
+# Crashes of ``fit``.
 
 
 @contextmanager
@@ -191,10 +191,10 @@ def fitting(current: FitSession, trainer: Any) -> Iterator[None]:
 # Hooks on verl's v1 ``PPOTrainer``: three wrappers on the class, the others on the instance within ``fit``.
 
 HELD = "rlwatch_driver"
-"""Where a trainer holds its driver."""
+"""Attribute of a trainer that holds its driver."""
 
 ENDED_S, CRASHED_S = 30.0, 5.0
-"""Longest the end of training, good or bad, waits for statistics."""
+"""Longest wait for statistics in seconds, at the regular end of training and at a crash."""
 
 Method = Callable[..., Any]
 

@@ -109,9 +109,9 @@ class StepBatch:
 
     @property
     def reward_parts(self) -> dict[str, list[float]]:
-        """Name -> what a reward function told of each response, as far as it is a number; NaN where it told nothing."""
-        told = [one.get("reward_extra_info") if isinstance(one, Mapping) else None for one in self.extra]
-        known = [one if isinstance(one, Mapping) else {} for one in told]
+        """Return the numbers that a reward function reported for each response, by name; NaN for missing ones."""
+        extras = [one.get("reward_extra_info") if isinstance(one, Mapping) else None for one in self.extra]
+        known = [one if isinstance(one, Mapping) else {} for one in extras]
         names = dict.fromkeys(name for one in known for name in one)
         columns = {str(name): [one.get(name) for one in known] for name in names}
         return {
@@ -179,7 +179,7 @@ class StepBatch:
 
 
 def finals(keys: Sequence[str]) -> list[bool]:
-    """Mark the ``{uid}_{session}_{index}`` that are the last of their session; a key of another form stands alone."""
+    """Mark each ``{uid}_{session}_{index}`` that is the last of its session, and every key of another form."""
     last: dict[str, tuple[int, int]] = {}
     for row, key in enumerate(keys):
         session, _, index = key.rpartition("_")
@@ -258,7 +258,7 @@ BESIDE = {"ids": "responses", "ref_logp": "ref_log_prob", "rollout_logp": "rollo
 
 
 def loss_batch(given: Mapping[str, Any], clipping: Clipping, beside: Mapping[str, Any]) -> TokenBatch:
-    """Read the arguments of a policy loss, all (B, T); ``beside`` are more columns of the same shape."""
+    """Read the arguments of a policy loss, all (B, T); ``beside`` are further columns of the same shape."""
     batch = TokenBatch(
         logp=given["log_prob"].detach(),
         mask=given["response_mask"].bool(),
@@ -281,7 +281,7 @@ def columns_beside(data: Any, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def tokens_of(data: Any, outputs: Outputs, where: Packed) -> TokenBatch:
-    """The micro-batch ``data`` beside the ``outputs`` (B, T) of its forward, right-padded with 0 as they are.
+    """Return the tokens of ``data`` and of the ``outputs`` (B, T) of its forward, both right-padded with 0.
 
     Where the forward computed no entropy, it is that of the policy before the update, if verl knows it.
     """
@@ -366,7 +366,7 @@ class Packed:
 TOKEN_CLIP = ("vanilla", "clip_cov")
 """Loss modes that clip token ratios to [1 - low, 1 + high] as PPO does."""
 DUAL_CLIP = ("vanilla",)
-"""Of these, the ones that also cap -r A at ``clip_ratio_c`` for A < 0."""
+"""Loss modes that also cap -r A at ``clip_ratio_c`` for A < 0."""
 BYPASS = "bypass_mode"
 
 
@@ -380,7 +380,7 @@ class Clipping:
     @classmethod
     def of(cls, mode: str, config: Any) -> Clipping:
         """Clipping of the loss registered as ``mode`` under verl's ``ActorConfig``, as its losses read it."""
-        if mode == BYPASS:  # dispatches to vanilla unless told otherwise
+        if mode == BYPASS:  # dispatches to vanilla by default
             mode = "vanilla" if _bypass_loss(config) == "ppo_clip" else "reinforce"
         if config is None or mode not in TOKEN_CLIP:
             return cls()

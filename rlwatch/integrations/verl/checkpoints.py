@@ -22,7 +22,7 @@ FOLDER = "rlwatch_reference"
 
 
 class Checkpoints:
-    """verl's checkpoints of one trainer, and the reference beside each of them once it was reset.
+    """verl's checkpoints of one trainer, and the reference saved with each of them once it was reset.
 
     A reset belongs to the checkpoint of the step it followed, and to all later ones: a resume from any checkpoint
     has the reference that training had there.
@@ -60,14 +60,14 @@ class Checkpoints:
         self._seam.attempt("reference of a checkpoint", self._forget if self._facts is None else self._keep)
 
     def changed(self, command: Command, fingerprint: str) -> None:
-        """The reference has just been reset."""
+        """Note that the reference has just been reset."""
         step = int(self._trainer.global_steps)
         self._facts = ReferenceFacts(step, command.command_id, fingerprint, command.requested_by, command.why)
         if self._saved == self._trainer.global_steps:
             self._seam.attempt("reference of a checkpoint", self._keep)
 
     def loaded(self) -> None:
-        """Restore the reference that was kept beside what verl has just loaded, if there is one."""
+        """Restore the reference saved with the checkpoint that verl has just loaded, if there is one."""
         self._seam.attempt("reference of a checkpoint", self._restore)
 
     @property
@@ -125,7 +125,7 @@ class Checkpoints:
         self._event("reference_restored", self.origin, ranks=len(restored), **body)
 
     def _none_kept(self) -> None:
-        """Checkpoints beside this one may know of a reset that it does not have."""
+        """Warn if other checkpoints have a reset reference that this one lacks."""
         nearby = {}
         for path in self.origin.parent.glob(f"global_step_*/actor/{FOLDER}"):
             with suppress(RLWatchError):

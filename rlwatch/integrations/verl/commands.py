@@ -91,7 +91,7 @@ class LowerLROnWorkers(OnWorkers):
 
 
 def handlers(trainer: Any, workers: Workers, checkpoints: Checkpoints, seam: ErrorBoundary) -> list[CommandHandler]:
-    """Handlers for verl's ``trainer``, beside ``set-kl-coef``, pause and resume."""
+    """Return the handlers for verl's ``trainer``, without ``set-kl-coef``, pause and resume."""
     return [
         ResetOnWorkers(trainer, workers, checkpoints, seam),
         LowerLROnWorkers(workers),

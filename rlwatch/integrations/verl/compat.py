@@ -1,4 +1,4 @@
-"""Parts of the installed verl that rlwatch needs: asked of its classes and sources, never of its version number.
+"""Checks for the parts of verl that rlwatch needs, in its classes and sources, never by its version number.
 
 Imports neither torch nor verl. ``docs/verl.md`` has the table of what each release gives; ``make nightly`` checks it.
 """
@@ -16,20 +16,20 @@ from rlwatch.integrations.compat import Needs, installed, lacking
 LAUNCH = "python -m rlwatch.integrations.verl -m verl.trainer.main_ppo ..."
 """How to start a verl that loads no plugins."""
 V1 = "verl.trainer.ppo.v1.trainer_base"
-"""The module of the trainer that is looked into."""
+"""The module of the trainer that is instrumented."""
 
 TRACKING: Needs = {"__init__": ("project_name", "experiment_name", "default_backend", "config")}
 TRAINER: Needs = {"init": (), "fit": ()}
-"""Of ``PPOTrainer``: without these it is watched by its log alone."""
+"""Methods of ``PPOTrainer`` without which only its log is recorded."""
 PARTS: Mapping[str, Needs] = {
     "the tokens of a step's batch": {"_compute_metrics": ("batch",)},
     "commands": {"on_step_end": ()},
     "what a checkpoint keeps (reset references, settings)": {"_load_checkpoint": (), "_save_checkpoint": ()},
 }
-"""Of ``PPOTrainer``: what each part of the driver goes by."""
+"""Methods of ``PPOTrainer`` that each part of the driver needs."""
 STEPS: Needs = {"optimizer_step": ()}
 PASSES: Needs = {"forward_step": ("loss_function", "forward_only")}
-"""Of an actor's engine: for gradients, and for running its loss passes again."""
+"""Methods of an actor's engine, for gradients and for running its loss passes again."""
 
 
 def verl_version() -> str:
@@ -92,11 +92,11 @@ def scalars_only(how: str | None, v1: str = V1) -> str:
 
 
 REFUSED = "scalars only: "
-"""How the hook on a trainer is that lacks what we need, before the reason."""
+"""State of the hook on a trainer that lacks a required part; the reason follows."""
 
 
 def in_words(missing: Mapping[str, str]) -> str:
-    """One line of what is missing and why; what is not named works."""
+    """Return one line with the missing parts and the reasons."""
     parts = "; ".join(f"not {part}: {reason}" for part, reason in missing.items())
     installed_here = verl_version() or "?"
     return f"of verl {installed_here} rlwatch does not record everything ({parts}); all the rest is, see docs/verl.md"

@@ -75,7 +75,7 @@ class VerlDriver:
         self.snapshots: SnapshotLedger | None = None
 
     def attach(self) -> None:
-        """The workers are there: put their taps in place. Without them only the batch is measured."""
+        """Install the taps of the workers, once they exist. Without them only the batch is measured."""
         self.attached = True
         with Contained(self._unattached):
             self._attach()
@@ -86,7 +86,7 @@ class VerlDriver:
         logger.warning("rlwatch sees no updates and obeys no commands (training goes on): %s", error)
 
     def loaded(self) -> None:
-        """A checkpoint was loaded, or none was there."""
+        """Handle a loaded checkpoint, or a start without one."""
         step = int(self.trainer.global_steps)
         if self.snapshots is not None:
             self.seam.attempt("snapshot", self.snapshots.begin, step)
@@ -98,13 +98,13 @@ class VerlDriver:
         )
 
     def saved(self) -> None:
-        """A checkpoint was saved."""
+        """Handle a saved checkpoint."""
         if self.checkpoints is not None and self._kept is not None:
             self.checkpoints.saved()
             self.seam.attempt("settings of a checkpoint", self._kept.save, self.checkpoints.here)
 
     def obey(self) -> None:
-        """The policy of this step is final and the rollout engine still sleeps: carry out commands."""
+        """Execute commands, while the policy of this step is final and the rollout engine still sleeps."""
         if self.controller is not None:
             step = int(self.trainer.global_steps)
             self.controller.obey(step)
@@ -175,7 +175,7 @@ class VerlDriver:
             self.statistics.decode = texts.decode
 
     def _rows(self, meta: Any, step: int) -> SampledRows:
-        """Tell rows of the step that are responses, and those of them to read."""
+        """Return the rows of the step that are responses, and those of them to read."""
         return SampledRows.of(meta.keys, meta.tags, self.statistics.budget, step)
 
     def _fetch(self, meta: Any, step: int, rows: SampledRows) -> Fetched:
@@ -242,7 +242,7 @@ class Statistics:
             self.thread.run(self._hand_over, None, {})
 
     def _hand_over(self, step: int | None, metrics: Mapping[str, float]) -> None:
-        """Notify who waits for ``step``, and for earlier ones, of which nothing will come; all, if it is None."""
+        """Call the callbacks for ``step``, and those for earlier steps, which have no metrics; None: all callbacks."""
         with self._lock:
             due = [each for each in self._awaited if step is None or each[0] <= step]
             self._awaited = [each for each in self._awaited if each not in due]
@@ -401,7 +401,7 @@ def _prompt_ids(batch: StepBatch) -> list[str]:
 
 
 def _columns(batch: StepBatch, reading: BatchSettings) -> Mapping[str, Values | Lazy]:
-    """Columns kept beside the text."""
+    """Return the columns that are recorded with the text."""
     columns: dict[str, Values | Lazy] = {"length": batch.lengths.tolist()}
     if batch.rewards is not None:
         columns["reward"] = batch.rewards.tolist()

@@ -1,6 +1,6 @@
-"""A small file per process that says: the plugin was loaded here, and this is how far it got.
+"""A small file for each process that reports whether the plugin was loaded, and the state of its hooks.
 
-verl swallows what a plugin raises (at DEBUG), so that silence means nothing; ``rlwatch doctor`` reads these files.
+verl logs errors of a plugin at DEBUG only, so they are easily missed; ``rlwatch doctor`` reads these files.
 They lie in ``$RLWATCH_STATE_DIR``, else ``$XDG_STATE_HOME/rlwatch``, else ``~/.local/state/rlwatch``, under ``verl/``.
 Writing never raises.
 """
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 IN_PLACE, WAITING = "in place", "waiting"
-"""How a hook can be, beside what went wrong."""
+"""States of a hook, other than an error."""
 KEPT = 64
 """Files kept; older ones are removed."""
 

@@ -1,4 +1,4 @@
-"""Localising gradient spikes in one worker of verl. It has no run: what is localised waits until the driver asks."""
+"""Localising gradient spikes in one worker of verl. It has no run; the driver collects the results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RankLocalising:
     def of(cls, worker: Any, seam: ErrorBoundary, settings: Localise, *, text: bool = False) -> Self:
         """Attach to the actor of verl's ``worker``; with ``text``, the text of culprits is kept.
 
-        A collective: every rank calls it. Raises ``RLWatchError`` saying why it cannot be done.
+        A collective: every rank calls it. Raises ``RLWatchError`` with the reason if it is not possible.
         """
         engine = worker.actor.engine
         reason = hindrance("fsdp" if flattened(engine.module) else str(worker.config.actor.strategy))
@@ -77,7 +77,7 @@ class RankLocalising:
         self._tap.attach()
 
     def keep(self, model_output: Any, data: Any) -> None:
-        """The loss of the forward that is over is called next, with these."""
+        """Keep the outputs of a forward, before its loss is called with them."""
         if self._world is not None:
             self._tap.keep(model_output, data)
 
@@ -95,7 +95,7 @@ class RankLocalising:
             self.localiser.passes.clear()
 
     def leave(self) -> None:
-        """Do without this rank, and so without the others."""
+        """Stop localising on this rank, and so on all ranks."""
         if self._world is not None and self._world.size > 1:
             self._world = None
             self.localiser.leave()
@@ -166,9 +166,9 @@ Loss = Callable[..., Any]
 
 @dataclass(slots=True)
 class Taker:
-    """Stands where ``loss`` does: takes the outputs, padded to ``width`` positions, and asks for nothing.
+    """Replacement of ``loss`` that takes the outputs, padded to ``width`` positions, without computing a loss.
 
-    Top-k distillation calls its loss for the logits too; then it does what it does.
+    Top-k distillation also calls its loss for the logits; that call is passed on.
     """
 
     loss: Loss
@@ -194,7 +194,7 @@ class ForwardStepCall:
     random: RandomState
 
     def again(self, width: int, rows: Sequence[int] | None = None) -> Outputs:
-        """Run it again with ``width`` positions, of some sequences only where ``rows`` says which."""
+        """Run it again with ``width`` positions, for the sequences ``rows`` (None: all)."""
         from verl.utils.tensordict_utils import index_select_tensor_dict
 
         batch = self.micro_batch if rows is None else index_select_tensor_dict(self.micro_batch, list(rows))

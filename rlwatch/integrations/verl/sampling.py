@@ -79,7 +79,7 @@ class SamplingBudget:
 class SampledRows:
     """The responses of a step without verl's padding, and which of them are ``chosen`` to be read token by token.
 
-    None: all. ``lengths`` are empty where verl does not tell them; nothing is chosen then.
+    None: all. ``lengths`` are empty if verl does not report them; no rows are chosen then.
     """
 
     keys: tuple[str, ...]

@@ -182,9 +182,9 @@ class HoldOnWorkers(UntilDue):
             self._rewards = []
             return report
         rewards = list(self._rewards)
-        told = f"; reward {', '.join(map(number, rewards))}, before the last batch" if rewards else ""
+        rewards_part = f"; reward {', '.join(map(number, rewards))}, before the last batch" if rewards else ""
         summary = str(report.get("summary", "")).partition(";")[0]
-        return {**report, "rewards": list[JSON](rewards), "summary": f"{summary}{told}"}
+        return {**report, "rewards": list[JSON](rewards), "summary": f"{summary}{rewards_part}"}
 
     def due(self, step: int) -> Command | None:
         """Take note of the batch, too."""

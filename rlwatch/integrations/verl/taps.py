@@ -34,10 +34,10 @@ from rlwatch.tensors.observe import observe
 from rlwatch.tensors.tokens import TokenBatch
 
 TAPPED = "rlwatch_tapped_by"
-"""Attribute of a wrapped policy loss: whose it is."""
+"""Attribute of a wrapped policy loss that holds its owner."""
 
 SPIKE = "spike of the gradient"
-"""What the tap is called that looks at one."""
+"""Name of the tap that localises spikes."""
 
 UNCOLLECTED = 2**24
 """Tokens whose statistics are kept for a driver that does not ask for them; then they go."""
@@ -61,7 +61,7 @@ class WorkerTaps:
     gradients
         Reads the gradients of an engine by layer before its optimizer's step; None where that cannot be done.
     localising
-        What looks at spikes of the gradient, if anything does.
+        Localises spikes of the gradient, if enabled.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class WorkerTaps:
         engine.optimizer_step = tapped
 
     def _read_rates(self, engine: Any) -> None:
-        """The rates that this step is taken with: verl logs what its scheduler says, after it moved on."""
+        """Read the learning rates of this step; verl logs those of its scheduler after the scheduler's step."""
         for name, rate in rates(getattr(engine, "optimizer", None)).items():
             self.tally.add_stats({name: Latest.of(torch.tensor(rate), torch.ones(()))})
 

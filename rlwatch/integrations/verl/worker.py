@@ -93,16 +93,16 @@ class Inside:
         saving: Saving = NOTHING_SAVED,
     ) -> None:
         self.missing = missing
-        """What cannot be measured here, and why."""
+        """Measurements that are not possible here, and why."""
         self.localising = localising
-        """What looks at spikes of the gradient, or why nothing does; None if it is not wanted."""
+        """Localises spikes of the gradient, or the reason why not; None if it is off."""
         self.anchor = Anchor(worker)
         self.keeper = Keeper(self.anchor, rank=int(worker.rank), world_size=int(worker.world_size))
         self._worker = worker
         self._seam = seam
         self.taps = taps
         self.step = 0
-        """The step that has ended, as the driver told it last."""
+        """The last step that has ended, as reported by the driver."""
         self._saving = saving
         hold: CommandHandler = Hold(self._optimizers, seam, lambda: self.step, dict)
         keeper = saving.keeper(self.holdings, seam)
@@ -113,7 +113,7 @@ class Inside:
 
     @classmethod
     def of(cls, worker: Any, settings: Mapping[str, Any]) -> Inside:
-        """The end of verl's ``worker``, its taps in place unless something is in their way."""
+        """Attach to verl's ``worker`` and install the taps, if possible."""
         seam, level = ErrorBoundary(), Level.of(str(settings.get("level", Level.FULL)))
         actor = getattr(worker, "actor", None)
         if actor is None:
@@ -137,7 +137,7 @@ class Inside:
         return cls(worker, seam, taps, missing, localising, saving=Saving.of(worker, settings))
 
     def collect(self, step: int, *, before: bool = False) -> Mapping[str, Any]:
-        """Hand over what was measured since the last call, packed for the driver; then go by ``before``.
+        """Return the measurements since the last call, packed for the driver, and apply ``before`` from then on.
 
         Of ranks that see the same tokens (sequence parallelism) one reports them; each reports its own gradients.
         Waits for the device: the actor has updated and is idle.
@@ -157,7 +157,7 @@ class Inside:
         self._handler(kind).check(Command("", "", kind, args))
 
     def do(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, JSON]:
-        """Carry it out."""
+        """Execute the command."""
         return self._handler(kind)(Command("", "", kind, args))
 
     def settle(self, kind: str, args: Mapping[str, Any], refusal: str | None) -> None:
@@ -218,7 +218,7 @@ class Inside:
 
 
 def _tells_of_tokens(engine: Any) -> bool:
-    """True on the first of the ranks that see the same tokens; on each, where the engine does not say."""
+    """Return True on the first of the ranks that see the same tokens; on all if the engine does not know them."""
     first = getattr(engine, "is_mp_src_rank_with_outputs", None)
     return first is None or bool(first())
 
@@ -232,7 +232,7 @@ def _gradients(worker: Any) -> Callable[[Any], GradNorms | None] | None:
 
 
 def _localising(worker: Any, seam: ErrorBoundary, settings: Mapping[str, Any]) -> RankLocalising | str | None:
-    """Make what looks at spikes, as it is wished; or say why it cannot."""
+    """Return the localiser for these settings, the reason why it is not possible, or None if it is off."""
     wish = settings.get("localise")
     try:
         return (
@@ -411,7 +411,7 @@ def _write(target: dict[str, Tensor], source: dict[str, Tensor]) -> None:
 
 # The reference on disk: verl saves the actor (and critic) only, so a reset would be lost with the process.
 #
-# Each rank writes its own shards beside the actor's, and reads them only into the same sharding.
+# Each rank writes its own shards next to the actor's, and reads them only into the same sharding.
 
 
 class Keeper:
@@ -471,7 +471,7 @@ class Keeper:
         return saved
 
     def _holders(self) -> dict[str, Tensor]:
-        """Tensors that the saved ones go into, or stand for."""
+        """Return the tensors that the saved ones are restored into or replace."""
         if self._anchor.lora:
             synchronized()
             return FrozenAdapter.of(self._anchor.policy).trained()
